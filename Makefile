@@ -1,0 +1,50 @@
+# Each target makes its virtual environment first, so that a fresh machine needs
+# nothing but Python. PYTHON=... chooses the interpreter, VENV=... the folder.
+PYTHON ?= $(shell bash .ci/find_python 3.11 3)
+VENV ?= .venv
+STAMP := $(VENV)/.installed
+RUN := $(VENV)/bin/python -m
+
+.PHONY: help demo test docs lint types format bench clean
+
+help:
+	@echo "make demo    train a digit classifier over 8 virtual devices"
+	@echo "make test    run the tests (ARGS='-k name' to choose, ARGS='-n 0' for one process)"
+	@echo "make docs    run the examples of README.md and of the docstrings"
+	@echo "make lint    check style and format ('make format' mends them)"
+	@echo "make types   check the types"
+	@echo "make bench   time shardmap against JAX, side by side"
+	@echo "make clean   remove what the other targets made"
+
+$(STAMP): setup.py
+	@test -n "$(PYTHON)" || { echo "shardmap needs Python 3.11 or later with the venv module" >&2; exit 1; }
+	@echo "Installing into $(VENV) with $(PYTHON); this happens once."
+	@"$(PYTHON)" -m venv $(VENV)
+	@$(RUN) pip install -qq --disable-pip-version-check --editable '.[test,demo,docs,bench]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(RUN) shardmap demo
+
+test: $(STAMP)
+	@$(RUN) pytest -n auto --maxprocesses 8 $(ARGS)
+
+docs: $(STAMP)
+	@$(RUN) pytest tests/test_docs.py $(ARGS)
+
+lint: $(STAMP)
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+
+format: $(STAMP)
+	@$(RUN) ruff check --fix .
+	@$(RUN) ruff format .
+
+types: $(STAMP)
+	@$(RUN) mypy
+
+bench: $(STAMP)
+	@$(RUN) benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv .venv-newest build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

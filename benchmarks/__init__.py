@@ -1,0 +1,1 @@
+"""shardmap against JAX, side by side: `python -m benchmarks`."""

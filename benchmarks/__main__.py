@@ -1,0 +1,72 @@
+"""Time shardmap against JAX, print a table of medians, and write it as JSON."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Sequence
+
+import jax
+
+import shardmap
+from benchmarks import harness, rows
+
+RESULTS = pathlib.Path(__file__).parent / "results.json"
+DEVICES = 8
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", help="those with NAME in their name")
+    parser.add_argument(
+        "--repeats", type=positive, help="how often each contender runs"
+    )
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    chosen = [b for b in rows.BENCHMARKS if (options.only or "") in b.name]
+    if not chosen:
+        names = "; ".join(b.name for b in rows.BENCHMARKS)
+        parser.error(f"no benchmark has {options.only!r} in its name: {names}")
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    versions = versions_here()
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    results = []
+    for number, benchmark in enumerate(chosen, 1):
+        print(
+            f"[{number}/{len(chosen)}] {benchmark.name}: {benchmark.measures}",
+            flush=True,
+        )
+        results.append(harness.measure(benchmark, options.repeats))
+    print()
+    print(harness.table(results))
+    options.json.write_text(json.dumps(harness.as_json(results, versions), indent=2))
+    print(f"\nWritten to {options.json}")
+    return 0
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def versions_here() -> dict[str, str]:
+    return {
+        "shardmap": shardmap.__version__,
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "numpy": importlib.metadata.version("numpy"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": str(os.cpu_count()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""The package's metadata; pyproject.toml holds only the tools' settings."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (ROOT / "shardmap/__init__.py").read_text(), re.MULTILINE
+)[1]
+
+setup(
+    name="shardmap",
+    version=VERSION,
+    description="pmap's programming model on current JAX, extended.",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["shardmap", "shardmap.*"]),
+    package_data={"shardmap": ["py.typed"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py",
+        "jax>=0.10.2,<0.13",
+        "jaxlib>=0.10.2,<0.13",
+        "numpy",
+    ],
+    extras_require={
+        # Whoever tests also checks: one command installs all that .ci/run needs.
+        "test": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "demo": ["scikit-learn"],
+        # The examples of README.md and of the docstrings are run by pytest.
+        "docs": ["pytest"],
+        # The benchmarks compare against JAX itself and need nothing more.
+        "bench": [],
+    },
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering",
+        "Typing :: Typed",
+    ],
+)

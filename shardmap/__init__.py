@@ -1,0 +1,44 @@
+"""Map functions over devices in JAX: pmap's programming model, extended.
+
+`import shardmap as sm` gives the public names and nothing else:
+
+>>> import shardmap as sm
+>>> sm.ShardingSpec((sm.Chunked(4), None), (sm.ShardedAxis(0), sm.Replicated(2)))
+ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
+"""
+
+from shardmap.map.api import spmap
+from shardmap.map.primitive import MapPrimitive, spmap_p
+from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
+from shardmap.sharding.named import pmap_sharding, spec_of
+from shardmap.sharding.spec import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+    spec_to_indices,
+)
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Chunked",
+    "MapPrimitive",
+    "Mesh",
+    "NoSharding",
+    "Replicated",
+    "ShardedAxis",
+    "ShardingSpec",
+    "Unstacked",
+    "__version__",
+    "local_mesh",
+    "make_mesh",
+    "pmap_sharding",
+    "spec_of",
+    "spec_to_indices",
+    "spmap",
+    "spmap_p",
+    "submesh",
+]

@@ -1,0 +1,73 @@
+"""The command line: `python -m shardmap COMMAND`."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """One command: a module with `main(arguments) -> exit code`, imported when run."""
+
+    module: str
+    summary: str
+    # What the command imports beyond shardmap's own dependencies: module -> extra.
+    needs: dict[str, str]
+
+
+COMMANDS = {
+    "demo": Command(
+        module="shardmap.demo",
+        summary="train a digit classifier over 8 virtual devices",
+        needs={"sklearn": "demo"},
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command that `arguments` name and returns its exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    name, *rest = arguments
+    command = COMMANDS.get(name)
+    if command is None:
+        known = ", ".join(COMMANDS)
+        return refuse(f"unknown command {name!r}; the commands are: {known}")
+    for module, extra in command.needs.items():
+        if importlib.util.find_spec(module) is None:
+            return refuse(
+                f"{name} needs {module}, which is not installed; "
+                f"pip install 'shardmap[{extra}]' brings it"
+            )
+    return importlib.import_module(command.module).main(rest)
+
+
+def help_text() -> str:
+    """What the program can do.
+
+    >>> print(help_text().splitlines()[0])
+    usage: python -m shardmap COMMAND [options]
+    """
+    width = max(map(len, COMMANDS))
+    rows = (f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())
+    return "\n".join(
+        [
+            "usage: python -m shardmap COMMAND [options]",
+            "",
+            "commands:",
+            *rows,
+            "",
+            "'python -m shardmap COMMAND --help' tells a command's options.",
+        ]
+    )
+
+
+def refuse(reason: str) -> int:
+    print(f"python -m shardmap: {reason}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""`spmap`: what users call."""
+
+import functools
+import types
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+
+from shardmap.map import arguments, functions, tracing
+from shardmap.map.program import FunctionMap, Options
+from shardmap.map.stages import Lowered
+
+with jax.core.eval_context():
+    _TOP_LEVEL = jex_core.find_top_trace(())
+
+
+class MappedFunction:
+    """A function mapped over an axis; what `spmap` returns.
+
+    Call it like the function, with arrays that have the mapped axis.
+    """
+
+    def __init__(self, fun: Callable[..., Any], options: Options) -> None:
+        functools.update_wrapper(self, fun)
+        self._map: FunctionMap = functions.kept_for(
+            fun, options.key(), lambda: FunctionMap(fun, options)
+        )
+        # The map finds the function by a weak reference, to an equal one perhaps.
+        self._fun = self._map.fun()
+        # The program of the last call is tried first. It refuses what it is not for;
+        # after that, every call is looked up.
+        self._recent: Any = None
+        self._varies = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if jex_core.find_top_trace(()) is not _TOP_LEVEL:
+            return self._map.bind(args, kwargs)
+        if self._recent is not None and not kwargs:
+            try:
+                return self._recent(*args)
+            except (TypeError, ValueError):
+                self._recent, self._varies = None, True
+        return self._run(args, kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return self._map.bind(args, kwargs)
+        program, args, kwargs, moved = self._map.prepare(args, kwargs)
+        results = program(*args, **kwargs)
+        if not (moved or kwargs or self._varies):
+            self._recent = program
+        return results
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Lowers the map for these arguments, running nothing.
+
+        Args:
+          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
+          **kwargs: the same, by keyword.
+
+        Returns:
+          A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
+        """
+        return self._map.lower(args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """Traces the map for these arguments, as `jax.jit(fun).trace` does."""
+        return self._map.program(self._map.read(args, kwargs), kwargs).trace(
+            *args, **kwargs
+        )
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A mapped function in a class is a method."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<spmap of {self._map.name}>"
+
+
+def spmap(
+    fun: Callable[..., Any] | None = None,
+    axis_name: Hashable = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+) -> Any:
+    """Maps a function over an array axis, one element on each device.
+
+    ``spmap(f)(x)`` computes ``stack([f(x[0]), f(x[1]), ...])``, each element on its
+    own device, all at once: one program per device, compiled together. Elements talk
+    to each other with the collectives of `jax.lax` over ``axis_name``.
+
+    The model and the first parameters are those of `jax.pmap`, the composition
+    with other transformations that of `jax.vmap`: ``spmap`` works under `jax.jit`,
+    `jax.grad` and `jax.vmap`, inside control flow, and inside itself.
+
+    Args:
+      fun: the function of one element. Arguments and results are pytrees of arrays.
+        Left out, ``spmap(...)`` is a decorator.
+      axis_name: what collectives call the axis, any hashable. Default: no name.
+      in_axes: which axis of each positional argument is mapped: an int, negative from
+        the end, None for what every element gets whole, or a pytree prefix of the
+        arguments with these as leaves. Arguments passed by keyword are mapped along
+        axis 0. Default 0.
+      out_axes: where results have the mapped axis, in the same way, as a pytree prefix
+        of the result. None: the elements agree, and one of them is given. Default 0.
+      static_broadcasted_argnums: positions of arguments that are compile-time
+        constants; they have ``__hash__`` and ``__eq__``. Default: none.
+      devices: the devices to use, in this order. Default: the first local devices.
+      backend: whose devices to use, such as ``"cpu"``. Default: JAX's own default.
+      axis_size: the number of elements, needed if no argument is mapped.
+      donate_argnums: positions of arguments whose memory the results may use; these
+        arrays are gone after the call. Default: none.
+
+    Returns:
+      The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them. It has
+      the name and docs of ``fun``, and ``fun`` itself as ``__wrapped__``.
+
+    Raises:
+      TypeError: ``fun`` is not callable, or axes are neither ints nor None. When
+        called: an argument that JAX cannot compute with.
+      ValueError: no devices. When called: mapped sizes that differ, an axis that
+        an argument does not have, more elements than devices, ``out_axes=None`` for a
+        result that differs between elements.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> @sm.spmap(axis_name="i")
+      ... def normalize(x):
+      ...     return x / jax.lax.psum(x, "i")
+      >>> normalize(np.array([1.0, 3.0, 4.0]))
+      Array([0.125, 0.375, 0.5  ], dtype=float32)
+    """
+    if fun is None:
+        return functools.partial(
+            spmap,
+            axis_name=axis_name,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            static_broadcasted_argnums=static_broadcasted_argnums,
+            devices=devices,
+            backend=backend,
+            axis_size=axis_size,
+            donate_argnums=donate_argnums,
+        )
+    if not callable(fun):
+        raise TypeError(f"spmap expects a callable, but got {fun!r}.")
+    arguments.check_axes("in_axes", in_axes)
+    arguments.check_axes("out_axes", out_axes)
+    if devices is not None:
+        devices = tuple(devices)
+        if not devices:
+            raise ValueError("'devices' argument to spmap must be non-empty, or None.")
+    static = arguments.index_tuple(
+        "static_broadcasted_argnums", static_broadcasted_argnums
+    )
+    donated = arguments.index_tuple("donate_argnums", donate_argnums)
+    if both := sorted(set(static) & set(donated)):
+        raise ValueError(
+            f"spmap static_broadcasted_argnums {static} and donate_argnums {donated} "
+            f"both have {both}: a static argument has no buffer to donate."
+        )
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+    options = Options(
+        axis_name=tracing.UNNAMED if axis_name is None else axis_name,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        static_argnums=tuple(sorted(static)),
+        devices=devices,
+        backend=backend,
+        axis_size=axis_size,
+        donate_argnums=donated,
+    )
+    return MappedFunction(fun, options)

@@ -1,0 +1,195 @@
+"""Reading the arguments of a mapped call: axes, sizes, and what is wrong with them.
+
+Errors name each bad leaf by its key path, as ``params['w']`` or ``x``, with its shape.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+def check_axes(name: str, axes: Any) -> None:
+    """Refuses anything but ints and None as the leaves of ``axes``."""
+    for leaf in jax.tree.leaves(axes):
+        if type(leaf) is not int:
+            raise TypeError(
+                f"spmap {name} must be an int, None, or (nested) container with those "
+                f"types as leaves, but got {axes}."
+            )
+
+
+def index_tuple(name: str, argnums: Any) -> tuple[int, ...]:
+    """Positions of arguments, given as an int or several, as a tuple."""
+    values = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(
+                f"spmap {name} must be an int or several, none below 0, but got "
+                f"{argnums}."
+            )
+    return values
+
+
+def broadcast_axes(name: str, axes: Any, tree: Any, described: str) -> tuple[Any, ...]:
+    """One axis for each leaf of ``tree``, from a prefix of it.
+
+    Args:
+      name: "in_axes" or "out_axes", for the error.
+      axes: ints and None, a pytree prefix of ``tree``.
+      tree: a pytree.
+      described: what ``tree`` is, for the error.
+    """
+    whole = object()  # Stands for None, which pytrees have no leaf for.
+    marked = jax.tree.map(
+        lambda axis: whole if axis is None else axis, axes, is_leaf=lambda x: x is None
+    )
+    try:
+        full = jax.tree.broadcast(marked, tree)
+    except ValueError as error:
+        raise ValueError(
+            f"spmap {name} must be a pytree prefix of {described}: {name} is {axes}, "
+            f"which does not fit {jax.tree.structure(tree)}. {error}"
+        ) from None
+    return tuple(None if axis is whole else axis for axis in jax.tree.leaves(full))
+
+
+def leaf_names(
+    fun: Callable[..., Any], argnums: Sequence[int], args: Any, kwargs: Any
+) -> list[str]:
+    """How a caller would write each leaf: ``x``, ``params['w']``, ``args[1][0]``."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = []
+    for argnum, arg in zip(argnums, args, strict=True):
+        positional = argnum < len(parameters) and parameters[argnum].kind in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        root = parameters[argnum].name if positional else f"args[{argnum}]"
+        names += [
+            root + jax.tree_util.keystr(path)
+            for path, _ in jax.tree_util.tree_leaves_with_path(arg)
+        ]
+    for key in sorted(kwargs):
+        names += [
+            key + jax.tree_util.keystr(path)
+            for path, _ in jax.tree_util.tree_leaves_with_path(kwargs[key])
+        ]
+    return names
+
+
+def leaf_aval(leaf: Any) -> Any:
+    """The abstract value of an argument: shape, dtype, weak type.
+
+    Raises:
+      TypeError: ``leaf`` is nothing that JAX can compute with.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.core.ShapedArray(leaf.shape, leaf.dtype, leaf.weak_type)
+    return jax.typeof(leaf)
+
+
+def normalize_in_axes(
+    axes: Sequence[int | None], avals: Sequence[Any], names: Callable[[], list[str]]
+) -> tuple[int | None, ...]:
+    """Negative axes counted from the front.
+
+    Raises:
+      ValueError: an axis that its argument does not have.
+    """
+    bad = [
+        k
+        for k, (axis, aval) in enumerate(zip(axes, avals, strict=True))
+        if axis is not None and not -aval.ndim <= axis < aval.ndim
+    ]
+    if bad:
+        listed = "".join(
+            f"\n  * {names()[k]} is {avals[k].str_short()} (rank {avals[k].ndim}), "
+            f"in_axes asks for axis {axes[k]}"
+            for k in bad
+        )
+        raise ValueError(
+            "spmap was requested to map its argument along an axis that it does not "
+            f"have:{listed}\nGive None in in_axes for what every element should get "
+            "whole. Arguments passed by keyword are always mapped along axis 0."
+        )
+    return tuple(
+        None if axis is None else axis % aval.ndim
+        for axis, aval in zip(axes, avals, strict=True)
+    )
+
+
+def normalize_out_axes(
+    axes: Sequence[int | None], avals: Sequence[Any]
+) -> tuple[int | None, ...]:
+    """Negative axes counted from the front of the result with the mapped axis in it.
+
+    Raises:
+      ValueError: an axis beyond the result's rank.
+    """
+    for axis, aval in zip(axes, avals, strict=True):
+        if axis is not None and not -aval.ndim - 1 <= axis <= aval.ndim:
+            raise ValueError(
+                f"spmap out_axes puts the mapped axis at {axis}, but the result is "
+                f"{aval.str_short()}: with the mapped axis it has rank "
+                f"{aval.ndim + 1}. Give an axis from {-aval.ndim - 1} to {aval.ndim}."
+            )
+    return tuple(
+        None if axis is None else axis % (aval.ndim + 1)
+        for axis, aval in zip(axes, avals, strict=True)
+    )
+
+
+def mapped_size(
+    axes: Sequence[int | None],
+    avals: Sequence[Any],
+    names: Callable[[], list[str]],
+    axis_size: int | None,
+) -> int:
+    """The size of the mapped axis, which all mapped arguments share.
+
+    Raises:
+      ValueError: sizes that differ, or no mapped argument and no ``axis_size``.
+    """
+    sizes = [
+        (k, aval.shape[axis])
+        for k, (axis, aval) in enumerate(zip(axes, avals, strict=True))
+        if axis is not None
+    ]
+    distinct = {size for _, size in sizes}
+    if len(distinct) > 1:
+        listed = "".join(
+            f"\n  * {names()[k]} is {avals[k].str_short()}, axis {axes[k]} has size "
+            f"{size}"
+            for k, size in sizes
+        )
+        raise ValueError(
+            f"spmap got inconsistent sizes for array axes to be mapped:{listed}\n"
+            "Give all of them the same size, or None in in_axes for what every "
+            "element should get whole."
+        )
+    if not distinct:
+        if axis_size is None:
+            raise ValueError(
+                "spmap wrapped function must be passed at least one argument "
+                f"containing an array to map, but got {len(avals)} "
+                f"array{'' if len(avals) == 1 else 's'}, none mapped. "
+                "Give axis_size=n to map over n elements all the same."
+            )
+        return axis_size
+    (size,) = distinct
+    if axis_size is not None and size != axis_size:
+        raise ValueError(
+            f"Specified axis_size {axis_size} doesn't match received axis_size {size} "
+            f"of {names()[sizes[0][0]]}. Leave axis_size out, or give {size}."
+        )
+    if size == 0:
+        raise ValueError(
+            f"spmap needs at least one element, but the mapped axis of "
+            f"{names()[sizes[0][0]]} has size 0."
+        )
+    return size

@@ -1,0 +1,92 @@
+"""Keeping what was made for a function as long as the function lives.
+
+Programs are expensive to make, and ``spmap(f)(x)`` or ``spmap(obj.method)(x)`` may
+stand in a loop: what is made has to be found again by the function, not by the object
+that `spmap` returned. And it must not keep the function alive.
+"""
+
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+_lock = threading.Lock()
+_kept: dict[Any, dict[Hashable, Any]] = {}
+
+
+class WeakFunction:
+    """A reference to a function, or to a method's object, that does not keep it.
+
+    Calling it gives the function. Whoever calls the mapped function holds it.
+    """
+
+    def __init__(self, fun: Callable[..., Any]) -> None:
+        self._ref: Callable[[], Any]
+        try:
+            self._ref = (
+                weakref.WeakMethod(fun)
+                if isinstance(fun, types.MethodType)
+                else weakref.ref(fun)
+            )
+        except TypeError:  # Such as numpy.ufunc.
+            self._ref = lambda: fun
+
+    def __call__(self) -> Callable[..., Any]:
+        return self._ref()
+
+
+class _Owner(weakref.ref):
+    """A weak dictionary key: by equality if its object has a hash, else by identity."""
+
+    __slots__ = ("_by_identity", "_hash")
+
+    def __new__(cls, owner: Any, by_identity: bool) -> "_Owner":
+        return super().__new__(cls, owner, _forget)
+
+    def __init__(self, owner: Any, by_identity: bool) -> None:
+        super().__init__(owner, _forget)
+        try:
+            self._hash = id(owner) if by_identity else hash(owner)
+        except TypeError:
+            by_identity, self._hash = True, id(owner)
+        self._by_identity = by_identity
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, _Owner):
+            return False
+        mine, its = self(), other()
+        if mine is None or its is None:
+            return False
+        if self._by_identity or other._by_identity:
+            return mine is its
+        return bool(mine == its)
+
+
+def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], Any]) -> Any:
+    """What ``make()`` gave the first time for an equal function and key.
+
+    The value must not hold ``fun``; use `WeakFunction`.
+    """
+    is_method = isinstance(fun, types.MethodType)
+    try:
+        # Two bound methods are equal if their objects are the same one.
+        owner = _Owner(fun.__self__ if is_method else fun, by_identity=is_method)
+    except TypeError:
+        return make()
+    if is_method:
+        key = (fun.__func__, key)
+    with _lock:
+        values = _kept.setdefault(owner, {})
+        if key not in values:
+            values[key] = make()
+        return values[key]
+
+
+def _forget(owner: _Owner) -> None:
+    _kept.pop(owner, None)

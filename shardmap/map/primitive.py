@@ -1,0 +1,137 @@
+"""The map as a JAX primitive: what one equation of a jaxpr says.
+
+A map runs ``call_jaxpr`` once for each element of an axis::
+
+    { lambda ; a:f32[8,3]. let
+        b:f32[8] = spmap[axis_name=i axis_size=8 in_axes=(0,) out_axes=(0,)
+                         call_jaxpr={ lambda ; c:f32[3]. let ... in (d,) }
+                         name=f mesh=Mesh('i': 8) mesh_axis=i] a
+      in (b,) }
+
+Seen from outside, an operand has the mapped axis at ``in_axes[k]`` (``None``: every
+element gets the whole operand); seen by ``call_jaxpr`` the axis is gone. Results get
+it back at ``out_axes[k]``.
+
+The idea and the name come from ``jax.core.MapPrimitive``, which JAX deleted together
+with ``xla_pmap_p``.
+"""
+
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["MapPrimitive", "spmap_p"]
+
+
+class MapPrimitive(jex_core.Primitive):
+    """A primitive that maps a jaxpr over an axis.
+
+    Bind it with flat operands and these parameters:
+
+    * ``axis_name``: the name that collectives in ``call_jaxpr`` use, any hashable.
+    * ``axis_size``: the number of elements, an int.
+    * ``in_axes``, ``out_axes``: one int or None per operand and per result.
+    * ``call_jaxpr``: what one element computes, a jaxpr without constants.
+    * ``name``: the name of the mapped function, for messages and profiles.
+    * ``mesh``: the devices, one mesh dimension for this map and one for each level
+      of maps inside it; None for a map inside another map.
+    * ``mesh_axis``: the mesh dimension that this map walks; None together with
+      ``mesh``.
+
+    `bind` adds one more, ``mesh_jaxpr``, made from ``mesh``.
+
+    Args:
+      name: what jaxprs print.
+
+    Example:
+      >>> import jax, shardmap as sm
+      >>> jaxpr = jax.make_jaxpr(sm.spmap(lambda x: x + 1.0))(jax.numpy.ones(8))
+      >>> [equation.primitive is sm.spmap_p for equation in jaxpr.eqns]
+      [True]
+    """
+
+    multiple_results = True
+    map_primitive = True
+
+    def bind(self, *args: Any, **params: Any) -> list[Any]:
+        """Binds the primitive: runs it, or adds its equation to a jaxpr being traced.
+
+        Args:
+          *args: the operands, flat, mapped axes included.
+          **params: see the class.
+
+        Returns:
+          The results, flat, as a list.
+        """
+        params["mesh_jaxpr"] = _mesh_jaxpr(params["mesh"])
+        return super().bind(*args, **params)
+
+
+@functools.lru_cache(maxsize=1024)
+def _mesh_jaxpr(mesh: Mesh | None) -> Any:
+    """A jaxpr whose only equation constrains a value to ``mesh``.
+
+    `jax.jit` learns which devices a program needs by looking for such equations, in
+    the jaxprs that other equations hold too. Without one it would compile a program
+    with a map in it for one device.
+    """
+    if mesh is None:
+        return None
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    closed = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, everywhere))(
+        0.0
+    )
+    return closed.jaxpr
+
+
+def remove_axis(aval: Any, axis: int | None) -> jax.core.ShapedArray:
+    """The aval that one element sees of an operand."""
+    shape = aval.shape
+    if axis is not None:
+        shape = shape[:axis] + shape[axis + 1 :]
+    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def insert_axis(aval: Any, size: int, axis: int | None) -> jax.core.ShapedArray:
+    """The aval of all elements' results together."""
+    shape = aval.shape
+    if axis is not None:
+        shape = (*shape[:axis], size, *shape[axis:])
+    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _abstract_eval(
+    *avals: Any,
+    axis_name: Hashable,
+    axis_size: int,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    call_jaxpr: Any,
+    **_: Any,
+) -> tuple[list[jax.core.ShapedArray], set[Any]]:
+    for aval, axis, var in zip(avals, in_axes, call_jaxpr.invars, strict=True):
+        element = remove_axis(aval, axis)
+        if (element.shape, element.dtype) != (var.aval.shape, var.aval.dtype):
+            raise TypeError(
+                f"spmap: an operand of {aval.str_short()} mapped at {axis} gives "
+                f"{element.str_short()}, but call_jaxpr takes {var.aval.str_short()}"
+            )
+    out_avals = [
+        insert_axis(var.aval, axis_size, axis)
+        for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
+    ]
+    # The effect of using this map's axis name ends where the map ends.
+    effects = {
+        effect
+        for effect in call_jaxpr.effects
+        if getattr(effect, "name", None) != axis_name
+    }
+    return out_avals, effects
+
+
+spmap_p = MapPrimitive("spmap")
+spmap_p.def_effectful_abstract_eval(_abstract_eval)

@@ -1,0 +1,159 @@
+"""From Python functions to the jaxprs that the map primitive carries."""
+
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+UNNAMED = "_unnamed"
+"""The axis name of maps that were given none; nothing can refer to it."""
+
+
+_INSIDE = "_inside_spmap"
+
+
+def _axis_env(axis_name: Hashable, axis_size: int) -> list[tuple[Hashable, int]]:
+    return [(axis_name, axis_size), (_INSIDE, 1)]
+
+
+def inside_map() -> bool:
+    """Whether the function of a map's element is being traced.
+
+    Asked of JAX's own axis environment, which every cache of JAX takes into account.
+    """
+    try:
+        jax.lax.axis_size(_INSIDE)
+    except NameError:
+        return False
+    return True
+
+
+class Body(NamedTuple):
+    """What one element computes, traced.
+
+    Attributes:
+      jaxpr: a jaxpr without constants; its first inputs take ``constants``.
+      constants: arrays, or tracers of an enclosing trace.
+      out_tree: the structure of the function's result.
+    """
+
+    jaxpr: Any
+    constants: tuple[Any, ...]
+    out_tree: Any
+
+
+def trace_body(
+    fun: Callable[..., Any], avals: Sequence[Any], axis_name: Hashable, axis_size: int
+) -> Body:
+    """Traces ``fun`` with the axis bound, its constants moved to the front.
+
+    JAX keeps the jaxpr as long as ``fun`` lives: tracing the same function object
+    with equal avals again is cheap and gives the same jaxpr object.
+    """
+    closed, out_shape = jax.make_jaxpr(
+        fun, axis_env=_axis_env(axis_name, axis_size), return_shape=True
+    )(*map(shape_dtype_struct, avals))
+    jaxpr = closed.jaxpr
+    if closed.consts:
+        jaxpr = _without_constants(closed, axis_name, axis_size)
+    return Body(jaxpr, tuple(closed.consts), jax.tree.structure(out_shape))
+
+
+def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """The aval as `jax.make_jaxpr` takes it, weak type kept."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps what ``make`` gives for a jaxpr as long as that jaxpr lives.
+
+    ``make`` takes the jaxpr and hashable arguments, and must not put the jaxpr itself
+    into what it gives.
+    """
+    made: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def kept(jaxpr: Any, *key: Hashable) -> Any:
+        values = made.setdefault(jaxpr, {})
+        if key not in values:
+            values[key] = make(jaxpr, *key)
+        return values[key]
+
+    return kept
+
+
+@per_jaxpr
+def _without_constants(closed: Any, axis_name: Hashable, axis_size: int) -> Any:
+    count = len(closed.consts)
+    jaxpr = closed.jaxpr
+
+    def call(*args: Any) -> list[Any]:
+        return jax.core.eval_jaxpr(jaxpr, args[:count], *args[count:])
+
+    avals = [jax.typeof(c) for c in closed.consts] + [v.aval for v in jaxpr.invars]
+    traced = jax.make_jaxpr(call, axis_env=_axis_env(axis_name, axis_size))(
+        *map(shape_dtype_struct, avals)
+    )
+    return traced.jaxpr
+
+
+class Batch(NamedTuple):
+    """One vmap: the name and size of its axis, and the mesh axis it is put on."""
+
+    name: Hashable
+    size: int
+    spmd_name: Any = None
+
+    def vectorize(
+        self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
+    ) -> Callable[..., Any]:
+        """`jax.vmap` of ``fun``, also where nothing is mapped."""
+        # vmap wants at least one mapped operand.
+        mapped = jax.vmap(
+            lambda _, *args: fun(*args),
+            in_axes=(0, *in_dims),
+            out_axes=out_dims,
+            axis_name=self.name,
+            axis_size=self.size,
+            spmd_axis_name=self.spmd_name,
+        )
+        return lambda *args: mapped(np.zeros(self.size, bool), *args)
+
+
+@per_jaxpr
+def batched_results(
+    jaxpr: Any, batch: Batch, dims: tuple[int | None, ...]
+) -> tuple[bool, ...]:
+    """Which results of ``jaxpr`` differ along ``batch``.
+
+    ``dims`` are those of its operands. JAX itself is asked, by a function whose
+    vectorisation rule is told what is batched.
+    """
+    batched = (False,) * len(jaxpr.outvars)
+    if not batched:
+        return batched
+
+    @jax.custom_batching.custom_vmap
+    def observe(*results: Any) -> Any:
+        return results
+
+    @observe.def_vmap
+    def observe_vmap(_size: int, in_batched: Any, *results: Any) -> Any:
+        nonlocal batched
+        batched = tuple(in_batched)
+        return results, tuple(in_batched)
+
+    def observed(*args: Any) -> Any:
+        return observe(*jax.core.eval_jaxpr(jaxpr, (), *args))
+
+    avals = []
+    for var, dim in zip(jaxpr.invars, dims, strict=True):
+        shape = list(var.aval.shape)
+        if dim is not None:
+            shape.insert(dim, batch.size)
+        avals.append(jax.ShapeDtypeStruct(shape, var.aval.dtype))
+    jax.eval_shape(batch.vectorize(observed, dims, 0), *avals)
+    return batched

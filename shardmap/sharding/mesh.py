@@ -1,0 +1,121 @@
+"""Meshes of devices: JAX's own `Mesh`, and ways to make one and to take a part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from shardmap.sharding.entries import positive
+
+
+def make_mesh(
+    axis_sizes: Mapping[str, int],
+    devices: Sequence[jax.Device] | np.ndarray | None = None,
+) -> Mesh:
+    """A mesh with the axes of `axis_sizes`, in its order.
+
+    Unlike `jax.make_mesh` it keeps the order of the devices and takes local ones, as
+    the meshes of `pmap` and `xmap` programs did.
+
+    Args:
+      axis_sizes: name to number of devices along it.
+      devices: the first `prod(sizes)` of these are used, row-major. By default
+        `jax.local_devices()`.
+
+    Raises:
+      TypeError: a size is no integer.
+      ValueError: a size is below 1, or there are too few devices.
+
+    >>> make_mesh({"data": 1, "model": 1}).axis_names
+    ('data', 'model')
+    """
+    sizes = [
+        positive(size, f"the size of mesh axis {name!r}")
+        for name, size in axis_sizes.items()
+    ]
+    available = jax.local_devices() if devices is None else devices
+    flat = np.asarray(available, dtype=object).reshape(-1)
+    needed = math.prod(sizes)
+    if flat.size < needed:
+        raise ValueError(
+            f"a mesh of {dict(axis_sizes)} needs {needed} devices, but there are only "
+            f"{flat.size}. To try it on CPU, set XLA_FLAGS="
+            f"--xla_force_host_platform_device_count={needed} before JAX starts"
+        )
+    return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
+
+
+def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
+    """The slice of `mesh` at index 0 of every axis that is not named.
+
+    Args:
+      mesh: the mesh.
+      axis_names: the axes to keep, in the order the result shall have them.
+
+    Raises:
+      ValueError: a name is not an axis of the mesh, or is given twice.
+
+    >>> submesh(make_mesh({"data": 1, "model": 1}), ("model",)).axis_names
+    ('model',)
+    """
+    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    if len(set(names)) != len(names) or not set(names) <= set(mesh.axis_names):
+        raise ValueError(
+            f"submesh takes different axes of {mesh.axis_names}, got {names}"
+        )
+    kept = [name for name in mesh.axis_names if name in names]
+    devices = mesh.devices[
+        tuple(slice(None) if name in names else 0 for name in mesh.axis_names)
+    ]
+    # Indexing all axes away gives a bare device, no array.
+    devices = np.asarray(devices, dtype=object).transpose(
+        [kept.index(n) for n in names]
+    )
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return Mesh(devices, names, axis_types=tuple(types[name] for name in names))
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+    """The part of `mesh` on this process.
+
+    Raises:
+      ValueError: the mesh has no device of this process, or they form no box: a range
+        along every axis.
+
+    >>> dict(local_mesh(make_mesh({"data": 1})).shape)
+    {'data': 1}
+    """
+    process = jax.process_index()
+    is_local = np.vectorize(lambda d: d.process_index == process, otypes=[bool])
+    box = local_box(is_local(mesh.devices))
+    devices = np.asarray(mesh.devices[box], dtype=object)
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def local_box(is_local: np.ndarray) -> tuple[slice, ...]:
+    """The box that the True entries fill; ValueError if they fill none.
+
+    >>> local_box(np.array([[False, True], [False, True]]))
+    (slice(0, 2, None), slice(1, 2, None))
+    """
+    positions = np.argwhere(is_local)
+    if not len(positions):
+        raise ValueError(
+            f"none of the {is_local.size} devices of the mesh is on this process"
+        )
+    box = tuple(
+        slice(int(low), int(high) + 1)
+        for low, high in zip(positions.min(0), positions.max(0), strict=True)
+    )
+    if not is_local[box].all():
+        raise ValueError(
+            f"the {len(positions)} devices of this process form no box in the mesh of "
+            f"shape {is_local.shape}: the smallest box around them has "
+            f"{is_local[box].size} devices. Order the mesh so that each process has a "
+            "range along every axis"
+        )
+    return box

@@ -1,0 +1,89 @@
+"""Slow oracles: plain loops that say what the fast code must give.
+
+They read only the fields of a spec and share no code with `shardmap`.
+"""
+
+import itertools
+
+from shardmap.sharding.entries import Chunked, ShardedAxis, Unstacked
+
+
+def loop_indices(shape, spec):
+    """What each device holds: a dict from mesh coordinates to an index.
+
+    For every device and every array dimension, the device's chunk coordinates are
+    looked up one by one along the mesh and turned into the number of a piece.
+    """
+    mesh_sizes = []
+    for assignment in spec.mesh_mapping:
+        if isinstance(assignment, ShardedAxis):
+            sizes = []
+            for entry in spec.sharding:
+                if isinstance(entry, Chunked):
+                    sizes.extend(entry.chunks)
+                elif isinstance(entry, Unstacked):
+                    sizes.append(entry.size)
+            mesh_sizes.append(sizes[assignment.axis])
+        else:
+            mesh_sizes.append(assignment.replicas)
+
+    held = {}
+    for coordinates in itertools.product(*(range(size) for size in mesh_sizes)):
+        position_on_axis = {}
+        for assignment, coordinate in zip(spec.mesh_mapping, coordinates, strict=True):
+            if isinstance(assignment, ShardedAxis):
+                position_on_axis[assignment.axis] = coordinate
+        index = []
+        axis = 0
+        for size, entry in zip(shape, spec.sharding, strict=True):
+            if entry is None:
+                index.append(slice(None))
+            elif isinstance(entry, Unstacked):
+                index.append(position_on_axis[axis])
+                axis += 1
+            else:
+                piece, pieces = 0, 1
+                for chunks in entry.chunks:
+                    piece = piece * chunks + position_on_axis[axis]
+                    pieces *= chunks
+                    axis += 1
+                length = size // pieces
+                index.append(slice(piece * length, piece * length + length))
+        held[coordinates] = tuple(index)
+    return held
+
+
+def tiles_of_devices(hlo_sharding, ndim, num_devices):
+    """Which tile each device holds, read from XLA's own list of devices.
+
+    Returns one tuple of tile coordinates per device, and the number of tiles of each
+    array dimension.
+    """
+    if hlo_sharding.is_replicated():
+        return [(0,) * ndim] * num_devices, (1,) * ndim
+    counts = tuple(hlo_sharding.tile_assignment_dimensions())
+    tiles = [None] * num_devices
+    every_place = itertools.product(*(range(count) for count in counts))
+    devices = hlo_sharding.tile_assignment_devices()
+    for device, place in zip(devices, every_place, strict=True):
+        tiles[device] = place[:ndim]
+    return tiles, counts[:ndim]
+
+
+def index_of_tile(shape, counts, tile):
+    """The (start, stop) of a tile in every dimension."""
+    return tuple(
+        (coordinate * (size // count), (coordinate + 1) * (size // count))
+        for size, count, coordinate in zip(shape, counts, tile, strict=True)
+    )
+
+
+def plain(index, shape):
+    """An index as (start, stop) pairs: `slice(None)` and a whole range are the same."""
+    pairs = []
+    for item, size in zip(index, shape, strict=True):
+        if isinstance(item, slice):
+            pairs.append(item.indices(size)[:2])
+        else:
+            pairs.append((item, item + 1))
+    return tuple(pairs)

@@ -1,0 +1,145 @@
+"""Meshes: making one, slices of one, and the part on this process."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from shardmap.sharding.mesh import Mesh, local_box, local_mesh, make_mesh, submesh
+
+DEVICES = jax.devices()
+
+
+class FakeDevice:
+    """A device of a given process."""
+
+    def __init__(self, process_index):
+        self.process_index = process_index
+
+
+def fake_mesh(processes, names):
+    make = np.vectorize(FakeDevice, otypes=[object])
+    return Mesh(make(np.array(processes)), names)
+
+
+def test_mesh_is_that_of_jax():
+    assert Mesh is jax.sharding.Mesh
+
+
+def test_make_mesh_keeps_the_order_of_axes_and_devices():
+    mesh = make_mesh({"data": 4, "model": 2})
+    assert mesh.axis_names == ("data", "model")
+    assert mesh.devices.shape == (4, 2)
+    assert list(mesh.devices.flat) == jax.local_devices()
+    assert mesh == Mesh(np.array(DEVICES).reshape(4, 2), ("data", "model"))
+
+
+def test_make_mesh_takes_the_first_devices():
+    assert list(make_mesh({"x": 3}).devices) == DEVICES[:3]
+    backwards = DEVICES[::-1]
+    for devices in (backwards, np.array(backwards).reshape(2, 4)):
+        mesh = make_mesh({"x": 2, "y": 3}, devices)
+        assert list(mesh.devices.flat) == backwards[:6]
+
+
+def test_make_mesh_refuses_too_few_devices():
+    text = (
+        r"a mesh of {'x': 4, 'y': 3} needs 12 devices, but there are only 8. .*"
+        "XLA_FLAGS=--xla_force_host_platform_device_count=12"
+    )
+    with pytest.raises(ValueError, match=text):
+        make_mesh({"x": 4, "y": 3})
+    with pytest.raises(ValueError, match="needs 4 devices, but there are only 3"):
+        make_mesh({"x": 4}, DEVICES[:3])
+
+
+def test_make_mesh_refuses_sizes_that_are_none():
+    with pytest.raises(
+        ValueError, match="size of mesh axis 'x' must be at least 1, got 0"
+    ):
+        make_mesh({"x": 0})
+    with pytest.raises(TypeError, match="size of mesh axis 'y' must be an integer"):
+        make_mesh({"x": 2, "y": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        (("x",), [0, 4]),
+        (("y",), [0, 2]),
+        (("z",), [0, 1]),
+        ("z", [0, 1]),
+        (("x", "z"), [[0, 1], [4, 5]]),
+        (("z", "x"), [[0, 4], [1, 5]]),
+        (["y", "x"], [[0, 4], [2, 6]]),
+        (("z", "x", "y"), [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]),
+        ((), 0),
+    ],
+)
+def test_submesh_is_the_slice_at_index_0_in_the_order_asked(names, ids):
+    mesh = make_mesh({"x": 2, "y": 2, "z": 2})
+    part = submesh(mesh, names)
+    assert part.axis_names == tuple(names)
+    assert part.device_ids.tolist() == ids
+
+
+def test_submesh_keeps_the_axis_types():
+    types = (AxisType.Auto, AxisType.Explicit)
+    mesh = Mesh(np.array(DEVICES).reshape(4, 2), ("x", "y"), axis_types=types)
+    assert submesh(mesh, ("y", "x")).axis_types == types[::-1]
+    assert local_mesh(mesh).axis_types == types
+
+
+@pytest.mark.parametrize("names", [("z",), ("x", "x"), "yx"])
+def test_submesh_refuses_other_names(names):
+    mesh = make_mesh({"x": 2, "y": 2})
+    with pytest.raises(ValueError, match=r"different axes of \('x', 'y'\), got"):
+        submesh(mesh, names)
+
+
+def test_local_mesh_of_one_process_is_the_mesh():
+    mesh = make_mesh({"x": 4, "y": 2})
+    assert local_mesh(mesh) == mesh
+    scalar = submesh(mesh, ())
+    assert local_mesh(scalar) == scalar
+
+
+@pytest.mark.parametrize(
+    ("processes", "rows", "columns"),
+    [
+        ([[1, 0], [1, 0]], [0, 1], [1]),
+        ([[1, 1, 2], [0, 0, 2], [0, 0, 2]], [1, 2], [0, 1]),
+        ([[1, 1], [1, 0]], [1], [1]),
+    ],
+)
+def test_local_mesh_is_the_box_of_this_process(processes, rows, columns):
+    mesh = fake_mesh(processes, ("x", "y"))
+    part = local_mesh(mesh)
+    assert part.axis_names == ("x", "y")
+    assert part.devices.tolist() == mesh.devices[np.ix_(rows, columns)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("processes", "local", "box"),
+    [([[0, 1], [1, 0]], 2, 4), ([[0, 0], [0, 1]], 3, 4), ([[0, 1, 0]], 2, 3)],
+)
+def test_local_mesh_refuses_devices_that_form_no_box(processes, local, box):
+    text = f"the {local} devices of this process form no box .* them has {box} devices"
+    with pytest.raises(ValueError, match=text):
+        local_mesh(fake_mesh(processes, ("x", "y")))
+
+
+def test_local_mesh_refuses_a_mesh_of_other_processes():
+    with pytest.raises(
+        ValueError, match="none of the 2 devices of the mesh is on this"
+    ):
+        local_mesh(fake_mesh([1, 2], ("x",)))
+
+
+def test_local_box_in_three_dimensions():
+    is_local = np.zeros((3, 4, 2), dtype=bool)
+    is_local[1:3, 0:2, 1] = True
+    assert local_box(is_local) == (slice(1, 3), slice(0, 2), slice(1, 2))
+    is_local[1, 0, 1] = False
+    with pytest.raises(ValueError, match="smallest box around them has 4 devices"):
+        local_box(is_local)
