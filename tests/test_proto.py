@@ -245,14 +245,36 @@ def test_from_proto_of_chosen_texts(text, expected):
     assert expected.hlo_sharding().num_devices() == expected.num_shards
 
 
-def test_replicated_subgroups_are_read_as_copies():
-    proto = make_proto(
+def iota_proto(tiles, reshape, transpose, **fields):
+    return make_proto(
         type=Type.OTHER,
-        tile_assignment_dimensions=[2, 2, 3],
-        iota_reshape_dims=[12],
-        iota_transpose_perm=[0],
-        last_tile_dims=[Type.REPLICATED, Type.REPLICATED],
+        tile_assignment_dimensions=tiles,
+        iota_reshape_dims=reshape,
+        iota_transpose_perm=transpose,
+        **fields,
     )
+
+
+def test_iota_need_not_be_in_its_shortest_form():
+    proto = iota_proto([2, 1, 4], [2, 1, 2, 2, 1], [2, 4, 1, 0, 3])
+    expected = ShardingSpec((C(2), None, C((2, 2))), (S(1), S(0), S(2)))
+    assert ShardingSpec.from_proto(proto) == expected
+    assert HloSharding.from_proto(proto) == expected.hlo_sharding()
+
+
+def test_refuses_an_iota_whose_copies_are_no_mesh_dimensions():
+    # Devices 0, 4, 8 and 1 share the first tile.
+    proto = iota_proto([3, 4], [3, 4], [1, 0], replicate_on_last_tile_dim=True)
+    assert HloSharding.from_proto(proto).tile_assignment_devices()[:4] == [0, 1, 4, 8]
+    with pytest.raises(
+        ValueError, match="no ShardingSpec expresses: it is no transpos"
+    ):
+        ShardingSpec.from_proto(proto)
+
+
+def test_replicated_subgroups_are_read_as_copies():
+    kinds = [Type.REPLICATED, Type.REPLICATED]
+    proto = iota_proto([2, 2, 3], [12], [0], last_tile_dims=kinds)
     assert ShardingSpec.from_proto(proto) == ShardingSpec((C(2),), (S(0), R(6)))
 
 
@@ -322,6 +344,7 @@ def test_refuses_a_subgroup_that_no_spec_expresses(kind, others):
         "{devices=[4]1,0,3,2}",
         "{devices=[2,3]<=[2,3]T(1,0)}",
         "{devices=[6,4]<=[3,8]T(1,0)}",
+        "{devices=[6,2]<=[3,4]T(1,0)}",
         "{devices=[3,4]<=[3,4]T(1,0) last_tile_dim_replicate}",
     ],
 )

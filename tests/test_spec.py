@@ -322,10 +322,10 @@ EVERY_USE_OF_A_SHAPE = [
             "equal pieces: pad it to 12 or cut it into fewer pieces",
         ),
         (
-            (8, 4, 5),
+            (8, 6, 5),
             ValueError,
-            r"dimension 1 has size 4, but its entry is Unstacked\(3\): "
-            r"write Unstacked\(4\), or Chunked",
+            r"dimension 1 has size 6, but its entry is Unstacked\(3\): "
+            r"write Unstacked\(6\), or Chunked",
         ),
         (
             (6, 2, -1),

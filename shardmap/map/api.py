@@ -45,7 +45,7 @@ class MappedFunction:
         return self._run(args, kwargs)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
+        if tracing.config_value("jax_disable_jit"):
             return self._map.bind(args, kwargs)
         program, args, kwargs, moved = self._map.prepare(args, kwargs)
         results = program(*args, **kwargs)
@@ -117,7 +117,7 @@ def spmap(
       backend: whose devices to use, such as ``"cpu"``. Default: JAX's own default.
       axis_size: the number of elements, needed if no argument is mapped.
       donate_argnums: positions of arguments whose memory the results may use; these
-        arrays are gone after the call. Default: none.
+        arrays are gone after the call, also when passed by keyword. Default: none.
 
     Returns:
       The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them. It has

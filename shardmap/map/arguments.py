@@ -50,19 +50,34 @@ def broadcast_axes(name: str, axes: Any, tree: Any, described: str) -> tuple[Any
     except ValueError as error:
         raise ValueError(
             f"spmap {name} must be a pytree prefix of {described}: {name} is {axes}, "
-            f"which does not fit {jax.tree.structure(tree)}. {error}"
+            f"which does not fit {jax.tree.structure(tree)}. "
+            + str(error).replace("broadcast_prefix prefix_tree", name)
         ) from None
     return tuple(None if axis is whole else axis for axis in jax.tree.leaves(full))
+
+
+def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:
+    """What the arguments at these positions are called when passed by keyword."""
+    return tuple(
+        parameter.name
+        for argnum, parameter in enumerate(_parameters(fun))
+        if argnum in argnums
+        and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    )
+
+
+def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # Some builtins have no signature.
+        return []
 
 
 def leaf_names(
     fun: Callable[..., Any], argnums: Sequence[int], args: Any, kwargs: Any
 ) -> list[str]:
     """How a caller would write each leaf: ``x``, ``params['w']``, ``args[1][0]``."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
+    parameters = _parameters(fun)
     names = []
     for argnum, arg in zip(argnums, args, strict=True):
         positional = argnum < len(parameters) and parameters[argnum].kind in (

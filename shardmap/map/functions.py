@@ -36,7 +36,7 @@ class WeakFunction:
         return self._ref()
 
 
-class _Owner(weakref.ref):
+class _Owner(weakref.ref[Any]):
     """A weak dictionary key: by equality if its object has a hash, else by identity."""
 
     __slots__ = ("_by_identity", "_hash")
@@ -45,7 +45,7 @@ class _Owner(weakref.ref):
         return super().__new__(cls, owner, _forget)
 
     def __init__(self, owner: Any, by_identity: bool) -> None:
-        super().__init__(owner, _forget)
+        # `weakref.ref` is complete after __new__.
         try:
             self._hash = id(owner) if by_identity else hash(owner)
         except TypeError:
@@ -73,14 +73,14 @@ def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], Any]) ->
 
     The value must not hold ``fun``; use `WeakFunction`.
     """
-    is_method = isinstance(fun, types.MethodType)
+    owned: Any = fun
+    if isinstance(fun, types.MethodType):
+        owned, key = fun.__self__, (fun.__func__, key)
     try:
         # Two bound methods are equal if their objects are the same one.
-        owner = _Owner(fun.__self__ if is_method else fun, by_identity=is_method)
+        owner = _Owner(owned, by_identity=owned is not fun)
     except TypeError:
         return make()
-    if is_method:
-        key = (fun.__func__, key)
     with _lock:
         values = _kept.setdefault(owner, {})
         if key not in values:

@@ -51,8 +51,9 @@ def _mesh_axis_names(names: Sequence[Hashable]) -> tuple[str, ...]:
     """Strings, as the partitioner wants, all different."""
     chosen: list[str] = []
     for level, name in enumerate(names):
-        usable = isinstance(name, str) and name != UNNAMED and name not in chosen
-        chosen.append(name if usable else f"axis{level}")
+        if not isinstance(name, str) or name == UNNAMED or name in chosen:
+            name = f"axis{level}"
+        chosen.append(name)
     return tuple(chosen)
 
 

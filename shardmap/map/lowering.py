@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh
 from shardmap.map import placement
 from shardmap.map.layout import map_shardings, partition_spec
 from shardmap.map.primitive import spmap_p
-from shardmap.map.tracing import Batch
+from shardmap.map.tracing import Batch, config_value
 
 
 def map_jit(fun: Callable[..., Any], mesh: Mesh, **options: Any) -> Any:
@@ -36,7 +36,7 @@ def map_jit(fun: Callable[..., Any], mesh: Mesh, **options: Any) -> Any:
 
 
 def _implementation(*args: Any, **params: Any) -> list[Any]:
-    if jax.config.jax_disable_jit or jax.config.jax_debug_nans:
+    if config_value("jax_disable_jit") or config_value("jax_debug_nans"):
         return vectorized(**params)(*args)
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
@@ -180,7 +180,7 @@ def _on_mesh(jaxpr: Any, axis_name: Hashable, mesh: Any, mesh_axis: str) -> Any:
 def _manual_lowering(ctx: Any, *args: Any, **params: Any) -> Any:
     mesh, mesh_axis = params["mesh"], params["mesh_axis"]
     context = ctx.module_context.axis_context
-    manual = getattr(context, "manual_axes", frozenset())
+    manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
     if not manual and mesh is not None:
         return mlir.lower_fun(per_device(**params))(ctx, *args)
     inside_own = (

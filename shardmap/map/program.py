@@ -97,6 +97,7 @@ class FunctionMap:
         self.fun = functions.WeakFunction(fun)
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.options = options
+        self._donate_argnames = arguments.keyword_names(fun, options.donate_argnums)
         # Bounded, as there is one for each value of the static arguments.
         self._element = functools.lru_cache(maxsize=1024)(
             functools.partial(_Element, self.fun)
@@ -212,7 +213,7 @@ class FunctionMap:
         except (KeyError, TypeError):
             call = self.read(args, kwargs)
             program = self.program(call, kwargs)
-            shardings = map_shardings(call.mesh, call.in_axes)
+            shardings = call.mesh and map_shardings(call.mesh, call.in_axes)
             if len(self._programs_by_key) >= 1024:
                 self._programs_by_key.clear()
             self._programs_by_key[key] = program, shardings
@@ -243,6 +244,7 @@ class FunctionMap:
         options: dict[str, Any] = {
             "static_argnums": self.options.static_argnums,
             "donate_argnums": self.options.donate_argnums,
+            "donate_argnames": self._donate_argnames,
         }
         if mesh is None:
             return jax.jit(run, **options)
@@ -254,6 +256,11 @@ class FunctionMap:
     def lower(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Lowered:
         """See `MappedFunction.lower`."""
         call = self.read(args, kwargs)
+        if call.mesh is None:
+            raise ValueError(
+                f"spmap of {self.name} cannot be lowered inside another map: it is "
+                "part of that map's program. Lower the outermost one."
+            )
         shardings = map_shardings(call.mesh, call.in_axes)
         leaves = [
             jax.ShapeDtypeStruct(
@@ -338,12 +345,8 @@ class FunctionMap:
         )
         batch = tracing.Batch(self.options.axis_name, axis_size)
         differs = tracing.batched_results(body.jaxpr, batch, dims)
-        paths = [
-            path
-            for path, _ in jax.tree_util.tree_leaves_with_path(
-                jax.tree.unflatten(body.out_tree, out_axes), is_leaf=lambda x: x is None
-            )
-        ]
+        numbered = jax.tree.unflatten(body.out_tree, range(len(out_axes)))
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(numbered)]
         bad = [
             f"\n  * result{jax.tree_util.keystr(path)}"
             for path, axis, differ in zip(paths, out_axes, differs, strict=True)
@@ -353,25 +356,35 @@ class FunctionMap:
             raise ValueError(
                 "spmap has mapped output but out_axes is None: these results of "
                 f"{self.name} can differ between the elements of the axis:"
-                f"{''.join(bad)}\nCombine them with a collective over the axis, such as "
-                "jax.lax.pmean, or give out_axes a position for the mapped axis."
+                f"{''.join(bad)}\nCombine them with a collective over the axis, such "
+                "as jax.lax.pmean, or give out_axes a position for the mapped axis."
             )
 
     def _unhashable(self, statics: Sequence[tuple[int, Any]]) -> ValueError:
-        for argnum, value in statics:
-            try:
-                hash(value)
-            except TypeError:
-                break
+        listed = ", ".join(
+            f"argument {argnum} of type {type(value)}"
+            for argnum, value in statics
+            if not _is_hashable(value)
+        )
         return ValueError(
-            "Non-hashable static arguments are used in spmap: argument "
-            f"{argnum} of {self.name}, of type {type(value)}, is named in "
-            "static_broadcasted_argnums and needs __hash__ and __eq__."
+            f"Non-hashable static arguments are used in spmap of {self.name}: "
+            f"{listed}. What static_broadcasted_argnums names needs __hash__ and "
+            "__eq__."
         )
 
 
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def _log_compile(name: str, axis_name: Hashable, call: _Call) -> None:
-    level = logging.WARNING if jax.config.jax_log_compiles else logging.DEBUG
+    level = (
+        logging.WARNING if tracing.config_value("jax_log_compiles") else logging.DEBUG
+    )
     logging.log(
         level,
         "shardmap: compiling %s: axis %r of %d elements on devices %s, elements %s",

@@ -31,6 +31,11 @@ def inside_map() -> bool:
     return True
 
 
+def config_value(name: str) -> Any:
+    """What `jax.config` says here, in this thread and under its context managers."""
+    return getattr(jax.config, name)
+
+
 class Body(NamedTuple):
     """What one element computes, traced.
 

@@ -169,7 +169,6 @@ def pmap_sharding(
             f"sharded_dim {sharded_dim} is out of range for shape {shape} of "
             f"{len(shape)} dimensions"
         )
-    sharded_dim %= len(shape)
     size = shape[sharded_dim]
     if devices is None:
         devices = jax.local_devices()[:size]

@@ -206,7 +206,7 @@ def spec_of_tiles(tile_counts: Sequence[int], tiles: np.ndarray) -> ShardingSpec
         step = int(rest[1])
         differs = np.flatnonzero(rest != step * np.arange(rest.size))
         size = int(differs[0]) if differs.size else rest.size
-        if size < 2 or rest.size % size:
+        if not size:  # Device 0 does not hold tile 0.
             raise ValueError(NO_SPEC)
         mesh.insert(0, _MeshDimension(size, step))
         rest = rest[::size]
@@ -223,8 +223,9 @@ def _split(mesh: Sequence[_MeshDimension], boundary: int) -> list[_MeshDimension
     result = []
     for size, step in mesh:
         if step < boundary < size * step:
-            if boundary % step or (size * step) % boundary:
+            if boundary % step:
                 raise ValueError(NO_SPEC)
+            # If `boundary` does not divide the rest, `_spec_of_mesh` misses some tiles.
             result.append(_MeshDimension(size * step // boundary, boundary))
             size = boundary // step
         result.append(_MeshDimension(size, step))
@@ -241,16 +242,13 @@ def _spec_of_mesh(
         place *= count
         mesh = _split(mesh, place)
     mesh = [dimension for dimension in mesh if dimension.size > 1]
-    # The steps must be the places of a number system that counts all the tiles.
+    # The steps must be the places of a number system that counts all the tiles: each
+    # mesh dimension ends where the next larger step begins.
     major_to_minor = sorted((d for d in mesh if d.step), key=lambda d: -d.step)
-    for dimension in major_to_minor:
-        if dimension.size * dimension.step != place:
-            raise ValueError(NO_SPEC)
-        place = dimension.step
-    if place != 1:
+    ends = [place, *(d.step for d in major_to_minor)]
+    if ends != [*(d.size * d.step for d in major_to_minor), 1]:
         raise ValueError(NO_SPEC)
     sharding = []
-    place = math.prod(tile_counts)
     for count in tile_counts:
         end, place = place, place // count
         chunks = [d.size for d in major_to_minor if place <= d.step < end]

@@ -1,0 +1,208 @@
+"""Every error that a mapped call can raise, by its text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+
+FOUR = np.ones(4, np.float32)
+
+
+def add(x, params):
+    return x + params["w"]
+
+
+CASES = {
+    "mapped sizes differ": (
+        lambda: sm.spmap(add)(FOUR, {"w": np.ones((3, 2))}),
+        ValueError,
+        r"spmap got inconsistent sizes for array axes to be mapped:\n"
+        r"  \* x is float32\[4\], axis 0 has size 4\n"
+        r"  \* params\['w'\] is float32\[3,2\], axis 0 has size 3\n"
+        r"Give all of them the same size, or None in in_axes",
+    ),
+    "sizes of keyword arguments differ": (
+        lambda: sm.spmap(add)(FOUR, params={"w": np.ones(5)}),
+        ValueError,
+        r"\* x is float32\[4\].*\n  \* params\['w'\] is float32\[5\]",
+    ),
+    "more arguments than names": (
+        lambda: sm.spmap(lambda *a: a)(FOUR, (np.ones(2), FOUR)),
+        ValueError,
+        r"\* args\[0\] is float32\[4\].*\n  \* args\[1\]\[0\] is float32\[2\]",
+    ),
+    "rank too low": (
+        lambda: sm.spmap(add)(FOUR, {"w": 3.0}),
+        ValueError,
+        r"axis that it does not have:\n  \* params\['w'\] is float32\[\] \(rank 0\), "
+        r"in_axes asks for axis 0\nGive None in in_axes",
+    ),
+    "axis out of range": (
+        lambda: sm.spmap(lambda x: x, in_axes=-3)(np.ones((4, 3))),
+        ValueError,
+        r"\* x is float32\[4,3\] \(rank 2\), in_axes asks for axis -3",
+    ),
+    "nothing mapped": (
+        lambda: sm.spmap(lambda x: x, in_axes=None)(FOUR),
+        ValueError,
+        r"passed at least one argument containing an array to map, but got 1 array, "
+        r"none mapped. Give axis_size=n",
+    ),
+    "no arguments": (
+        lambda: sm.spmap(lambda: 1)(),
+        ValueError,
+        r"but got 0 arrays, none mapped. Give axis_size=n",
+    ),
+    "no elements": (
+        lambda: sm.spmap(lambda x: x)(np.ones((0, 3))),
+        ValueError,
+        r"needs at least one element, but the mapped axis of x has size 0",
+    ),
+    "axis_size differs": (
+        lambda: sm.spmap(lambda x: x, axis_size=3)(FOUR),
+        ValueError,
+        r"Specified axis_size 3 doesn't match received axis_size 4 of x. "
+        r"Leave axis_size out, or give 4",
+    ),
+    "in_axes is no prefix": (
+        lambda: sm.spmap(add, in_axes=(0, {"v": 0}))(FOUR, {"w": FOUR}),
+        ValueError,
+        r"(?s)spmap in_axes must be a pytree prefix of the positional arguments: "
+        r"in_axes is \(0, \{'v': 0\}\).*in_axes\[1\]",
+    ),
+    "in_axes too short": (
+        lambda: sm.spmap(add, in_axes=(0,))(FOUR, {"w": FOUR}),
+        ValueError,
+        r"in_axes has 1 entries, one for each positional argument, but add was called "
+        r"with 2",
+    ),
+    "in_axes of another type": (
+        lambda: sm.spmap(add, in_axes=(0, "1")),
+        TypeError,
+        r"spmap in_axes must be an int, None, or \(nested\) container with those types",
+    ),
+    "out_axes of another type": (
+        lambda: sm.spmap(add, out_axes=True),
+        TypeError,
+        r"spmap out_axes must be an int, None, .* but got True",
+    ),
+    "out_axes is no prefix": (
+        lambda: sm.spmap(lambda x: (x, x), out_axes=(0, 0, 0))(FOUR),
+        ValueError,
+        r"(?s)spmap out_axes must be a pytree prefix of the result: out_axes is "
+        r"\(0, 0, 0\).*out_axes has a subtree of type tuple of length 3",
+    ),
+    "out_axes out of range": (
+        lambda: sm.spmap(lambda x: x, out_axes=2)(np.ones((4, 3))),
+        ValueError,
+        r"out_axes puts the mapped axis at 2, but the result is float32\[3\]: with the "
+        r"mapped axis it has rank 2. Give an axis from -2 to 1",
+    ),
+    "unmapped result differs": (
+        lambda: sm.spmap(lambda x: {"a": x, "b": lax.psum(x, "i")}, "i", out_axes=None)(
+            FOUR
+        ),
+        ValueError,
+        r"mapped output but out_axes is None: .*\n  \* result\['a'\]\n"
+        r"Combine them with a collective over the axis",
+    ),
+    "unmapped result of axis_index": (
+        lambda: sm.spmap(lambda x: lax.axis_index("i"), "i", out_axes=None)(FOUR),
+        ValueError,
+        r"mapped output but out_axes is None",
+    ),
+    "unhashable static": (
+        lambda: sm.spmap(lambda x, n: x, static_broadcasted_argnums=1)(FOUR, [1]),
+        ValueError,
+        r"Non-hashable static arguments are used in spmap of <lambda>: argument 1 of "
+        r"type <class 'list'>",
+    ),
+    "static missing": (
+        lambda: sm.spmap(lambda x, n=1: x, static_broadcasted_argnums=1)(FOUR),
+        ValueError,
+        r"static_broadcasted_argnums=\(1,\) but was called with only 1 positional "
+        r"argument. All static broadcasted arguments must be passed positionally",
+    ),
+    "static and donated": (
+        lambda: sm.spmap(add, static_broadcasted_argnums=0, donate_argnums=(0, 1)),
+        ValueError,
+        r"static_broadcasted_argnums \(0,\) and donate_argnums \(0, 1\) both have "
+        r"\[0\]",
+    ),
+    "negative static": (
+        lambda: sm.spmap(add, static_broadcasted_argnums=-1),
+        ValueError,
+        r"static_broadcasted_argnums must be an int or several, none below 0",
+    ),
+    "not a JAX type": (
+        lambda: sm.spmap(lambda x, s: x)(FOUR, {"name": "adam"}),
+        TypeError,
+        r"spmap argument s\['name'\] of type <class 'str'> is not a valid JAX type. "
+        r"Give its position in static_broadcasted_argnums",
+    ),
+    "unbound axis name": (
+        lambda: sm.spmap(lambda x: lax.psum(x, "j"), "i")(FOUR),
+        NameError,
+        r"unbound axis name: j",
+    ),
+    "no devices": (
+        lambda: sm.spmap(add, devices=[]),
+        ValueError,
+        r"'devices' argument to spmap must be non-empty, or None",
+    ),
+    "too few devices": (
+        lambda: sm.spmap(lambda x: x)(np.ones(9)),
+        ValueError,
+        r"requires 9 logical devices, but only 8 cpu devices are available: spmap of "
+        r"<lambda> .*xla_force_host_platform_device_count=9",
+    ),
+    "too few devices given": (
+        lambda: sm.spmap(lambda x: x, devices=jax.devices()[:2])(FOUR),
+        ValueError,
+        r"requires 4 logical devices, but only 2 cpu devices are given",
+    ),
+    "not callable": (
+        lambda: sm.spmap(3),
+        TypeError,
+        r"spmap expects a callable, but got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_message(case):
+    call, error, text = CASES[case]
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.parametrize("case", ["mapped sizes differ", "rank too low"])
+def test_message_under_a_transformation(case):
+    call, error, text = CASES[case]
+    with pytest.raises(error, match=text):
+        jax.make_jaxpr(call)()
+
+
+def test_an_error_in_the_function_reaches_the_caller_as_it_is():
+    @sm.spmap
+    def fails(x):
+        raise KeyError("of the function's own")
+
+    with pytest.raises(KeyError, match="of the function's own"):
+        fails(FOUR)
+
+
+def test_a_mapped_function_works_after_each_kind_of_error():
+    mapped = sm.spmap(lambda x, y: jnp.dot(x, y))
+    good = np.ones((4, 3), np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(mapped(good, good), np.full(4, 3.0))
+        with pytest.raises(ValueError, match="inconsistent sizes"):
+            mapped(good, good[:3])
+        with pytest.raises(TypeError, match="dot_general requires contracting"):
+            mapped(good, good[:, :2])
+        with pytest.raises(TypeError, match="missing 1 required positional argument"):
+            mapped(good)

@@ -1,0 +1,361 @@
+"""What is made for a mapped function: programs, how often, and their lowered form."""
+
+import gc
+import logging
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+
+import jax
+import numpy as np
+import pytest
+from absl import logging as absl_logging
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib.xla_client import HloSharding
+
+import shardmap as sm
+
+EIGHT = np.arange(8, dtype=np.float32)
+
+
+class Counted:
+    """A function that counts how often it is traced."""
+
+    def __init__(self):
+        self.traces = 0
+
+    def method(self, x):
+        self.traces += 1
+        return x + 1
+
+
+class Compiles:
+    """Counts XLA compilations while it is entered."""
+
+    def __enter__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def _listen(self, event, duration, **_):
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+    def __exit__(self, *_):
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+
+# Caching
+
+
+def test_compiles_once_for_equal_calls_and_again_for_new_shapes():
+    counted = Counted()
+    mapped = sm.spmap(lambda x: counted.method(x))
+    with Compiles() as compiles:
+        for _ in range(5):
+            mapped(EIGHT)
+    assert (counted.traces, compiles.count) == (1, 1)
+    with Compiles() as compiles:
+        for _ in range(5):
+            mapped(np.ones((8, 2), np.float32))
+            mapped(EIGHT)
+    assert (counted.traces, compiles.count) == (2, 1)
+
+
+def test_mapping_a_function_in_a_loop_compiles_once():
+    counted = Counted()
+
+    def fun(x):
+        return counted.method(x)
+
+    with Compiles() as compiles:
+        for _ in range(5):
+            sm.spmap(fun, axis_name="i", in_axes=[0])(EIGHT)
+    assert (counted.traces, compiles.count) == (1, 1)
+
+
+def test_mapping_a_method_in_a_loop_compiles_once_per_object():
+    counted, other = Counted(), Counted()
+    with Compiles() as compiles:
+        for _ in range(5):
+            sm.spmap(counted.method)(EIGHT)
+            sm.spmap(other.method)(EIGHT)
+    assert (counted.traces, other.traces, compiles.count) == (1, 1, 2)
+
+
+def test_equal_callables_share_a_program():
+    class Scale:
+        traces = 0
+
+        def __init__(self, factor):
+            self.factor = factor
+
+        def __eq__(self, other):
+            return isinstance(other, Scale) and self.factor == other.factor
+
+        def __hash__(self):
+            return hash(self.factor)
+
+        def __call__(self, x):
+            Scale.traces += 1
+            return x * self.factor
+
+    first = Scale(3)
+    mapped = sm.spmap(first)
+    mapped(EIGHT)
+    again = sm.spmap(Scale(3))
+    again(EIGHT)
+    assert Scale.traces == 1
+    del first, mapped
+    gc.collect()
+    np.testing.assert_array_equal(again(np.ones((8, 2))), np.full((8, 2), 3.0))
+
+
+def test_different_options_are_different_programs():
+    def fun(x):
+        return x.sum()
+
+    x = np.arange(16.0, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_array_equal(sm.spmap(fun)(x), x.sum(1))
+    np.testing.assert_array_equal(sm.spmap(fun, in_axes=1)(x), x.sum(0))
+    assert sm.spmap(fun, in_axes=None, axis_size=2)(x).shape == (2,)
+
+
+def test_a_program_finds_its_function_under_grad_and_vmap_too():
+    counted = Counted()
+    mapped = sm.spmap(counted.method)
+    gradient = jax.grad(lambda x: mapped(x).sum())
+    gradient(EIGHT)
+    jax.vmap(mapped)(np.ones((3, 8), np.float32))
+    with Compiles() as compiles:
+        for _ in range(5):
+            gradient(EIGHT)
+            jax.vmap(mapped)(np.ones((3, 8), np.float32))
+    assert (counted.traces, compiles.count) == (1, 0)
+
+
+def test_a_function_that_nobody_holds_is_freed():
+    def references():
+        counted = Counted()
+
+        def fun(x):
+            return counted.method(x)
+
+        sm.spmap(fun)(EIGHT)
+        sm.spmap(counted.method)(EIGHT)
+        jax.grad(lambda x: sm.spmap(fun)(x).sum())(EIGHT)
+        return weakref.ref(fun), weakref.ref(counted)
+
+    function, owner = references()
+    gc.collect()
+    assert (function(), owner()) == (None, None)
+
+
+def test_ten_thousand_equal_calls_keep_nothing():
+    mapped = sm.spmap(lambda x, y: x + y, devices=jax.devices()[:2])
+    x = np.ones(2, np.float32)
+
+    def live():
+        gc.collect()
+        return len(gc.get_objects())
+
+    for _ in range(50):
+        mapped(x, y=x)
+        mapped(x, x)
+    before = live()
+    for _ in range(5_000):
+        mapped(x, y=x)
+        mapped(x, x)
+    assert live() - before < 100
+
+
+def test_eight_threads_at_once_also_for_first_calls():
+    results, errors = {}, []
+    barrier = threading.Barrier(8)
+    shared = sm.spmap(lambda x: x * lax.axis_size("i") + lax.psum(x, "i"), "i")
+
+    def work(k):
+        try:
+            own = sm.spmap(lambda x: x * k)
+            barrier.wait(timeout=60)
+            for step in range(10):
+                results[k, step] = (
+                    np.asarray(own(EIGHT + step)),
+                    np.asarray(shared(EIGHT[: 1 + (k + step) % 4])),
+                )
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for (k, step), (own, both) in results.items():
+        np.testing.assert_array_equal(own, (EIGHT + step) * k)
+        x = EIGHT[: 1 + (k + step) % 4]
+        np.testing.assert_array_equal(both, x * len(x) + x.sum())
+    assert len(results) == 80
+
+
+# Lowered form
+
+
+def test_lower_gives_jaxs_own_stage():
+    lowered = sm.spmap(lambda x: x + 1).lower(EIGHT)
+    assert isinstance(lowered, jax.stages.Lowered)
+    assert lowered.out_info.shape == (8,)
+    np.testing.assert_array_equal(lowered.compile()(EIGHT), EIGHT + 1)
+
+
+def test_lower_takes_abstract_arguments_and_keywords():
+    mapped = sm.spmap(lambda x, y: x + y["z"], in_axes=(1,))
+    x, y = np.ones((3, 8), np.float32), {"z": np.ones((8, 3), np.float32)}
+    abstract = jax.ShapeDtypeStruct((3, 8), np.float32)
+    lowered = mapped.lower(abstract, y=y)
+    np.testing.assert_array_equal(lowered.compile()(x, y=y), np.full((8, 3), 2.0))
+    eight = sm.Chunked(8)
+    assert lowered.in_specs == (
+        sm.ShardingSpec((None, eight), (sm.ShardedAxis(0),)),
+        {"y": {"z": sm.ShardingSpec((eight, None), (sm.ShardedAxis(0),))}},
+    )
+
+
+def test_specs_stand_at_the_positions_of_the_arguments():
+    mapped = sm.spmap(
+        lambda n, w, x: ({"a": x * n}, lax.psum(x @ w, "i")),
+        "i",
+        in_axes=(None, None, -1),
+        out_axes=(1, None),
+        static_broadcasted_argnums=0,
+    )
+    lowered = mapped.lower(2, np.ones((3, 5)), np.ones((3, 4)))
+    cut = sm.ShardingSpec((None, sm.Chunked(4)), (sm.ShardedAxis(0),))
+    assert lowered.in_specs == (
+        None,
+        sm.ShardingSpec((None, None), (sm.Replicated(4),)),
+        cut,
+    )
+    assert lowered.out_specs == (
+        {"a": cut},
+        sm.ShardingSpec((None,), (sm.Replicated(4),)),
+    )
+
+
+def hlo_shardings(lowered):
+    """The annotations of the program's parameters, in order."""
+    return [
+        line.split("sharding=")[1].split("}")[0] + "}"
+        for line in lowered.as_text("hlo").splitlines()
+        if "parameter(" in line and "sharding={" in line
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_the_programs_annotation_is_the_spec(size, axis):
+    shape = [3, 3, 3]
+    shape[axis] = size
+    lowered = sm.spmap(lambda x, y: x + y, in_axes=(axis, None)).lower(
+        np.ones(shape, np.float32), np.float32(1)
+    )
+    annotations = hlo_shardings(lowered)
+    assert len(annotations) == 2
+    for annotation, spec in zip(annotations, lowered.in_specs, strict=True):
+        assert HloSharding.from_string(annotation) == spec.hlo_sharding()
+        proto = HloSharding.from_proto(spec.sharding_proto())
+        assert HloSharding.from_string(annotation) == proto
+
+
+def test_the_result_lies_as_out_specs_say():
+    mapped = sm.spmap(lambda x: x + 1, out_axes=1)
+    x = np.ones((4, 3), np.float32)
+    assert sm.spec_of(mapped(x)) == mapped.lower(x).out_specs
+
+
+def test_numpy_arrays_go_to_the_devices_in_slices():
+    compiled = sm.spmap(lambda x: x + 1).lower(np.ones((8, 3))).compile()
+    ((given,), _) = compiled.input_shardings
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+    assert given.is_equivalent_to(NamedSharding(mesh, PartitionSpec("i")), 2)
+
+
+def test_trace_gives_jaxs_own_stage():
+    traced = sm.spmap(lambda x: x + 1).trace(EIGHT)
+    assert isinstance(traced, jax.stages.Traced)
+    assert [e.primitive for e in traced.jaxpr.eqns] == [sm.spmap_p]
+
+
+def test_lower_inside_another_map_is_refused():
+    inner = sm.spmap(lambda x: x)
+
+    @sm.spmap
+    def outer(x):
+        inner.lower(x)
+        return x
+
+    with pytest.raises(ValueError, match="cannot be lowered inside another map"):
+        outer(np.ones((2, 2)))
+
+
+# Logs
+
+
+def test_one_line_per_compile(caplog):
+    mapped = sm.spmap(lambda x: x + 1, "batch")
+    absl_logging.get_absl_logger().propagate = True
+    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
+        mapped(EIGHT)
+        mapped(EIGHT)
+    lines = [r.getMessage() for r in caplog.records if "shardmap" in r.getMessage()]
+    assert lines == [
+        "shardmap: compiling <lambda>: axis 'batch' of 8 elements on devices "
+        "[0, 1, 2, 3, 4, 5, 6, 7], elements ['float32[]']"
+    ]
+
+
+def test_one_line_per_moved_input(caplog):
+    mapped = sm.spmap(lambda x, y: x + y)
+    absl_logging.get_absl_logger().propagate = True
+    with caplog.at_level(logging.DEBUG, logger="absl"):
+        absl_logging.set_verbosity(absl_logging.DEBUG)
+        try:
+            mapped(jax.device_put(EIGHT, jax.devices()[1]), EIGHT)
+        finally:
+            absl_logging.set_verbosity(absl_logging.WARNING)
+    moved = [r.getMessage() for r in caplog.records if "moved" in r.getMessage()]
+    assert len(moved) == 1
+    assert moved[0].startswith("shardmap: moved float32[8] from SingleDeviceSharding")
+
+
+# Hangs
+
+
+def test_many_collectives_in_flight_do_not_hang():
+    program = """
+        import jax, jax.numpy as jnp, numpy as np, shardmap as sm
+        from jax import lax
+
+        @sm.spmap(axis_name="i")
+        def step(x):
+            parts = [lax.psum(x * k, "i") for k in range(8)]
+            moved = [lax.ppermute(x + k, "i", [(j, (j + 1) % 8) for j in range(8)])
+                     for k in range(8)]
+            return sum(lax.all_gather(m, "i").sum(0) for m in moved) + sum(parts)
+
+        x = np.ones((8, 64), np.float32) / 1e6
+        for _ in range(20):
+            results = [step(x + k) for k in range(20)]
+            jax.block_until_ready(results)
+        print("ran to the end")
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.stdout == "ran to the end\n", result.stderr[-2000:]
