@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType, Mesh
 
 from shardmap.map import placement
-from shardmap.map.layout import map_shardings, partition_spec
+from shardmap.map.layout import is_on_mesh, map_shardings, partition_spec
 from shardmap.map.primitive import spmap_p
 from shardmap.map.tracing import Batch, config_value
 
@@ -49,8 +49,16 @@ def _program(**params: Any) -> tuple[Any, tuple[Any, ...] | None]:
     mesh = params["mesh"]
     if mesh is None:
         return jax.jit(run), None
-    shardings = map_shardings(mesh, params["in_axes"])
-    return map_jit(run, mesh, in_shardings=shardings), shardings
+    shardings = map_shardings(
+        mesh, params["in_axes"], params["out_axes"], params["call_jaxpr"]
+    )
+    jitted = map_jit(
+        run,
+        mesh,
+        in_shardings=shardings.operands,
+        out_shardings=list(shardings.results),
+    )
+    return jitted, shardings.operands
 
 
 # One batched operation
@@ -122,7 +130,6 @@ def per_device(
 def _on_mesh(jaxpr: Any, axis_name: Hashable, mesh: Any, mesh_axis: str) -> Any:
     """``jaxpr`` with its axis called as the mesh calls it, and maps inside on mesh."""
     level = mesh.axis_names.index(mesh_axis) + 1
-    inner_axis = mesh.axis_names[level] if level < len(mesh.axis_names) else None
 
     def rename(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -155,17 +162,17 @@ def _on_mesh(jaxpr: Any, axis_name: Hashable, mesh: Any, mesh_axis: str) -> Any:
         params = dict(equation.params)
         is_map = equation.primitive is spmap_p
         if is_map:
-            if (
-                outermost
-                and inner_axis
-                and (mesh.shape[inner_axis] == params["axis_size"])
-            ):
-                params |= {"mesh": mesh, "mesh_axis": inner_axis}
+            if outermost and is_on_mesh(equation, mesh, level):
+                params |= {"mesh": mesh, "mesh_axis": mesh.axis_names[level]}
             shadowed = shadowed or params["axis_name"] == axis_name
             params["call_jaxpr"] = rewrite_jaxpr(params["call_jaxpr"], shadowed, False)
         else:
             for key, value in params.items():
-                if key in ("axes", "axis_name"):
+                # A number among `axes` is a dimension, not a name.
+                is_name = key == "axis_name" or (
+                    key == "axes" and not isinstance(axis_name, int)
+                )
+                if is_name:
                     params[key] = value if shadowed else rename(value)
                 else:
                     params[key] = rewrite(value, shadowed, outermost)

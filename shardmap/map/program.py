@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
 from shardmap.map import arguments, functions, placement, tracing
-from shardmap.map.layout import map_mesh, map_shardings
+from shardmap.map.layout import MapShardings, map_mesh, map_shardings
 from shardmap.map.lowering import map_jit
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.stages import Lowered
@@ -85,6 +85,20 @@ class _Call(NamedTuple):
     @property
     def mesh_axis(self) -> str | None:
         return None if self.mesh is None else self.mesh.axis_names[0]
+
+    @property
+    def shardings(self) -> MapShardings | None:
+        """How leaves and results lie; None inside another map."""
+        if self.mesh is None:
+            return None
+        constants = len(self.body.constants)
+        operands, results = map_shardings(
+            self.mesh,
+            (None,) * constants + self.in_axes,
+            self.out_axes,
+            self.body.jaxpr,
+        )
+        return MapShardings(operands[constants:], results)
 
 
 class FunctionMap:
@@ -213,7 +227,7 @@ class FunctionMap:
         except (KeyError, TypeError):
             call = self.read(args, kwargs)
             program = self.program(call, kwargs)
-            shardings = call.mesh and map_shardings(call.mesh, call.in_axes)
+            shardings = call.shardings and call.shardings.operands
             if len(self._programs_by_key) >= 1024:
                 self._programs_by_key.clear()
             self._programs_by_key[key] = program, shardings
@@ -228,14 +242,21 @@ class FunctionMap:
 
     def program(self, call: _Call, kwargs: dict[str, Any]) -> Any:
         """The `jax.jit` that runs calls like this one."""
-        return self._program(call.in_tree, call.in_axes, call.mesh, bool(kwargs))
+        return self._program(
+            call.in_tree, call.body.out_tree, call.mesh, call.shardings, bool(kwargs)
+        )
 
     def _make_program(
-        self, in_tree: Any, in_axes: Any, mesh: Mesh | None, has_keywords: bool
+        self,
+        in_tree: Any,
+        out_tree: Any,
+        mesh: Mesh | None,
+        shardings: MapShardings | None,
+        has_keywords: bool,
     ) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             call = self.read(args, kwargs)
-            if call.mesh != mesh:
+            if call.shardings != shardings or call.body.out_tree != out_tree:
                 raise ValueError("this call needs another program")
             _log_compile(self.name, self.options.axis_name, call)
             return self._bind(call)
@@ -246,28 +267,28 @@ class FunctionMap:
             "donate_argnums": self.options.donate_argnums,
             "donate_argnames": self._donate_argnames,
         }
-        if mesh is None:
+        if mesh is None or shardings is None:
             return jax.jit(run, **options)
+        options["out_shardings"] = jax.tree.unflatten(out_tree, shardings.results)
         if not has_keywords:
-            shardings = map_shardings(mesh, in_axes)
-            options["in_shardings"], _ = jax.tree.unflatten(in_tree, shardings)
+            options["in_shardings"], _ = jax.tree.unflatten(in_tree, shardings.operands)
         return map_jit(run, mesh, **options)
 
     def lower(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Lowered:
         """See `MappedFunction.lower`."""
         call = self.read(args, kwargs)
-        if call.mesh is None:
+        shardings = call.shardings
+        if shardings is None:
             raise ValueError(
                 f"spmap of {self.name} cannot be lowered inside another map: it is "
                 "part of that map's program. Lower the outermost one."
             )
-        shardings = map_shardings(call.mesh, call.in_axes)
         leaves = [
             jax.ShapeDtypeStruct(
                 aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
             )
             for aval, sharding in zip(
-                map(arguments.leaf_aval, call.leaves), shardings, strict=True
+                map(arguments.leaf_aval, call.leaves), shardings.operands, strict=True
             )
         ]
         mapped_args, mapped_kwargs = jax.tree.unflatten(call.in_tree, leaves)
@@ -284,7 +305,7 @@ class FunctionMap:
                 sharding, len(var.aval.shape) + (axis is not None)
             )
             for sharding, var, axis in zip(
-                map_shardings(call.mesh, call.out_axes),
+                shardings.results,
                 call.body.jaxpr.outvars,
                 call.out_axes,
                 strict=True,
