@@ -3,7 +3,7 @@
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,23 +61,34 @@ def add_up(*xs):
 
 
 def dispatch(argument_count: int, device_count: int) -> Benchmark:
-    def contenders() -> dict[str, Contender]:
-        made = {}
-        host = np.ones((device_count, 4), np.float32)
-        for name, mapped in three_ways(add_up, device_count).items():
-            # Each gets its own outputs as arguments, as in a training loop.
-            xs = tuple(mapped(host) for _ in range(argument_count))
-            made[name] = Contender(
-                mapped, prepare=lambda xs=xs: xs, finish=jax.block_until_ready
-            )
-        return made
-
     return Benchmark(
         name=f"dispatch, {argument_count} arg, {device_count} dev",
         measures="the call until it returns; arguments already on their devices",
-        contenders=contenders,
+        contenders=lambda: dispatch_contenders([argument_count], device_count),
         limits={SHARD_MAP: 1.05, PMAP: 1.0},
     )
+
+
+def dispatch_contenders(
+    argument_counts: Sequence[int], device_count: int
+) -> dict[str, Contender]:
+    """Calls with these numbers of arguments, one after the other, again and again."""
+    # Each gets results of its own kind as arguments, as in a training loop, but not of
+    # its own: the function has then been called with nothing but what is timed.
+    makers = three_ways(add_up, device_count)
+    host = np.ones((device_count, 4), np.float32)
+    made = {}
+    for name, mapped in three_ways(add_up, device_count).items():
+        xs = [makers[name](host) for _ in range(max(argument_counts))]
+        calls = itertools.cycle([tuple(xs[:count]) for count in argument_counts])
+        for _ in argument_counts:
+            jax.block_until_ready(mapped(*next(calls)))
+        made[name] = Contender(
+            mapped,
+            prepare=lambda calls=calls: next(calls),
+            finish=jax.block_until_ready,
+        )
+    return made
 
 
 # NumPy input: the time until 2 MB from the host have been used.
@@ -202,6 +213,11 @@ BENCHMARKS = [
     dispatch(1, 8),
     dispatch(100, 2),
     dispatch(100, 8),
+    Benchmark(
+        name="dispatch, 1 and 2 arg in turn, 8 dev",
+        measures="as above, the same function called in two ways",
+        contenders=lambda: dispatch_contenders([1, 2], 8),
+    ),
     Benchmark(
         name="NumPy input, 2 MB, 8 dev",
         measures="the call until its result is ready; the argument is a NumPy array",

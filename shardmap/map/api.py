@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+from jax.sharding import Mesh
 
 from shardmap.map import arguments, functions, tracing
 from shardmap.map.program import FunctionMap, Options
-from shardmap.map.stages import Lowered
+from shardmap.map.stages import Lowered, lower
 
 with jax.core.eval_context():
     _TOP_LEVEL = jex_core.find_top_trace(())
@@ -63,7 +64,7 @@ class MappedFunction:
         Returns:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
-        return self._map.lower(args, kwargs)
+        return lower(self._map, args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Traces the map for these arguments, as `jax.jit(fun).trace` does."""
@@ -90,6 +91,9 @@ def spmap(
     backend: str | None = None,
     axis_size: int | None = None,
     donate_argnums: int | Iterable[int] = (),
+    mesh: Mesh | None = None,
+    mesh_axes: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
 ) -> Any:
     """Maps a function over an array axis, one element on each device.
 
@@ -118,6 +122,11 @@ def spmap(
       axis_size: the number of elements, needed if no argument is mapped.
       donate_argnums: positions of arguments whose memory the results may use; these
         arrays are gone after the call, also when passed by keyword. Default: none.
+      mesh: a mesh to lay the axis on, instead of ``devices`` or ``backend``. Maps
+        inside each other that name different axes of one mesh are one program.
+      mesh_axes: the mesh axes for the elements, a name or several, major to minor.
+      batch_size: how many elements a device works on at once, where it has more than
+        one; it loops over the rest, as `jax.lax.map` does. Default: all at once.
 
     Returns:
       The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them. It has
@@ -149,6 +158,9 @@ def spmap(
             backend=backend,
             axis_size=axis_size,
             donate_argnums=donate_argnums,
+            mesh=mesh,
+            mesh_axes=mesh_axes,
+            batch_size=batch_size,
         )
     if not callable(fun):
         raise TypeError(f"spmap expects a callable, but got {fun!r}.")
@@ -178,5 +190,8 @@ def spmap(
         backend=backend,
         axis_size=axis_size,
         donate_argnums=donated,
+        mesh=mesh,
+        mesh_axes=arguments.mesh_axes(mesh, mesh_axes, devices, backend),
+        batch_size=arguments.batch_size(batch_size),
     )
     return MappedFunction(fun, options)

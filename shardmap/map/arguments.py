@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 
 def check_axes(name: str, axes: Any) -> None:
@@ -30,6 +31,45 @@ def index_tuple(name: str, argnums: Any) -> tuple[int, ...]:
                 f"{argnums}."
             )
     return values
+
+
+def batch_size(size: int | None) -> int | None:
+    """``size``, if it is one."""
+    if size is not None and (type(size) is not int or size < 1):
+        raise ValueError(
+            f"spmap batch_size must be an int above 0 or None, but got {size!r}."
+        )
+    return size
+
+
+def mesh_axes(
+    mesh: Mesh | None, names: str | Sequence[str] | None, devices: Any, backend: Any
+) -> tuple[str, ...] | None:
+    """The axes of ``mesh`` to lay a map over, as a tuple.
+
+    Raises:
+      ValueError: only one of ``mesh`` and ``names`` given, a name that the mesh does
+        not have, or one twice.
+    """
+    if mesh is None and names is None:
+        return None
+    if mesh is None or names is None:
+        raise ValueError(
+            "spmap takes mesh and mesh_axes together, but got "
+            f"mesh={mesh} and mesh_axes={names!r}."
+        )
+    if devices is not None or backend is not None:
+        raise ValueError(
+            "spmap takes its devices from mesh, so give neither devices nor backend "
+            "with it."
+        )
+    names = (names,) if isinstance(names, str) else tuple(names)
+    if not names or len(set(names)) < len(names) or set(names) - set(mesh.axis_names):
+        raise ValueError(
+            f"spmap mesh_axes must be axes of the mesh, each once, but got {names} for "
+            f"a mesh with axes {mesh.axis_names}."
+        )
+    return names
 
 
 def broadcast_axes(name: str, axes: Any, tree: Any, described: str) -> tuple[Any, ...]:

@@ -1,5 +1,10 @@
-"""Where the elements of a mapped axis go: devices and the mesh they form."""
+"""Where the elements of a mapped axis go: devices, and blocks of elements on each.
 
+An outermost map makes a mesh, or is given one. In a mesh that it makes, the first axis
+is its own and the others are for the maps inside it, one for each level of nesting.
+"""
+
+import itertools
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -13,30 +18,50 @@ from shardmap.map.primitive import spmap_p
 from shardmap.map.tracing import UNNAMED
 
 
+def devices_for(axis_size: int, available: int) -> int:
+    """How many devices an axis lies on: no more than its blocks need."""
+    return -(-axis_size // -(-axis_size // available))
+
+
+class MeshWalk(NamedTuple):
+    """Where a map goes on a mesh.
+
+    Attributes:
+      mesh_axes: the mesh axes that its elements are laid over, major to minor.
+      inner_axes: those for the maps inside that say nothing, one for each level.
+    """
+
+    mesh_axes: tuple[str, ...]
+    inner_axes: tuple[str, ...]
+
+    def device_count(self, mesh: Any) -> int:
+        """How many devices share the elements."""
+        return math.prod(mesh.shape[name] for name in self.mesh_axes)
+
+
 def map_mesh(
     axis_name: Hashable,
     axis_size: int,
     call_jaxpr: Any,
     devices: Sequence[jax.Device],
 ) -> Mesh:
-    """The mesh of an outermost map: its own axis, then one for each level inside.
+    """The mesh that an outermost map makes: its own axis, then one for each level.
 
-    A level gets a mesh axis as long as the devices last; below that, maps are
+    A level gets a mesh axis as long as there are devices left; below that, maps are
     vectorised on each device.
 
     Args:
       axis_name: the map's axis name, also the mesh's if it is a string.
       axis_size: the number of elements.
       call_jaxpr: what is searched for maps inside.
-      devices: the devices to use, at least ``axis_size``.
+      devices: the devices to use.
     """
-    names, sizes = [axis_name], [axis_size]
+    names, sizes = [axis_name], [devices_for(axis_size, len(devices))]
     level = inner_maps(call_jaxpr)
     while level:
         available = len(devices) // math.prod(sizes)
-        inner_sizes = {equation.params["axis_size"] for equation in level}
-        size = max((s for s in inner_sizes if s <= available), default=None)
-        if size is None:
+        size = max(devices_for(e.params["axis_size"], available) for e in level)
+        if size == 1:
             break
         inner_names = {equation.params["axis_name"] for equation in level}
         names.append(inner_names.pop() if len(inner_names) == 1 else None)
@@ -47,17 +72,33 @@ def map_mesh(
             for inner in inner_maps(equation.params["call_jaxpr"])
         ]
     grid = np.asarray(devices[: math.prod(sizes)], dtype=object).reshape(sizes)
-    return Mesh(grid, _mesh_axis_names(names))
+    return Mesh(grid, _mesh_axis_names(names, {axis_name} | _axis_names(call_jaxpr)))
 
 
-def _mesh_axis_names(names: Sequence[Hashable]) -> tuple[str, ...]:
-    """Strings, as the partitioner wants, all different."""
+def _mesh_axis_names(
+    names: Sequence[Hashable], taken: set[Hashable]
+) -> tuple[str, ...]:
+    """Strings, as the partitioner wants, all different.
+
+    A name that is not the map's own is one that no map has: another map's collectives
+    would mean that one.
+    """
     chosen: list[str] = []
     for level, name in enumerate(names):
         if not isinstance(name, str) or name == UNNAMED or name in chosen:
-            name = f"axis{level}"
+            numbered = (f"axis{k}" for k in itertools.count(level))
+            name = next(n for n in numbered if n not in taken and n not in chosen)
         chosen.append(name)
     return tuple(chosen)
+
+
+def _axis_names(jaxpr: Any) -> set[Hashable]:
+    """The names of all maps inside, at every level."""
+    names: set[Hashable] = set()
+    for equation in inner_maps(jaxpr):
+        names |= {equation.params["axis_name"]}
+        names |= _axis_names(equation.params["call_jaxpr"])
+    return names
 
 
 def inner_maps(jaxpr: Any) -> list[Any]:
@@ -72,9 +113,25 @@ def inner_maps(jaxpr: Any) -> list[Any]:
     return found
 
 
-def partition_spec(mesh_axis: str, axis: int | None) -> PartitionSpec:
-    """The spec of an array whose dimension ``axis`` is the mapped axis."""
-    return _spec(_outside(axis, mesh_axis, {}))
+def inner_walk(equation: Any, mesh: Any, inner_axes: Sequence[str]) -> MeshWalk | None:
+    """Where a map inside another goes; None: it is vectorised on each device.
+
+    Args:
+      equation: the inner map's.
+      mesh: the outermost map's.
+      inner_axes: the mesh axes left for maps that say nothing.
+    """
+    if equation.params["mesh_axes"] is not None:
+        return MeshWalk(equation.params["mesh_axes"], tuple(inner_axes))
+    if not inner_axes:
+        return None
+    devices = mesh.shape[inner_axes[0]]
+    if devices_for(equation.params["axis_size"], devices) != devices:
+        return None
+    return MeshWalk((inner_axes[0],), tuple(inner_axes[1:]))
+
+
+# How arrays lie
 
 
 class MapShardings(NamedTuple):
@@ -84,85 +141,84 @@ class MapShardings(NamedTuple):
     results: tuple[NamedSharding, ...]
 
 
-def map_shardings(
-    mesh: Mesh,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-    call_jaxpr: Any,
-) -> MapShardings:
+def map_shardings(params: dict[str, Any]) -> MapShardings:
     """The layout of a map and of the maps inside it, as seen from outside.
 
     An operand that goes straight to a map inside, or a result that comes straight from
-    one, is cut along that map's mesh axis too.
+    one, is cut along that map's mesh axes too. A dimension that does not divide among
+    its devices is whole on all of them, as JAX has no arrays with uneven shards.
+
+    Args:
+      params: the parameters of the map's equation.
     """
-    mesh_axis = mesh.axis_names[0]
-    operands, results = _inner_cuts(call_jaxpr, mesh, 1)
+    mesh = params["mesh"]
+    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+    cuts = _map_cuts(params, mesh, walk)
     return MapShardings(
-        *(
-            tuple(
-                NamedSharding(mesh, _spec(_outside(axis, mesh_axis, cuts)))
-                for axis, cuts in zip(axes, inner, strict=True)
-            )
-            for axes, inner in ((in_axes, operands), (out_axes, results))
-        )
+        *(tuple(NamedSharding(mesh, _spec(cut)) for cut in side) for side in cuts)
     )
 
 
-_Cuts = dict[int, str]
-"""Which dimensions of an array are cut, each along a mesh axis."""
+def partition_spec(mesh_axes: tuple[str, ...], axis: int | None) -> PartitionSpec:
+    """The spec of an array whose dimension ``axis`` is cut along ``mesh_axes``."""
+    return _spec({} if axis is None else {axis: mesh_axes})
 
 
-def _inner_cuts(jaxpr: Any, mesh: Mesh, level: int) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts that maps at ``level`` make in the inputs and outputs of ``jaxpr``."""
+_Cuts = dict[int, tuple[str, ...]]
+"""Which dimensions of an array are cut, each along some mesh axes."""
+
+
+def _spec(cuts: _Cuts) -> PartitionSpec:
+    entries: list[Any] = [None] * (max(cuts, default=-1) + 1)
+    for dimension, mesh_axes in cuts.items():
+        entries[dimension] = mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes
+    return PartitionSpec(*entries)
+
+
+def _map_cuts(
+    params: dict[str, Any], mesh: Any, walk: MeshWalk
+) -> tuple[list[_Cuts], list[_Cuts]]:
+    """The cuts of a map's operands and results, maps inside included."""
+    divides = params["axis_size"] % walk.device_count(mesh) == 0
+
+    def outside(axis: int | None, cuts: _Cuts) -> _Cuts:
+        if axis is None:
+            return cuts
+        shifted = {dim + (dim >= axis): names for dim, names in cuts.items()}
+        return {axis: walk.mesh_axes, **shifted} if divides else shifted
+
+    operands, results = _element_cuts(params["call_jaxpr"], mesh, walk.inner_axes)
+    return (
+        list(map(outside, params["in_axes"], operands)),
+        list(map(outside, params["out_axes"], results)),
+    )
+
+
+def _element_cuts(
+    jaxpr: Any, mesh: Any, inner_axes: Sequence[str]
+) -> tuple[list[_Cuts], list[_Cuts]]:
+    """The cuts that maps inside make in the inputs and outputs of ``jaxpr``."""
     uses: dict[Any, list[_Cuts]] = {var: [] for var in jaxpr.invars}
     made: dict[Any, _Cuts] = {}
     for equation in jaxpr.eqns:
-        params = equation.params
         cuts: Sequence[_Cuts] = [{}] * len(equation.invars)
-        if equation.primitive is spmap_p and is_on_mesh(equation, mesh, level):
-            operands, results = _inner_cuts(params["call_jaxpr"], mesh, level + 1)
-            mesh_axis = mesh.axis_names[level]
-            cuts = [
-                _outside(axis, mesh_axis, inner)
-                for axis, inner in zip(params["in_axes"], operands, strict=True)
-            ]
-            for var, axis, inner in zip(
-                equation.outvars, params["out_axes"], results, strict=True
-            ):
-                made[var] = _outside(axis, mesh_axis, inner)
+        if equation.primitive is spmap_p:
+            walk = inner_walk(equation, mesh, inner_axes)
+            if walk is not None:
+                cuts, results = _map_cuts(equation.params, mesh, walk)
+                made.update(zip(equation.outvars, results, strict=True))
         for atom, cut in zip(equation.invars, cuts, strict=True):
             # Literals are not hashable, and never inputs.
             if not isinstance(atom, jex_core.Literal) and atom in uses:
                 uses[atom].append(cut)
-    outvars = [var for var in jaxpr.outvars if not isinstance(var, jex_core.Literal)]
-    for var in outvars:
-        if var in uses:
-            uses[var].append({})
+    for atom in jaxpr.outvars:
+        if not isinstance(atom, jex_core.Literal) and atom in uses:
+            uses[atom].append({})
     agreed = [
         cuts[0] if cuts and all(cut == cuts[0] for cut in cuts) else {}
         for cuts in uses.values()
     ]
     return agreed, [
-        {} if isinstance(var, jex_core.Literal) else made.get(var, {})
-        for var in jaxpr.outvars
+        {} if isinstance(atom, jex_core.Literal) else made.get(atom, {})
+        for atom in jaxpr.outvars
     ]
-
-
-def is_on_mesh(equation: Any, mesh: Any, level: int) -> bool:
-    """Whether a map inside others, ``level`` of them, walks a mesh axis of its own."""
-    return (
-        level < len(mesh.axis_names)
-        and mesh.shape[mesh.axis_names[level]] == equation.params["axis_size"]
-    )
-
-
-def _outside(axis: int | None, mesh_axis: str, cuts: _Cuts) -> _Cuts:
-    """The cuts of an array from those that one element sees."""
-    if axis is None:
-        return cuts
-    shifted = {dim + (dim >= axis): name for dim, name in cuts.items()}
-    return {axis: mesh_axis, **shifted}
-
-
-def _spec(cuts: _Cuts) -> PartitionSpec:
-    return PartitionSpec(*[cuts.get(dim) for dim in range(max(cuts, default=-1) + 1)])

@@ -14,9 +14,12 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType, Mesh
 
 from shardmap.map import placement
-from shardmap.map.layout import is_on_mesh, map_shardings, partition_spec
+from shardmap.map.blocks import block_function
+from shardmap.map.collectives import RULES, SplitAxis
+from shardmap.map.layout import MeshWalk, inner_walk, map_shardings, partition_spec
 from shardmap.map.primitive import spmap_p
-from shardmap.map.tracing import Batch, config_value
+from shardmap.map.rewriting import rewrite_jaxpr
+from shardmap.map.tracing import config_value
 
 
 def map_jit(fun: Callable[..., Any], mesh: Mesh, **options: Any) -> Any:
@@ -37,7 +40,7 @@ def map_jit(fun: Callable[..., Any], mesh: Mesh, **options: Any) -> Any:
 
 def _implementation(*args: Any, **params: Any) -> list[Any]:
     if config_value("jax_disable_jit") or config_value("jax_debug_nans"):
-        return vectorized(**params)(*args)
+        return on_one_device(**params)(*args)
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
 
@@ -49,45 +52,27 @@ def _program(**params: Any) -> tuple[Any, tuple[Any, ...] | None]:
     mesh = params["mesh"]
     if mesh is None:
         return jax.jit(run), None
-    shardings = map_shardings(
-        mesh, params["in_axes"], params["out_axes"], params["call_jaxpr"]
-    )
-    jitted = map_jit(
-        run,
-        mesh,
-        in_shardings=shardings.operands,
-        out_shardings=list(shardings.results),
-    )
-    return jitted, shardings.operands
+    operands, results = map_shardings(params)
+    jitted = map_jit(run, mesh, in_shardings=operands, out_shardings=list(results))
+    return jitted, operands
 
 
-# One batched operation
+# All elements on one device
 
 
-def vectorized(
+def on_one_device(
     *,
     axis_name: Hashable,
     axis_size: int,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
     call_jaxpr: Any,
+    batch_size: int | None,
     **_: Any,
 ) -> Callable[..., list[Any]]:
-    """A map as `jax.vmap`: its elements computed together, on one device."""
-
-    def element(*args: Any) -> list[Any]:
-        return jax.core.eval_jaxpr(call_jaxpr, (), *args)
-
-    out_dims = [0 if axis is None else axis for axis in out_axes]
-    mapped = Batch(axis_name, axis_size).vectorize(element, in_axes, out_dims)
-
-    def run(*args: Any) -> list[Any]:
-        return [
-            result[0] if axis is None else result
-            for result, axis in zip(mapped(*args), out_axes, strict=True)
-        ]
-
-    return run
+    """A map without devices of its own: one block has all elements."""
+    axis = SplitAxis(axis_name, axis_size, (), 1)
+    return block_function(call_jaxpr, axis, in_axes, out_axes, batch_size)
 
 
 # One program per device
@@ -96,112 +81,129 @@ def vectorized(
 def per_device(
     *,
     axis_name: Hashable,
+    axis_size: int,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
     call_jaxpr: Any,
     mesh: Any,
-    mesh_axis: str,
+    mesh_axes: tuple[str, ...],
+    inner_axes: tuple[str, ...],
+    batch_size: int | None,
     **_: Any,
 ) -> Callable[..., Any]:
-    """A map as `jax.shard_map`, one element on each device along ``mesh_axis``."""
-    jaxpr = _on_mesh(call_jaxpr, axis_name, mesh, mesh_axis)
+    """A map as `jax.shard_map`: on each device along ``mesh_axes``, a block."""
+    devices = MeshWalk(mesh_axes, inner_axes).device_count(mesh)
+    axis = SplitAxis(axis_name, axis_size, mesh_axes, devices)
+    jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
+    if devices == axis_size:
+        block = _one_element(jaxpr, axis, in_axes, out_axes)
+    else:
+        block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
+    mapped = jax.shard_map(
+        lambda *blocks: block(*blocks),
+        mesh=mesh,
+        in_specs=tuple(partition_spec(mesh_axes, in_axis) for in_axis in in_axes),
+        out_specs=[partition_spec(mesh_axes, out_axis) for out_axis in out_axes],
+        axis_names=set(mesh_axes),
+        check_vma=False,
+    )
+    if not axis.padding:
+        return mapped
+
+    def padded(*operands: Any) -> list[Any]:
+        results = mapped(
+            *(
+                operand if in_axis is None else _pad(operand, in_axis, axis.padding)
+                for operand, in_axis in zip(operands, in_axes, strict=True)
+            )
+        )
+        return [
+            result
+            if out_axis is None
+            else jax.lax.slice_in_dim(result, 0, axis_size, axis=out_axis)
+            for result, out_axis in zip(results, out_axes, strict=True)
+        ]
+
+    return padded
+
+
+def _pad(operand: Any, axis: int, count: int) -> Any:
+    """Repeats the last element: whatever works for it works for the padding."""
+    last = jax.lax.slice_in_dim(operand, operand.shape[axis] - 1, None, axis=axis)
+    return jax.lax.concatenate([operand, *[last] * count], axis)
+
+
+def _one_element(
+    jaxpr: Any,
+    axis: SplitAxis,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+) -> Callable[..., Any]:
+    """A block of one: the function itself, its axis called as the mesh calls it."""
+
+    def rename(names: Any) -> Any:
+        names = names if isinstance(names, tuple) else (names,)
+        renamed: list[Any] = []
+        for name in names:
+            renamed.extend(axis.device_axes if name == axis.name else [name])
+        return tuple(renamed)
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        if shadowed or equation.primitive not in RULES:
+            return equation
+        key = "axes" if "axes" in equation.params else "axis_name"
+        named = {key: rename(equation.params[key])}
+        return equation.replace(params=equation.params | named, effects=set())
+
+    renamed = rewrite_jaxpr(jaxpr, axis.name, change)
 
     def element(*blocks: Any) -> list[Any]:
         operands = [
-            block if axis is None else jax.lax.squeeze(block, (axis,))
-            for block, axis in zip(blocks, in_axes, strict=True)
+            block if in_axis is None else jax.lax.squeeze(block, (in_axis,))
+            for block, in_axis in zip(blocks, in_axes, strict=True)
         ]
-        results = jax.core.eval_jaxpr(jaxpr, (), *operands)
+        results = jax.core.eval_jaxpr(renamed, (), *operands)
         return [
-            result if axis is None else jax.lax.expand_dims(result, (axis,))
-            for result, axis in zip(results, out_axes, strict=True)
+            result if out_axis is None else jax.lax.expand_dims(result, (out_axis,))
+            for result, out_axis in zip(results, out_axes, strict=True)
         ]
 
-    return jax.shard_map(
-        element,
-        mesh=mesh,
-        in_specs=tuple(partition_spec(mesh_axis, axis) for axis in in_axes),
-        out_specs=[partition_spec(mesh_axis, axis) for axis in out_axes],
-        axis_names={mesh_axis},
-        check_vma=False,
-    )
+    return element
 
 
-def _on_mesh(jaxpr: Any, axis_name: Hashable, mesh: Any, mesh_axis: str) -> Any:
-    """``jaxpr`` with its axis called as the mesh calls it, and maps inside on mesh."""
-    level = mesh.axis_names.index(mesh_axis) + 1
+def _with_inner_maps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
+    """``jaxpr`` whose maps one level down know where on ``mesh`` they go."""
 
-    def rename(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(rename, value))
-        return mesh_axis if value == axis_name else value
-
-    def rewrite(value: Any, shadowed: bool, outermost: bool) -> Any:
-        if isinstance(value, tuple):
-            items = [rewrite(item, shadowed, outermost) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        if hasattr(value, "eqns"):
-            return rewrite_jaxpr(value, shadowed, outermost)
-        if hasattr(value, "jaxpr") and hasattr(value, "consts"):
-            return value.replace(jaxpr=rewrite_jaxpr(value.jaxpr, shadowed, outermost))
-        return value
-
-    def rewrite_jaxpr(jaxpr: Any, shadowed: bool, outermost: bool) -> Any:
-        equations = [rewrite_equation(e, shadowed, outermost) for e in jaxpr.eqns]
-        return jaxpr.replace(
-            eqns=equations,
-            effects={rewrite_effect(e, shadowed) for e in jaxpr.effects},
-        )
-
-    def rewrite_effect(effect: Any, shadowed: bool) -> Any:
-        if not shadowed and getattr(effect, "name", None) == axis_name:
-            return type(effect)(mesh_axis)
-        return effect
-
-    def rewrite_equation(equation: Any, shadowed: bool, outermost: bool) -> Any:
-        params = dict(equation.params)
-        is_map = equation.primitive is spmap_p
-        if is_map:
-            if outermost and is_on_mesh(equation, mesh, level):
-                params |= {"mesh": mesh, "mesh_axis": mesh.axis_names[level]}
-            shadowed = shadowed or params["axis_name"] == axis_name
-            params["call_jaxpr"] = rewrite_jaxpr(params["call_jaxpr"], shadowed, False)
-        else:
-            for key, value in params.items():
-                # A number among `axes` is a dimension, not a name.
-                is_name = key == "axis_name" or (
-                    key == "axes" and not isinstance(axis_name, int)
-                )
-                if is_name:
-                    params[key] = value if shadowed else rename(value)
-                else:
-                    params[key] = rewrite(value, shadowed, outermost)
+    def change(equation: Any, shadowed: bool) -> Any:
+        if shadowed or equation.primitive is not spmap_p:
+            return equation
+        walk = inner_walk(equation, mesh, inner_axes)
+        if walk is None:
+            return equation
         return equation.replace(
-            params=params,
-            effects={rewrite_effect(e, shadowed) for e in equation.effects},
+            params=equation.params | walk._asdict() | {"mesh": mesh}
         )
 
-    return rewrite_jaxpr(jaxpr, False, True)
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
 def _manual_lowering(ctx: Any, *args: Any, **params: Any) -> Any:
-    mesh, mesh_axis = params["mesh"], params["mesh_axis"]
+    mesh, mesh_axes = params["mesh"], params["mesh_axes"]
     context = ctx.module_context.axis_context
     manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
-    if not manual and mesh is not None:
-        return mlir.lower_fun(per_device(**params))(ctx, *args)
-    inside_own = (
-        mesh is not None
-        and context.mesh.axis_names == mesh.axis_names
-        and mesh_axis not in manual
-    )
-    if not inside_own:
-        return mlir.lower_fun(vectorized(**params))(ctx, *args)
-    inner_mesh = mesh.abstract_mesh.update_axis_types(
+    around = context.mesh.axis_names if manual else ()
+    if mesh is None or (manual and around != mesh.axis_names):
+        return mlir.lower_fun(on_one_device(**params))(ctx, *args)
+    if used := manual & set(mesh_axes):
+        raise ValueError(
+            f"spmap of {params['name']} walks mesh axes {mesh_axes}, but a map around "
+            f"it walks {sorted(used)} already. Give each of them axes of its own."
+        )
+    inside = mesh.abstract_mesh.update_axis_types(
         {name: AxisType.Manual for name in manual}
     )
-    with jax.sharding.use_abstract_mesh(inner_mesh):
-        run = per_device(**(params | {"mesh": inner_mesh}))
+    with jax.sharding.use_abstract_mesh(inside):
+        run = per_device(**(params | {"mesh": inside if manual else mesh}))
         return mlir.lower_fun(run)(ctx, *args)
 
 

@@ -1,52 +1,142 @@
 """Arrays onto the devices where a map wants them."""
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 from jax.sharding import Sharding
+
+from shardmap.map import array_likes
+from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
+from shardmap.sharding.spec import ShardingSpec
+
+# Types of which `jax.jit` itself gives each device its part.
+_LEFT_TO_JIT = frozenset([np.ndarray, bool, int, float, complex])
 
 
 def place(
     arrays: Sequence[Any],
     shardings: Sequence[Sharding] | None,
     uncommitted: bool = False,
+    donate: Sequence[bool] | None = None,
 ) -> list[Any]:
     """Lays out arrays as a map wants them.
 
     Args:
-      arrays: arrays and scalars.
+      arrays: arrays, scalars, array-likes and values of types with a handler.
       shardings: one for each; None leaves all of them alone.
       uncommitted: also those that are not committed to devices, such as NumPy arrays,
         instead of leaving them to `jax.jit`.
+      donate: for each whether it may be freed when it had to be moved.
 
     Returns:
       The arrays; those that lie as wanted already are the same objects.
     """
     if shardings is None:
         return list(arrays)
+    if donate is None:
+        donate = (False,) * len(arrays)
     return [
-        move(array, sharding) if is_misplaced(array, sharding, uncommitted) else array
-        for array, sharding in zip(arrays, shardings, strict=True)
+        move(array, sharding, donated)
+        if is_misplaced(array, sharding, uncommitted)
+        else array
+        for array, sharding, donated in zip(arrays, shardings, donate, strict=True)
     ]
 
 
 def is_misplaced(array: Any, sharding: Sharding, uncommitted: bool) -> bool:
     """Whether ``array`` does not lie as ``sharding`` says."""
-    if not isinstance(array, jax.Array):
+    if type(array) in _LEFT_TO_JIT:
         return uncommitted
+    if not isinstance(array, jax.Array):
+        return uncommitted or array_likes.is_array_like(array)
     if isinstance(array, jax.core.Tracer) or not (array.committed or uncommitted):
         return False
-    return not array.sharding.is_equivalent_to(sharding, array.ndim)
+    return not _equivalent(array.sharding, sharding, array.ndim)
 
 
-def move(array: Any, sharding: Sharding) -> jax.Array:
-    """Copies ``array`` to where ``sharding`` says."""
+@functools.lru_cache(maxsize=4096)
+def _equivalent(one: Sharding, other: Sharding, ndim: int) -> bool:
+    return one.is_equivalent_to(other, ndim)
+
+
+def move(value: Any, sharding: Sharding, donate: bool = False) -> jax.Array:
+    """Copies a value to where ``sharding`` says.
+
+    A `jax.Array` goes from device to device and not through the host.
+
+    Args:
+      value: as for `place`.
+      sharding: where the result shall lie.
+      donate: frees ``value``, if it is a `jax.Array`. If the result uses memory of it,
+        where a device has the right part already, it stays as it is.
+    """
     logging.debug(
         "shardmap: moved %s from %s to %s",
-        jax.typeof(array).str_short(),
-        getattr(array, "sharding", "the host"),
+        array_likes.abstract_value(value).str_short(),
+        getattr(value, "sharding", "the host"),
         sharding,
     )
-    return jax.device_put(array, sharding)
+    if not isinstance(value, jax.Array):
+        if array_likes.is_array_like(value):
+            return array_likes.lay_out(value, sharding)
+        return jax.device_put(value, sharding)
+    held = array_likes.boxes(value.sharding, value.shape)
+    wanted = array_likes.boxes(sharding, value.shape)
+    moved = _between_devices(value, sharding)
+    if donate and moved is not value and not held.items() & wanted.items():
+        value.delete()
+    return moved
+
+
+def _between_devices(array: jax.Array, sharding: Sharding) -> jax.Array:
+    """`jax.device_put`, but never through the host.
+
+    `jax.device_put` takes an array from several devices through the host wherever a
+    device wants a piece that is not the whole piece of another.
+    """
+    held = array_likes.boxes(array.sharding, array.shape)
+    wanted = array_likes.boxes(sharding, array.shape)
+    if len(held) == 1 or set(wanted.values()) <= set(held.values()):
+        return jax.device_put(array, sharding)
+    if list(held) == list(wanted):
+        return _recut(sharding)(array)
+    if set(held) == set(wanted) or not array.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    # To other devices: cut on the old ones, if these can hold the pieces, else on the
+    # new ones, else from one copy of the whole.
+    pieces = ShardingSpec.from_sharding(sharding, array.shape).tile_counts
+    if len(held) % math.prod(pieces) == 0:
+        cut = _recut(_cut_and_copied(pieces, list(held)))(array)
+        return jax.device_put(cut, sharding)
+    pieces = ShardingSpec.from_sharding(array.sharding, array.shape).tile_counts
+    if len(wanted) % math.prod(pieces) == 0:
+        there = jax.device_put(array, _cut_and_copied(pieces, list(wanted)))
+        return _recut(sharding)(there)
+    whole = _recut(_cut_and_copied((1,) * array.ndim, list(held)))(array)
+    return jax.device_put(whole.addressable_data(0), sharding)
+
+
+@functools.lru_cache(maxsize=1024)
+def _recut(sharding: Sharding) -> Any:
+    """A program that lays out an array anew on the devices that it is on."""
+    options: dict[str, Any] = {}
+    devices: Any = sharding.device_set
+    if next(iter(devices)).platform == "cpu":
+        # See `map_jit`.
+        options["xla_cpu_enable_concurrency_optimized_scheduler"] = False
+    return jax.jit(
+        lambda x: x, out_shardings=sharding, compiler_options=options or None
+    )
+
+
+def _cut_and_copied(pieces: Sequence[int], devices: Sequence[jax.Device]) -> Sharding:
+    """Each dimension in so many pieces, and as many copies of each as there is room."""
+    entries = [Chunked(n) if n > 1 else None for n in pieces]
+    axes = [ShardedAxis(k) for k in range(sum(n > 1 for n in pieces))]
+    copies = Replicated(len(devices) // math.prod(pieces))
+    return ShardingSpec(entries, [*axes, copies]).named_sharding(devices)

@@ -5,7 +5,7 @@ A map runs ``call_jaxpr`` once for each element of an axis::
     { lambda ; a:f32[8,3]. let
         b:f32[8] = spmap[axis_name=i axis_size=8 in_axes=(0,) out_axes=(0,)
                          call_jaxpr={ lambda ; c:f32[3]. let ... in (d,) }
-                         name=f mesh=Mesh('i': 8) mesh_axis=i] a
+                         name=f mesh=Mesh('i': 8) mesh_axes=('i',) ...] a
       in (b,) }
 
 Seen from outside, an operand has the mapped axis at ``in_axes[k]`` (``None``: every
@@ -37,10 +37,11 @@ class MapPrimitive(jex_core.Primitive):
     * ``in_axes``, ``out_axes``: one int or None per operand and per result.
     * ``call_jaxpr``: what one element computes, a jaxpr without constants.
     * ``name``: the name of the mapped function, for messages and profiles.
-    * ``mesh``: the devices, one mesh dimension for this map and one for each level
-      of maps inside it; None for a map inside another map.
-    * ``mesh_axis``: the mesh dimension that this map walks; None together with
-      ``mesh``.
+    * ``mesh``: the devices; None for a map inside another that says nothing.
+    * ``mesh_axes``: the mesh axes that the elements are laid over, major to minor;
+      None together with ``mesh``.
+    * ``inner_axes``: the mesh axes for maps inside, one for each level.
+    * ``batch_size``: how many elements a device vectorises; None: all that it has.
 
     `bind` adds one more, ``mesh_jaxpr``, made from ``mesh``.
 

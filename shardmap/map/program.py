@@ -18,12 +18,10 @@ from shardmap.map import arguments, functions, placement, tracing
 from shardmap.map.layout import MapShardings, map_mesh, map_shardings
 from shardmap.map.lowering import map_jit
 from shardmap.map.primitive import remove_axis, spmap_p
-from shardmap.map.stages import Lowered
-from shardmap.sharding.spec import ShardingSpec
 
 
 class Options(NamedTuple):
-    """The arguments of `spmap` but the function, hashable."""
+    """The arguments of `spmap` but the function."""
 
     axis_name: Hashable
     in_axes: Any
@@ -33,9 +31,12 @@ class Options(NamedTuple):
     backend: str | None
     axis_size: int | None
     donate_argnums: tuple[int, ...]
+    mesh: Mesh | None
+    mesh_axes: tuple[str, ...] | None
+    batch_size: int | None
 
     def key(self) -> Hashable:
-        """Equal for equal options, whatever containers the axes are in."""
+        """Hashable, equal for equal options, whatever containers the axes are in."""
         in_axes, out_axes = (
             (tuple(leaves), tree)
             for leaves, tree in (
@@ -71,34 +72,29 @@ class _Element:
         return self._fun()(*args, **kwargs)
 
 
-class _Call(NamedTuple):
-    """One call, read and traced: all that is needed to run or bind it."""
+class Call(NamedTuple):
+    """One call, read and traced: all that is needed to run or bind it.
+
+    Attributes:
+      leaves: the arrays, without static arguments.
+      in_tree: the structure of (positional arguments, keyword arguments).
+      body: what one element computes.
+      params: of the map's equation. Its operands are the body's constants, then the
+        leaves.
+    """
 
     leaves: list[Any]
     in_tree: Any
-    in_axes: tuple[int | None, ...]
-    out_axes: tuple[int | None, ...]
-    axis_size: int
     body: tracing.Body
-    mesh: Mesh | None
-
-    @property
-    def mesh_axis(self) -> str | None:
-        return None if self.mesh is None else self.mesh.axis_names[0]
+    params: dict[str, Any]
 
     @property
     def shardings(self) -> MapShardings | None:
         """How leaves and results lie; None inside another map."""
-        if self.mesh is None:
+        if self.params["mesh"] is None:
             return None
-        constants = len(self.body.constants)
-        operands, results = map_shardings(
-            self.mesh,
-            (None,) * constants + self.in_axes,
-            self.out_axes,
-            self.body.jaxpr,
-        )
-        return MapShardings(operands[constants:], results)
+        operands, results = map_shardings(self.params)
+        return MapShardings(operands[len(self.body.constants) :], results)
 
 
 class FunctionMap:
@@ -119,7 +115,7 @@ class FunctionMap:
         self._program = functools.lru_cache(maxsize=1024)(self._make_program)
         self._programs_by_key: dict[Hashable, tuple[Any, Any]] = {}
 
-    def read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+    def read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         """Checks the arguments of a call and traces the function on one element."""
         options = self.options
         static = set(options.static_argnums)
@@ -162,8 +158,6 @@ class FunctionMap:
                 ) from None
         in_axes = arguments.normalize_in_axes(in_axes, avals, names)
         axis_size = arguments.mapped_size(in_axes, avals, names, options.axis_size)
-        devices = self._devices(axis_size)
-
         statics = tuple((k, args[k]) for k in sorted(static))
         try:
             element = self._element(in_tree, statics)
@@ -171,37 +165,27 @@ class FunctionMap:
             raise self._unhashable(statics) from None
         body = tracing.trace_body(
             element,
-            [
-                remove_axis(aval, axis)
-                for aval, axis in zip(avals, in_axes, strict=True)
-            ],
+            list(map(remove_axis, avals, in_axes)),
             options.axis_name,
             axis_size,
         )
-        out_axes = self._out_axes(body, in_axes, axis_size)
-        mesh = None
-        if devices is not None:
-            mesh = map_mesh(options.axis_name, axis_size, body.jaxpr, devices)
-        return _Call(leaves, in_tree, in_axes, out_axes, axis_size, body, mesh)
+        params = {
+            "axis_name": options.axis_name,
+            "axis_size": axis_size,
+            "in_axes": (None,) * len(body.constants) + in_axes,
+            "out_axes": self._out_axes(body, in_axes, axis_size),
+            "call_jaxpr": body.jaxpr,
+            "name": self.name,
+            "batch_size": options.batch_size,
+        }
+        return Call(leaves, in_tree, body, params | self._place(axis_size, body.jaxpr))
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Adds the map to whatever is being traced."""
         return self._bind(self.read(args, kwargs))
 
-    def _bind(self, call: _Call) -> Any:
-        constants = call.body.constants
-        results = spmap_p.bind(
-            *constants,
-            *call.leaves,
-            axis_name=self.options.axis_name,
-            axis_size=call.axis_size,
-            in_axes=(None,) * len(constants) + call.in_axes,
-            out_axes=call.out_axes,
-            call_jaxpr=call.body.jaxpr,
-            name=self.name,
-            mesh=call.mesh,
-            mesh_axis=call.mesh_axis,
-        )
+    def _bind(self, call: Call) -> Any:
+        results = spmap_p.bind(*call.body.constants, *call.leaves, **call.params)
         return jax.tree.unflatten(call.body.out_tree, results)
 
     def prepare(
@@ -240,10 +224,14 @@ class FunctionMap:
             args = [laid_out.get(k, arg) for k, arg in enumerate(args)]
         return program, args, kwargs, moved
 
-    def program(self, call: _Call, kwargs: dict[str, Any]) -> Any:
+    def program(self, call: Call, kwargs: dict[str, Any]) -> Any:
         """The `jax.jit` that runs calls like this one."""
         return self._program(
-            call.in_tree, call.body.out_tree, call.mesh, call.shardings, bool(kwargs)
+            call.in_tree,
+            call.body.out_tree,
+            call.params["mesh"],
+            call.shardings,
+            bool(kwargs),
         )
 
     def _make_program(
@@ -258,7 +246,7 @@ class FunctionMap:
             call = self.read(args, kwargs)
             if call.shardings != shardings or call.body.out_tree != out_tree:
                 raise ValueError("this call needs another program")
-            _log_compile(self.name, self.options.axis_name, call)
+            _log_compile(call.params)
             return self._bind(call)
 
         run.__name__ = run.__qualname__ = self.name
@@ -274,69 +262,22 @@ class FunctionMap:
             options["in_shardings"], _ = jax.tree.unflatten(in_tree, shardings.operands)
         return map_jit(run, mesh, **options)
 
-    def lower(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Lowered:
-        """See `MappedFunction.lower`."""
-        call = self.read(args, kwargs)
-        shardings = call.shardings
-        if shardings is None:
-            raise ValueError(
-                f"spmap of {self.name} cannot be lowered inside another map: it is "
-                "part of that map's program. Lower the outermost one."
-            )
-        leaves = [
-            jax.ShapeDtypeStruct(
-                aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
-            )
-            for aval, sharding in zip(
-                map(arguments.leaf_aval, call.leaves), shardings.operands, strict=True
-            )
-        ]
-        mapped_args, mapped_kwargs = jax.tree.unflatten(call.in_tree, leaves)
-        rest = iter(mapped_args)
-        static = self.options.static_argnums
-        full_args = [arg if k in static else next(rest) for k, arg in enumerate(args)]
-        lowered = self.program(call, kwargs).lower(*full_args, **mapped_kwargs)
-        in_specs = [
-            ShardingSpec.from_named_sharding(leaf.sharding, len(leaf.shape))
-            for leaf in leaves
-        ]
-        out_specs = [
-            ShardingSpec.from_named_sharding(
-                sharding, len(var.aval.shape) + (axis is not None)
-            )
-            for sharding, var, axis in zip(
-                shardings.results,
-                call.body.jaxpr.outvars,
-                call.out_axes,
-                strict=True,
-            )
-        ]
-        args_specs, kwargs_specs = jax.tree.unflatten(call.in_tree, in_specs)
-        rest = iter(args_specs)
-        by_position = [None if k in static else next(rest) for k in range(len(args))]
-        return Lowered(
-            lowered,
-            (*by_position, *([kwargs_specs] if kwargs_specs else [])),
-            jax.tree.unflatten(call.body.out_tree, out_specs),
+    def _place(self, axis_size: int, call_jaxpr: Any) -> dict[str, Any]:
+        """The parameters of the equation that say on which devices it runs."""
+        mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
+        nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            return nowhere
+        if mesh is not None:
+            return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
+        if tracing.inside_map():
+            return nowhere
+        devices = self.options.devices or jax.local_devices(
+            backend=self.options.backend
         )
-
-    def _devices(self, axis_size: int) -> Sequence[jax.Device] | None:
-        """The devices to use, or None where an enclosing program has them."""
-        if tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes:
-            return None
-        devices = self.options.devices
-        if devices is None:
-            devices = jax.local_devices(backend=self.options.backend)
-        if axis_size > len(devices):
-            given = "given" if self.options.devices else "available"
-            raise ValueError(
-                f"compiling computation that requires {axis_size} logical devices, but "
-                f"only {len(devices)} {devices[0].platform} devices are {given}: spmap "
-                f"of {self.name} puts each of the {axis_size} elements of its axis on "
-                "a device of its own. Map fewer elements, or on CPU set XLA_FLAGS="
-                f"--xla_force_host_platform_device_count={axis_size} before JAX starts."
-            )
-        return devices
+        mesh = map_mesh(self.options.axis_name, axis_size, call_jaxpr, devices)
+        own, *inner = mesh.axis_names
+        return {"mesh": mesh, "mesh_axes": (own,), "inner_axes": tuple(inner)}
 
     def _out_axes(
         self, body: tracing.Body, in_axes: Sequence[int | None], axis_size: int
@@ -402,16 +343,17 @@ def _is_hashable(value: Any) -> bool:
     return True
 
 
-def _log_compile(name: str, axis_name: Hashable, call: _Call) -> None:
+def _log_compile(params: dict[str, Any]) -> None:
     level = (
         logging.WARNING if tracing.config_value("jax_log_compiles") else logging.DEBUG
     )
+    mesh = params["mesh"]
     logging.log(
         level,
         "shardmap: compiling %s: axis %r of %d elements on devices %s, elements %s",
-        name,
-        axis_name,
-        call.axis_size,
-        [device.id for device in call.mesh.devices.flat] if call.mesh else "around it",
-        [var.aval.str_short() for var in call.body.jaxpr.invars],
+        params["name"],
+        params["axis_name"],
+        params["axis_size"],
+        "around it" if mesh is None else [device.id for device in mesh.devices.flat],
+        [var.aval.str_short() for var in params["call_jaxpr"].invars],
     )

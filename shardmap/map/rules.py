@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, partial_eval
 
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.tracing import (
@@ -259,7 +259,10 @@ def _transpose_rule(
     linear = tuple(isinstance(arg, ad.UndefinedPrimal) for arg in args)
     wanted = tuple(not _is_zero(ct) for ct in cotangents)
     if not any(wanted):
-        return [ad.Zero(a.aval) if lin else None for a, lin in zip(args, linear)]
+        return [
+            ad.Zero(a.aval) if lin else None
+            for a, lin in zip(args, linear, strict=True)
+        ]
     body = _transpose(
         call_jaxpr,
         linear,
@@ -339,9 +342,13 @@ def _batching_rule(
         remove_axis(jax.typeof(arg), axis)
         for arg, axis in zip(args, map_axes, strict=True)
     )
+    # Inside, a name that both have means the map's axis.
+    shadowed = axis_data.name == params["axis_name"]
     body, batched = _batch(
         call_jaxpr,
-        Batch(axis_data.name, axis_data.size, axis_data.spmd_name),
+        Batch(
+            None if shadowed else axis_data.name, axis_data.size, axis_data.spmd_name
+        ),
         tuple(element_dims),
         avals,
         params["axis_name"],
@@ -356,6 +363,42 @@ def _batching_rule(
     return results, [0 if is_batched else None for is_batched in batched]
 
 
+# Dead code
+
+
+@per_jaxpr
+def _without_dead_code(
+    jaxpr: Any, used_outputs: tuple[bool, ...]
+) -> tuple[Any, list[bool]]:
+    # A copy, as JAX may give back the jaxpr that it is kept for.
+    pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
+    return pruned.replace(), used_inputs
+
+
+def _dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
+    equation = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
+    if not any(used_outputs) and not equation.effects:
+        return [False] * len(equation.invars), None
+    params = equation.params
+    call_jaxpr, used_inputs = _without_dead_code(
+        params["call_jaxpr"], tuple(used_outputs)
+    )
+    invars, in_axes, outvars, out_axes = (
+        tuple(item for item, used in zip(items, mask, strict=True) if used)
+        for items, mask in (
+            (equation.invars, used_inputs),
+            (params["in_axes"], used_inputs),
+            (equation.outvars, used_outputs),
+            (params["out_axes"], used_outputs),
+        )
+    )
+    changed = {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes}
+    return used_inputs, equation.replace(
+        invars=list(invars), outvars=list(outvars), params=params | changed
+    )
+
+
 ad.primitive_jvps[spmap_p] = _jvp_rule
 ad.primitive_transposes[spmap_p] = _transpose_rule
 batching.fancy_primitive_batchers[spmap_p] = _batching_rule
+partial_eval.dce_rules[spmap_p] = _dce_rule

@@ -1,0 +1,167 @@
+"""Values that are not JAX arrays, cut for the devices.
+
+An array-like has ``shape``, ``dtype`` and ``__getitem__``: `numpy.memmap`, the datasets
+of h5py, the arrays of zarr. Of those each device reads its own slice and no more. What
+cannot be indexed so has a handler of its own.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+Handler: TypeAlias = Callable[[Any, Sharding], jax.Array]
+Box: TypeAlias = tuple[tuple[int, int], ...]
+
+_handlers: dict[type, Handler] = {}
+
+
+def register_shard_handler(cls: type, handler: Handler) -> None:
+    """Says how values of a type are cut and put on devices.
+
+    Mapped functions then take such values, as they take arrays. `numpy.memmap` and
+    whatever else has ``shape``, ``dtype`` and ``__getitem__`` needs no handler: each
+    device gets the slice that it asks for.
+
+    Args:
+      cls: the type, and those derived from it that have no handler of their own. Its
+        values have ``shape`` and ``dtype``.
+      handler: ``handler(value, sharding)`` gives a `jax.Array` that has the shape of
+        ``value`` and lies as the `jax.sharding.Sharding` says. What it is made of,
+        and whether it all is read at once, is up to the handler;
+        `jax.make_array_from_callback` asks for one device's part after the other. A
+        handler that is registered later for the same type takes its place.
+
+    Raises:
+      TypeError: ``cls`` is no type, or ``handler`` is not callable.
+      ValueError: ``cls`` is a type that JAX lays out itself.
+
+    Example:
+      >>> class Squares:
+      ...     shape, dtype = (4,), np.dtype("int32")
+      >>> def put(value, sharding):
+      ...     def part(index):
+      ...         return np.arange(4, dtype=value.dtype)[index] ** 2
+      ...     return jax.make_array_from_callback(value.shape, sharding, part)
+      >>> register_shard_handler(Squares, put)
+      >>> lay_out(Squares(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+      Array([0, 1, 4, 9], dtype=int32)
+    """
+    if not inspect.isclass(cls):
+        raise TypeError(f"register_shard_handler takes a type, got {cls!r}.")
+    if not callable(handler):
+        raise TypeError(
+            "register_shard_handler takes a function of a value and a sharding, got "
+            f"{handler!r} for {cls.__name__}."
+        )
+    if issubclass(cls, jax.Array | np.generic | bool | int | float | complex) or (
+        cls is np.ndarray
+    ):
+        raise ValueError(
+            f"register_shard_handler cannot change how {cls.__name__} is laid out: JAX "
+            "does that itself. Register a type of your own."
+        )
+    _handlers[cls] = handler
+
+
+def _handler(cls: type) -> Handler | None:
+    return next((_handlers[base] for base in cls.__mro__ if base in _handlers), None)
+
+
+def is_array_like(value: Any) -> bool:
+    """Whether `lay_out` is for this value, and `jax.device_put` is not."""
+    if isinstance(value, np.generic):
+        return False
+    if _handler(type(value)) or isinstance(value, np.memmap):
+        return True
+    if isinstance(value, np.ndarray) or not all(
+        hasattr(value, name) for name in ("shape", "dtype", "__getitem__")
+    ):
+        return False
+    try:
+        jax.typeof(value)
+    except TypeError:
+        return True
+    return False
+
+
+def abstract_value(value: Any) -> Any:
+    """The shape and dtype of an argument, as tracing wants them.
+
+    Raises:
+      TypeError: nothing that JAX or a handler can put on a device.
+
+    >>> abstract_value(np.zeros((2, 3)))
+    ShapedArray(float32[2,3])
+    """
+    if is_array_like(value):
+        return jax.core.ShapedArray(tuple(value.shape), _dtype(value))
+    return jax.typeof(value)
+
+
+def _dtype(value: Any) -> np.dtype:
+    """The dtype that the value has on devices: float32 for float64, unless x64 is on.
+
+    >>> _dtype(np.zeros(2))
+    dtype('float32')
+    """
+    return jax.dtypes.canonicalize_dtype(np.dtype(value.dtype))
+
+
+def lay_out(value: Any, sharding: Sharding) -> jax.Array:
+    """Puts an array-like, or a value of a type with a handler, on devices."""
+    handler = _handler(type(value))
+    if handler is None:
+        return _read(value, sharding)
+    array = handler(value, sharding)
+    shape, dtype = tuple(value.shape), _dtype(value)
+    if not isinstance(array, jax.Array) or (array.shape, array.dtype) != (shape, dtype):
+        raise ValueError(
+            f"the handler that is registered for {type(value).__name__} must give a "
+            f"jax.Array of shape {shape} and dtype {dtype}, but gave {array!r}."
+        )
+    if not array.sharding.is_equivalent_to(sharding, len(shape)):
+        raise ValueError(
+            f"the handler that is registered for {type(value).__name__} was asked for "
+            f"{sharding}, but gave an array with {array.sharding}."
+        )
+    return array
+
+
+def _read(value: Any, sharding: Sharding) -> jax.Array:
+    """Reads each slice that some device holds once, one after the other."""
+    shape, dtype = tuple(value.shape), _dtype(value)
+    held = boxes(sharding, shape)
+    holders: dict[Box, list[jax.Device]] = {}
+    for device, bounds in held.items():
+        holders.setdefault(bounds, []).append(device)
+    arrays: dict[jax.Device, jax.Array] = {}
+    for bounds, devices in holders.items():
+        part = np.asarray(value[tuple(slice(*pair) for pair in bounds)], dtype)
+        put = jax.device_put([part] * len(devices), devices)
+        arrays.update(zip(devices, put, strict=True))
+    return jax.make_array_from_single_device_arrays(
+        shape, sharding, [arrays[device] for device in held]
+    )
+
+
+def box(index: Any, shape: Sequence[int]) -> Box:
+    """An index of slices as (start, stop) pairs.
+
+    >>> box((slice(None), slice(2, 4)), (3, 8))
+    ((0, 3), (2, 4))
+    """
+    return tuple(
+        part.indices(size)[:2] for part, size in zip(index, shape, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[jax.Device, Box]:
+    """What each device of this process holds, in the order of the shards."""
+    held = sharding.addressable_devices_indices_map(shape)
+    return {device: box(index, shape) for device, index in held.items()}

@@ -1,0 +1,473 @@
+"""Collectives over an axis whose elements lie in blocks on devices.
+
+An axis of ``size`` elements lies on ``devices`` devices, ``block`` elements on each, in
+order; the last block may be partly empty. A block is one vectorised operation, so a
+collective has two parts: what a device can do with its own elements, and then one
+collective between devices, of the least size.
+
+JAX vectorises the function of one element, control flow and all. For that the
+collectives over the axis are replaced by equations of `split_p`, whose vectorisation
+rule finds the whole block in its hands and looks up what to do in `RULES`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import batching
+
+from shardmap.map.rewriting import rewrite_jaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitAxis:
+    """A mapped axis and how its elements lie.
+
+    Attributes:
+      name: what the function's collectives call it.
+      size: the number of elements.
+      device_axes: the mesh axes whose devices share the elements, major to minor;
+        empty if one device has all.
+      devices: how many devices these are.
+    """
+
+    name: Hashable
+    size: int
+    device_axes: tuple[str, ...]
+    devices: int
+
+    @property
+    def block(self) -> int:
+        """The number of elements on one device, at most."""
+        return -(-self.size // self.devices)
+
+    @property
+    def padding(self) -> int:
+        """How many places behind the last element are empty."""
+        return self.devices * self.block - self.size
+
+    @property
+    def vectorized_name(self) -> str:
+        """What the vectorised axis is called while a block is traced."""
+        return f"block of {self.name}"
+
+    def indices(self) -> jax.Array:
+        """The positions along the whole axis of this device's elements."""
+        local = jnp.arange(self.block, dtype=np.int32)
+        if not self.device_axes:
+            return local
+        return lax.axis_index(self.device_axes) * self.block + local
+
+
+split_p = jex_core.Primitive("split_collective")
+split_p.multiple_results = True
+
+Rule = Callable[..., tuple[Any, bool]]
+"""Takes the axis, the block (elements in front) and the equation's parameters; gives
+the result and whether it differs between elements (these in front again)."""
+
+RULES: dict[Any, Rule] = {}
+
+
+def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
+    """``jaxpr`` with its collectives over ``axis`` ready for a block of elements."""
+
+    def split(equation: Any, shadowed: bool) -> Any:
+        if shadowed or equation.primitive not in RULES:
+            return equation
+        if axis.name not in _names(equation.params):
+            return equation
+        return equation.replace(
+            primitive=split_p,
+            params={
+                "axis": axis,
+                "collective": equation.primitive,
+                "params": tuple(sorted(equation.params.items())),
+            },
+            effects=set(),
+        )
+
+    return rewrite_jaxpr(jaxpr, axis.name, split)
+
+
+def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
+    """The collective equations over the axis, in whatever other equations hold them."""
+    found = []
+
+    def collect(equation: Any, shadowed: bool) -> Any:
+        if not shadowed and equation.primitive in RULES:
+            if name in _names(equation.params):
+                found.append(equation)
+        return equation
+
+    rewrite_jaxpr(jaxpr, name, collect)
+    return found
+
+
+def _names(params: dict[str, Any]) -> tuple[Any, ...]:
+    """The axes that a collective works over; numbers among them are dimensions."""
+    names = params.get("axes", params.get("axis_name"))
+    return names if isinstance(names, tuple) else (names,)
+
+
+def _batching_rule(
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    axis: SplitAxis,
+    collective: Any,
+    params: tuple[tuple[str, Any], ...],
+) -> tuple[list[Any], list[int | None]]:
+    assert axis_data.name == axis.vectorized_name
+    blocks: list[Any] = [
+        jnp.broadcast_to(arg, (axis.block, *arg.shape))
+        if dim is None
+        else jnp.moveaxis(arg, dim, 0)
+        for arg, dim in zip(args, dims, strict=True)
+    ]
+    results, differs = [], []
+    for block in blocks or [None]:
+        result, differ = RULES[collective](axis, block, **dict(params))
+        results.append(result)
+        differs.append(0 if differ else None)
+    return results, differs
+
+
+batching.fancy_primitive_batchers[split_p] = _batching_rule
+
+
+# Between devices
+
+
+def _present(axis: SplitAxis, block: Any, fill: Any) -> Any:
+    """The block with ``fill`` in its empty places."""
+    if not axis.padding:
+        return block
+    present = axis.indices() < axis.size
+    return jnp.where(jnp.expand_dims(present, range(1, block.ndim)), block, fill)
+
+
+def _gather(axis: SplitAxis, block: Any, names: Sequence[Any]) -> Any:
+    """All elements along ``names`` together, on every device, in front.
+
+    Every name but ``axis.name`` is an axis of devices or of some map around.
+    """
+    gathered, have_axis = block, False
+    for name in reversed(names):
+        if name == axis.name:
+            if axis.device_axes:
+                gathered = lax.all_gather(gathered, axis.device_axes, tiled=True)
+            gathered, have_axis = gathered[: axis.size], True
+        else:
+            front = 0 if have_axis else 1
+            gathered = lax.all_gather(gathered, name, axis=front)
+    return gathered.reshape(-1, *block.shape[1:])
+
+
+def _positions(axis: SplitAxis, names: Sequence[Any]) -> jax.Array:
+    """Where this device's elements are among all along ``names``."""
+    position: Any = 0
+    for name in names:
+        if name == axis.name:
+            position = position * axis.size + axis.indices()
+        else:
+            position = position * lax.axis_size(name) + lax.axis_index(name)
+    return jnp.minimum(position, _total(axis, names) - 1)
+
+
+def _total(axis: SplitAxis, names: Sequence[Any]) -> int:
+    return int(
+        np.prod([axis.size if n == axis.name else lax.axis_size(n) for n in names])
+    )
+
+
+def _groups(
+    axis: SplitAxis, names: Sequence[Any], groups: Sequence[Sequence[int]] | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each position: its group's members, its group's number, its place in it."""
+    groups = groups or [range(_total(axis, names))]
+    total = sum(map(len, groups))
+    members = np.zeros((total, len(groups[0])), np.int32)
+    number, place = np.zeros(total, np.int32), np.zeros(total, np.int32)
+    for k, group in enumerate(groups):
+        for where, position in enumerate(group):
+            members[position], number[position], place[position] = group, k, where
+    return members, number, place
+
+
+# Reductions
+
+
+class Reduction(NamedTuple):
+    """How elements combine.
+
+    Attributes:
+      local: over dimensions of one device's array.
+      between: over mesh axes, as `jax.lax.psum`.
+      segments: over groups of rows, as `jax.ops.segment_sum`.
+      combine: of two arrays.
+      identity: the value that changes nothing, for a dtype.
+    """
+
+    local: Callable[..., Any]
+    between: Callable[..., Any]
+    segments: Callable[..., Any]
+    combine: Callable[[Any, Any], Any]
+    identity: Callable[[Any], Any]
+
+    def __call__(
+        self,
+        axis: SplitAxis,
+        block: Any,
+        *,
+        axes: Sequence[Any],
+        axis_index_groups: Any = None,
+    ) -> tuple[Any, bool]:
+        """The rule of the collective."""
+        present = _present(axis, block, self.identity(block.dtype))
+        if axis_index_groups is not None:
+            _, number, _ = _groups(axis, axes, axis_index_groups)
+            mine = jnp.asarray(number)[_positions(axis, axes)]
+            partial = self.segments(present, mine, len(axis_index_groups))
+            if axis.device_axes:
+                partial = self.between(partial, axis.device_axes)
+            return partial[mine], True
+        dimensions = tuple(a + 1 for a in axes if isinstance(a, int))
+        return self.finish(axis, self.local(present, (0, *dimensions)), axes), False
+
+    def start(self, aval: Any) -> jax.Array:
+        """What to accumulate parts of a block from."""
+        return jnp.full(aval.shape, self.identity(aval.dtype), aval.dtype)
+
+    def accumulate(self, before: Any, part: Any, present: Any) -> Any:
+        """``before`` combined with the elements of a part that are ``present``."""
+        shape = (-1,) + (1,) * (part.ndim - 1)
+        values = jnp.where(present.reshape(shape), part, self.identity(part.dtype))
+        return self.combine(before, self.local(values, (0,)))
+
+    def finish(self, axis: SplitAxis, value: Any, axes: Sequence[Any]) -> Any:
+        """This device's value combined with those of the others."""
+        others = tuple(n for n in axes if n != axis.name and not isinstance(n, int))
+        names = (*axis.device_axes, *others)
+        return self.between(value, names) if names else value
+
+
+def _sum(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.sum(block, dimensions, dtype=block.dtype)
+
+
+def _lowest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf
+    return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.inf
+    return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
+
+
+_SUM = Reduction(_sum, lax.psum, jax.ops.segment_sum, jnp.add, lambda dtype: 0)
+_MAX = Reduction(jnp.max, lax.pmax, jax.ops.segment_max, jnp.maximum, _lowest)
+_MIN = Reduction(jnp.min, lax.pmin, jax.ops.segment_min, jnp.minimum, _highest)
+
+
+def _reduce_scatter_rule(
+    axis: SplitAxis,
+    block: Any,
+    *,
+    axis_name: Sequence[Any],
+    scatter_dimension: int,
+    axis_index_groups: Any,
+    tiled: bool,
+    axis_size: int,
+) -> tuple[Any, bool]:
+    # Pieces in front: each element of a group gets one.
+    shape = list(block.shape)
+    dimension = scatter_dimension + 1
+    pieces = [axis_size, shape[dimension] // axis_size] if tiled else [axis_size]
+    block = block.reshape(*shape[:dimension], *pieces, *shape[dimension + 1 :])
+    block = jnp.moveaxis(block, dimension, 1)
+    if axis_name == (axis.name,) and axis_index_groups is None:
+        total = _sum(_present(axis, block, 0), (0,))
+        total = jnp.pad(total, [(0, axis.padding)] + [(0, 0)] * (total.ndim - 1))
+        if axis.device_axes:
+            total = lax.psum_scatter(total, axis.device_axes, tiled=True)
+        return total, True
+    _, _, place = _groups(axis, axis_name, axis_index_groups)
+    mine = jnp.asarray(place)[_positions(axis, axis_name)]
+    total, differs = _SUM(
+        axis, block, axes=tuple(axis_name), axis_index_groups=axis_index_groups
+    )
+    if not differs:
+        return total[mine], True
+    return jax.vmap(lambda pieces, k: pieces[k])(total, mine), True
+
+
+# Rearrangements
+
+
+def _merge(array: Any, dimension: int) -> Any:
+    """Two neighbouring dimensions as one."""
+    shape = array.shape
+    merged = shape[dimension] * shape[dimension + 1]
+    return array.reshape(*shape[:dimension], merged, *shape[dimension + 2 :])
+
+
+def _all_gather_rule(
+    axis: SplitAxis,
+    block: Any,
+    *,
+    axis_name: Sequence[Any],
+    all_gather_dimension: int,
+    axis_index_groups: Any,
+    tiled: bool,
+    axis_size: int,
+) -> tuple[Any, bool]:
+    everything = _gather(axis, block, axis_name)
+    dimension, differs = all_gather_dimension, axis_index_groups is not None
+    if differs:
+        members, _, _ = _groups(axis, axis_name, axis_index_groups)
+        mine = jnp.asarray(members)[_positions(axis, axis_name)]
+        everything, dimension = everything[mine], dimension + 1
+    result = jnp.moveaxis(everything, int(differs), dimension)
+    return (_merge(result, dimension) if tiled else result), differs
+
+
+def _all_to_all_rule(
+    axis: SplitAxis,
+    block: Any,
+    *,
+    axis_name: Any,
+    split_axis: int,
+    concat_axis: int,
+    axis_index_groups: Any,
+    tiled: bool,
+) -> tuple[Any, bool]:
+    names = _names({"axis_name": axis_name})
+    members, _, place = _groups(axis, names, axis_index_groups)
+    count = members.shape[1]
+    # The pieces for each element in front: (own elements, pieces, ...).
+    shape = list(block.shape)
+    cut = [count, shape[split_axis + 1] // count]
+    block = block.reshape(*shape[: split_axis + 1], *cut, *shape[split_axis + 2 :])
+    block = jnp.moveaxis(block, split_axis + 1, 1)
+    if names == (axis.name,) and axis_index_groups is None:
+        spread = [(0, 0), (0, axis.padding)] + [(0, 0)] * (block.ndim - 2)
+        block = jnp.pad(block, spread)
+        if axis.device_axes:
+            block = lax.all_to_all(
+                block, axis.device_axes, split_axis=1, concat_axis=0, tiled=True
+            )
+        received = jnp.moveaxis(block[: axis.size], 1, 0)
+    else:
+        everything = _gather(axis, block, names)
+        mine = _positions(axis, names)
+        received = jax.vmap(lambda group, k: everything[group, k])(
+            jnp.asarray(members)[mine], jnp.asarray(place)[mine]
+        )
+    # (own elements, sources, ...): sources one after another along concat_axis.
+    result = jnp.moveaxis(received, 1, concat_axis + 1)
+    return _merge(result, concat_axis + 1), True
+
+
+def _ppermute_rule(
+    axis: SplitAxis, block: Any, *, axis_name: Sequence[Any], perm: Any
+) -> tuple[Any, bool]:
+    names = _names({"axis_name": axis_name})
+    if names != (axis.name,):
+        source = np.full(_total(axis, names), -1, np.int32)
+        for start, end in perm:
+            source[end] = start
+        mine = jnp.asarray(source)[_positions(axis, names)]
+        moved = _gather(axis, block, names)[mine]
+        arrived = jnp.expand_dims(mine >= 0, range(1, moved.ndim))
+        return jnp.where(arrived, moved, jnp.zeros((), moved.dtype)), True
+
+    # One round for each distance between devices: pack, send, unpack.
+    rounds: dict[int, list[list[tuple[int, int]]]] = {}
+    for start, end in perm:
+        device, target = start // axis.block, end // axis.block
+        sent = rounds.setdefault(
+            (target - device) % axis.devices, [[] for _ in range(axis.devices)]
+        )
+        sent[device].append((start % axis.block, end % axis.block))
+    here = lax.axis_index(axis.device_axes) if axis.device_axes else 0
+    result = jnp.zeros_like(block)
+    for distance, sent in sorted(rounds.items()):
+        width = max(map(len, sent))
+        packed_from = np.zeros((axis.devices, width), np.int32)
+        unpacked_to = np.full((axis.devices, width), axis.block, np.int32)
+        for device, moves in enumerate(sent):
+            target = (device + distance) % axis.devices
+            for k, (start, end) in enumerate(moves):
+                packed_from[device, k], unpacked_to[target, k] = start, end
+        packed = block[jnp.asarray(packed_from)[here]]
+        if distance:
+            pairs = [
+                (device, (device + distance) % axis.devices)
+                for device, moves in enumerate(sent)
+                if moves
+            ]
+            packed = lax.ppermute(packed, axis.device_axes, pairs)
+        result = result.at[jnp.asarray(unpacked_to)[here]].set(packed, mode="drop")
+    return result, True
+
+
+def _pbroadcast_rule(
+    axis: SplitAxis, block: Any, *, axis_name: Any, source: int
+) -> tuple[Any, bool]:
+    names = _names({"axis_name": axis_name})
+    chosen = jnp.expand_dims(_positions(axis, names) == source, range(1, block.ndim))
+    if axis.padding:
+        present = axis.indices() < axis.size
+        chosen &= jnp.expand_dims(present, range(1, block.ndim))
+    only = jnp.where(chosen, block, jnp.zeros((), block.dtype))
+    return _SUM(axis, only, axes=names)
+
+
+def _axis_index_rule(
+    axis: SplitAxis, block: None, *, axis_name: Any
+) -> tuple[Any, bool]:
+    return axis.indices(), True
+
+
+def _ragged_all_to_all_rule(axis: SplitAxis, *_: Any, **__: Any) -> tuple[Any, bool]:
+    raise NotImplementedError(
+        f"ragged_all_to_all over axis {axis.name!r}: its {axis.size} elements lie "
+        f"{axis.block} on each of {axis.devices} devices, and ragged_all_to_all works "
+        "for one element on each device only. Use all_to_all, or more devices."
+    )
+
+
+def _primitive(collective: Callable[[Any], Any]) -> Any:
+    """The primitive that a collective of `jax.lax` binds."""
+    jaxpr = jax.make_jaxpr(collective, axis_env=[("i", 2)])(np.zeros(2, np.float32))
+    return jaxpr.jaxpr.eqns[-1].primitive
+
+
+AXIS_INDEX = _primitive(lambda x: lax.axis_index("i"))
+
+REDUCTIONS: dict[Any, Reduction] = {
+    _primitive(lambda x: lax.psum(x, "i")): _SUM,
+    _primitive(lambda x: lax.pmax(x, "i")): _MAX,
+    _primitive(lambda x: lax.pmin(x, "i")): _MIN,
+}
+
+RULES.update(REDUCTIONS)
+RULES |= {
+    AXIS_INDEX: _axis_index_rule,
+    _primitive(lambda x: lax.all_gather(x, "i")): _all_gather_rule,
+    _primitive(lambda x: lax.ppermute(x, "i", [(0, 0)])): _ppermute_rule,
+    _primitive(lambda x: lax.pbroadcast(x, "i", 0)): _pbroadcast_rule,
+    _primitive(lambda x: lax.psum_scatter(x, "i")): _reduce_scatter_rule,
+    _primitive(lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True)): _all_to_all_rule,
+    jex_core.primitives.ragged_all_to_all_p: _ragged_all_to_all_rule,
+}

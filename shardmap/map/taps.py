@@ -1,0 +1,272 @@
+"""Taps: host functions that see the values of a running program.
+
+A tap is one equation, `tap_p`, with the tapped values as operands and no results, so
+differentiation and vectorisation have little to do with it. Its lowering adds the
+number of the device and calls `jax.experimental.io_callback`.
+
+Taps of one device run in program order, which only ordered effects give: XLA runs
+callbacks that do not depend on each other in any order.
+"""
+
+import dataclasses
+import functools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.experimental import io_callback
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import Mesh
+
+# Failures
+
+
+class _Failures:
+    """The first failure of a tap since it was last raised, and how many followed.
+
+    A callback that raises makes the tokens of its devices unusable, and leaves other
+    devices waiting in collectives. So a tap in a running program never raises: its
+    exception waits here for `taps_barrier`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: tuple[str, BaseException] | None = None
+        self._others = 0
+
+    def add(self, message: str, exception: BaseException) -> None:
+        logging.error("%s", message, exc_info=exception)
+        with self._lock:
+            if self._first is None:
+                self._first = message, exception
+            else:
+                self._others += 1
+
+    def raise_first(self) -> None:
+        with self._lock:
+            first, others = self._first, self._others
+            self._first, self._others = None, 0
+        if first is not None:
+            message, exception = first
+            if others:
+                message += f" ({others} more calls of taps failed after it)"
+            raise RuntimeError(message) from exception
+
+
+_failures = _Failures()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """What a tap calls: the host function, and how it wants its arguments."""
+
+    func: Callable[..., Any]
+    with_device: bool
+    tree: Any
+
+    def __call__(self, device: jax.Device | None, leaves: Sequence[Any]) -> None:
+        value = jax.tree.unflatten(self.tree, map(np.asarray, leaves))
+        if self.with_device:
+            self.func(value, device)
+        else:
+            self.func(value)
+
+    def in_program(
+        self, devices: Sequence[jax.Device], index: Any, *leaves: Any
+    ) -> tuple[()]:
+        """The callback of a compiled program: never raises."""
+        device = devices[int(index)]
+        try:
+            self(device, leaves)
+        except BaseException as exception:
+            _failures.add(self.failed(device, exception), exception)
+        return ()
+
+    def failed(self, device: jax.Device | None, exception: BaseException) -> str:
+        name = getattr(self.func, "__name__", repr(self.func))
+        return (
+            f"the tap {name} failed on device {device}: "
+            f"{type(exception).__name__}: {exception}"
+        )
+
+
+# The primitive
+
+tap_p = jex_core.Primitive("tap")
+tap_p.multiple_results = True
+
+
+def _effect_of(callback: Callable[[], Any]) -> Any:
+    (effect,) = jax.make_jaxpr(callback)().jaxpr.effects
+    return effect
+
+
+_ordered_io = _effect_of(lambda: io_callback(lambda: (), (), ordered=True))
+_debug = _effect_of(lambda: jax.debug.callback(lambda: None))
+
+
+class _TapEffect(type(_ordered_io), type(_debug)):  # type: ignore[misc]
+    """Keeps taps in order, on several devices too, and is allowed everywhere.
+
+    JAX asks for the class of an effect: the first is one of those that it orders on
+    each device, the second one of those that it allows under checkpoint and in custom
+    derivatives.
+    """
+
+    def __str__(self) -> str:
+        return "Tap"
+
+
+tap_effect = _TapEffect()
+
+# JAX tells the lowering which devices a program is for if it finds one of its own
+# callbacks in the jaxprs of an equation.
+_CALLBACK = jax.make_jaxpr(lambda: io_callback(lambda: (), (), ordered=True))().jaxpr
+
+
+def _abstract_eval(*_: Any, **__: Any) -> tuple[list[Any], set[Any]]:
+    return [], {tap_effect}
+
+
+def _implementation(*leaves: Any, call: _Call, **_: Any) -> list[Any]:
+    # Programs dispatched before come first.
+    jax.effects_barrier()
+    arrays = list(map(jnp.asarray, leaves))
+    device = None
+    if arrays:
+        device = arrays[0].addressable_shards[0].device
+    call(device, arrays)
+    return []
+
+
+def _jvp_rule(primals: Any, _: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+    return tap_p.bind(*primals, **params), []
+
+
+def _transpose_rule(_: Any, *leaves: Any, **__: Any) -> list[None]:
+    # Reached by tapping a linear function's unknown input: it has no value to show.
+    return [None] * len(leaves)
+
+
+def _batching_rule(
+    leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
+) -> tuple[list[Any], list[Any]]:
+    moved = [
+        leaf if dim is None else jnp.moveaxis(leaf, dim, 0)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+    return tap_p.bind(*moved, **params), []
+
+
+def _caller(context: Any, call: _Call) -> Callable[..., list[Any]]:
+    """The function that calls back from a place in a program, given by ``context``.
+
+    Inside `jax.shard_map` every device calls, with its instance of the value. Outside,
+    a value belongs to the program: it is whole, and the first device calls.
+    """
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        devices, names = context.device_assignment, ()
+    elif isinstance(mesh, Mesh):
+        devices, names = mesh.devices.flat, mesh.axis_names
+    elif call.with_device:
+        raise NotImplementedError(
+            "tap with with_device=True inside a shard_map whose devices are not known: "
+            "give it a jax.sharding.Mesh, or make one the context with jax.set_mesh."
+        )
+    else:
+        devices, names = [None] * mesh.size, mesh.axis_names
+    callback = functools.partial(call.in_program, tuple(devices))
+
+    def run(*leaves: Any) -> list[Any]:
+        index = jax.lax.axis_index(names) if names else 0
+        io_callback(callback, (), index, *leaves, ordered=True)
+        return []
+
+    return run
+
+
+def _lowering(ctx: Any, *leaves: Any, call: _Call, **_: Any) -> Any:
+    run = _caller(ctx.module_context.axis_context, call)
+    token = ctx.tokens_in.get(tap_effect)
+    inner = ctx.replace(tokens_in=mlir.TokenSet({_ordered_io: token}), tokens_out=None)
+    results = mlir.lower_fun(run)(inner, *leaves)
+    token = inner.tokens_out.get(_ordered_io)
+    ctx.set_tokens_out(mlir.TokenSet({tap_effect: token}))
+    return results
+
+
+tap_p.def_effectful_abstract_eval(_abstract_eval)
+tap_p.def_impl(_implementation)
+ad.primitive_jvps[tap_p] = _jvp_rule
+ad.primitive_transposes[tap_p] = _transpose_rule
+batching.primitive_batchers[tap_p] = _batching_rule
+mlir.register_lowering(tap_p, _lowering)
+
+# What users call
+
+
+def tap(
+    func: Callable[..., Any],
+    x: Any,
+    *,
+    result: Any = None,
+    with_device: bool = False,
+) -> Any:
+    """Calls a host function with a value."""
+    if not callable(func):
+        raise TypeError(f"tap expects a callable, but got {func!r}.")
+    leaves, tree = jax.tree.flatten(x)
+    tap_p.bind(
+        *map(_plain, leaves), call=_Call(func, with_device, tree), callback=_CALLBACK
+    )
+    return x if result is None else result
+
+
+def _plain(leaf: Any) -> Any:
+    """``leaf`` as NumPy can hold it."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class _Print:
+    fmt: str
+    with_device: bool
+    file: TextIO | None
+
+    __name__ = "tap_print"
+
+    def __call__(self, value: Any, device: Any) -> None:
+        text = self.fmt.format(value)
+        if self.with_device:
+            text = f"{device.platform}:{device.id}: {text}"
+        # One call, so that the lines of several devices stay whole.
+        (self.file or sys.stdout).write(text + "\n")
+
+
+def tap_print(
+    x: Any,
+    fmt: str = "{}",
+    *,
+    result: Any = None,
+    with_device: bool = False,
+    file: TextIO | None = None,
+) -> Any:
+    """Prints a value."""
+    printer = _Print(fmt, with_device, file)
+    return tap(printer, x, result=result, with_device=True)
+
+
+def taps_barrier() -> None:
+    """Waits for the taps of all programs that this thread has started."""
+    jax.effects_barrier()
+    _failures.raise_first()
