@@ -40,9 +40,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float | None = None) -> N
         else:
             if got.dtype == jnp.bfloat16:
                 got, want = got.astype(np.float32), want.astype(np.float32)
-            np.testing.assert_allclose(
-                got, want, rtol=close, atol=close, err_msg=where
-            )
+            np.testing.assert_allclose(got, want, rtol=close, atol=close, err_msg=where)
 
 
 def assert_laid_out(results: Any, out_axes: Any, size: int) -> None:
@@ -138,9 +136,7 @@ def mixed(x: Any, w: Any) -> Any:
     return jnp.sin(x) * w + x * x
 
 
-def collective(
-    combine: Callable[[Any], Any], **options: Any
-) -> Body:
+def collective(combine: Callable[[Any], Any], **options: Any) -> Body:
     """A body that combines the elements: nonlinear work before and after."""
 
     def fun(x: Any, w: Any) -> Any:
@@ -206,7 +202,9 @@ BODIES: dict[str, Body] = {
         in_axes=(-1, None),
         out_axes={"mapped": 1, "whole": None, "w": None},
     ),
-    "pmean": collective(lambda y: lax.pmean(y, "i"), in_axes=(1, 1), out_axes=(None, 1)),
+    "pmean": collective(
+        lambda y: lax.pmean(y, "i"), in_axes=(1, 1), out_axes=(None, 1)
+    ),
     "pmax": collective(lambda y: lax.pmax(y, "i") + lax.pmin(y, "i"), smooth=False),
     "all_gather": collective(
         lambda y: lax.all_gather(y, "i", axis=1)[:, ::-1].sum(-1), out_axes=(None, 2)
@@ -258,18 +256,24 @@ BODIES: dict[str, Body] = {
     "nested_inner": nested(lambda row, w, total: lax.psum(row * total, "j") * w + row),
     "nested_outer": nested(lambda row, w, total: lax.psum(row * total, "i") * w + row),
     "nested_both": nested(
-        lambda row, w, total: lax.psum(mixed(row, w), ("i", "j")) * row
-        + lax.pmean(row, "j") * lax.axis_index("i"),
+        lambda row, w, total: (
+            lax.psum(mixed(row, w), ("i", "j")) * row
+            + lax.pmean(row, "j") * lax.axis_index("i")
+        ),
         in_axes=(1, None),
         out_axes=(1, 0),
     ),
     "nested_swapped": nested(
-        lambda row, w, total: lax.psum(mixed(row, w), ("j", "i")) * row
-        + lax.ppermute(row, "i", [(0, 1), (1, 0)]) * total,
+        lambda row, w, total: (
+            lax.psum(mixed(row, w), ("j", "i")) * row
+            + lax.ppermute(row, "i", [(0, 1), (1, 0)]) * total
+        ),
     ),
     "nested_vectorized": nested(
-        lambda row, w, total: lax.psum(mixed(row, w), ("j", "i")) * row
-        + lax.all_gather(row * total, "j").sum(0),
+        lambda row, w, total: (
+            lax.psum(mixed(row, w), ("j", "i")) * row
+            + lax.all_gather(row * total, "j").sum(0)
+        ),
         size=4,
     ),
 }

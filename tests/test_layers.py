@@ -13,7 +13,7 @@ import shardmap
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "shardmap"
 # From the bottom up: a module imports from its own room and from those before it.
-ROOMS = ["_compat", "sharding", "map", "plan", "explain", "__init__", "demo"]
+ROOMS = ["_compat", "sharding", "map", "plan", "explain", "compat", "__init__", "demo"]
 ROOM_OF_PROGRAMS = "demo"
 LONGEST_FILE = 500
 

@@ -9,6 +9,7 @@ from jax import lax
 import shardmap as sm
 
 FOUR = np.ones(4, np.float32)
+MESH = sm.make_mesh({"data": 4, "model": 2})
 
 
 def add(x, params):
@@ -153,16 +154,35 @@ CASES = {
         ValueError,
         r"'devices' argument to spmap must be non-empty, or None",
     ),
-    "too few devices": (
-        lambda: sm.spmap(lambda x: x)(np.ones(9)),
+    "batch_size below 1": (
+        lambda: sm.spmap(add, batch_size=0),
         ValueError,
-        r"requires 9 logical devices, but only 8 cpu devices are available: spmap of "
-        r"<lambda> .*xla_force_host_platform_device_count=9",
+        r"spmap batch_size must be an int above 0 or None, but got 0",
     ),
-    "too few devices given": (
-        lambda: sm.spmap(lambda x: x, devices=jax.devices()[:2])(FOUR),
+    "mesh without mesh_axes": (
+        lambda: sm.spmap(add, mesh=MESH),
         ValueError,
-        r"requires 4 logical devices, but only 2 cpu devices are given",
+        r"spmap takes mesh and mesh_axes together, but got mesh=Mesh.* mesh_axes=None",
+    ),
+    "mesh and devices": (
+        lambda: sm.spmap(add, mesh=MESH, mesh_axes="data", devices=jax.devices()),
+        ValueError,
+        r"spmap takes its devices from mesh, so give neither devices nor backend",
+    ),
+    "an axis that the mesh does not have": (
+        lambda: sm.spmap(add, mesh=MESH, mesh_axes=("data", "rows")),
+        ValueError,
+        r"mesh_axes must be axes of the mesh, each once, but got \('data', 'rows'\) for "
+        r"a mesh with axes \('data', 'model'\)",
+    ),
+    "a mesh axis used twice": (
+        lambda: sm.spmap(
+            sm.spmap(lambda x: x, mesh=MESH, mesh_axes="data"),
+            mesh=MESH,
+            mesh_axes="data",
+        )(np.ones((4, 4))),
+        ValueError,
+        r"walks mesh axes \('data',\), but a map around it walks \['data'\] already",
     ),
     "not callable": (
         lambda: sm.spmap(3),

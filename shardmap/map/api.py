@@ -30,19 +30,22 @@ class MappedFunction:
         )
         # The map finds the function by a weak reference, to an equal one perhaps.
         self._fun = self._map.fun()
-        # The program of the last call is tried first. It refuses what it is not for;
-        # after that, every call is looked up.
-        self._recent: Any = None
-        self._varies = False
+        # The last program for each number of arguments is tried first. It refuses what
+        # it is not for; where that happens often, every call is looked up.
+        self._recent: dict[int, Any] = {}
+        self._refusals = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jex_core.find_top_trace(()) is not _TOP_LEVEL:
             return self._map.bind(args, kwargs)
-        if self._recent is not None and not kwargs:
-            try:
-                return self._recent(*args)
-            except (TypeError, ValueError):
-                self._recent, self._varies = None, True
+        if not kwargs:
+            program = self._recent.get(len(args))
+            if program is not None:
+                try:
+                    return program(*args)
+                except (TypeError, ValueError):
+                    del self._recent[len(args)]
+                    self._refusals += 1
         return self._run(args, kwargs)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
@@ -50,8 +53,8 @@ class MappedFunction:
             return self._map.bind(args, kwargs)
         program, args, kwargs, moved = self._map.prepare(args, kwargs)
         results = program(*args, **kwargs)
-        if not (moved or kwargs or self._varies):
-            self._recent = program
+        if not (moved or kwargs) and self._refusals < 8:
+            self._recent[len(args)] = program
         return results
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

@@ -13,6 +13,7 @@ from shardmap.map.collectives import (
     AXIS_INDEX,
     REDUCTIONS,
     SplitAxis,
+    is_collective,
     split_collectives,
     uses_axis,
 )
@@ -179,7 +180,7 @@ def _cut(
 
     for equation in jaxpr.eqns:
         collectives = uses_axis(jaxpr.replace(eqns=[equation]), axis.name)
-        direct = [equation] == collectives
+        direct = is_collective(equation, axis.name)
         variables = [v for v in equation.invars if not isinstance(v, jex_core.Literal)]
         if any(v in is_late for v in variables):
             if collectives or not all(v in is_late or v in whole for v in variables):

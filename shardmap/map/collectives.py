@@ -78,9 +78,7 @@ def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
     """``jaxpr`` with its collectives over ``axis`` ready for a block of elements."""
 
     def split(equation: Any, shadowed: bool) -> Any:
-        if shadowed or equation.primitive not in RULES:
-            return equation
-        if axis.name not in _names(equation.params):
+        if shadowed or not is_collective(equation, axis.name):
             return equation
         return equation.replace(
             primitive=split_p,
@@ -100,13 +98,17 @@ def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
     found = []
 
     def collect(equation: Any, shadowed: bool) -> Any:
-        if not shadowed and equation.primitive in RULES:
-            if name in _names(equation.params):
-                found.append(equation)
+        if not shadowed and is_collective(equation, name):
+            found.append(equation)
         return equation
 
     rewrite_jaxpr(jaxpr, name, collect)
     return found
+
+
+def is_collective(equation: Any, name: Hashable) -> bool:
+    """Whether the equation itself is a collective over the axis."""
+    return equation.primitive in RULES and name in _names(equation.params)
 
 
 def _names(params: dict[str, Any]) -> tuple[Any, ...]:

@@ -72,8 +72,8 @@ def move(value: Any, sharding: Sharding, donate: bool = False) -> jax.Array:
     Args:
       value: as for `place`.
       sharding: where the result shall lie.
-      donate: frees ``value``, if it is a `jax.Array`. If the result uses memory of it,
-        where a device has the right part already, it stays as it is.
+      donate: frees the memory of ``value``, if it is a `jax.Array`, but for what the
+        result uses of it, where a device had the right part already.
     """
     logging.debug(
         "shardmap: moved %s from %s to %s",
@@ -87,26 +87,33 @@ def move(value: Any, sharding: Sharding, donate: bool = False) -> jax.Array:
         return jax.device_put(value, sharding)
     held = array_likes.boxes(value.sharding, value.shape)
     wanted = array_likes.boxes(sharding, value.shape)
-    moved = _between_devices(value, sharding)
-    if donate and moved is not value and not held.items() & wanted.items():
+    pieces_are_there = len(held) == 1 or set(wanted.values()) <= set(held.values())
+    reordered = set(held) == set(wanted) and list(held) != list(wanted)
+    if pieces_are_there or reordered or not value.is_fully_addressable:
+        moved = jax.device_put(value, sharding)
+        kept = held.items() & wanted.items()
+    else:
+        moved = _recut_and_put(value, sharding)
+        kept = set()
+    if donate and not kept:
         value.delete()
+    elif donate:
+        for shard in value.addressable_shards:
+            if (shard.device, held[shard.device]) not in kept:
+                shard.data.delete()
     return moved
 
 
-def _between_devices(array: jax.Array, sharding: Sharding) -> jax.Array:
+def _recut_and_put(array: jax.Array, sharding: Sharding) -> jax.Array:
     """`jax.device_put`, but never through the host.
 
-    `jax.device_put` takes an array from several devices through the host wherever a
-    device wants a piece that is not the whole piece of another.
+    `jax.device_put` takes an array from several devices through the host where a device
+    wants a piece that is not the whole piece of another.
     """
     held = array_likes.boxes(array.sharding, array.shape)
     wanted = array_likes.boxes(sharding, array.shape)
-    if len(held) == 1 or set(wanted.values()) <= set(held.values()):
-        return jax.device_put(array, sharding)
     if list(held) == list(wanted):
         return _recut(sharding)(array)
-    if set(held) == set(wanted) or not array.is_fully_addressable:
-        return jax.device_put(array, sharding)
     # To other devices: cut on the old ones, if these can hold the pieces, else on the
     # new ones, else from one copy of the whole.
     pieces = ShardingSpec.from_sharding(sharding, array.shape).tile_counts

@@ -145,6 +145,11 @@ def _implementation(*leaves: Any, call: _Call, **_: Any) -> list[Any]:
     return []
 
 
+def is_tapped(jaxpr: Any) -> bool:
+    """Whether ``jaxpr`` has a tap anywhere."""
+    return tap_effect in jaxpr.effects
+
+
 def _jvp_rule(primals: Any, _: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     return tap_p.bind(*primals, **params), []
 

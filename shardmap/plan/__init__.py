@@ -1,0 +1,1 @@
+"""A compiler that cuts any JAX function into independent shards."""

@@ -1,0 +1,197 @@
+"""A traced function as a flat list of nodes, calls looked through.
+
+Nothing here knows a primitive: which ones are calls, and which are written as others,
+is in the table that `flatten` gets.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+from jax.extend import source_info_util
+
+
+class Value:
+    """What one variable of the program stands for."""
+
+    __slots__ = ("aval", "number", "producer")
+
+    def __init__(self, number: int, aval: Any) -> None:
+        self.number = number
+        self.aval = aval
+        self.producer: Node | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def size(self) -> int:
+        return self.aval.size
+
+
+class Scalar(NamedTuple):
+    """A literal, or another constant that every shard gets as it is."""
+
+    value: Any
+    aval: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+
+Operand = Value | Scalar
+
+
+class Node:
+    """One equation.
+
+    Attributes:
+      primitive: the primitive, or whatever else a rule is registered for.
+      params: its parameters.
+      ins: its operands.
+      outs: its results.
+      source: where the user wrote it.
+    """
+
+    __slots__ = ("ins", "number", "outs", "params", "primitive", "source")
+
+    def __init__(
+        self,
+        number: int,
+        primitive: Any,
+        params: dict[str, Any],
+        ins: Sequence[Operand],
+        outs: Sequence[Value],
+        source: str,
+    ) -> None:
+        self.number = number
+        self.primitive = primitive
+        self.params = params
+        self.ins = tuple(ins)
+        self.outs = tuple(outs)
+        self.source = source
+        for out in outs:
+            out.producer = self
+
+    @property
+    def name(self) -> str:
+        return str(self.primitive)
+
+    @property
+    def out_shapes(self) -> list[tuple[int, ...]]:
+        return [out.shape for out in self.outs]
+
+    @property
+    def in_shapes(self) -> list[tuple[int, ...]]:
+        return [operand.shape for operand in self.ins]
+
+
+class Program:
+    """A flat program.
+
+    Attributes:
+      inputs: what the function's arguments become.
+      constants: the arrays that the function closed over, by value.
+      nodes: the equations, each after those it depends on.
+      outputs: what the function returns.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: list[Value] = []
+        self.constants: dict[Value, Any] = {}
+        self.nodes: list[Node] = []
+        self.outputs: list[Operand] = []
+        self._values = 0
+
+    def value(self, aval: Any) -> Value:
+        self._values += 1
+        return Value(self._values - 1, aval)
+
+    def add(
+        self,
+        primitive: Any,
+        params: dict[str, Any],
+        ins: Sequence[Operand],
+        out_avals: Iterable[Any],
+        source: str,
+    ) -> tuple[Value, ...]:
+        """Appends an equation and returns its results."""
+        outs = [self.value(aval) for aval in out_avals]
+        node = Node(len(self.nodes), primitive, params, ins, outs, source)
+        self.nodes.append(node)
+        return node.outs
+
+    def constant(self, array: Any) -> Operand:
+        aval = jax.typeof(array)
+        if not aval.shape and not jax.dtypes.issubdtype(
+            aval.dtype, jax.dtypes.extended
+        ):
+            return Scalar(array, aval)
+        for value, known in self.constants.items():
+            if known is array:
+                return value
+        value = self.value(aval)
+        self.constants[value] = array
+        return value
+
+
+Rewrite = Callable[[Program, Any, Sequence[Operand], str], Sequence[Operand] | None]
+
+
+class Calls(NamedTuple):
+    """What `flatten` looks through.
+
+    Attributes:
+      jaxprs: call primitive -> the name of the parameter that holds its jaxpr.
+      rewrites: primitive -> a function that adds other nodes in its place.
+    """
+
+    jaxprs: dict[Any, str]
+    rewrites: dict[Any, Rewrite]
+
+
+def flatten(jaxpr: Any, calls: Calls) -> Program:
+    """The program of a jaxpr, closed or not."""
+    program = Program()
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    program.inputs = [program.value(var.aval) for var in inner.invars]
+    program.outputs = _inline(program, jaxpr, program.inputs, calls)
+    return program
+
+
+def _inline(
+    program: Program, jaxpr: Any, arguments: Sequence[Operand], calls: Calls
+) -> list[Operand]:
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    known: dict[Any, Operand] = {}
+    known.update(zip(inner.invars, arguments, strict=True))
+    known.update(
+        (var, program.constant(array))
+        for var, array in zip(inner.constvars, getattr(jaxpr, "consts", ()))  # noqa: B905
+    )
+
+    def read(atom: Any) -> Operand:
+        if not isinstance(atom, jex_core.Literal):
+            return known[atom]
+        if atom.aval.shape:
+            return program.constant(atom.val)
+        return Scalar(atom.val, atom.aval)
+
+    for equation in inner.eqns:
+        ins = [read(atom) for atom in equation.invars]
+        primitive = equation.primitive
+        source = source_info_util.summarize(equation.source_info)
+        outs: Sequence[Operand] | None = None
+        if primitive in calls.jaxprs:
+            called = equation.params[calls.jaxprs[primitive]]
+            outs = _inline(program, called, ins, calls)
+        elif primitive in calls.rewrites:
+            outs = calls.rewrites[primitive](program, equation, ins, source)
+        if outs is None:
+            avals = [var.aval for var in equation.outvars]
+            outs = program.add(primitive, equation.params, ins, avals, source)
+        known.update(zip(equation.outvars, outs, strict=True))
+    return [read(atom) for atom in inner.outvars]

@@ -1,0 +1,269 @@
+"""The slice algebra: how users write cuts, and what the compiler computes with.
+
+An interval is a pair ``(start, stop)`` of ints, a box a tuple of intervals, one per
+axis. A cut axis is described by its interior points, the places where one piece ends
+and the next begins: an axis of size 10 in pieces of 4, 4 and 2 has the points
+``(4, 8)``. The common refinement of two cuts is the union of their points.
+
+>>> cut_points((4, 4, 2), 10)
+(4, 8)
+>>> pieces((4, 8), 10)
+[(0, 4), (4, 8), (8, 10)]
+"""
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Interval: TypeAlias = tuple[int, int]
+Box: TypeAlias = tuple[Interval, ...]
+
+
+class _Each:
+    """The cut into pieces of length 1; alone, the cut of every axis.
+
+    Example:
+      >>> import jax.numpy as jnp, shardmap as sm
+      >>> sm.plan(jnp.cos, jnp.ones((2, 3)), in_slices=({1: sm.EACH},)).num_shards
+      3
+      >>> sm.plan(jnp.cos, jnp.ones((2, 3)), in_slices=sm.EACH).num_shards
+      6
+    """
+
+    def __repr__(self) -> str:
+        return "EACH"
+
+    def __reduce__(self) -> str:
+        return "EACH"
+
+
+EACH = _Each()
+
+
+def _integer(value: Any, what: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{what} must be an integer, got {value!r}")
+
+
+def cut_points(cut: Any, size: int) -> tuple[int, ...]:
+    """The interior points of a cut as users write it.
+
+    Args:
+      cut: a number of near-equal pieces, a tuple of lengths, a list of (start, stop)
+        pairs, `EACH`, or None for no cut.
+      size: the size of the axis.
+
+    Returns:
+      The points, ascending, without 0 and ``size``.
+
+    Raises:
+      TypeError: ``cut`` is none of these.
+      ValueError: the pieces do not cover the axis, or there are fewer than one.
+
+    >>> cut_points(3, 10), cut_points(EACH, 3), cut_points([(0, 1), (1, 3)], 3)
+    ((4, 7), (1, 2), (1,))
+    """
+    if cut is None:
+        return ()
+    if isinstance(cut, _Each):
+        return tuple(range(1, size))
+    if isinstance(cut, tuple):
+        return _from_lengths(cut, size)
+    if isinstance(cut, list):
+        return _from_pairs(cut, size)
+    count = _integer(cut, "a cut (a number, a tuple, a list, or EACH)")
+    if count < 1:
+        raise ValueError(f"a number of pieces must be at least 1, got {count}")
+    count = min(count, max(size, 1))
+    quotient, larger = divmod(size, count)
+    return tuple(k * quotient + min(k, larger) for k in range(1, count))
+
+
+def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:
+    lengths = [_integer(n, "a piece length") for n in cut]
+    if any(n < 0 for n in lengths) or sum(lengths) != size:
+        raise ValueError(
+            f"piece lengths {cut} sum to {sum(lengths)}, but the axis has size {size}"
+            if all(n >= 0 for n in lengths)
+            else f"a piece length is negative in {cut}"
+        )
+    points, stop = set(), 0
+    for length in lengths:
+        stop += length
+        points.add(stop)
+    return tuple(sorted(points - {0, size}))
+
+
+def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
+    pairs = []
+    for pair in cut:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(f"a list of cuts holds (start, stop) pairs, got {pair!r}")
+        pairs.append(tuple(_integer(n, "a start or stop") for n in pair))
+    position = 0
+    for start, stop in sorted(pairs):
+        if start != position or stop < start:
+            raise ValueError(
+                f"the pieces {sorted(pairs)} leave a gap, overlap or run backwards at "
+                f"{position}, on an axis of size {size}"
+            )
+        position = stop
+    if position != size:
+        raise ValueError(
+            f"the pieces {sorted(pairs)} end at {position}, but the axis has size "
+            f"{size}"
+        )
+    return tuple(sorted({stop for _, stop in pairs} - {0, size}))
+
+
+def pieces(points: Sequence[int], size: int) -> list[Interval]:
+    """The intervals between the points, the ends included."""
+    edges = [0, *points, size]
+    return list(itertools.pairwise(edges))
+
+
+def refine(cuts: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """The common refinement.
+
+    >>> refine([(4, 8), (5,)])
+    (4, 5, 8)
+    """
+    return tuple(sorted({point for cut in cuts for point in cut}))
+
+
+def whole(shape: Iterable[int]) -> Box:
+    return tuple((0, size) for size in shape)
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in box)
+
+
+def volume(box: Box) -> int:
+    return math.prod(stop - start for start, stop in box)
+
+
+def hull(a: Box, b: Box) -> Box:
+    """The smallest box that holds both."""
+    return tuple(join(x, y) for x, y in zip(a, b, strict=True))
+
+
+def join(a: Interval, b: Interval) -> Interval:
+    if a[0] == a[1]:
+        return b
+    if b[0] == b[1]:
+        return a
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def hull_of(boxes: Iterable[Box | None]) -> Box | None:
+    """The hull of those that are not None."""
+    found: Box | None = None
+    for box in boxes:
+        if box is not None:
+            found = box if found is None else hull(found, box)
+    return found
+
+
+def contains(outer: Box, inner: Box) -> bool:
+    """Whether ``inner`` lies in ``outer``; an empty interval lies in every one."""
+    return all(
+        (a <= c and d <= b) or c == d
+        for (a, b), (c, d) in zip(outer, inner, strict=True)
+    )
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """The box as an index of an array."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def merge(boxes: list[Box], limit: int) -> list[Box]:
+    """At most ``limit`` boxes that hold all of these.
+
+    Two boxes become their hull where that costs no more elements than both apart.
+
+    >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
+    [((0, 5),), ((90, 95),)]
+    """
+    found = list(dict.fromkeys(boxes))
+    if len(found) == 1:
+        return found
+    merged = True
+    while merged:
+        merged = False
+        for i, a in enumerate(found):
+            for j in range(i + 1, len(found)):
+                both = hull(a, found[j])
+                if volume(both) <= volume(a) + volume(found[j]):
+                    found[i : i + 1] = [both]
+                    del found[j]
+                    merged = True
+                    break
+            if merged:
+                break
+    if len(found) > limit:
+        one = hull_of(found)
+        assert one is not None
+        return [one]
+    return found
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which elements of an input axis one element of the result depends on.
+
+    The input is dilated (its elements stand ``dilation`` apart), ``pad`` holes stand
+    before it, and result ``i`` reads the ``extent`` positions from ``i * stride`` on.
+    A slice, padding, a convolution and a pooling are all of this form.
+
+    >>> Window(size=10, stride=2, pad=1, extent=3).reads((0, 2))
+    ((0, 4), 1, 0)
+    """
+
+    size: int
+    stride: int = 1
+    pad: int = 0
+    extent: int = 1
+    dilation: int = 1
+    reverse: bool = False
+
+    def reads(self, result: Interval) -> tuple[Interval, int, int]:
+        """The elements that an interval of the result reads, and the holes around.
+
+        Returns:
+          The interval of the input; how many holes stand before and after it. The
+          interval is empty where there are only holes.
+        """
+        start, stop = result
+        if self.reverse:
+            return (self.size - stop, self.size - start), 0, 0
+        if stop == start:
+            return (0, 0), 0, 0
+        first = start * self.stride - self.pad
+        count = (stop - 1 - start) * self.stride + self.extent
+        low = min(max(-(-first // self.dilation), 0), self.size)
+        high = max(min((first + count - 1) // self.dilation + 1, self.size), low)
+        if low == high:
+            return (0, 0), count, 0
+        before = low * self.dilation - first
+        inside = (high - low - 1) * self.dilation + 1
+        return (low, high), before, count - before - inside
+
+    def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
+        """Where cuts of the input lie in the result, which has the given size."""
+        if self.reverse:
+            return tuple(sorted(self.size - point for point in points))
+        middle = (self.extent - 1) // 2
+        found = {
+            -(-(point * self.dilation + self.pad - middle) // self.stride)
+            for point in points
+        }
+        return tuple(sorted(point for point in found if 0 < point < size))

@@ -1,0 +1,67 @@
+"""The old names: each is the new thing, and old programs that use them run."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import shardmap as sm
+from shardmap import compat
+
+
+@pytest.mark.parametrize("name", sorted(set(compat.__all__) - {"PmapSharding", "pmap"}))
+def test_names_are_aliases(name):
+    assert getattr(compat, name) is getattr(sm, name)
+
+
+def test_pmap_is_spmap():
+    assert compat.pmap is sm.spmap
+    f = compat.pmap(lambda x: x / jax.lax.psum(x, "i"), axis_name="i")
+    np.testing.assert_allclose(f(np.ones(8)), np.full(8, 1 / 8))
+
+
+def test_default_pmap_sharding():
+    sharding = compat.PmapSharding.default((4, 8), 1)
+    assert sharding == sm.pmap_sharding((4, 8), 1)
+    devices = jax.devices()[::-1]
+    sharding = compat.PmapSharding.default((8, 2), sharded_dim=0, devices=devices)
+    array = jax.device_put(np.ones((8, 2)), sharding)
+    assert [s.device for s in array.addressable_shards] == devices
+    assert isinstance(array.sharding, jax.sharding.NamedSharding)
+
+
+def test_pmap_sharding_of_a_spec():
+    spec = compat.ShardingSpec(
+        sharding=(compat.NoSharding(), compat.Unstacked(4), compat.Chunked([2])),
+        mesh_mapping=map(compat.ShardedAxis, (1, 0)),
+    )
+    sharding = compat.PmapSharding(np.array(jax.devices()), spec)
+    assert sharding.shard_shape((3, 4, 6)) == (3, 1, 3)
+    array = jax.device_put(np.ones((3, 4, 6)), sharding)
+    assert sm.spec_of(array) == spec.stacked()
+
+
+def test_importing_changes_nothing_in_jax():
+    code = (
+        "import jax, jax.sharding\n"
+        "before = vars(jax).copy(), vars(jax.sharding).copy()\n"
+        "import shardmap.compat\n"
+        "for module, names in zip((jax, jax.sharding), before):\n"
+        "    for name, value in names.items():\n"
+        "        assert getattr(module, name) is value, name\n"
+        "assert jax.pmap is not shardmap.compat.pmap\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_program_that_patches_jax_first(monkeypatch):
+    monkeypatch.setattr(jax, "pmap", compat.pmap)
+    program = {}
+    exec(
+        "from jax import pmap\nresult = pmap(lambda x: x + 1)(range_8)",
+        {"range_8": np.arange(8)},
+        program,
+    )
+    np.testing.assert_array_equal(program["result"], np.arange(1, 9))
