@@ -96,10 +96,13 @@ def assert_close(actual, expected):
     )
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "lowering"),
+    [(size, "manual") for size in SIZES] + [(8, "spmd"), (17, "spmd")],
+)
 @pytest.mark.parametrize("name", BODIES)
-def test_collective(name, size):
-    mapped, expected = both(name, size)
+def test_collective(name, size, lowering):
+    mapped, expected = both(name, size, lowering=lowering)
     x = array(size, 3)
     assert_close(mapped(x), expected(x))
 
@@ -118,7 +121,7 @@ def test_gradient(name, size):
 
         return jax.jit(jax.grad(loss))
 
-    mapped, expected = both(name, size)
+    mapped, expected = both(name, size, lowering="spmd" if size == 17 else "manual")
     x = array(size, 3) / 50
     assert_close(gradient(mapped)(x), gradient(expected)(x))
 
@@ -209,11 +212,12 @@ GROUPED = {
         pytest.param([[k, 17 - k] for k in range(9)], id="18"),
     ],
 )
-def test_groups(name, groups):
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+def test_groups(name, groups, lowering):
     collective, combine = GROUPED[name]
     size = sum(map(len, groups))
     x = array(size, 6 * len(groups[0]))
-    result = sm.spmap(lambda x: collective(x, groups), "i")(x)
+    result = sm.spmap(lambda x: collective(x, groups), "i", lowering=lowering)(x)
     np.testing.assert_allclose(result, loop_groups(x, groups, combine), rtol=1e-6)
 
 
@@ -229,13 +233,18 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2), (10, 10)])
+@pytest.mark.parametrize(
+    ("shape", "lowering"),
+    [(shape, "manual") for shape in [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2), (10, 10)]]
+    + [((2, 4), "spmd"), ((3, 5), "spmd")],
+)
 @pytest.mark.parametrize("name", NESTED)
-def test_nested(name, shape):
+def test_nested(name, shape, lowering):
     body = NESTED[name]
     x = array(*shape, 2)
     expected = jax.vmap(jax.vmap(body, axis_name="j"), axis_name="i")(x)
-    assert_close(sm.spmap(sm.spmap(body, "j"), "i")(x), expected)
+    mapped = sm.spmap(sm.spmap(body, "j", lowering=lowering), "i", lowering=lowering)
+    assert_close(mapped(x), expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2)])
@@ -353,6 +362,15 @@ def between_devices(mapped, *args):
 def test_one_collective_between_devices(name, expected):
     mapped, _ = both(name, 32)
     assert between_devices(mapped, array(32, 3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("psum", {"all-reduce": 1}), ("axis_index", {})]
+)
+def test_the_partitioner_puts_collectives_in(name, expected):
+    mapped, _ = both(name, 32, lowering="spmd")
+    assert between_devices(mapped, array(32, 3)) == expected
+    assert mapped(array(32, 3)).sharding.spec[0] == "i"
 
 
 def test_a_shift_sends_one_element_of_each_block():

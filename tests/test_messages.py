@@ -182,7 +182,26 @@ CASES = {
             mesh_axes="data",
         )(np.ones((4, 4))),
         ValueError,
-        r"walks mesh axes \('data',\), but a map around it walks \['data'\] already",
+        r"spmap of <lambda> walks mesh axes \('data',\), but the map of <lambda> around "
+        r"it walks 'data' already. Give each of them axes of its own",
+    ),
+    "nested maps on different meshes": (
+        lambda: sm.spmap(sm.spmap(lambda x: x, mesh=MESH, mesh_axes="data"))(
+            np.ones((4, 4))
+        ),
+        ValueError,
+        r"names the mesh Mesh\('data': 4, 'model': 2.*, but the map of <lambda> around it "
+        r"runs on Mesh\('axis0': 4.*give both of them mesh= and mesh_axes= of one mesh",
+    ),
+    "unknown lowering": (
+        lambda: sm.spmap(add, lowering="gspmd"),
+        ValueError,
+        r"spmap lowering must be 'manual' or 'spmd', but got 'gspmd'",
+    ),
+    "spmd in a loop": (
+        lambda: sm.spmap(add, lowering="spmd", batch_size=2),
+        ValueError,
+        r"lowering='spmd' and batch_size=2 do not go together",
     ),
     "not callable": (
         lambda: sm.spmap(3),

@@ -185,7 +185,8 @@ def test_dtypes_are_narrowed_as_jax_does():
 )
 class TestResults:
     def test_maps_take_them_without_a_copy(self, make):
-        array = make(np.arange(4, dtype=np.float32), jax.devices())
+        # NumPy's memory, which JAX may use as it is, would not be given to results.
+        array = make(jnp.arange(4.0), jax.devices())
         f = sm.spmap(lambda x: x + 1, donate_argnums=0)
         (sharding,) = jax.tree.leaves(
             [spec.named_sharding(jax.devices()) for spec in f.lower(array).in_specs]
@@ -281,7 +282,7 @@ def test_structures_that_differ():
 
 
 def test_what_is_no_array():
-    with pytest.raises(TypeError, match="'text'.* is not a valid JAX type"):
+    with pytest.raises(TypeError, match=r"'text'.* is not a valid JAX type"):
         device_put_sharded(["text", 1], jax.devices()[:2])
-    with pytest.raises(TypeError, match="'text'.* is not a valid JAX type"):
+    with pytest.raises(TypeError, match=r"'text'.* is not a valid JAX type"):
         device_put_replicated({"a": "text"}, jax.devices())

@@ -97,6 +97,7 @@ def spmap(
     mesh: Mesh | None = None,
     mesh_axes: str | Sequence[str] | None = None,
     batch_size: int | None = None,
+    lowering: str = "manual",
 ) -> Any:
     """Maps a function over an array axis, one element on each device.
 
@@ -130,6 +131,10 @@ def spmap(
       mesh_axes: the mesh axes for the elements, a name or several, major to minor.
       batch_size: how many elements a device works on at once, where it has more than
         one; it loops over the rest, as `jax.lax.map` does. Default: all at once.
+      lowering: ``"manual"``: one program per device, with explicit collectives between
+        them. ``"spmd"``: one vectorised program whose inputs and outputs carry the
+        layout; XLA's partitioner splits it and puts the collectives in. The results
+        are the same. Default: ``"manual"``.
 
     Returns:
       The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them. It has
@@ -164,6 +169,7 @@ def spmap(
             mesh=mesh,
             mesh_axes=mesh_axes,
             batch_size=batch_size,
+            lowering=lowering,
         )
     if not callable(fun):
         raise TypeError(f"spmap expects a callable, but got {fun!r}.")
@@ -196,5 +202,6 @@ def spmap(
         mesh=mesh,
         mesh_axes=arguments.mesh_axes(mesh, mesh_axes, devices, backend),
         batch_size=arguments.batch_size(batch_size),
+        lowering=arguments.lowering(lowering, batch_size),
     )
     return MappedFunction(fun, options)

@@ -42,6 +42,21 @@ def batch_size(size: int | None) -> int | None:
     return size
 
 
+def lowering(name: str, batch_size: int | None) -> str:
+    """``name``, if there is such a lowering and it can do what is asked."""
+    if name not in ("manual", "spmd"):
+        raise ValueError(
+            f"spmap lowering must be 'manual' or 'spmd', but got {name!r}."
+        )
+    if name == "spmd" and batch_size is not None:
+        raise ValueError(
+            f"spmap lowering='spmd' and batch_size={batch_size} do not go together: "
+            "the partitioner decides what a device does at once. Leave batch_size out, "
+            "or use lowering='manual'."
+        )
+    return name
+
+
 def mesh_axes(
     mesh: Mesh | None, names: str | Sequence[str] | None, devices: Any, backend: Any
 ) -> tuple[str, ...] | None:

@@ -32,19 +32,16 @@ class SplitAxis:
       name: what the function's collectives call it.
       size: the number of elements.
       device_axes: the mesh axes whose devices share the elements, major to minor;
-        empty if one device has all.
-      devices: how many devices these are.
+        empty if the program sees all elements at once.
+      devices: how many devices these are, 1 if there are none.
+      block: the number of elements on each of them, the last one's perhaps fewer.
     """
 
     name: Hashable
     size: int
     device_axes: tuple[str, ...]
     devices: int
-
-    @property
-    def block(self) -> int:
-        """The number of elements on one device, at most."""
-        return -(-self.size // self.devices)
+    block: int
 
     @property
     def padding(self) -> int:

@@ -38,6 +38,10 @@ class MeshWalk(NamedTuple):
         """How many devices share the elements."""
         return math.prod(mesh.shape[name] for name in self.mesh_axes)
 
+    def block(self, mesh: Any, axis_size: int) -> int:
+        """How many elements a device has, at most."""
+        return -(-axis_size // self.device_count(mesh))
+
 
 def map_mesh(
     axis_name: Hashable,
@@ -129,6 +133,41 @@ def inner_walk(equation: Any, mesh: Any, inner_axes: Sequence[str]) -> MeshWalk 
     if devices_for(equation.params["axis_size"], devices) != devices:
         return None
     return MeshWalk((inner_axes[0],), tuple(inner_axes[1:]))
+
+
+def check_inner_meshes(params: dict[str, Any]) -> None:
+    """Refuses maps inside a map that name another mesh, or mesh axes in use.
+
+    Args:
+      params: the parameters of the outer map's equation.
+
+    Raises:
+      ValueError: names both maps, and their meshes or axes.
+    """
+    _check_inner_meshes(params, params["mesh"], {})
+
+
+def _check_inner_meshes(
+    params: dict[str, Any], mesh: Mesh, used: dict[str, str]
+) -> None:
+    name = params["name"]
+    for mesh_axis in params["mesh_axes"] or ():
+        if mesh_axis in used:
+            raise ValueError(
+                f"spmap of {name} walks mesh axes {params['mesh_axes']}, but the map "
+                f"of {used[mesh_axis]} around it walks {mesh_axis!r} already. Give each "
+                "of them axes of its own."
+            )
+        used = used | {mesh_axis: name}
+    for equation in inner_maps(params["call_jaxpr"]):
+        wanted = equation.params["mesh"]
+        if wanted is not None and wanted != mesh:
+            raise ValueError(
+                f"spmap of {equation.params['name']} names the mesh {wanted}, but the "
+                f"map of {name} around it runs on {mesh}. Nested maps are one program: "
+                "give both of them mesh= and mesh_axes= of one mesh."
+            )
+        _check_inner_meshes(equation.params, mesh, used)
 
 
 # How arrays lie

@@ -57,7 +57,7 @@ def _program(**params: Any) -> tuple[Any, tuple[Any, ...] | None]:
     return jitted, operands
 
 
-# All elements on one device
+# All elements in one program
 
 
 def on_one_device(
@@ -71,8 +71,58 @@ def on_one_device(
     **_: Any,
 ) -> Callable[..., list[Any]]:
     """A map without devices of its own: one block has all elements."""
-    axis = SplitAxis(axis_name, axis_size, (), 1)
+    axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
     return block_function(call_jaxpr, axis, in_axes, out_axes, batch_size)
+
+
+def partitioned(**params: Any) -> Callable[..., list[Any]]:
+    """A map as one vectorised program for the partitioner to split."""
+    mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
+    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+    places = walk.block(mesh, params["axis_size"]) * walk.device_count(mesh)
+    axis = SplitAxis(params["axis_name"], params["axis_size"], (), 1, places)
+    block = block_function(params["call_jaxpr"], axis, in_axes, out_axes, None)
+    padded = params | {"axis_size": places}
+    operand_shardings, result_shardings = map_shardings(padded)
+
+    def run(*operands: Any) -> list[Any]:
+        results = block(
+            *map(
+                jax.lax.with_sharding_constraint,
+                pad(operands, in_axes, axis.padding),
+                operand_shardings,
+            )
+        )
+        constrained = map(jax.lax.with_sharding_constraint, results, result_shardings)
+        return unpad(list(constrained), out_axes, axis)
+
+    return run
+
+
+def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list[Any]:
+    """Repeats the last element: whatever works for it works for the padding."""
+
+    def one(operand: Any, axis: int | None) -> Any:
+        if axis is None or not count:
+            return operand
+        last = jax.lax.slice_in_dim(operand, operand.shape[axis] - 1, None, axis=axis)
+        return jax.lax.concatenate([operand, *[last] * count], axis)
+
+    return list(map(one, operands, axes))
+
+
+def unpad(
+    results: Sequence[Any], axes: Sequence[int | None], axis: SplitAxis
+) -> list[Any]:
+    """Takes off what `pad` put on."""
+    if not axis.padding:
+        return list(results)
+    return [
+        result
+        if out_axis is None
+        else jax.lax.slice_in_dim(result, 0, axis.size, axis=out_axis)
+        for result, out_axis in zip(results, axes, strict=True)
+    ]
 
 
 # One program per device
@@ -92,10 +142,16 @@ def per_device(
     **_: Any,
 ) -> Callable[..., Any]:
     """A map as `jax.shard_map`: on each device along ``mesh_axes``, a block."""
-    devices = MeshWalk(mesh_axes, inner_axes).device_count(mesh)
-    axis = SplitAxis(axis_name, axis_size, mesh_axes, devices)
+    walk = MeshWalk(mesh_axes, inner_axes)
+    axis = SplitAxis(
+        axis_name,
+        axis_size,
+        mesh_axes,
+        walk.device_count(mesh),
+        walk.block(mesh, axis_size),
+    )
     jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
-    if devices == axis_size:
+    if axis.devices == axis_size:
         block = _one_element(jaxpr, axis, in_axes, out_axes)
     else:
         block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
@@ -107,30 +163,9 @@ def per_device(
         axis_names=set(mesh_axes),
         check_vma=False,
     )
-    if not axis.padding:
-        return mapped
-
-    def padded(*operands: Any) -> list[Any]:
-        results = mapped(
-            *(
-                operand if in_axis is None else _pad(operand, in_axis, axis.padding)
-                for operand, in_axis in zip(operands, in_axes, strict=True)
-            )
-        )
-        return [
-            result
-            if out_axis is None
-            else jax.lax.slice_in_dim(result, 0, axis_size, axis=out_axis)
-            for result, out_axis in zip(results, out_axes, strict=True)
-        ]
-
-    return padded
-
-
-def _pad(operand: Any, axis: int, count: int) -> Any:
-    """Repeats the last element: whatever works for it works for the padding."""
-    last = jax.lax.slice_in_dim(operand, operand.shape[axis] - 1, None, axis=axis)
-    return jax.lax.concatenate([operand, *[last] * count], axis)
+    return lambda *operands: unpad(
+        mapped(*pad(operands, in_axes, axis.padding)), out_axes, axis
+    )
 
 
 def _one_element(
@@ -187,25 +222,23 @@ def _with_inner_maps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
-def _manual_lowering(ctx: Any, *args: Any, **params: Any) -> Any:
-    mesh, mesh_axes = params["mesh"], params["mesh_axes"]
+def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
+    mesh = params["mesh"]
     context = ctx.module_context.axis_context
     manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
     around = context.mesh.axis_names if manual else ()
     if mesh is None or (manual and around != mesh.axis_names):
         return mlir.lower_fun(on_one_device(**params))(ctx, *args)
-    if used := manual & set(mesh_axes):
-        raise ValueError(
-            f"spmap of {params['name']} walks mesh axes {mesh_axes}, but a map around "
-            f"it walks {sorted(used)} already. Give each of them axes of its own."
-        )
     inside = mesh.abstract_mesh.update_axis_types(
         {name: AxisType.Manual for name in manual}
     )
     with jax.sharding.use_abstract_mesh(inside):
-        run = per_device(**(params | {"mesh": inside if manual else mesh}))
+        if params["lowering"] == "spmd":
+            run = partitioned(**params)
+        else:
+            run = per_device(**(params | {"mesh": inside if manual else mesh}))
         return mlir.lower_fun(run)(ctx, *args)
 
 
 spmap_p.def_impl(_implementation)
-mlir.register_lowering(spmap_p, _manual_lowering)
+mlir.register_lowering(spmap_p, _lowering)

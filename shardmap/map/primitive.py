@@ -42,6 +42,7 @@ class MapPrimitive(jex_core.Primitive):
       None together with ``mesh``.
     * ``inner_axes``: the mesh axes for maps inside, one for each level.
     * ``batch_size``: how many elements a device vectorises; None: all that it has.
+    * ``lowering``: "manual" or "spmd".
 
     `bind` adds one more, ``mesh_jaxpr``, made from ``mesh``.
 

@@ -15,7 +15,12 @@ from jax.sharding import Mesh
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
 from shardmap.map import arguments, functions, placement, tracing
-from shardmap.map.layout import MapShardings, map_mesh, map_shardings
+from shardmap.map.layout import (
+    MapShardings,
+    check_inner_meshes,
+    map_mesh,
+    map_shardings,
+)
 from shardmap.map.lowering import map_jit
 from shardmap.map.primitive import remove_axis, spmap_p
 
@@ -34,6 +39,7 @@ class Options(NamedTuple):
     mesh: Mesh | None
     mesh_axes: tuple[str, ...] | None
     batch_size: int | None
+    lowering: str
 
     def key(self) -> Hashable:
         """Hashable, equal for equal options, whatever containers the axes are in."""
@@ -177,8 +183,12 @@ class FunctionMap:
             "call_jaxpr": body.jaxpr,
             "name": self.name,
             "batch_size": options.batch_size,
+            "lowering": options.lowering,
         }
-        return Call(leaves, in_tree, body, params | self._place(axis_size, body.jaxpr))
+        params |= self._place(axis_size, body.jaxpr)
+        if params["mesh"] is not None and not tracing.inside_map():
+            check_inner_meshes(params)
+        return Call(leaves, in_tree, body, params)
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Adds the map to whatever is being traced."""

@@ -114,37 +114,47 @@ def _stack(
 ) -> list[jax.Array]:
     """One array for each position in the rows; row ``k`` goes to device ``k``."""
     columns = list(zip(*rows, strict=True))
-    traced = [any(isinstance(x, jax.core.Tracer) for x in column) for column in columns]
-    pieces: dict[tuple[int, int], Any] = {
-        (r, c): leaf
-        for c, column in enumerate(columns)
-        for r, leaf in enumerate(column)
-        if not traced[c]
-    }
-    on_host = [key for key, leaf in pieces.items() if not isinstance(leaf, jax.Array)]
+    # While a function is traced, arrays that are no tracers are put as ever.
+    with jax.ensure_compile_time_eval():
+        concrete = iter(_assemble([c for c in columns if not _traced(c)], devices))
+    return [
+        jnp.stack(column) if _traced(column) else next(concrete) for column in columns
+    ]
+
+
+def _traced(column: Sequence[Any]) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in column)
+
+
+def _assemble(
+    columns: Sequence[Sequence[Any]], devices: Sequence[jax.Device]
+) -> list[jax.Array]:
+    """As `_stack`, given the leaves of each position."""
+    pieces = [list(row) for row in zip(*columns, strict=True)]
+    on_host = [
+        (r, c)
+        for r, row in enumerate(pieces)
+        for c, leaf in enumerate(row)
+        if not isinstance(leaf, jax.Array)
+    ]
     put = jax.device_put(
-        [_on_host(pieces[key])[None] for key in on_host],
+        [_on_host(pieces[r][c])[None] for r, c in on_host],
         [devices[r] for r, _ in on_host],
     )
-    for row, device in enumerate(devices):
-        keys = [
-            (row, c)
-            for c in range(len(columns))
-            if isinstance(pieces.get((row, c)), jax.Array)
-        ]
-        arrays = _with_axis([pieces[key] for key in keys], device)
-        pieces.update(zip(keys, arrays, strict=True))
-    pieces.update(zip(on_host, put, strict=True))
+    for row, device in zip(pieces, devices, strict=bool(pieces)):
+        arrays = [c for c, leaf in enumerate(row) if isinstance(leaf, jax.Array)]
+        for c, array in zip(
+            arrays, _with_axis([row[c] for c in arrays], device), strict=True
+        ):
+            row[c] = array
+    for (r, c), array in zip(on_host, put, strict=True):
+        pieces[r][c] = array
     sharding = _sharding(devices)
     return [
-        jnp.stack(column)
-        if traced[c]
-        else jax.make_array_from_single_device_arrays(
-            (len(devices), *pieces[0, c].shape[1:]),
-            sharding,
-            [pieces[r, c] for r in range(len(devices))],
+        jax.make_array_from_single_device_arrays(
+            (len(devices), *column[0].shape[1:]), sharding, list(column)
         )
-        for c, column in enumerate(columns)
+        for column in zip(*pieces, strict=True)
     ]
 
 

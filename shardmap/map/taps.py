@@ -70,8 +70,13 @@ class _Call:
     with_device: bool
     tree: Any
 
-    def __call__(self, device: jax.Device | None, leaves: Sequence[Any]) -> None:
-        value = jax.tree.unflatten(self.tree, map(np.asarray, leaves))
+    @property
+    def name(self) -> str:
+        return getattr(self.func, "__name__", repr(self.func))
+
+    def __call__(self, device: jax.Device, leaves: Sequence[Any]) -> None:
+        # Copies, as the memory is the program's.
+        value = jax.tree.unflatten(self.tree, map(np.array, leaves))
         if self.with_device:
             self.func(value, device)
         else:
@@ -88,10 +93,9 @@ class _Call:
             _failures.add(self.failed(device, exception), exception)
         return ()
 
-    def failed(self, device: jax.Device | None, exception: BaseException) -> str:
-        name = getattr(self.func, "__name__", repr(self.func))
+    def failed(self, device: jax.Device, exception: BaseException) -> str:
         return (
-            f"the tap {name} failed on device {device}: "
+            f"the tap {self.name} failed on device {device}: "
             f"{type(exception).__name__}: {exception}"
         )
 
@@ -135,13 +139,15 @@ def _abstract_eval(*_: Any, **__: Any) -> tuple[list[Any], set[Any]]:
 
 
 def _implementation(*leaves: Any, call: _Call, **_: Any) -> list[Any]:
-    # Programs dispatched before come first.
+    # The programs before it come first.
     jax.effects_barrier()
-    arrays = list(map(jnp.asarray, leaves))
-    device = None
-    if arrays:
-        device = arrays[0].addressable_shards[0].device
-    call(device, arrays)
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    first = arrays[0] if arrays else jnp.zeros(())
+    device = first.addressable_shards[0].device
+    try:
+        call(device, arrays)
+    except Exception as exception:
+        raise RuntimeError(call.failed(device, exception)) from exception
     return []
 
 
@@ -169,41 +175,45 @@ def _batching_rule(
     return tap_p.bind(*moved, **params), []
 
 
-def _caller(context: Any, call: _Call) -> Callable[..., list[Any]]:
-    """The function that calls back from a place in a program, given by ``context``.
+def _devices(context: Any, call: _Call) -> tuple[list[Any], tuple[str, ...]]:
+    """Which devices call from this place in a program, and the mesh axes they form.
 
     Inside `jax.shard_map` every device calls, with its instance of the value. Outside,
     a value belongs to the program: it is whole, and the first device calls.
     """
     mesh = getattr(context, "mesh", None)
     if mesh is None:
-        devices, names = context.device_assignment, ()
-    elif isinstance(mesh, Mesh):
-        devices, names = mesh.devices.flat, mesh.axis_names
-    elif call.with_device:
-        raise NotImplementedError(
-            "tap with with_device=True inside a shard_map whose devices are not known: "
-            "give it a jax.sharding.Mesh, or make one the context with jax.set_mesh."
-        )
-    else:
-        devices, names = [None] * mesh.size, mesh.axis_names
-    callback = functools.partial(call.in_program, tuple(devices))
+        return list(context.device_assignment[:1]), ()
+    if isinstance(mesh, Mesh):
+        return list(mesh.devices.flat), mesh.axis_names
+    raise NotImplementedError(
+        f"the tap {call.name} is inside a shard_map inside another one. Taps work in a "
+        "shard_map over all axes of its mesh, and in maps of shardmap at any depth."
+    )
+
+
+def _lowering(ctx: Any, *leaves: Any, call: _Call, **_: Any) -> Any:
+    devices, names = _devices(ctx.module_context.axis_context, call)
+    callback = functools.partial(call.in_program, devices)
 
     def run(*leaves: Any) -> list[Any]:
         index = jax.lax.axis_index(names) if names else 0
         io_callback(callback, (), index, *leaves, ordered=True)
         return []
 
-    return run
-
-
-def _lowering(ctx: Any, *leaves: Any, call: _Call, **_: Any) -> Any:
-    run = _caller(ctx.module_context.axis_context, call)
     token = ctx.tokens_in.get(tap_effect)
     inner = ctx.replace(tokens_in=mlir.TokenSet({_ordered_io: token}), tokens_out=None)
     results = mlir.lower_fun(run)(inner, *leaves)
     token = inner.tokens_out.get(_ordered_io)
     ctx.set_tokens_out(mlir.TokenSet({tap_effect: token}))
+    if devices[0].platform == "cpu":
+        # io_callback makes JAX arrays of the values first. For that it needs a thread
+        # of those that are all in callbacks, if there are as many devices, and waits
+        # forever. So the program calls without what io_callback puts around it.
+        ctx.module_context.host_callbacks[-1] = lambda token, *values: (
+            token,
+            *callback(*values),
+        )
     return results
 
 

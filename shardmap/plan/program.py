@@ -124,6 +124,12 @@ class Program:
         self.nodes.append(node)
         return node.outs
 
+    def inline(
+        self, jaxpr: Any, ins: Sequence[Operand], source: str
+    ) -> list[Operand]:
+        """Appends the equations of a jaxpr as if they stood at ``source``."""
+        return _inline(self, jaxpr, ins, Calls({}, {}), source)
+
     def constant(self, array: Any) -> Operand:
         aval = jax.typeof(array)
         if not aval.shape and not jax.dtypes.issubdtype(
@@ -163,7 +169,11 @@ def flatten(jaxpr: Any, calls: Calls) -> Program:
 
 
 def _inline(
-    program: Program, jaxpr: Any, arguments: Sequence[Operand], calls: Calls
+    program: Program,
+    jaxpr: Any,
+    arguments: Sequence[Operand],
+    calls: Calls,
+    written: str = "",
 ) -> list[Operand]:
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     known: dict[Any, Operand] = {}
@@ -183,7 +193,7 @@ def _inline(
     for equation in inner.eqns:
         ins = [read(atom) for atom in equation.invars]
         primitive = equation.primitive
-        source = source_info_util.summarize(equation.source_info)
+        source = written or source_info_util.summarize(equation.source_info)
         outs: Sequence[Operand] | None = None
         if primitive in calls.jaxprs:
             called = equation.params[calls.jaxprs[primitive]]

@@ -1,0 +1,105 @@
+"""Rules of the primitives with leading axes that pass and core axes that are whole."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import primitives as p
+
+from shardmap.plan.program import Node
+from shardmap.plan.rules import Factor, Factors, Reason, RuleMaker
+
+CORE = Reason(
+    "the operation works on the whole of this axis", "cut a batch axis instead"
+)
+
+
+def core(core_rank: int) -> RuleMaker:
+    """Operands and results share their leading axes; the last ones are whole.
+
+    Args:
+      core_rank: how many axes of the first operand are not batch axes.
+    """
+
+    def rule(node: Node) -> Factors:
+        batch = len(node.in_shapes[0]) - core_rank
+        return by_batch(node, batch)
+
+    return rule
+
+
+def by_batch(node: Node, batch: int) -> Factors:
+    """``i *, i * -> i *`` with ``batch`` leading axes."""
+    wholes: dict[Factor, Reason] = {}
+
+    def axes(side: str, shapes: Sequence[tuple[int, ...]]) -> list[list[Factor]]:
+        named: list[list[Factor]] = []
+        for k, shape in enumerate(shapes):
+            row: list[Factor] = list(range(min(batch, len(shape))))
+            row += [(side, k, axis) for axis in range(batch, len(shape))]
+            wholes.update((factor, CORE) for factor in row[batch:])
+            named.append(row)
+        return named
+
+    ins = axes("in", node.in_shapes)
+    outs = axes("out", node.out_shapes)
+    return Factors(node, ins, outs, wholes=wholes, cheap=False)
+
+
+def fft(node: Node) -> Factors:
+    return by_batch(node, len(node.in_shapes[0]) - len(node.params["fft_lengths"]))
+
+
+def sort(node: Node) -> Factors:
+    """``i j, i j -> i j, i j`` with the sorted axis whole."""
+    axes = range(len(node.in_shapes[0]))
+    reason = Reason("sorting may move an element anywhere", "cut another axis")
+    return Factors(
+        node,
+        [axes] * len(node.ins),
+        [axes] * len(node.outs),
+        wholes={node.params["dimension"]: reason},
+        cheap=False,
+    )
+
+
+def top_k(node: Node) -> Factors:
+    """``i j -> i k, i k``."""
+    rank = len(node.in_shapes[0])
+    axis = node.params.get("axis", node.params.get("reduction_dimension", rank - 1))
+    axis %= rank
+    reason = Reason("the largest may stand anywhere in the axis", "cut another axis")
+    outs = [[k if k != axis else "kept" for k in range(rank)]] * len(node.outs)
+    wholes = {axis: reason, "kept": reason}
+    return Factors(node, [range(rank)], outs, wholes=wholes, cheap=False)
+
+
+def from_pivots(node: Node) -> Factors:
+    return by_batch(node, len(node.in_shapes[0]) - 1)
+
+
+def _pivots_p() -> Any:
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.linalg.lu_pivots_to_permutation(x, 2))
+    return jaxpr(jnp.zeros(2, jnp.int32)).eqns[0].primitive
+
+
+RULES: dict[Any, RuleMaker] = {
+    p.approx_top_k_p: top_k,
+    p.cholesky_p: core(2),
+    p.eig_p: core(2),
+    p.eigh_p: core(2),
+    p.fft_p: fft,
+    p.hessenberg_p: core(2),
+    p.householder_product_p: core(2),
+    p.lu_p: core(2),
+    p.qr_p: core(2),
+    p.schur_p: core(2),
+    p.sort_p: sort,
+    p.svd_p: core(2),
+    p.top_k_p: top_k,
+    p.triangular_solve_p: core(2),
+    p.tridiagonal_p: core(2),
+    p.tridiagonal_solve_p: core(1),
+    _pivots_p(): from_pivots,
+}

@@ -1,0 +1,169 @@
+"""Rules of the primitives that compute each element from those at the same place."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import primitives as p
+
+from shardmap.plan.program import Node, Operand, Program
+from shardmap.plan.rules import Factors, Local, RuleMaker
+
+Passes = Callable[[str, frozenset[int]], str | None]
+
+
+def pointwise(
+    passes: Callable[[Node], Passes] | None = None,
+    emitter: Callable[[Local], Sequence[Any]] | None = None,
+) -> RuleMaker:
+    """``i j, i j -> i j``: operands of rank 0 and axes of size 1 are broadcast."""
+
+    def rule(node: Node) -> Factors:
+        shape = node.out_shapes[0]
+        ins = [
+            [axis if n == shape[axis] else None for axis, n in enumerate(operand)]
+            for operand in node.in_shapes
+        ]
+        outs = [list(range(len(out))) for out in node.out_shapes]
+        extra = {"passes": passes(node)} if passes else {}
+        return Factors(node, ins, outs, emitter=emitter, **extra)
+
+    return rule
+
+
+def _linear_in_one(node: Node) -> Passes:
+    """A product: linear in each operand as long as the others are complete."""
+
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        return combiner if combiner == "add" and len(pending) == 1 else None
+
+    return passes
+
+
+def _quotient(node: Node) -> Passes:
+    inexact = jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact)
+
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        return combiner if combiner == "add" and inexact and pending == {0} else None
+
+    return passes
+
+
+def _sum(node: Node) -> Passes:
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        return combiner if combiner == "add" and pending == {0, 1} else None
+
+    return passes
+
+
+def _extremum(own: str) -> Callable[[Node], Passes]:
+    def maker(node: Node) -> Passes:
+        def passes(combiner: str, pending: frozenset[int]) -> str | None:
+            return combiner if combiner == own else None
+
+        return passes
+
+    return maker
+
+
+def _negated(node: Node) -> Passes:
+    swapped = {"add": "add"}
+    if jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact):
+        swapped |= {"min": "max", "max": "min"}
+
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        return swapped.get(combiner)
+
+    return passes
+
+
+def _linear(node: Node) -> Passes:
+    return lambda combiner, pending: combiner if combiner == "add" else None
+
+
+def _unchanged(node: Node) -> Passes:
+    return lambda combiner, pending: combiner
+
+
+def _chosen(node: Node) -> Passes:
+    """``select_n``: partial results pass if all that is chosen from is partial."""
+    cases = frozenset(range(1, len(node.ins)))
+    return lambda combiner, pending: combiner if pending == cases else None
+
+
+def _converted(node: Node) -> Passes:
+    before, after = node.ins[0].aval.dtype, node.outs[0].aval.dtype
+    kept = {"add", "mul", "min", "max", "and", "or", "xor"} if before == after else set()
+    if before != after and jnp.promote_types(before, after) == after:
+        if jnp.issubdtype(before, jnp.inexact):
+            kept = {"add"} if jnp.issubdtype(after, jnp.inexact) else set()
+        if jnp.issubdtype(after, jnp.floating) or jnp.issubdtype(after, jnp.integer):
+            kept |= {"min", "max"}
+    return lambda combiner, pending: combiner if combiner in kept else None
+
+
+def _as_it_is(local: Local) -> Sequence[Any]:
+    """For what says where a value lies, which a shard of it cannot follow."""
+    return local.values
+
+
+def _each_alone(program: Program, equation: Any, ins: Sequence[Operand], source: str):
+    """``optimization_barrier`` and the like: the operands are the results."""
+    return list(ins)
+
+
+ONE_BY_ONE = [
+    *(p.abs_p, p.acos_p, p.acosh_p, p.and_p, p.asin_p, p.asinh_p, p.atan_p, p.atan2_p),
+    *(p.atanh_p, p.bessel_i0e_p, p.bessel_i1e_p, p.cbrt_p, p.ceil_p, p.clamp_p, p.clz_p),
+    *(p.conj_p, p.cos_p, p.cosh_p, p.digamma_p, p.eq_p, p.eq_to_p),
+    *(p.erf_p, p.erf_inv_p, p.erfc_p, p.exp_p, p.exp2_p, p.expm1_p, p.floor_p, p.ge_p),
+    *(p.gt_p, p.igamma_p, p.igamma_grad_a_p, p.igammac_p, p.integer_pow_p),
+    *(p.is_finite_p, p.le_p, p.le_to_p, p.lgamma_p, p.log_p, p.log1p_p, p.logistic_p),
+    *(p.lt_p, p.lt_to_p, p.ne_p, p.nextafter_p, p.not_p, p.or_p, p.polygamma_p),
+    *(p.population_count_p, p.pow_p, p.reduce_precision_p),
+    *(p.regularized_incomplete_beta_p, p.rem_p, p.round_p, p.rsqrt_p, p.shift_left_p),
+    *(p.shift_right_arithmetic_p, p.shift_right_logical_p, p.sign_p, p.sin_p, p.sinh_p),
+    *(p.sqrt_p, p.square_p, p.tan_p, p.tanh_p, p.threefry2x32_p, p.xor_p, p.zeta_p),
+]
+
+
+def _primitives_of(function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Primitives that have no public name, found by tracing what uses them."""
+    return [equation.primitive for equation in jax.make_jaxpr(function)(*args).eqns]
+
+
+def _unnamed() -> list[Any]:
+    """Those of newer JAX, and ``mulhi``, by the public function that binds them."""
+    found = []
+    for name in ("mulhi",):
+        function = getattr(jax.lax, name, None)
+        if function is not None:
+            found += _primitives_of(function, np.int32(1), np.int32(1))
+    return [q for q in found if q.name == "mulhi"]
+
+
+NEWER = [
+    getattr(p, name)
+    for name in ("log2_p", "one_minus_square_p", "polynomial_p")
+    if hasattr(p, name)
+]
+
+RULES: dict[Any, RuleMaker] = {
+    **{primitive: pointwise() for primitive in [*ONE_BY_ONE, *NEWER, *_unnamed()]},
+    **{q: pointwise(_sum) for q in (p.add_p, p.add_jaxvals_p, p.sub_p)},
+    **{q: pointwise(_linear) for q in (p.real_p, p.imag_p)},
+    **{q: pointwise(_unchanged) for q in (p.copy_p, p.name_p)},
+    p.complex_p: pointwise(_sum),
+    p.convert_element_type_p: pointwise(_converted),
+    p.device_put_p: pointwise(_unchanged, _as_it_is),
+    p.div_p: pointwise(_quotient),
+    p.max_p: pointwise(_extremum("max")),
+    p.min_p: pointwise(_extremum("min")),
+    p.mul_p: pointwise(_linear_in_one),
+    p.neg_p: pointwise(_negated),
+    p.select_n_p: pointwise(_chosen),
+    p.sharding_constraint_p: pointwise(_unchanged, _as_it_is),
+    p.stop_gradient_p: pointwise(_unchanged),
+}

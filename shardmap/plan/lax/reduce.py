@@ -1,0 +1,164 @@
+"""Rules of reductions, contractions and running reductions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap.plan.program import Node, Operand, Program
+from shardmap.plan.rules import Factor, Factors, Reason, RuleMaker
+
+CARRIED = Reason(
+    "each element depends on all before it", "cut another axis, which is independent"
+)
+OPAQUE = Reason(
+    "the reduction is a function that cannot be split",
+    "use one of lax.reduce_sum, reduce_max, ...",
+)
+
+
+def reduction(combiner: str) -> RuleMaker:
+    """``i j -> i; j combines``."""
+
+    def rule(node: Node) -> Factors:
+        gone = node.params["axes"]
+        rank = len(node.in_shapes[0])
+        out = [axis for axis in range(rank) if axis not in gone]
+
+        def passes(pending_combiner: str, pending: frozenset[int]) -> str | None:
+            return combiner if pending_combiner == combiner else None
+
+        return Factors(
+            node,
+            [range(rank)],
+            [out],
+            contracted=dict.fromkeys(gone, combiner),
+            passes=passes,
+            cheap=False,
+        )
+
+    return rule
+
+
+def general_reduction(node: Node) -> Factors:
+    gone = node.params["dimensions"]
+    count = len(node.outs)
+    rank = len(node.in_shapes[0])
+    out = [axis for axis in range(rank) if axis not in gone]
+    ins: list[Any] = [range(rank)] * count + [[]] * (len(node.ins) - count)
+    wholes = dict.fromkeys(gone, OPAQUE)
+    return Factors(node, ins, [out] * count, wholes=wholes, cheap=False)
+
+
+def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
+    """``argmax`` as the first place that holds the maximum, which can be cut."""
+
+    def rewrite(
+        program: Program, equation: Any, ins: Sequence[Operand], source: str
+    ) -> list[Operand] | None:
+        [operand] = ins
+        dtype = operand.aval.dtype
+        [axis], index_dtype = equation.params["axes"], equation.params["index_dtype"]
+        if dtype == bool or jnp.issubdtype(dtype, jnp.complexfloating):
+            return None
+        reducer = (p.reduce_max_p, p.reduce_min_p)[not largest]
+
+        def by_parts(x: Any) -> Any:
+            best = reducer.bind(x, axes=(axis,), **_sharding(reducer))
+            best = lax.expand_dims(best, (axis,))
+            found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
+            if jnp.issubdtype(dtype, jnp.inexact):
+                found = lax.bitwise_or(found, lax.ne(x, x))
+            index = lax.broadcasted_iota(index_dtype, x.shape, axis)
+            behind = np.array(np.iinfo(index_dtype).max, index_dtype)
+            places = lax.select(found, index, lax.full_like(index, behind))
+            first = p.reduce_min_p
+            return first.bind(places, axes=(axis,), **_sharding(first))
+
+        aval = jax.ShapeDtypeStruct(operand.shape, dtype)
+        return program.inline(jax.make_jaxpr(by_parts)(aval), ins, source)
+
+    return rewrite
+
+
+def _sharding(primitive: Any) -> dict[str, Any]:
+    """The parameters, besides the axes, that a reduction has in this JAX."""
+    return dict(_EXTRA[primitive])
+
+
+def _extra_params(function: Callable[..., Any], kind: Any) -> dict[str, Any]:
+    equation = jax.make_jaxpr(lambda x: function(x, 0))(jnp.zeros(2, kind)).eqns[-1]
+    return {name: v for name, v in equation.params.items() if name != "axes"}
+
+
+_EXTRA = {
+    p.reduce_max_p: _extra_params(jnp.max, np.int32),
+    p.reduce_min_p: _extra_params(jnp.min, np.int32),
+}
+
+
+def dot_general(node: Node) -> Factors:
+    (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
+    left: list[Factor] = [f"l{k}" for k in range(len(node.in_shapes[0]))]
+    right: list[Factor] = [f"r{k}" for k in range(len(node.in_shapes[1]))]
+    for a, b in zip(left_sum, right_sum, strict=True):
+        right[b] = left[a]
+    for a, b in zip(left_batch, right_batch, strict=True):
+        right[b] = left[a]
+    out = (
+        [left[k] for k in left_batch]
+        + [f for k, f in enumerate(left) if k not in (*left_sum, *left_batch)]
+        + [f for k, f in enumerate(right) if k not in (*right_sum, *right_batch)]
+    )
+
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        return combiner if combiner == "add" and len(pending) == 1 else None
+
+    return Factors(
+        node,
+        [left, right],
+        [out],
+        contracted={left[k]: "add" for k in left_sum},
+        passes=passes,
+        cheap=False,
+    )
+
+
+def running(node: Node) -> Factors:
+    """``i j -> i j``, the axis that is run over whole."""
+    axes = range(len(node.in_shapes[0]))
+    return Factors(
+        node, [axes], [axes], wholes={node.params["axis"]: CARRIED}, cheap=False
+    )
+
+
+RUNNING = [p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p]
+
+RULES: dict[Any, RuleMaker] = {
+    p.argmax_p: lambda node: _arg_whole(node),
+    p.argmin_p: lambda node: _arg_whole(node),
+    p.dot_general_p: dot_general,
+    p.reduce_and_p: reduction("and"),
+    p.reduce_max_p: reduction("max"),
+    p.reduce_min_p: reduction("min"),
+    p.reduce_or_p: reduction("or"),
+    p.reduce_p: general_reduction,
+    p.reduce_prod_p: reduction("mul"),
+    p.reduce_sum_p: reduction("add"),
+    p.reduce_xor_p: reduction("xor"),
+    **dict.fromkeys(RUNNING, running),
+}
+
+
+def _arg_whole(node: Node) -> Factors:
+    gone = node.params["axes"]
+    rank = len(node.in_shapes[0])
+    out = [axis for axis in range(rank) if axis not in gone]
+    reason = Reason("the place of the extremum is found over the whole axis")
+    return Factors(
+        node, [range(rank)], [out], wholes=dict.fromkeys(gone, reason), cheap=False
+    )

@@ -1,0 +1,239 @@
+"""Rules of the primitives that move elements: permute, slice, pad, join, position."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap.plan.program import Node, Operand, Program
+from shardmap.plan.rules import (
+    UNCUT,
+    Factor,
+    Factors,
+    Forward,
+    Link,
+    Local,
+    Need,
+    Points,
+    RuleMaker,
+    first_passes,
+    meet,
+)
+from shardmap.plan.slices import Box, Interval, Window, refine
+
+
+def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:
+    return tuple(1 if axis is None else local.sizes[axis] for axis in axes)
+
+
+def broadcast_in_dim(node: Node) -> Factors:
+    shape = node.out_shapes[0]
+    axes = node.params["broadcast_dimensions"]
+    operand = [
+        axis if size == shape[axis] else None
+        for axis, size in zip(axes, node.in_shapes[0], strict=True)
+    ]
+    rest: list[list[None]] = [[] for _ in node.ins[1:]]
+    everything = range(len(shape))
+
+    def emitter(local: Local) -> Sequence[Any]:
+        return [
+            lax.broadcast_in_dim(local.values[0], out_size(local, everything), axes)
+        ]
+
+    return Factors(
+        node, [operand, *rest], [everything], emitter=emitter, passes=first_passes
+    )
+
+
+def squeeze(node: Node) -> Factors:
+    gone = {d % len(node.in_shapes[0]) for d in node.params["dimensions"]}
+    axes = [None if d in gone else d for d in range(len(node.in_shapes[0]))]
+    out = [axis for axis in axes if axis is not None]
+    return Factors(node, [axes], [out], passes=first_passes)
+
+
+def transpose(node: Node) -> Factors:
+    permutation = node.params["permutation"]
+    axes = range(len(permutation))
+    return Factors(node, [axes], [permutation], passes=first_passes)
+
+
+def rev(node: Node) -> Factors:
+    shape = node.in_shapes[0]
+    axes = [
+        (axis, Window(size, reverse=True)) if axis in node.params["dimensions"] else axis
+        for axis, size in enumerate(shape)
+    ]
+    return Factors(node, [axes], [range(len(shape))], passes=first_passes)
+
+
+def slice_rule(node: Node) -> Factors:
+    shape = node.in_shapes[0]
+    starts = node.params["start_indices"]
+    strides = node.params["strides"] or (1,) * len(shape)
+    axes = [
+        axis
+        if size == node.out_shapes[0][axis]
+        else (axis, Window(size, stride=strides[axis], pad=-starts[axis]))
+        for axis, size in enumerate(shape)
+    ]
+
+    def emitter(local: Local) -> Sequence[Any]:
+        [operand] = local.values
+        steps = [
+            1 if axis == factor else strides[factor] for factor, axis in enumerate(axes)
+        ]
+        return [lax.slice(operand, (0,) * operand.ndim, operand.shape, steps)]
+
+    return Factors(
+        node, [axes], [range(len(shape))], emitter=emitter, passes=first_passes
+    )
+
+
+def pad(node: Node) -> Factors:
+    shape = node.in_shapes[0]
+    config = node.params["padding_config"]
+    axes = [
+        axis
+        if padding == (0, 0, 0)
+        else (axis, Window(size, pad=padding[0], dilation=padding[2] + 1))
+        for axis, (size, padding) in enumerate(zip(shape, config, strict=True))
+    ]
+
+    def emitter(local: Local) -> Sequence[Any]:
+        operand, value = local.values
+        around = [
+            (*local.holes.get((0, axis), (0, 0)), config[axis][2])
+            for axis in range(len(shape))
+        ]
+        return [lax.pad(operand, value, around)]
+
+    zero = _is_zero(node.ins[1])
+    return Factors(
+        node,
+        [axes, []],
+        [range(len(shape))],
+        emitter=emitter,
+        passes=lambda combiner, pending: (
+            combiner if pending == {0} and zero and combiner == "add" else None
+        ),
+    )
+
+
+def _is_zero(operand: Operand) -> bool:
+    value = getattr(operand, "value", None)
+    return isinstance(value, (int, float, complex)) and value == 0
+
+
+def iota(node: Node) -> Factors:
+    shape, dimension = node.out_shapes[0], node.params["dimension"]
+    dtype = node.params["dtype"]
+    axes = range(len(shape))
+
+    def emitter(local: Local) -> Sequence[Any]:
+        local_shape = out_size(local, axes)
+        count = lax.broadcasted_iota(jnp.int32, local_shape, dimension)
+        return [(count + local.starts[dimension]).astype(dtype)]
+
+    rest: list[list[None]] = [[] for _ in node.ins]
+    return Factors(node, rest, [axes], starts=(dimension,), emitter=emitter)
+
+
+class Concatenate:
+    """The result's axis is a disjoint union of the operands' axes."""
+
+    cheap = True
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.axis = node.params["dimension"]
+        self.lengths = [shape[self.axis] for shape in node.in_shapes]
+        self.begins = [sum(self.lengths[:k]) for k in range(len(self.lengths))]
+        self.rank = len(node.out_shapes[0])
+
+    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+        out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
+        along = [cut[self.axis] for cut in cuts]
+        out[self.axis] = UNCUT
+        if any(cut.at for cut in along):
+            seams = [begin for begin in self.begins if 0 < begin < sum(self.lengths)]
+            moved = [
+                [point + begin for point in cut.at]
+                for cut, begin in zip(along, self.begins, strict=True)
+            ]
+            origins = frozenset().union(*(cut.origins for cut in along))
+            out[self.axis] = Points(refine([seams, *moved]), True, origins)
+        return Forward([out], {}, [])
+
+    def links(self) -> list[list[Link]]:
+        return [
+            [Link("out", 0, axis)]
+            + [Link("in", k, axis) for k in range(len(self.node.ins))]
+            for axis in range(self.rank)
+            if axis != self.axis
+        ]
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        [box] = boxes
+        assert box is not None
+        start, stop = box[self.axis]
+        needed: list[Box | None] = []
+        for begin, length in zip(self.begins, self.lengths, strict=True):
+            low, high = max(start, begin), min(stop, begin + length)
+            needed.append(
+                (*box[: self.axis], (low - begin, high - begin), *box[self.axis + 1 :])
+                if low < high
+                else None
+            )
+        if all(part is None for part in needed):
+            needed[0] = (*box[: self.axis], (0, 0), *box[self.axis + 1 :])
+        return Need(tuple(needed), tuple(part is not None for part in needed))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        present = [value for value, here in zip(values, static, strict=True) if here]
+        return [lax.concatenate(present, self.axis)]
+
+    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
+        return combiner if len(pending) == len(self.node.ins) else None
+
+
+def split(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand]:
+    """Written as slices, so that each result has boxes of its own."""
+    [operand] = ins
+    axis = equation.params["axis"]
+    starts, limits = [0] * len(operand.shape), list(operand.shape)
+    outs: list[Operand] = []
+    for size, var in zip(equation.params["sizes"], equation.outvars, strict=True):
+        limits[axis] = starts[axis] + size
+        params = {
+            "start_indices": tuple(starts),
+            "limit_indices": tuple(limits),
+            "strides": None,
+        }
+        outs += program.add(p.slice_p, params, ins, [var.aval], source)
+        starts[axis] += size
+    return outs
+
+
+split_p = jax.make_jaxpr(lambda x: lax.split(x, (1, 1)))(jnp.zeros(2)).eqns[0].primitive
+
+RULES: dict[Any, RuleMaker] = {
+    p.broadcast_in_dim_p: broadcast_in_dim,
+    p.concatenate_p: Concatenate,
+    p.iota_p: iota,
+    p.pad_p: pad,
+    p.rev_p: rev,
+    p.slice_p: slice_rule,
+    p.squeeze_p: squeeze,
+    p.transpose_p: transpose,
+}
