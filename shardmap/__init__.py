@@ -8,6 +8,7 @@ ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 """
 
 from shardmap.map.api import spmap
+from shardmap.map.mesh_map import mesh_map, mesh_sharding_spec
 from shardmap.map.primitive import MapPrimitive, spmap_p
 from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
 from shardmap.sharding.named import pmap_sharding, spec_of
@@ -35,6 +36,8 @@ __all__ = [
     "__version__",
     "local_mesh",
     "make_mesh",
+    "mesh_map",
+    "mesh_sharding_spec",
     "pmap_sharding",
     "spec_of",
     "spec_to_indices",

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from shardmap.map.on_device import run_on
+from shardmap.map.on_device import operand, program
+
+
+def run_on(device, fun, arrays):
+    return program(device, fun, tuple(map(operand, arrays)))(*arrays)
 
 
 def double(*arrays):

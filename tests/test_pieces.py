@@ -204,19 +204,6 @@ def test_unreplicate():
     np.testing.assert_array_equal(first["host"], HOST[0])
 
 
-def test_leaves_share_programs():
-    """Fifty leaves on one device are one program, which a second tree uses again."""
-    from shardmap.map import on_device
-
-    values = [rows(HOST + k) for k in range(50)]
-    before = on_device._program.cache_info()
-    for _ in range(2):
-        for k, piece in enumerate(shard_of(values, 5)):
-            check(piece, HOST[5] + k, jax.devices()[5])
-    after = on_device._program.cache_info()
-    assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)
-
-
 # Under transformations: x[i]
 
 

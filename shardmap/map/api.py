@@ -14,7 +14,7 @@ from shardmap.map.program import FunctionMap, Options
 from shardmap.map.stages import Lowered, lower
 
 with jax.core.eval_context():
-    _TOP_LEVEL = jex_core.find_top_trace(())
+    TOP_LEVEL = jex_core.find_top_trace(())
 
 
 class MappedFunction:
@@ -36,7 +36,7 @@ class MappedFunction:
         self._refusals = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if jex_core.find_top_trace(()) is not _TOP_LEVEL:
+        if jex_core.find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(args, kwargs)
         if not kwargs:
             program = self._recent.get(len(args))

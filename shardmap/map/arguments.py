@@ -87,28 +87,43 @@ def mesh_axes(
     return names
 
 
-def broadcast_axes(name: str, axes: Any, tree: Any, described: str) -> tuple[Any, ...]:
-    """One axis for each leaf of ``tree``, from a prefix of it.
+def is_none(value: Any) -> bool:
+    """Whether ``value`` is None, which pytrees do not count as a leaf."""
+    return value is None
+
+
+def broadcast_axes(
+    name: str,
+    axes: Any,
+    tree: Any,
+    described: str,
+    is_leaf: Callable[[Any], bool] = is_none,
+) -> tuple[Any, ...]:
+    """One leaf of ``axes`` for each leaf of ``tree``.
 
     Args:
       name: "in_axes" or "out_axes", for the error.
-      axes: ints and None, a pytree prefix of ``tree``.
+      axes: a pytree prefix of ``tree``.
       tree: a pytree.
       described: what ``tree`` is, for the error.
+      is_leaf: what to take as leaves of ``axes`` besides ints.
     """
-    whole = object()  # Stands for None, which pytrees have no leaf for.
-    marked = jax.tree.map(
-        lambda axis: whole if axis is None else axis, axes, is_leaf=lambda x: x is None
-    )
+    found: list[Any] = []
+
+    def number(leaf: Any) -> int:
+        found.append(leaf)
+        return len(found) - 1
+
+    numbered = jax.tree.map(number, axes, is_leaf=is_leaf)
     try:
-        full = jax.tree.broadcast(marked, tree)
+        full = jax.tree.broadcast(numbered, tree)
     except ValueError as error:
         raise ValueError(
             f"spmap {name} must be a pytree prefix of {described}: {name} is {axes}, "
             f"which does not fit {jax.tree.structure(tree)}. "
             + str(error).replace("broadcast_prefix prefix_tree", name)
         ) from None
-    return tuple(None if axis is whole else axis for axis in jax.tree.leaves(full))
+    return tuple(found[k] for k in jax.tree.leaves(full))
 
 
 def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:

@@ -108,12 +108,17 @@ def _axis_names(jaxpr: Any) -> set[Hashable]:
 def inner_maps(jaxpr: Any) -> list[Any]:
     """The map equations one level down, in whatever other equations hold them."""
     found = []
-    for equation in jaxpr.eqns:
-        if equation.primitive is spmap_p:
-            found.append(equation)
-        else:
+    # Jaxprs are shared: a jitted function that is called twice has one.
+    waiting, seen = [jaxpr], {id(jaxpr)}
+    while waiting:
+        for equation in waiting.pop().eqns:
+            if equation.primitive is spmap_p:
+                found.append(equation)
+                continue
             for inner in jex_core.jaxprs_in_params(equation.params):
-                found.extend(inner_maps(inner))
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    waiting.append(inner)
     return found
 
 
@@ -155,8 +160,8 @@ def _check_inner_meshes(
         if mesh_axis in used:
             raise ValueError(
                 f"spmap of {name} walks mesh axes {params['mesh_axes']}, but the map "
-                f"of {used[mesh_axis]} around it walks {mesh_axis!r} already. Give each "
-                "of them axes of its own."
+                f"of {used[mesh_axis]} around it walks {mesh_axis!r} already. Give "
+                "each of them axes of its own."
             )
         used = used | {mesh_axis: name}
     for equation in inner_maps(params["call_jaxpr"]):

@@ -6,7 +6,7 @@ devices for it; where there are none its elements are one batched operation.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from shardmap.map.blocks import block_function
 from shardmap.map.collectives import RULES, SplitAxis
 from shardmap.map.layout import MeshWalk, inner_walk, map_shardings, partition_spec
 from shardmap.map.primitive import spmap_p
-from shardmap.map.rewriting import rewrite_jaxpr
+from shardmap.map.rewriting import rewrite_jaxpr, under_mesh
 from shardmap.map.tracing import config_value
 
 
@@ -81,7 +81,8 @@ def partitioned(**params: Any) -> Callable[..., list[Any]]:
     walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
     places = walk.block(mesh, params["axis_size"]) * walk.device_count(mesh)
     axis = SplitAxis(params["axis_name"], params["axis_size"], (), 1, places)
-    block = block_function(params["call_jaxpr"], axis, in_axes, out_axes, None)
+    jaxpr = under_mesh(params["call_jaxpr"], mesh.abstract_mesh)
+    block = block_function(jaxpr, axis, in_axes, out_axes, None)
     padded = params | {"axis_size": places}
     operand_shardings, result_shardings = map_shardings(padded)
 
@@ -150,8 +151,12 @@ def per_device(
         walk.device_count(mesh),
         walk.block(mesh, axis_size),
     )
-    jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
-    if axis.devices == axis_size:
+    jaxpr = under_mesh(
+        _with_inner_maps_on(mesh, call_jaxpr, inner_axes),
+        _with_manual_axes(mesh, mesh_axes).abstract_mesh,
+    )
+    # Not every collective of JAX takes several mesh axes for one name.
+    if axis.devices == axis_size and len(mesh_axes) == 1:
         block = _one_element(jaxpr, axis, in_axes, out_axes)
     else:
         block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
@@ -222,6 +227,15 @@ def _with_inner_maps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
+def _with_manual_axes(mesh: Mesh, names: Collection[str]) -> Mesh:
+    """The mesh as it is called where a program is written per device along axes."""
+    types = [
+        AxisType.Manual if name in names else axis_type
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    ]
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(types))
+
+
 def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
     mesh = params["mesh"]
     context = ctx.module_context.axis_context
@@ -229,15 +243,15 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
     around = context.mesh.axis_names if manual else ()
     if mesh is None or (manual and around != mesh.axis_names):
         return mlir.lower_fun(on_one_device(**params))(ctx, *args)
-    inside = mesh.abstract_mesh.update_axis_types(
-        {name: AxisType.Manual for name in manual}
-    )
-    with jax.sharding.use_abstract_mesh(inside):
-        if params["lowering"] == "spmd":
-            run = partitioned(**params)
-        else:
-            run = per_device(**(params | {"mesh": inside if manual else mesh}))
-        return mlir.lower_fun(run)(ctx, *args)
+    params["mesh"] = mesh = _with_manual_axes(mesh, manual)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        run = (partitioned if params["lowering"] == "spmd" else per_device)(**params)
+        # Operands may be typed with shardings over a mesh of the caller's.
+        avals = [
+            jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            for aval in ctx.avals_in
+        ]
+        return mlir.lower_fun(run)(ctx.replace(avals_in=avals), *args)
 
 
 spmap_p.def_impl(_implementation)

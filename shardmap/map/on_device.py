@@ -9,49 +9,59 @@ the same, and its results are not committed.
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 
-Signature: TypeAlias = tuple[tuple[tuple[int, ...], Any, bool], ...]
+
+class Operand(NamedTuple):
+    """What a program knows of an array."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool = False
 
 
-def run_on(
-    device: jax.Device, fun: Callable[..., list[Any]], arrays: Sequence[Any]
-) -> list[jax.Array]:
-    """``fun(*arrays)`` as one program, on the device where the arrays are.
+def operand(array: Any) -> Operand:
+    # Arrays of keys have no weak type.
+    return Operand(array.shape, array.dtype, getattr(array, "weak_type", False))
+
+
+@functools.lru_cache(maxsize=1024)
+def program(
+    device: jax.Device, fun: Callable[..., list[Any]], operands: Sequence[Operand]
+) -> Callable[..., list[jax.Array]]:
+    """Compiles ``fun`` for arrays on a device.
 
     Args:
       device: the device.
       fun: a function that gives a list. A program is found again by this function's
         equality.
-      arrays: arrays on ``device``, and NumPy scalars.
+      operands: what ``fun`` is called with, hashable.
 
     Returns:
-      The results, on ``device``, uncommitted.
+      A function like ``fun`` that runs as one program, on ``device``, with uncommitted
+      results there. It takes arrays on ``device``, and NumPy scalars.
     """
-    signature = tuple(
-        (array.shape, array.dtype, getattr(array, "weak_type", False))
-        for array in arrays
-    )
-    try:
-        return _program(device, fun, signature)(*arrays)
-    except ValueError:
-        # Not for host memory or unusual layouts, nor under `jax.disable_jit`.
-        return fun(*arrays)
 
-
-@functools.lru_cache(maxsize=1024)
-def _program(device: jax.Device, fun: Callable[..., Any], signature: Signature) -> Any:
-    def compiled() -> Any:
+    def make() -> Any:
         # The dtypes are those of arrays that exist, so none may be narrowed.
         with jax.default_device(device), jax.enable_x64(True):
             avals = [
-                jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
-                for shape, dtype, weak in signature
+                jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)
+                for shape, dtype, weak_type in operands
             ]
             return jax.jit(fun).lower(*avals).compile()
 
     # In a new thread no mesh is set and nothing is being traced.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(compiled).result()
+        compiled = thread.submit(make).result()
+
+    def run(*arrays: Any) -> list[jax.Array]:
+        try:
+            return compiled(*arrays)
+        except ValueError:
+            # Not for host memory or unusual layouts, nor under `jax.disable_jit`.
+            return fun(*arrays)
+
+    return run

@@ -4,18 +4,13 @@
 is its result. The functions here read the one device that holds element ``i``.
 """
 
-import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Sharding
 
-from shardmap.map.array_likes import boxes
-from shardmap.map.on_device import run_on
+from shardmap.map.cuts import RefusedError, cuts_for, placed
 
 
 def shard_of(x: Any, i: int, *, axis: int = 0) -> Any:
@@ -106,146 +101,27 @@ def unreplicate(tree: Any, *, axis: int = 0) -> Any:
     return jax.tree.unflatten(structure, [pieces[0] for pieces in taken])
 
 
-class _Blocks(NamedTuple):
-    """Who holds the elements along an axis."""
-
-    size: int
-    """How many elements are together."""
-    holders: dict[int, tuple[int, jax.Device]]
-    """Number of a block -> a shard of it on this process, by number, and its device."""
-
-
-@functools.lru_cache(maxsize=4096)
-def _blocks(sharding: Sharding, shape: tuple[int, ...], axis: int) -> _Blocks:
-    size = 1
-    holders: dict[int, tuple[int, jax.Device]] = {}
-    for number, (device, bounds) in enumerate(boxes(sharding, shape).items()):
-        for dimension, (start, stop) in enumerate(bounds):
-            if dimension != axis and stop - start != shape[dimension]:
-                raise ValueError(
-                    f"of shape {shape} is cut along axis {dimension} into pieces of "
-                    f"{stop - start}, so that several devices hold an element of axis "
-                    f"{axis}: index it as x[i], or lay it out with jax.device_put and "
-                    f"shardmap.pmap_sharding first"
-                )
-        start, stop = bounds[axis]
-        size = max(stop - start, 1)
-        holders.setdefault(start // size, (number, device))
-    return _Blocks(size, holders)
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """A program that cuts shards: one array for each of ``axes``, then the offsets."""
-
-    axes: tuple[int, ...]
-    every: bool
-    """Give all elements of each array instead of the one at its offset."""
-
-    def __call__(self, *args: Any) -> list[Any]:
-        shards, offsets = args[: len(self.axes)], args[len(self.axes) :]
-        if self.every:
-            return [
-                jax.lax.index_in_dim(shard, k, axis, keepdims=False)
-                for shard, axis in zip(shards, self.axes, strict=True)
-                for k in range(shard.shape[axis])
-            ]
-        return [
-            jax.lax.dynamic_index_in_dim(shard, offset, axis, keepdims=False)
-            for shard, offset, axis in zip(shards, offsets, self.axes, strict=True)
-        ]
-
-
-class _Part(NamedTuple):
-    """What is wanted of one shard."""
-
-    device: jax.Device
-    shard: jax.Array
-    axis: int
-    every: bool
-    """All elements are wanted, not the one at ``offset``."""
-    offset: int
-    first: int
-    """Where the result, or the first of the results, goes in the leaf's list."""
-
-
 def _take(
     caller: str, tree: Any, leaves: Sequence[Any], axis: int, index: int | None
 ) -> list[list[Any]]:
     """For each leaf, the element at ``index`` in a list, or all of them."""
-    taken: list[list[Any]] = []
-    # What is cut alike from the same device is cut by one program.
-    work: dict[tuple[jax.Device, bool], list[tuple[_Part, list[Any]]]] = {}
-    for number, leaf in enumerate(leaves):
-        try:
-            dimension, element = _normalized(np.shape(leaf), axis, index)
-            if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
-                taken.append(_indexed(leaf, dimension, element))
-                continue
-            parts = _parts(leaf, dimension, element)
-        except (IndexError, ValueError) as error:
-            raise type(error)(f"{caller}: {_name(tree, number)} {error}") from None
-        pieces: list[Any] = [None] * (leaf.shape[dimension] if element is None else 1)
-        taken.append(pieces)
-        for part in parts:
-            work.setdefault((part.device, part.every), []).append((part, pieces))
-    for (device, every), jobs in work.items():
-        cut = _Cut(tuple(part.axis for part, _ in jobs), every)
-        shards = [part.shard for part, _ in jobs]
-        offsets = [] if every else [np.int32(part.offset) for part, _ in jobs]
-        results = iter(run_on(device, cut, [*shards, *offsets]))
-        for part, pieces in jobs:
-            for k in range(part.shard.shape[part.axis] if every else 1):
-                pieces[part.first + k] = next(results)
+    try:
+        cuts = cuts_for(tuple(map(placed, leaves)), axis, index)
+    except RefusedError as refused:
+        name = _name(tree, refused.leaf)
+        raise refused.kind(f"{caller}: {name} {refused}") from None
+    taken: list[list[Any]] = [[None] * length for length in cuts.lengths]
+    for step in cuts.steps:
+        shards = [leaves[leaf].addressable_data(n) for leaf, n in step.shards]
+        results = step.run(*shards, *step.offsets)
+        for (leaf, position), piece in zip(step.targets, results, strict=True):
+            taken[leaf][position] = piece
+    for leaf, before in cuts.indexed:
+        where = range(cuts.lengths[leaf]) if index is None else [index]
+        taken[leaf] = [leaves[leaf][(*before, k)] for k in where]
     return taken
 
 
-def _parts(array: jax.Array, axis: int, element: int | None) -> list[_Part]:
-    """What to take of which shard, for one element or for all."""
-    size, holders = _blocks(array.sharding, array.shape, axis)
-    if element is None:
-        wanted = range(array.shape[axis] // size)
-    else:
-        wanted = range(element // size, element // size + 1)
-    parts = []
-    for block in wanted:
-        if block not in holders:
-            raise ValueError(
-                f"has its elements {block * size} to {(block + 1) * size - 1} along "
-                f"axis {axis} on a device of another process"
-            )
-        number, device = holders[block]
-        shard = array.addressable_data(number)
-        if element is None:
-            part = _Part(device, shard, axis, True, 0, first=block * size)
-        else:
-            # A block of one element is wanted whole, which is cheaper.
-            part = _Part(device, shard, axis, size == 1, element % size, first=0)
-        parts.append(part)
-    return parts
-
-
-def _normalized(
-    shape: tuple[int, ...], axis: int, index: int | None
-) -> tuple[int, int | None]:
-    """The axis and the index counted from the front."""
-    if not -len(shape) <= axis < len(shape):
-        raise ValueError(f"of shape {shape} has no axis {axis}")
-    size = shape[axis]
-    if index is not None and not -size <= index < size:
-        raise IndexError(
-            f"of shape {shape} has size {size} along axis {axis}: index {index} is out "
-            "of range"
-        )
-    return axis % len(shape), None if index is None else index % size
-
-
-def _indexed(leaf: Any, axis: int, index: int | None) -> list[Any]:
-    """As `_take`, of what is on no device: a tracer, or an array on the host."""
-    wanted = range(np.shape(leaf)[axis]) if index is None else [index]
-    return [leaf[(slice(None),) * axis + (k,)] for k in wanted]
-
-
-def _name(tree: Any, number: int) -> str:
-    path, _ = jax.tree_util.tree_leaves_with_path(tree)[number]
+def _name(tree: Any, leaf: int) -> str:
+    path, _ = jax.tree_util.tree_leaves_with_path(tree)[leaf]
     return f"x{jax.tree_util.keystr(path)}"

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from shardmap.map import array_likes, placement
-from shardmap.map.on_device import run_on
+from shardmap.map.on_device import operand, program
 from shardmap.sharding.named import pmap_sharding
 from shardmap.sharding.spec import Replicated, ShardingSpec
 
@@ -162,7 +162,9 @@ def _with_axis(arrays: Sequence[jax.Array], device: jax.Device) -> list[jax.Arra
     """The arrays on a device, with a new leading axis of size 1."""
     there = [SingleDeviceSharding(device)] * len(arrays)
     moved = placement.place(arrays, there, uncommitted=True)
-    return run_on(device, _expand, moved) if moved else []
+    if not moved:
+        return []
+    return program(device, _expand, tuple(map(operand, moved)))(*moved)
 
 
 def _expand(*arrays: Any) -> list[Any]:

@@ -24,15 +24,13 @@ from jax.experimental import io_callback
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
 
-# Failures
-
 
 class _Failures:
-    """The first failure of a tap since it was last raised, and how many followed.
+    """The first failure of a tap since it was last raised, and how many came after it.
 
-    A callback that raises makes the tokens of its devices unusable, and leaves other
-    devices waiting in collectives. So a tap in a running program never raises: its
-    exception waits here for `taps_barrier`.
+    A callback that raises spoils the results of its program on all devices, and the
+    tokens that order later programs. So the taps of a program never raise: what they
+    would raise waits here for `taps_barrier`.
     """
 
     def __init__(self) -> None:
@@ -55,7 +53,7 @@ class _Failures:
         if first is not None:
             message, exception = first
             if others:
-                message += f" ({others} more calls of taps failed after it)"
+                message += f" (and {others} more calls of taps failed)"
             raise RuntimeError(message) from exception
 
 
@@ -77,14 +75,9 @@ class _Call:
     def __call__(self, device: jax.Device, leaves: Sequence[Any]) -> None:
         # Copies, as the memory is the program's.
         value = jax.tree.unflatten(self.tree, map(np.array, leaves))
-        if self.with_device:
-            self.func(value, device)
-        else:
-            self.func(value)
+        self.func(value, *[device] * self.with_device)
 
-    def in_program(
-        self, devices: Sequence[jax.Device], index: Any, *leaves: Any
-    ) -> tuple[()]:
+    def in_program(self, devices: Sequence[Any], index: Any, *leaves: Any) -> tuple[()]:
         """The callback of a compiled program: never raises."""
         device = devices[int(index)]
         try:
@@ -105,22 +98,18 @@ class _Call:
 tap_p = jex_core.Primitive("tap")
 tap_p.multiple_results = True
 
-
-def _effect_of(callback: Callable[[], Any]) -> Any:
-    (effect,) = jax.make_jaxpr(callback)().jaxpr.effects
-    return effect
-
-
-_ordered_io = _effect_of(lambda: io_callback(lambda: (), (), ordered=True))
-_debug = _effect_of(lambda: jax.debug.callback(lambda: None))
+# Every tap's equation holds this: JAX tells the lowering which devices a program is for
+# if there is one of its own callbacks somewhere.
+_CALLBACK = jax.make_jaxpr(lambda: io_callback(lambda: (), (), ordered=True))().jaxpr
+(_ordered_io,) = _CALLBACK.effects
+(_debug,) = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr.effects
 
 
 class _TapEffect(type(_ordered_io), type(_debug)):  # type: ignore[misc]
     """Keeps taps in order, on several devices too, and is allowed everywhere.
 
-    JAX asks for the class of an effect: the first is one of those that it orders on
-    each device, the second one of those that it allows under checkpoint and in custom
-    derivatives.
+    JAX asks for the class of an effect. The first is one that it orders on each
+    device, the second one that it allows in checkpoint and in custom derivatives.
     """
 
     def __str__(self) -> str:
@@ -129,9 +118,10 @@ class _TapEffect(type(_ordered_io), type(_debug)):  # type: ignore[misc]
 
 tap_effect = _TapEffect()
 
-# JAX tells the lowering which devices a program is for if it finds one of its own
-# callbacks in the jaxprs of an equation.
-_CALLBACK = jax.make_jaxpr(lambda: io_callback(lambda: (), (), ordered=True))().jaxpr
+
+def is_tapped(jaxpr: Any) -> bool:
+    """Whether ``jaxpr`` has a tap anywhere."""
+    return tap_effect in jaxpr.effects
 
 
 def _abstract_eval(*_: Any, **__: Any) -> tuple[list[Any], set[Any]]:
@@ -149,11 +139,6 @@ def _implementation(*leaves: Any, call: _Call, **_: Any) -> list[Any]:
     except Exception as exception:
         raise RuntimeError(call.failed(device, exception)) from exception
     return []
-
-
-def is_tapped(jaxpr: Any) -> bool:
-    """Whether ``jaxpr`` has a tap anywhere."""
-    return tap_effect in jaxpr.effects
 
 
 def _jvp_rule(primals: Any, _: Any, **params: Any) -> tuple[list[Any], list[Any]]:
@@ -234,7 +219,52 @@ def tap(
     result: Any = None,
     with_device: bool = False,
 ) -> Any:
-    """Calls a host function with a value."""
+    """Calls a host function with a value of a running program.
+
+    Inside a map ``func`` is called once on each device, with that device's instance of
+    ``x``; in a plain `jax.jit`, once with the whole value; outside both, at once.
+    Calls of one device come in program order, also when nothing else uses the value.
+    Between devices there is no order, and ``func`` is called from several threads.
+
+    * Inside `jax.vmap`, and where a device computes several elements of a map, one
+      call has all of them: the leaves that differ have a new leading axis. Free places
+      of a last block repeat its last element, and both branches of a `jax.lax.cond`
+      are called if its predicate is one of the things that differ.
+    * In maps inside maps, what the outer function computes is computed, and tapped,
+      on each device that one of its elements has.
+    * Differentiation taps the values of the function, once, and no derivatives. A
+      custom rule's own taps are called in addition.
+
+    Args:
+      func: called as ``func(value)``, with a pytree like ``x`` of NumPy arrays of its
+        own. It must not call JAX. If it raises, the program goes on, the exception is
+        logged, and `taps_barrier` raises it; outside a program, ``tap`` does.
+      x: a pytree of arrays. Random keys are given as `jax.random.key_data`.
+      result: what to return instead of ``x``. Default: ``x``.
+      with_device: whether to call ``func(value, device)``, with the `jax.Device` that
+        the value is on.
+
+    Returns:
+      ``x`` or ``result``, unchanged.
+
+    Raises:
+      TypeError: ``func`` is not callable, or a leaf of ``x`` is no array.
+      RuntimeError: outside a program, if ``func`` raises.
+
+    Example:
+      >>> import numpy as np, shardmap as sm
+      >>> seen = {}
+      >>> def note(value, device):
+      ...     seen[device.id] = float(value)
+      >>> @sm.spmap
+      ... def square(x):
+      ...     return sm.tap(note, x, with_device=True) ** 2
+      >>> square(np.arange(3.0))
+      Array([0., 1., 4.], dtype=float32)
+      >>> sm.taps_barrier()
+      >>> sorted(seen.items())
+      [(0, 0.0), (1, 1.0), (2, 2.0)]
+    """
     if not callable(func):
         raise TypeError(f"tap expects a callable, but got {func!r}.")
     leaves, tree = jax.tree.flatten(x)
@@ -260,10 +290,10 @@ class _Print:
 
     __name__ = "tap_print"
 
-    def __call__(self, value: Any, device: Any) -> None:
+    def __call__(self, value: Any, device: jax.Device) -> None:
         text = self.fmt.format(value)
         if self.with_device:
-            text = f"{device.platform}:{device.id}: {text}"
+            text = f"{device}: {text}"
         # One call, so that the lines of several devices stay whole.
         (self.file or sys.stdout).write(text + "\n")
 
@@ -276,12 +306,45 @@ def tap_print(
     with_device: bool = False,
     file: TextIO | None = None,
 ) -> Any:
-    """Prints a value."""
+    """Prints a value of a running program, a line for each call; see `tap`.
+
+    Args:
+      x: a pytree of arrays.
+      fmt: where the value goes in the text, as for `str.format`.
+      result: what to return instead of ``x``. Default: ``x``.
+      with_device: whether the text begins with the device, such as ``cpu:0: ``.
+      file: where to write. Default: what is `sys.stdout` at that time.
+
+    Returns:
+      ``x`` or ``result``, unchanged.
+
+    Example:
+      >>> import numpy as np, shardmap as sm
+      >>> f = sm.spmap(lambda x: sm.tap_print(x, "x is {:.1f}", with_device=True))
+      >>> y = f(np.array([2.5]))
+      >>> sm.taps_barrier()
+      cpu:0: x is 2.5
+    """
     printer = _Print(fmt, with_device, file)
     return tap(printer, x, result=result, with_device=True)
 
 
 def taps_barrier() -> None:
-    """Waits for the taps of all programs that this thread has started."""
+    """Waits for all taps of the programs that this thread has started.
+
+    Raises:
+      RuntimeError: a tap has failed since the last time: names the host function, the
+        device and what it raised, which is the cause. The programs themselves went on
+        and their results are there.
+
+    Example:
+      >>> import numpy as np, shardmap as sm
+      >>> def check(x):
+      ...     assert x >= 0, "negative"
+      >>> y = sm.spmap(lambda x: sm.tap(check, x))(np.array([1.0, -2.0]))
+      >>> sm.taps_barrier()
+      Traceback (most recent call last):
+      RuntimeError: the tap check failed on device cpu:1: AssertionError: negative
+    """
     jax.effects_barrier()
     _failures.raise_first()

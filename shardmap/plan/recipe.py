@@ -58,6 +58,7 @@ class Step(NamedTuple):
 class Static(NamedTuple):
     """All of a recipe that a compiled function depends on."""
 
+    read_values: tuple[Value, ...]
     read_shapes: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]
     outs: tuple[Ref | None, ...]
@@ -159,11 +160,11 @@ def trace_back(
             return Ref(-1, None, shape_of(box))
         for outer, slot in made[value]:
             if contains(outer, box):
-                starts = tuple(
-                    max(a[0] - b[0], 0) for a, b in zip(box, outer, strict=True)
-                )
                 shape = shape_of(box)
-                return Ref(slot, None if shape == shape_of(outer) else starts, shape)
+                if shape == shape_of(outer):
+                    return Ref(slot, None, shape)
+                inside = zip(box, outer, strict=True)
+                return Ref(slot, tuple(max(a[0] - b[0], 0) for a, b in inside), shape)
         raise AssertionError(f"no box of {value.number} holds {box}")
 
     slots = len(reads)
@@ -180,8 +181,10 @@ def trace_back(
                 made.setdefault(out, []).append((made_box, slots))
             slots += 1
     outs = tuple(None if demand is None else find(*demand) for demand in demands)
+    values = tuple(value for value, _ in reads)
     shapes = tuple(shape_of(box) for _, box in reads)
-    return Recipe(tuple(reads), tuple(starts), Static(shapes, tuple(steps), outs))
+    static = Static(values, shapes, tuple(steps), outs)
+    return Recipe(tuple(reads), tuple(starts), static)
 
 
 def take(values: Mapping[int, Any], ref: Ref, dtype: Any) -> Any:

@@ -162,8 +162,8 @@ class Local(NamedTuple):
 
 def bind(node: Node, values: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
     """Applies the node's primitive as it is."""
-    functions, rest = node.primitive.get_bind_params(dict(params))
-    outs = node.primitive.bind(*functions, *values, **rest)
+    params = node.primitive.get_bind_params(dict(params))
+    outs = node.primitive.bind(*values, **params)
     return outs if node.primitive.multiple_results else [outs]
 
 

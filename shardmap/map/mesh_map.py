@@ -1,0 +1,400 @@
+"""`mesh_map`: a function of blocks, one for each device of a mesh.
+
+Each mesh axis that cuts something is one map over blocks. An array is reshaped so that
+a dimension cut along mesh axes becomes the axes and, behind them, the block; then the
+axes are mapped, one inside the other, all on the one mesh.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shardmap.map import arguments, placement
+from shardmap.map.api import TOP_LEVEL, spmap
+from shardmap.map.lowering import map_jit
+from shardmap.map.stages import Lowered
+from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
+from shardmap.sharding.spec import ShardingSpec
+
+Axes = dict[str, int]
+"""Mesh axis names, each with the array dimension that it cuts."""
+
+
+class _Options(NamedTuple):
+    mesh: Mesh
+    in_axes: Any
+    out_axes: Any
+    lowering: str
+    donate_argnums: tuple[int, ...]
+
+
+def _is_axes(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and type(dimension) is int
+        for name, dimension in value.items()
+    )
+
+
+def _dimensions(axes: Axes, ndim: int) -> list[tuple[str, ...]]:
+    """The mesh axes that cut each dimension, major to minor."""
+    return [
+        tuple(name for name, where in axes.items() if where == dimension)
+        for dimension in range(ndim)
+    ]
+
+
+def _to_blocks(array: Any, axes: Axes, mesh: Mesh, levels: Sequence[str]) -> Any:
+    """The array with the mesh axes that cut it in front, in the order of ``levels``."""
+    shape: list[int] = []
+    where: dict[str, int] = {}
+    for size, names in zip(array.shape, _dimensions(axes, array.ndim), strict=True):
+        for name in names:
+            where[name] = len(shape)
+            shape.append(mesh.shape[name])
+        shape.append(size // math.prod(mesh.shape[name] for name in names))
+    front = [where[name] for name in levels if name in where]
+    return jnp.moveaxis(array.reshape(shape), front, range(len(front)))
+
+
+def _from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
+    """What `_to_blocks` did, undone."""
+    front = [name for name in levels if name in axes]
+    dimensions = _dimensions(axes, array.ndim - len(front))
+    where: dict[str, int] = {}
+    position = 0
+    for names in dimensions:
+        for name in names:
+            where[name], position = position, position + 1
+        position += 1
+    array = jnp.moveaxis(array, range(len(front)), [where[name] for name in front])
+    sizes = iter(array.shape)
+    return array.reshape([math.prod(next(sizes) for _ in (*n, 0)) for n in dimensions])
+
+
+class MeshMappedFunction:
+    """A function mapped over the blocks of a mesh; what `mesh_map` returns."""
+
+    def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._options = options
+        self._programs: dict[Hashable, Any] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, in_tree, in_axes = self._read(args)
+        if jex_core.find_top_trace(()) is not TOP_LEVEL:
+            return self._bind(leaves, in_tree, in_axes)
+        program, in_shardings, _ = self._program(leaves, in_tree, in_axes)
+        return program(*placement.place(leaves, in_shardings))
+
+    def lower(self, *args: Any) -> Lowered:
+        """Lowers the map for these arguments, running nothing.
+
+        Returns:
+          A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
+        """
+        leaves, in_tree, in_axes = self._read(args)
+        program, in_shardings, out_shardings = self._program(leaves, in_tree, in_axes)
+        lowered = program.lower(*leaves)
+        out_info = jax.tree.leaves(lowered.out_info)
+        in_specs, out_specs = (
+            [
+                ShardingSpec.from_named_sharding(sharding, len(leaf.shape))
+                for sharding, leaf in zip(shardings, items, strict=True)
+            ]
+            for shardings, items in ((in_shardings, leaves), (out_shardings, out_info))
+        )
+        return Lowered(
+            lowered,
+            jax.tree.unflatten(in_tree, in_specs),
+            jax.tree.unflatten(jax.tree.structure(lowered.out_info), out_specs),
+        )
+
+    def _read(self, args: Any) -> tuple[list[Any], Any, list[Axes]]:
+        leaves, in_tree = jax.tree.flatten(args)
+        in_axes = list(
+            arguments.broadcast_axes(
+                "in_axes", self._options.in_axes, args, "the arguments", _is_axes
+            )
+        )
+        mesh = self._options.mesh
+        problems = []
+        for k, (leaf, axes) in enumerate(zip(leaves, in_axes, strict=True)):
+            aval = arguments.leaf_aval(leaf)
+            for dimension, names in enumerate(_dimensions(axes, aval.ndim)):
+                pieces = math.prod(mesh.shape[name] for name in names)
+                if aval.shape[dimension] % pieces:
+                    what = (
+                        f"dimension {dimension} of size {aval.shape[dimension]} does "
+                        f"not divide among the {pieces} devices along {names}"
+                    )
+                    problems.append((k, aval, what))
+            if (highest := max(axes.values(), default=-1)) >= aval.ndim:
+                what = f"it has no dimension {highest}, which {axes} names"
+                problems.append((k, aval, what))
+        if problems:
+            paths = arguments.leaf_names(self._fun, range(len(args)), args, {})
+            listed = "".join(
+                f"\n  * {paths[k]} is {aval.str_short()}: {what}"
+                for k, aval, what in problems
+            )
+            raise ValueError(
+                f"mesh_map cannot cut these arguments over the mesh:{listed}\nCut "
+                "other dimensions, or pad them to a multiple."
+            )
+        return leaves, in_tree, in_axes
+
+    def _program(
+        self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]
+    ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+        avals = [arguments.leaf_aval(leaf) for leaf in leaves]
+        key = in_tree, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals)
+        if key not in self._programs:
+            run = functools.partial(self._bind, in_tree=in_tree, in_axes=in_axes)
+            structs = [
+                jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+                for aval in avals
+            ]
+            out_shape = jax.eval_shape(lambda *leaves: run(leaves), *structs)
+            out_axes = self._out_axes(out_shape)
+            in_shardings = tuple(map(self._sharding, in_axes))
+            out_shardings = tuple(map(self._sharding, out_axes))
+            donated = self._donated(in_tree)
+
+            def call(*leaves: Any) -> Any:
+                return run(leaves)
+
+            call.__name__ = call.__qualname__ = getattr(self, "__name__", "mesh_map")
+            program = map_jit(
+                call,
+                self._options.mesh,
+                in_shardings=in_shardings,
+                out_shardings=jax.tree.unflatten(
+                    jax.tree.structure(out_shape), out_shardings
+                ),
+                donate_argnums=donated,
+            )
+            self._programs[key] = program, in_shardings, out_shardings
+        return self._programs[key]
+
+    def _donated(self, in_tree: Any) -> tuple[int, ...]:
+        numbers = iter(range(in_tree.num_leaves))
+        by_argument = [
+            [next(numbers) for _ in range(child.num_leaves)]
+            for child in in_tree.children()
+        ]
+        return tuple(
+            k for argnum in self._options.donate_argnums for k in by_argument[argnum]
+        )
+
+    def _sharding(self, axes: Axes) -> NamedSharding:
+        ndim = max(axes.values(), default=-1) + 1
+        entries = [names or None for names in _dimensions(axes, ndim)]
+        return NamedSharding(self._options.mesh, PartitionSpec(*entries))
+
+    def _out_axes(self, out: Any) -> list[Axes]:
+        return list(
+            arguments.broadcast_axes(
+                "out_axes", self._options.out_axes, out, "the result", _is_axes
+            )
+        )
+
+    def _bind(
+        self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]
+    ) -> Any:
+        """Reshapes, maps over one mesh axis inside the other, and reshapes back."""
+        mesh, lowering = self._options.mesh, self._options.lowering
+
+        def block(*blocks: Any) -> list[Any]:
+            return jax.tree.leaves(self._fun(*jax.tree.unflatten(in_tree, blocks)))
+
+        def whole(*blocks: Any) -> Any:
+            return self._fun(*jax.tree.unflatten(in_tree, blocks))
+
+        _, out_shape = jax.make_jaxpr(
+            whole, axis_env=list(mesh.shape.items()), return_shape=True
+        )(
+            *(
+                self._block_aval(leaf, axes)
+                for leaf, axes in zip(leaves, in_axes, strict=True)
+            )
+        )
+        out_axes = self._out_axes(out_shape)
+        for axes, shape in zip(out_axes, jax.tree.leaves(out_shape), strict=True):
+            if max(axes.values(), default=-1) >= len(shape.shape):
+                raise ValueError(
+                    f"mesh_map out_axes {axes} names a dimension that a result of "
+                    f"shape {shape.shape} does not have."
+                )
+        used = {name for axes in [*in_axes, *out_axes] for name in axes}
+        levels = [name for name in mesh.axis_names if name in used]
+        mapped = block
+        for name in reversed(levels):
+            mapped = spmap(
+                mapped,
+                name,
+                in_axes=tuple(0 if name in axes else None for axes in in_axes),
+                out_axes=[0 if name in axes else None for axes in out_axes],
+                axis_size=mesh.shape[name],
+                mesh=mesh,
+                mesh_axes=name,
+                lowering=lowering,
+            )
+        results = mapped(
+            *(
+                _to_blocks(leaf, axes, mesh, levels)
+                for leaf, axes in zip(leaves, in_axes, strict=True)
+            )
+        )
+        return jax.tree.unflatten(
+            jax.tree.structure(out_shape),
+            [
+                _from_blocks(result, axes, levels)
+                for result, axes in zip(results, out_axes, strict=True)
+            ],
+        )
+
+    def _block_aval(self, leaf: Any, axes: Axes) -> jax.ShapeDtypeStruct:
+        aval = arguments.leaf_aval(leaf)
+        shape = [
+            size // math.prod(self._options.mesh.shape[name] for name in names)
+            for size, names in zip(
+                aval.shape, _dimensions(axes, aval.ndim), strict=True
+            )
+        ]
+        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def mesh_map(
+    fun: Callable[..., Any],
+    mesh: Mesh,
+    in_axes: Any,
+    out_axes: Any,
+    *,
+    lowering: str = "manual",
+    donate_argnums: int | Iterable[int] = (),
+) -> MeshMappedFunction:
+    """Maps a function over blocks of arrays, one block for each device of a mesh.
+
+    Each leaf of ``in_axes`` and ``out_axes`` is a dict from mesh axis names to array
+    dimensions. A dimension that a mesh axis names is cut among the devices along it;
+    the function gets the block, with all its dimensions. Several mesh axes on one
+    dimension cut it major to minor, in the order of the dict. Along mesh axes that are
+    not named, all devices have the same block. Collectives go over mesh axis names.
+
+    The idea is `jax.shard_map`'s, and its elder xmap's with anonymous blocks; it is
+    made of maps as `spmap` makes them, one inside the other.
+
+    Args:
+      fun: takes and gives pytrees of blocks.
+      mesh: the devices.
+      in_axes: a pytree prefix of the tuple of arguments with dicts as leaves, such as
+        ``({"data": 0}, {})``, ``{}`` for what every device gets whole.
+      out_axes: the same for the result.
+      lowering: as for `spmap`. Default ``"manual"``.
+      donate_argnums: positions of arguments whose memory the results may use.
+
+    Returns:
+      The mapped function, with ``lower``.
+
+    Raises:
+      TypeError: axes that are no dicts of names and dimensions.
+      ValueError: a mesh axis that ``mesh`` does not have. When called: a dimension that
+        an array does not have or that does not divide, a result that differs along a
+        mesh axis that its out axes do not name.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> mesh = sm.make_mesh({"data": 4, "model": 2})
+      >>> product = sm.mesh_map(
+      ...     lambda x, w: jax.lax.psum(x @ w, "model"),
+      ...     mesh,
+      ...     in_axes=({"data": 0, "model": 1}, {"model": 0}),
+      ...     out_axes={"data": 0},
+      ... )
+      >>> product(np.ones((8, 6)), np.ones((6, 3))).shape
+      (8, 3)
+    """
+    for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+        for leaf in jax.tree.leaves(axes, is_leaf=_is_axes):
+            if not _is_axes(leaf):
+                raise TypeError(
+                    f"mesh_map {name} must be dicts of mesh axis names and dimensions, "
+                    f"or (nested) containers of them, but got {leaf!r} in {axes}."
+                )
+            if unknown := set(leaf) - set(mesh.axis_names):
+                raise ValueError(
+                    f"mesh_map {name} names {sorted(unknown)}, but the mesh has the "
+                    f"axes {mesh.axis_names}."
+                )
+            if min(leaf.values(), default=0) < 0:
+                raise ValueError(
+                    f"mesh_map {name} has a dimension below 0 in {leaf}; count from "
+                    "the front."
+                )
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+    return MeshMappedFunction(
+        fun,
+        _Options(
+            mesh,
+            in_axes,
+            out_axes,
+            arguments.lowering(lowering, None),
+            arguments.index_tuple("donate_argnums", donate_argnums),
+        ),
+    )
+
+
+def mesh_sharding_spec(
+    axis_sizes: dict[str, int], axis_names: Sequence[str]
+) -> Callable[[int, Axes], ShardingSpec]:
+    """How the blocks of arrays lie on a mesh, as specs.
+
+    JAX had this as `pxla.mesh_sharding_specs`.
+
+    Args:
+      axis_sizes: the size of each mesh axis.
+      axis_names: the mesh axes in the order of the mesh.
+
+    Returns:
+      A function of the array's rank and its axes, as `mesh_map` takes them, that gives
+      the `ShardingSpec`. Several mesh axes on one dimension cut it in the order of the
+      dict.
+
+    Example:
+      >>> import shardmap as sm
+      >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
+      >>> spec(2, {"y": 0})
+      ShardingSpec((Chunked((4,)), None), (Replicated(2), ShardedAxis(0)))
+    """
+
+    def spec(ndim: int, axes: Axes) -> ShardingSpec:
+        for name, dimension in axes.items():
+            if name not in axis_names or not 0 <= dimension < ndim:
+                raise ValueError(
+                    f"axes {axes} do not fit an array of rank {ndim} on a mesh with "
+                    f"axes {tuple(axis_names)}: {name!r} cuts dimension {dimension}."
+                )
+        dimensions = _dimensions(axes, ndim)
+        in_order = [name for names in dimensions for name in names]
+        return ShardingSpec(
+            [
+                Chunked([axis_sizes[name] for name in names]) if names else None
+                for names in dimensions
+            ],
+            [
+                ShardedAxis(in_order.index(name))
+                if name in axes
+                else Replicated(axis_sizes[name])
+                for name in axis_names
+            ],
+        )
+
+    return spec

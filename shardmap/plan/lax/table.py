@@ -1,0 +1,49 @@
+"""The table of all rules, and the calls that are looked through."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import primitives as p
+
+from shardmap.plan.lax import batched, pointwise, reduce, reshape, shape
+from shardmap.plan.program import Calls
+from shardmap.plan.rules import RuleMaker, RuleTable
+
+
+def _custom_vmap_p() -> Any:
+    @jax.custom_batching.custom_vmap
+    def same(x: Any) -> Any:
+        return x
+
+    same.def_vmap(lambda size, batched, x: (x, batched[0]))
+    return jax.make_jaxpr(same)(jnp.zeros(())).eqns[0].primitive
+
+
+CALLS = Calls(
+    {
+        p.call_p: "call_jaxpr",
+        p.closed_call_p: "call_jaxpr",
+        p.custom_jvp_call_p: "call_jaxpr",
+        p.custom_vjp_call_p: "call_jaxpr",
+        p.jit_p: "jaxpr",
+        p.remat_p: "jaxpr",
+        _custom_vmap_p(): "call",
+    },
+    {shape.split_p: shape.split},
+)
+
+WHEN_CUT = {
+    p.argmax_p: reduce.arg_reduction(largest=True),
+    p.argmin_p: reduce.arg_reduction(largest=False),
+}
+
+RULES: dict[Any, RuleMaker] = {
+    **pointwise.RULES,
+    **shape.RULES,
+    **reshape.RULES,
+    **reduce.RULES,
+    **batched.RULES,
+}
+
+TABLE = RuleTable(RULES)

@@ -1,0 +1,513 @@
+"""`plan` and what it gives: a `ShardPlan` of `Shard`s.
+
+>>> import jax.numpy as jnp, numpy as np
+>>> x = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+>>> made = plan(lambda x: jnp.cos(x).sum(0), x, in_slices=({0: 2},))
+>>> made.num_shards
+2
+>>> made.shards[1].in_slices
+((slice(2, 4, None), slice(0, 3, None)),)
+>>> made.run(x)
+array([-0.97..., -0.37..., ...], dtype=float32)
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap.plan import buffers, report
+from shardmap.plan.buffers import data_aval, is_key
+from shardmap.plan.cuts import input_cuts
+from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT
+from shardmap.plan.program import Calls, Scalar, Value, flatten
+from shardmap.plan.propagate import Analysis
+from shardmap.plan.recipe import Recipe, Static, emit
+from shardmap.plan.rules import Refused
+from shardmap.plan.slices import Box, shape_of, slices
+from shardmap.plan.stages import Stage, stages_of
+
+SAMPLED = 64
+"""From how many shards the size of the largest is taken."""
+
+
+def plan(
+    fun: Callable[..., Any],
+    *args: Any,
+    in_slices: Any = None,
+    partial: bool = True,
+) -> "ShardPlan":
+    """Cuts a function into independent shards.
+
+    Args:
+      fun: a function of arrays that JAX can trace.
+      *args: its arguments, or what has their shapes and dtypes: arrays,
+        `jax.ShapeDtypeStruct`, `numpy.memmap`, datasets of h5py, arrays of zarr, and
+        pytrees of them. They are not read.
+      in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
+        None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
+        pieces, a tuple of lengths, a list of (start, stop) pairs, or `EACH`.
+      partial: whether to cut axes that the function sums over, or reduces otherwise.
+        Shards then give partial results.
+
+    Returns:
+      The plan, which runs nothing yet.
+
+    Raises:
+      TypeError, ValueError: ``in_slices`` does not fit, or the function has an effect
+        or a collective, which no shard can run alone.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shardmap as sm
+      >>> x = jax.ShapeDtypeStruct((6, 4), jnp.float32)
+      >>> w = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+      >>> plan = sm.plan(jnp.dot, x, w, in_slices=({0: 3}, {1: (6, 2)}))
+      >>> plan.num_shards
+      6
+      >>> plan.shards[-1].out_slices
+      (slice(4, 6, None), slice(6, 8, None))
+    """
+    leaves, in_tree = jax.tree.flatten(args)
+    avals = [_aval(leaf) for leaf in leaves]
+    cuts = input_cuts(in_slices, args, avals)
+    closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
+        *jax.tree.unflatten(in_tree, avals)
+    )
+    out_tree = jax.tree.structure(out_shape)
+    try:
+        program = flatten(closed, CALLS)
+        analysis = Analysis(program, TABLE, cuts, partial)
+        cut_anyway = {
+            ended.node.primitive
+            for ended in analysis.ended
+            if ended.node.primitive in WHEN_CUT and partial
+        }
+        if cut_anyway:
+            extra = {primitive: WHEN_CUT[primitive] for primitive in cut_anyway}
+            calls = Calls(CALLS.jaxprs, CALLS.rewrites | extra)
+            program = flatten(closed, calls)
+            analysis = Analysis(program, TABLE, cuts, partial)
+    except Refused as error:
+        raise ValueError(f"plan cannot cut this function: {error}") from None
+    return ShardPlan(analysis, in_tree, out_tree, cuts)
+
+
+def _aval(leaf: Any) -> Any:
+    """What tracing needs to know of an argument."""
+    if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct) or (
+        hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    ):
+        dtype = leaf.dtype
+        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
+    raise TypeError(
+        f"plan takes arrays or what has a shape and a dtype, got {leaf!r} of type "
+        f"{type(leaf).__name__}"
+    )
+
+
+class Shard:
+    """One independent piece of the work. Made by `ShardPlan.shards`.
+
+    Attributes:
+      number: its place in its stage.
+      in_slices: what it reads, in the structure of the arguments: a tuple of slices, a
+        list of such tuples where it reads several parts, None where it reads nothing.
+      out_slices: what it writes, in the structure of the result; None where another
+        shard does, or another stage.
+      combiner: how each result is combined, in the same structure: "insert", "add",
+        "min", "max", "mul", "and", "or" or "xor".
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, shardmap as sm
+      >>> x = np.arange(5.0)
+      >>> plan = sm.plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
+      >>> out = np.zeros(4, np.float32)
+      >>> for shard in plan.shards:
+      ...     out = shard.reduce(shard.function(*shard.args(x)), out)
+      >>> out
+      array([1., 1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(self, plan: "ShardPlan", stage: Stage, number: int) -> None:
+        self._plan = plan
+        self._stage = stage
+        self.number = number
+        self.boxes, self.recipe = stage.recipe(stage.index(number))
+
+    @property
+    def in_slices(self) -> Any:
+        found: list[Any] = [None] * len(self._plan.program.inputs)
+        places = {v: k for k, v in enumerate(self._plan.program.inputs)}
+        for value, box in self.recipe.reads:
+            if value in places:
+                k = places[value]
+                if found[k] is None:
+                    found[k] = slices(box)
+                else:
+                    earlier = found[k] if isinstance(found[k], list) else [found[k]]
+                    found[k] = [*earlier, slices(box)]
+        return jax.tree.unflatten(self._plan.in_tree, found)
+
+    def _of_outputs(self, made: dict[Value, Any]) -> Any:
+        outputs = [
+            made.get(v) if isinstance(v, Value) else None
+            for v in self._plan.program.outputs
+        ]
+        return jax.tree.unflatten(self._plan.out_tree, outputs)
+
+    @property
+    def out_slices(self) -> Any:
+        return self._of_outputs(
+            {
+                result.value: slices(box)
+                for result, box in zip(self._stage.results, self.boxes, strict=True)
+                if box is not None
+            }
+        )
+
+    @property
+    def combiner(self) -> Any:
+        return self._of_outputs(
+            {result.value: result.combiner for result in self._stage.results}
+        )
+
+    @property
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """The compiled function of what `args` gives; shards alike share it."""
+        return self._plan.compiled(self._stage, self.recipe.static)
+
+    def args(self, *arrays: Any, values: Any = None) -> tuple[Any, ...]:
+        """Reads what `function` takes.
+
+        Args:
+          *arrays: the arguments of the plan's function.
+          values: what `reduce` returned so far; needed in a plan of several stages.
+        """
+        leaves = self._plan.leaves(arrays)
+        kept = values.kept if isinstance(values, Accumulator) else {}
+        return self._plan.read(self.recipe, leaves, kept)
+
+    def reduce(self, result: Sequence[Any], acc: Any = None) -> Any:
+        """Puts a result of `function` where it belongs.
+
+        Args:
+          result: what `function` returned.
+          acc: what earlier shards' results are put together in, None at the first. For
+            a plan of one stage this may be arrays in the structure of the result.
+
+        Returns:
+          ``acc``, changed in place. The last shard's is the function's result; of a
+          plan of several stages it is ``acc.result()``.
+        """
+        if acc is None:
+            acc = Accumulator(self._plan)
+            if len(self._plan.stages) == 1:
+                acc = acc.result(raw=True)
+        if isinstance(acc, Accumulator):
+            acc.put(self, result)
+            return acc
+        out = jax.tree.leaves(acc) if not hasattr(acc, "__setitem__") else [acc]
+        if isinstance(acc, dict | list):
+            out = jax.tree.leaves(acc)
+        places = {}
+        for value, buffer in zip(self._plan.program.outputs, out, strict=True):
+            places[value] = buffer
+        for (box, combiner, value), part in zip(self.writes(), result, strict=True):
+            if value in places:
+                buffers.put(places[value], box, combiner, part)
+        return acc
+
+    def writes(self) -> Iterator[tuple[Box, str, Value]]:
+        """Where each part of a result goes, and how."""
+        for result, box in zip(self._stage.results, self.boxes, strict=True):
+            if box is not None:
+                yield box, result.combiner, result.value
+
+    def __repr__(self) -> str:
+        return (
+            f"Shard(stage={self._stage.number}, number={self.number}, "
+            f"in_slices={self.in_slices}, out_slices={self.out_slices})"
+        )
+
+
+class Shards(Sequence[Shard]):
+    """The shards of some stages, made when they are asked for."""
+
+    def __init__(self, plan: "ShardPlan", stages: Sequence[Stage]) -> None:
+        self._plan, self._stages = plan, stages
+
+    def __len__(self) -> int:
+        return sum(stage.num_shards for stage in self._stages)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        for stage in self._stages:
+            if number < stage.num_shards:
+                return Shard(self._plan, stage, number)
+            number -= stage.num_shards
+        raise AssertionError(index)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} shards>"
+
+
+class Accumulator:
+    """The results of a plan in the making, and what its later stages need.
+
+    Args:
+      plan: the plan.
+      out: array-likes to put the outputs in, by value.
+    """
+
+    def __init__(self, plan: "ShardPlan", out: dict[Value, Any] | None = None) -> None:
+        self._plan = plan
+        self.kept: dict[Value, Any] = {}
+        for stage in plan.stages:
+            for result in stage.results:
+                given = (out or {}).get(result.value)
+                buffer = given
+                if given is None:
+                    buffer = buffers.new_buffer(result.value, result.combiner)
+                elif result.combiner != "insert":
+                    dtype = data_aval(result.value.aval).dtype
+                    given[...] = buffers.identity(result.combiner, dtype)
+                self.kept[result.value] = buffer
+
+    def put(self, shard: Shard, result: Sequence[Any]) -> None:
+        for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
+            buffers.put(self.kept[value], box, combiner, part)
+
+    def result(self, raw: bool = False) -> Any:
+        """The function's result; random keys as their bits if ``raw``."""
+        outputs = []
+        for operand in self._plan.program.outputs:
+            if isinstance(operand, Scalar):
+                outputs.append(np.asarray(operand.value, operand.aval.dtype))
+            elif is_key(operand.aval) and not raw:
+                impl = jax.random.key_impl(operand.aval)
+                data = self.kept[operand]
+                outputs.append(jax.random.wrap_key_data(data, impl=impl))
+            else:
+                outputs.append(self.kept[operand])
+        return jax.tree.unflatten(self._plan.out_tree, outputs)
+
+
+class ShardPlan:
+    """A function, cut into shards. Made by `plan`.
+
+    Attributes:
+      stages: what runs one after the other; the shards of one stage run in any order.
+      shards: those of all stages, a lazy sequence.
+      num_shards: how many there are.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        in_tree: Any,
+        out_tree: Any,
+        cuts: Sequence[Sequence[Any]],
+    ) -> None:
+        self.analysis = analysis
+        self.program = analysis.program
+        self.in_tree, self.out_tree = in_tree, out_tree
+        self.cuts = cuts
+        self.stages = stages_of(analysis)
+        self._nodes = {node.number: node for node in self.program.nodes}
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def shards(self) -> Shards:
+        return Shards(self, self.stages)
+
+    def stage_shards(self, number: int) -> Shards:
+        """The shards of one stage."""
+        return Shards(self, [self.stages[number]])
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.shards)
+
+    @property
+    def out_slices(self) -> Any:
+        """How the outputs are cut: per output {axis: list of (start, stop)}."""
+        found: dict[Any, Any] = {}
+        for stage in self.stages:
+            for result in stage.results:
+                found[result.value] = {
+                    axis: list(stage.loops[k].pieces)
+                    for axis, k in enumerate(result.axes)
+                    if k is not None
+                }
+        return jax.tree.unflatten(
+            self.out_tree, [found.get(v, {}) for v in self.program.outputs]
+        )
+
+    def leaves(self, arrays: tuple[Any, ...]) -> list[Any]:
+        """The arguments, flat, checked against what was planned."""
+        leaves, tree = jax.tree.flatten(arrays)
+        if tree != self.in_tree:
+            raise ValueError(
+                f"the plan was made for arguments of the structure {self.in_tree}, got "
+                f"{tree}"
+            )
+        for k, (leaf, value) in enumerate(zip(leaves, self.program.inputs, strict=True)):
+            if np.shape(leaf) != value.shape:
+                raise ValueError(
+                    f"the plan was made for a shape of {value.shape} in argument leaf "
+                    f"{k}, got {np.shape(leaf)}"
+                )
+        return leaves
+
+    def read(
+        self, recipe: Recipe, leaves: Sequence[Any], kept: dict[Value, Any]
+    ) -> tuple[Any, ...]:
+        """The boxes that a recipe reads, and its starts."""
+        found = []
+        for value, box in recipe.reads:
+            if value in kept and value.producer is not None:
+                array = kept[value]
+            elif value in self.program.constants:
+                array = self.program.constants[value]
+            elif value.producer is None:
+                array = leaves[value.number]
+            else:
+                raise ValueError(
+                    "a shard of a later stage needs the values of the stages before: "
+                    "give args(..., values=acc) what reduce returned"
+                )
+            found.append(read_box(array, box, value.aval))
+        return (*found, np.asarray(recipe.starts, start_dtype(recipe.starts)))
+
+    def compiled(self, stage: Stage, static: Static) -> Callable[..., Any]:
+        """The compiled function of all shards with this static part."""
+        key = stage.number, static
+        if key not in self._compiled:
+            self._compiled[key] = jax.jit(self.function(stage, static))
+        return self._compiled[key]
+
+    def function(self, stage: Stage, static: Static) -> Callable[..., Any]:
+        """The function of `compiled`, not compiled: of boxes as stored, and starts."""
+        values = [
+            result.value if ref is not None else None
+            for result, ref in zip(stage.results, static.outs, strict=True)
+        ]
+        inner = emit(static, self._nodes, self.analysis.rules, values)
+        impls = [
+            jax.random.key_impl(v.aval) if is_key(v.aval) else None
+            for v in static.read_values
+        ]
+
+        def shard_function(*args: Any) -> tuple[Any, ...]:
+            *reads, starts = args
+            reads = [
+                x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+                for x, impl in zip(reads, impls, strict=True)
+            ]
+            results = inner(reads, starts)
+            return tuple(
+                jax.random.key_data(result) if is_key(value.aval) else result
+                for result, value in zip(results, values, strict=True)
+                if value is not None
+            )
+
+        return shard_function
+
+    def largest(self) -> tuple[int, int]:
+        """The bytes that the largest shard reads and writes, and those of all."""
+        largest = 0
+        everything: dict[Value, int] = {}
+        for stage in self.stages:
+            for number in _sample(stage):
+                shard = Shard(self, stage, number)
+                moved = [*shard.recipe.reads]
+                moved += [(value, box) for box, _, value in shard.writes()]
+                largest = max(
+                    largest,
+                    sum(math.prod(shape_of(b)) * itemsize(v.aval) for v, b in moved),
+                )
+                everything.update((v, v.size * itemsize(v.aval)) for v, _ in moved)
+        return largest, sum(everything.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes that the largest shard reads and writes."""
+        return self.largest()[0]
+
+    @property
+    def cut_fraction(self) -> float:
+        """`peak_bytes` over the bytes of everything that is read and written."""
+        largest, everything = self.largest()
+        return largest / everything if everything else 1.0
+
+    def explain(self) -> str:
+        """For each axis: cut, into what, reaching what; or whole, and why."""
+        return report.explain(self)
+
+    def __str__(self) -> str:
+        return report.summary(self)
+
+    def run(self, *args: Any, out: Any = None, **options: Any) -> Any:
+        """Runs all shards and returns the function's result."""
+        from shardmap.plan.run import run
+
+        return run(self, args, out, **options)
+
+
+def itemsize(aval: Any) -> int:
+    if is_key(aval):
+        data = data_aval(aval)
+        return data.dtype.itemsize * data.shape[-1]
+    return aval.dtype.itemsize
+
+
+def _sample(stage: Stage) -> Iterator[int]:
+    """Shards that the largest is among: the ends and the longest piece of each loop."""
+    if stage.num_shards <= SAMPLED:
+        yield from range(stage.num_shards)
+        return
+    choices = []
+    for loop in stage.loops:
+        lengths = [stop - start for start, stop in loop.pieces]
+        longest = lengths.index(max(lengths))
+        choices.append(sorted({0, longest, len(lengths) // 2, len(lengths) - 1}))
+    for index in itertools.islice(itertools.product(*choices), SAMPLED):
+        number = 0
+        for loop, piece in zip(stage.loops, index, strict=True):
+            number = number * len(loop.pieces) + piece
+        yield number
+
+
+def start_dtype(starts: Sequence[int]) -> Any:
+    if all(abs(start) < 2**31 for start in starts):
+        return np.int32
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError("a shard starts behind 2**31 elements: enable x64 in JAX")
+    return np.int64
+
+
+def read_box(array: Any, box: Box, aval: Any) -> Any:
+    """A box of an array-like, as NumPy or JAX array of the aval's dtype."""
+    part = array
+    if box:
+        index: Any = slices(box)
+        is_whole = all(
+            b == (0, size) for b, size in zip(box, aval.shape, strict=True)
+        )
+        part = array if is_whole and hasattr(array, "nbytes") else array[index]
+    if is_key(aval):
+        if not jax.numpy.issubdtype(part.dtype, jax.dtypes.prng_key):
+            return part  # Stored as bits already.
+        return jax.random.key_data(part)
+    if isinstance(part, jax.Array):
+        return part
+    return np.asarray(part, aval.dtype)

@@ -1,0 +1,290 @@
+"""Blocks on a mesh, against jax.shard_map and against loops over blocks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import shardmap as sm
+
+MESH = sm.make_mesh({"x": 2, "y": 4})
+LOWERINGS = ["manual", "spmd"]
+
+
+def array(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 10
+
+
+def partition_spec(axes):
+    dimensions = range(max(axes.values(), default=-1) + 1)
+    return PartitionSpec(
+        *[
+            tuple(n for n, where in axes.items() if where == d) or None
+            for d in dimensions
+        ]
+    )
+
+
+def shard_mapped(fun, in_axes, out_axes):
+    return jax.jit(
+        jax.shard_map(
+            fun,
+            mesh=MESH,
+            in_specs=tuple(map(partition_spec, in_axes)),
+            out_specs=jax.tree.map(
+                partition_spec, out_axes, is_leaf=lambda v: isinstance(v, dict)
+            ),
+            check_vma=False,
+        )
+    )
+
+
+CASES = {
+    "rows": (lambda x: x * 2, ({"x": 0},), {"x": 0}),
+    "columns": (lambda x: jnp.cumsum(x, 1), ({"y": 1},), {"y": 1}),
+    "both": (lambda x: x - x.mean(), ({"x": 0, "y": 1},), {"x": 0, "y": 1}),
+    "transposed": (lambda x: x.T, ({"x": 0, "y": 1},), {"y": 0, "x": 1}),
+    "two on one dimension": (jnp.flip, ({"x": 0, "y": 0},), {"x": 0, "y": 0}),
+    "two on one, other order": (jnp.flip, ({"y": 0, "x": 0},), {"x": 0, "y": 0}),
+    "summed": (lambda x: lax.psum(x, "y"), ({"x": 0, "y": 1},), {"x": 0}),
+    "summed over both": (
+        lambda x: lax.psum(x.sum(), ("x", "y")),
+        ({"x": 0, "y": 1},),
+        {},
+    ),
+    "gathered": (
+        lambda x: lax.all_gather(x, "y", axis=1, tiled=True),
+        ({"x": 0, "y": 1},),
+        {"x": 0},
+    ),
+    "index": (
+        lambda x: x + lax.axis_index("x") * 10 + lax.axis_index("y"),
+        ({},),
+        {"x": 0, "y": 1},
+    ),
+    "a ring": (
+        lambda x: lax.ppermute(x, "y", [(k, (k + 1) % 4) for k in range(4)]),
+        ({"y": 0},),
+        {"y": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("name", CASES)
+def test_as_shard_map(name, lowering):
+    fun, in_axes, out_axes = CASES[name]
+    x = array(8, 8)
+    mapped = sm.mesh_map(fun, MESH, in_axes, out_axes, lowering=lowering)
+    expected = shard_mapped(fun, in_axes, out_axes)(x)
+    np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(mapped)(x), expected, rtol=1e-6)
+    assert mapped(x).sharding.is_equivalent_to(
+        NamedSharding(MESH, partition_spec(out_axes)), mapped(x).ndim
+    )
+
+
+def test_blocks_and_not_elements():
+    shapes = []
+    mapped = sm.mesh_map(
+        lambda x, w: shapes.append((x.shape, w.shape)) or x,
+        MESH,
+        ({"y": 0, "x": 2}, {}),
+        {"y": 0, "x": 2},
+    )
+    x = array(8, 3, 6)
+    np.testing.assert_array_equal(mapped(x, array(5)), x)
+    assert set(shapes) == {((2, 3, 3), (5,))}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_pytrees_and_prefixes(lowering):
+    mapped = sm.mesh_map(
+        lambda state, x: ({"w": state["w"] + x.sum(), "b": state["b"]}, x),
+        MESH,
+        in_axes=({"w": {"x": 0}, "b": {}}, {"x": 0}),
+        out_axes=({"w": {"x": 0}, "b": {}}, {"x": 0}),
+        lowering=lowering,
+    )
+    state, x = mapped({"w": array(4), "b": array(3)}, np.ones((4, 2), np.float32))
+    np.testing.assert_allclose(state["w"], array(4) + 4)
+    np.testing.assert_allclose(state["b"], array(3))
+    np.testing.assert_array_equal(x, np.ones((4, 2)))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_gradient_of_a_tensor_parallel_layer(lowering):
+    def layer(x, w, v):
+        return lax.psum(jnp.tanh(x @ w) @ v, "y")
+
+    axes = ({"x": 0}, {"y": 1}, {"y": 0})
+    mapped = sm.mesh_map(layer, MESH, axes, {"x": 0}, lowering=lowering)
+    args = array(4, 3) / 5, array(3, 8) / 30, array(8, 2) / 20
+
+    def loss(fun):
+        return lambda *args: (fun(*args) ** 2).sum()
+
+    expected = jax.grad(loss(lambda x, w, v: jnp.tanh(x @ w) @ v), (0, 1, 2))(*args)
+    for transform in (lambda f: f, jax.jit):
+        gradients = transform(jax.grad(loss(mapped), (0, 1, 2)))(*args)
+        for actual, wanted in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+
+
+def test_vmap_of_blocks():
+    mapped = sm.mesh_map(lambda x: x / lax.psum(x, "x"), MESH, ({"x": 0},), {"x": 0})
+    x = array(3, 4, 2) + 1
+    expected = jnp.stack([mapped(part) for part in x])
+    np.testing.assert_allclose(jax.vmap(mapped)(x), expected, rtol=1e-6)
+
+
+def test_specs_are_visible_and_those_of_the_program():
+    mapped = sm.mesh_map(jnp.dot, MESH, ({"x": 0}, {"y": 1}), {"x": 0, "y": 1})
+    lowered = mapped.lower(array(4, 3), array(3, 8))
+    spec = sm.mesh_sharding_spec(dict(MESH.shape), MESH.axis_names)
+    assert lowered.in_specs == (spec(2, {"x": 0}), spec(2, {"y": 1}))
+    assert lowered.out_specs == spec(2, {"x": 0, "y": 1})
+    assert sm.spec_of(mapped(array(4, 3), array(3, 8))) == lowered.out_specs
+
+
+def test_donation():
+    mapped = sm.mesh_map(
+        lambda x, y: (x + 1, y), MESH, {"x": 0}, {"x": 0}, donate_argnums=0
+    )
+    sharding = NamedSharding(MESH, PartitionSpec("x"))
+    x, y = (jax.device_put(array(4), sharding) + 0 for _ in range(2))
+    mapped(x, y)
+    assert x.is_deleted()
+    assert not y.is_deleted()
+
+
+def test_compiles_once():
+    traces = []
+    mapped = sm.mesh_map(lambda x: traces.append(x) or x, MESH, {"x": 0}, {"x": 0})
+    mapped(array(4))
+    once = len(traces)
+    for _ in range(3):
+        mapped(array(4))
+    assert len(traces) == once
+
+
+# Elements of a map over axes of a given mesh
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(
+    ("mesh_axes", "size"), [("x", 2), ("y", 4), (("x", "y"), 8), (("y", "x"), 16)]
+)
+def test_a_map_over_given_mesh_axes(mesh_axes, size, lowering):
+    def body(x):
+        return lax.psum(x, "i") * lax.axis_index("i")
+
+    mapped = sm.spmap(body, "i", mesh=MESH, mesh_axes=mesh_axes, lowering=lowering)
+    x = array(size, 3)
+    result = mapped(x)
+    np.testing.assert_allclose(result, jax.vmap(body, axis_name="i")(x), rtol=1e-6)
+    wanted = NamedSharding(MESH, PartitionSpec(mesh_axes))
+    assert result.sharding.is_equivalent_to(wanted, 2)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 8), (3, 5)])
+def test_nested_maps_over_different_axes_are_one_program(shape, lowering):
+    def body(x):
+        return lax.psum(x, ("i", "j")) + lax.psum(x, "j") * lax.axis_index("i")
+
+    on = functools.partial(sm.spmap, mesh=MESH, lowering=lowering)
+    mapped = on(on(body, axis_name="j", mesh_axes="y"), axis_name="i", mesh_axes="x")
+    x = array(*shape, 2)
+    expected = jax.vmap(jax.vmap(body, axis_name="j"), axis_name="i")(x)
+    np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
+    if shape == (2, 4):
+        (spec,) = mapped.lower(x).in_specs
+        assert spec == sm.mesh_sharding_spec(dict(MESH.shape), MESH.axis_names)(
+            3, {"x": 0, "y": 1}
+        )
+
+
+# Specs
+
+
+@given(
+    ndim=st.integers(1, 4),
+    order=st.permutations(["x", "y", "z"]),
+    data=st.data(),
+)
+def test_mesh_sharding_spec_is_the_named_sharding(ndim, order, data):
+    mesh = sm.make_mesh({"x": 2, "y": 2, "z": 2})
+    used = data.draw(st.lists(st.sampled_from(order), unique=True))
+    axes = {name: data.draw(st.integers(0, ndim - 1)) for name in used}
+    spec = sm.mesh_sharding_spec(dict(mesh.shape), mesh.axis_names)(ndim, axes)
+    named = NamedSharding(mesh, partition_spec(axes))
+    assert spec == sm.ShardingSpec.from_named_sharding(named, ndim)
+    shape = (8,) * ndim
+    by_device = named.devices_indices_map(shape)
+    for device, index in zip(
+        mesh.devices.flat, sm.spec_to_indices(shape, spec), strict=True
+    ):
+        assert [range(8)[i] for i in by_device[device]] == [range(8)[i] for i in index]
+
+
+# Messages
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (
+            lambda: sm.mesh_map(jnp.sin, MESH, 0, {}),
+            TypeError,
+            r"mesh_map in_axes must be dicts of mesh axis names and dimensions, .* but "
+            r"got 0 in 0",
+        ),
+        (
+            lambda: sm.mesh_map(jnp.sin, MESH, {"z": 0}, {}),
+            ValueError,
+            r"mesh_map in_axes names \['z'\], but the mesh has the axes \('x', 'y'\)",
+        ),
+        (
+            lambda: sm.mesh_map(jnp.sin, MESH, {}, {"x": -1}),
+            ValueError,
+            r"mesh_map out_axes has a dimension below 0 in \{'x': -1\}",
+        ),
+        (
+            lambda: sm.mesh_map(lambda a, b: a, MESH, {"y": 0}, {})(array(8), array(6)),
+            ValueError,
+            r"cannot cut these arguments over the mesh:\n  \* b is float32\[6\]: "
+            r"dimension 0 of size 6 does not divide among the 4 devices along \('y',\)",
+        ),
+        (
+            lambda: sm.mesh_map(lambda a: a, MESH, {"y": 1}, {})(array(8)),
+            ValueError,
+            r"  \* a is float32\[8\]: it has no dimension 1, which \{'y': 1\} names",
+        ),
+        (
+            lambda: sm.mesh_map(lambda a: a.sum(), MESH, {"y": 0}, {"y": 0})(array(8)),
+            ValueError,
+            r"out_axes \{'y': 0\} names a dimension that a result of shape \(\) does ",
+        ),
+        (
+            lambda: sm.mesh_map(lambda a: a, MESH, {"y": 0}, {})(array(8)),
+            ValueError,
+            r"mapped output but out_axes is None",
+        ),
+        (
+            lambda: sm.mesh_sharding_spec({"x": 2}, ("x",))(1, {"x": 1}),
+            ValueError,
+            r"axes \{'x': 1\} do not fit an array of rank 1 on a mesh with axes "
+            r"\('x',\): 'x' cuts dimension 1",
+        ),
+    ],
+)
+def test_message(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
