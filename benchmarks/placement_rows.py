@@ -24,6 +24,10 @@ def tree_on_devices() -> dict[str, jax.Array]:
     return {f"leaf {k}": rows_on_devices(k) for k in range(TREE_LEAVES)}
 
 
+def each_index(y: jax.Array) -> list[jax.Array]:
+    return [y[i] for i in range(8)]
+
+
 def pieces(
     make: Callable[[], Any], ours: Callable[[Any], Any], theirs: Callable[[Any], Any]
 ) -> Callable[[], dict[str, Contender]]:
@@ -77,27 +81,27 @@ def host_peaks() -> dict[str, float]:
     return {name: host_peak(put) for name, put in replicate_contenders().items()}
 
 
-CALL = "the call until it returns"
+CALLS = "the calls until they return"
 BENCHMARKS = [
     Benchmark(
-        name="shard_of, 8 dev",
-        measures=CALL,
-        contenders=pieces(rows_on_devices, lambda y: sm.shard_of(y, 3), lambda y: y[3]),
-        limits={INDEXING: 1 / 20},
-        repeats=200,
-    ),
-    Benchmark(
-        name="unstack, 8 dev",
-        measures=CALL,
+        name="shard_of, each of 8 dev",
+        measures=CALLS,
         contenders=pieces(
-            rows_on_devices, sm.unstack, lambda y: [y[i] for i in range(8)]
+            rows_on_devices, lambda y: [sm.shard_of(y, i) for i in range(8)], each_index
         ),
         limits={INDEXING: 1 / 20},
         repeats=50,
     ),
     Benchmark(
+        name="unstack, 8 dev",
+        measures=CALLS,
+        contenders=pieces(rows_on_devices, sm.unstack, each_index),
+        limits={INDEXING: 1 / 20},
+        repeats=50,
+    ),
+    Benchmark(
         name=f"unreplicate, {TREE_LEAVES} leaves, 8 dev",
-        measures=CALL,
+        measures=CALLS,
         contenders=pieces(
             tree_on_devices,
             sm.unreplicate,

@@ -15,14 +15,20 @@ from jax import lax
 
 import shardmap as sm
 
-TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-5, "complex64": 1e-5}
+TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-5, "complex64": 1e-5}
+"""Relative to the largest entry of an array, or to 1."""
 
 
 # How results compare
 
 
-def assert_same(actual: Any, expected: Any, tolerance: float | None = None) -> None:
-    """Equal structures, shapes, dtypes, weak types; floats close, all else equal."""
+def assert_same(
+    actual: Any,
+    expected: Any,
+    tolerance: float | None = None,
+    weak_types: bool = False,
+) -> None:
+    """Equal structures, shapes and dtypes; floats close, everything else equal."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     paths = jax.tree_util.tree_leaves_with_path(expected)
     for got, (path, want) in zip(jax.tree.leaves(actual), paths, strict=True):
@@ -30,17 +36,24 @@ def assert_same(actual: Any, expected: Any, tolerance: float | None = None) -> N
         got_aval, want_aval = jax.typeof(got), jax.typeof(want)
         assert got_aval.shape == want_aval.shape, where
         assert got_aval.dtype == want_aval.dtype, where
-        assert got_aval.weak_type == want_aval.weak_type, where
+        if weak_types:
+            assert got_aval.weak_type == want_aval.weak_type, where
+        if got_aval.dtype == jax.dtypes.float0:
+            continue
         if jnp.issubdtype(got_aval.dtype, jax.dtypes.prng_key):
             got, want = jax.random.key_data(got), jax.random.key_data(want)
         got, want = np.asarray(got), np.asarray(want)
-        close = tolerance or TOLERANCE.get(got_aval.dtype.name)
+        if got_aval.dtype == jnp.bfloat16:
+            got, want = got.astype(np.float32), want.astype(np.float32)
+        close = TOLERANCE.get(got_aval.dtype.name)
         if close is None:
             np.testing.assert_array_equal(got, want, err_msg=where)
         else:
-            if got.dtype == jnp.bfloat16:
-                got, want = got.astype(np.float32), want.astype(np.float32)
-            np.testing.assert_allclose(got, want, rtol=close, atol=close, err_msg=where)
+            close = tolerance or close
+            largest = max(1.0, float(np.max(np.abs(want), initial=0.0)))
+            np.testing.assert_allclose(
+                got, want, rtol=close, atol=close * largest, err_msg=where
+            )
 
 
 def assert_laid_out(results: Any, out_axes: Any, size: int) -> None:
@@ -56,21 +69,20 @@ def assert_laid_out(results: Any, out_axes: Any, size: int) -> None:
         ),
         results,
     )
+    devices = jax.local_devices()
     for array, axis in zip(
         jax.tree.leaves(results), jax.tree.leaves(axes), strict=True
     ):
         assert isinstance(array, jax.Array)
         assert isinstance(array.sharding, jax.sharding.NamedSharding)
-        devices = jax.local_devices()
+        if axis == "whole":
+            assert array.is_fully_replicated
+            continue
+        copies = len(array.sharding.device_set) // size
         for shard in array.addressable_shards:
-            whole = [slice(None)] * array.ndim
-            if axis != "whole":
-                copies = len(array.sharding.device_set) // size
-                k = devices.index(shard.device) // copies
-                whole[axis] = slice(k, k + 1)
-            expected = [i.indices(n) for i, n in zip(whole, array.shape, strict=True)]
-            held = [i.indices(n) for i, n in zip(shard.index, array.shape, strict=True)]
-            assert held == expected
+            k = devices.index(shard.device) // copies
+            assert shard.index[axis] == slice(k, k + 1, None)
+            assert shard.data.shape[axis] == 1
 
 
 # Bodies
@@ -120,9 +132,9 @@ class Body(NamedTuple):
 
 
 def spread(shape: tuple[int, ...], start: float = 0.0) -> np.ndarray:
-    """Floats between -1.5 and 1.5, all different."""
+    """Floats between -1 and 1, all different."""
     count = int(np.prod(shape))
-    values = np.sin(start + 1.7 * np.arange(1, count + 1)) * 1.5
+    values = np.sin(start + 1.7 * np.arange(1, count + 1))
     return values.reshape(shape).astype(np.float32)
 
 
@@ -141,7 +153,7 @@ def collective(combine: Callable[[Any], Any], **options: Any) -> Body:
 
     def fun(x: Any, w: Any) -> Any:
         combined = combine(mixed(x, w))
-        return jnp.tanh(combined), x * jnp.cos(combined).sum()
+        return jnp.tanh(combined), x * jnp.cos(combined).mean()
 
     return Body(each(fun), **options)
 
@@ -175,9 +187,9 @@ def nested(inner: Callable[..., Any], **options: Any) -> Body:
 
     def make(map_: Any) -> Callable[..., Any]:
         def fun(x: Any, w: Any) -> Any:
-            total = jnp.tanh(mixed(x, w)).sum()
+            total = jnp.tanh(mixed(x, w)).mean()
             rows = map_(lambda row: inner(row, w, total), axis_name="j")(x)
-            return jnp.tanh(rows) * x, rows.sum()
+            return jnp.tanh(rows) * x, rows.mean()
 
         return fun
 
@@ -216,7 +228,7 @@ BODIES: dict[str, Body] = {
         lambda y: lax.ppermute(y, "i", [(k, (k + 1) % 8) for k in range(8)]), size=8
     ),
     "ppermute_partial": collective(
-        lambda y: lax.ppermute(y, "i", [(0, 2), (3, 1)]), in_axes=(0, -1)
+        lambda y: lax.ppermute(y, "i", [(0, 2), (3, 1), (1, 1)]), in_axes=(0, -1)
     ),
     "pshuffle": collective(lambda y: lax.pshuffle(y, "i", [1, 3, 0, 2])),
     "all_to_all": collective(

@@ -98,6 +98,7 @@ def broadcast_axes(
     tree: Any,
     described: str,
     is_leaf: Callable[[Any], bool] = is_none,
+    caller: str = "spmap",
 ) -> tuple[Any, ...]:
     """One leaf of ``axes`` for each leaf of ``tree``.
 
@@ -107,6 +108,7 @@ def broadcast_axes(
       tree: a pytree.
       described: what ``tree`` is, for the error.
       is_leaf: what to take as leaves of ``axes`` besides ints.
+      caller: what was called, for the error.
     """
     found: list[Any] = []
 
@@ -119,7 +121,7 @@ def broadcast_axes(
         full = jax.tree.broadcast(numbered, tree)
     except ValueError as error:
         raise ValueError(
-            f"spmap {name} must be a pytree prefix of {described}: {name} is {axes}, "
+            f"{caller} {name} must be a pytree prefix of {described}: {name} is {axes}, "
             f"which does not fit {jax.tree.structure(tree)}. "
             + str(error).replace("broadcast_prefix prefix_tree", name)
         ) from None

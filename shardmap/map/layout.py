@@ -1,7 +1,8 @@
 """Where the elements of a mapped axis go: devices, and blocks of elements on each.
 
 An outermost map makes a mesh, or is given one. In a mesh that it makes, the first axis
-is its own and the others are for the maps inside it, one for each level of nesting.
+is its own, others are for the maps inside it, one for each level of nesting, and the
+last ones for the partitions that `sharded_jit` cuts values into.
 """
 
 import itertools
@@ -14,6 +15,11 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap.map.constraints import (
+    axes_for_partitions,
+    constrain_p,
+    partition_cuts,
+)
 from shardmap.map.primitive import spmap_p
 from shardmap.map.tracing import UNNAMED
 
@@ -51,7 +57,7 @@ def map_mesh(
 ) -> Mesh:
     """The mesh that an outermost map makes: its own axis, then one for each level.
 
-    A level gets a mesh axis as long as there are devices left; below that, maps are
+    Axes for partitions come last, and take their devices first. A level gets a mesh axis as long as there are devices left; below that, maps are
     vectorised on each device.
 
     Args:
@@ -60,10 +66,12 @@ def map_mesh(
       call_jaxpr: what is searched for maps inside.
       devices: the devices to use.
     """
-    names, sizes = [axis_name], [devices_for(axis_size, len(devices))]
+    partitions = axes_for_partitions(call_jaxpr, axis_name, axis_size, len(devices))
+    count = len(devices) // math.prod(partitions.values())
+    names, sizes = [axis_name], [devices_for(axis_size, count)]
     level = inner_maps(call_jaxpr)
     while level:
-        available = len(devices) // math.prod(sizes)
+        available = count // math.prod(sizes)
         size = max(devices_for(e.params["axis_size"], available) for e in level)
         if size == 1:
             break
@@ -75,8 +83,10 @@ def map_mesh(
             for equation in level
             for inner in inner_maps(equation.params["call_jaxpr"])
         ]
+    own = _mesh_axis_names(names, {axis_name} | _axis_names(call_jaxpr))
+    sizes += partitions.values()
     grid = np.asarray(devices[: math.prod(sizes)], dtype=object).reshape(sizes)
-    return Mesh(grid, _mesh_axis_names(names, {axis_name} | _axis_names(call_jaxpr)))
+    return Mesh(grid, (*own, *partitions))
 
 
 def _mesh_axis_names(
@@ -189,7 +199,7 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     """The layout of a map and of the maps inside it, as seen from outside.
 
     An operand that goes straight to a map inside, or a result that comes straight from
-    one, is cut along that map's mesh axes too. A dimension that does not divide among
+    one, is cut along that map's mesh axes too, and the same for partitions. A dimension that does not divide among
     its devices is whole on all of them, as JAX has no arrays with uneven shards.
 
     Args:
@@ -241,7 +251,7 @@ def _map_cuts(
 def _element_cuts(
     jaxpr: Any, mesh: Any, inner_axes: Sequence[str]
 ) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts that maps inside make in the inputs and outputs of ``jaxpr``."""
+    """The cuts that maps and partitions inside make in the inputs and outputs of ``jaxpr``."""
     uses: dict[Any, list[_Cuts]] = {var: [] for var in jaxpr.invars}
     made: dict[Any, _Cuts] = {}
     for equation in jaxpr.eqns:
@@ -251,6 +261,9 @@ def _element_cuts(
             if walk is not None:
                 cuts, results = _map_cuts(equation.params, mesh, walk)
                 made.update(zip(equation.outvars, results, strict=True))
+        elif equation.primitive is constrain_p:
+            cuts = [partition_cuts(equation.params["parts"], mesh)]
+            made[equation.outvars[0]] = cuts[0]
         for atom, cut in zip(equation.invars, cuts, strict=True):
             # Literals are not hashable, and never inputs.
             if not isinstance(atom, jex_core.Literal) and atom in uses:

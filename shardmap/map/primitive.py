@@ -69,12 +69,12 @@ class MapPrimitive(jex_core.Primitive):
         Returns:
           The results, flat, as a list.
         """
-        params["mesh_jaxpr"] = _mesh_jaxpr(params["mesh"])
+        params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
         return super().bind(*args, **params)
 
 
 @functools.lru_cache(maxsize=1024)
-def _mesh_jaxpr(mesh: Mesh | None) -> Any:
+def mesh_jaxpr(mesh: Mesh | None) -> Any:
     """A jaxpr whose only equation constrains a value to ``mesh``.
 
     `jax.jit` learns which devices a program needs by looking for such equations, in

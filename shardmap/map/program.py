@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
 from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map.constraints import is_partition_axis
 from shardmap.map.layout import (
     MapShardings,
     check_inner_meshes,
@@ -286,7 +287,7 @@ class FunctionMap:
             backend=self.options.backend
         )
         mesh = map_mesh(self.options.axis_name, axis_size, call_jaxpr, devices)
-        own, *inner = mesh.axis_names
+        own, *inner = (n for n in mesh.axis_names if not is_partition_axis(n))
         return {"mesh": mesh, "mesh_axes": (own,), "inner_axes": tuple(inner)}
 
     def _out_axes(

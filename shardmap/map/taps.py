@@ -22,7 +22,7 @@ import numpy as np
 from absl import logging
 from jax.experimental import io_callback
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 
 class _Failures:
@@ -169,11 +169,14 @@ def _devices(context: Any, call: _Call) -> tuple[list[Any], tuple[str, ...]]:
     mesh = getattr(context, "mesh", None)
     if mesh is None:
         return list(context.device_assignment[:1]), ()
-    if isinstance(mesh, Mesh):
-        return list(mesh.devices.flat), mesh.axis_names
+    names = mesh.axis_names
+    known = isinstance(mesh, Mesh) and AxisType.Manual not in mesh.axis_types
+    if known and context.manual_axes == frozenset(names):
+        return list(mesh.devices.flat), names
     raise NotImplementedError(
-        f"the tap {call.name} is inside a shard_map inside another one. Taps work in a "
-        "shard_map over all axes of its mesh, and in maps of shardmap at any depth."
+        f"the tap {call.name} is inside a shard_map over some axes of its mesh only, or "
+        "inside two of them. Taps work inside one jax.shard_map over all axes of a "
+        "jax.sharding.Mesh, and inside maps of shardmap at any depth."
     )
 
 
@@ -319,11 +322,13 @@ def tap_print(
       ``x`` or ``result``, unchanged.
 
     Example:
-      >>> import numpy as np, shardmap as sm
-      >>> f = sm.spmap(lambda x: sm.tap_print(x, "x is {:.1f}", with_device=True))
+      >>> import io, numpy as np, shardmap as sm
+      >>> lines = io.StringIO()
+      >>> f = sm.spmap(lambda x: sm.tap_print(x, "x is {:.1f}", file=lines))
       >>> y = f(np.array([2.5]))
       >>> sm.taps_barrier()
-      cpu:0: x is 2.5
+      >>> lines.getvalue()
+      'x is 2.5\n'
     """
     printer = _Print(fmt, with_device, file)
     return tap(printer, x, result=result, with_device=True)

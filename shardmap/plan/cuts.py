@@ -70,9 +70,7 @@ def _spread(spec: Any, tree: Any, where: str) -> list[Any]:
     children = _children(tree)
     count = len(jax.tree.leaves(tree))
     if children is None or spec is None or isinstance(spec, _Each):
-        if children is None and not (
-            spec is None or isinstance(spec, dict | _Each)
-        ):
+        if children is None and not (spec is None or isinstance(spec, dict | _Each)):
             raise TypeError(
                 f"{where} is {spec!r}, but stands for one array: give None, EACH or a "
                 "dict {axis: cut}"

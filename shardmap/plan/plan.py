@@ -360,7 +360,9 @@ class ShardPlan:
                 f"the plan was made for arguments of the structure {self.in_tree}, got "
                 f"{tree}"
             )
-        for k, (leaf, value) in enumerate(zip(leaves, self.program.inputs, strict=True)):
+        for k, (leaf, value) in enumerate(
+            zip(leaves, self.program.inputs, strict=True)
+        ):
             if np.shape(leaf) != value.shape:
                 raise ValueError(
                     f"the plan was made for a shape of {value.shape} in argument leaf "
@@ -500,9 +502,7 @@ def read_box(array: Any, box: Box, aval: Any) -> Any:
     part = array
     if box:
         index: Any = slices(box)
-        is_whole = all(
-            b == (0, size) for b, size in zip(box, aval.shape, strict=True)
-        )
+        is_whole = all(b == (0, size) for b, size in zip(box, aval.shape, strict=True))
         part = array if is_whole and hasattr(array, "nbytes") else array[index]
     if is_key(aval):
         if not jax.numpy.issubdtype(part.dtype, jax.dtypes.prng_key):

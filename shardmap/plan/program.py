@@ -124,9 +124,7 @@ class Program:
         self.nodes.append(node)
         return node.outs
 
-    def inline(
-        self, jaxpr: Any, ins: Sequence[Operand], source: str
-    ) -> list[Operand]:
+    def inline(self, jaxpr: Any, ins: Sequence[Operand], source: str) -> list[Operand]:
         """Appends the equations of a jaxpr as if they stood at ``source``."""
         return _inline(self, jaxpr, ins, Calls({}, {}), source)
 

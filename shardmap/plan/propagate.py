@@ -222,9 +222,7 @@ class Analysis:
             self.slot_unions.unite((0, one), (0, other))
         return True
 
-    def _new_slot(
-        self, node: Node, rule: Rule, factor: Factor, points: Points
-    ) -> int:
+    def _new_slot(self, node: Node, rule: Rule, factor: Factor, points: Points) -> int:
         operand, axis = rule.axis_of(factor)  # type: ignore[attr-defined]
         value = node.ins[operand]
         assert isinstance(value, Value)
@@ -243,7 +241,9 @@ class Analysis:
             assert node is not None
             sources = [v for v in node.ins if isinstance(v, Value)]
             partial = [v for v in sources if v in self.pending]
-            own = any(self.slots[s].node == node.number for s in self.pending[value].slots)
+            own = any(
+                self.slots[s].node == node.number for s in self.pending[value].slots
+            )
             if (
                 own
                 or len(partial) != 1

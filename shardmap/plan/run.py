@@ -1,6 +1,9 @@
 """Running a plan."""
+
 from typing import Any
+
 from shardmap.plan.plan import Accumulator, ShardPlan
+
 
 def run(plan: ShardPlan, args: Any, out: Any) -> Any:
     acc = Accumulator(plan)

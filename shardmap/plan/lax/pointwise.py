@@ -95,7 +95,9 @@ def _chosen(node: Node) -> Passes:
 
 def _converted(node: Node) -> Passes:
     before, after = node.ins[0].aval.dtype, node.outs[0].aval.dtype
-    kept = {"add", "mul", "min", "max", "and", "or", "xor"} if before == after else set()
+    kept = (
+        {"add", "mul", "min", "max", "and", "or", "xor"} if before == after else set()
+    )
     if before != after and jnp.promote_types(before, after) == after:
         if jnp.issubdtype(before, jnp.inexact):
             kept = {"add"} if jnp.issubdtype(after, jnp.inexact) else set()
@@ -116,7 +118,15 @@ def _each_alone(program: Program, equation: Any, ins: Sequence[Operand], source:
 
 ONE_BY_ONE = [
     *(p.abs_p, p.acos_p, p.acosh_p, p.and_p, p.asin_p, p.asinh_p, p.atan_p, p.atan2_p),
-    *(p.atanh_p, p.bessel_i0e_p, p.bessel_i1e_p, p.cbrt_p, p.ceil_p, p.clamp_p, p.clz_p),
+    *(
+        p.atanh_p,
+        p.bessel_i0e_p,
+        p.bessel_i1e_p,
+        p.cbrt_p,
+        p.ceil_p,
+        p.clamp_p,
+        p.clz_p,
+    ),
     *(p.conj_p, p.cos_p, p.cosh_p, p.digamma_p, p.eq_p, p.eq_to_p),
     *(p.erf_p, p.erf_inv_p, p.erfc_p, p.exp_p, p.exp2_p, p.expm1_p, p.floor_p, p.ge_p),
     *(p.gt_p, p.igamma_p, p.igamma_grad_a_p, p.igammac_p, p.integer_pow_p),

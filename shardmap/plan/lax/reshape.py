@@ -89,7 +89,9 @@ def flat(intervals: Sequence[Interval], sizes: Sequence[int]) -> Interval:
 def around(span: Interval, sizes: Sequence[int]) -> list[Interval]:
     """The smallest box of neighbours that holds a part of memory."""
     first, last = span[0], span[1] - 1
-    inner = list(itertools.accumulate(reversed(sizes[1:]), lambda a, b: a * b, initial=1))
+    inner = list(
+        itertools.accumulate(reversed(sizes[1:]), lambda a, b: a * b, initial=1)
+    )
     found: list[Interval] = []
     for size, below in zip(sizes, reversed(inner), strict=True):
         if found and found[-1][1] - found[-1][0] != 1:
@@ -184,9 +186,7 @@ class Reshape:
             inner = None
             if wide != asked:
                 inner = tuple(stop - start for start, stop in asked)
-                starts += [
-                    a[0] - b[0] for a, b in zip(asked, wide, strict=True)
-                ]
+                starts += [a[0] - b[0] for a, b in zip(asked, wide, strict=True)]
             shape = tuple(stop - start for start, stop in wide)
             static.append((part, shape, inner))
         rest: list[Box | None] = [() for _ in self.node.ins[1:]]
@@ -216,7 +216,9 @@ class Reshape:
             part, wide, inner = entry
             if part is not None:
                 offsets[k], lengths[k] = next(positions), part
-            begin = [0] * len(wide) if inner is None else [next(positions) for _ in wide]
+            begin = (
+                [0] * len(wide) if inner is None else [next(positions) for _ in wide]
+            )
             later.append((begin, inner or wide))
             shape += wide
         if lengths != merged:

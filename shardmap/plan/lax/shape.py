@@ -65,7 +65,9 @@ def transpose(node: Node) -> Factors:
 def rev(node: Node) -> Factors:
     shape = node.in_shapes[0]
     axes = [
-        (axis, Window(size, reverse=True)) if axis in node.params["dimensions"] else axis
+        (axis, Window(size, reverse=True))
+        if axis in node.params["dimensions"]
+        else axis
         for axis, size in enumerate(shape)
     ]
     return Factors(node, [axes], [range(len(shape))], passes=first_passes)

@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import primitives as p
 
-from shardmap.plan.lax import batched, pointwise, reduce, reshape, shape
+from shardmap.plan.lax import (
+    batched,
+    indexed,
+    pointwise,
+    random,
+    reduce,
+    reshape,
+    shape,
+    window,
+)
 from shardmap.plan.program import Calls
 from shardmap.plan.rules import RuleMaker, RuleTable
 
@@ -44,6 +53,9 @@ RULES: dict[Any, RuleMaker] = {
     **reshape.RULES,
     **reduce.RULES,
     **batched.RULES,
+    **window.RULES,
+    **indexed.RULES,
+    **random.RULES,
 }
 
 TABLE = RuleTable(RULES)

@@ -1,0 +1,259 @@
+"""The constraint that cuts a value into partitions, as an equation of a jaxpr.
+
+Outside of maps the equation names its devices. Inside a map it says only into how many
+pieces each dimension is cut: the outermost map makes mesh axes for partitions, behind
+those for its elements, which no map walks and which are left to the partitioner.
+"""
+
+import itertools
+import math
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from shardmap.map import placement, tracing
+from shardmap.map.primitive import mesh_jaxpr
+
+Parts = tuple[int | None, ...]
+"""A count for each dimension; None: the partitioner may cut it as it likes."""
+
+_AXIS_PREFIX = "_partitions"
+
+
+def is_partition_axis(name: Any) -> bool:
+    """Whether a mesh axis is one for partitions."""
+    return isinstance(name, str) and name.startswith(_AXIS_PREFIX)
+
+
+def total_partitions(parts: Parts) -> int:
+    """How many pieces there are."""
+    return math.prod(count or 1 for count in parts)
+
+
+# Meshes
+
+
+def partition_axes(layouts: Collection[Parts], total: int) -> dict[str, int]:
+    """The fewest mesh axes, and their sizes, that can say all of these parts.
+
+    For (4, 1) alone it is one axis of 4; for (4, 1) and (2, 2) it is two of 2.
+    """
+    ends = {1, total}
+    for parts in layouts:
+        ends.update(itertools.accumulate((n or 1 for n in parts), operator.mul))
+    steps = list(itertools.pairwise(sorted(ends)))
+    if all(end % start == 0 for start, end in steps):
+        sizes = [end // start for start, end in steps]
+    else:
+        sizes = _prime_factors(total)
+    return {f"{_AXIS_PREFIX}{k}": size for k, size in enumerate(sizes)}
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors = []
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def partition_mesh(
+    parts: Parts, total: int, what: str = "with_sharding_constraint"
+) -> Mesh:
+    """The mesh of a value outside of maps: partition k is on local device k.
+
+    Raises:
+      ValueError: names ``what``, the devices it needs and those that there are.
+    """
+    devices = jax.local_devices()
+    if total > len(devices):
+        raise ValueError(
+            f"{what} computation requires {total} devices, but only {len(devices)} "
+            "devices are available. Ask for fewer parts, or, to try it on CPU, set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={total} before JAX "
+            "starts."
+        )
+    axes = partition_axes([parts], total) or {f"{_AXIS_PREFIX}0": 1}
+    grid = np.asarray(devices[:total], dtype=object).reshape(tuple(axes.values()))
+    return Mesh(grid, tuple(axes))
+
+
+def partition_cuts(parts: Parts, mesh: Any) -> dict[int, tuple[str, ...]]:
+    """Which dimensions are cut, and along which axes of the mesh.
+
+    Raises:
+      ValueError: the mesh has no axes for these parts.
+    """
+    unused = [name for name in mesh.axis_names if is_partition_axis(name)]
+    cuts = {}
+    for dimension, count in enumerate(parts):
+        names: list[str] = []
+        left = count or 1
+        for name in unused:
+            if left > 1 and left % mesh.shape[name] == 0:
+                names.append(name)
+                left //= mesh.shape[name]
+        if left > 1:
+            raise ValueError(
+                f"parts {parts} need {total_partitions(parts)} devices for each "
+                f"element, but the mesh around them, {dict(mesh.shape)}, has no axes "
+                "for partitions. Leave mesh and mesh_axes out of the outermost spmap, "
+                "so that it makes them; inside of jax.shard_map there are none."
+            )
+        if names:
+            cuts[dimension] = tuple(names)
+            unused = [name for name in unused if name not in names]
+    return cuts
+
+
+def partition_sharding(parts: Parts, mesh: Any) -> NamedSharding:
+    """The sharding of a value with these parts."""
+    entries: list[Any] = [
+        PartitionSpec.UNCONSTRAINED if count is None else None for count in parts
+    ]
+    for dimension, names in partition_cuts(parts, mesh).items():
+        entries[dimension] = names[0] if len(names) == 1 else names
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+# What a jaxpr asks for
+
+
+def constraints_in(jaxpr: Any) -> list[Any]:
+    """The constraint equations, at every level, in order."""
+    found: list[Any] = []
+    seen: set[int] = set()
+
+    def search(jaxpr: Any) -> None:
+        # Jaxprs are shared: a jitted function that is called twice has one.
+        if id(jaxpr) in seen:
+            return
+        seen.add(id(jaxpr))
+        for equation in jaxpr.eqns:
+            if equation.primitive is constrain_p:
+                found.append(equation)
+            for inner in jex_core.jaxprs_in_params(equation.params):
+                search(inner)
+
+    search(jaxpr)
+    return found
+
+
+def axes_for_partitions(
+    jaxpr: Any, axis_name: Any, axis_size: int, available: int
+) -> dict[str, int]:
+    """The mesh axes that the constraints in a map's function need, and their sizes.
+
+    Args:
+      jaxpr: what one element computes.
+      axis_name: the map's, for errors.
+      axis_size: the same.
+      available: how many devices there are.
+
+    Raises:
+      ValueError: constraints that ask for different totals, or too many devices.
+    """
+    equations = constraints_in(jaxpr)
+    totals = dict.fromkeys(equation.params["total"] for equation in equations)
+    totals.pop(None, None)
+    if len(totals) > 1:
+        first, second, *_ = totals
+        raise ValueError(
+            f"inside spmap over {axis_name!r}, one sharded_jit or "
+            f"with_sharding_constraint has {second} total partitions but {first} are "
+            "expected, as another one has: all of them must agree."
+        )
+    total = next(iter(totals), 1)
+    if total > available:
+        raise ValueError(
+            f"spmap over {axis_name!r} with {total} partitions inside requires at "
+            f"least {total} devices ({axis_size} elements x {total} partitions = "
+            f"{axis_size * total} for one element at a time on each), but only "
+            f"{available} devices are available."
+        )
+    return partition_axes([equation.params["parts"] for equation in equations], total)
+
+
+# The primitive
+
+
+def constrain(
+    x: Any, parts: Parts | None, total: int | None = None, what: str = ""
+) -> Any:
+    """Cuts a value into partitions.
+
+    Args:
+      x: an array.
+      parts: the counts; None: every device has the whole value.
+      total: how many devices; needed where ``parts`` does not tell.
+      what: for errors, see `partition_mesh`.
+    """
+    if parts is None:
+        parts = (1,) * jax.typeof(x).ndim
+    else:
+        total = total_partitions(parts)
+    mesh = None
+    inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
+    if total is not None and not inside:
+        mesh = partition_mesh(parts, total, what or "with_sharding_constraint")
+    return _bind(x, parts=parts, total=total, mesh=mesh)
+
+
+def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
+    return constrain_p.bind(x, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh), **params)
+
+
+constrain_p = jex_core.Primitive("partitions")
+
+
+def _implementation(x: Any, *, parts: Parts, mesh: Mesh | None, **_: Any) -> Any:
+    if mesh is None:
+        return x
+    wanted = tuple(count or 1 for count in parts)
+    (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
+    return placed
+
+
+def _transpose(cotangent: Any, _: Any, **params: Any) -> list[Any]:
+    return [constrain_p.bind(cotangent, **params)]
+
+
+def _batch(
+    args: Sequence[Any], dims: Sequence[int], *, parts: Parts, **params: Any
+) -> tuple[Any, int]:
+    (x,), (dim,) = args, dims
+    parts = (*parts[:dim], None, *parts[dim:])
+    return constrain_p.bind(x, parts=parts, **params), dim
+
+
+def _lowering(
+    ctx: Any, x: Any, *, parts: Parts, total: int | None, mesh: Any, **_: Any
+) -> Any:
+    if mesh is None:
+        mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        if total is not None:
+            return [x]  # A map that runs on one device.
+        devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
+        mesh = AbstractMesh((devices,), (f"{_AXIS_PREFIX}0",))
+    sharding = partition_sharding(parts, mesh)
+    run = mlir.lower_fun(
+        lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
+    )
+    return run(ctx, x)
+
+
+constrain_p.def_abstract_eval(lambda x, **_: x)
+constrain_p.def_impl(_implementation)
+ad.deflinear2(constrain_p, _transpose)
+batching.primitive_batchers[constrain_p] = _batch
+mlir.register_lowering(constrain_p, _lowering)

@@ -1,0 +1,145 @@
+"""Rules of random numbers: the same bits as the call that is not cut.
+
+Under partitionable threefry, which is JAX's default, a random bit is a function of the
+key and its flat position, so that a piece of the bits is computed alone.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap.plan.program import Node
+from shardmap.plan.rules import (
+    Factor,
+    Factors,
+    Local,
+    Reason,
+    RuleMaker,
+    taken_whole,
+)
+
+GENERATOR = Reason(
+    "this generator makes all its bits at once",
+    "use threefry keys with jax_threefry_partitionable",
+)
+SEQUENCE = Reason("the primitive draws from one sequence", "draw with jax.random.bits")
+POSITIONS = 2**32
+
+
+def threefry(node: Node) -> bool:
+    impl = str(jax.random.key_impl(node.ins[0].aval))
+    return "fry" in impl and bool(
+        jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    )
+
+
+def by_position(node: Node, is_split: bool) -> Factors:
+    """Key axes pass; the axes that the bits are drawn for are positions."""
+    keys = node.in_shapes[0]
+    shape = node.params["shape"]
+    if not threefry(node) or math.prod(shape) >= POSITIONS:
+        return taken_whole(node, GENERATOR)
+    out: list[Factor] = list(range(len(keys) + len(shape)))
+    drawn = out[len(keys) :]
+    impl = jax.random.key_impl(node.ins[0].aval)
+
+    def emitter(local: Local) -> Sequence[Any]:
+        data = jax.random.key_data(local.values[0])
+        sizes = [local.sizes[factor] for factor in drawn]
+        place = jnp.zeros(sizes, jnp.uint32)
+        for k, factor in enumerate(drawn):
+            step = jnp.uint32(math.prod(shape[k + 1 :]))
+            along = lax.broadcasted_iota(jnp.uint32, sizes, k)
+            start = jnp.asarray(local.starts[factor]).astype(jnp.uint32)
+            place = place + (along + start) * step
+        local_shape = (*data.shape[:-1], *sizes)
+        words = [
+            jnp.broadcast_to(
+                data[..., k].reshape((*data.shape[:-1], *[1] * len(sizes))), local_shape
+            )
+            for k in range(2)
+        ]
+        place = jnp.broadcast_to(place, local_shape)
+        high, low = p.threefry2x32_p.bind(*words, jnp.zeros_like(place), place)
+        if is_split:
+            return [jax.random.wrap_key_data(jnp.stack([high, low], -1), impl=impl)]
+        width = node.params["bit_width"]
+        dtype = node.outs[0].aval.dtype
+        if width == 64:
+            return [high.astype(dtype) << 32 | low.astype(dtype)]
+        return [(high ^ low).astype(dtype)]
+
+    return Factors(node, [out[: len(keys)]], [out], starts=drawn, emitter=emitter)
+
+
+def key_axes(node: Node) -> Factors:
+    """Wrapping and unwrapping: the words of a key are whole, other axes pass."""
+    rank = min(len(node.in_shapes[0]), len(node.out_shapes[0]))
+    words = Reason("these are the words of one key")
+
+    def axes(shape: tuple[int, ...]) -> list[Factor]:
+        return [k if k < rank else "word" for k in range(len(shape))]
+
+    ins = [axes(node.in_shapes[0])]
+    return Factors(node, ins, [axes(node.out_shapes[0])], wholes={"word": words})
+
+
+def fold_in(node: Node) -> Factors:
+    keys, messages = node.in_shapes
+    if keys != messages and keys and messages:
+        return taken_whole(node, Reason("the keys and the numbers differ in shape"))
+    axes = range(len(node.out_shapes[0]))
+    return Factors(node, [range(len(keys)), range(len(messages))], [axes])
+
+
+def seed(node: Node) -> Factors:
+    axes = range(len(node.in_shapes[0]))
+    return Factors(node, [axes], [axes])
+
+
+def one_sequence(node: Node) -> Factors:
+    return taken_whole(node, SEQUENCE)
+
+
+RULES: dict[Any, RuleMaker] = {
+    p.random_bits_p: lambda node: by_position(node, is_split=False),
+    p.random_split_p: lambda node: by_position(node, is_split=True),
+    p.random_fold_in_p: fold_in,
+    p.random_gamma_p: one_sequence,
+    p.rng_bit_generator_p: one_sequence,
+    p.rng_uniform_p: one_sequence,
+}
+
+
+def _unnamed() -> dict[Any, RuleMaker]:
+    """The primitives that make keys, found by tracing what uses them."""
+    found: dict[str, Any] = {}
+
+    def uses(x: Any) -> Any:
+        key = jax.random.key(x)
+        data = jax.random.key_data(key)
+        return jax.random.wrap_key_data(data), jax.random.clone(key)
+
+    def visit(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            found[equation.primitive.name] = equation.primitive
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                visit(inner)
+
+    visit(jax.make_jaxpr(uses)(jnp.uint32(0)))
+    makers = {
+        "random_clone": seed,
+        "random_seed": seed,
+        "random_unwrap": key_axes,
+        "random_wrap": key_axes,
+    }
+    return {found[name]: rule for name, rule in makers.items() if name in found}
+
+
+RULES |= _unnamed()
