@@ -99,6 +99,7 @@ class Body(NamedTuple):
       in_axes: of ``x`` and ``w``.
       out_axes: a prefix of the result.
       smooth: whether JAX can differentiate it.
+      batchable: whether JAX can vectorise its collectives along another axis.
     """
 
     make: Callable[[Any], Callable[..., Any]]
@@ -107,6 +108,7 @@ class Body(NamedTuple):
     in_axes: Any = (0, None)
     out_axes: Any = 0
     smooth: bool = True
+    batchable: bool = True
 
     def mapped(self, wrap: Any = lambda fun: fun) -> Callable[..., Any]:
         """The body under `spmap`."""
@@ -187,7 +189,7 @@ def nested(inner: Callable[..., Any], **options: Any) -> Body:
 
     def make(map_: Any) -> Callable[..., Any]:
         def fun(x: Any, w: Any) -> Any:
-            total = jnp.tanh(mixed(x, w)).mean()
+            total = jnp.tanh(mixed(x, w)).mean() * (1 + lax.axis_index("i"))
             rows = map_(lambda row: inner(row, w, total), axis_name="j")(x)
             return jnp.tanh(rows) * x, rows.mean()
 
@@ -204,7 +206,6 @@ def _tree_body(x: Any, w: Any) -> Any:
 BODIES: dict[str, Body] = {
     "identity": Body(each(lambda x, w: (x, w)), in_axes=(0, 0)),
     "pointwise": Body(each(mixed), in_axes=(1, None), out_axes=-1),
-    "scalar": Body(each(lambda x, w: mixed(x, w).sum()), size=8),
     "constant": Body(
         each(lambda x, w: (jnp.arange(3.0), jnp.cos(w), x * 2)), out_axes=(0, None, 2)
     ),
@@ -228,7 +229,14 @@ BODIES: dict[str, Body] = {
         lambda y: lax.ppermute(y, "i", [(k, (k + 1) % 8) for k in range(8)]), size=8
     ),
     "ppermute_partial": collective(
-        lambda y: lax.ppermute(y, "i", [(0, 2), (3, 1), (1, 1)]), in_axes=(0, -1)
+        lambda y: lax.ppermute(y, "i", [(0, 2), (3, 1)]), in_axes=(0, -1)
+    )._replace(
+        oracle=collective(
+            lambda y: (
+                lax.ppermute(y, "i", [(0, 2), (3, 1), (1, 3), (2, 0)])
+                * jnp.array([0, 1, 1, 0])[lax.axis_index("i")]
+            )
+        ).make
     ),
     "pshuffle": collective(lambda y: lax.pshuffle(y, "i", [1, 3, 0, 2])),
     "all_to_all": collective(
@@ -263,6 +271,9 @@ BODIES: dict[str, Body] = {
     "all_to_all_groups": grouped(
         lambda y: lax.all_to_all(y, "i", 0, 0, axis_index_groups=PAIRS, tiled=True),
         lambda y: group(y).reshape(2, 2, 2, 2)[:, own_place()].reshape(4, 2),
+    )._replace(batchable=False),
+    "long": collective(
+        lambda y: lax.psum(y, "i") / 12 + lax.all_gather(y, "i").mean(0), size=12
     ),
     "nested": nested(lambda row, w, total: mixed(row, w) * total),
     "nested_inner": nested(lambda row, w, total: lax.psum(row * total, "j") * w + row),
@@ -281,11 +292,24 @@ BODIES: dict[str, Body] = {
             + lax.ppermute(row, "i", [(0, 1), (1, 0)]) * total
         ),
     ),
-    "nested_vectorized": nested(
+    "nested_blocks": nested(
         lambda row, w, total: (
-            lax.psum(mixed(row, w), ("j", "i")) * row
+            lax.pmean(mixed(row, w), ("j", "i")) * row
             + lax.all_gather(row * total, "j").sum(0)
         ),
         size=4,
+    ),
+    "nested_uneven": nested(
+        lambda row, w, total: (
+            lax.pmean(mixed(row, w), ("j", "i")) * row
+            + lax.psum_scatter(jnp.outer(row, jnp.ones(3)).T, "j") * total
+        ),
+        size=3,
+    ),
+    "nested_vectorized": nested(
+        lambda row, w, total: (
+            lax.pmean(mixed(row, w), ("j", "i")) * row + lax.pmean(row * total, "j")
+        ),
+        size=8,
     ),
 }

@@ -84,7 +84,8 @@ def under_mesh(jaxpr: Any, mesh: Any) -> Any:
             ctx=contexts[id(before)], invars=list(map(_without_mesh, equation.invars))
         )
 
-    return rewrite_jaxpr(jaxpr, None, change)
+    # What maps hold is put under a mesh where they are lowered.
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
 def _without_mesh(atom: Any) -> Any:

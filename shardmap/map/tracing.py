@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
 
 UNNAMED = "_unnamed"
 """The axis name of maps that were given none; nothing can refer to it."""
@@ -58,9 +59,12 @@ def trace_body(
     JAX keeps the jaxpr as long as ``fun`` lives: tracing the same function object
     with equal avals again is cheap and gives the same jaxpr object.
     """
-    closed, out_shape = jax.make_jaxpr(
-        fun, axis_env=_axis_env(axis_name, axis_size), return_shape=True
-    )(*map(shape_dtype_struct, avals))
+    # Where a map is lowered decides on which mesh its body is, and not where it is
+    # traced: the values inside must not be typed with the mesh around.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        closed, out_shape = jax.make_jaxpr(
+            fun, axis_env=_axis_env(axis_name, axis_size), return_shape=True
+        )(*map(shape_dtype_struct, avals))
     jaxpr = closed.jaxpr
     if closed.consts:
         jaxpr = _without_constants(closed, axis_name, axis_size)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap.plan.keys import data_aval
 from shardmap.plan.program import Value
 from shardmap.plan.slices import Box, slices
 
@@ -20,17 +21,6 @@ COMBINE: Mapping[str, Any] = {
 }
 
 
-def is_key(aval: Any) -> bool:
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
-
-
-def data_aval(aval: Any) -> Any:
-    """The aval of what is stored: random keys are stored as their bits."""
-    if is_key(aval):
-        return jax.eval_shape(jax.random.key_data, aval)
-    return aval
-
-
 def identity(combiner: str, dtype: Any) -> Any:
     """What changes nothing when it is combined."""
     dtype = np.dtype(dtype)
@@ -38,7 +28,7 @@ def identity(combiner: str, dtype: Any) -> Any:
         return np.zeros((), dtype)
     if combiner == "mul":
         return np.ones((), dtype)
-    if dtype == bool:
+    if dtype.kind == "b":
         return np.array(combiner in ("and", "min"))
     if combiner == "and":
         return np.array(-1).astype(dtype)

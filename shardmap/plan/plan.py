@@ -20,13 +20,12 @@ import jax
 import numpy as np
 
 from shardmap.plan import buffers, report
-from shardmap.plan.buffers import data_aval, is_key
 from shardmap.plan.cuts import input_cuts
+from shardmap.plan.keys import data_aval, is_key, key_impl
 from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT
-from shardmap.plan.program import Calls, Scalar, Value, flatten
+from shardmap.plan.program import Calls, Refused, Scalar, Value, flatten
 from shardmap.plan.propagate import Analysis
 from shardmap.plan.recipe import Recipe, Static, emit
-from shardmap.plan.rules import Refused
 from shardmap.plan.slices import Box, shape_of, slices
 from shardmap.plan.stages import Stage, stages_of
 
@@ -139,7 +138,7 @@ class Shard:
         self._plan = plan
         self._stage = stage
         self.number = number
-        self.boxes, self.recipe = stage.recipe(stage.index(number))
+        self.boxes, self.recipe = stage.recipe(number)
 
     @property
     def in_slices(self) -> Any:
@@ -293,8 +292,7 @@ class Accumulator:
             if isinstance(operand, Scalar):
                 outputs.append(np.asarray(operand.value, operand.aval.dtype))
             elif is_key(operand.aval) and not raw:
-                impl = jax.random.key_impl(operand.aval)
-                data = self.kept[operand]
+                impl, data = key_impl(operand.aval), self.kept[operand]
                 outputs.append(jax.random.wrap_key_data(data, impl=impl))
             else:
                 outputs.append(self.kept[operand])
@@ -404,10 +402,7 @@ class ShardPlan:
             for result, ref in zip(stage.results, static.outs, strict=True)
         ]
         inner = emit(static, self._nodes, self.analysis.rules, values)
-        impls = [
-            jax.random.key_impl(v.aval) if is_key(v.aval) else None
-            for v in static.read_values
-        ]
+        impls = [key_impl(value.aval) for value in static.read_values]
 
         def shard_function(*args: Any) -> tuple[Any, ...]:
             *reads, starts = args
@@ -474,19 +469,22 @@ def itemsize(aval: Any) -> int:
 
 def _sample(stage: Stage) -> Iterator[int]:
     """Shards that the largest is among: the ends and the longest piece of each loop."""
-    if stage.num_shards <= SAMPLED:
-        yield from range(stage.num_shards)
-        return
-    choices = []
-    for loop in stage.loops:
-        lengths = [stop - start for start, stop in loop.pieces]
-        longest = lengths.index(max(lengths))
-        choices.append(sorted({0, longest, len(lengths) // 2, len(lengths) - 1}))
-    for index in itertools.islice(itertools.product(*choices), SAMPLED):
-        number = 0
-        for loop, piece in zip(stage.loops, index, strict=True):
-            number = number * len(loop.pieces) + piece
-        yield number
+    first = 0
+    for family in stage.families:
+        sizes = [len(stage.loops[k].pieces) for k in family.loops]
+        choices = []
+        for k in family.loops:
+            lengths = [stop - start for start, stop in stage.loops[k].pieces]
+            last, longest = len(lengths) - 1, lengths.index(max(lengths))
+            choices.append(sorted({0, 1, longest, last // 2, last}))
+        if family.size <= SAMPLED:
+            choices = [list(range(size)) for size in sizes]
+        for index in itertools.islice(itertools.product(*choices), SAMPLED):
+            number = 0
+            for size, piece in zip(sizes, index, strict=True):
+                number = number * size + piece
+            yield first + number
+        first += family.size
 
 
 def start_dtype(starts: Sequence[int]) -> Any:

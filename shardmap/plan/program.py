@@ -142,6 +142,10 @@ class Program:
         return value
 
 
+class Refused(Exception):
+    """No plan can run an equation; the message says which, and why."""
+
+
 Rewrite = Callable[[Program, Any, Sequence[Operand], str], Sequence[Operand] | None]
 
 
@@ -193,6 +197,12 @@ def _inline(
         primitive = equation.primitive
         source = written or source_info_util.summarize(equation.source_info)
         outs: Sequence[Operand] | None = None
+        if primitive not in calls.jaxprs and equation.effects:
+            effects = ", ".join(sorted(map(str, equation.effects)))
+            raise Refused(
+                f"{primitive} at {source} has an effect ({effects}), and nothing says "
+                "which shard should have it"
+            )
         if primitive in calls.jaxprs:
             called = equation.params[calls.jaxprs[primitive]]
             outs = _inline(program, called, ins, calls)

@@ -7,7 +7,7 @@ the complete value, so that a stage ends there, and all that depends on it is co
 in a later one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from shardmap.plan.program import Node, Operand, Program, Value
@@ -16,10 +16,8 @@ from shardmap.plan.rules import (
     Factor,
     Points,
     Reason,
-    Refused,
     Rule,
     RuleTable,
-    meet,
 )
 
 Key = tuple[int, int]
@@ -113,16 +111,19 @@ class Analysis:
         for value in program.constants:
             self.cuts[value] = [UNCUT] * len(value.shape)
             self.level[value] = 0
+        windows: dict[Hashable, Key] = {}
         for node in program.nodes:
             self.rules[node.number] = table.rule(node)
-            self._link(node)
+            self._link(node, windows)
         for node in program.nodes:
             self._visit(node)
         for node in program.nodes:
             self._keep_costly(node)
 
-    def _link(self, node: Node) -> None:
-        for group in self.rules[node.number].links():
+    def _link(self, node: Node, windows: dict[Hashable, Key]) -> None:
+        """Says which axes are one loop; so are those seen through equal windows."""
+        rule = self.rules[node.number]
+        for group in rule.links():
             keys = []
             for link in group:
                 value = (node.ins if link.side == "in" else node.outs)[link.number]
@@ -130,6 +131,13 @@ class Analysis:
                     keys.append((value.number, link.axis))
             for key in keys[1:]:
                 self.classes.unite(keys[0], key)
+        for seen, through, by in rule.windows():
+            value, out = node.ins[seen.number], node.outs[by.number]
+            if isinstance(value, Value):
+                source = self.classes.find((value.number, seen.axis))
+                view = (source, through, out.shape[by.axis])
+                key = out.number, by.axis
+                self.classes.unite(windows.setdefault(view, key), key)
 
     def _visit(self, node: Node) -> None:
         rule = self.rules[node.number]
@@ -273,11 +281,3 @@ class Analysis:
                 if isinstance(source, Value) and source not in seen:
                     seen.add(source)
                     stack.append(source)
-
-
-def refused(error: Refused, node: Node) -> ValueError:
-    return ValueError(f"plan cannot run {node.name} at {node.source}: {error}")
-
-
-def axis_cuts(analysis: Analysis, members: Sequence[Points]) -> Points:
-    return meet(members)

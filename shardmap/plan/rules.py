@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from jax import lax
 
 from shardmap.plan.program import Node
-from shardmap.plan.slices import Box, Interval, Window, join, refine, whole
+from shardmap.plan.slices import Box, Interval, Window, join, refine
 
 Factor: TypeAlias = Hashable
 Axis: TypeAlias = Any
@@ -124,6 +124,9 @@ class Rule(Protocol):
 
     def links(self) -> list[list[Link]]:
         """The axes that are one and the same loop, index by index."""
+
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        """Axes of operands, and the axes of results that see them through a window."""
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -265,6 +268,17 @@ class Factors:
                     groups.setdefault(axis, []).append(Link(side, k, number))
         return list(groups.values())
 
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        found = []
+        for k, axes in enumerate(self.ins):
+            for number, axis in enumerate(axes):
+                if window := _window(axis):
+                    for j, outs in enumerate(self.outs):
+                        place = list(outs).index(axis[0])
+                        link = Link("out", j, place)
+                        found.append((Link("in", k, number), window, link))
+        return found
+
     def axis_of(self, factor: Factor) -> tuple[int, int]:
         """An operand and its axis that has the factor."""
         for k, axes in enumerate(self.ins):
@@ -374,10 +388,6 @@ def taken_whole(node: Node, reason: Reason) -> Factors:
 RuleMaker: TypeAlias = Callable[[Node], Rule]
 
 
-class Refused(Exception):
-    """A rule raises it for an equation that no plan can run."""
-
-
 class RuleTable:
     """Primitive -> what makes the rule of one of its equations."""
 
@@ -396,7 +406,3 @@ class RuleTable:
                 ),
             )
         return maker(node)
-
-
-def whole_boxes(node: Node) -> tuple[Box, ...]:
-    return tuple(whole(shape) for shape in node.in_shapes)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardmap.plan.program import Node, Value
@@ -41,13 +41,28 @@ class Result(NamedTuple):
     combiner: str
 
 
+class Family(NamedTuple):
+    """Results that the same shards make.
+
+    Attributes:
+      results: their numbers.
+      loops: the loops to run over; the last one runs fastest.
+      size: the number of shards.
+    """
+
+    results: frozenset[int]
+    loops: tuple[int, ...]
+    size: int
+
+
 class Stage:
     """Results of one level, and the loops they are made in.
 
     Attributes:
       number: the level.
       results: what is made.
-      loops: row-major, the last one runs fastest.
+      loops: what the results run over.
+      families: which results are made together.
       num_shards: the number of shards.
     """
 
@@ -95,7 +110,8 @@ class Stage:
             )
             for value, axes in drafts
         ]
-        self.num_shards = math.prod(len(loop.pieces) for loop in self.loops)
+        self.families = self._families()
+        self.num_shards = sum(family.size for family in self.families)
         self._contracted: list[tuple[int, Factor, int]] = [
             (slot.node, slot.factor, self.slots[root])
             for k, slot in enumerate(analysis.slots)
@@ -162,20 +178,39 @@ class Stage:
         every = dict.fromkeys([*mentioned, *range(len(self.loops))])
         return [k for k in every if len(self.loops[k].pieces) > 1]
 
-    def index(self, number: int) -> list[int]:
-        """Which piece of each loop a shard is."""
+    def _families(self) -> list["Family"]:
+        """Results whose loops are among those of another one are made with it."""
+        own = [{*r.axes, *r.partial} - {None} for r in self.results]
+        largest = [s for s in own if not any(s < other for other in own)]
         found = []
-        for loop in reversed(self.loops):
-            number, piece = divmod(number, len(loop.pieces))
-            found.append(piece)
-        return found[::-1]
+        left = set(range(len(own)))
+        for loops in dict.fromkeys(map(frozenset, largest)):
+            members = frozenset(k for k in left if own[k] <= loops)
+            left -= members
+            numbers = tuple(k for k in range(len(self.loops)) if k in loops)
+            size = math.prod(len(self.loops[k].pieces) for k in numbers)
+            found.append(Family(members, numbers, size))
+        return found
 
-    def boxes(self, index: Sequence[int]) -> list[Box | None]:
+    def index(self, number: int) -> tuple["Family", dict[int, int]]:
+        """A shard's family, and which piece of each of its loops it is."""
+        for family in self.families:
+            if number < family.size:
+                break
+            number -= family.size
+        found = {}
+        for k in reversed(family.loops):
+            number, found[k] = divmod(number, len(self.loops[k].pieces))
+        return family, found
+
+    def boxes(self, family: "Family", index: Mapping[int, int]) -> list[Box | None]:
         """What a shard writes, per result; None for what another shard makes."""
         found: list[Box | None] = []
-        for result in self.results:
+        for number, result in enumerate(self.results):
             own = {*result.axes, *result.partial}
-            if any(piece and k not in own for k, piece in enumerate(index)):
+            if number not in family.results or any(
+                piece and k not in own for k, piece in index.items()
+            ):
                 found.append(None)
                 continue
             found.append(
@@ -186,10 +221,14 @@ class Stage:
             )
         return found
 
-    def recipe(self, index: Sequence[int]) -> tuple[list[Box | None], Recipe]:
-        boxes = self.boxes(index)
+    def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
+        """What a shard writes, and how."""
+        family, index = self.index(number)
+        boxes = self.boxes(family, index)
         contracted: dict[int, dict[Factor, Interval]] = {}
         for node, factor, loop in self._contracted:
+            if loop not in index:
+                continue
             contracted.setdefault(node, {})[factor] = self.loops[loop].pieces[
                 index[loop]
             ]

@@ -127,7 +127,7 @@ ONE_BY_ONE = [
         p.clamp_p,
         p.clz_p,
     ),
-    *(p.conj_p, p.cos_p, p.cosh_p, p.digamma_p, p.eq_p, p.eq_to_p),
+    *(p.clz_p, p.conj_p, p.cos_p, p.cosh_p, p.digamma_p, p.eq_p, p.eq_to_p),
     *(p.erf_p, p.erf_inv_p, p.erfc_p, p.exp_p, p.exp2_p, p.expm1_p, p.floor_p, p.ge_p),
     *(p.gt_p, p.igamma_p, p.igamma_grad_a_p, p.igammac_p, p.integer_pow_p),
     *(p.is_finite_p, p.le_p, p.le_to_p, p.lgamma_p, p.log_p, p.log1p_p, p.logistic_p),

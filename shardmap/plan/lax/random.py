@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.keys import key_impl
 from shardmap.plan.program import Node
 from shardmap.plan.rules import (
     Factor,
@@ -33,10 +34,8 @@ POSITIONS = 2**32
 
 
 def threefry(node: Node) -> bool:
-    impl = str(jax.random.key_impl(node.ins[0].aval))
-    return "fry" in impl and bool(
-        jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
-    )
+    partitionable: bool = getattr(jax.config, "jax_threefry_partitionable", False)
+    return partitionable and key_impl(node.ins[0].aval) == "threefry2x32"
 
 
 def by_position(node: Node, is_split: bool) -> Factors:
@@ -47,7 +46,7 @@ def by_position(node: Node, is_split: bool) -> Factors:
         return taken_whole(node, GENERATOR)
     out: list[Factor] = list(range(len(keys) + len(shape)))
     drawn = out[len(keys) :]
-    impl = jax.random.key_impl(node.ins[0].aval)
+    impl = key_impl(node.ins[0].aval)
 
     def emitter(local: Local) -> Sequence[Any]:
         data = jax.random.key_data(local.values[0])

@@ -63,7 +63,7 @@ def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
         [operand] = ins
         dtype = operand.aval.dtype
         [axis], index_dtype = equation.params["axes"], equation.params["index_dtype"]
-        if dtype == bool or jnp.issubdtype(dtype, jnp.complexfloating):
+        if dtype.kind == "b" or jnp.issubdtype(dtype, jnp.complexfloating):
             return None
         reducer = (p.reduce_max_p, p.reduce_min_p)[not largest]
 

@@ -27,7 +27,7 @@ from shardmap.plan.rules import (
     RuleMaker,
     first_passes,
 )
-from shardmap.plan.slices import Box, Interval
+from shardmap.plan.slices import Box, Interval, Window
 
 INNER = Reason(
     "reshape merges or splits this axis behind another one, so that a piece of it is "
@@ -152,6 +152,9 @@ class Reshape:
             for group in self.groups
             if len(group.ins) == len(group.outs) == 1
         ]
+
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        return []
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]

@@ -179,6 +179,9 @@ class Concatenate:
             if axis != self.axis
         ]
 
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        return []
+
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
     ) -> Need:

@@ -8,6 +8,7 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.lax import (
     batched,
+    control,
     indexed,
     pointwise,
     random,
@@ -59,3 +60,4 @@ RULES: dict[Any, RuleMaker] = {
 }
 
 TABLE = RuleTable(RULES)
+TABLE.makers |= control.rules(TABLE, CALLS)
