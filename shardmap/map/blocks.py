@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from shardmap.map.callbacks import call_for_each, has_effects, if_present
 from shardmap.map.collectives import (
     AXIS_INDEX,
     REDUCTIONS,
@@ -38,7 +39,7 @@ def block_function(
     """
     if batch_size is not None and batch_size < axis.block:
         return _loop(jaxpr, axis, in_axes, out_axes, batch_size)
-    split = split_collectives(jaxpr, axis)
+    split = call_for_each(split_collectives(jaxpr, axis), axis)
     mapped = Batch(axis.vectorized_name, axis.block).vectorize(
         lambda *args: jax.core.eval_jaxpr(split, (), *args),
         in_axes,
@@ -98,7 +99,12 @@ def _loop(
             return jax.core.eval_jaxpr(parts.before, (), index, *args)
 
         def batch(accumulated: Any, given: Sequence[Any]) -> tuple[Any, Any]:
-            results = jax.vmap(element)(*given)
+            if has_effects(parts.before):
+                results = lax.map(
+                    lambda args: if_present(args[0], axis.size, element, *args), given
+                )
+            else:
+                results = jax.vmap(element)(*given)
             present = given[0] < axis.size
             combined = [
                 REDUCTIONS[equation.primitive].accumulate(before, value, present)

@@ -151,10 +151,13 @@ def per_device(
         walk.device_count(mesh),
         walk.block(mesh, axis_size),
     )
-    jaxpr = under_mesh(
-        _with_inner_maps_on(mesh, call_jaxpr, inner_axes),
-        _with_manual_axes(mesh, mesh_axes).abstract_mesh,
-    )
+    jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
+    if axis.devices == 1 < mesh.size:
+        # The partitioner refuses collectives along one device where others are.
+        axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
+        jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
+        return block_function(jaxpr, axis, in_axes, out_axes, batch_size)
+    jaxpr = under_mesh(jaxpr, _with_manual_axes(mesh, mesh_axes).abstract_mesh)
     # Not every collective of JAX takes several mesh axes for one name.
     if axis.devices == axis_size and len(mesh_axes) == 1:
         block = _one_element(jaxpr, axis, in_axes, out_axes)

@@ -106,8 +106,8 @@ class TapCall:
 tap_p = jex_core.Primitive("tap")
 tap_p.multiple_results = True
 
-# To be held by the equation of every tap: JAX tells the lowering which devices a program
-# is for if there is one of its own callbacks somewhere.
+# Every tap's equation holds this jaxpr: where there is one of its own callbacks, JAX
+# tells the lowering which devices a program is for.
 CALLBACK = jax.make_jaxpr(lambda: io_callback(lambda: (), (), ordered=True))().jaxpr
 (_ordered_io,) = CALLBACK.effects
 (_debug,) = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr.effects
