@@ -322,3 +322,70 @@ def test_debug_nans_names_the_operation():
         with pytest.raises(FloatingPointError, match=r"nan.*encountered in log"):
             jax.jit(mapped)(EIGHT)
         np.testing.assert_allclose(mapped(EIGHT + 2), np.log(EIGHT + 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(lambda x: jnp.asarray(x) + 0, id="uncommitted"),
+        pytest.param(lambda x: jax.device_put(x, DEVICES[3]) + 0, id="one device"),
+        pytest.param(lambda x: sharded(x, spec=()) + 0, id="replicated"),
+        pytest.param(lambda x: sharded(x, DEVICES[:4]) + 0, id="half of the devices"),
+    ],
+)
+@pytest.mark.parametrize("keyword", [False, True])
+def test_donated_arguments_are_gone_also_when_they_had_to_be_moved(place, keyword):
+    mapped = sm.spmap(lambda tree: {"w": tree["w"] + 1}, donate_argnums=0)
+    mapped({"w": sharded(EIGHT) + 0})
+    given = {"w": place(EIGHT)}
+    result = mapped(tree=given) if keyword else mapped(given)
+    np.testing.assert_array_equal(result["w"], EIGHT + 1)
+    assert given["w"].is_deleted() or all(
+        shard.data.is_deleted() for shard in given["w"].addressable_shards
+    )
+
+
+def test_a_donated_argument_that_lies_right_keeps_its_memory_every_time():
+    mapped = sm.spmap(lambda x: x + 1, donate_argnums=0)
+    x = sharded(EIGHT) + 0
+    pointers = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
+    for _ in range(3):
+        x = mapped(x)
+        assert pointers == [
+            s.data.unsafe_buffer_pointer() for s in x.addressable_shards
+        ]
+
+
+# Array-likes
+
+
+class Counting:
+    """An array-like that tells what was read of it."""
+
+    def __init__(self, array):
+        self._array = array
+        self.shape, self.dtype = array.shape, array.dtype
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return self._array[index]
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_each_device_reads_its_own_slice(keyword):
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+    given = Counting(rows)
+    mapped = sm.spmap(lambda x: x.sum())
+    result = mapped(x=given) if keyword else mapped(given)
+    np.testing.assert_array_equal(result, rows.sum(1))
+    read = sorted(rows[index].tolist() for index in given.read)
+    assert read == [[row] for row in rows.tolist()]
+
+
+def test_array_likes_under_jit_and_in_a_long_axis():
+    rows = np.arange(48, dtype=np.float32).reshape(16, 3)
+    mapped = sm.spmap(lambda x: x.sum())
+    np.testing.assert_array_equal(mapped(Counting(rows)), rows.sum(1))
+    outside = Counting(rows)
+    np.testing.assert_array_equal(jax.jit(lambda: mapped(outside))(), rows.sum(1))

@@ -204,6 +204,13 @@ def test_unreplicate():
     np.testing.assert_array_equal(first["host"], HOST[0])
 
 
+def test_fifty_leaves_on_one_device():
+    pieces = shard_of([rows(HOST + k) for k in range(50)], 5)
+    assert len(pieces) == 50
+    for k, piece in enumerate(pieces):
+        check(piece, HOST[5] + k, jax.devices()[5])
+
+
 # Under transformations: x[i]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from shardmap.map import arguments, functions, tracing
 from shardmap.map.program import FunctionMap, Options
@@ -15,6 +15,15 @@ from shardmap.map.stages import Lowered, lower
 
 with jax.core.eval_context():
     TOP_LEVEL = jex_core.find_top_trace(())
+
+
+def _all_lie(args: Any, must_lie: Iterable[tuple[int, Sharding]]) -> bool:
+    """Whether the leaves with these numbers lie as they must."""
+    leaves = jax.tree.leaves(args)
+    return all(
+        getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
+        for k, sharding in must_lie
+    )
 
 
 class MappedFunction:
@@ -32,29 +41,31 @@ class MappedFunction:
         self._fun = self._map.fun()
         # The last program for each number of arguments is tried first. It refuses what
         # it is not for; where that happens often, every call is looked up.
-        self._recent: dict[int, Any] = {}
+        self._recent: dict[int, tuple[Any, Any]] = {}
         self._refusals = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(args, kwargs)
         if not kwargs:
-            program = self._recent.get(len(args))
-            if program is not None:
+            program, must_lie = self._recent.get(len(args), (None, ()))
+            if program is not None and (not must_lie or _all_lie(args, must_lie)):
                 try:
                     return program(*args)
                 except (TypeError, ValueError):
-                    del self._recent[len(args)]
+                    self._recent.pop(len(args), None)
                     self._refusals += 1
         return self._run(args, kwargs)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         if tracing.config_value("jax_disable_jit"):
             return self._map.bind(args, kwargs)
-        program, args, kwargs, moved = self._map.prepare(args, kwargs)
-        results = program(*args, **kwargs)
-        if not (moved or kwargs) and self._refusals < 8:
-            self._recent[len(args)] = program
+        call = self._map.prepare(args, kwargs)
+        results = call.program(*call.args, **call.kwargs)
+        # Numbers of leaves among static arguments would not be those of the map.
+        varies = self._refusals >= 8 or (call.must_lie and self._map.has_statics)
+        if not (call.moved or kwargs or varies):
+            self._recent[len(args)] = call.program, call.must_lie
         return results
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from shardmap.map import array_likes
+
 
 def check_axes(name: str, axes: Any) -> None:
     """Refuses anything but ints and None as the leaves of ``axes``."""
@@ -121,8 +123,8 @@ def broadcast_axes(
         full = jax.tree.broadcast(numbered, tree)
     except ValueError as error:
         raise ValueError(
-            f"{caller} {name} must be a pytree prefix of {described}: {name} is {axes}, "
-            f"which does not fit {jax.tree.structure(tree)}. "
+            f"{caller} {name} must be a pytree prefix of {described}: {name} is "
+            f"{axes}, which does not fit {jax.tree.structure(tree)}. "
             + str(error).replace("broadcast_prefix prefix_tree", name)
         ) from None
     return tuple(found[k] for k in jax.tree.leaves(full))
@@ -177,7 +179,7 @@ def leaf_aval(leaf: Any) -> Any:
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.core.ShapedArray(leaf.shape, leaf.dtype, leaf.weak_type)
-    return jax.typeof(leaf)
+    return array_likes.abstract_value(leaf)
 
 
 def normalize_in_axes(

@@ -57,8 +57,9 @@ def map_mesh(
 ) -> Mesh:
     """The mesh that an outermost map makes: its own axis, then one for each level.
 
-    Axes for partitions come last, and take their devices first. A level gets a mesh axis as long as there are devices left; below that, maps are
-    vectorised on each device.
+    Axes for partitions come last, and take their devices first. A level gets a mesh
+    axis as long as there are devices left; below that, maps are vectorised on each
+    device.
 
     Args:
       axis_name: the map's axis name, also the mesh's if it is a string.
@@ -199,8 +200,9 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     """The layout of a map and of the maps inside it, as seen from outside.
 
     An operand that goes straight to a map inside, or a result that comes straight from
-    one, is cut along that map's mesh axes too, and the same for partitions. A dimension that does not divide among
-    its devices is whole on all of them, as JAX has no arrays with uneven shards.
+    one, is cut along that map's mesh axes too, and the same for partitions. A
+    dimension that does not divide among its devices is whole on all of them, as JAX
+    has no arrays with uneven shards.
 
     Args:
       params: the parameters of the map's equation.
@@ -251,7 +253,7 @@ def _map_cuts(
 def _element_cuts(
     jaxpr: Any, mesh: Any, inner_axes: Sequence[str]
 ) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts that maps and partitions inside make in the inputs and outputs of ``jaxpr``."""
+    """The cuts that maps and constraints make in the inputs and outputs."""
     uses: dict[Any, list[_Cuts]] = {var: [] for var in jaxpr.invars}
     made: dict[Any, _Cuts] = {}
     for equation in jaxpr.eqns:

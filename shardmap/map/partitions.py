@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
-from jax.sharding import PartitionSpec
 
 from shardmap.map import arguments, placement
 from shardmap.map.api import TOP_LEVEL
@@ -20,11 +19,18 @@ from shardmap.map.constraints import (
     constraints_in,
     partition_mesh,
     partition_sharding,
-    total_partitions,
 )
 from shardmap.map.lowering import map_jit
-
-_Parts = tuple[int, ...] | None
+from shardmap.map.parts import (
+    Counts,
+    agreed_total,
+    broadcast_parts,
+    check_leaves,
+    check_shapes,
+    counted,
+    is_leaf,
+    leaf_paths,
+)
 
 
 def with_sharding_constraint(x: Any, parts: Any) -> Any:
@@ -54,11 +60,11 @@ def with_sharding_constraint(x: Any, parts: Any) -> Any:
       ShardingSpec((Chunked((2,)), None), (ShardedAxis(0),))
     """
     what = "with_sharding_constraint"
-    _check_leaves(f"{what} parts", parts)
+    check_leaves(f"{what} parts", parts)
     leaves, tree = jax.tree.flatten(x)
-    each = _broadcast(what, "parts", parts, x, "the value")
+    each = broadcast_parts(what, "parts", parts, x, "the value")
     avals = list(map(arguments.leaf_aval, leaves))
-    _check_shapes(what, _paths("x", x), avals, each)
+    check_shapes(what, leaf_paths("x", x), avals, each)
     return jax.tree.unflatten(tree, list(map(constrain, leaves, each)))
 
 
@@ -106,10 +112,10 @@ def sharded_jit(
     """
     if not callable(fun):
         raise TypeError(f"sharded_jit expects a callable, but got {fun!r}.")
-    _check_leaves("sharded_jit in_parts", in_parts)
-    _check_leaves("sharded_jit out_parts", out_parts)
+    check_leaves("sharded_jit in_parts", in_parts)
+    check_leaves("sharded_jit out_parts", out_parts)
     if num_partitions is not None:
-        _check_leaves("sharded_jit num_partitions", (num_partitions,))
+        check_leaves("sharded_jit num_partitions", (num_partitions,))
     static = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
     if isinstance(in_parts, list):
         in_parts = tuple(in_parts)
@@ -127,9 +133,9 @@ class _Call(NamedTuple):
 
     in_tree: Any
     statics: tuple[tuple[int, Any], ...]
-    in_parts: list[_Parts]
+    in_parts: list[Counts]
     out_tree: Any
-    out_parts: list[_Parts]
+    out_parts: list[Counts]
     total: int | None
     in_avals: list[Any]
     out_avals: list[Any]
@@ -206,51 +212,44 @@ class _ShardedFunction:
         names = self._names(argnums, args, kwargs)
         what = f"sharded_jit of {self._name}"
         prefix = self._in_parts
-        if isinstance(prefix, tuple) and not _is_leaf(prefix):
+        if isinstance(prefix, tuple) and not is_leaf(prefix):
             if len(prefix) == len(args):
                 prefix = tuple(prefix[k] for k in argnums)
         dynamic = tuple(args[k] for k in argnums)
-        in_parts = _broadcast(
+        in_parts = broadcast_parts(
             what, "in_parts", prefix, dynamic, "the positional arguments"
         )
         in_parts += [None] * (len(leaves) - len(in_parts))
-        _check_shapes(what, names, avals, in_parts)
+        check_shapes(what, names, avals, in_parts)
 
         traced = self._jitted.trace(*args, **kwargs)
         out = traced.out_info
-        out_names = _paths("result", out)
+        out_names = leaf_paths("result", out)
         out_avals = list(map(arguments.leaf_aval, jax.tree.leaves(out)))
-        out_parts = _broadcast(what, "out_parts", self._out_parts, out, "the result")
-        _check_shapes(what, out_names, out_avals, out_parts)
+        out_parts = broadcast_parts(
+            what, "out_parts", self._out_parts, out, "the result"
+        )
+        check_shapes(what, out_names, out_avals, out_parts)
 
-        totals = [("num_partitions", self._num_partitions)]
-        totals += [
-            (f"in_parts of {name}", parts and total_partitions(parts))
-            for name, parts in zip(names, in_parts, strict=True)
-        ]
-        totals += [
-            (f"out_parts of {name}", parts and total_partitions(parts))
-            for name, parts in zip(out_names, out_parts, strict=True)
-        ]
-        totals += [
-            ("with_sharding_constraint", equation.params["total"])
-            for equation in constraints_in(traced.jaxpr)
-        ]
-        said = [(source, total) for source, total in totals if total is not None]
-        for source, total in said:
-            if total != said[0][1]:
-                raise ValueError(
-                    f"{what}: {source} has {total} total partitions but {said[0][1]} "
-                    f"are expected, as {said[0][0]} has. All parts must have the same "
-                    "product, or be None."
-                )
+        total = agreed_total(
+            what,
+            [
+                ("num_partitions", self._num_partitions),
+                *counted("in_parts", names, in_parts),
+                *counted("out_parts", out_names, out_parts),
+                *(
+                    ("with_sharding_constraint", equation.params["total"])
+                    for equation in constraints_in(traced.jaxpr)
+                ),
+            ],
+        )
         return _Call(
             in_tree,
             tuple((k, arg) for k, arg in enumerate(args) if k not in argnums),
             in_parts,
             jax.tree.structure(out),
             out_parts,
-            said[0][1] if said else None,
+            total,
             avals,
             out_avals,
         )
@@ -258,7 +257,7 @@ class _ShardedFunction:
     def _bind(self, call: _Call, leaves: Sequence[Any]) -> list[Any]:
         """Runs the function, or adds it to what is being traced."""
 
-        def cut(values: Sequence[Any], parts: Sequence[_Parts]) -> list[Any]:
+        def cut(values: Sequence[Any], parts: Sequence[Counts]) -> list[Any]:
             return [
                 constrain(value, value_parts, call.total, "sharded_jit")
                 for value, value_parts in zip(values, parts, strict=True)
@@ -275,7 +274,7 @@ class _ShardedFunction:
         """What runs calls like this one, how arguments must lie, the result's tree."""
         call = call._replace(total=call.total or 1)
 
-        def shardings(avals: Sequence[Any], parts: Sequence[_Parts]) -> list[Any]:
+        def shardings(avals: Sequence[Any], parts: Sequence[Counts]) -> list[Any]:
             counts = [
                 (1,) * aval.ndim if value_parts is None else value_parts
                 for aval, value_parts in zip(avals, parts, strict=True)
@@ -297,84 +296,3 @@ class _ShardedFunction:
             out_shardings=shardings(call.out_avals, call.out_parts),
         )
         return program, operands, call.out_tree
-
-
-# Parts
-
-
-def _is_counts(value: Any) -> bool:
-    return (
-        type(value) is tuple
-        and len(value) > 0
-        and all(type(count) is int for count in value)
-    )
-
-
-def _is_leaf(value: Any) -> bool:
-    return value is None or isinstance(value, PartitionSpec) or _is_counts(value)
-
-
-def _check_leaves(name: str, tree: Any) -> None:
-    for leaf in jax.tree.leaves(tree, is_leaf=_is_leaf):
-        counts = () if leaf is None else leaf
-        if not _is_leaf(leaf) or not all(
-            count is None or type(count) is int for count in counts
-        ):
-            raise TypeError(
-                f"{name} must be a tuple of ints, None, or a (nested) container with "
-                f"these as leaves, but got {tree}."
-            )
-        if any(count is not None and count < 1 for count in counts):
-            raise ValueError(f"{name} must be counts of at least 1, but got {tree}.")
-
-
-def _broadcast(
-    what: str, name: str, parts: Any, tree: Any, described: str
-) -> list[_Parts]:
-    leaves = arguments.broadcast_axes(
-        name, parts, tree, described, _is_leaf, caller=what
-    )
-    return [
-        tuple(1 if count is None else count for count in leaf) if leaf else None
-        for leaf in leaves
-    ]
-
-
-def _paths(root: str, tree: Any) -> list[str]:
-    return [
-        root + jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-
-
-def _check_shapes(
-    what: str,
-    names: Sequence[str],
-    avals: Sequence[Any],
-    all_parts: Sequence[_Parts],
-) -> None:
-    problems = []
-    for name, aval, parts in zip(names, avals, all_parts, strict=True):
-        if parts is None:
-            continue
-        where = f"\n  * {name} is {aval.str_short()}"
-        if len(parts) != aval.ndim:
-            problems.append(
-                f"{where} (rank {aval.ndim}), but parts {parts} are for rank "
-                f"{len(parts)}"
-            )
-            continue
-        problems += [
-            f"{where}: dimension {dimension} of size {size} is not divisible by "
-            f"{count} parts"
-            for dimension, (size, count) in enumerate(
-                zip(aval.shape, parts, strict=True)
-            )
-            if size % count
-        ]
-    if problems:
-        raise ValueError(
-            f"{what} cannot cut these values into parts:{''.join(problems)}\nGive one "
-            "count for each dimension, 1 where it is not cut, or None for the whole "
-            "value."
-        )

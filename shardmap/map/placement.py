@@ -42,7 +42,7 @@ def place(
         donate = (False,) * len(arrays)
     return [
         move(array, sharding, donated)
-        if is_misplaced(array, sharding, uncommitted)
+        if is_misplaced(array, sharding, uncommitted or donated)
         else array
         for array, sharding, donated in zip(arrays, shardings, donate, strict=True)
     ]

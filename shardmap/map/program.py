@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 from absl import logging
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
-from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map import arguments, array_likes, functions, placement, tracing
 from shardmap.map.constraints import is_partition_axis
 from shardmap.map.layout import (
     MapShardings,
@@ -104,6 +104,25 @@ class Call(NamedTuple):
         return MapShardings(operands[len(self.body.constants) :], results)
 
 
+class Prepared(NamedTuple):
+    """A call ready to run.
+
+    Attributes:
+      program: a `jax.jit`.
+      args: the positional arguments, laid out.
+      kwargs: the keyword arguments, laid out.
+      moved: whether any of them lay otherwise.
+      must_lie: for a leaf that is donated, its number and how it has to lie for its
+        memory to be used.
+    """
+
+    program: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    moved: bool
+    must_lie: tuple[tuple[int, Sharding], ...]
+
+
 class FunctionMap:
     """All that is made for one function under one set of options.
 
@@ -120,7 +139,12 @@ class FunctionMap:
             functools.partial(_Element, self.fun)
         )
         self._program = functools.lru_cache(maxsize=1024)(self._make_program)
-        self._programs_by_key: dict[Hashable, tuple[Any, Any]] = {}
+        self._programs_by_key: dict[Hashable, tuple[Any, Any, list[bool]]] = {}
+
+    @property
+    def has_statics(self) -> bool:
+        """Whether some arguments are compile-time constants."""
+        return bool(self.options.static_argnums)
 
     def read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         """Checks the arguments of a call and traces the function on one element."""
@@ -196,16 +220,12 @@ class FunctionMap:
         return self._bind(self.read(args, kwargs))
 
     def _bind(self, call: Call) -> Any:
-        results = spmap_p.bind(*call.body.constants, *call.leaves, **call.params)
+        leaves = _as_arrays(call)
+        results = spmap_p.bind(*call.body.constants, *leaves, **call.params)
         return jax.tree.unflatten(call.body.out_tree, results)
 
-    def prepare(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, Sequence[Any], dict[str, Any], bool]:
-        """The program for a call, and the arguments laid out for it.
-
-        The last value tells whether any argument had to be moved.
-        """
+    def prepare(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Prepared:
+        """The program for a call, and the arguments laid out for it."""
         static = self.options.static_argnums
         argnums = [k for k in range(len(args)) if k not in static]
         leaves, in_tree = jax.tree.flatten((tuple(args[k] for k in argnums), kwargs))
@@ -218,22 +238,44 @@ class FunctionMap:
             tuple(args[k] for k in static if k < len(args)),
         )
         try:
-            program, shardings = self._programs_by_key[key]
+            program, shardings, donated = self._programs_by_key[key]
         except (KeyError, TypeError):
             call = self.read(args, kwargs)
             program = self.program(call, kwargs)
             shardings = call.shardings and call.shardings.operands
+            donated = self._donated(argnums, in_tree)
             if len(self._programs_by_key) >= 1024:
                 self._programs_by_key.clear()
-            self._programs_by_key[key] = program, shardings
+            self._programs_by_key[key] = program, shardings, donated
         # `jax.jit` lays out positional arguments, but not keyword arguments.
-        placed = placement.place(leaves, shardings, uncommitted=bool(kwargs))
+        placed = placement.place(leaves, shardings, bool(kwargs), donated)
         moved = any(a is not b for a, b in zip(leaves, placed, strict=True))
         if moved:
             mapped_args, kwargs = jax.tree.unflatten(in_tree, placed)
             laid_out = dict(zip(argnums, mapped_args, strict=True))
             args = [laid_out.get(k, arg) for k, arg in enumerate(args)]
-        return program, args, kwargs, moved
+        must_lie = tuple(
+            (k, sharding)
+            for k, (sharding, is_donated) in enumerate(
+                zip(shardings or (), donated, strict=bool(shardings))
+            )
+            if is_donated
+        )
+        return Prepared(program, args, kwargs, moved, must_lie)
+
+    def _donated(self, argnums: Sequence[int], in_tree: Any) -> list[bool]:
+        """Which leaves are donated."""
+        if not self.options.donate_argnums:
+            return [False] * in_tree.num_leaves
+        numbered = jax.tree.unflatten(in_tree, range(in_tree.num_leaves))
+        positional, by_name = numbered
+        given = [
+            arg
+            for argnum, arg in zip(argnums, positional, strict=True)
+            if argnum in self.options.donate_argnums
+        ] + [by_name[name] for name in self._donate_argnames if name in by_name]
+        donated = set(jax.tree.leaves(given))
+        return [k in donated for k in range(in_tree.num_leaves)]
 
     def program(self, call: Call, kwargs: dict[str, Any]) -> Any:
         """The `jax.jit` that runs calls like this one."""
@@ -344,6 +386,18 @@ class FunctionMap:
             f"{listed}. What static_broadcasted_argnums names needs __hash__ and "
             "__eq__."
         )
+
+
+def _as_arrays(call: Call) -> list[Any]:
+    """The leaves as what JAX can bind: array-likes are read."""
+    if not any(map(array_likes.is_array_like, call.leaves)):
+        return call.leaves
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    shardings = call.shardings.operands if call.shardings else [here] * len(call.leaves)
+    return [
+        array_likes.lay_out(leaf, sharding) if array_likes.is_array_like(leaf) else leaf
+        for leaf, sharding in zip(call.leaves, shardings, strict=True)
+    ]
 
 
 def _is_hashable(value: Any) -> bool:

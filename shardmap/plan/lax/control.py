@@ -11,6 +11,7 @@ from typing import Any
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.keys import is_key
 from shardmap.plan.program import Calls, Node, Program, Value, flatten
 from shardmap.plan.propagate import Unions
 from shardmap.plan.recipe import Recipe, emit, relevant_nodes, trace_back
@@ -28,7 +29,7 @@ from shardmap.plan.rules import (
     meet,
     nothing_passes,
 )
-from shardmap.plan.slices import Box, Interval, Window, hull_of, shape_of, whole
+from shardmap.plan.slices import Box, Interval, Window, hull, hull_of, shape_of, whole
 
 MIXED = Reason(
     "the body of the loop or branch mixes this axis",
@@ -265,7 +266,7 @@ class Scan(Inner):
     def emit(
         self, values: Sequence[Any], static: Any, starts: Sequence[Any]
     ) -> Sequence[Any]:
-        _, length, _, kept, parts = static.key
+        _, length, _, _, parts = static.key
         recipe, (wanted, needs) = static.content
         own = starts[: len(recipe.starts)]
         first = self.consts + self.carries
@@ -285,17 +286,15 @@ class Scan(Inner):
             for k in range(first, len(values)):
                 if needs[k] is not None:
                     inputs[k] = next(given)
-            inputs = _fit(inputs, needs, [*needs[: self.consts], *wanted])
+            inputs = _fit(
+                inputs, needs, [*needs[: self.consts], *wanted[: self.carries]]
+            )
             outs = self.body.run(recipe, wanted, inputs, own)
-            leaving = [
-                lax.convert_element_type(outs[k], entering_types[k]) for k in live
-            ]
+            leaving = [_as(outs[k], avals[k]) for k in live]
             return leaving, [o for o in outs[self.carries :] if o is not None]
 
-        entering_types = [getattr(v, "aval", v).dtype for v in self.node.outs]
-        initial = [
-            lax.convert_element_type(entering[k], entering_types[k]) for k in live
-        ]
+        avals = [out.aval for out in self.node.outs]
+        initial = [_as(entering[k], avals[k]) for k in live]
         final, stacked = lax.scan(
             body,
             initial,
@@ -342,7 +341,11 @@ def _parts(
 
 
 class While(Inner):
-    """``while``: what the condition looks at is whole, unless it is not cut."""
+    """``while``: the condition decides for all that is carried.
+
+    A mapped loop has a condition with leading axes, which its carried values share; an
+    element whose condition is false stays as it is.
+    """
 
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
         super().__init__(node)
@@ -350,39 +353,65 @@ class While(Inner):
         self.test = Body(params["cond_jaxpr"], table, calls)
         self.body = Body(params["body_jaxpr"], table, calls)
         self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
-        front = self.tests + self.consts
+        self.front = self.tests + self.consts
+        self.rank = len(self.test.program.outputs[0].shape)
         carries = len(node.outs)
         consts = {k: (self.tests + k, 0) for k in range(self.consts)}
-        entering = {self.consts + k: (front + k, 0) for k in range(carries)}
+        entering = {self.consts + k: (self.front + k, 0) for k in range(carries)}
         self.name_loops(
             self.body,
             [(k, self.consts + k) for k in range(carries)],
             consts | entering,
             {k: (k, 0) for k in range(carries)},
         )
-        looked = self.test.needs(self.test.trace([()]))
-        for k in range(carries):
-            if looked[self.tests + k] is not None and node.out_shapes[k]:
-                names = {*self.outs[k]} - {None}
-                for axes in (*self.ins, *self.outs):
-                    axes[:] = [None if name in names else name for name in axes]
+        self._name_condition()
+
+    def _name_condition(self) -> None:
+        shape = self.test.program.outputs[0].shape
+        looked = self.test.needs(self.test.trace([whole(shape)]))
+        shared = {
+            name: k for out in self.outs for k, name in enumerate(out[: self.rank])
+        }
+        gone = set()
+        for k, out in enumerate(self.outs):
+            if looked[self.tests + k] is not None:
+                gone |= {*out[self.rank :]} - {None}
+        for axes in (*self.ins, *self.outs):
+            axes[:] = [
+                None
+                if name in gone or name is None
+                else ("mapped", shared[name])
+                if name in shared
+                else name
+                for name in axes
+            ]
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
-        test = self.test.trace([()])
-        looked = self.test.needs(test)
-        carry = [
-            hull_of([a, b]) for a, b in zip(boxes, looked[self.tests :], strict=True)
-        ]
+        carry = list(boxes)
         while True:
+            before = list(carry)
+            lead = hull_of(box[: self.rank] for box in carry if box is not None)
+            assert lead is not None
+            test = self.test.trace([lead])
+            looked = self.test.needs(test)
+            carry = [
+                hull_of([a, b])
+                for a, b in zip(carry, looked[self.tests :], strict=True)
+            ]
+            carry = [
+                None
+                if box is None
+                else (*hull(box[: self.rank], lead), *box[self.rank :])
+                for box in carry
+            ]
             recipe = self.body.trace(carry)
             needs = self.body.needs(recipe)
-            grown = [
+            carry = [
                 hull_of([a, b])
                 for a, b in zip(carry, needs[self.consts :], strict=True)
             ]
-            if grown == carry:
+            if carry == before:
                 break
-            carry = grown
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)
         parts = []
         starts = [*test.starts, *recipe.starts]
@@ -393,18 +422,18 @@ class While(Inner):
                 starts += [a[0] - b[0] for a, b in zip(asked, full, strict=True)]
             parts.append(part)
         shapes = tuple(None if box is None else shape_of(box) for box in needed)
-        key = (test.static, recipe.static, shapes, tuple(parts), _fits(needs, carry))
-        content = (test, recipe, tuple(carry), looked, needs)
+        fits = _fits(needs, carry), _fits(looked, carry)
+        key = (test.static, recipe.static, shapes, tuple(parts), fits)
+        content = (test, recipe, tuple(carry), looked, needs, lead)
         return Need(needed, Frozen(key, content), tuple(starts))
 
     def emit(
         self, values: Sequence[Any], static: Any, starts: Sequence[Any]
     ) -> Sequence[Any]:
         parts = static.key[3]
-        test, recipe, carry, looked, needs = static.content
+        test, recipe, carry, looked, needs, lead = static.content
         count = len(test.starts)
         first, second = starts[:count], starts[count : count + len(recipe.starts)]
-        front = self.tests + self.consts
         live = [k for k, box in enumerate(carry) if box is not None]
         avals = [out.aval for out in self.node.outs]
 
@@ -415,23 +444,38 @@ class While(Inner):
             given = [*boxes[: len(consts)], *carry]
             return _fit([*consts, *inputs], boxes, given)
 
-        def condition(carried: Any) -> Any:
+        def goes_on(carried: Any) -> Any:
             inputs = spread(carried, values[: self.tests], looked)
-            return self.test.run(test, [()], inputs, first)[0]
+            return self.test.run(test, [lead], inputs, first)[0]
 
         def body(carried: Any) -> Any:
-            inputs = spread(carried, values[self.tests : front], needs)
+            inputs = spread(carried, values[self.tests : self.front], needs)
             outs = self.body.run(recipe, carry, inputs, second)
-            return [lax.convert_element_type(outs[k], avals[k].dtype) for k in live]
+            new = [_as(outs[k], avals[k]) for k in live]
+            if not self.rank:
+                return new
+            mask = goes_on(carried)
+            return [
+                lax.select(lax.broadcast_in_dim(mask, a.shape, range(self.rank)), a, b)
+                for a, b in zip(new, carried, strict=True)
+            ]
 
-        initial = [
-            lax.convert_element_type(values[front + k], avals[k].dtype) for k in live
-        ]
-        final = lax.while_loop(condition, body, initial)
+        final = lax.while_loop(
+            lambda carried: goes_on(carried).any() if self.rank else goes_on(carried),
+            body,
+            [_as(values[self.front + k], avals[k]) for k in live],
+        )
         results: list[Any] = [None] * len(carry)
         for k, value in zip(live, final, strict=True):
             results[k] = value
         return _parts(results, parts, starts[count + len(recipe.starts) :])
+
+
+def _as(value: Any, aval: Any) -> Any:
+    """The value with the dtype of what is carried; literals may have another."""
+    if is_key(aval):
+        return value
+    return lax.convert_element_type(value, aval.dtype)
 
 
 def _fits(needs: Boxes, carry: Boxes) -> Any:
@@ -468,7 +512,6 @@ class Cond(Inner):
         """Keeps the loops that are named in every branch."""
         unions = Unions()
         broken = set()
-        base = 1 + len(self.node.ins)
         for ins, outs in named:
             first: dict[Any, Any] = {}
             for k, axes in enumerate([*ins, *outs]):
@@ -478,7 +521,6 @@ class Cond(Inner):
                         broken.add(key)
                     else:
                         unions.unite(first.setdefault(name, key), key)
-        del base
         bad = {unions.find(key) for key in broken if key[0] > 0}
         count = len(self.ins)
         for k, axes in enumerate([*self.ins, *self.outs]):
@@ -523,7 +565,7 @@ class Cond(Inner):
                 inputs = _fit(list(operands), needs, needed)
                 outs = body.run(recipe, boxes, inputs, own)
                 return [
-                    lax.convert_element_type(o, out.aval.dtype)
+                    _as(o, out.aval)
                     for o, out in zip(outs, self.node.outs, strict=True)
                     if o is not None
                 ]

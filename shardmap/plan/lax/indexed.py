@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
@@ -201,8 +202,16 @@ def dynamic_update_slice(node: Node) -> Factors:
     )
 
 
+def _scatter_sub_p() -> Any:
+    """Has no public name."""
+    x = jnp.zeros(2)
+    jaxpr = jax.make_jaxpr(lambda x: x.at[jnp.array([0])].subtract(1.0))(x)
+    return jaxpr.eqns[-1].primitive
+
+
 SCATTERS = [
     *(p.scatter_p, p.scatter_add_p, p.scatter_max_p, p.scatter_min_p, p.scatter_mul_p),
+    _scatter_sub_p(),
 ]
 
 RULES: dict[Any, RuleMaker] = {

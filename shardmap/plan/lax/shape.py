@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.program import Node, Operand, Program
+from shardmap.plan.program import Node, Operand, Program, Rewrite
 from shardmap.plan.rules import (
     UNCUT,
     Factor,
@@ -18,6 +18,7 @@ from shardmap.plan.rules import (
     Local,
     Need,
     Points,
+    Reason,
     RuleMaker,
     first_passes,
     meet,
@@ -230,11 +231,118 @@ def split(
     return outs
 
 
-split_p = jax.make_jaxpr(lambda x: lax.split(x, (1, 1)))(jnp.zeros(2)).eqns[0].primitive
+MOST_COPIES = 16
+
+
+def stack(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand]:
+    """Written as a concatenation of operands with one axis more."""
+    axis = equation.params["axis"]
+
+    def joined(*arrays: Any) -> Any:
+        return lax.concatenate([lax.expand_dims(x, (axis,)) for x in arrays], axis)
+
+    return program.inline(_traced(joined, ins), ins, source)
+
+
+def unstack(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand]:
+    """Written as slices."""
+    axis = equation.params["axis"]
+
+    def parts(x: Any) -> Any:
+        return [
+            lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), (axis,))
+            for k in range(x.shape[axis])
+        ]
+
+    return program.inline(_traced(parts, ins), ins, source)
+
+
+def tile(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand]:
+    """Written as concatenations; as a broadcast where there are many copies."""
+
+    def copies(x: Any) -> Any:
+        for axis, count in enumerate(equation.params["reps"]):
+            if 1 < count <= MOST_COPIES:
+                x = lax.concatenate([x] * count, axis)
+            elif count != 1:
+                shape = (*x.shape[:axis], count, *x.shape[axis:])
+                kept = [k for k in range(len(shape)) if k != axis]
+                wide = lax.broadcast_in_dim(x, shape, kept)
+                joint = [*x.shape[:axis], count * x.shape[axis], *x.shape[axis + 1 :]]
+                x = lax.reshape(wide, joint)
+        return x
+
+    return program.inline(_traced(copies, ins), ins, source)
+
+
+def same(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand]:
+    """What hands its operands on, as ``optimization_barrier``."""
+    return list(ins)
+
+
+def _traced(function: Any, ins: Sequence[Operand]) -> Any:
+    return jax.make_jaxpr(function)(
+        *(jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
+    )
+
+
+def _primitive(function: Any) -> Any:
+    """A primitive without a public name, found by tracing what uses it."""
+    return jax.make_jaxpr(function)(jnp.zeros((2, 2))).eqns[-1].primitive
+
+
+def rewrites() -> dict[Any, Rewrite]:
+    """The primitives that are written as others."""
+    found: dict[Any, Rewrite] = {}
+    found[_primitive(lambda x: lax.split(x, (1, 1)))] = split
+    found[_primitive(lax.optimization_barrier)] = same
+    named = {
+        "stack": (stack, lambda x: jnp.stack([x, x])),
+        "tile": (tile, lambda x: jnp.tile(x, (2, 1))),
+        "unstack": (unstack, lambda x: jnp.unstack(x)),
+    }
+    for name, (rewrite, use) in named.items():
+        primitive = _primitive(use)
+        if primitive.name == name:
+            found[primitive] = rewrite
+    return found
+
+
+def bitcast(node: Node) -> Factors:
+    """A change of width adds or takes the last axis, which is whole then."""
+    before, after = node.in_shapes[0], node.out_shapes[0]
+    rank = min(len(before), len(after))
+    words = Reason("these are the parts of one element")
+    axes = [
+        [k if k < rank else "parts" for k in range(len(shape))]
+        for shape in (before, after)
+    ]
+    return Factors(node, [axes[0]], [axes[1]], wholes={"parts": words})
+
+
+def empty(node: Node) -> Factors:
+    axes = range(len(node.out_shapes[0]))
+    dtype = node.outs[0].aval.dtype
+
+    def emitter(local: Local) -> Sequence[Any]:
+        return [lax.full(out_size(local, axes), 0, dtype)]
+
+    return Factors(node, [[] for _ in node.ins], [axes], emitter=emitter)
+
 
 RULES: dict[Any, RuleMaker] = {
+    p.bitcast_convert_type_p: bitcast,
     p.broadcast_in_dim_p: broadcast_in_dim,
     p.concatenate_p: Concatenate,
+    p.empty2_p: empty,
     p.iota_p: iota,
     p.pad_p: pad,
     p.rev_p: rev,

@@ -40,7 +40,7 @@ CALLS = Calls(
         p.remat_p: "jaxpr",
         _custom_vmap_p(): "call",
     },
-    {shape.split_p: shape.split},
+    shape.rewrites(),
 )
 
 WHEN_CUT = {

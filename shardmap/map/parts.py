@@ -1,0 +1,127 @@
+"""Reading what users say about partitions, and what is wrong with it.
+
+A leaf is None, or a tuple of ints with a count for each dimension, or the same as a
+`jax.sharding.PartitionSpec`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from shardmap.map import arguments
+from shardmap.map.constraints import total_partitions
+
+Counts = tuple[int, ...] | None
+"""Of pieces along each dimension; None: every device has the whole value."""
+
+
+def _is_counts(value: Any) -> bool:
+    return (
+        type(value) is tuple
+        and len(value) > 0
+        and all(type(count) is int for count in value)
+    )
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether ``value`` is a leaf of parts, and no container of them."""
+    return value is None or isinstance(value, PartitionSpec) or _is_counts(value)
+
+
+def check_leaves(name: str, tree: Any) -> None:
+    """Refuses other leaves, and counts below 1."""
+    for leaf in jax.tree.leaves(tree, is_leaf=is_leaf):
+        counts = () if leaf is None else leaf
+        if not is_leaf(leaf) or not all(
+            count is None or type(count) is int for count in counts
+        ):
+            raise TypeError(
+                f"{name} must be a tuple of ints, None, or a (nested) container with "
+                f"these as leaves, but got {tree}."
+            )
+        if any(count is not None and count < 1 for count in counts):
+            raise ValueError(f"{name} must be counts of at least 1, but got {tree}.")
+
+
+def broadcast_parts(
+    what: str, name: str, parts: Any, tree: Any, described: str
+) -> list[Counts]:
+    """The counts for each leaf of ``tree``, from a pytree prefix of it."""
+    leaves = arguments.broadcast_axes(
+        name, parts, tree, described, is_leaf, caller=what
+    )
+    return [
+        tuple(1 if count is None else count for count in leaf) if leaf else None
+        for leaf in leaves
+    ]
+
+
+def leaf_paths(root: str, tree: Any) -> list[str]:
+    """How a caller would write each leaf."""
+    return [
+        root + jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def check_shapes(
+    what: str,
+    names: Sequence[str],
+    avals: Sequence[Any],
+    all_parts: Sequence[Counts],
+) -> None:
+    """Refuses counts for another rank, and those that do not divide a dimension."""
+    problems = []
+    for name, aval, parts in zip(names, avals, all_parts, strict=True):
+        if parts is None:
+            continue
+        where = f"\n  * {name} is {aval.str_short()}"
+        if len(parts) != aval.ndim:
+            problems.append(
+                f"{where} (rank {aval.ndim}), but parts {parts} are for rank "
+                f"{len(parts)}"
+            )
+            continue
+        problems += [
+            f"{where}: dimension {dimension} of size {size} is not divisible by "
+            f"{count} parts"
+            for dimension, (size, count) in enumerate(
+                zip(aval.shape, parts, strict=True)
+            )
+            if size % count
+        ]
+    if problems:
+        raise ValueError(
+            f"{what} cannot cut these values into parts:{''.join(problems)}\nGive one "
+            "count for each dimension, 1 where it is not cut, or None for the whole "
+            "value."
+        )
+
+
+Total = tuple[str, int | None]
+"""Who says how many partitions there are, and the number, if any."""
+
+
+def counted(
+    kind: str, names: Sequence[str], all_parts: Sequence[Counts]
+) -> list[Total]:
+    """The totals of these parts."""
+    return [
+        (f"{kind} of {name}", None if parts is None else total_partitions(parts))
+        for name, parts in zip(names, all_parts, strict=True)
+    ]
+
+
+def agreed_total(what: str, totals: Sequence[Total]) -> int | None:
+    """The total that all agree on; None if nobody says one."""
+    said = [(source, total) for source, total in totals if total is not None]
+    for source, total in said:
+        if total != said[0][1]:
+            raise ValueError(
+                f"{what}: {source} has {total} total partitions but {said[0][1]} are "
+                f"expected, as {said[0][0]} has. All parts must have the same "
+                "product, or be None."
+            )
+    return said[0][1] if said else None
