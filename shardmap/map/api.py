@@ -10,6 +10,7 @@ import jax.extend.core as jex_core
 from jax.sharding import Mesh, Sharding
 
 from shardmap.map import arguments, functions, tracing
+from shardmap.map.checks import check_copies_agree
 from shardmap.map.program import FunctionMap, Options
 from shardmap.map.stages import Lowered, lower
 
@@ -64,6 +65,9 @@ class MappedFunction:
         results = call.program(*call.args, **call.kwargs)
         # Numbers of leaves among static arguments would not be those of the map.
         varies = self._refusals >= 8 or (call.must_lie and self._map.has_statics)
+        if self._map.options.check_replicas:
+            check_copies_agree(self._map.name, results)
+            varies = True
         if not (call.moved or kwargs or varies):
             self._recent[len(args)] = call.program, call.must_lie
         return results
@@ -109,6 +113,7 @@ def spmap(
     mesh_axes: str | Sequence[str] | None = None,
     batch_size: int | None = None,
     lowering: str = "manual",
+    check_replicas: bool = False,
 ) -> Any:
     """Maps a function over an array axis, one element on each device.
 
@@ -146,6 +151,9 @@ def spmap(
         them. ``"spmd"``: one vectorised program whose inputs and outputs carry the
         layout; XLA's partitioner splits it and puts the collectives in. The results
         are the same. Default: ``"manual"``.
+      check_replicas: whether to compare, after each call outside of `jax.jit`, the
+        copies that devices hold of results with ``out_axes=None``; a RuntimeError
+        tells which differ. It waits for the results. Default: no.
 
     Returns:
       The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them. It has
@@ -181,6 +189,7 @@ def spmap(
             mesh_axes=mesh_axes,
             batch_size=batch_size,
             lowering=lowering,
+            check_replicas=check_replicas,
         )
     if not callable(fun):
         raise TypeError(f"spmap expects a callable, but got {fun!r}.")
@@ -214,5 +223,6 @@ def spmap(
         mesh_axes=arguments.mesh_axes(mesh, mesh_axes, devices, backend),
         batch_size=arguments.batch_size(batch_size),
         lowering=arguments.lowering(lowering, batch_size),
+        check_replicas=check_replicas,
     )
     return MappedFunction(fun, options)

@@ -41,6 +41,7 @@ class Options(NamedTuple):
     mesh_axes: tuple[str, ...] | None
     batch_size: int | None
     lowering: str
+    check_replicas: bool
 
     def key(self) -> Hashable:
         """Hashable, equal for equal options, whatever containers the axes are in."""
@@ -394,10 +395,13 @@ def _as_arrays(call: Call) -> list[Any]:
         return call.leaves
     here = SingleDeviceSharding(jax.local_devices()[0])
     shardings = call.shardings.operands if call.shardings else [here] * len(call.leaves)
-    return [
-        array_likes.lay_out(leaf, sharding) if array_likes.is_array_like(leaf) else leaf
-        for leaf, sharding in zip(call.leaves, shardings, strict=True)
-    ]
+    with jax.ensure_compile_time_eval():
+        return [
+            array_likes.lay_out(leaf, sharding)
+            if array_likes.is_array_like(leaf)
+            else leaf
+            for leaf, sharding in zip(call.leaves, shardings, strict=True)
+        ]
 
 
 def _is_hashable(value: Any) -> bool:

@@ -1,12 +1,12 @@
 """Where results of shards are put together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from shardmap.plan.keys import data_aval
+from shardmap.plan.keys import data_aval, is_key
 from shardmap.plan.program import Value
 from shardmap.plan.slices import Box, slices
 
@@ -54,3 +54,27 @@ def put(buffer: Any, box: Box, combiner: str, part: Any) -> None:
     if not index and not isinstance(buffer, np.ndarray):
         index = ()
     buffer[index] = part
+
+
+def start_dtype(starts: Sequence[int]) -> Any:
+    if all(abs(start) < 2**31 for start in starts):
+        return np.int32
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError("a shard starts behind 2**31 elements: enable x64 in JAX")
+    return np.int64
+
+
+def read_box(array: Any, box: Box, aval: Any) -> Any:
+    """A box of an array-like, as NumPy or JAX array of the aval's dtype."""
+    part = array
+    if box:
+        index: Any = slices(box)
+        is_whole = all(b == (0, size) for b, size in zip(box, aval.shape, strict=True))
+        part = array if is_whole and hasattr(array, "nbytes") else array[index]
+    if is_key(aval):
+        if not jax.numpy.issubdtype(part.dtype, jax.dtypes.prng_key):
+            return part  # Stored as bits already.
+        return jax.random.key_data(part)
+    if isinstance(part, jax.Array):
+        return part
+    return np.asarray(part, aval.dtype)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from shardmap.plan.plan import Accumulator, ShardPlan
+from shardmap.plan.plan import ShardPlan
+from shardmap.plan.shards import Accumulator
 
 
 def run(plan: ShardPlan, args: Any, out: Any) -> Any:

@@ -8,8 +8,9 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.lax import (
     batched,
-    control,
+    branches,
     indexed,
+    loops,
     pointwise,
     random,
     reduce,
@@ -60,4 +61,8 @@ RULES: dict[Any, RuleMaker] = {
 }
 
 TABLE = RuleTable(RULES)
-TABLE.makers |= control.rules(TABLE, CALLS)
+TABLE.makers |= {
+    p.cond_p: lambda node: branches.Cond(node, TABLE, CALLS),
+    p.scan_p: lambda node: loops.Scan(node, TABLE, CALLS),
+    p.while_p: lambda node: loops.While(node, TABLE, CALLS),
+}
