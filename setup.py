@@ -28,7 +28,15 @@ setup(
     ],
     extras_require={
         # Whoever tests also checks. The checkers are pinned: new ones find new faults.
-        "test": ["hypothesis", "pytest", "pytest-xdist", "mypy==2.4.*", "ruff==0.17.*"],
+        "test": [
+            "h5py",
+            "hypothesis",
+            "mypy==2.4.*",
+            "pytest",
+            "pytest-xdist",
+            "ruff==0.17.*",
+            "zarr",
+        ],
         "demo": ["scikit-learn"],
         # The examples of README.md and of the docstrings are run by pytest.
         "docs": ["pytest"],

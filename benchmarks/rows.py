@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from benchmarks import map_rows, placement_rows
 from benchmarks.harness import OURS, Benchmark, Contender
 from shardmap import demo
 
@@ -244,4 +245,6 @@ BENCHMARKS = [
         contenders=proto,
         repeats=100,
     ),
+    *map_rows.BENCHMARKS,
+    *placement_rows.BENCHMARKS,
 ]

@@ -8,8 +8,12 @@ ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 """
 
 from shardmap.map.api import spmap
+from shardmap.map.array_likes import register_shard_handler
 from shardmap.map.mesh_map import mesh_map, mesh_sharding_spec
+from shardmap.map.pieces import shard_of, unreplicate, unstack
 from shardmap.map.primitive import MapPrimitive, spmap_p
+from shardmap.map.stacking import device_put_replicated, device_put_sharded
+from shardmap.map.taps import tap, tap_print, taps_barrier
 from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
 from shardmap.sharding.named import pmap_sharding, spec_of
 from shardmap.sharding.spec import (
@@ -34,14 +38,23 @@ __all__ = [
     "ShardingSpec",
     "Unstacked",
     "__version__",
+    "device_put_replicated",
+    "device_put_sharded",
     "local_mesh",
     "make_mesh",
     "mesh_map",
     "mesh_sharding_spec",
     "pmap_sharding",
+    "register_shard_handler",
+    "shard_of",
     "spec_of",
     "spec_to_indices",
     "spmap",
     "spmap_p",
     "submesh",
+    "tap",
+    "tap_print",
+    "taps_barrier",
+    "unreplicate",
+    "unstack",
 ]

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from shardmap.map.api import spmap as pmap
+from shardmap.map.api import spmap as soft_pmap
 from shardmap.map.stacking import device_put_replicated, device_put_sharded
 from shardmap.sharding.named import pmap_sharding
 from shardmap.sharding.spec import (
@@ -38,6 +39,7 @@ __all__ = [
     "device_put_replicated",
     "device_put_sharded",
     "pmap",
+    "soft_pmap",
     "spec_to_indices",
 ]
 

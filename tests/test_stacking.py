@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap.map.pieces import unstack
 from shardmap.map.placement import place
 from shardmap.map.stacking import device_put_replicated, device_put_sharded
 
@@ -76,7 +77,7 @@ def test_shards_from_anywhere():
 def test_pieces_that_are_not_committed_stay_on_their_devices():
     devices = jax.devices()
     array = device_put_sharded([np.full(2, k) for k in range(8)], devices)
-    again = device_put_sharded(sm.unstack(array), devices)
+    again = device_put_sharded(unstack(array), devices)
     check(again, np.asarray(array), devices)
 
 
@@ -134,7 +135,7 @@ def test_replicated_keys():
     key = jax.random.key(7)
     array = device_put_replicated(key, jax.devices())
     assert array.shape == (8,)
-    for row in sm.unstack(array):
+    for row in unstack(array):
         np.testing.assert_array_equal(
             jax.random.key_data(row), jax.random.key_data(key)
         )

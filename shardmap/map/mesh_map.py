@@ -85,13 +85,25 @@ class MeshMappedFunction:
         self._fun = fun
         self._options = options
         self._programs: dict[Hashable, Any] = {}
+        # Tried first for arguments of the same structure.
+        self._recent: dict[Any, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
-        leaves, in_tree, in_axes = self._read(args)
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
-            return self._bind(leaves, in_tree, in_axes)
-        program, in_shardings, _ = self._program(leaves, in_tree, in_axes)
-        return program(*placement.place(leaves, in_shardings))
+            return self._bind(*self._read(args))
+        leaves, in_tree = jax.tree.flatten(args)
+        recent = self._recent.get(in_tree)
+        if recent is not None:
+            try:
+                return recent(*leaves)
+            except (TypeError, ValueError):
+                self._recent.pop(in_tree, None)
+        program, in_shardings, _ = self._program(*self._read(args))
+        placed = placement.place(leaves, in_shardings)
+        result = program(*placed)
+        if all(a is b for a, b in zip(leaves, placed, strict=True)):
+            self._recent[in_tree] = program
+        return result
 
     def lower(self, *args: Any) -> Lowered:
         """Lowers the map for these arguments, running nothing.

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-import numpy as np
 
 from shardmap.map.primitive import spmap_p
 
@@ -80,16 +79,7 @@ def under_mesh(jaxpr: Any, mesh: Any) -> Any:
         if id(before) not in contexts:
             with before.manager, jax.sharding.use_abstract_mesh(mesh):
                 contexts[id(before)] = type(before)()
-        return equation.replace(
-            ctx=contexts[id(before)], invars=list(map(_without_mesh, equation.invars))
-        )
+        return equation.replace(ctx=contexts[id(before)])
 
     # What maps hold is put under a mesh where they are lowered.
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
-
-
-def _without_mesh(atom: Any) -> Any:
-    """A literal that has an aval of its own, made under some mesh, as a NumPy array."""
-    if isinstance(atom, jex_core.Literal) and hasattr(atom.val, "aval"):
-        return jex_core.Literal(np.asarray(atom.val), atom.aval)
-    return atom

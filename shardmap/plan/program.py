@@ -129,7 +129,7 @@ class Program:
         return _inline(self, jaxpr, ins, Calls({}, {}), source)
 
     def constant(self, array: Any) -> Operand:
-        aval = jax.typeof(array)
+        aval: Any = jax.typeof(array)
         if not aval.shape and not jax.dtypes.issubdtype(
             aval.dtype, jax.dtypes.extended
         ):

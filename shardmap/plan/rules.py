@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from jax import lax
 
 from shardmap.plan.program import Node
-from shardmap.plan.slices import Box, Interval, Window, join, refine
+from shardmap.plan.slices import Box, Interval, Window, join, refine, shape_of
 
 Factor: TypeAlias = Hashable
 Axis: TypeAlias = Any
@@ -298,30 +298,30 @@ class Factors:
                         run[factor] = join(known, interval) if known else interval
         for factor in self._order:
             run.setdefault(factor, (0, 0))
-        holes = []
-        needed = []
+        holes: list[tuple[int, ...]] = []
+        needed: list[Box | None] = []
         for axes, shape in zip(self.ins, self.node.in_shapes, strict=True):
-            box = []
+            part: list[Interval] = []
             for axis, size in zip(axes, shape, strict=True):
                 if axis is None:
-                    box.append((0, size))
+                    part.append((0, size))
                 elif window := _window(axis):
                     interval, *around = window.reads(run[axis[0]])
-                    box.append(interval)
+                    part.append(interval)
                     holes.append(tuple(around))
                 else:
-                    box.append(run[axis])
-            needed.append(tuple(box))
+                    part.append(run[axis])
+            needed.append(tuple(part))
         starts = [run[factor][0] for factor in self.starts]
         parts: list[tuple[int, ...] | None] = []
-        for axes, box_ in zip(self.outs, boxes, strict=True):
-            part = None
-            if box_ is not None:
-                made = [(0, 1) if f is None else run[f] for f in axes]
-                if any(a != b for a, b in zip(made, box_, strict=True)):
-                    part = tuple(stop - start for start, stop in box_)
-                    starts += [a[0] - b[0] for a, b in zip(box_, made, strict=True)]
-            parts.append(part)
+        for axes, box in zip(self.outs, boxes, strict=True):
+            asked = None
+            if box is not None:
+                made = tuple((0, 1) if f is None else run[f] for f in axes)
+                if made != box:
+                    asked = shape_of(box)
+                    starts += [a[0] - b[0] for a, b in zip(box, made, strict=True)]
+            parts.append(asked)
         sizes = tuple(run[f][1] - run[f][0] for f in self._order)
         return Need(tuple(needed), (sizes, tuple(holes), tuple(parts)), tuple(starts))
 
@@ -369,7 +369,7 @@ def taken_whole(node: Node, reason: Reason) -> Factors:
     wholes: dict[Factor, Reason] = {}
 
     def axes(side: str, shapes: Sequence[tuple[int, ...]]) -> list[list[Factor]]:
-        named = [
+        named: list[list[Factor]] = [
             [(side, k, axis) for axis in range(len(shape))]
             for k, shape in enumerate(shapes)
         ]

@@ -79,8 +79,8 @@ def scatter(node: Node) -> Factors:
     updates: list[Axis] = [None] * len(updates_shape)
     wholes: dict[Factor, Reason] = dict.fromkeys(indices, WRITTEN)
     batch_axes = [k for k in range(len(updates)) if k not in numbers.update_window_dims]
-    for axis, factor in zip(batch_axes, indices[:-1], strict=True):
-        updates[axis] = factor
+    for place, factor in zip(batch_axes, indices[:-1], strict=True):
+        updates[place] = factor
     pairs = zip(
         numbers.operand_batching_dims,
         numbers.scatter_indices_batching_dims,
@@ -92,7 +92,7 @@ def scatter(node: Node) -> Factors:
         indices[index_axis] = new
         updates = [new if factor == old else factor for factor in updates]
     gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    windows = [axis for axis in operand if axis not in gone]
+    windows = [axis for axis in range(len(shape)) if axis not in gone]
     for axis, place in zip(windows, numbers.update_window_dims, strict=True):
         updates[place] = axis
         if updates_shape[place] != shape[axis]:
@@ -140,7 +140,9 @@ def dynamic_slice(node: Node) -> Factors:
     shape, [taken] = node.in_shapes[0], node.out_shapes
     same = [a == b for a, b in zip(shape, taken, strict=True)]
     operand = [k if same[k] else f"o{k}" for k in range(len(shape))]
-    wholes = {f"o{k}": INDEXED for k in range(len(shape)) if not same[k]}
+    wholes: dict[Factor, Reason] = {
+        f"o{k}": INDEXED for k in range(len(shape)) if not same[k]
+    }
     rest: list[Any] = [[] for _ in node.ins[1:]]
     cut = [k for k in range(len(shape)) if not same[k]]
 
@@ -169,7 +171,7 @@ def dynamic_update_slice(node: Node) -> Factors:
     same = [a == b for a, b in zip(shape, update, strict=True)]
     axes = range(len(shape))
     written = [k if same[k] else f"u{k}" for k in axes]
-    wholes = {f"u{k}": WRITTEN for k in axes if not same[k]}
+    wholes: dict[Factor, Reason] = {f"u{k}": WRITTEN for k in axes if not same[k]}
     rest: list[Any] = [[] for _ in node.ins[2:]]
     shifted = [k for k in axes if not same[k]]
 

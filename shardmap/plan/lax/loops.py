@@ -45,10 +45,9 @@ class Scan(Inner):
                 axes[0] = "along"
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
-        length = self.node.params["length"]
         carry = list(boxes[: self.carries])
         rows = boxes[self.carries :]
-        along = (0, length)
+        along = (0, self.node.params["length"])
         if not self.carries:
             spans = [box[:1] for box in rows if box is not None]
             span = hull_of(spans)
@@ -92,7 +91,7 @@ class Scan(Inner):
     def emit(
         self, values: Sequence[Any], static: Any, starts: Sequence[Any]
     ) -> Sequence[Any]:
-        _, length, _, _, pieces = static.key
+        _, length, _, pieces = static.key
         recipe, (wanted, needs) = static.content
         own = starts[: len(recipe.starts)]
         first = self.consts + self.carries
@@ -197,22 +196,11 @@ class While(Inner):
             assert lead is not None
             test = self.test.trace([lead])
             looked = self.test.needs(test)
-            carry = [
-                hull_of([a, b])
-                for a, b in zip(carry, looked[self.tests :], strict=True)
-            ]
-            carry = [
-                None
-                if box is None
-                else (*hull(box[: self.rank], lead), *box[self.rank :])
-                for box in carry
-            ]
+            carry = hulls(carry, looked[self.tests :])
+            carry = [box and (*lead, *box[self.rank :]) for box in carry]
             recipe = self.body.trace(carry)
             needs = self.body.needs(recipe)
-            carry = [
-                hull_of([a, b])
-                for a, b in zip(carry, needs[self.consts :], strict=True)
-            ]
+            carry = hulls(carry, needs[self.consts :])
             if carry == before:
                 break
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap.plan.program import Node, Operand, Program
-from shardmap.plan.rules import Factors, Local, RuleMaker
+from shardmap.plan.program import Node
+from shardmap.plan.rules import Factors, Local, RuleMaker, nothing_passes
 
 Passes = Callable[[str, frozenset[int]], str | None]
 
@@ -27,8 +27,8 @@ def pointwise(
             for operand in node.in_shapes
         ]
         outs = [list(range(len(out))) for out in node.out_shapes]
-        extra = {"passes": passes(node)} if passes else {}
-        return Factors(node, ins, outs, emitter=emitter, **extra)
+        commutes = passes(node) if passes else nothing_passes
+        return Factors(node, ins, outs, emitter=emitter, passes=commutes)
 
     return rule
 
@@ -109,11 +109,6 @@ def _converted(node: Node) -> Passes:
 def _as_it_is(local: Local) -> Sequence[Any]:
     """For what says where a value lies, which a shard of it cannot follow."""
     return local.values
-
-
-def _each_alone(program: Program, equation: Any, ins: Sequence[Operand], source: str):
-    """``optimization_barrier`` and the like: the operands are the results."""
-    return list(ins)
 
 
 ONE_BY_ONE = [

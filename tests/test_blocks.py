@@ -1,0 +1,216 @@
+"""Axes longer than the devices: where elements go, memory, and what soft_pmap did."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+import shardmap as sm
+from shardmap.compat import soft_pmap
+
+N = 32  # Four for each of eight devices, as in JAX's own tests of soft_pmap.
+
+
+def devices_and_blocks(result):
+    return [(s.device.id, s.data.shape[0]) for s in result.addressable_shards]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (3, [1] * 3),
+        (8, [1] * 8),
+        (12, [2] * 6),
+        (16, [2] * 8),
+        (1000, [125] * 8),
+    ],
+)
+def test_elements_lie_in_blocks_on_as_few_devices_as_need_be(size, expected):
+    result = sm.spmap(lambda x: x + 1)(np.arange(size))
+    assert devices_and_blocks(result) == list(enumerate(expected))
+    np.testing.assert_array_equal(result, np.arange(size) + 1)
+
+
+@pytest.mark.parametrize("size", [7, 9, 1009])
+def test_a_length_that_does_not_divide_gives_a_result_on_every_device(size):
+    x = np.arange(size, dtype=np.float32)
+    result = sm.spmap(lambda x: x * 2)(x)
+    np.testing.assert_array_equal(result, x * 2)
+    if size > 8:
+        assert result.sharding.is_fully_replicated
+
+
+def test_a_million_elements_and_three():
+    x = np.arange(1_000_003, dtype=np.int32)
+    result = sm.spmap(lambda x: x - lax.pmax(x, "i"), "i")(x)
+    np.testing.assert_array_equal(result, x - 1_000_002)
+
+
+def test_a_single_device():
+    mapped = sm.spmap(lambda x: x / lax.psum(x, "i"), "i", devices=jax.devices()[5:6])
+    result = mapped(np.ones(10, np.float32))
+    np.testing.assert_allclose(result, np.full(10, 0.1))
+    assert result.devices() == {jax.devices()[5]}
+
+
+def test_input_and_output_stay_where_they_are():
+    mapped = sm.spmap(lambda x: x + 1, donate_argnums=0)
+    x = mapped(np.zeros((N, 3), np.float32))
+    pointers = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
+    assert x.sharding.spec == PartitionSpec("axis0")
+    y = mapped(x)
+    assert [s.data.unsafe_buffer_pointer() for s in y.addressable_shards] == pointers
+    assert x.is_deleted()
+
+
+def test_specs_tell_the_blocks():
+    lowered = sm.spmap(lambda x: x).lower(np.zeros((N, 3)))
+    assert lowered.in_specs[0] == sm.ShardingSpec(
+        (sm.Chunked(8), None), (sm.ShardedAxis(0),)
+    )
+    assert lowered.in_specs[0].shard_shape((N, 3)) == (4, 3)
+
+
+# batch_size bounds memory
+
+
+def temporaries(batch_size, size=256, width=4096):
+    def body(x):
+        product = jnp.outer(x[:64], x[64:128])
+        return (product @ jnp.sin(product)).sum()
+
+    mapped = sm.spmap(body, batch_size=batch_size, devices=jax.devices()[:1])
+    lowered = mapped.lower(jax.ShapeDtypeStruct((size, width), np.float32))
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+def test_batch_size_bounds_the_memory():
+    whole, sixteen, one = temporaries(None), temporaries(16), temporaries(1)
+    product = 64 * 64 * 4
+    assert whole > 200 * product
+    assert sixteen < 40 * product
+    assert one < 8 * product
+
+
+def test_batch_size_1_does_not_make_one_element_wait_for_another():
+    """A vectorised while loop runs as often as its slowest element needs."""
+    steps = []
+
+    def body(x):
+        def note(c):
+            jax.debug.callback(lambda v: steps.append(int(v)), x)
+            return c + 1
+
+        return lax.while_loop(lambda c: c < x, note, 0)
+
+    x = np.arange(16, dtype=np.int32)
+    np.testing.assert_array_equal(sm.spmap(body, batch_size=1)(x), x)
+    jax.effects_barrier()
+    assert sorted(steps) == sorted(k for k in range(16) for _ in range(k))
+
+
+# What JAX's tests of soft_pmap and gmap asserted
+
+
+def test_soft_batch_matmul():
+    x = np.arange(N * 6).reshape(N, 2, 3)
+    y = np.arange(N * 12).reshape(N, 3, 4)
+    np.testing.assert_array_equal(soft_pmap(jnp.dot)(x, y), np.matmul(x, y))
+    np.testing.assert_array_equal(soft_pmap(jax.jit(jnp.dot))(x, y), np.matmul(x, y))
+
+
+def test_soft_psum_constant():
+    result = soft_pmap(lambda x: lax.psum(1, "i"), "i")(np.ones(N))
+    np.testing.assert_array_equal(result, np.full(N, N))
+
+
+def test_soft_psum():
+    result = soft_pmap(lambda x: x / lax.psum(x, "i"), "i")(np.ones(N))
+    np.testing.assert_allclose(result, np.full(N, 1 / N))
+
+
+def test_soft_axis_index():
+    result = soft_pmap(lambda x: x * lax.axis_index("i"), "i")(2 * np.ones(N))
+    np.testing.assert_array_equal(result, 2 * np.arange(N))
+
+
+def test_soft_of_jit():
+    result = soft_pmap(jax.jit(lambda x: 3 * x))(np.arange(N))
+    np.testing.assert_array_equal(result, 3 * np.arange(N))
+
+
+def test_soft_nested():
+    def inner(x):
+        size = lax.psum(1, "i")
+        return x + lax.axis_index("i") + size * lax.axis_index("j")
+
+    result = soft_pmap(soft_pmap(inner, "j"), "i")(np.zeros((N, N), np.int32))
+    np.testing.assert_array_equal(result, np.arange(N * N).reshape(N, N).T)
+
+
+def test_gradient_of_soft():
+    def loss(x):
+        return soft_pmap(lambda x: x * lax.axis_index("i"), "i")(x).sum()
+
+    expected = np.repeat(np.arange(N)[:, None], N, 1)
+    np.testing.assert_array_equal(jax.grad(loss)(np.zeros((N, N))), expected)
+
+
+def test_soft_device_persistence():
+    x = np.arange(N * 6.0, dtype=np.float32).reshape(N, 2, 3)
+    identity = soft_pmap(lambda x: x)
+    once = identity(x)
+    with jax.transfer_guard("disallow"):
+        twice = identity(once)
+    np.testing.assert_array_equal(twice, x)
+    assert once.sharding == twice.sharding
+    collected = identity((once.reshape(N // 2, 2, 2, 3) + 1))
+    np.testing.assert_array_equal(collected, x.reshape(N // 2, 2, 2, 3) + 1)
+
+
+def test_soft_all_to_all():
+    x = np.arange(N * N).reshape(N, N)
+    result = soft_pmap(lambda x: lax.all_to_all(x, "i", 0, 0), "i")(x)
+    np.testing.assert_array_equal(result, x.T)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param({"devices": 1, "batch_size": 1}, id="sequential"),
+        pytest.param({"devices": 1}, id="vectorised"),
+        pytest.param({"devices": 8}, id="parallel"),
+        pytest.param({"devices": 1, "batch_size": 2}, id="sequential and vectorised"),
+        pytest.param({"devices": 2}, id="parallel and vectorised"),
+    ],
+)
+def test_schedules_of_gmap(schedule):
+    options = schedule | {"devices": jax.devices()[: schedule["devices"]]}
+
+    def body(x):
+        return jnp.dot(jnp.sin(x), x.T) * 4 + x
+
+    x = np.arange(800, dtype=np.float32).reshape(8, 10, 10)
+    result = sm.spmap(body, **options)(x)
+    np.testing.assert_allclose(result, jax.vmap(body)(x), rtol=1e-4, atol=1e-2)
+
+    def with_axis(x):
+        return x - lax.psum(x, "i")
+
+    if "batch_size" not in schedule:
+        result = sm.spmap(with_axis, "i", **options)(np.arange(8.0))
+        expected = jax.vmap(with_axis, axis_name="i")(np.arange(8.0))
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_two_vectorised_axes_of_gmap():
+    def body(x):
+        return x - lax.psum(x, "i") + lax.pmax(x, "j")
+
+    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    one = {"devices": jax.devices()[:1]}
+    result = sm.spmap(sm.spmap(body, "j"), "i", **one)(x)
+    expected = jax.vmap(jax.vmap(body, axis_name="j"), axis_name="i")(x)
+    np.testing.assert_array_equal(result, expected)
