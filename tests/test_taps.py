@@ -7,6 +7,7 @@ import functools
 import io
 import re
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -215,20 +216,20 @@ def test_taps_of_a_device_are_in_order(recorder):
 
 
 def test_programs_are_in_order(recorder):
-    f = sm.spmap(lambda x: recorder.tap(x))
+    def slow(value, device):
+        time.sleep(0.01)
+        recorder(value, device)
+
+    f = sm.spmap(lambda x: taps.tap(slow, x, with_device=True))
     g = jax.jit(lambda x: recorder.tap(x))
-    for k in range(10):
+    expected = {device: [] for device in range(8)}
+    for k in range(4):
         f(np.full(8, k))
-        g(jax.device_put(k, jax.devices()[k % 8]))
-        recorder.tap(jax.device_put(k, jax.devices()[3]))
-    assert recorder.wait() == {
-        device: [
-            k
-            for step in range(10)
-            for k in [step] * (1 + (step % 8 == device) + (device == 3))
-        ]
-        for device in range(8)
-    }
+        g(jax.device_put(10 + k, jax.devices()[k]))
+        recorder.tap(jax.device_put(20 + k, jax.devices()[3]))
+        for device, calls in expected.items():
+            calls += [k] + [10 + k] * (device == k) + [20 + k] * (device == 3)
+    assert recorder.wait() == expected
 
 
 def test_taps_in_loops_are_in_order(recorder):

@@ -103,6 +103,9 @@ def _loop(
                 results = lax.map(
                     lambda args: if_present(args[0], axis.size, element, *args), given
                 )
+            elif batch_size == 1:
+                alone = element(*(array[0] for array in given))
+                results = [result[None] for result in alone]
             else:
                 results = jax.vmap(element)(*given)
             present = given[0] < axis.size

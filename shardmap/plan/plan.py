@@ -24,7 +24,7 @@ from shardmap.plan.buffers import read_box, start_dtype
 from shardmap.plan.cuts import input_cuts
 from shardmap.plan.keys import data_aval, is_key, key_impl
 from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT
-from shardmap.plan.program import Calls, Refused, Value, flatten
+from shardmap.plan.program import Refused, Value, flatten
 from shardmap.plan.propagate import Analysis
 from shardmap.plan.recipe import Recipe, Static, emit
 from shardmap.plan.shards import Shard, Shards
@@ -88,12 +88,14 @@ def plan(
         }
         if cut_anyway:
             extra = {primitive: WHEN_CUT[primitive] for primitive in cut_anyway}
-            calls = Calls(CALLS.jaxprs, CALLS.rewrites | extra)
+            calls = CALLS._replace(rewrites=CALLS.rewrites | extra)
             program = flatten(closed, calls)
             analysis = Analysis(program, TABLE, cuts, partial)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
-    return ShardPlan(analysis, in_tree, out_tree, cuts)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
+    return ShardPlan(analysis, in_tree, out_tree, cuts, names)
 
 
 def _aval(leaf: Any) -> Any:
@@ -128,11 +130,12 @@ class ShardPlan:
         in_tree: Any,
         out_tree: Any,
         cuts: Sequence[Sequence[Any]],
+        names: Sequence[str],
     ) -> None:
         self.analysis = analysis
         self.program = analysis.program
         self.in_tree, self.out_tree = in_tree, out_tree
-        self.cuts = cuts
+        self.cuts, self.names = cuts, names
         self.stages = stages_of(analysis)
         self._nodes = {node.number: node for node in self.program.nodes}
         self._compiled: dict[Any, Callable[..., Any]] = {}

@@ -155,10 +155,12 @@ class Calls(NamedTuple):
     Attributes:
       jaxprs: call primitive -> the name of the parameter that holds its jaxpr.
       rewrites: primitive -> a function that adds other nodes in its place.
+      harmless: the effects that a node may have.
     """
 
     jaxprs: dict[Any, str]
     rewrites: dict[Any, Rewrite]
+    harmless: tuple[type, ...] = ()
 
 
 def flatten(jaxpr: Any, calls: Calls) -> Program:
@@ -176,6 +178,7 @@ def _inline(
     arguments: Sequence[Operand],
     calls: Calls,
     written: str = "",
+    outer: str = "",
 ) -> list[Operand]:
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     known: dict[Any, Operand] = {}
@@ -188,24 +191,26 @@ def _inline(
     def read(atom: Any) -> Operand:
         if not isinstance(atom, jex_core.Literal):
             return known[atom]
-        if atom.aval.shape:
+        aval: Any = atom.aval
+        if aval.shape:
             return program.constant(atom.val)
-        return Scalar(atom.val, atom.aval)
+        return Scalar(atom.val, aval)
 
     for equation in inner.eqns:
         ins = [read(atom) for atom in equation.invars]
         primitive = equation.primitive
-        source = written or source_info_util.summarize(equation.source_info)
+        source = written or source_info_util.summarize(equation.source_info) or outer
         outs: Sequence[Operand] | None = None
-        if primitive not in calls.jaxprs and equation.effects:
-            effects = ", ".join(sorted(map(str, equation.effects)))
+        harmful = [e for e in equation.effects if not isinstance(e, calls.harmless)]
+        if primitive not in calls.jaxprs and harmful:
+            effects = ", ".join(sorted(map(str, harmful)))
             raise Refused(
                 f"{primitive} at {source} has an effect ({effects}), and nothing says "
                 "which shard should have it"
             )
         if primitive in calls.jaxprs:
             called = equation.params[calls.jaxprs[primitive]]
-            outs = _inline(program, called, ins, calls)
+            outs = _inline(program, called, ins, calls, written, source)
         elif primitive in calls.rewrites:
             outs = calls.rewrites[primitive](program, equation, ins, source)
         if outs is None:

@@ -201,7 +201,7 @@ class Factors:
     """
 
     node: Node
-    ins: Sequence[Sequence[Axis]]
+    ins: Sequence[Sequence[Any]]
     outs: Sequence[Sequence[Factor | None]]
     contracted: Mapping[Factor, str] = field(default_factory=dict)
     wholes: Mapping[Factor, Reason] = field(default_factory=dict)
@@ -306,7 +306,7 @@ class Factors:
                 if axis is None:
                     part.append((0, size))
                 elif window := _window(axis):
-                    interval, *around = window.reads(run[axis[0]])
+                    interval, *around = window.reads(run[axis[0]])  # type: ignore[index]
                     part.append(interval)
                     holes.append(tuple(around))
                 else:

@@ -91,7 +91,7 @@ class Scan(Inner):
     def emit(
         self, values: Sequence[Any], static: Any, starts: Sequence[Any]
     ) -> Sequence[Any]:
-        _, length, _, pieces = static.key
+        _, length, _, _, pieces = static.key
         recipe, (wanted, needs) = static.content
         own = starts[: len(recipe.starts)]
         first = self.consts + self.carries

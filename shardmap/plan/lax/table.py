@@ -6,16 +6,19 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import primitives as p
 
+from shardmap.map.primitive import spmap_p
 from shardmap.plan.lax import (
     batched,
     branches,
     indexed,
     loops,
+    mapped,
     pointwise,
     random,
     reduce,
     reshape,
     shape,
+    special,
     window,
 )
 from shardmap.plan.program import Calls
@@ -31,6 +34,12 @@ def _custom_vmap_p() -> Any:
     return jax.make_jaxpr(same)(jnp.zeros(())).eqns[0].primitive
 
 
+def _named_axis_effect() -> type:
+    """Says that an equation is inside a map; its rule knows what to do about it."""
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 2)])(0.0)
+    return type(next(iter(jaxpr.eqns[-1].effects)))
+
+
 CALLS = Calls(
     {
         p.call_p: "call_jaxpr",
@@ -42,6 +51,7 @@ CALLS = Calls(
         _custom_vmap_p(): "call",
     },
     shape.rewrites(),
+    (_named_axis_effect(),),
 )
 
 WHEN_CUT = {
@@ -58,11 +68,13 @@ RULES: dict[Any, RuleMaker] = {
     **window.RULES,
     **indexed.RULES,
     **random.RULES,
+    **special.RULES,
 }
 
 TABLE = RuleTable(RULES)
 TABLE.makers |= {
     p.cond_p: lambda node: branches.Cond(node, TABLE, CALLS),
+    spmap_p: lambda node: mapped.Mapped(node, TABLE, CALLS),
     p.scan_p: lambda node: loops.Scan(node, TABLE, CALLS),
     p.while_p: lambda node: loops.While(node, TABLE, CALLS),
 }

@@ -1,0 +1,68 @@
+"""Rules of what is taken whole for a reason of its own, or is refused."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import primitives as p
+
+from shardmap.plan.program import Node, Refused
+from shardmap.plan.rules import Factors, Reason, RuleMaker, taken_whole
+
+TALKS = Reason(
+    "it talks to the other elements of a mapped axis", "cut an axis that is not mapped"
+)
+SOLVER = Reason(
+    "a linear solve is iterated over all of its unknowns",
+    "map the solve over a batch axis outside of the plan",
+)
+OUTSIDE = Reason(
+    "code outside of JAX may look at all of its operands",
+    "write it with JAX operations, or give the primitive a rule",
+)
+TRANSPOSED = Reason("it is a placeholder that only differentiation puts in")
+
+
+def whole_because(reason: Reason) -> RuleMaker:
+    def rule(node: Node) -> Factors:
+        return taken_whole(node, reason)
+
+    return rule
+
+
+def same_shape(node: Node) -> Factors:
+    """``psum`` and the like: the axes of one element are independent."""
+    if any(isinstance(axis, int) for axis in node.params.get("axes", ())):
+        return taken_whole(node, TALKS)
+    axes = [[(k, axis) for axis in range(len(s))] for k, s in enumerate(node.in_shapes)]
+    return Factors(node, axes, axes, cheap=False)
+
+
+def stateful(node: Node) -> Factors:
+    raise Refused(
+        f"{node.name} at {node.source} reads or changes state, and shards run in any "
+        "order"
+    )
+
+
+def _callback_p() -> Any:
+    def calls(x: Any) -> Any:
+        return jax.pure_callback(lambda x: x, x, x)
+
+    return jax.make_jaxpr(calls)(jnp.zeros(())).eqns[-1].primitive
+
+
+COLLECTIVES = [
+    *(p.all_gather_p, p.all_to_all_p, p.axis_index_p, p.ragged_all_to_all_p),
+]
+ELEMENTWISE_COLLECTIVES = [p.pmax_p, p.pmin_p, p.ppermute_p, p.psum_p]
+STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.swap_p]
+
+RULES: dict[Any, RuleMaker] = {
+    **dict.fromkeys(COLLECTIVES, whole_because(TALKS)),
+    **dict.fromkeys(ELEMENTWISE_COLLECTIVES, same_shape),
+    **dict.fromkeys(STATEFUL, stateful),
+    _callback_p(): whole_because(OUTSIDE),
+    p.custom_lin_p: whole_because(TRANSPOSED),
+    p.linear_solve_p: whole_because(SOLVER),
+}

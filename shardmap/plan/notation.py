@@ -1,0 +1,124 @@
+"""Rules written as text, and `register_rule`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shardmap.plan.lax.table import TABLE
+from shardmap.plan.program import Node
+from shardmap.plan.rules import Axis, Factor, Factors, Reason, Rule, RuleMaker
+
+WHOLE = Reason("its rule says that this axis is needed whole")
+COMBINERS = ("add", "and", "max", "min", "mul", "or", "xor")
+
+
+def register_rule(primitive: Any, rule: str | Callable[[Node], str | Rule]) -> None:
+    """Says how the plan may cut equations of a primitive.
+
+    Args:
+      primitive: a `jax.extend.core.Primitive`.
+      rule: names for the axes of operands and results, as in ``"i k, k j -> i j"``. An
+        axis with a name in the results is cut where an operand's is. ``"...; k add"``
+        says that parts over ``k`` combine, by "add", "max", "min", "mul", "and", "or"
+        or "xor". ``*`` is an axis that is needed whole; ``...`` stands for all leading
+        axes, which are independent. The primitive is bound with the same parameters to
+        the pieces. Or a function that gets the equation (``primitive``, ``params``,
+        ``in_shapes``, ``out_shapes``) and returns such text.
+
+    Raises:
+      TypeError: ``rule`` is neither.
+      ValueError: ``rule`` is not of that form.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shardmap as sm
+      >>> from jax.extend.core import Primitive
+      >>> norm_p = Primitive("norm")
+      >>> _ = norm_p.def_abstract_eval(
+      ...     lambda x: jax.core.ShapedArray(x.shape[:-1], x.dtype))
+      >>> sm.register_rule(norm_p, "... k -> ...; k add")
+      >>> plan = sm.plan(norm_p.bind, jnp.ones((4, 6)), in_slices=({0: 2, 1: 3},))
+      >>> plan.num_shards, plan.shards[0].combiner
+      (6, 'add')
+    """
+    if isinstance(rule, str):
+        _parse(rule)
+        TABLE.makers[primitive] = _maker(lambda node: rule)
+    elif callable(rule):
+        TABLE.makers[primitive] = _maker(rule)
+    else:
+        raise TypeError(f"a rule is text or a function of an equation, got {rule!r}")
+
+
+def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:
+    def make(node: Node) -> Rule:
+        made = rule(node)
+        return factors(node, made) if isinstance(made, str) else made
+
+    return make
+
+
+def _parse(text: str) -> tuple[list[list[str]], list[list[str]], dict[Factor, str]]:
+    body, *combined = text.split(";")
+    left, arrow, right = body.partition("->")
+    if not arrow:
+        raise ValueError(f"a rule has the form 'i j -> i; j add', got {text!r}")
+    contracted: dict[Factor, str] = {}
+    for item in combined:
+        words = item.split()
+        if len(words) != 2 or words[1] not in COMBINERS:
+            raise ValueError(
+                f"{item.strip()!r} in the rule {text!r} must be an axis and one of "
+                f"{', '.join(COMBINERS)}"
+            )
+        contracted[words[0]] = words[1]
+    ins = [part.split() for part in left.split(",")] if left.strip() else []
+    outs = [part.split() for part in right.split(",")]
+    named = {name for part in ins for name in part}
+    for name in contracted:
+        if name not in named or any(name in part for part in outs):
+            raise ValueError(f"{name!r} is not summed over in the rule {text!r}")
+    return ins, outs, contracted
+
+
+def factors(node: Node, text: str) -> Factors:
+    """The rule of an equation from its text."""
+    ins, outs, contracted = _parse(text)
+    wholes: dict[Factor, Reason] = {}
+    sizes: dict[Factor, int] = {}
+
+    def spread(
+        side: str, rows: Sequence[Sequence[str]], shapes: Sequence[tuple[int, ...]]
+    ) -> list[list[Axis]]:
+        if len(rows) != len(shapes):
+            raise ValueError(
+                f"the rule {text!r} of {node.name} has {len(rows)} {side}, the "
+                f"equation {len(shapes)}"
+            )
+        found = []
+        for k, (names, shape) in enumerate(zip(rows, shapes, strict=True)):
+            rest = len(shape) - (len(names) - names.count("..."))
+            wide: list[Any] = []
+            for name in names:
+                wide += [("...", n) for n in range(rest)] if name == "..." else [name]
+            if len(wide) != len(shape):
+                raise ValueError(
+                    f"the rule {text!r} of {node.name} does not fit the shape {shape}"
+                )
+            for axis, name in enumerate(wide):
+                if name == "*":
+                    wide[axis] = (side, k, axis)
+                    wholes[wide[axis]] = WHOLE
+                elif shape[axis] == 1 and sizes.get(name, 1) != 1:
+                    wide[axis] = None
+                elif sizes.setdefault(name, shape[axis]) != shape[axis]:
+                    raise ValueError(
+                        f"axis {name!r} of {node.name} has the sizes {sizes[name]} "
+                        f"and {shape[axis]}"
+                    )
+            found.append(wide)
+        return found
+
+    results = spread("results", outs, node.out_shapes)
+    operands = spread("operands", ins, node.in_shapes)
+    return Factors(
+        node, operands, results, contracted=contracted, wholes=wholes, cheap=False
+    )
