@@ -15,7 +15,13 @@ from jax import lax
 
 import shardmap as sm
 
-TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-5, "complex64": 1e-5}
+TOLERANCE = {
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+    "float32": 1e-5,
+    "complex64": 1e-5,
+    "float64": 1e-12,
+}
 """Relative to the largest entry of an array, or to 1."""
 
 

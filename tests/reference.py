@@ -5,6 +5,9 @@ They read only the fields of a spec and share no code with `shardmap`.
 
 import itertools
 
+import jax
+import numpy as np
+
 from shardmap.sharding.entries import Chunked, ShardedAxis, Unstacked
 
 
@@ -87,3 +90,47 @@ def plain(index, shape):
         else:
             pairs.append((item, item + 1))
     return tuple(pairs)
+
+
+def loop_map(fun, axis_size, in_axes, out_axes):
+    """`fun` on one element after another; for functions without collectives.
+
+    `in_axes` has an entry for each argument, `out_axes` one for the result: an int,
+    None, or a dict, list or tuple of these that is a prefix.
+    """
+
+    def mapped(*args):
+        results = []
+        for k in range(axis_size):
+            results.append(
+                fun(*(_take(a, x, k) for a, x in zip(in_axes, args, strict=True)))
+            )
+        return _stack(out_axes, results)
+
+    return mapped
+
+
+def _take(axes, tree, k):
+    """The k-th element of every array that has an axis."""
+    if axes is None:
+        return tree
+    if isinstance(axes, int):
+        return jax.tree.map(lambda array: np.moveaxis(array, axes, 0)[k], tree)
+    if isinstance(axes, dict):
+        return {key: _take(axes[key], tree[key], k) for key in tree}
+    return type(tree)(_take(a, t, k) for a, t in zip(axes, tree, strict=True))
+
+
+def _stack(axes, results):
+    """Puts results together; where there is no axis, the first stands for all."""
+    if axes is None:
+        return results[0]
+    if isinstance(axes, int):
+        return jax.tree.map(lambda *arrays: np.stack(arrays, axes), *results)
+    if isinstance(axes, dict):
+        return {key: _stack(axes[key], [r[key] for r in results]) for key in axes}
+    whole = [
+        _stack(a, list(r))
+        for a, r in zip(axes, zip(*results, strict=True), strict=True)
+    ]
+    return type(results[0])(whole)

@@ -76,3 +76,17 @@ def test_an_inner_map_of_more_elements_than_devices():
 
     x = np.arange(21, dtype=np.float32).reshape(3, 7)
     assert seen_by(mapped, x) == {float(k): 1 for k in range(21)}
+
+
+@pytest.mark.parametrize("size", [5, 8, 11, 16])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 1}, {"lowering": "spmd"}])
+def test_a_tap_sees_each_element_once(size, options):
+    seen = []
+
+    def mapped(x):
+        return sm.tap(lambda v: seen.append(float(v)), x * 2) + 1
+
+    x = np.arange(size, dtype=np.float32)
+    np.testing.assert_array_equal(sm.spmap(mapped, **options)(x), 2 * x + 1)
+    sm.taps_barrier()
+    assert sorted(seen) == (2 * x).tolist()

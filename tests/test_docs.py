@@ -1,4 +1,4 @@
-"""Every example in README.md and in a docstring gives the output it shows."""
+"""Every example in README.md, in docs/ and in a docstring gives the output it shows."""
 
 import doctest
 import importlib
@@ -10,7 +10,8 @@ import pytest
 
 import shardmap
 
-README = pathlib.Path(__file__).parent.parent / "README.md"
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.FAIL_FAST
 MODULES = [
     "shardmap",
@@ -43,17 +44,28 @@ def as_doctest(text, name):
     return doctest.DocTestParser().get_doctest(blocks, {}, name, name, 0)
 
 
-def test_readme_examples():
-    test = as_doctest(README.read_text(), "README.md")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_of_a_page(page):
+    test = as_doctest(page.read_text(), page.name)
     assert len(test.examples) >= 10
     assert complaints(test) == ""
 
 
-def test_every_python_line_of_the_readme_is_an_example():
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_line_of_a_page_is_an_example(page):
     """A line without a prompt is output; code that is never run would look like it."""
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
     assert blocks
     assert [block for block in blocks if not block.startswith(">>> ")] == []
+
+
+def test_old_code_is_python():
+    """It no longer runs, but it shall not rot into something that never could."""
+    page = ROOT / "docs" / "migrating.md"
+    blocks = re.findall(r"^```py\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert len(blocks) >= 5
+    for block in blocks:
+        compile(block, page.name, "exec")
 
 
 def test_a_wrong_example_is_noticed():

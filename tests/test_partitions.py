@@ -145,7 +145,7 @@ def test_the_gradient_of_a_constraint():
     assert buffers(got) == [(8, 8)] * 4
 
 
-def test_two_calls_compile_once():
+def test_two_calls_compile_once(caplog):
     traces = []
 
     def fun(x):
@@ -153,11 +153,22 @@ def test_two_calls_compile_once():
         return x * 2
 
     doubled = sharded_jit(fun, P(2), P(2))
-    for start in (X[0], Y[0]):
-        assert_close(doubled(start), jnp.asarray(start * 2))
-    assert len(traces) == 1
+    with jax.log_compiles():
+        for start in (X[0], Y[0]):
+            assert_close(doubled(start), jnp.asarray(start * 2))
+    compiled = [
+        m for m in caplog.messages if "Finished XLA compilation of jit(fun)" in m
+    ]
+    assert (len(traces), len(compiled)) == (1, 1)
     doubled(np.arange(6.0))
     assert len(traces) == 2
+
+
+def test_calls_of_other_kinds_have_programs_of_their_own():
+    split = sharded_jit(lambda x, n: list(x[:n]), None, None, 2, static_argnums=1)
+    for size, n in ((4, 2), (4, 3), (5, 5)):
+        assert_close(split(X[:size], n), list(jnp.asarray(X[:n])))
+    assert_close(split(np.arange(4), 2), list(jnp.arange(2)))
 
 
 ANNOTATIONS = ["sharding={devices=[2,1]<=[2]}", "sharding={replicated}"]
@@ -170,8 +181,11 @@ ANNOTATIONS = ["sharding={devices=[2,1]<=[2]}", "sharding={replicated}"]
         sharded_jit(
             lambda x, y: with_sharding_constraint(x, P(2, 1)) + y, None, None, 2
         ),
+        sharded_jit(
+            lambda x, y: with_sharding_constraint(x, None) + y, P(2, 1), P(2, 1)
+        ),
     ],
-    ids=["arguments", "constraint"],
+    ids=["arguments", "constraint", "replicated constraint"],
 )
 def test_the_hlo_is_annotated(sharded):
     text = jax.jit(sharded).lower(X, Y).as_text("hlo")

@@ -174,6 +174,13 @@ def test_maps_inside_maps_have_partitions_too():
     assert len(buffers(got)) == 8
 
 
+def test_a_map_inside_without_devices_of_its_own_leaves_partitions_alone():
+    x = spread(4, 2, 4, 4)
+    got = spmap(spmap(sharded_jit(product, (2, 1), (2, 1))))(x, x)
+    assert_close(got, jax.jit(jax.vmap(jax.vmap(product)))(x, x))
+    assert spec_of(got).tile_counts == (4, 1, 2, 1)
+
+
 def test_partitions_on_given_devices():
     devices = jax.devices()[::-1][:4]
     got = spmap(sharded_jit(jnp.sin, (2, 1), (2, 1)), devices=devices)(FOUR[0])
@@ -245,6 +252,20 @@ def test_vmap_leaves_the_new_dimension_alone(dims):
     got = spmap(vectorized)(*(np.stack([a, a]) for a in args))
     assert_close(got, jnp.stack([wanted, wanted]))
     assert len(buffers(got)) == 4
+
+
+def test_vmap_inserts_its_dimension_where_it_is():
+    constrain = jax.vmap(lambda x: with_sharding_constraint(x, (2, 4)), 1, 1)
+    got = constrain(spread(4, 3, 8))
+    assert_close(got, jnp.asarray(spread(4, 3, 8)))
+    assert spec_of(got).tile_counts == (2, 1, 4)
+
+
+def test_the_spmd_lowering_keeps_elements_apart():
+    mapped = spmap(sharded_jit(jnp.sin, (2, 1), (2, 1)), lowering="spmd")
+    text = mapped.lower(FOUR[0]).compile().as_text()
+    assert "= f32[1,2,4]{2,1,0}" in text
+    assert "all-gather" not in text
 
 
 def test_a_map_inside_vmap():

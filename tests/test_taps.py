@@ -225,10 +225,10 @@ def test_programs_are_in_order(recorder):
     expected = {device: [] for device in range(8)}
     for k in range(4):
         f(np.full(8, k))
-        g(jax.device_put(10 + k, jax.devices()[k]))
-        recorder.tap(jax.device_put(20 + k, jax.devices()[3]))
+        recorder.tap(jax.device_put(10 + k, jax.devices()[3]))
+        g(jax.device_put(20 + k, jax.devices()[k]))
         for device, calls in expected.items():
-            calls += [k] + [10 + k] * (device == k) + [20 + k] * (device == 3)
+            calls += [k] + [10 + k] * (device == 3) + [20 + k] * (device == k)
     assert recorder.wait() == expected
 
 

@@ -241,7 +241,8 @@ def _map_cuts(
         if axis is None:
             return cuts
         shifted = {dim + (dim >= axis): names for dim, names in cuts.items()}
-        return {axis: walk.mesh_axes, **shifted} if divides else shifted
+        own = {axis: walk.mesh_axes} if divides and walk.mesh_axes else {}
+        return own | shifted
 
     operands, results = _element_cuts(params["call_jaxpr"], mesh, walk.inner_axes)
     return (
@@ -259,10 +260,9 @@ def _element_cuts(
     for equation in jaxpr.eqns:
         cuts: Sequence[_Cuts] = [{}] * len(equation.invars)
         if equation.primitive is spmap_p:
-            walk = inner_walk(equation, mesh, inner_axes)
-            if walk is not None:
-                cuts, results = _map_cuts(equation.params, mesh, walk)
-                made.update(zip(equation.outvars, results, strict=True))
+            walk = inner_walk(equation, mesh, inner_axes) or MeshWalk((), ())
+            cuts, results = _map_cuts(equation.params, mesh, walk)
+            made.update(zip(equation.outvars, results, strict=True))
         elif equation.primitive is constrain_p:
             cuts = [partition_cuts(equation.params["parts"], mesh)]
             made[equation.outvars[0]] = cuts[0]

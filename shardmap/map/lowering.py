@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 from jax.interpreters import mlir
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.map import placement
 from shardmap.map.blocks import block_function
@@ -19,6 +19,7 @@ from shardmap.map.collectives import RULES, SplitAxis
 from shardmap.map.layout import MeshWalk, inner_walk, map_shardings, partition_spec
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr, under_mesh
+from shardmap.map.tap_primitive import is_tapped
 from shardmap.map.tracing import config_value
 
 
@@ -157,23 +158,67 @@ def per_device(
         axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
         return block_function(jaxpr, axis, in_axes, out_axes, batch_size)
-    jaxpr = under_mesh(jaxpr, _with_manual_axes(mesh, mesh_axes).abstract_mesh)
+    # A tap has to know which device it is on, and so on which one along every axis.
+    manual_axes = mesh.axis_names if is_tapped(call_jaxpr) else mesh_axes
+    jaxpr = under_mesh(jaxpr, _with_manual_axes(mesh, manual_axes).abstract_mesh)
     # Not every collective of JAX takes several mesh axes for one name.
     if axis.devices == axis_size and len(mesh_axes) == 1:
         block = _one_element(jaxpr, axis, in_axes, out_axes)
     else:
         block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
-    mapped = jax.shard_map(
-        lambda *blocks: block(*blocks),
-        mesh=mesh,
-        in_specs=tuple(partition_spec(mesh_axes, in_axis) for in_axis in in_axes),
-        out_specs=[partition_spec(mesh_axes, out_axis) for out_axis in out_axes],
-        axis_names=set(mesh_axes),
-        check_vma=False,
-    )
+    if is_manual(mesh, mesh_axes):
+        mapped = _one_block_of_whole(block, axis, in_axes, out_axes)
+    else:
+        mapped = jax.shard_map(
+            lambda *blocks: block(*blocks),
+            mesh=mesh,
+            in_specs=tuple(partition_spec(mesh_axes, in_axis) for in_axis in in_axes),
+            out_specs=[partition_spec(mesh_axes, out_axis) for out_axis in out_axes],
+            axis_names=set(manual_axes),
+            check_vma=False,
+        )
     return lambda *operands: unpad(
         mapped(*pad(operands, in_axes, axis.padding)), out_axes, axis
     )
+
+
+def is_manual(mesh: Any, mesh_axes: Collection[str]) -> bool:
+    """Whether the program is written per device along these axes already."""
+    return set(mesh_axes) <= {
+        name
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if axis_type == AxisType.Manual
+    }
+
+
+def _one_block_of_whole(
+    block: Callable[..., Any],
+    axis: SplitAxis,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+) -> Callable[..., Any]:
+    """A map in a program that is per device already: each takes its block, and all
+    get the results of all."""
+    names = axis.device_axes if len(axis.device_axes) > 1 else axis.device_axes[0]
+
+    def run(*operands: Any) -> list[Any]:
+        start = jax.lax.axis_index(names) * axis.block
+        results = block(
+            *(
+                operand
+                if in_axis is None
+                else jax.lax.dynamic_slice_in_dim(operand, start, axis.block, in_axis)
+                for operand, in_axis in zip(operands, in_axes, strict=True)
+            )
+        )
+        return [
+            result
+            if out_axis is None
+            else jax.lax.all_gather(result, names, axis=out_axis, tiled=True)
+            for result, out_axis in zip(results, out_axes, strict=True)
+        ]
+
+    return run
 
 
 def _one_element(
@@ -245,16 +290,26 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
     manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
     around = context.mesh.axis_names if manual else ()
     if mesh is None or (manual and around != mesh.axis_names):
-        return mlir.lower_fun(on_one_device(**params))(ctx, *args)
+        here = AbstractMesh((), ())
+        if manual:
+            types = {name: AxisType.Manual for name in manual}
+            here = context.mesh.abstract_mesh.update_axis_types(types)
+        params["call_jaxpr"] = under_mesh(params["call_jaxpr"], here)
+        with jax.sharding.use_abstract_mesh(here):
+            return mlir.lower_fun(on_one_device(**params))(ctx, *args)
     params["mesh"] = mesh = _with_manual_axes(mesh, manual)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        run = (partitioned if params["lowering"] == "spmd" else per_device)(**params)
+        by_partitioner = params["lowering"] == "spmd" and not manual
+        run = (partitioned if by_partitioner else per_device)(**params)
         # Operands may be typed with shardings over a mesh of the caller's.
         avals = [
             jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
             for aval in ctx.avals_in
         ]
-        return mlir.lower_fun(run)(ctx.replace(avals_in=avals), *args)
+        inner = ctx.replace(avals_in=avals, tokens_out=None)
+        results = mlir.lower_fun(run)(inner, *args)
+        ctx.set_tokens_out(inner.tokens_out)
+        return results
 
 
 spmap_p.def_impl(_implementation)

@@ -40,3 +40,11 @@ def key_impl(aval: Any) -> str | None:
     if aval.dtype not in _names():
         raise Refused(f"keys of the type {aval.dtype} have no known implementation")
     return _names()[aval.dtype]
+
+
+def itemsize(aval: Any) -> int:
+    """The bytes of one element as it is stored."""
+    if is_key(aval):
+        data = data_aval(aval)
+        return data.dtype.itemsize * data.shape[-1]
+    return aval.dtype.itemsize

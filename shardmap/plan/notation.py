@@ -29,14 +29,15 @@ def register_rule(primitive: Any, rule: str | Callable[[Node], str | Rule]) -> N
       ValueError: ``rule`` is not of that form.
 
     Example:
-      >>> import jax, jax.numpy as jnp, shardmap as sm
+      >>> import jax, jax.numpy as jnp
+      >>> from shardmap.plan.plan import plan
       >>> from jax.extend.core import Primitive
       >>> norm_p = Primitive("norm")
       >>> _ = norm_p.def_abstract_eval(
       ...     lambda x: jax.core.ShapedArray(x.shape[:-1], x.dtype))
-      >>> sm.register_rule(norm_p, "... k -> ...; k add")
-      >>> plan = sm.plan(norm_p.bind, jnp.ones((4, 6)), in_slices=({0: 2, 1: 3},))
-      >>> plan.num_shards, plan.shards[0].combiner
+      >>> register_rule(norm_p, "... k -> ...; k add")
+      >>> made = plan(norm_p.bind, jnp.ones((4, 6)), in_slices=({0: 2, 1: 3},))
+      >>> made.num_shards, made.shards[0].combiner
       (6, 'add')
     """
     if isinstance(rule, str):

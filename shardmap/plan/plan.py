@@ -8,12 +8,11 @@
 >>> made.shards[1].in_slices
 ((slice(2, 4, None), slice(0, 3, None)),)
 >>> made.run(x)
-array([-0.97..., -0.37..., ...], dtype=float32)
+array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 """
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,17 +21,15 @@ import numpy as np
 from shardmap.plan import report
 from shardmap.plan.buffers import read_box, start_dtype
 from shardmap.plan.cuts import input_cuts
-from shardmap.plan.keys import data_aval, is_key, key_impl
+from shardmap.plan.keys import is_key, itemsize, key_impl
 from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT
 from shardmap.plan.program import Refused, Value, flatten
 from shardmap.plan.propagate import Analysis
 from shardmap.plan.recipe import Recipe, Static, emit
-from shardmap.plan.shards import Shard, Shards
+from shardmap.plan.run import run
+from shardmap.plan.shards import Accumulator, Shard, Shards
 from shardmap.plan.slices import shape_of
-from shardmap.plan.stages import Stage, stages_of
-
-SAMPLED = 64
-"""From how many shards the size of the largest is taken."""
+from shardmap.plan.stages import Stage, sample, stages_of
 
 
 def plan(
@@ -62,13 +59,13 @@ def plan(
         or a collective, which no shard can run alone.
 
     Example:
-      >>> import jax, jax.numpy as jnp, shardmap as sm
+      >>> import jax, jax.numpy as jnp
       >>> x = jax.ShapeDtypeStruct((6, 4), jnp.float32)
       >>> w = jax.ShapeDtypeStruct((4, 8), jnp.float32)
-      >>> plan = sm.plan(jnp.dot, x, w, in_slices=({0: 3}, {1: (6, 2)}))
-      >>> plan.num_shards
+      >>> made = plan(jnp.dot, x, w, in_slices=({0: 3}, {1: (6, 2)}))
+      >>> made.num_shards
       6
-      >>> plan.shards[-1].out_slices
+      >>> made.shards[-1].out_slices
       (slice(4, 6, None), slice(6, 8, None))
     """
     leaves, in_tree = jax.tree.flatten(args)
@@ -95,7 +92,7 @@ def plan(
         raise ValueError(f"plan cannot cut this function: {error}") from None
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
     names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
-    return ShardPlan(analysis, in_tree, out_tree, cuts, names)
+    return ShardPlan(analysis, in_tree, out_tree, cuts, names, str(closed))
 
 
 def _aval(leaf: Any) -> Any:
@@ -131,11 +128,12 @@ class ShardPlan:
         out_tree: Any,
         cuts: Sequence[Sequence[Any]],
         names: Sequence[str],
+        text: str,
     ) -> None:
         self.analysis = analysis
         self.program = analysis.program
         self.in_tree, self.out_tree = in_tree, out_tree
-        self.cuts, self.names = cuts, names
+        self.cuts, self.names, self.text = cuts, names, text
         self.stages = stages_of(analysis)
         self._nodes = {node.number: node for node in self.program.nodes}
         self._compiled: dict[Any, Callable[..., Any]] = {}
@@ -241,7 +239,7 @@ class ShardPlan:
         largest = 0
         everything: dict[Value, int] = {}
         for stage in self.stages:
-            for number in _sample(stage):
+            for number in sample(stage):
                 shard = Shard(self, stage, number)
                 moved = [*shard.recipe.reads]
                 moved += [(value, box) for box, _, value in shard.writes()]
@@ -270,35 +268,56 @@ class ShardPlan:
     def __str__(self) -> str:
         return report.summary(self)
 
-    def run(self, *args: Any, out: Any = None, **options: Any) -> Any:
-        """Runs all shards and returns the function's result."""
-        from shardmap.plan.run import run
+    def run(
+        self,
+        *args: Any,
+        out: Any = None,
+        executor: Any = None,
+        max_in_flight: int | None = None,
+        progress: bool = False,
+        retries: int = 0,
+        checkpoint: Any = None,
+    ) -> Any:
+        """Runs all shards and returns the function's result.
 
-        return run(self, args, out, **options)
+        Args:
+          *args: the function's arguments: arrays, or what has ``shape``, ``dtype`` and
+            ``__getitem__``, of which each shard reads its own slices only.
+          out: where to put the result: array-likes with ``__getitem__`` and
+            ``__setitem__`` in the structure of the result, None for new NumPy arrays.
+          executor: None for this process, which reads, computes and writes at the same
+            time; or a `concurrent.futures.Executor`: threads, processes started with
+            "spawn", ``client.get_executor()`` of a Dask cluster.
+          max_in_flight: how many shards may be read or computed at once.
+          progress: whether to show a bar, which needs tqdm.
+          retries: how often a shard that fails is tried again.
+          checkpoint: a folder for the results of shards. A run that was stopped goes
+            on with those that are missing. The arguments must hold the same values.
 
+        Returns:
+          NumPy arrays, or what was given as ``out``, in the function's structure.
 
-def itemsize(aval: Any) -> int:
-    if is_key(aval):
-        data = data_aval(aval)
-        return data.dtype.itemsize * data.shape[-1]
-    return aval.dtype.itemsize
+        Raises:
+          ShardError: a shard failed, or the executor broke down.
+          ValueError: ``out`` or the arguments do not fit, or the checkpoint is another
+            plan's.
+        """
+        return run(
+            self,
+            args,
+            out,
+            executor=executor,
+            max_in_flight=max_in_flight,
+            progress=progress,
+            retries=retries,
+            checkpoint=checkpoint,
+        )
 
-
-def _sample(stage: Stage) -> Iterator[int]:
-    """Shards that the largest is among: the ends and the longest piece of each loop."""
-    first = 0
-    for family in stage.families:
-        sizes = [len(stage.loops[k].pieces) for k in family.loops]
-        choices = []
-        for k in family.loops:
-            lengths = [stop - start for start, stop in stage.loops[k].pieces]
-            last, longest = len(lengths) - 1, lengths.index(max(lengths))
-            choices.append(sorted({0, 1, longest, last // 2, last}))
-        if family.size <= SAMPLED:
-            choices = [list(range(size)) for size in sizes]
-        for index in itertools.islice(itertools.product(*choices), SAMPLED):
-            number = 0
-            for size, piece in zip(sizes, index, strict=True):
-                number = number * size + piece
-            yield first + number
-        first += family.size
+    def finished(self, acc: Accumulator, places: Sequence[tuple[Any, Any]]) -> Any:
+        """The result, in ``out`` where that was given."""
+        outputs = []
+        for made, (value, array) in zip(acc.outputs(), places, strict=True):
+            if array is not None and value is None:
+                array[...] = made
+            outputs.append(made if array is None else array)
+        return jax.tree.unflatten(self.out_tree, outputs)

@@ -24,9 +24,8 @@ def summary(plan: "ShardPlan") -> str:
         f"{size(everything)} in one ({plan.cut_fraction:.1%})"
     ]
     for leaf, axis in _asked(plan):
-        lines.append(
-            "  " + "; ".join([_head(plan, leaf, axis), *_fate(plan, leaf, axis)])
-        )
+        fate = "; ".join(_fate(plan, leaf, axis))
+        lines.append(f"  {plan.names[leaf]} {_cut(plan, leaf, axis)}; {fate}")
     return "\n".join(lines)
 
 

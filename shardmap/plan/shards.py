@@ -29,11 +29,12 @@ class Shard:
         "min", "max", "mul", "and", "or" or "xor".
 
     Example:
-      >>> import jax.numpy as jnp, numpy as np, shardmap as sm
+      >>> import jax.numpy as jnp, numpy as np
+      >>> from shardmap.plan.plan import plan
       >>> x = np.arange(5.0)
-      >>> plan = sm.plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
+      >>> made = plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
       >>> out = np.zeros(4, np.float32)
-      >>> for shard in plan.shards:
+      >>> for shard in made.shards:
       ...     out = shard.reduce(shard.function(*shard.args(x)), out)
       >>> out
       array([1., 1., 1., 1.], dtype=float32)
@@ -44,6 +45,11 @@ class Shard:
         self._stage = stage
         self.number = number
         self.boxes, self.recipe = stage.recipe(number)
+
+    @property
+    def stage(self) -> int:
+        """The number of its stage."""
+        return self._stage.number
 
     @property
     def in_slices(self) -> Any:
@@ -192,6 +198,10 @@ class Accumulator:
 
     def result(self, raw: bool = False) -> Any:
         """The function's result; random keys as their bits if ``raw``."""
+        return jax.tree.unflatten(self._plan.out_tree, self.outputs(raw))
+
+    def outputs(self, raw: bool = False) -> list[Any]:
+        """As `result`, flat."""
         outputs = []
         for operand in self._plan.program.outputs:
             if isinstance(operand, Scalar):
@@ -201,4 +211,4 @@ class Accumulator:
                 outputs.append(jax.random.wrap_key_data(data, impl=impl))
             else:
                 outputs.append(self.kept[operand])
-        return jax.tree.unflatten(self._plan.out_tree, outputs)
+        return outputs

@@ -26,10 +26,11 @@ class _Each:
     """The cut into pieces of length 1; alone, the cut of every axis.
 
     Example:
-      >>> import jax.numpy as jnp, shardmap as sm
-      >>> sm.plan(jnp.cos, jnp.ones((2, 3)), in_slices=({1: sm.EACH},)).num_shards
+      >>> import jax.numpy as jnp
+      >>> from shardmap.plan.plan import plan
+      >>> plan(jnp.cos, jnp.ones((2, 3)), in_slices=({1: EACH},)).num_shards
       3
-      >>> sm.plan(jnp.cos, jnp.ones((2, 3)), in_slices=sm.EACH).num_shards
+      >>> plan(jnp.cos, jnp.ones((2, 3)), in_slices=EACH).num_shards
       6
     """
 

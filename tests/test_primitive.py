@@ -1,0 +1,357 @@
+"""The map primitive: its equation, and everything that can flow through a map."""
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+import shardmap as sm
+from tests.map_programs import assert_same, mixed, spread
+
+X = spread((4, 3))
+RING = [(k, (k + 1) % 4) for k in range(4)]
+
+
+def same_under_vmap(build, *args, tolerance=None):
+    """`build(map)` gives the same function for both kinds of map, also under jit."""
+    expected = build(jax.vmap)(*args)
+    assert_same(build(sm.spmap)(*args), expected, tolerance, weak_types=True)
+    assert_same(jax.jit(build(sm.spmap))(*args), expected, tolerance)
+
+
+# The equation
+
+
+def one_map(fun, *args):
+    """The only equation of a function's jaxpr."""
+    (equation,) = jax.make_jaxpr(fun)(*args).jaxpr.eqns
+    assert equation.primitive is sm.spmap_p
+    return equation
+
+
+def test_is_a_primitive_of_its_own_class():
+    assert isinstance(sm.spmap_p, sm.MapPrimitive)
+    assert isinstance(sm.spmap_p, jex_core.Primitive)
+    assert sm.spmap_p.multiple_results
+    assert sm.spmap_p.map_primitive
+    assert str(sm.spmap_p) == "spmap"
+
+
+def test_parameters():
+    fun = sm.spmap(
+        lambda x, w: (x * w, lax.psum(x, "i")), "i", in_axes=(1, None), out_axes=(1, 0)
+    )
+    params = one_map(fun, X.T, X[0]).params
+    assert params["axis_name"] == "i"
+    assert params["axis_size"] == 4
+    assert params["in_axes"] == (1, None)
+    assert params["out_axes"] == (1, 0)
+    inner = params["call_jaxpr"]
+    assert [v.aval.shape for v in inner.invars] == [(3,), (3,)]
+    assert [e.primitive.name for e in inner.eqns] == ["mul", "psum"]
+    assert params["mesh"].devices.tolist() == jax.devices()[:4]
+    assert params["mesh_axes"] == ("i",)
+
+
+def test_the_text_of_a_jaxpr():
+    def times_two(x):
+        return x * 2.0
+
+    text = str(jax.make_jaxpr(sm.spmap(times_two, "rows"))(X))
+    for part in ("spmap[", "axis_name=rows", "axis_size=4", "in_axes=(0,)"):
+        assert part in text
+    assert "name=times_two" in text
+
+
+def test_the_axis_name_does_not_leave_the_map():
+    jaxpr = jax.make_jaxpr(sm.spmap(lambda x: lax.psum(x, "i"), "i"))(X)
+    assert not jaxpr.effects
+
+
+def test_a_name_of_an_axis_around_leaves_the_map():
+    fun = sm.spmap(lambda x: lax.psum(x, ("i", "outer")), "i")
+    jaxpr = jax.make_jaxpr(fun, axis_env=[("outer", 2)])(X)
+    assert {effect.name for effect in jaxpr.effects} == {"outer"}
+
+
+def test_bind():
+    params = one_map(sm.spmap(mixed), X, X).params
+    results = sm.spmap_p.bind(X, X, **params)
+    assert_same(results, [mixed(jnp.asarray(X), X)])
+
+
+def test_an_operand_that_does_not_fit():
+    params = one_map(sm.spmap(lambda x: x + 1), X).params
+    with pytest.raises(
+        TypeError,
+        match=r"operand of float32\[4,5\] mapped at 0 gives float32\[5\], but call_ja"
+        r"xpr takes float32\[3\]",
+    ):
+        sm.spmap_p.bind(np.zeros((4, 5), np.float32), **params)
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        "int8",
+        "uint8",
+        "int32",
+        "complex64",
+        "bfloat16",
+        "float16",
+        "float8_e4m3fn",
+    ],
+)
+def test_dtypes_in_through_and_out(dtype):
+    x = jnp.asarray(np.arange(8).reshape(4, 2) % 3).astype(dtype)
+
+    def build(map_):
+        def fun(x):
+            moved = lax.all_gather(x, "i"), lax.ppermute(x, "i", RING)
+            return x, moved, x.astype(jnp.float32) * 2
+
+        return map_(fun, axis_name="i")
+
+    same_under_vmap(build, x)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "complex64", "bfloat16", "float16"])
+def test_sums_of_dtypes(dtype):
+    x = jnp.asarray(np.arange(8).reshape(4, 2) % 3).astype(dtype)
+    same_under_vmap(lambda map_: map_(lambda x: lax.psum(x, "i"), axis_name="i"), x)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
+@pytest.mark.parametrize("out_axes", [0, None])
+def test_derivatives_of_dtypes(dtype, out_axes):
+    x = jnp.asarray(spread((4, 2))).astype(dtype)
+
+    def build(map_):
+        mapped = map_(
+            lambda x: lax.pmean(jnp.sin(x) * x, "i"), axis_name="i", out_axes=out_axes
+        )
+        return jax.grad(lambda x: jnp.abs(mapped(x)).sum().astype(jnp.float32))
+
+    same_under_vmap(build, x)
+
+
+def test_double_precision():
+    with jax.enable_x64(True):
+        same_under_vmap(
+            lambda map_: jax.grad(
+                lambda x: map_(lambda x: mixed(x, lax.psum(x, "i")), axis_name="i")(
+                    x
+                ).sum()
+            ),
+            np.linspace(0, 1, 4),
+        )
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_random_keys_in_through_and_out(impl):
+    keys = jax.random.split(jax.random.key(0, impl=impl), (4, 2))
+
+    def fun(keys):
+        moved = lax.all_gather(keys, "i")
+        return keys, moved[1], jax.random.split(keys[0]), jax.random.key_data(keys)
+
+    same_under_vmap(lambda map_: map_(fun, axis_name="i"), keys)
+
+
+def test_random_numbers_are_those_of_vmap():
+    key = jax.random.key(3)
+
+    def build(map_):
+        def fun(x, own):
+            folded = jax.random.fold_in(key, lax.axis_index("i"))
+            noise = jax.random.normal(folded, x.shape) + jax.random.uniform(own)
+            return jnp.sin(x * noise), own
+
+        mapped = map_(fun, axis_name="i")
+        return lambda x, keys: jax.value_and_grad(
+            lambda x: (mapped(x, keys)[0].sum(), mapped(x, keys)), has_aux=True
+        )(x)
+
+    same_under_vmap(build, X, jax.random.split(key, 4))
+
+
+def test_vmapped_random_keys():
+    keys = jax.random.split(jax.random.key(0), (3, 4))
+    same_under_vmap(
+        lambda map_: jax.vmap(map_(lambda k: (k, jax.random.uniform(k, (2,))))), keys
+    )
+
+
+def test_integers_have_float0_gradients():
+    def build(map_):
+        mapped = map_(lambda x, n: (x * n, n + 1), in_axes=(0, 0))
+        return jax.grad(lambda x, n: mapped(x, n)[0].sum(), (0, 1), allow_int=True)
+
+    same_under_vmap(build, X, np.arange(12).reshape(4, 3))
+
+
+def test_float0_tangents():
+    n = np.arange(4)
+    tangents = X, np.zeros(4, jax.dtypes.float0)
+    values, (tangent, none) = jax.jvp(
+        sm.spmap(lambda x, n: (x * n, n)), (X, n), tangents
+    )
+    assert_same(values, (jnp.asarray(X * n[:, None]), jnp.asarray(n)))
+    assert_same(tangent, jnp.asarray(X * n[:, None]))
+    assert none.dtype == jax.dtypes.float0
+
+
+def test_weak_types():
+    same_under_vmap(lambda map_: map_(lambda x: (x.sum() * 0 + 1, 3.0, 1, True)), X)
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (4, 0, 3), (4, 3, 0)])
+def test_arrays_without_entries(shape):
+    mapped = sm.spmap(lambda x: lax.psum(jnp.sin(x), "i") * x, "i")
+    values, gradient = jax.value_and_grad(lambda x: mapped(x).sum())(jnp.ones(shape))
+    assert float(values) == 0
+    assert gradient.shape == mapped(jnp.ones(shape)).shape == shape
+
+
+def test_no_results():
+    assert sm.spmap(lambda x: None)(X) is None
+    assert jax.jit(sm.spmap(lambda x: {"a": ()}))(X) == {"a": ()}
+    gradient = jax.grad(lambda x: (sm.spmap(lambda x: ())(x), x.sum())[1])
+    assert gradient(X).tolist() == np.ones((4, 3)).tolist()
+
+
+def test_results_that_are_operands_or_constants():
+    table = np.arange(3)
+    mapped = sm.spmap(lambda x, w: (x, w, x, table, 2.0), in_axes=(0, None))
+    same, whole, again, rows, number = mapped(X, X[0])
+    assert_same((same, again), (jnp.asarray(X), jnp.asarray(X)))
+    assert_same(whole, jnp.asarray(np.stack([X[0]] * 4)))
+    assert rows.tolist() == [[0, 1, 2]] * 4
+    assert number.tolist() == [2.0] * 4
+
+
+# Closures
+
+
+def test_closed_over_arrays():
+    elsewhere = jax.device_put(jnp.arange(3.0), jax.devices()[5])
+    host = np.arange(3, dtype=np.float32)
+    expected = jnp.asarray(X * host + host)
+    mapped = sm.spmap(lambda x: x * elsewhere + host)
+    assert_same(mapped(X), expected)
+    assert_same(jax.jit(mapped)(X), expected)
+    assert_same(jax.vmap(mapped)(X[None]), expected[None])
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.jacfwd])
+def test_closed_over_tracers(transform):
+    def build(map_):
+        def fun(w):
+            mapped = map_(lambda x: lax.psum(jnp.sin(x * w), "i") * x, axis_name="i")
+            return (mapped(X) ** 2).sum()
+
+        return transform(fun)
+
+    same_under_vmap(build, X[0])
+
+
+def test_closed_over_tracers_of_vmap_and_scan():
+    def build(map_):
+        def fun(w):
+            mapped = map_(lambda x: lax.psum(jnp.sin(x * w), "i") * x, axis_name="i")
+            return mapped(X).mean(0)
+
+        def looped(w):
+            return lax.scan(lambda w, _: (fun(w), w), w, None, length=3)
+
+        return lambda w: (jax.vmap(fun)(w), looped(w[0]))
+
+    same_under_vmap(build, spread((2, 3)))
+
+
+def test_closed_over_results_of_another_map():
+    def build(map_):
+        def fun(x, w):
+            scaled = map_(lambda x: x * w)(x)
+            again = map_(lambda y: y * lax.psum(scaled.sum() * y, "i"), axis_name="i")
+            return again(x).sum()
+
+        return jax.grad(fun, (0, 1))
+
+    same_under_vmap(build, X, X[0])
+
+
+def test_no_tracer_leaks():
+    with jax.checking_leaks():
+        mapped = sm.spmap(lambda x: mixed(x, lax.psum(x, "i")), "i")
+        gradient = jax.jit(jax.vmap(jax.grad(lambda x: mapped(x).sum())))
+        assert gradient(X[None]).shape == (1, 4, 3)
+
+
+# Effects
+
+
+@pytest.mark.parametrize("out_axes", [0, None])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda fun: fun,
+        jax.jit,
+        lambda fun: jax.grad(lambda x: fun(x).sum()),
+        lambda fun: lambda x: jax.linearize(fun, x)[1](x),
+    ],
+    ids=["eager", "jit", "grad", "linearize"],
+)
+def test_debug_callbacks_run_once_for_each_element(transform, out_axes):
+    seen = []
+
+    def fun(x):
+        jax.debug.callback(lambda value: seen.append(float(value)), x)
+        return lax.psum(jnp.sin(x), "i")
+
+    transform(sm.spmap(fun, "i", out_axes=out_axes))(jnp.arange(4.0))
+    jax.effects_barrier()
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_debug_print_and_no_results(capfd):
+    mapped = sm.spmap(lambda x: jax.debug.print("element {}", x))
+    mapped(np.arange(4))
+    jax.effects_barrier()
+    printed = capfd.readouterr().out.split("\n")
+    assert sorted(printed) == ["", *(f"element {k}" for k in range(4))]
+
+
+def test_pure_callback():
+    def build(map_):
+        def fun(x):
+            shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            doubled = jax.pure_callback(
+                lambda x: np.asarray(x) * 2, shape, x, vmap_method="sequential"
+            )
+            return doubled + lax.psum(x, "i")
+
+        return map_(fun, axis_name="i")
+
+    same_under_vmap(build, X)
+
+
+@pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
+def test_io_callback(transform):
+    seen = []
+
+    def record(value):
+        seen.append(float(value))
+        return np.float32(value * 2)
+
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    mapped = transform(sm.spmap(lambda x: io_callback(record, shape, x)))
+    assert mapped(jnp.arange(4.0)).tolist() == [0, 2, 4, 6]
+    assert sorted(seen) == [0, 1, 2, 3]

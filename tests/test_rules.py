@@ -1,0 +1,409 @@
+"""The rules of the map: what they make of a program, and what they leave as it is.
+
+That they compute the right thing for every kind of body is in test_transformations.py.
+"""
+
+import functools
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import shardmap as sm
+from tests.map_programs import assert_same, mixed, spread
+from tests.reference import loop_map
+
+
+def maps_in(fun, *args):
+    """The map equations of a function's jaxpr, those in other equations included."""
+
+    def find(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive is sm.spmap_p:
+                yield equation
+            else:
+                for inner in jex_core.jaxprs_in_params(equation.params):
+                    yield from find(inner)
+
+    return list(find(jax.make_jaxpr(fun)(*args).jaxpr))
+
+
+def same_under_vmap(build, *args, tolerance=None, compiled=True):
+    """`build(map)` gives the same function for both kinds of map, also under jit."""
+    expected = build(jax.vmap)(*args)
+    assert_same(build(sm.spmap)(*args), expected, tolerance)
+    if compiled:
+        assert_same(jax.jit(build(sm.spmap))(*args), expected, tolerance)
+
+
+X = spread((4, 3))
+
+
+# Equations
+
+
+def test_a_call_is_one_equation():
+    (equation,) = maps_in(sm.spmap(lambda x: x + 1), X)
+    assert equation.params["in_axes"] == (0,)
+    assert equation.params["out_axes"] == (0,)
+
+
+def test_a_gradient_is_one_map_forward_and_one_backward():
+    fun = sm.spmap(lambda x, w: jnp.sin(x * w), in_axes=(0, None))
+    equations = maps_in(jax.grad(lambda x, w: fun(x, w).sum(), (0, 1)), X, X[0])
+    assert len(equations) == 2
+    forward, backward = equations
+    assert forward.params["in_axes"] == (0, None)
+    # The cotangents lie as the operands do.
+    assert backward.params["out_axes"] == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("transform", "count"),
+    [
+        (lambda fun: lambda x: jax.jvp(fun, (x,), (x,)), 2),
+        (lambda fun: jax.jacrev(lambda x: fun(x).sum()), 2),
+        (lambda fun: jax.grad(jax.checkpoint(lambda x: fun(x).sum())), 3),
+        (lambda fun: jax.hessian(lambda x: fun(x).sum()), 4),
+        (lambda fun: jax.vmap(fun, in_axes=1), 1),
+        (jax.jit, 1),
+    ],
+    ids=["jvp", "jacrev", "checkpoint", "hessian", "vmap", "jit"],
+)
+def test_how_many_maps_a_transformation_makes(transform, count):
+    fun = sm.spmap(lambda x: jnp.sin(x) * lax.psum(x, "i"), "i")
+    equations = maps_in(transform(fun), X)
+    assert len(equations) == count
+
+
+def test_residuals_stay_mapped_and_are_not_copied():
+    fun = sm.spmap(
+        lambda x, w: jnp.exp(x) * w + jnp.sin(x) * 2.0,
+        in_axes=(1, None),
+        out_axes=1,
+    )
+    jaxpr = jax.make_jaxpr(lambda x, w: jax.linearize(fun, x, w)[1](x, w))(X.T, X[0])
+    forward, tangent = (e for e in jaxpr.jaxpr.eqns if e.primitive is sm.spmap_p)
+    operands = forward.invars
+    # w is a residual: the tangent map takes the operand itself, unmapped.
+    (place,) = [k for k, var in enumerate(tangent.invars[:-2]) if var is operands[1]]
+    assert tangent.params["in_axes"][place] is None
+    computed = len(forward.outvars) - 1
+    assert forward.params["out_axes"] == (1, *[0] * computed)
+    inner = forward.params["call_jaxpr"]
+    made = [var for var in inner.outvars if isinstance(var, jex_core.Var)]
+    assert len(set(made)) == len(made)
+    assert not set(inner.outvars[1:]) & set(inner.invars)
+
+
+def test_a_result_that_is_a_residual_is_not_given_twice():
+    equations = maps_in(
+        lambda x: jax.linearize(sm.spmap(jnp.exp), x)[1](x), jnp.asarray(X)
+    )
+    assert len(equations[0].outvars) == 1
+    assert equations[1].invars[0] is equations[0].outvars[0]
+
+
+def test_residuals_do_not_move_between_devices():
+    def loss(x):
+        return (sm.spmap(lambda x: jnp.sin(x) * jnp.cos(x * x))(x) ** 2).sum()
+
+    lying = jax.device_put(X, sm.pmap_sharding(X.shape, devices=jax.devices()[:4]))
+    text = jax.jit(jax.grad(loss)).lower(lying).compile().as_text()
+    for collective in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
+        assert collective not in text
+
+
+def test_integers_make_no_tangents():
+    fun = sm.spmap(lambda x, n, k: (x * n, n + 1, k))
+    n, keys = np.arange(4), jax.random.split(jax.random.key(0), 4)
+    tangent = maps_in(lambda x: jax.jvp(lambda x: fun(x, n, keys)[0], (x,), (x,)), X)[1]
+    assert all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in tangent.outvars)
+
+
+def test_nothing_active_makes_no_tangent_map():
+    fun = sm.spmap(lambda x, w: x)
+    assert len(maps_in(jax.grad(lambda w: (fun(X, X) + w).sum()), 1.0)) == 1
+
+
+def test_dead_results_are_not_computed():
+    fun = sm.spmap(lambda x, y: (x * 2, lax.psum(jnp.sin(y), "i")), "i")
+    text = jax.jit(lambda x, y: fun(x, y)[0]).lower(X, X).compile().as_text()
+    assert "all-reduce" not in text
+    assert "sine" not in text
+
+
+def test_dead_code_of_a_gradient():
+    # The backward map wants no residual of a branch that nobody differentiates.
+    fun = sm.spmap(lambda x: (jnp.sin(x), jnp.exp(jnp.cos(x))))
+    gradient = jax.jit(jax.grad(lambda x: fun(x)[0].sum()))
+    assert "exponential" not in gradient.lower(X).compile().as_text()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda fun: fun,
+        lambda fun: jax.grad(lambda x: fun(x).sum()),
+        lambda fun: jax.vmap(fun, in_axes=1),
+        lambda fun: jax.jacfwd(fun),
+    ],
+    ids=["call", "grad", "vmap", "jacfwd"],
+)
+def test_jax_accepts_the_jaxprs(transform):
+    fun = transform(sm.spmap(lambda x: mixed(x, lax.psum(x, "i")), "i"))
+    jaxpr = jax.make_jaxpr(fun)(spread((4, 4)))
+    # The checker looks into the map without binding its axis.
+    checked = jax.make_jaxpr(
+        lambda: jex_core.check_jaxpr(jaxpr.jaxpr), axis_env=[("i", 4)]
+    )
+    checked()
+
+
+# Axes
+
+
+@pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
+@pytest.mark.parametrize("out_axis", [0, 1, 2, -1, -2])
+def test_axes_against_a_loop(in_axis, out_axis):
+    x = spread((4, 4, 4))
+    mapped = sm.spmap(mixed, in_axes=(in_axis, None), out_axes=out_axis)
+    expected = loop_map(mixed, 4, (in_axis, None), out_axis)(x, X[0, 0])
+    assert_same(mapped(x, X[0, 0]), jnp.asarray(expected))
+
+
+def test_axes_as_prefixes_against_a_loop():
+    def fun(params, x, y):
+        return {"sum": x + params["b"], "rest": (y * params["w"], params["w"])}
+
+    params = {"w": spread((2,)), "b": spread((4,), 1.0)}
+    axes = {"w": None, "b": 0}, 1, -1
+    out_axes = {"sum": -1, "rest": (0, None)}
+    args = params, spread((3, 4)), spread((2, 4))
+    mapped = sm.spmap(fun, in_axes=axes, out_axes=out_axes)
+    expected = loop_map(fun, 4, axes, out_axes)(*args)
+    assert_same(mapped(*args), jax.tree.map(jnp.asarray, expected))
+
+
+@pytest.mark.parametrize("in_axis", [0, 1, 2])
+@pytest.mark.parametrize("batch_axis", [0, 1, 2])
+@pytest.mark.parametrize("out_axis", [0, 1, -1])
+def test_where_a_batch_lies(in_axis, batch_axis, out_axis):
+    x = spread((2, 2, 2, 2)) + np.arange(2)
+
+    def build(map_):
+        mapped = map_(
+            lambda x: (x * (1 + lax.axis_index("i")), lax.psum(x, "i")),
+            axis_name="i",
+            in_axes=in_axis,
+            out_axes=(out_axis, None),
+        )
+        return jax.vmap(mapped, in_axes=batch_axis, out_axes=(out_axis, batch_axis))
+
+    same_under_vmap(build, x, compiled=False)
+
+
+def test_unmapped_results_of_unmapped_operands_stay_unbatched():
+    def build(map_):
+        mapped = map_(
+            lambda x, w: (lax.psum(x, "i"), w * 2),
+            axis_name="i",
+            in_axes=(0, None),
+            out_axes=None,
+        )
+        return jax.vmap(mapped, in_axes=(1, None), out_axes=(0, None))
+
+    same_under_vmap(build, X, spread((2,)))
+
+
+def test_a_vmapped_name_is_used_inside():
+    def build(map_):
+        def fun(x):
+            summed = lax.psum(x, ("i", "v")) - lax.psum(jnp.sin(x), ("v", "i"))
+            gathered = lax.all_gather(x, "v") @ lax.all_gather(x, "v")
+            return lax.psum(x, "v") * x + summed + gathered * lax.axis_index("v")
+
+        batched = jax.vmap(map_(fun, axis_name="i"), in_axes=1, axis_name="v")
+        return jax.grad(lambda x: (batched(x) ** 2).sum())
+
+    same_under_vmap(build, X)
+
+
+def test_an_unbatched_operand_meets_a_vmapped_name():
+    def build(map_):
+        mapped = map_(lambda x: x * lax.axis_index("v"), axis_name="i")
+        return jax.vmap(mapped, in_axes=None, axis_name="v", axis_size=3)
+
+    same_under_vmap(build, X)
+
+
+def test_the_maps_name_hides_a_vmapped_one():
+    def build(map_):
+        mapped = map_(lambda x: lax.psum(jnp.sin(x), "i") * x, axis_name="i")
+        batched = jax.vmap(mapped, in_axes=1, axis_name="i")
+        return jax.value_and_grad(lambda x: (batched(x) ** 2).sum())
+
+    same_under_vmap(build, X)
+
+
+def test_spmd_axis_name():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("batch", "i"))
+    mapped = sm.spmap(
+        lambda x: jnp.sin(x) * lax.psum(x, "i"), "i", mesh=mesh, mesh_axes="i"
+    )
+    batched = jax.vmap(mapped, in_axes=1, spmd_axis_name="batch")
+    expected = jax.vmap(
+        jax.vmap(lambda x: jnp.sin(x) * lax.psum(x, "i"), axis_name="i"), in_axes=1
+    )
+    x = spread((4, 2))
+    assert_same(jax.jit(batched)(x), expected(x))
+
+
+# Derivatives
+
+
+def test_psum_transposes_to_psum():
+    mapped = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    assert (
+        jax.grad(lambda x: mapped(x).sum())(X).tolist() == np.full((4, 3), 4).tolist()
+    )
+
+
+def test_an_unmapped_result_counts_once():
+    mapped = sm.spmap(lambda x: lax.psum(x, "i"), "i", out_axes=None)
+    assert jax.grad(lambda x: mapped(x).sum())(X).tolist() == np.ones((4, 3)).tolist()
+
+
+def test_an_unmapped_operand_gets_the_sum():
+    mapped = sm.spmap(lambda x, w: x * w, in_axes=(0, None))
+    gradient = jax.grad(lambda w: mapped(X, w).sum())(jnp.ones(3))
+    np.testing.assert_allclose(gradient, X.sum(0), rtol=1e-6)
+
+
+def test_linear_transpose_of_a_map():
+    def build(map_):
+        mapped = map_(
+            lambda x, w: 2 * x + lax.psum(w, "i"),
+            axis_name="i",
+            in_axes=(0, None),
+            out_axes=1,
+        )
+        return lambda y: jax.linear_transpose(mapped, X, X[0])(y)
+
+    same_under_vmap(build, X.T)
+
+
+def test_gradients_inside_through_collectives():
+    def build(map_):
+        def fun(x, w):
+            def loss(w):
+                return lax.pmean((jnp.sin(x * w) ** 2).sum(), "i")
+
+            return jax.grad(loss)(w), jax.hessian(loss)(w)
+
+        return map_(fun, axis_name="i", in_axes=(0, None))
+
+    same_under_vmap(build, X, X[0])
+
+
+def test_custom_vjp_with_static_and_integer_arguments():
+    def build(map_):
+        @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+        def scaled(n, x, k):
+            return x * n * k
+
+        scaled.defvjp(
+            lambda n, x, k: (scaled(n, x, k), (x, k)),
+            lambda n, residuals, ct: (7 * n * ct * residuals[0], None),
+        )
+        mapped = map_(lambda x: scaled(3, x, 2) * lax.psum(x, "i"), axis_name="i")
+        return jax.grad(lambda x: mapped(x).sum())
+
+    same_under_vmap(build, X)
+
+
+def test_custom_vjp_sees_the_cotangent_of_its_own_element():
+    # As under jax.pmap. jax.vmap adds the cotangents of what no element owns.
+    @jax.custom_vjp
+    def total(x):
+        return lax.psum(x, "i")
+
+    total.defvjp(lambda x: (total(x), None), lambda _, ct: (ct,))
+    weights = jnp.arange(4.0)
+    mapped = sm.spmap(lambda x, k: total(x) * k, "i")
+    gradient = jax.grad(lambda x: mapped(x, weights).sum())(jnp.ones(4))
+    assert gradient.tolist() == [0, 1, 2, 3]
+
+
+def test_custom_jvp_that_closes_over_a_tracer():
+    def build(map_):
+        def fun(w, x):
+            @jax.custom_jvp
+            def scaled(x):
+                return x * w
+
+            scaled.defjvp(lambda p, t: (p[0] * w, 3 * t[0] * w))
+            return map_(lambda x: scaled(x))(x).sum()
+
+        return jax.grad(fun, 1)
+
+    same_under_vmap(build, X[0], X)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "everything_saveable",
+        "nothing_saveable",
+        "dots_saveable",
+        "dots_with_no_batch_dims_saveable",
+        "named",
+    ],
+)
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_checkpoint_policies(where, policy):
+    policies = jax.checkpoint_policies
+    chosen = (
+        policies.save_only_these_names("hidden")
+        if policy == "named"
+        else getattr(policies, policy)
+    )
+
+    def fun(x, w):
+        hidden = checkpoint_name(jnp.tanh(x @ w), "hidden")
+        return jnp.sin(hidden) * lax.psum(x.sum(), "i")
+
+    def build(map_):
+        inner = jax.checkpoint(fun, policy=chosen) if where == "inside" else fun
+        mapped = map_(inner, axis_name="i", in_axes=(0, None))
+        if where == "around":
+            mapped = jax.checkpoint(mapped, policy=chosen)
+        return jax.grad(lambda x, w: mapped(x, w).sum(), (0, 1))
+
+    same_under_vmap(build, X, spread((3, 3)), compiled=False)
+
+
+def test_a_while_loop_has_forward_derivatives_only():
+    def fun(x):
+        def step(state):
+            return state[0] + 1, jnp.sin(state[1]) + lax.psum(state[1], "i")
+
+        return lax.while_loop(lambda state: state[0] < 3, step, (0, x))[1]
+
+    def build(map_):
+        mapped = map_(fun, axis_name="i")
+        return lambda x: jax.jvp(mapped, (x,), (x + 1,))
+
+    same_under_vmap(build, X)
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+        jax.grad(lambda x: sm.spmap(fun, "i")(x).sum())(X)
+
+
+def test_no_derivative_where_jax_has_none():
+    mapped = sm.spmap(lambda x: lax.pmax(x, "i"), "i")
+    with pytest.raises(NotImplementedError, match="Differentiation rule for 'pmax'"):
+        jax.grad(lambda x: mapped(x).sum())(X)
