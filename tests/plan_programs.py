@@ -199,7 +199,10 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "pad inside": (lambda x: lax.pad(x, 0.0, ((1, -2, 2), (-1, 3, 1))), (X,)),
     "qr": (lambda x: jnp.linalg.qr(x)[1], (SQUARES,)),
     "random bits": (lambda k, x: x + jax.random.normal(k, (8, 6)), (KEY, X)),
-    "random bytes": (lambda k, i: i + jax.random.bits(k, (8, 6), "uint8"), (KEY, ints(8, 6))),
+    "random bytes": (
+        lambda k, i: i + jax.random.bits(k, (8, 6), "uint8"),
+        (KEY, ints(8, 6)),
+    ),
     "random split": (
         lambda k: jax.random.key_data(jax.vmap(lambda k: jax.random.split(k, 3))(k)),
         (jax.random.split(KEY, 6),),

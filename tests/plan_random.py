@@ -94,7 +94,9 @@ def random_program(seed: int, steps: int = 6):
     for _ in range(rng.integers(2, steps + 1)):
         kind = rng.integers(5)
         table = (UNARY, SHAPED, SHAPED, REDUCED, JOINED)[kind]
-        plans.append((kind == 4, table[rng.integers(len(table))], *rng.integers(9, size=2)))
+        plans.append(
+            (kind == 4, table[rng.integers(len(table))], *rng.integers(9, size=2))
+        )
     outputs = rng.integers(1, 3)
 
     def fun(a, b):

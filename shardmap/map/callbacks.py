@@ -17,6 +17,7 @@ from jax.interpreters import batching
 from shardmap.map.collectives import SplitAxis, is_collective
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr
+from shardmap.map.tap_primitive import tap_p
 
 each_p = jex_core.Primitive("for_each_element")
 each_p.multiple_results = True
@@ -44,7 +45,10 @@ def call_for_each(jaxpr: Any, axis: SplitAxis) -> Any:
 
     def change(equation: Any, shadowed: bool) -> Any:
         effects = [e for e in equation.effects if not hasattr(e, "name")]
-        holds_jaxprs = any(True for _ in jex_core.jaxprs_in_params(equation.params))
+        # A tap's jaxpr is there for JAX to look at; it is not run.
+        holds_jaxprs = equation.primitive is not tap_p and any(
+            True for _ in jex_core.jaxprs_in_params(equation.params)
+        )
         if (
             not effects
             or holds_jaxprs

@@ -103,6 +103,21 @@ def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
     return found
 
 
+def lowers_per_device(jaxpr: Any, name: Hashable, platform: str) -> bool:
+    """Whether JAX lowers all collectives over the axis for one element per device.
+
+    It lacks pbroadcast on CPU, and all_gather of random keys.
+    """
+    return not any(
+        (equation.primitive is PBROADCAST and platform == "cpu")
+        or (
+            equation.primitive is ALL_GATHER
+            and jnp.issubdtype(equation.invars[0].aval.dtype, jax.dtypes.extended)
+        )
+        for equation in uses_axis(jaxpr, name)
+    )
+
+
 def is_collective(equation: Any, name: Hashable) -> bool:
     """Whether the equation itself is a collective over the axis."""
     return equation.primitive in RULES and name in _names(equation.params)
@@ -460,12 +475,15 @@ REDUCTIONS: dict[Any, Reduction] = {
     _primitive(lambda x: lax.pmin(x, "i")): _MIN,
 }
 
+ALL_GATHER = _primitive(lambda x: lax.all_gather(x, "i"))
+PBROADCAST = _primitive(lambda x: lax.pbroadcast(x, "i", 0))
+
 RULES.update(REDUCTIONS)
 RULES |= {
     AXIS_INDEX: _axis_index_rule,
-    _primitive(lambda x: lax.all_gather(x, "i")): _all_gather_rule,
+    ALL_GATHER: _all_gather_rule,
     _primitive(lambda x: lax.ppermute(x, "i", [(0, 0)])): _ppermute_rule,
-    _primitive(lambda x: lax.pbroadcast(x, "i", 0)): _pbroadcast_rule,
+    PBROADCAST: _pbroadcast_rule,
     _primitive(lambda x: lax.psum_scatter(x, "i")): _reduce_scatter_rule,
     _primitive(lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True)): _all_to_all_rule,
     jex_core.primitives.ragged_all_to_all_p: _ragged_all_to_all_rule,

@@ -209,9 +209,17 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     """
     mesh = params["mesh"]
     walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
-    cuts = _map_cuts(params, mesh, walk)
+    operands, results = _map_cuts(params, mesh, walk)
+    # XLA gives every device the whole of a result without entries.
+    results = [
+        cut if math.prod(var.aval.shape) else {}
+        for var, cut in zip(params["call_jaxpr"].outvars, results, strict=True)
+    ]
     return MapShardings(
-        *(tuple(NamedSharding(mesh, _spec(cut)) for cut in side) for side in cuts)
+        *(
+            tuple(NamedSharding(mesh, _spec(cut)) for cut in cuts)
+            for cuts in (operands, results)
+        )
     )
 
 

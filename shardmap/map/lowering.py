@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.map import placement
 from shardmap.map.blocks import block_function
-from shardmap.map.collectives import RULES, SplitAxis
+from shardmap.map.collectives import RULES, SplitAxis, lowers_per_device
 from shardmap.map.layout import MeshWalk, inner_walk, map_shardings, partition_spec
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr, under_mesh
@@ -162,7 +162,11 @@ def per_device(
     manual_axes = mesh.axis_names if is_tapped(call_jaxpr) else mesh_axes
     jaxpr = under_mesh(jaxpr, _with_manual_axes(mesh, manual_axes).abstract_mesh)
     # Not every collective of JAX takes several mesh axes for one name.
-    if axis.devices == axis_size and len(mesh_axes) == 1:
+    if (
+        axis.devices == axis_size
+        and len(mesh_axes) == 1
+        and lowers_per_device(jaxpr, axis_name, mesh.devices.flat[0].platform)
+    ):
         block = _one_element(jaxpr, axis, in_axes, out_axes)
     else:
         block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)

@@ -15,16 +15,14 @@ from jax.extend import source_info_util
 class Value:
     """What one variable of the program stands for."""
 
-    __slots__ = ("aval", "number", "producer")
+    __slots__ = ("aval", "number", "producer", "shape")
 
     def __init__(self, number: int, aval: Any) -> None:
         self.number = number
         self.aval = aval
         self.producer: Node | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
+        # Shapes may hold NumPy integers, which are no ints.
+        self.shape = tuple(map(int, aval.shape))
 
     @property
     def size(self) -> int:

@@ -86,8 +86,8 @@ def outputs(plan: "ShardPlan", out: Any) -> list[tuple[Value | None, Any]]:
     count = plan.out_tree.num_leaves
     given: list[Any] = [None] * count
     if out is not None:
-        given, tree = jax.tree.flatten(out, is_leaf=lambda leaf: leaf is None)
-        if tree.num_leaves != count or len(given) != count:
+        given = jax.tree.leaves(out, is_leaf=lambda leaf: leaf is None)
+        if len(given) != count:
             raise ValueError(
                 f"out has {len(given)} arrays, but the function returns {count}"
             )

@@ -236,6 +236,10 @@ class Window:
     dilation: int = 1
     reverse: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("size", "stride", "pad", "extent", "dilation"):
+            object.__setattr__(self, name, int(getattr(self, name)))
+
     def reads(self, result: Interval) -> tuple[Interval, int, int]:
         """The elements that an interval of the result reads, and the holes around.
 
