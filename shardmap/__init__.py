@@ -10,6 +10,7 @@ ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 from shardmap.map.api import spmap
 from shardmap.map.array_likes import register_shard_handler
 from shardmap.map.mesh_map import mesh_map, mesh_sharding_spec
+from shardmap.map.partitions import sharded_jit, with_sharding_constraint
 from shardmap.map.pieces import shard_of, unreplicate, unstack
 from shardmap.map.primitive import MapPrimitive, spmap_p
 from shardmap.map.stacking import device_put_replicated, device_put_sharded
@@ -47,6 +48,7 @@ __all__ = [
     "pmap_sharding",
     "register_shard_handler",
     "shard_of",
+    "sharded_jit",
     "spec_of",
     "spec_to_indices",
     "spmap",
@@ -57,4 +59,5 @@ __all__ = [
     "taps_barrier",
     "unreplicate",
     "unstack",
+    "with_sharding_constraint",
 ]

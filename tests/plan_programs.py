@@ -166,6 +166,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "convert": (lambda x: x.astype(jnp.float16), (X,)),
     "cummax": (lambda x: lax.cummax(x, 0), (X,)),
+    "cummin": (lambda x: lax.cummin(x, 1), (X,)),
     "cumprod": (lambda x: jnp.cumprod(x, 1), (X,)),
     "cumsum": (lambda x: jnp.cumsum(x, 0), (X,)),
     "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, 0), (X,)),
@@ -202,6 +203,10 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "random bytes": (
         lambda k, i: i + jax.random.bits(k, (8, 6), "uint8"),
         (KEY, ints(8, 6)),
+    ),
+    "random seed": (
+        lambda i: jax.random.key_data(jax.vmap(jax.random.key)(i)),
+        (ints(6),),
     ),
     "random split": (
         lambda k: jax.random.key_data(jax.vmap(lambda k: jax.random.split(k, 3))(k)),

@@ -179,7 +179,7 @@ def test_soft_device_persistence():
         twice = identity(once)
     np.testing.assert_array_equal(twice, x)
     assert once.sharding == twice.sharding
-    collected = identity((once.reshape(N // 2, 2, 2, 3) + 1))
+    collected = identity(once.reshape(N // 2, 2, 2, 3) + 1)
     np.testing.assert_array_equal(collected, x.reshape(N // 2, 2, 2, 3) + 1)
 
 

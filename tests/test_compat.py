@@ -11,13 +11,17 @@ import shardmap as sm
 from shardmap import compat
 
 
-@pytest.mark.parametrize("name", sorted(set(compat.__all__) - {"PmapSharding", "pmap"}))
+MAPS = {"pmap", "soft_pmap"}
+
+
+@pytest.mark.parametrize("name", sorted(set(compat.__all__) - {"PmapSharding"} - MAPS))
 def test_names_are_aliases(name):
     assert getattr(compat, name) is getattr(sm, name)
 
 
 def test_pmap_is_spmap():
     assert compat.pmap is sm.spmap
+    assert compat.soft_pmap is sm.spmap
     f = compat.pmap(lambda x: x / jax.lax.psum(x, "i"), axis_name="i")
     np.testing.assert_allclose(f(np.ones(8)), np.full(8, 1 / 8))
 

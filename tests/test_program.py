@@ -334,8 +334,19 @@ def test_one_line_per_moved_input(caplog):
 # Hangs
 
 
+def run_in_a_process(program, timeout):
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert result.stdout == "ran to the end\n", result.stderr[-2000:]
+
+
 def test_many_collectives_in_flight_do_not_hang():
-    program = """
+    run_in_a_process(
+        """
         import jax, jax.numpy as jnp, numpy as np, shardmap as sm
         from jax import lax
 
@@ -351,11 +362,62 @@ def test_many_collectives_in_flight_do_not_hang():
             results = [step(x + k) for k in range(20)]
             jax.block_until_ready(results)
         print("ran to the end")
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
+        """,
         timeout=240,
     )
-    assert result.stdout == "ran to the end\n", result.stderr[-2000:]
+
+
+def test_steps_of_a_loop_do_not_hang_on_a_busy_machine():
+    """Without turns, this hangs for good in the first seconds, jax.pmap's too."""
+    run_in_a_process(
+        """
+        import multiprocessing
+        import jax, numpy as np, shardmap as sm
+        from jax import lax
+
+        def spin():
+            while True:
+                pass
+
+        @sm.spmap(axis_name="i")
+        def step(w, x):
+            w = w - lax.pmean(x @ (x.T @ w), "i") / 1e3
+            return w, lax.pmean(w.sum(), "i")
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("fork")
+            busy = [context.Process(target=spin, daemon=True) for _ in range(6)]
+            for process in busy:
+                process.start()
+            x = np.ones((8, 16, 3), np.float32)
+            for _ in range(25):
+                w = np.ones((8, 16), np.float32)
+                for _ in range(60):
+                    w, total = step(w, x)
+                w.block_until_ready()
+            for process in busy:
+                process.kill()
+            print("ran to the end")
+        """,
+        timeout=240,
+    )
+
+
+def test_runs_from_several_threads_take_turns():
+    mapped = [
+        sm.spmap(lambda x, k=k: lax.psum(x * k, "i"), axis_name="i") for k in range(4)
+    ]
+    totals = [[] for _ in mapped]
+
+    def work(k):
+        for _ in range(50):
+            totals[k].append(mapped[k](EIGHT))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, results in enumerate(totals):
+        assert len(results) == 50
+        np.testing.assert_array_equal(results[-1], np.full(8, 28.0 * k))

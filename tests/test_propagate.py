@@ -133,7 +133,7 @@ def test_two_runs_give_the_same_plan():
 
 
 def test_an_effect_is_refused_by_name():
-    with pytest.raises(Refused, match="debug_print at .*test_propagate.py"):
+    with pytest.raises(Refused, match=r"debug_print at .*test_propagate.py"):
         analysed(lambda x: jax.debug.print("x"), (6,), cuts=[[CUT]])
 
 

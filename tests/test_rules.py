@@ -250,6 +250,27 @@ def test_the_maps_name_hides_a_vmapped_one():
     same_under_vmap(build, X)
 
 
+@pytest.mark.parametrize("batch_axis", [0, 1, 2, 3])
+@pytest.mark.parametrize("scattered", [0, 1])
+def test_psum_scatter_with_the_batch_anywhere(scattered, batch_axis):
+    # JAX's own rule is wrong where the batch lies behind the scattered dimension.
+    mapped = sm.spmap(
+        lambda x: lax.psum_scatter(x, "i", scatter_dimension=scattered), "i"
+    )
+    x = spread((2, 2, 2)) + np.arange(2)
+    batch = np.stack([x, -x, 2 * x], batch_axis)
+    expected = jnp.stack([mapped(x), mapped(-x), mapped(2 * x)])
+    assert_same(jax.vmap(mapped, in_axes=batch_axis)(batch), expected)
+
+
+def test_all_to_all_that_moves_a_dimension_has_a_gradient():
+    # JAX's own rule gives a cotangent of the wrong shape.
+    mapped = sm.spmap(lambda x: lax.all_to_all(x, "i", 0, 1), "i")
+    weights = spread((4, 3, 4), 1.0)
+    gradient = jax.grad(lambda x: (mapped(x) * weights).sum())(spread((4, 4, 3)))
+    assert_same(gradient, jnp.asarray(weights.transpose(2, 0, 1)))
+
+
 def test_spmd_axis_name():
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("batch", "i"))
     mapped = sm.spmap(

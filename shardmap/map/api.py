@@ -10,8 +10,9 @@ import jax.extend.core as jex_core
 from jax.sharding import Mesh, Sharding
 
 from shardmap.map import arguments, functions, tracing
+from shardmap.map.calls import Options
 from shardmap.map.checks import check_copies_agree
-from shardmap.map.program import FunctionMap, Options
+from shardmap.map.program import FunctionMap
 from shardmap.map.stages import Lowered, lower
 
 with jax.core.eval_context():
@@ -42,15 +43,19 @@ class MappedFunction:
         self._fun = self._map.fun()
         # The last program for each number of arguments is tried first. It refuses what
         # it is not for; where that happens often, every call is looked up.
-        self._recent: dict[int, tuple[Any, Any]] = {}
+        self._recent: dict[int, tuple[Any, Any, Any]] = {}
         self._refusals = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(args, kwargs)
         if not kwargs:
-            program, must_lie = self._recent.get(len(args), (None, ()))
-            if program is not None and (not must_lie or _all_lie(args, must_lie)):
+            program, probe, must_lie = self._recent.get(len(args), (None, None, ()))
+            if (
+                program is not None
+                and (probe is None or probe.fits(args))
+                and (not must_lie or _all_lie(args, must_lie))
+            ):
                 try:
                     return program(*args)
                 except (TypeError, ValueError):
@@ -69,7 +74,7 @@ class MappedFunction:
             check_copies_agree(self._map.name, results)
             varies = True
         if not (call.moved or kwargs or varies):
-            self._recent[len(args)] = call.program, call.must_lie
+            self._recent[len(args)] = call.program, call.probe, call.must_lie
         return results
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

@@ -105,7 +105,7 @@ def _loop(
                 )
             elif batch_size == 1:
                 alone = element(*(array[0] for array in given))
-                results = [result[None] for result in alone]
+                results = [jnp.expand_dims(result, 0) for result in alone]
             else:
                 results = jax.vmap(element)(*given)
             present = given[0] < axis.size

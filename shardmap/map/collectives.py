@@ -123,6 +123,15 @@ def is_collective(equation: Any, name: Hashable) -> bool:
     return equation.primitive in RULES and name in _names(equation.params)
 
 
+def has_collectives(jaxpr: Any) -> bool:
+    """Whether there is any collective but `jax.lax.axis_index` in ``jaxpr``."""
+    return any(
+        (equation.primitive in RULES and equation.primitive is not AXIS_INDEX)
+        or any(map(has_collectives, jex_core.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
 def _names(params: dict[str, Any]) -> tuple[Any, ...]:
     """The axes that a collective works over; numbers among them are dimensions."""
     names = params.get("axes", params.get("axis_name"))

@@ -15,25 +15,18 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.map import placement
 from shardmap.map.blocks import block_function
-from shardmap.map.collectives import RULES, SplitAxis, lowers_per_device
+from shardmap.map.collectives import (
+    RULES,
+    SplitAxis,
+    has_collectives,
+    lowers_per_device,
+)
 from shardmap.map.layout import MeshWalk, inner_walk, map_shardings, partition_spec
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr, under_mesh
+from shardmap.map.running import map_jit
 from shardmap.map.tap_primitive import is_tapped
 from shardmap.map.tracing import config_value
-
-
-def map_jit(fun: Callable[..., Any], mesh: Mesh, **options: Any) -> Any:
-    """`jax.jit` for a program with maps over the devices of ``mesh``.
-
-    jaxlib's concurrency-optimised scheduler can hang programs with several
-    collectives in flight on more CPU devices than cores.
-    """
-    if mesh.devices.flat[0].platform == "cpu":
-        options["compiler_options"] = {
-            "xla_cpu_enable_concurrency_optimized_scheduler": False
-        }
-    return jax.jit(fun, **options)
 
 
 # Evaluation
@@ -54,8 +47,25 @@ def _program(**params: Any) -> tuple[Any, tuple[Any, ...] | None]:
     if mesh is None:
         return jax.jit(run), None
     operands, results = map_shardings(params)
-    jitted = map_jit(run, mesh, in_shardings=operands, out_shardings=list(results))
+    jitted = map_jit(
+        run,
+        list(mesh.devices.flat),
+        communicates(params),
+        in_shardings=operands,
+        out_shardings=list(results),
+    )
     return jitted, operands
+
+
+def communicates(params: dict[str, Any]) -> bool:
+    """Whether the program of a map has anything to send between devices."""
+    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+    return (
+        params["lowering"] == "spmd"
+        or len(params["mesh"].axis_names) > len(walk.mesh_axes)
+        or params["axis_size"] % walk.device_count(params["mesh"]) != 0
+        or has_collectives(params["call_jaxpr"])
+    )
 
 
 # All elements in one program

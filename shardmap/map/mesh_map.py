@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import arguments, placement
 from shardmap.map.api import TOP_LEVEL, spmap
-from shardmap.map.lowering import map_jit
+from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
@@ -185,7 +185,8 @@ class MeshMappedFunction:
             call.__name__ = call.__qualname__ = getattr(self, "__name__", "mesh_map")
             program = map_jit(
                 call,
-                self._options.mesh,
+                list(self._options.mesh.devices.flat),
+                communicates=True,
                 in_shardings=in_shardings,
                 out_shardings=jax.tree.unflatten(
                     jax.tree.structure(out_shape), out_shardings

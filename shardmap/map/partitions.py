@@ -20,7 +20,7 @@ from shardmap.map.constraints import (
     partition_mesh,
     partition_sharding,
 )
-from shardmap.map.lowering import map_jit
+from shardmap.map.running import map_jit
 from shardmap.map.parts import (
     Counts,
     agreed_total,
@@ -291,7 +291,8 @@ class _ShardedFunction:
         operands = shardings(call.in_avals, call.in_parts)
         program = map_jit(
             run,
-            partition_mesh((), call.total or 1, "sharded_jit"),
+            list(partition_mesh((), call.total or 1, "sharded_jit").devices.flat),
+            communicates=True,
             in_shardings=tuple(operands),
             out_shardings=shardings(call.out_avals, call.out_parts),
         )

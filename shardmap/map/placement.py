@@ -11,6 +11,7 @@ from absl import logging
 from jax.sharding import Sharding
 
 from shardmap.map import array_likes
+from shardmap.map.running import map_jit
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
 
@@ -131,14 +132,8 @@ def _recut_and_put(array: jax.Array, sharding: Sharding) -> jax.Array:
 @functools.lru_cache(maxsize=1024)
 def _recut(sharding: Sharding) -> Any:
     """A program that lays out an array anew on the devices that it is on."""
-    options: dict[str, Any] = {}
-    devices: Any = sharding.device_set
-    if next(iter(devices)).platform == "cpu":
-        # See `map_jit`.
-        options["xla_cpu_enable_concurrency_optimized_scheduler"] = False
-    return jax.jit(
-        lambda x: x, out_shardings=sharding, compiler_options=options or None
-    )
+    devices = list(sharding.device_set)
+    return map_jit(lambda x: x, devices, communicates=True, out_shardings=sharding)
 
 
 def _cut_and_copied(pieces: Sequence[int], devices: Sequence[jax.Device]) -> Sharding:

@@ -7,121 +7,24 @@ its kind.
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from absl import logging
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
-from shardmap.map import arguments, array_likes, functions, placement, tracing
+from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map.calls import Call, Element, Options, Prepared, as_arrays, probe_of
 from shardmap.map.constraints import is_partition_axis
 from shardmap.map.layout import (
     MapShardings,
     check_inner_meshes,
     map_mesh,
-    map_shardings,
 )
-from shardmap.map.lowering import map_jit
+from shardmap.map.lowering import communicates
 from shardmap.map.primitive import remove_axis, spmap_p
-
-
-class Options(NamedTuple):
-    """The arguments of `spmap` but the function."""
-
-    axis_name: Hashable
-    in_axes: Any
-    out_axes: Any
-    static_argnums: tuple[int, ...]
-    devices: tuple[jax.Device, ...] | None
-    backend: str | None
-    axis_size: int | None
-    donate_argnums: tuple[int, ...]
-    mesh: Mesh | None
-    mesh_axes: tuple[str, ...] | None
-    batch_size: int | None
-    lowering: str
-    check_replicas: bool
-
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options, whatever containers the axes are in."""
-        in_axes, out_axes = (
-            (tuple(leaves), tree)
-            for leaves, tree in (
-                jax.tree.flatten(axes, is_leaf=lambda x: x is None)
-                for axes in (self.in_axes, self.out_axes)
-            )
-        )
-        return self._replace(in_axes=in_axes, out_axes=out_axes)
-
-
-class _Element:
-    """The function of one element over flat leaves, to be traced.
-
-    JAX finds a trace again by this object, so there is one for each function, options,
-    argument structure and static arguments.
-    """
-
-    def __init__(
-        self,
-        fun: functions.WeakFunction,
-        in_tree: Any,
-        statics: tuple[tuple[int, Any], ...],
-    ) -> None:
-        self._fun = fun
-        self._in_tree = in_tree
-        self._statics = statics
-
-    def __call__(self, *leaves: Any) -> Any:
-        args, kwargs = jax.tree.unflatten(self._in_tree, leaves)
-        args = list(args)
-        for argnum, value in self._statics:
-            args.insert(argnum, value)
-        return self._fun()(*args, **kwargs)
-
-
-class Call(NamedTuple):
-    """One call, read and traced: all that is needed to run or bind it.
-
-    Attributes:
-      leaves: the arrays, without static arguments.
-      in_tree: the structure of (positional arguments, keyword arguments).
-      body: what one element computes.
-      params: of the map's equation. Its operands are the body's constants, then the
-        leaves.
-    """
-
-    leaves: list[Any]
-    in_tree: Any
-    body: tracing.Body
-    params: dict[str, Any]
-
-    @property
-    def shardings(self) -> MapShardings | None:
-        """How leaves and results lie; None inside another map."""
-        if self.params["mesh"] is None:
-            return None
-        operands, results = map_shardings(self.params)
-        return MapShardings(operands[len(self.body.constants) :], results)
-
-
-class Prepared(NamedTuple):
-    """A call ready to run.
-
-    Attributes:
-      program: a `jax.jit`.
-      args: the positional arguments, laid out.
-      kwargs: the keyword arguments, laid out.
-      moved: whether any of them lay otherwise.
-      must_lie: for a leaf that is donated, its number and how it has to lie for its
-        memory to be used.
-    """
-
-    program: Any
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
-    moved: bool
-    must_lie: tuple[tuple[int, Sharding], ...]
+from shardmap.map.running import map_jit
 
 
 class FunctionMap:
@@ -137,10 +40,10 @@ class FunctionMap:
         self._donate_argnames = arguments.keyword_names(fun, options.donate_argnums)
         # Bounded, as there is one for each value of the static arguments.
         self._element = functools.lru_cache(maxsize=1024)(
-            functools.partial(_Element, self.fun)
+            functools.partial(Element, self.fun)
         )
         self._program = functools.lru_cache(maxsize=1024)(self._make_program)
-        self._programs_by_key: dict[Hashable, tuple[Any, Any, list[bool]]] = {}
+        self._programs_by_key: dict[Hashable, tuple[Any, ...]] = {}
 
     @property
     def has_statics(self) -> bool:
@@ -221,7 +124,7 @@ class FunctionMap:
         return self._bind(self.read(args, kwargs))
 
     def _bind(self, call: Call) -> Any:
-        leaves = _as_arrays(call)
+        leaves = as_arrays(call)
         results = spmap_p.bind(*call.body.constants, *leaves, **call.params)
         return jax.tree.unflatten(call.body.out_tree, results)
 
@@ -239,15 +142,16 @@ class FunctionMap:
             tuple(args[k] for k in static if k < len(args)),
         )
         try:
-            program, shardings, donated = self._programs_by_key[key]
+            program, shardings, donated, probe = self._programs_by_key[key]
         except (KeyError, TypeError):
             call = self.read(args, kwargs)
             program = self.program(call, kwargs)
             shardings = call.shardings and call.shardings.operands
             donated = self._donated(argnums, in_tree)
+            probe = probe_of(call, argnums)
             if len(self._programs_by_key) >= 1024:
                 self._programs_by_key.clear()
-            self._programs_by_key[key] = program, shardings, donated
+            self._programs_by_key[key] = program, shardings, donated, probe
         # `jax.jit` lays out positional arguments, but not keyword arguments.
         placed = placement.place(leaves, shardings, bool(kwargs), donated)
         moved = any(a is not b for a, b in zip(leaves, placed, strict=True))
@@ -262,7 +166,7 @@ class FunctionMap:
             )
             if is_donated
         )
-        return Prepared(program, args, kwargs, moved, must_lie)
+        return Prepared(program, args, kwargs, moved, must_lie, probe)
 
     def _donated(self, argnums: Sequence[int], in_tree: Any) -> list[bool]:
         """Which leaves are donated."""
@@ -285,6 +189,7 @@ class FunctionMap:
             call.body.out_tree,
             call.params["mesh"],
             call.shardings,
+            call.params["mesh"] is not None and communicates(call.params),
             bool(kwargs),
         )
 
@@ -294,6 +199,7 @@ class FunctionMap:
         out_tree: Any,
         mesh: Mesh | None,
         shardings: MapShardings | None,
+        sends: bool,
         has_keywords: bool,
     ) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -314,7 +220,7 @@ class FunctionMap:
         options["out_shardings"] = jax.tree.unflatten(out_tree, shardings.results)
         if not has_keywords:
             options["in_shardings"], _ = jax.tree.unflatten(in_tree, shardings.operands)
-        return map_jit(run, mesh, **options)
+        return map_jit(run, list(mesh.devices.flat), sends, **options)
 
     def _place(self, axis_size: int, call_jaxpr: Any) -> dict[str, Any]:
         """The parameters of the equation that say on which devices it runs."""
@@ -387,21 +293,6 @@ class FunctionMap:
             f"{listed}. What static_broadcasted_argnums names needs __hash__ and "
             "__eq__."
         )
-
-
-def _as_arrays(call: Call) -> list[Any]:
-    """The leaves as what JAX can bind: array-likes are read."""
-    if not any(map(array_likes.is_array_like, call.leaves)):
-        return call.leaves
-    here = SingleDeviceSharding(jax.local_devices()[0])
-    shardings = call.shardings.operands if call.shardings else [here] * len(call.leaves)
-    with jax.ensure_compile_time_eval():
-        return [
-            array_likes.lay_out(leaf, sharding)
-            if array_likes.is_array_like(leaf)
-            else leaf
-            for leaf, sharding in zip(call.leaves, shardings, strict=True)
-        ]
 
 
 def _is_hashable(value: Any) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
 
 from shardmap.map.primitive import spmap_p
 
@@ -22,7 +23,7 @@ def rewrite_jaxpr(
       jaxpr: a jaxpr.
       axis_name: the axis that the change is about.
       change: takes an equation, and whether a map in between binds ``axis_name``
-        again; gives the equation to have instead.
+        again; gives the equation to have instead, or several.
       shadowed: the same for the whole jaxpr.
       into_maps: whether to change what maps hold, too.
     """
@@ -52,7 +53,8 @@ def rewrite_jaxpr(
                 inside = shadowed or (is_map and params["axis_name"] == axis_name)
                 held = {key: rewrite(value, inside) for key, value in params.items()}
                 equation = equation.replace(params=held)
-            equations.append(change(equation, shadowed))
+            changed = change(equation, shadowed)
+            equations.extend(changed if isinstance(changed, list) else [changed])
         # What remains of the effect of using the axis name would be out of date.
         effects = {
             effect
@@ -83,3 +85,115 @@ def under_mesh(jaxpr: Any, mesh: Any) -> Any:
 
     # What maps hold is put under a mesh where they are lowered.
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+_REDUCE_SCATTER = (
+    jax.make_jaxpr(
+        lambda x: jax.lax.psum_scatter(x, "i", tiled=True), axis_env=[("i", 1)]
+    )(np.zeros(1, np.float32))
+    .jaxpr.eqns[-1]
+    .primitive
+)
+
+
+def tile_collectives(jaxpr: Any) -> Any | None:
+    """``jaxpr`` with some collectives as JAX differentiates and vectorises them right.
+
+    Without ``tiled``, JAX transposes an all_to_all wrongly that moves a dimension, and
+    vectorises a psum_scatter wrongly along what lies behind the scattered dimension.
+
+    Returns:
+      The new jaxpr; None if there is nothing to change.
+    """
+    found = False
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        nonlocal found
+        params = equation.params
+        if params.get("tiled", True):
+            return equation
+        tiled = {"params": params | {"tiled": True}}
+        if equation.primitive is jex_core.primitives.all_to_all_p:
+            # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
+            found = True
+            return equation.replace(**tiled)
+        if equation.primitive is not _REDUCE_SCATTER:
+            return equation
+        found = True
+        dimension = params["scatter_dimension"]
+        (result,) = equation.outvars
+        shape = list(result.aval.shape)
+        shape.insert(dimension, 1)
+        squeezed = jax.make_jaxpr(lambda x: jax.lax.squeeze(x, (dimension,)))(
+            jax.ShapeDtypeStruct(shape, result.aval.dtype)
+        ).jaxpr
+        between = squeezed.invars[0]
+        (squeeze,) = squeezed.eqns
+        return [
+            equation.replace(outvars=[between], **tiled),
+            squeeze.replace(outvars=[result], ctx=equation.ctx),
+        ]
+
+    # Maps inside were traced on their own.
+    tiled = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+    return tiled if found else None
+
+
+def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:
+    """``jaxpr`` with sums over an axis of sums over inner axes made one.
+
+    What all elements of nested maps share gets its cotangent from the inner map as a
+    sum, which the outer map sums again: two collectives, one after the other.
+    """
+    for equation in jaxpr.eqns:
+        if not _is_sum(equation) or equation.params["axes"] != (axis_name,):
+            continue
+        (inner,), (result,) = equation.invars, equation.outvars
+        merged = _sum_inside(jaxpr, inner, axis_name, equation.effects)
+        if merged is not None:
+            jaxpr = merged.replace(
+                eqns=[e for e in merged.eqns if e is not equation],
+                outvars=[inner if var is result else var for var in merged.outvars],
+            )
+    return jaxpr
+
+
+def _is_sum(equation: Any) -> bool:
+    return (
+        equation.primitive is jex_core.primitives.psum_p
+        and equation.params["axis_index_groups"] is None
+        and len(equation.invars) == 1
+    )
+
+
+def _sum_inside(
+    jaxpr: Any, result: Any, axis_name: Hashable, effects: Any
+) -> Any | None:
+    """``jaxpr`` whose ``result`` is summed over the axis, too.
+
+    None where it is not a sum already, here or in a map, or has other uses.
+    """
+    uses = [var for e in jaxpr.eqns for var in e.invars] + list(jaxpr.outvars)
+    makers = [e for e in jaxpr.eqns if any(var is result for var in e.outvars)]
+    if not makers or sum(var is result for var in uses) != 1:
+        return None
+    (maker,) = makers
+    params = maker.params
+    if _is_sum(maker) and axis_name not in params["axes"]:
+        changed = {"axes": (*params["axes"], axis_name)}
+    elif maker.primitive is spmap_p and params["axis_name"] != axis_name:
+        (place,) = [k for k, var in enumerate(maker.outvars) if var is result]
+        inside = params["call_jaxpr"]
+        merged = None
+        if params["out_axes"][place] is None:
+            merged = _sum_inside(inside, inside.outvars[place], axis_name, effects)
+        if merged is None:
+            return None
+        changed = {"call_jaxpr": merged}
+    else:
+        return None
+    summed = maker.replace(params=params | changed, effects=maker.effects | effects)
+    return jaxpr.replace(
+        eqns=[summed if e is maker else e for e in jaxpr.eqns],
+        effects=jaxpr.effects | effects,
+    )

@@ -13,12 +13,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
 from shardmap.map.primitive import remove_axis, spmap_p
-from shardmap.map.rewriting import rewrite_jaxpr
+from shardmap.map.rewriting import merge_sums
 from shardmap.map.tracing import (
     Batch,
     Body,
@@ -198,22 +197,6 @@ def _zero_tangent(result: Any) -> ad.Zero:
 # Reverse mode
 
 
-def _with_tiled_all_to_all(jaxpr: Any) -> Any:
-    """``jaxpr`` as JAX can transpose it.
-
-    `jax.lax.all_to_all` inserts the dimension that a result without ``tiled`` has
-    before it binds the primitive, for which ``tiled`` makes no difference then, but
-    for JAX's transposition rule, which inserts it again.
-    """
-
-    def change(equation: Any, shadowed: bool) -> Any:
-        if equation.primitive is not jex_core.primitives.all_to_all_p:
-            return equation
-        return equation.replace(params=equation.params | {"tiled": True})
-
-    return rewrite_jaxpr(jaxpr, None, change)
-
-
 @per_jaxpr
 def _transpose(
     jaxpr: Any,
@@ -229,7 +212,6 @@ def _transpose(
     ``linear`` marks the operands that want a cotangent, ``wanted`` the results that
     have one.
     """
-    jaxpr = _with_tiled_all_to_all(jaxpr)
     avals = [var.aval for var in jaxpr.invars]
     residual_avals = [a for a, lin in zip(avals, linear, strict=True) if not lin]
     linear_avals = [a for a, lin in zip(avals, linear, strict=True) if lin]
@@ -262,9 +244,10 @@ def _transpose(
             for ct, axis in zip(operands, linear_axes, strict=True)
         ]
 
-    return trace_body(
+    body = trace_body(
         transposed, [*residual_avals, *cotangent_avals], axis_name, axis_size
     )
+    return body._replace(jaxpr=merge_sums(body.jaxpr, axis_name))
 
 
 def _transpose_rule(

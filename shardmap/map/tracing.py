@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from shardmap.map.rewriting import tile_collectives
+
 UNNAMED = "_unnamed"
 """The axis name of maps that were given none; nothing can refer to it."""
 
@@ -65,9 +67,10 @@ def trace_body(
         closed, out_shape = jax.make_jaxpr(
             fun, axis_env=_axis_env(axis_name, axis_size), return_shape=True
         )(*map(shape_dtype_struct, avals))
-    jaxpr = closed.jaxpr
-    if closed.consts:
-        jaxpr = _without_constants(closed, axis_name, axis_size)
+        jaxpr = closed.jaxpr
+        if closed.consts:
+            jaxpr = _without_constants(closed, axis_name, axis_size)
+        jaxpr = _tiled(jaxpr) or jaxpr
     return Body(jaxpr, tuple(closed.consts), jax.tree.structure(out_shape))
 
 
@@ -92,6 +95,12 @@ def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
         return values[key]
 
     return kept
+
+
+@per_jaxpr
+def _tiled(jaxpr: Any) -> Any | None:
+    has_collectives = any(hasattr(effect, "name") for effect in jaxpr.effects)
+    return tile_collectives(jaxpr) if has_collectives else None
 
 
 @per_jaxpr

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from shardmap.plan.rules import UNCUT, Points
 from shardmap.plan.slices import EACH, _Each, cut_points
@@ -25,12 +26,13 @@ def input_cuts(
     cuts: list[list[Points]] = []
     kinds: set[type] = set()
     for k, (path, spec, aval) in enumerate(zip(paths, specs, avals, strict=True)):
-        name = f"args{jax.tree_util.keystr(path)} of shape {aval.shape}"
-        row = [UNCUT] * len(aval.shape)
-        for axis, cut in _items(spec, aval.shape):
+        shape = np.shape(aval)
+        name = f"args{jax.tree_util.keystr(path)} of shape {shape}"
+        row = [UNCUT] * len(shape)
+        for axis, cut in _items(spec, shape):
             try:
-                number = _axis(axis, len(aval.shape))
-                points = cut_points(cut, aval.shape[number])
+                number = _axis(axis, len(shape))
+                points = cut_points(cut, shape[number])
             except (TypeError, ValueError) as error:
                 kinds.add(type(error))
                 problems.append(f"* {name}, axis {axis}: {error}")

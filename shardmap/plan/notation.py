@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardmap.plan.lax.table import TABLE
-from shardmap.plan.program import Node
+import jax
+
+from shardmap.plan.lax.table import CALLS, TABLE
+from shardmap.plan.program import Node, flatten
 from shardmap.plan.rules import Axis, Factor, Factors, Reason, Rule, RuleMaker
 
 WHOLE = Reason("its rule says that this axis is needed whole")
@@ -47,6 +49,26 @@ def register_rule(primitive: Any, rule: str | Callable[[Node], str | Rule]) -> N
         TABLE.makers[primitive] = _maker(rule)
     else:
         raise TypeError(f"a rule is text or a function of an equation, got {rule!r}")
+
+
+def rules_of(fun: Callable[..., Any], *args: Any) -> str:
+    """The rules of the equations of a function, one a line.
+
+    >>> import jax.numpy as jnp
+    >>> print(rules_of(lambda x: jnp.sort(x[1:] @ x.T, 0), jnp.ones((4, 3))))
+    slice: a~ b -> a b
+    transpose: a b -> b a
+    dot_general: a b, b c -> a c; b add
+    sort: * a -> * a
+    """
+    program = flatten(jax.make_jaxpr(fun)(*args), CALLS)
+    lines = []
+    for node in program.nodes:
+        rule = TABLE.rule(node)
+        kind = type(rule).__name__.lower()
+        text = str(rule) if isinstance(rule, Factors) else f"({kind})"
+        lines.append(f"{node.name}: {text}")
+    return "\n".join(lines)
 
 
 def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:

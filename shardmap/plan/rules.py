@@ -182,6 +182,9 @@ def first_passes(combiner: str, pending: frozenset[int]) -> str | None:
 ALWAYS_WHOLE = Reason("its result depends on the whole axis")
 
 
+BESIDE = Reason("every cut lies beside what is taken of this axis", "cut it elsewhere")
+
+
 @dataclass(eq=False)
 class Factors:
     """A rule made of data. See the module.
@@ -246,6 +249,8 @@ class Factors:
                     lost.append(Lost(cut.origins, ALWAYS_WHOLE))
                 elif window:
                     moved = window.moves(cut.at, self.sizes[factor])
+                    if not moved:
+                        lost.append(Lost(cut.origins, BESIDE))
                     found.setdefault(factor, []).append(
                         Points(moved, True, cut.origins)
                     )
@@ -351,6 +356,26 @@ class Factors:
                 offsets = [next(rest) for _ in part]
                 outs[k] = lax.dynamic_slice(outs[k], offsets, part)
         return outs
+
+    def __str__(self) -> str:
+        """The rule in the notation of the module; ``~`` marks a `Window`."""
+        letters: dict[Factor, str] = {}
+
+        def named(axis: Axis) -> str:
+            window = _window(axis)
+            factor = axis[0] if window else axis
+            lonely = factor not in self._on_outs and factor not in self.contracted
+            if factor is None or factor in self.wholes or lonely:
+                return "1" if factor is None else "*"
+            letter = letters.setdefault(factor, f"{chr(ord('a') + len(letters))}")
+            return letter + "~" * bool(window)
+
+        sides = [
+            ", ".join(" ".join(map(named, axes)) for axes in side)
+            for side in (self.ins, self.outs)
+        ]
+        combined = [f"; {named(k)} {how}" for k, how in self.contracted.items()]
+        return " -> ".join(sides) + "".join(combined)
 
     def apply(self, local: Local) -> Sequence[Any]:
         """The primitive itself, with local parameters."""

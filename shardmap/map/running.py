@@ -1,0 +1,60 @@
+"""Running compiled programs over several devices, without a hang.
+
+On CPU, jaxlib runs the devices' parts of a program on the threads of one pool, and a
+collective keeps its thread until all devices have come to it. Two things can then make
+every thread wait for one that has none, and never end:
+
+* jaxlib's concurrency-optimised scheduler, which starts several collectives of one
+  program at a time; it is switched off;
+* several runs in flight, as JAX does not wait for one before it starts the next; runs
+  with collectives take turns.
+
+`jax.jit` and `jax.pmap` themselves hang so on a busy machine.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+
+# A program that is being traced may run others.
+_turn = threading.RLock()
+
+
+def map_jit(
+    fun: Callable[..., Any],
+    devices: Collection[jax.Device],
+    communicates: bool,
+    **options: Any,
+) -> Any:
+    """`jax.jit` for a program over several devices.
+
+    Args:
+      fun: as for `jax.jit`.
+      devices: the devices.
+      communicates: whether anything goes between devices.
+      **options: as for `jax.jit`.
+
+    Returns:
+      What `jax.jit` returns, or a function with its ``lower`` and ``trace`` whose runs
+      take turns.
+    """
+    if next(iter(devices)).platform != "cpu":
+        return jax.jit(fun, **options)
+    options["compiler_options"] = {
+        "xla_cpu_enable_concurrency_optimized_scheduler": False
+    }
+    jitted = jax.jit(fun, **options)
+    return _taking_turns(jitted) if communicates and len(devices) > 1 else jitted
+
+
+def _taking_turns(jitted: Any) -> Any:
+    @functools.wraps(jitted)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _turn:
+            return jax.block_until_ready(jitted(*args, **kwargs))
+
+    run.lower, run.trace = jitted.lower, jitted.trace  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,182 @@
+"""Where elements go: devices, the mesh and its names, how operands and results lie."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from shardmap.map.layout import devices_for, inner_maps, map_mesh, map_shardings
+
+
+def equation_of(fun, *shapes):
+    """The map equation of a mapped function."""
+    (equation,) = jax.make_jaxpr(fun)(*map(np.zeros, shapes)).jaxpr.eqns
+    return equation
+
+
+def mesh_of(fun, *shapes):
+    """The mesh of a mapped function: a dict from axis names to sizes."""
+    return dict(equation_of(fun, *shapes).params["mesh"].shape)
+
+
+def specs_of(fun, *shapes):
+    """The partition specs of operands and results."""
+    shardings = map_shardings(equation_of(fun, *shapes).params)
+    return tuple([sharding.spec for sharding in side] for side in shardings)
+
+
+def nest(*names, **options):
+    """A map in a map, once for each name, the first outermost."""
+    fun = jnp.sin
+    for name in reversed(names):
+        fun = sm.spmap(fun, name, **options)
+    return fun
+
+
+# Devices
+
+
+@pytest.mark.parametrize(
+    ("axis_size", "available", "expected"),
+    [(1, 8, 1), (3, 8, 3), (8, 8, 8), (9, 8, 5), (12, 8, 6), (16, 8, 8), (5, 1, 1)],
+)
+def test_an_axis_lies_on_no_more_devices_than_its_blocks_need(
+    axis_size, available, expected
+):
+    assert devices_for(axis_size, available) == expected
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_blocks_hold_the_axis_and_none_is_empty(axis_size, available):
+    devices = devices_for(axis_size, available)
+    block = -(-axis_size // devices)
+    assert devices <= available
+    assert devices * block >= axis_size > (devices - 1) * block
+    assert block == -(-axis_size // available)
+
+
+def test_devices_in_order():
+    devices = jax.devices()[::-1]
+    jaxpr = jax.make_jaxpr(jnp.sin)(1.0).jaxpr
+    assert map_mesh("i", 4, jaxpr, devices).devices.tolist() == devices[:4]
+    nested = jax.make_jaxpr(sm.spmap(jnp.sin, "j"), axis_env=[("i", 4)])(np.ones(2))
+    grid = map_mesh("i", 4, nested.jaxpr, devices)
+    assert grid.devices.tolist() == np.array(devices).reshape(4, 2).tolist()
+
+
+# Mesh axes
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "expected"),
+    [
+        (["i"], (4,), {"i": 4}),
+        ([None], (4,), {"axis0": 4}),
+        (["i", "j"], (4, 2), {"i": 4, "j": 2}),
+        (["i", "j"], (2, 4), {"i": 2, "j": 4}),
+        (["a", "b", "c"], (2, 2, 2), {"a": 2, "b": 2, "c": 2}),
+        (["i", "j"], (8, 2), {"i": 8}),
+        (["i", "j"], (4, 3), {"i": 4, "j": 2}),
+        (["i", "j"], (3, 5), {"i": 3, "j": 2}),
+        (["i", "j"], (16, 2), {"i": 8}),
+        ([None, None], (2, 2), {"axis0": 2, "axis1": 2}),
+        (["i", "i"], (2, 2), {"i": 2, "axis1": 2}),
+        (["axis1", None], (2, 2), {"axis1": 2, "axis2": 2}),
+        ([None, "axis0"], (2, 2), {"axis1": 2, "axis0": 2}),
+        ([("a", 1), "j"], (2, 2), {"axis0": 2, "j": 2}),
+        ([("a", 1), "j", "axis0"], (8, 2, 2), {"axis1": 8}),
+    ],
+)
+def test_a_level_of_nesting_is_a_mesh_axis(names, shape, expected):
+    assert mesh_of(nest(*names), shape) == expected
+
+
+def test_siblings_share_an_axis():
+    def same(x):
+        return sm.spmap(jnp.sin, "j")(x), sm.spmap(jnp.cos, "j")(x)
+
+    def different(x):
+        return sm.spmap(jnp.sin, "j")(x), sm.spmap(jnp.cos, "k")(x[:2])
+
+    assert mesh_of(sm.spmap(same, "i"), (2, 4)) == {"i": 2, "j": 4}
+    assert mesh_of(sm.spmap(different, "i"), (2, 4)) == {"i": 2, "axis1": 4}
+
+
+def test_maps_in_other_equations_count_too():
+    def fun(x):
+        @jax.checkpoint
+        @jax.jit
+        def step(carry, row):
+            grown = lax.cond(row.sum() > 0, sm.spmap(jnp.sin, "j"), jnp.cos, row)
+            return carry, grown
+
+        return lax.scan(step, 0.0, x)[1]
+
+    assert mesh_of(sm.spmap(fun, "i"), (4, 3, 2)) == {"i": 4, "j": 2}
+
+
+def test_a_map_that_is_called_often_is_found_once():
+    inner = jax.jit(sm.spmap(jnp.sin, "j"))
+
+    def fun(x):
+        for _ in range(5):
+            x = inner(x)
+        return x
+
+    jaxpr = equation_of(sm.spmap(fun, "i"), (2, 2)).params["call_jaxpr"]
+    assert len(inner_maps(jaxpr)) == 1
+
+
+# How arrays lie
+
+
+def test_mapped_dimensions_are_cut():
+    fun = sm.spmap(
+        lambda x, w: (x * w, w, x), "i", in_axes=(1, None), out_axes=(2, None, 0)
+    )
+    assert specs_of(fun, (3, 4, 2), (2,)) == (
+        [P(None, "i"), P()],
+        [P(None, None, "i"), P(), P("i")],
+    )
+
+
+def test_an_axis_that_does_not_divide_is_whole():
+    assert specs_of(sm.spmap(jnp.sin, "i"), (12,)) == ([P("i")], [P("i")])
+    assert specs_of(sm.spmap(jnp.sin, "i"), (9,)) == ([P()], [P()])
+
+
+def test_nested_maps_cut_further():
+    assert specs_of(nest("i", "j"), (4, 2, 3)) == ([P("i", "j")], [P("i", "j")])
+    inner = sm.spmap(jnp.sin, "j", in_axes=1, out_axes=0)
+    outer = sm.spmap(inner, "i", in_axes=0, out_axes=1)
+    assert specs_of(outer, (4, 3, 2)) == ([P("i", None, "j")], [P("j", "i")])
+
+
+def test_work_in_between_keeps_a_dimension_whole():
+    def fun(x, y):
+        inner = sm.spmap(jnp.add, "j")
+        return inner(x * 2, y), x
+
+    operands, results = specs_of(sm.spmap(fun, "i"), (4, 2), (4, 2))
+    assert operands == [P("i"), P("i", "j")]
+    assert results == [P("i", "j"), P("i")]
+
+
+def test_uses_that_disagree_keep_a_dimension_whole():
+    def fun(x):
+        rows = sm.spmap(jnp.sin, "j")
+        return rows(x), sm.spmap(jnp.sin, "j", in_axes=1)(x)
+
+    operands, results = specs_of(sm.spmap(fun, "i"), (4, 2, 2))
+    assert operands == [P("i")]
+    assert results == [P("i", "j"), P("i", "j")]
+
+
+def test_results_without_entries_are_whole():
+    fun = sm.spmap(lambda x: (x[:, :0], x), "i")
+    assert specs_of(fun, (4, 2, 3)) == ([P("i")], [P(), P("i")])

@@ -1,0 +1,406 @@
+"""Maps as programs for many devices: nesting, names, meshes around, shared jaxprs."""
+
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from tests.map_programs import assert_same, mixed, spread
+
+COLLECTIVES = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+
+
+def same_under_vmap(build, *args, tolerance=None):
+    """`build(map)` gives the same function for both kinds of map, also under jit."""
+    expected = build(jax.vmap)(*args)
+    assert_same(build(sm.spmap)(*args), expected, tolerance)
+    assert_same(jax.jit(build(sm.spmap))(*args), expected, tolerance)
+
+
+def collectives(fun, *args):
+    """How many of each collective the compiled program has."""
+    text = jax.jit(fun).lower(*args).compile().as_text()
+    found = re.findall(rf"= \S+ ({COLLECTIVES})(?:-start)?\(", text)
+    return {kind: found.count(kind) for kind in sorted(set(found))}
+
+
+def mesh_of(shape, names, axis_type=AxisType.Auto):
+    return jax.make_mesh(
+        shape,
+        names,
+        axis_types=(axis_type,) * len(names),
+        devices=jax.devices()[: int(np.prod(shape))],
+    )
+
+
+# Nesting
+
+
+def nest(map_, fun):
+    """`fun(row, w)` over the two leading axes of its first argument."""
+    inner = map_(fun, axis_name="j", in_axes=(0, None))
+    return map_(inner, axis_name="i", in_axes=(0, None))
+
+
+def step(y, w):
+    summed = lax.psum(jnp.sin(y * w), ("i", "j"))
+    return summed * y + lax.pmean(y, "j") + lax.psum(y, "i")
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda fun: fun,
+        lambda fun: lambda x, w: jax.jvp(lambda x: fun(x, w), (x,), (x,)),
+        lambda fun: jax.value_and_grad(lambda x, w: (fun(x, w) ** 2).sum()),
+        lambda fun: jax.grad(lambda x, w: (fun(x, w) ** 2).sum(), 1),
+        lambda fun: jax.grad(lambda x, w: fun(x, w).sum(), (0, 1)),
+    ],
+    ids=["call", "jvp", "grad", "grad of unmapped", "grad of both"],
+)
+def test_perfect_nests_have_the_collectives_of_one_map_over_a_grid(transform):
+    mesh = mesh_of((4, 2), ("i", "j"))
+    grid = jax.shard_map(
+        lambda x, w: step(x[0, 0], w)[None, None],
+        mesh=mesh,
+        in_specs=(P("i", "j"), P()),
+        out_specs=P("i", "j"),
+        check_vma=False,
+    )
+    x, w = spread((4, 2, 3)), spread((3,))
+    lying = jax.device_put((x, w), (NamedSharding(mesh, P("i", "j")), None))
+    ours, theirs = transform(nest(sm.spmap, step)), transform(grid)
+    assert_same(jax.jit(ours)(x, w), jax.jit(theirs)(x, w))
+    counts = collectives(ours, *lying), collectives(theirs, *lying)
+    assert sum(counts[0].values()) <= sum(counts[1].values())
+    assert set(counts[0]) <= set(counts[1])
+
+
+def test_a_nest_lies_on_all_devices():
+    result = nest(sm.spmap, step)(spread((4, 2, 3)), spread((3,)))
+    assert result.sharding.spec == P("i", "j")
+    assert {s.data.shape for s in result.addressable_shards} == {(1, 1, 3)}
+
+
+def test_three_levels():
+    def build(map_):
+        def fun(x):
+            everywhere = lax.psum(jnp.sin(x), ("a", "c")) * lax.axis_index("b")
+            return everywhere + lax.psum(x * x, "b") * x
+
+        inner = map_(map_(fun, axis_name="c"), axis_name="b", in_axes=1, out_axes=1)
+        mapped = map_(inner, axis_name="a")
+        return jax.value_and_grad(lambda x: (mapped(x) ** 2).sum())
+
+    same_under_vmap(build, spread((2, 2, 2, 3)))
+
+
+def test_siblings_of_different_names_and_sizes():
+    def build(map_):
+        def fun(x):
+            four = map_(lambda y: lax.psum(y, ("i", "j")) * y, axis_name="j")(x)
+            two = map_(
+                lambda y: lax.psum(y, "k") * y * lax.axis_index("i"), axis_name="k"
+            )(x[:2])
+            three = map_(lambda y: y - lax.pmean(y, ("k", "i")), axis_name="k")(x[1:])
+            return four.sum() + two.sum(), four, two, three
+
+        return map_(fun, axis_name="i")
+
+    same_under_vmap(build, spread((2, 4)))
+
+
+def test_sibling_maps_under_one_jit():
+    def build(map_):
+        rows = map_(lambda x: lax.psum(x, "i") + x, axis_name="i")
+        columns = map_(lambda x: lax.psum(x, "j") * x, axis_name="j", in_axes=1)
+        return lambda x: columns(rows(x))
+
+    same_under_vmap(build, spread((4, 4)))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4, 4), (8, 3), (3, 5), (2, 16)])
+def test_an_inner_name_hides_the_outer_one(shape):
+    def build(map_):
+        def fun(x):
+            inner = map_(lambda y: lax.psum(jnp.sin(y), "i") * y, axis_name="i")
+            return lax.psum(x, "i").sum() * inner(x) + lax.axis_index("i")
+
+        mapped = map_(fun, axis_name="i")
+        return jax.value_and_grad(lambda x: (mapped(x) ** 2).sum())
+
+    same_under_vmap(build, spread(shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 4), (8, 2)])
+@pytest.mark.parametrize("outer", ["axis1", "axis0", ("a", 1), frozenset("x")])
+def test_names_of_mesh_axes_do_not_capture_names_of_maps(outer, shape):
+    # Mesh axes of maps without a usable name are called axis0, axis1, ...
+    def build(map_):
+        def fun(x):
+            doubled = map_(lambda y: (y * 2, y.sum()))(x[:, None])[0]
+            again = map_(
+                lambda y: lax.psum(y, "axis0") * (1 + lax.psum(y, "axis0")),
+                axis_name="axis0",
+            )(x)
+            return doubled, again, lax.axis_index("outside")
+
+        inner = map_(fun, axis_name="outside")
+        return map_(lambda x: inner(x)[:2], axis_name=outer)
+
+    same_under_vmap(build, spread((*shape, 2)))
+
+
+def test_a_collective_over_an_outer_axis_meets_a_mesh_name():
+    name = frozenset("x")
+
+    def build(map_):
+        def inner(y):
+            return lax.psum(y, name) * 3 + lax.psum(y, "axis0") + lax.psum(y, "axis1")
+
+        middle = map_(map_(inner, axis_name="axis1"), axis_name="axis0")
+        return map_(lambda x: middle(x) + lax.psum(x, name), axis_name=name)
+
+    same_under_vmap(build, spread((2, 2, 3)))
+    same_under_vmap(build, spread((4, 4, 2)))
+
+
+def test_numbers_as_names_are_not_dimensions():
+    same_under_vmap(
+        lambda map_: map_(lambda x: x.sum(1) + x.sum(0), axis_name=1), spread((4, 2, 2))
+    )
+
+
+def test_outer_indices_with_maps_inside():
+    # On a mesh that is only partly manual, JAX lowers axis_index in another way.
+    def build(map_):
+        def fun(x):
+            inner = map_(lambda y: y * lax.axis_index("i"), axis_name="j")
+
+            def step(carry, row):
+                return carry + lax.axis_index("i"), inner(x) + row
+
+            carry, rows = lax.scan(step, 0, x)
+            return carry, rows, lax.axis_index("i")
+
+        return map_(fun, axis_name="i")
+
+    same_under_vmap(build, spread((2, 3)))
+    same_under_vmap(build, spread((4, 2)))
+
+
+def test_inner_maps_in_control_flow():
+    def build(map_):
+        def inner(scale):
+            return map_(
+                lambda y: jnp.sin(y * scale) + lax.pmean(y, ("i", "j")), axis_name="j"
+            )
+
+        def fun(x):
+            def step(carry, y):
+                y = inner(carry)(y)
+                chosen = lax.cond(y.sum() > 0, inner(2.0), lambda y: y * 2, y)
+                return jnp.cos(chosen.mean()), chosen
+
+            return lax.scan(step, jnp.ones(()), x)[1]
+
+        mapped = map_(fun, axis_name="i")
+        return jax.value_and_grad(lambda x: (mapped(x) ** 2).sum())
+
+    same_under_vmap(build, spread((2, 3, 2)), tolerance=1e-4)
+
+
+def test_branches_that_differ_between_devices():
+    def build(map_):
+        def fun(x):
+            doubled = map_(lambda y: y * 2, axis_name="j")
+            summed = map_(lambda y: y * lax.psum(y, "j"), axis_name="j")
+            return lax.cond(lax.axis_index("i") == 0, doubled, summed, x)
+
+        return map_(fun, axis_name="i")
+
+    same_under_vmap(build, spread((4, 2)))
+
+
+def test_loops_that_differ_between_devices():
+    def build(map_):
+        grow = map_(lambda y: y * 2 + lax.pmean(y, "j"), axis_name="j")
+
+        def fun(x):
+            return lax.while_loop(lambda x: x.sum() < 50, grow, x)
+
+        return map_(fun, axis_name="i")
+
+    same_under_vmap(build, 1 + np.arange(8, dtype=np.float32).reshape(4, 2))
+
+
+def test_inner_maps_in_custom_rules_and_checkpoint():
+    def build(map_):
+        @jax.custom_vjp
+        def fun(x):
+            mapped = map_(
+                lambda y: lax.pmean(jnp.sin(y), ("i", "j")) * y, axis_name="j"
+            )
+            return mapped(x)
+
+        def backward(x, ct):
+            def rule(y, c):
+                return 3 * lax.psum(y * c, "i") + lax.psum(y, "j")
+
+            return (map_(rule, axis_name="j")(x, ct),)
+
+        fun.defvjp(lambda x: (fun(x), x), backward)
+        mapped = map_(lambda x: jax.checkpoint(fun)(2 * x) + fun(x), axis_name="i")
+        return jax.grad(lambda x: (mapped(x) ** 2).sum())
+
+    same_under_vmap(build, spread((2, 4)))
+
+
+def test_derivatives_inside_of_maps_inside():
+    def build(map_):
+        def fun(x, w):
+            def loss(w):
+                inner = map_(lambda y: lax.psum(jnp.sin(y * w), "j"), axis_name="j")
+                return inner(x).sum()
+
+            return jax.grad(loss)(w), jax.hessian(loss)(w), lax.psum(w, "i")
+
+        return map_(fun, axis_name="i", in_axes=(0, None))
+
+    same_under_vmap(build, spread((4, 2)), jnp.ones(()))
+
+
+def test_unmapped_operands_and_results_at_both_levels():
+    def build(map_):
+        def inner(y, w):
+            return lax.pmean(jnp.sin(y) * w, "j")
+
+        def fun(x, w):
+            total = map_(inner, axis_name="j", in_axes=(0, None), out_axes=None)(x, w)
+            return lax.pmean(total * x.sum() + w, "i")
+
+        mapped = map_(fun, axis_name="i", in_axes=(0, None), out_axes=None)
+        return jax.value_and_grad(lambda x, w: mapped(x, w) ** 2, (0, 1))
+
+    same_under_vmap(build, spread((4, 2)), jnp.ones(()))
+
+
+def test_maps_of_jitted_maps():
+    def build(map_):
+        inner = jax.jit(
+            map_(jax.jit(lambda y: lax.psum(y, ("i", "j")) * y), axis_name="j")
+        )
+        return map_(jax.jit(inner), axis_name="i")
+
+    same_under_vmap(build, spread((4, 2)))
+
+
+def test_vmapped_names_between_maps():
+    def build(map_):
+        inner = map_(
+            lambda y: lax.psum(y, ("i", "v")) * y + lax.psum(y, ("v", "j")),
+            axis_name="j",
+        )
+        between = jax.vmap(inner, axis_name="v", in_axes=1, out_axes=-1)
+        mapped = map_(between, axis_name="i")
+        return jax.value_and_grad(lambda x: jnp.sin(mapped(x)).sum())
+
+    same_under_vmap(build, spread((2, 2, 3)))
+
+
+# Meshes around
+
+
+AROUND = {
+    "auto": mesh_of((4, 2), ("a", "b")),
+    "explicit": mesh_of((4, 2), ("a", "b"), AxisType.Explicit),
+    "same names": mesh_of((8,), ("i",)),
+}
+
+
+@pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
+def test_under_a_mesh_that_is_set(mesh):
+    x = spread((8, 3))
+
+    def fun(x):
+        return mixed(x, lax.psum(x, "i")) * lax.axis_index("i")
+
+    def gradient(map_):
+        return jax.grad(lambda x: map_(fun, axis_name="i")(x).sum())
+
+    expected = jax.vmap(fun, axis_name="i")(x), gradient(jax.vmap)(x)
+    with jax.set_mesh(mesh):
+        mapped = sm.spmap(fun, "i")
+        assert_same((mapped(x), jax.jit(gradient(sm.spmap))(x)), expected)
+        assert_same(jax.jit(mapped)(x), expected[0])
+
+
+@pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
+def test_nests_under_a_mesh_that_is_set(mesh):
+    x, w = spread((4, 2, 3)), spread((3,))
+    expected = nest(jax.vmap, step)(x, w)
+    with jax.set_mesh(mesh):
+        assert_same(nest(sm.spmap, step)(x, w), expected)
+        assert_same(jax.jit(nest(sm.spmap, step))(x, w), expected)
+
+
+@pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
+def test_operands_typed_with_an_explicit_mesh(transform):
+    x = spread((8, 3))
+    typed = jax.device_put(x, NamedSharding(AROUND["explicit"], P("a", None)))
+
+    def fun(x):
+        return mixed(x, lax.psum(x, "i"))
+
+    mapped = transform(sm.spmap(fun, "i"))
+    assert_same(mapped(typed), jax.vmap(fun, axis_name="i")(x))
+
+
+@pytest.mark.parametrize("names", [{"a"}, {"a", "b"}])
+def test_inside_shard_map(names):
+    x = spread((8, 3))
+
+    def fun(x):
+        both = lax.psum(jnp.sin(x), ("i", "a")) * (1 + lax.axis_index("a"))
+        return both * x + lax.axis_index("i")
+
+    def around(map_):
+        return jax.shard_map(
+            map_(fun, axis_name="i"),
+            mesh=AROUND["auto"],
+            in_specs=P("a"),
+            out_specs=P("a"),
+            axis_names=names,
+            check_vma=False,
+        )
+
+    def gradient(map_):
+        return jax.jit(jax.grad(lambda x: around(map_)(x).sum()))
+
+    assert_same(jax.jit(around(sm.spmap))(x), jax.jit(around(jax.vmap))(x))
+    assert_same(gradient(sm.spmap)(x), gradient(jax.vmap)(x))
+
+
+# Cost of lowering
+
+
+def test_shared_functions_are_lowered_once():
+    def doubled(fun):
+        return jax.jit(lambda x: fun(x) + fun(x * 0.5))
+
+    fun = jnp.sin
+    for _ in range(16):  # 65,536 calls, of 17 functions.
+        fun = doubled(fun)
+
+    mapped = sm.spmap(lambda x: fun(x) + lax.psum(x, "i"), "i")
+    start = time.perf_counter()
+    text = jax.jit(mapped).lower(np.ones(4, np.float32)).as_text()
+    assert time.perf_counter() - start < 20
+    assert text.count("func.func") < 40

@@ -1,0 +1,268 @@
+"""Running plans: every executor gives the same bytes; faults are retried or told."""
+
+import multiprocessing
+import os
+import pathlib
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.plan import plan
+from shardmap.plan.run import ShardError
+from tests.plan_programs import reals
+from tests.test_lax_rules import assert_same
+
+X, W = reals(64, 8), reals(8, 4)
+
+
+def columns(x, w):
+    mean = x.mean(0)
+    deviation = jnp.sqrt((x * x).mean(0) - mean * mean + 1e-3)
+    return jnp.tanh(((x - mean) / deviation) @ w).sum(0), x @ w
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan(columns, X, W, in_slices=({0: 8}, None))
+
+
+@pytest.fixture(scope="module")
+def want():
+    return jax.jit(columns)(X, W)
+
+
+@pytest.fixture(params=["here", "threads", "processes"], scope="module")
+def executor(request):
+    if request.param == "here":
+        yield None
+    elif request.param == "threads":
+        with ThreadPoolExecutor(2) as pool:
+            yield pool
+    else:
+        pytest.importorskip("flatbuffers")
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            yield pool
+
+
+@pytest.mark.parametrize("max_in_flight", [None, 1])
+def test_every_executor_gives_the_same_bytes(made, want, executor, max_in_flight):
+    got = made.run(X, W, executor=executor, max_in_flight=max_in_flight)
+    assert_same(got, want, 1e-4)
+    again = made.run(X, W)
+    for a, b in zip(got, again, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+class Recorded:
+    """An array-like that counts what is read of it, and fails when told to."""
+
+    def __init__(self, array, failures=()):
+        self.array, self.failures = array, list(failures)
+        self.shape, self.dtype = array.shape, array.dtype
+        self.reads = []
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index):
+        with self.lock:
+            self.reads.append(index)
+            if len(self.reads) in self.failures:
+                raise OSError("the disk is gone")
+        return self.array[index]
+
+
+def test_shards_read_their_own_slices_only(made):
+    x = Recorded(X)
+    made.run(x, W)
+    rows = [(index[0].start, index[0].stop) for index in x.reads]
+    assert rows == [(k, k + 8) for k in range(0, 64, 8)] * 2
+
+
+def test_in_flight_bounds_what_is_read_ahead(made):
+    x = Recorded(X)
+    finished = []
+
+    class Out:
+        shape, dtype = (64, 4), np.dtype(np.float32)
+
+        def __setitem__(self, index, part):
+            if index is not Ellipsis:
+                finished.append(len(x.reads))
+
+        def __getitem__(self, index):
+            raise AssertionError("inserting reads nothing")
+
+    made.run(x, W, out=(None, Out()), max_in_flight=2)
+    assert len(finished) == 8
+    # Each read at most two shards ahead, of this output's stage.
+    assert all(reads <= k + 3 for k, reads in enumerate(finished))
+
+
+def test_failures_are_retried(made, want):
+    x = Recorded(X, failures=[2, 5])
+    assert_same(made.run(x, W, retries=1), want, 1e-4)
+
+
+def test_a_failure_that_stays_is_told(made):
+    x = Recorded(X, failures=[3, 4])
+    with pytest.raises(
+        ShardError, match=r"shard 2 of stage 0 failed 2 times.*slice\(16, 24.*disk"
+    ) as info:
+        made.run(x, W, retries=1, max_in_flight=1)
+    assert isinstance(info.value.__cause__, OSError)
+
+
+def test_out_is_filled_and_returned(made, want, tmp_path):
+    memmap = np.lib.format.open_memmap(
+        tmp_path / "out.npy", "w+", shape=(64, 4), dtype=np.float32
+    )
+    sums = np.full(4, 99, np.float32)
+    got = made.run(X, W, out=(sums, memmap))
+    assert got[0] is sums
+    assert got[1] is memmap
+    assert_same((sums, np.asarray(memmap)), want, 1e-4)
+
+
+@pytest.mark.parametrize("library", ["zarr", "h5py"])
+def test_arrays_of_other_libraries(made, want, library, tmp_path):
+    module = pytest.importorskip(library)
+    if library == "zarr":
+        x = module.create_array(tmp_path / "x", shape=X.shape, dtype=X.dtype)
+        out = module.create_array(tmp_path / "out", shape=(64, 4), dtype=X.dtype)
+        x[...] = X
+    else:
+        file = module.File(tmp_path / "x.h5", "w")
+        x = file.create_dataset("x", data=X)
+        out = file.create_dataset("out", (64, 4), np.float32)
+    planned = plan(columns, x, W, in_slices=({0: 8}, None))
+    sums, _ = planned.run(x, W, out=(None, out))
+    assert_same((sums, np.asarray(out[...])), want, 1e-4)
+
+
+def test_one_value_in_two_places(want):
+    made = plan(lambda x: (x * 2, x * 2, x, 7), X, in_slices=({0: 4},))
+    out = tuple(np.zeros(X.shape, np.float32) for _ in range(3))
+    seven = np.zeros((), np.int32)
+    made.run(X, out=(*out, seven))
+    np.testing.assert_array_equal(out[0], X * 2)
+    np.testing.assert_array_equal(out[1], X * 2)
+    np.testing.assert_array_equal(out[2], X)
+    assert seven == 7
+
+
+def test_bad_outs_are_told_before_anything_runs(made):
+    x = Recorded(X)
+    locked = np.zeros((64, 4), np.float32)
+    locked.flags.writeable = False
+    with pytest.raises(ValueError, match=r"output 0 is float32\[4\].*\n.*read-only"):
+        made.run(x, W, out=(np.zeros(5, np.float32), locked))
+    with pytest.raises(ValueError, match=r"out has 1 arrays, .* returns 2"):
+        made.run(x, W, out=locked)
+    with pytest.raises(ValueError, match="max_in_flight must be at least 1, got 0"):
+        made.run(x, W, max_in_flight=0)
+    assert x.reads == []
+
+
+def test_a_disk_that_is_full(made):
+    class Full:
+        shape, dtype = (64, 4), np.dtype(np.float32)
+
+        def __getitem__(self, index):
+            return np.zeros((64, 4), np.float32)[index]
+
+        def __setitem__(self, index, part):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        made.run(X, W, out=(None, Full()))
+
+
+def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
+    want = made.run(X, W)
+    with pytest.raises(ShardError, match="the disk is gone"):
+        made.run(Recorded(X, failures=[12]), W, checkpoint=tmp_path, max_in_flight=1)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 16 - 11
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+    done = Recorded(X)
+    made.run(done, W, checkpoint=tmp_path)
+    assert done.reads == []
+
+
+def test_a_half_written_shard_is_not_done(made, tmp_path):
+    want = made.run(X, W, checkpoint=tmp_path)
+    path = tmp_path / "0-3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    pathlib.Path(tmp_path / "0-4.part").write_bytes(b"half")
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 1
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_the_checkpoint_of_another_plan_is_refused(made, tmp_path):
+    made.run(X, W, checkpoint=tmp_path)
+    other = plan(columns, X, W, in_slices=({0: 4}, None))
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        other.run(X, W, checkpoint=tmp_path)
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(ValueError, match="not empty and no checkpoint"):
+        made.run(X, W, checkpoint=tmp_path)
+
+
+def _die(*args):
+    os._exit(1)
+
+
+def test_a_killed_worker_is_told_and_nothing_is_lost(made, tmp_path):
+    pytest.importorskip("flatbuffers")
+
+    class Killer(ProcessPoolExecutor):
+        """Kills its worker at the fourth shard."""
+
+        count = 0
+
+        def submit(self, *args):
+            self.count += 1
+            return super().submit(_die if self.count == 4 else args[0], *args[1:])
+
+    context = multiprocessing.get_context("spawn")
+    with (
+        Killer(1, mp_context=context) as pool,
+        pytest.raises(ShardError, match=r"executor broke down.*checkpoint= keeps"),
+    ):
+        made.run(X, W, executor=pool, checkpoint=tmp_path, max_in_flight=1)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 13
+    for a, b in zip(got, made.run(X, W), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_a_bar_needs_tqdm(made, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ImportError, match="pip install tqdm"):
+        made.run(X, W, progress=True)
+
+
+def test_a_bar(made, capsys):
+    pytest.importorskip("tqdm")
+    made.run(X, W, progress=True)
+    assert "16/16" in capsys.readouterr().err
+
+
+def test_a_plan_runs_in_several_threads_at_once(made):
+    want = made.run(X, W)
+    with ThreadPoolExecutor(3) as pool:
+        for got in pool.map(lambda _: made.run(X, W), range(3)):
+            for a, b in zip(got, want, strict=True):
+                assert a.tobytes() == b.tobytes()
