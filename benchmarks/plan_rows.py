@@ -1,6 +1,6 @@
 """The out-of-core job ``cols``: a planned function against what else there is.
 
-    python -m benchmarks.plan_rows --rows 1048576 --folder /tmp/cols
+    python -m benchmarks.plan_rows --rows 1048576 --folder cols
 
 standardises the columns of a float32 array that lies on disk, multiplies it with a
 matrix, takes tanh and sums over the rows. Each contender runs in a process of its own

@@ -227,3 +227,20 @@ def test_two_vectorised_axes_of_gmap():
     result = sm.spmap(sm.spmap(body, "j"), "i", **one)(x)
     expected = jax.vmap(jax.vmap(body, axis_name="j"), axis_name="i")(x)
     np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "layout"),
+    [
+        (8, {}, "8 = 8 devices x 1 vectorised x 1 step"),
+        (32, {}, "32 = 8 devices x 4 vectorised x 1 step"),
+        (32, {"batch_size": 3}, "32 = 8 devices x 3 vectorised x 2 steps"),
+        (7, {"devices": jax.devices()[:4]}, "7 = 4 devices x 2 vectorised x 1 step"),
+        (5, {"devices": jax.devices()[:1]}, "5 = 1 device x 5 vectorised x 1 step"),
+    ],
+)
+def test_the_jaxpr_names_the_layout(size, options, layout):
+    jaxpr = jax.make_jaxpr(sm.spmap(lambda x: x + 1, **options))(np.ones(size))
+    (equation,) = jaxpr.eqns
+    assert equation.params["layout"] == layout
+    assert f"layout={layout}" in str(jaxpr)

@@ -102,9 +102,9 @@ def test_in_flight_bounds_what_is_read_ahead(made):
     assert all(reads <= k + 3 for k, reads in enumerate(finished))
 
 
-def test_failures_are_retried(made, want):
+def test_failures_are_retried(made, want, executor):
     x = Recorded(X, failures=[2, 5])
-    assert_same(made.run(x, W, retries=1), want, 1e-4)
+    assert_same(made.run(x, W, retries=1, executor=executor), want, 1e-4)
 
 
 def test_a_failure_that_stays_is_told(made):

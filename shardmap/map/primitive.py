@@ -17,6 +17,7 @@ with ``xla_pmap_p``.
 """
 
 import functools
+import math
 from collections.abc import Hashable
 from typing import Any
 
@@ -44,7 +45,8 @@ class MapPrimitive(jex_core.Primitive):
     * ``batch_size``: how many elements a device vectorises; None: all that it has.
     * ``lowering``: "manual" or "spmd".
 
-    `bind` adds one more, ``mesh_jaxpr``, made from ``mesh``.
+    `bind` adds two more: ``layout``, how the elements lie, in words, and
+    ``mesh_jaxpr``, made from ``mesh``.
 
     Args:
       name: what jaxprs print.
@@ -69,6 +71,7 @@ class MapPrimitive(jex_core.Primitive):
         Returns:
           The results, flat, as a list.
         """
+        params["layout"] = _layout(**params)
         params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
         return super().bind(*args, **params)
 
@@ -88,6 +91,27 @@ def mesh_jaxpr(mesh: Mesh | None) -> Any:
         0.0
     )
     return closed.jaxpr
+
+
+def _layout(
+    *,
+    axis_size: int,
+    mesh: Any,
+    mesh_axes: tuple[str, ...] | None,
+    batch_size: int | None,
+    **_: Any,
+) -> str:
+    """How many devices, how many elements at once on each, and how often."""
+    if mesh is None or mesh_axes is None:
+        return f"{axis_size}, as the map around it decides"
+    devices = math.prod(mesh.shape[name] for name in mesh_axes)
+    block = -(-axis_size // devices)
+    width = min(batch_size or block, block)
+    steps = -(-block // width)
+    return (
+        f"{axis_size} = {devices} device{'s' * (devices > 1)} x {width} vectorised x "
+        f"{steps} step{'s' * (steps > 1)}"
+    )
 
 
 def remove_axis(aval: Any, axis: int | None) -> jax.core.ShapedArray:

@@ -198,7 +198,7 @@ def _in_order(
             for number in itertools.islice(numbers, ahead - len(waiting)):
                 shard = shards[number]
                 done = None if saved is None else saved.load(shard)
-                future = work.submit(shard) if done is None else None
+                future = _submitted(work, shard) if done is None else None
                 waiting.append((shard, future, done))
             if not waiting:
                 return
@@ -231,8 +231,18 @@ def _result(shard: Shard, future: Future, work: _Work, retries: int) -> Any:
                     f"{attempt} times; it reads {shard.in_slices}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            future = work.submit(shard)
+            future = _submitted(work, shard)
     raise AssertionError
+
+
+def _submitted(work: _Work, shard: Shard) -> Future:
+    """A future of the shard, which also holds an error of reading or submitting."""
+    try:
+        return work.submit(shard)
+    except Exception as error:
+        failed: Future = Future()
+        failed.set_exception(error)
+        return failed
 
 
 @contextlib.contextmanager
