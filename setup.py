@@ -29,12 +29,14 @@ setup(
     extras_require={
         # Whoever tests also checks. The checkers are pinned: new ones find new faults.
         "test": [
+            "flatbuffers",
             "h5py",
             "hypothesis",
             "mypy==2.4.*",
             "pytest",
             "pytest-xdist",
             "ruff==0.17.*",
+            "tqdm",
             "zarr",
         ],
         "demo": ["scikit-learn"],

@@ -15,6 +15,10 @@ from shardmap.map.pieces import shard_of, unreplicate, unstack
 from shardmap.map.primitive import MapPrimitive, spmap_p
 from shardmap.map.stacking import device_put_replicated, device_put_sharded
 from shardmap.map.taps import tap, tap_print, taps_barrier
+from shardmap.plan.notation import register_rule
+from shardmap.plan.plan import ShardPlan, plan
+from shardmap.plan.shards import Shard
+from shardmap.plan.slices import EACH
 from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
 from shardmap.sharding.named import pmap_sharding, spec_of
 from shardmap.sharding.spec import (
@@ -30,11 +34,14 @@ from shardmap.sharding.spec import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "EACH",
     "Chunked",
     "MapPrimitive",
     "Mesh",
     "NoSharding",
     "Replicated",
+    "Shard",
+    "ShardPlan",
     "ShardedAxis",
     "ShardingSpec",
     "Unstacked",
@@ -45,7 +52,9 @@ __all__ = [
     "make_mesh",
     "mesh_map",
     "mesh_sharding_spec",
+    "plan",
     "pmap_sharding",
+    "register_rule",
     "register_shard_handler",
     "shard_of",
     "sharded_jit",

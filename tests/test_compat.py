@@ -10,7 +10,6 @@ import pytest
 import shardmap as sm
 from shardmap import compat
 
-
 MAPS = {"pmap", "soft_pmap"}
 
 

@@ -172,8 +172,8 @@ CASES = {
     "an axis that the mesh does not have": (
         lambda: sm.spmap(add, mesh=MESH, mesh_axes=("data", "rows")),
         ValueError,
-        r"mesh_axes must be axes of the mesh, each once, but got \('data', 'rows'\) for "
-        r"a mesh with axes \('data', 'model'\)",
+        r"mesh_axes must be axes of the mesh, each once, but got \('data', 'rows'\) "
+        r"for a mesh with axes \('data', 'model'\)",
     ),
     "a mesh axis used twice": (
         lambda: sm.spmap(
@@ -182,16 +182,17 @@ CASES = {
             mesh_axes="data",
         )(np.ones((4, 4))),
         ValueError,
-        r"spmap of <lambda> walks mesh axes \('data',\), but the map of <lambda> around "
-        r"it walks 'data' already. Give each of them axes of its own",
+        r"spmap of <lambda> walks mesh axes \('data',\), but the map of <lambda> "
+        r"around it walks 'data' already. Give each of them axes of its own",
     ),
     "nested maps on different meshes": (
         lambda: sm.spmap(sm.spmap(lambda x: x, mesh=MESH, mesh_axes="data"))(
             np.ones((4, 4))
         ),
         ValueError,
-        r"names the mesh Mesh\('data': 4, 'model': 2.*, but the map of <lambda> around it "
-        r"runs on Mesh\('axis0': 4.*give both of them mesh= and mesh_axes= of one mesh",
+        r"names the mesh Mesh\('data': 4, 'model': 2.*, but the map of <lambda> "
+        r"around it runs on Mesh\('axis0': 4.*give both of them mesh= and mesh_axes= "
+        r"of one mesh",
     ),
     "unknown lowering": (
         lambda: sm.spmap(add, lowering="gspmd"),

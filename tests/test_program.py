@@ -371,12 +371,12 @@ def test_steps_of_a_loop_do_not_hang_on_a_busy_machine():
     """Without turns, this hangs for good in the first seconds, jax.pmap's too."""
     run_in_a_process(
         """
-        import multiprocessing
+        import multiprocessing, os
         import jax, numpy as np, shardmap as sm
         from jax import lax
 
-        def spin():
-            while True:
+        def spin(parent):
+            while os.getppid() == parent:
                 pass
 
         @sm.spmap(axis_name="i")
@@ -386,7 +386,10 @@ def test_steps_of_a_loop_do_not_hang_on_a_busy_machine():
 
         if __name__ == "__main__":
             context = multiprocessing.get_context("fork")
-            busy = [context.Process(target=spin, daemon=True) for _ in range(6)]
+            busy = [
+                context.Process(target=spin, args=(os.getpid(),), daemon=True)
+                for _ in range(6)
+            ]
             for process in busy:
                 process.start()
             x = np.ones((8, 16, 3), np.float32)

@@ -28,7 +28,6 @@ from shardmap.map.running import map_jit
 from shardmap.map.tap_primitive import is_tapped
 from shardmap.map.tracing import config_value
 
-
 # Evaluation
 
 

@@ -20,7 +20,6 @@ from shardmap.map.constraints import (
     partition_mesh,
     partition_sharding,
 )
-from shardmap.map.running import map_jit
 from shardmap.map.parts import (
     Counts,
     agreed_total,
@@ -31,6 +30,7 @@ from shardmap.map.parts import (
     is_leaf,
     leaf_paths,
 )
+from shardmap.map.running import map_jit
 
 
 def with_sharding_constraint(x: Any, parts: Any) -> Any:

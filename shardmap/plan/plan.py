@@ -119,6 +119,15 @@ class ShardPlan:
       stages: what runs one after the other; the shards of one stage run in any order.
       shards: those of all stages, a lazy sequence.
       num_shards: how many there are.
+
+    Example:
+      >>> import numpy as np, shardmap as sm
+      >>> x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+      >>> made = sm.plan(lambda x: (x * 2).sum(1), x, in_slices={0: 3})
+      >>> type(made) is sm.ShardPlan, made.num_shards
+      (True, 3)
+      >>> made.run(x)
+      array([ 2., 10., 18., 26., 34., 42.], dtype=float32)
     """
 
     def __init__(
