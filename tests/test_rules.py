@@ -108,6 +108,19 @@ def test_a_result_that_is_a_residual_is_not_given_twice():
     assert equations[1].invars[0] is equations[0].outvars[0]
 
 
+@pytest.mark.parametrize("out_axes", [0, 1, (1, None)])
+def test_a_result_that_is_a_residual_lies_as_the_result_does(out_axes):
+    def build(map_):
+        mapped = map_(
+            lambda x: (jnp.exp(x), jnp.tanh(lax.psum(x, "i"))),
+            axis_name="i",
+            out_axes=out_axes,
+        )
+        return jax.grad(lambda x: (mapped(x)[0] ** 2).sum() + mapped(x)[1].sum())
+
+    same_under_vmap(build, X)
+
+
 def test_residuals_do_not_move_between_devices():
     def loss(x):
         return (sm.spmap(lambda x: jnp.sin(x) * jnp.cos(x * x))(x) ** 2).sum()

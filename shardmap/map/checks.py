@@ -28,5 +28,5 @@ def check_copies_agree(name: str, results: Any) -> None:
                     f"spmap of {name}: copies of result{jax.tree_util.keystr(path)} "
                     f"disagree: of its {one.size} values, {np.sum(one != other)} "
                     f"differ between {held.device} and {shard.device}. Something in "
-                    "the function is not the same on every device, such as a host callback."
+                    "the function is not the same on every device, such as a callback."
                 )
