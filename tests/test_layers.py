@@ -2,8 +2,11 @@
 
 import ast
 import inspect
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import types
 
 import pytest
@@ -117,3 +120,16 @@ def test_the_package_only_re_exports():
 @pytest.mark.parametrize("name", sorted(set(shardmap.__all__) - {"__version__"}))
 def test_every_public_name_has_a_docstring_with_an_example(name):
     assert ">>> " in (inspect.getdoc(getattr(shardmap, name)) or "")
+
+
+def test_importing_starts_no_backend():
+    """A program may set devices, or start several processes, after the import."""
+    program = (
+        "import jax, shardmap; jax.config.update('jax_num_cpu_devices', 5); "
+        "print(jax.local_device_count())"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert result.stdout == "5\n", result.stderr[-2000:]

@@ -126,14 +126,15 @@ def test_sibling_maps_under_one_jit():
     same_under_vmap(build, spread((4, 4)))
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (4, 4), (8, 3), (3, 5), (2, 16)])
-def test_an_inner_name_hides_the_outer_one(shape):
+@pytest.mark.parametrize("shape", [(2, 3), (4, 4), (8, 3), (3, 5), (16, 2)])
+@pytest.mark.parametrize("name", ["i", frozenset("i")], ids=str)
+def test_an_inner_name_hides_the_outer_one(name, shape):
     def build(map_):
         def fun(x):
-            inner = map_(lambda y: lax.psum(jnp.sin(y), "i") * y, axis_name="i")
-            return lax.psum(x, "i").sum() * inner(x) + lax.axis_index("i")
+            inner = map_(lambda y: lax.pmean(jnp.sin(y), name) * y, axis_name=name)
+            return lax.pmean(x, name).sum() * inner(x) + lax.axis_index(name)
 
-        mapped = map_(fun, axis_name="i")
+        mapped = map_(fun, axis_name=name)
         return jax.value_and_grad(lambda x: (mapped(x) ** 2).sum())
 
     same_under_vmap(build, spread(shape))

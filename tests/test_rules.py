@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.interpreters import partial_eval
 
 import shardmap as sm
 from tests.map_programs import assert_same, mixed, spread
@@ -148,6 +149,25 @@ def test_dead_results_are_not_computed():
     text = jax.jit(lambda x, y: fun(x, y)[0]).lower(X, X).compile().as_text()
     assert "all-reduce" not in text
     assert "sine" not in text
+
+
+def test_dead_operands_and_results_leave_the_equation():
+    fun = sm.spmap(lambda x, y, w: (x * w, jnp.sin(y)), in_axes=(0, 1, None))
+    jaxpr = jax.make_jaxpr(fun)(X, X.T, X[0]).jaxpr
+    pruned, used = partial_eval.dce_jaxpr(jaxpr, [True, False])
+    (equation,) = pruned.eqns
+    assert list(used) == [True, False, True]
+    assert equation.params["in_axes"] == (0, None)
+    assert equation.params["out_axes"] == (0,)
+    assert [e.primitive.name for e in equation.params["call_jaxpr"].eqns] == ["mul"]
+    assert not partial_eval.dce_jaxpr(jaxpr, [False, False])[0].eqns
+
+
+def test_effects_are_not_dead():
+    fun = sm.spmap(lambda x: (jax.debug.print("{}", x), x * 2)[1])
+    jaxpr = jax.make_jaxpr(fun)(X).jaxpr
+    (equation,) = partial_eval.dce_jaxpr(jaxpr, [False])[0].eqns
+    assert not equation.params["out_axes"]
 
 
 def test_dead_code_of_a_gradient():

@@ -25,10 +25,10 @@ def tap(
     Calls of one device come in program order, also when nothing else uses the value.
     Between devices there is no order, and ``func`` is called from several threads.
 
-    * Inside `jax.vmap`, and where a device computes several elements of a map, one
-      call has all of them: the leaves that differ have a new leading axis. Free places
-      of a last block repeat its last element, and both branches of a `jax.lax.cond`
-      are called if its predicate is one of the things that differ.
+    * Where a device computes several elements of a map, there is one call for each.
+    * Inside `jax.vmap` one call has all elements: the leaves that differ have a new
+      leading axis, and both branches of a `jax.lax.cond` are called if its predicate
+      is one of the things that differ.
     * In maps inside maps, what the outer function computes is computed, and tapped,
       on each device that one of its elements has.
     * Differentiation taps the values of the function, once, and no derivatives. A

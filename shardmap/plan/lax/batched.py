@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import primitives as p
 
 from shardmap.plan.program import Node
@@ -81,7 +81,7 @@ def from_pivots(node: Node) -> Factors:
 
 def _pivots_p() -> Any:
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.linalg.lu_pivots_to_permutation(x, 2))
-    return jaxpr(jnp.zeros(2, jnp.int32)).eqns[0].primitive
+    return jaxpr(np.zeros(2, np.int32)).eqns[0].primitive
 
 
 RULES: dict[Any, RuleMaker] = {

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -206,8 +207,8 @@ def dynamic_update_slice(node: Node) -> Factors:
 
 def _scatter_sub_p() -> Any:
     """Has no public name."""
-    x = jnp.zeros(2)
-    jaxpr = jax.make_jaxpr(lambda x: x.at[jnp.array([0])].subtract(1.0))(x)
+    x = np.zeros(2, np.float32)
+    jaxpr = jax.make_jaxpr(lambda x: jnp.asarray(x).at[np.array([0])].subtract(1.0))(x)
     return jaxpr.eqns[-1].primitive
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -131,7 +132,7 @@ def _unnamed() -> dict[Any, RuleMaker]:
             for inner in jax.extend.core.jaxprs_in_params(equation.params):
                 visit(inner)
 
-    visit(jax.make_jaxpr(uses)(jnp.uint32(0)))
+    visit(jax.make_jaxpr(uses)(np.uint32(0)))
     makers = {
         "random_clone": seed,
         "random_seed": seed,

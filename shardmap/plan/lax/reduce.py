@@ -91,7 +91,7 @@ def _sharding(primitive: Any) -> dict[str, Any]:
 
 
 def _extra_params(function: Callable[..., Any], kind: Any) -> dict[str, Any]:
-    equation = jax.make_jaxpr(lambda x: function(x, 0))(jnp.zeros(2, kind)).eqns[-1]
+    equation = jax.make_jaxpr(lambda x: function(x, 0))(np.zeros(2, kind)).eqns[-1]
     return {name: v for name, v in equation.params.items() if name != "axes"}
 
 

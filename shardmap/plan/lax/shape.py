@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -296,7 +297,7 @@ def _traced(function: Any, ins: Sequence[Operand]) -> Any:
 
 def _primitive(function: Any) -> Any:
     """A primitive without a public name, found by tracing what uses it."""
-    return jax.make_jaxpr(function)(jnp.zeros((2, 2))).eqns[-1].primitive
+    return jax.make_jaxpr(function)(np.zeros((2, 2), np.float32)).eqns[-1].primitive
 
 
 def rewrites() -> dict[Any, Rewrite]:

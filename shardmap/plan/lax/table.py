@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import primitives as p
 
 from shardmap.map.primitive import spmap_p
@@ -31,7 +31,7 @@ def _custom_vmap_p() -> Any:
         return x
 
     same.def_vmap(lambda size, batched, x: (x, batched[0]))
-    return jax.make_jaxpr(same)(jnp.zeros(())).eqns[0].primitive
+    return jax.make_jaxpr(same)(np.float32(0)).eqns[0].primitive
 
 
 def _named_axis_effect() -> type:
