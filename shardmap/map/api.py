@@ -18,6 +18,8 @@ from shardmap.map.stages import Lowered, lower
 with jax.core.eval_context():
     TOP_LEVEL = jex_core.find_top_trace(())
 
+_find_top_trace = jex_core.find_top_trace
+
 
 def _all_lie(args: Any, must_lie: Iterable[tuple[int, Sharding]]) -> bool:
     """Whether the leaves with these numbers lie as they must."""
@@ -47,7 +49,7 @@ class MappedFunction:
         self._refusals = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if jex_core.find_top_trace(()) is not TOP_LEVEL:
+        if _find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(args, kwargs)
         if not kwargs:
             program, probe, must_lie = self._recent.get(len(args), (None, None, ()))

@@ -109,11 +109,12 @@ class Probe(NamedTuple):
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether a call with these arguments has ``axis_size`` elements."""
-        arg = args[self.argnum]
-        if self.leaf is not None:
-            arg = jax.tree.leaves(arg)[self.leaf]
+        argnum, leaf, axis, axis_size = self
+        arg = args[argnum]
+        if leaf is not None:
+            arg = jax.tree.leaves(arg)[leaf]
         shape = getattr(arg, "shape", ())
-        return len(shape) > self.axis and shape[self.axis] == self.axis_size
+        return len(shape) > axis and shape[axis] == axis_size
 
 
 class Prepared(NamedTuple):
