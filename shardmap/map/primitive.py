@@ -75,7 +75,8 @@ class MapPrimitive(jex_core.Primitive):
             # Only there: `checkify` imports the tracing of maps, which needs this file.
             from shardmap.map.checkify import bind_function
 
-            return bind_function(self.bind, *subfuns, args, params)
+            [function] = subfuns
+            return bind_function(self.bind, function, args, params)
         params["layout"] = _layout(**params)
         params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
         return super().bind(*args, **params)
@@ -100,6 +101,7 @@ def mesh_jaxpr(mesh: Mesh | None) -> Any:
 
 def _layout(
     *,
+    axis_name: Hashable,
     axis_size: int,
     mesh: Any,
     mesh_axes: tuple[str, ...] | None,
@@ -107,15 +109,18 @@ def _layout(
     **_: Any,
 ) -> str:
     """How many devices, how many elements at once on each, and how often."""
+    axis = f"axis {axis_name!r} of {axis_size:,}"
     if mesh is None or mesh_axes is None:
-        return f"{axis_size}, as the map around it decides"
+        return f"{axis}, as the map around it decides"
     devices = math.prod(mesh.shape[name] for name in mesh_axes)
     block = -(-axis_size // devices)
     width = min(batch_size or block, block)
-    steps = -(-block // width)
+    steps, rest, empty = -(-block // width), block % width, devices * block - axis_size
     return (
-        f"{axis_size} = {devices} device{'s' * (devices > 1)} x {width} vectorised x "
-        f"{steps} step{'s' * (steps > 1)}"
+        f"{axis} = {devices:,} device{'s' * (devices > 1)} x {width:,} vectorised x "
+        f"{steps:,} step{'s' * (steps > 1)}"
+        + f", the last of {rest:,}" * (rest > 0)
+        + f", {empty:,} place{'s' * (empty > 1)} empty" * (empty > 0)
     )
 
 
