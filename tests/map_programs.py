@@ -5,12 +5,14 @@ element, with ``map_`` for the maps inside it. So the same program runs on `spma
 on its oracle, `jax.vmap`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import shardmap as sm
@@ -23,6 +25,35 @@ TOLERANCE = {
     "float64": 1e-12,
 }
 """Relative to the largest entry of an array, or to 1."""
+
+
+# Both lowerings
+
+LOWERINGS = ["manual", "spmd"]
+
+MAPS = [functools.partial(sm.spmap, lowering=lowering) for lowering in LOWERINGS]
+
+both_lowerings = pytest.mark.parametrize("spmap", MAPS, ids=LOWERINGS)
+"""Gives a test `spmap` by the one lowering, then by the other."""
+
+
+def same_under_vmap(
+    build: Callable[[Any], Callable[..., Any]],
+    *args: Any,
+    tolerance: float | None = None,
+    compiled: bool = True,
+) -> None:
+    """``build(map)`` gives the same function for `jax.vmap` and by both lowerings.
+
+    Also under `jax.jit`, if ``compiled``.
+    """
+    expected = build(jax.vmap)(*args)
+    for map_ in MAPS:
+        assert_same(build(map_)(*args), expected, tolerance, weak_types=True)
+    if compiled:
+        together = jax.jit(lambda *args: [build(map_)(*args) for map_ in MAPS])
+        for got in together(*args):
+            assert_same(got, expected, tolerance)
 
 
 # How results compare
@@ -105,7 +136,6 @@ class Body(NamedTuple):
       in_axes: of ``x`` and ``w``.
       out_axes: a prefix of the result.
       smooth: whether JAX can differentiate it.
-      batchable: whether JAX can vectorise its collectives along another axis.
     """
 
     make: Callable[[Any], Callable[..., Any]]
@@ -114,12 +144,11 @@ class Body(NamedTuple):
     in_axes: Any = (0, None)
     out_axes: Any = 0
     smooth: bool = True
-    batchable: bool = True
 
-    def mapped(self, wrap: Any = lambda fun: fun) -> Callable[..., Any]:
-        """The body under `spmap`."""
-        fun = wrap(self.make(sm.spmap))
-        return sm.spmap(fun, "i", in_axes=self.in_axes, out_axes=self.out_axes)
+    def mapped(self, spmap: Any, wrap: Any = lambda fun: fun) -> Callable[..., Any]:
+        """The body under ``spmap``, one of `MAPS`."""
+        fun = wrap(self.make(spmap))
+        return spmap(fun, "i", in_axes=self.in_axes, out_axes=self.out_axes)
 
     def expected(self, wrap: Any = lambda fun: fun) -> Callable[..., Any]:
         """The body under `jax.vmap`."""
@@ -277,7 +306,7 @@ BODIES: dict[str, Body] = {
     "all_to_all_groups": grouped(
         lambda y: lax.all_to_all(y, "i", 0, 0, axis_index_groups=PAIRS, tiled=True),
         lambda y: group(y).reshape(2, 2, 2, 2)[:, own_place()].reshape(4, 2),
-    )._replace(batchable=False),
+    ),
     "long": collective(
         lambda y: lax.psum(y, "i") / 12 + lax.all_gather(y, "i").mean(0), size=12
     ),

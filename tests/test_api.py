@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import shardmap as sm
+from tests.map_programs import both_lowerings
 
 DEVICES = jax.devices()
 EIGHT = np.arange(8, dtype=np.float32)
@@ -29,22 +30,24 @@ def sharded(x, devices=None, spec=("anything",)):
 # Forms
 
 
-def test_called_directly_and_as_a_decorator():
-    @sm.spmap
+@both_lowerings
+def test_called_directly_and_as_a_decorator(spmap):
+    @spmap
     def bare(x):
         return x * 2
 
-    @sm.spmap(axis_name="i")
+    @spmap(axis_name="i")
     def with_options(x):
         return lax.psum(x, "i")
 
-    np.testing.assert_array_equal(sm.spmap(double)(EIGHT), EIGHT * 2)
+    np.testing.assert_array_equal(spmap(double)(EIGHT), EIGHT * 2)
     np.testing.assert_array_equal(bare(EIGHT), EIGHT * 2)
     np.testing.assert_array_equal(with_options(EIGHT), np.full(8, 28.0))
 
 
-def test_axis_name_may_be_positional_as_for_pmap():
-    result = sm.spmap(lambda x: lax.psum(x, "i"), "i")(EIGHT)
+@both_lowerings
+def test_axis_name_may_be_positional_as_for_pmap(spmap):
+    result = spmap(lambda x: lax.psum(x, "i"), "i")(EIGHT)
     np.testing.assert_array_equal(result, np.full(8, 28.0))
 
 
@@ -61,82 +64,92 @@ def test_keeps_what_functools_wraps_keeps():
     assert inspect.signature(mapped) == inspect.signature(double)
 
 
-def test_a_partial_has_no_name_and_still_maps():
-    mapped = sm.spmap(functools.partial(lambda x, y: x + y, y=3.0))
+@both_lowerings
+def test_a_partial_has_no_name_and_still_maps(spmap):
+    mapped = spmap(functools.partial(lambda x, y: x + y, y=3.0))
     np.testing.assert_array_equal(mapped(EIGHT), EIGHT + 3)
 
 
-def test_a_mapped_function_in_a_class_is_a_method():
+@both_lowerings
+def test_a_mapped_function_in_a_class_is_a_method(spmap):
     class Model:
         scale = 3.0
 
-        @functools.partial(sm.spmap, in_axes=(None, 0), static_broadcasted_argnums=0)
+        @functools.partial(spmap, in_axes=(None, 0), static_broadcasted_argnums=0)
         def apply(self, x):
             return self.scale * x
 
     np.testing.assert_array_equal(Model().apply(EIGHT), EIGHT * 3)
 
 
-def test_several_maps_of_a_ufunc_which_has_no_weak_reference():
-    np.testing.assert_array_equal(sm.spmap(jnp.sin)(EIGHT), jnp.sin(EIGHT))
-    mapped = sm.spmap(jnp.add)
+@both_lowerings
+def test_several_maps_of_a_ufunc_which_has_no_weak_reference(spmap):
+    np.testing.assert_array_equal(spmap(jnp.sin)(EIGHT), jnp.sin(EIGHT))
+    mapped = spmap(jnp.add)
     np.testing.assert_array_equal(mapped(EIGHT, EIGHT), EIGHT * 2)
 
 
 # Arguments
 
 
-def test_keyword_arguments_are_mapped_along_axis_0():
-    mapped = sm.spmap(lambda x, y, z: x * y + z, in_axes=(1, None))
+@both_lowerings
+def test_keyword_arguments_are_mapped_along_axis_0(spmap):
+    mapped = spmap(lambda x, y, z: x * y + z, in_axes=(1, None))
     x = np.arange(24.0, dtype=np.float32).reshape(3, 8)
     z = np.ones((8, 3), np.float32)
     np.testing.assert_array_equal(mapped(x, 2.0, z=z), x.T * 2 + 1)
 
 
-def test_all_arguments_by_keyword():
-    mapped = sm.spmap(lambda x, y: x - y)
+@both_lowerings
+def test_all_arguments_by_keyword(spmap):
+    mapped = spmap(lambda x, y: x - y)
     np.testing.assert_array_equal(mapped(y=EIGHT, x=2 * EIGHT), EIGHT)
 
 
-def test_in_axes_is_a_pytree_prefix():
+@both_lowerings
+def test_in_axes_is_a_pytree_prefix(spmap):
     tree = {"a": EIGHT, "b": (np.ones((3, 8)), 5.0)}
-    mapped = sm.spmap(
+    mapped = spmap(
         lambda t, y: t["a"] + t["b"][0].sum() + t["b"][1] + y,
         in_axes=({"a": 0, "b": (1, None)}, 0),
     )
     np.testing.assert_array_equal(mapped(tree, EIGHT), 2 * EIGHT + 8)
 
 
-def test_none_in_an_argument_is_no_leaf():
-    mapped = sm.spmap(lambda pair: (pair[0] + 1, pair[1]))
+@both_lowerings
+def test_none_in_an_argument_is_no_leaf(spmap):
+    mapped = spmap(lambda pair: (pair[0] + 1, pair[1]))
     result, nothing = mapped((EIGHT, None))
     assert nothing is None
     np.testing.assert_array_equal(result, EIGHT + 1)
 
 
-def test_none_in_a_result_is_no_leaf():
-    mapped = sm.spmap(lambda x: (x, None, {"y": x}), out_axes=(0, None, 0))
+@both_lowerings
+def test_none_in_a_result_is_no_leaf(spmap):
+    mapped = spmap(lambda x: (x, None, {"y": x}), out_axes=(0, None, 0))
     result = mapped(EIGHT)
     assert result[1] is None
     np.testing.assert_array_equal(result[2]["y"], EIGHT)
 
 
-def test_static_arguments():
+@both_lowerings
+def test_static_arguments(spmap):
     traced = []
 
     def scale(x, mode, y):
         traced.append(mode)
         return x * 2 if mode == "double" else x + y
 
-    mapped = sm.spmap(scale, static_broadcasted_argnums=1)
+    mapped = spmap(scale, static_broadcasted_argnums=1)
     for _ in range(3):
         np.testing.assert_array_equal(mapped(EIGHT, "double", EIGHT), EIGHT * 2)
         np.testing.assert_array_equal(mapped(EIGHT, "other", EIGHT), EIGHT * 2)
     assert traced == ["double", "other"]
 
 
-def test_static_arguments_with_in_axes_for_all_arguments():
-    mapped = sm.spmap(
+@both_lowerings
+def test_static_arguments_with_in_axes_for_all_arguments(spmap):
+    mapped = spmap(
         lambda f, x, y: f(x) + y,
         in_axes=(None, 1, None),
         static_broadcasted_argnums=(0,),
@@ -145,17 +158,19 @@ def test_static_arguments_with_in_axes_for_all_arguments():
     np.testing.assert_array_equal(mapped(jnp.sum, x, 2.0), np.full(8, 5.0))
 
 
-def test_no_mapped_argument_with_axis_size():
-    mapped = sm.spmap(lambda: lax.axis_index("i"), "i", axis_size=4)
+@both_lowerings
+def test_no_mapped_argument_with_axis_size(spmap):
+    mapped = spmap(lambda: lax.axis_index("i"), "i", axis_size=4)
     np.testing.assert_array_equal(mapped(), np.arange(4))
-    scaled = sm.spmap(lambda x: x * lax.axis_index("i"), "i", axis_size=4, in_axes=None)
+    scaled = spmap(lambda x: x * lax.axis_index("i"), "i", axis_size=4, in_axes=None)
     np.testing.assert_array_equal(scaled(2.0), 2.0 * np.arange(4))
 
 
-def test_psum_of_a_constant_is_a_python_number_while_tracing():
+@both_lowerings
+def test_psum_of_a_constant_is_a_python_number_while_tracing(spmap):
     sizes = []
 
-    @sm.spmap(axis_name="i")
+    @spmap(axis_name="i")
     def f(x):
         sizes.append(lax.psum(1, "i"))
         return x
@@ -168,34 +183,39 @@ def test_psum_of_a_constant_is_a_python_number_while_tracing():
 # Devices
 
 
-def test_runs_on_the_first_local_devices():
-    result = sm.spmap(double)(EIGHT[:3])
+@both_lowerings
+def test_runs_on_the_first_local_devices(spmap):
+    result = spmap(double)(EIGHT[:3])
     assert [s.device for s in result.addressable_shards] == DEVICES[:3]
 
 
-def test_devices_are_used_in_their_order():
-    result = sm.spmap(double, devices=DEVICES[:3:-1])(EIGHT[:4])
+@both_lowerings
+def test_devices_are_used_in_their_order(spmap):
+    result = spmap(double, devices=DEVICES[:3:-1])(EIGHT[:4])
     assert result.sharding.mesh.devices.tolist() == DEVICES[:3:-1]
     np.testing.assert_array_equal(result, EIGHT[:4] * 2)
     by_device = {s.device: float(s.data[0]) for s in result.addressable_shards}
     assert by_device == {DEVICES[7 - k]: 2.0 * k for k in range(4)}
 
 
-def test_maps_on_different_devices_side_by_side():
-    first = sm.spmap(lambda x: lax.psum(x, "i"), "i", devices=DEVICES[:6])
-    second = sm.spmap(lambda x: lax.psum(x**2, "i"), "i", devices=DEVICES[-2:])
+@both_lowerings
+def test_maps_on_different_devices_side_by_side(spmap):
+    first = spmap(lambda x: lax.psum(x, "i"), "i", devices=DEVICES[:6])
+    second = spmap(lambda x: lax.psum(x**2, "i"), "i", devices=DEVICES[-2:])
     np.testing.assert_array_equal(first(np.ones(6)), np.full(6, 6.0))
     np.testing.assert_array_equal(second(np.array([2.0, 3.0])), [13.0, 13.0])
 
 
-def test_backend_names_whose_devices():
-    result = sm.spmap(double, backend="cpu")(EIGHT)
+@both_lowerings
+def test_backend_names_whose_devices(spmap):
+    result = spmap(double, backend="cpu")(EIGHT)
     assert {d.platform for d in result.sharding.device_set} == {"cpu"}
 
 
 # Inputs from anywhere
 
 
+@both_lowerings
 @pytest.mark.parametrize(
     "place",
     [
@@ -215,19 +235,20 @@ def test_backend_names_whose_devices():
     ],
 )
 @pytest.mark.parametrize("keyword", [False, True])
-def test_inputs_may_lie_anywhere(place, keyword):
+def test_inputs_may_lie_anywhere(spmap, place, keyword):
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
-    mapped = sm.spmap(lambda x: x + 1)
+    mapped = spmap(lambda x: x + 1)
     for _ in range(2):  # The second call takes the fast path, where there is one.
         result = mapped(x=place(x)) if keyword else mapped(place(x))
         np.testing.assert_array_equal(result, x + 1)
         assert result.sharding.is_equivalent_to(sharded(x).sharding, 2)
 
 
-def test_inputs_that_vary_from_call_to_call():
+@both_lowerings
+def test_inputs_that_vary_from_call_to_call(spmap):
     traces = []
 
-    @sm.spmap
+    @spmap
     def mapped(x):
         traces.append(x.shape)
         return x + 1
@@ -243,33 +264,37 @@ def test_inputs_that_vary_from_call_to_call():
     assert sorted(traces) == [(), (), (2,)]
 
 
-def test_an_input_that_lies_right_is_not_copied():
+@both_lowerings
+def test_an_input_that_lies_right_is_not_copied(spmap):
     x = sharded(EIGHT) + 0  # Computed, as NumPy's own memory cannot be donated.
-    mapped = sm.spmap(lambda x: x + 1, donate_argnums=0)
+    mapped = spmap(lambda x: x + 1, donate_argnums=0)
     before = {s.data.unsafe_buffer_pointer() for s in x.addressable_shards}
     result = mapped(x)
     after = {s.data.unsafe_buffer_pointer() for s in result.addressable_shards}
     assert before == after
 
 
-def test_an_unmapped_input_on_one_device_goes_to_all():
+@both_lowerings
+def test_an_unmapped_input_on_one_device_goes_to_all(spmap):
     weights = jax.device_put(np.ones((3, 2), np.float32), DEVICES[5])
-    mapped = sm.spmap(lambda w, x: x @ w, in_axes=(None, 0))
+    mapped = spmap(lambda w, x: x @ w, in_axes=(None, 0))
     x = np.ones((8, 3), np.float32)
     np.testing.assert_array_equal(mapped(weights, x), np.full((8, 2), 3.0))
 
 
-def test_closed_over_arrays_may_lie_anywhere():
+@both_lowerings
+def test_closed_over_arrays_may_lie_anywhere(spmap):
     constant = jax.device_put(np.float32(3), DEVICES[6])
-    np.testing.assert_array_equal(sm.spmap(lambda x: x * constant)(EIGHT), EIGHT * 3)
+    np.testing.assert_array_equal(spmap(lambda x: x * constant)(EIGHT), EIGHT * 3)
 
 
 # Results
 
 
-def test_results_are_laid_out_one_element_per_device():
+@both_lowerings
+def test_results_are_laid_out_one_element_per_device(spmap):
     x = np.ones((8, 3), np.float32)
-    rows, columns, whole = sm.spmap(
+    rows, columns, whole = spmap(
         lambda x: (x, x, lax.psum(x, "i")), "i", out_axes=(0, 1, None)
     )(x)
     assert rows.sharding.spec == PartitionSpec("i")
@@ -279,8 +304,9 @@ def test_results_are_laid_out_one_element_per_device():
     assert whole.shape == (3,)
 
 
-def test_a_map_over_one_element():
-    result = sm.spmap(lambda x: lax.psum(x, "i"), "i")(np.ones((1, 2), np.float32))
+@both_lowerings
+def test_a_map_over_one_element(spmap):
+    result = spmap(lambda x: lax.psum(x, "i"), "i")(np.ones((1, 2), np.float32))
     np.testing.assert_array_equal(result, np.ones((1, 2)))
     assert isinstance(result.sharding, NamedSharding | SingleDeviceSharding)
 
@@ -288,8 +314,9 @@ def test_a_map_over_one_element():
 # Donation
 
 
-def test_donated_arguments_are_gone_also_by_keyword():
-    mapped = sm.spmap(lambda x, y: x + y, donate_argnums=0)
+@both_lowerings
+def test_donated_arguments_are_gone_also_by_keyword(spmap):
+    mapped = spmap(lambda x, y: x + y, donate_argnums=0)
     kept = sharded(EIGHT)
     for call in (lambda x: mapped(x, kept), lambda x: mapped(x=x, y=kept)):
         given = sharded(EIGHT)
@@ -301,21 +328,28 @@ def test_donated_arguments_are_gone_also_by_keyword():
 # Debugging
 
 
-def test_disable_jit_runs_the_function_op_by_op():
+@both_lowerings
+def test_disable_jit_runs_the_function_op_by_op(spmap):
     seen = []
 
     def f(x):
         seen.append(x)
         return x / lax.psum(x, "i")
 
-    mapped = sm.spmap(f, "i")
+    mapped = spmap(f, "i")
+    mapped(EIGHT)
+    seen.clear()
     with jax.disable_jit():
-        result = mapped(EIGHT)
-    np.testing.assert_allclose(result, EIGHT / 28)
+        for calls in (1, 2):
+            np.testing.assert_allclose(mapped(EIGHT), EIGHT / 28)
+            assert len(seen) == calls
+        jax.eval_shape(mapped, EIGHT)
+        assert len(seen) == 3
 
 
-def test_debug_nans_names_the_operation():
-    mapped = sm.spmap(lambda x: jnp.log(x - 1))
+@both_lowerings
+def test_debug_nans_names_the_operation(spmap):
+    mapped = spmap(lambda x: jnp.log(x - 1))
     with jax.debug_nans(True):
         with pytest.raises(FloatingPointError, match=r"nan.*encountered in log"):
             mapped(EIGHT)
@@ -324,6 +358,7 @@ def test_debug_nans_names_the_operation():
         np.testing.assert_allclose(mapped(EIGHT + 2), np.log(EIGHT + 1), rtol=1e-6)
 
 
+@both_lowerings
 @pytest.mark.parametrize(
     "place",
     [
@@ -334,8 +369,10 @@ def test_debug_nans_names_the_operation():
     ],
 )
 @pytest.mark.parametrize("keyword", [False, True])
-def test_donated_arguments_are_gone_also_when_they_had_to_be_moved(place, keyword):
-    mapped = sm.spmap(lambda tree: {"w": tree["w"] + 1}, donate_argnums=0)
+def test_donated_arguments_are_gone_also_when_they_had_to_be_moved(
+    spmap, place, keyword
+):
+    mapped = spmap(lambda tree: {"w": tree["w"] + 1}, donate_argnums=0)
     mapped({"w": sharded(EIGHT) + 0})
     given = {"w": place(EIGHT)}
     result = mapped(tree=given) if keyword else mapped(given)
@@ -345,8 +382,9 @@ def test_donated_arguments_are_gone_also_when_they_had_to_be_moved(place, keywor
     )
 
 
-def test_a_donated_argument_that_lies_right_keeps_its_memory_every_time():
-    mapped = sm.spmap(lambda x: x + 1, donate_argnums=0)
+@both_lowerings
+def test_a_donated_argument_that_lies_right_keeps_its_memory_every_time(spmap):
+    mapped = spmap(lambda x: x + 1, donate_argnums=0)
     x = sharded(EIGHT) + 0
     pointers = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
     for _ in range(3):
@@ -372,20 +410,22 @@ class Counting:
         return self._array[index]
 
 
+@both_lowerings
 @pytest.mark.parametrize("keyword", [False, True])
-def test_each_device_reads_its_own_slice(keyword):
+def test_each_device_reads_its_own_slice(spmap, keyword):
     rows = np.arange(24, dtype=np.float32).reshape(8, 3)
     given = Counting(rows)
-    mapped = sm.spmap(lambda x: x.sum())
+    mapped = spmap(lambda x: x.sum())
     result = mapped(x=given) if keyword else mapped(given)
     np.testing.assert_array_equal(result, rows.sum(1))
     read = sorted(rows[index].tolist() for index in given.read)
     assert read == [[row] for row in rows.tolist()]
 
 
-def test_array_likes_under_jit_and_in_a_long_axis():
+@both_lowerings
+def test_array_likes_under_jit_and_in_a_long_axis(spmap):
     rows = np.arange(48, dtype=np.float32).reshape(16, 3)
-    mapped = sm.spmap(lambda x: x.sum())
+    mapped = spmap(lambda x: x.sum())
     np.testing.assert_array_equal(mapped(Counting(rows)), rows.sum(1))
     outside = Counting(rows)
     np.testing.assert_array_equal(jax.jit(lambda: mapped(outside))(), rows.sum(1))

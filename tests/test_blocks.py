@@ -229,18 +229,63 @@ def test_two_vectorised_axes_of_gmap():
     np.testing.assert_array_equal(result, expected)
 
 
+DATA_AND_MODEL = sm.make_mesh({"data": 2, "model": 4})
+
+
 @pytest.mark.parametrize(
     ("size", "options", "layout"),
     [
         (8, {}, "8 = 8 devices x 1 vectorised x 1 step"),
         (32, {}, "32 = 8 devices x 4 vectorised x 1 step"),
-        (32, {"batch_size": 3}, "32 = 8 devices x 3 vectorised x 2 steps"),
-        (7, {"devices": jax.devices()[:4]}, "7 = 4 devices x 2 vectorised x 1 step"),
+        (32, {"batch_size": 2}, "32 = 8 devices x 2 vectorised x 2 steps"),
+        (
+            32,
+            {"batch_size": 3},
+            "32 = 8 devices x 3 vectorised x 2 steps, the last of 1",
+        ),
+        (
+            7,
+            {"devices": jax.devices()[:4]},
+            "7 = 4 devices x 2 vectorised x 1 step, 1 place empty",
+        ),
+        (3, {}, "3 = 3 devices x 1 vectorised x 1 step"),
         (5, {"devices": jax.devices()[:1]}, "5 = 1 device x 5 vectorised x 1 step"),
+        (
+            1_000_003,
+            {},
+            "1,000,003 = 8 devices x 125,001 vectorised x 1 step, 5 places empty",
+        ),
+        (
+            1_000_003,
+            {"batch_size": 1000},
+            "1,000,003 = 8 devices x 1,000 vectorised x 126 steps, the last of 1, "
+            "5 places empty",
+        ),
+        (
+            32,
+            {"mesh": DATA_AND_MODEL, "mesh_axes": "model"},
+            "32 = 4 devices x 8 vectorised x 1 step",
+        ),
+        (
+            32,
+            {"mesh": DATA_AND_MODEL, "mesh_axes": ("model", "data")},
+            "32 = 8 devices x 4 vectorised x 1 step",
+        ),
+        (
+            7,
+            {"mesh": DATA_AND_MODEL, "mesh_axes": "data", "lowering": "spmd"},
+            "7 = 2 devices x 4 vectorised x 1 step, 1 place empty",
+        ),
     ],
 )
 def test_the_jaxpr_names_the_layout(size, options, layout):
-    jaxpr = jax.make_jaxpr(sm.spmap(lambda x: x + 1, **options))(np.ones(size))
-    (equation,) = jaxpr.eqns
-    assert equation.params["layout"] == layout
-    assert f"layout={layout}" in str(jaxpr)
+    mapped = sm.spmap(lambda x: x + 1, "i", **options)
+    jaxpr = jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((size,), np.float32))
+    assert f"layout=axis 'i' of {layout}\n" in str(jaxpr)
+
+
+def test_the_jaxpr_names_the_layout_of_maps_inside():
+    nest = sm.spmap(sm.spmap(lambda x: x + 1, "j"), "i")
+    text = str(jax.make_jaxpr(nest)(np.ones((2, 12))))
+    assert "layout=axis 'i' of 2 = 2 devices x 1 vectorised x 1 step\n" in text
+    assert "layout=axis 'j' of 12, as the map around it decides\n" in text

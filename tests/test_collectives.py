@@ -13,6 +13,7 @@ from jax import lax
 
 import shardmap as sm
 from shardmap.map.collectives import RULES
+from tests.map_programs import assert_same, both_lowerings
 
 SIZES = [1, 3, 8, 12, 16, 17]
 
@@ -143,16 +144,89 @@ def test_over_given_devices(name, devices):
     assert result.sharding.device_set == set(jax.devices()[-devices:][:used])
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.bool_, jnp.bfloat16])
+@both_lowerings
+@pytest.mark.parametrize(
+    "dtype", [np.int32, np.int8, np.uint32, np.bool_, jnp.bfloat16]
+)
 @pytest.mark.parametrize("collective", [lax.psum, lax.pmax, lax.pmin, lax.all_gather])
-def test_dtypes(collective, dtype):
+def test_dtypes(spmap, collective, dtype):
     x = array(11, 3).astype(dtype)
-    mapped = sm.spmap(lambda x: collective(x, "i"), "i")(x)
+    mapped = spmap(lambda x: collective(x, "i"), "i")(x)
     expected = jax.vmap(lambda x: collective(x, "i"), axis_name="i")(x)
     assert mapped.dtype == expected.dtype
     np.testing.assert_array_equal(
         np.asarray(mapped, np.float32), np.asarray(expected, np.float32)
     )
+
+
+@both_lowerings
+@pytest.mark.parametrize("size", [8, 11])
+def test_random_keys(spmap, size):
+    def fun(key):
+        keys = jax.random.split(key, 2 * size)
+        return (
+            lax.all_gather(key, "i"),
+            lax.ppermute(key, "i", ring(size)),
+            lax.all_to_all(keys[:size], "i", 0, 0),
+            lax.all_to_all(keys, "i", 0, 0, tiled=True),
+        )
+
+    keys = jax.random.split(jax.random.key(1), size)
+    assert_same(spmap(fun, "i")(keys), jax.vmap(fun, axis_name="i")(keys))
+
+
+@both_lowerings
+@pytest.mark.parametrize("size", [8, 11])
+def test_pbroadcast_of_any_dtype(spmap, size):
+    # jax.vmap has no rule for it.
+    x = array(size, 3)
+    keys = jax.random.split(jax.random.key(1), size)
+    for values in (x, x > 0, x.astype(np.int8), x.astype(np.complex64), keys):
+        values = jnp.asarray(values)
+        got = spmap(lambda x: lax.pbroadcast(x, "i", 5), "i")(values)
+        assert_same(got, jnp.stack([values[5]] * size))
+
+
+@both_lowerings
+@pytest.mark.parametrize("size", [8, 11])
+def test_arrays_without_entries(spmap, size):
+    def fun(x, w):
+        pieces = jnp.stack([x] * size)
+        return (
+            lax.psum(x, "i") * w,
+            lax.all_gather(x, "i"),
+            lax.all_gather(x, "i", axis=1, tiled=True),
+            lax.all_to_all(pieces, "i", 0, 1),
+            lax.psum_scatter(pieces, "i"),
+            lax.ppermute(x, "i", ring(size)),
+            lax.axis_index("i"),
+        )
+
+    args = np.ones((size, 2, 0), np.float32), np.ones(0, np.float32)
+    options = {"axis_name": "i", "in_axes": (0, None)}
+    expected = jax.vmap(fun, **options)(*args)
+    assert_same(spmap(fun, **options)(*args), expected)
+    assert_same(jax.jit(spmap(fun, **options))(*args), expected)
+
+
+@both_lowerings
+@pytest.mark.parametrize("shape", [(2, 4), (3, 3), (16, 2)])
+def test_bfloat16_in_maps_inside_maps(spmap, shape):
+    # XLA's CPU compiler aborts the process at what JAX makes of these.
+    def body(x):
+        pieces = jnp.stack([x] * shape[0])
+        return (
+            lax.psum(x, "i"),
+            lax.psum((x, x.astype(np.float32)), ("j", "i")),
+            lax.pmax(x, "j") + lax.pmin(x, "i"),
+            lax.psum_scatter(pieces, "i", tiled=True),
+        )
+
+    def nested(map_):
+        return map_(map_(body, axis_name="j"), axis_name="i")
+
+    x = array(*shape, 2).astype(jnp.bfloat16)
+    assert_same(nested(spmap)(x), nested(jax.vmap)(x))
 
 
 # Groups, which vmap does not have

@@ -12,16 +12,15 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from tests.map_programs import assert_same, mixed, spread
+from tests.map_programs import (
+    assert_same,
+    both_lowerings,
+    mixed,
+    same_under_vmap,
+    spread,
+)
 
 COLLECTIVES = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
-
-
-def same_under_vmap(build, *args, tolerance=None):
-    """`build(map)` gives the same function for both kinds of map, also under jit."""
-    expected = build(jax.vmap)(*args)
-    assert_same(build(sm.spmap)(*args), expected, tolerance)
-    assert_same(jax.jit(build(sm.spmap))(*args), expected, tolerance)
 
 
 def collectives(fun, *args):
@@ -83,8 +82,9 @@ def test_perfect_nests_have_the_collectives_of_one_map_over_a_grid(transform):
     assert set(counts[0]) <= set(counts[1])
 
 
-def test_a_nest_lies_on_all_devices():
-    result = nest(sm.spmap, step)(spread((4, 2, 3)), spread((3,)))
+@both_lowerings
+def test_a_nest_lies_on_all_devices(spmap):
+    result = nest(spmap, step)(spread((4, 2, 3)), spread((3,)))
     assert result.sharding.spec == P("i", "j")
     assert {s.data.shape for s in result.addressable_shards} == {(1, 1, 3)}
 
@@ -326,8 +326,9 @@ AROUND = {
 }
 
 
+@both_lowerings
 @pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
-def test_under_a_mesh_that_is_set(mesh):
+def test_under_a_mesh_that_is_set(spmap, mesh):
     x = spread((8, 3))
 
     def fun(x):
@@ -338,34 +339,37 @@ def test_under_a_mesh_that_is_set(mesh):
 
     expected = jax.vmap(fun, axis_name="i")(x), gradient(jax.vmap)(x)
     with jax.set_mesh(mesh):
-        mapped = sm.spmap(fun, "i")
-        assert_same((mapped(x), jax.jit(gradient(sm.spmap))(x)), expected)
+        mapped = spmap(fun, "i")
+        assert_same((mapped(x), jax.jit(gradient(spmap))(x)), expected)
         assert_same(jax.jit(mapped)(x), expected[0])
 
 
+@both_lowerings
 @pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
-def test_nests_under_a_mesh_that_is_set(mesh):
+def test_nests_under_a_mesh_that_is_set(spmap, mesh):
     x, w = spread((4, 2, 3)), spread((3,))
     expected = nest(jax.vmap, step)(x, w)
     with jax.set_mesh(mesh):
-        assert_same(nest(sm.spmap, step)(x, w), expected)
-        assert_same(jax.jit(nest(sm.spmap, step))(x, w), expected)
+        assert_same(nest(spmap, step)(x, w), expected)
+        assert_same(jax.jit(nest(spmap, step))(x, w), expected)
 
 
+@both_lowerings
 @pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
-def test_operands_typed_with_an_explicit_mesh(transform):
+def test_operands_typed_with_an_explicit_mesh(spmap, transform):
     x = spread((8, 3))
     typed = jax.device_put(x, NamedSharding(AROUND["explicit"], P("a", None)))
 
     def fun(x):
         return mixed(x, lax.psum(x, "i"))
 
-    mapped = transform(sm.spmap(fun, "i"))
+    mapped = transform(spmap(fun, "i"))
     assert_same(mapped(typed), jax.vmap(fun, axis_name="i")(x))
 
 
+@both_lowerings
 @pytest.mark.parametrize("names", [{"a"}, {"a", "b"}])
-def test_inside_shard_map(names):
+def test_inside_shard_map(spmap, names):
     x = spread((8, 3))
 
     def fun(x):
@@ -385,14 +389,15 @@ def test_inside_shard_map(names):
     def gradient(map_):
         return jax.jit(jax.grad(lambda x: around(map_)(x).sum()))
 
-    assert_same(jax.jit(around(sm.spmap))(x), jax.jit(around(jax.vmap))(x))
-    assert_same(gradient(sm.spmap)(x), gradient(jax.vmap)(x))
+    assert_same(jax.jit(around(spmap))(x), jax.jit(around(jax.vmap))(x))
+    assert_same(gradient(spmap)(x), gradient(jax.vmap)(x))
 
 
 # Cost of lowering
 
 
-def test_shared_functions_are_lowered_once():
+@both_lowerings
+def test_shared_functions_are_lowered_once(spmap):
     def doubled(fun):
         return jax.jit(lambda x: fun(x) + fun(x * 0.5))
 
@@ -400,7 +405,7 @@ def test_shared_functions_are_lowered_once():
     for _ in range(16):  # 65,536 calls, of 17 functions.
         fun = doubled(fun)
 
-    mapped = sm.spmap(lambda x: fun(x) + lax.psum(x, "i"), "i")
+    mapped = spmap(lambda x: fun(x) + lax.psum(x, "i"), "i")
     start = time.perf_counter()
     text = jax.jit(mapped).lower(np.ones(4, np.float32)).as_text()
     assert time.perf_counter() - start < 20

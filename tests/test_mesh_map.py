@@ -1,11 +1,15 @@
 """Blocks on a mesh, against jax.shard_map and against loops over blocks."""
 
 import functools
+import gc
+import logging
+import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import logging as absl_logging
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -172,6 +176,56 @@ def test_compiles_once():
     for _ in range(3):
         mapped(array(4))
     assert len(traces) == once
+
+
+def test_built_anew_in_a_loop_compiles_once():
+    traces = []
+
+    def fun(x):
+        traces.append(x)
+        return x
+
+    def run(axes):
+        sm.mesh_map(fun, MESH, (axes,), axes)(array(8))
+        return len(traces)
+
+    once = run({"x": 0, "y": 0})
+    assert run({"x": 0, "y": 0}) == once
+    # The order of the mesh axes matters.
+    assert run({"y": 0, "x": 0}) > once
+
+
+def test_what_is_made_goes_with_the_function():
+    def fun(x):
+        return x + 1
+
+    sm.mesh_map(fun, MESH, {"x": 0}, {"x": 0})(array(4))
+    reference = weakref.ref(fun)
+    del fun
+    jax.clear_caches()
+    gc.collect()
+    assert reference() is None
+
+
+def test_one_line_per_compile(caplog):
+    absl_logging.get_absl_logger().propagate = True
+    mapped = sm.mesh_map(lambda x: x + 1, MESH, {"x": 0}, {"x": 0})
+    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
+        mapped(array(4, 3))
+        mapped(array(4, 3))
+    lines = [m for m in caplog.messages if "shardmap: compiling" in m]
+    assert lines == [
+        "shardmap: compiling <lambda>: blocks on mesh {'x': 2, 'y': 4}, devices "
+        f"{[device.id for device in MESH.devices.flat]}, arguments ['float32[4,3]']"
+    ]
+
+
+def test_what_is_lowered_takes_the_arguments_as_the_map_does():
+    mapped = sm.mesh_map(lambda x, pair: x * pair["w"][0], MESH, {"x": 0}, {"x": 0})
+    args = array(4), {"w": (array(4), array(2))}
+    elsewhere = jax.device_put(args, jax.devices()[3])
+    compiled = mapped.lower(*elsewhere).compile()
+    np.testing.assert_allclose(compiled(*args), mapped(*args))
 
 
 # Elements of a map over axes of a given mesh

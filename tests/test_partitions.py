@@ -4,11 +4,15 @@ The cases of JAX's own test of `sharded_jit`, with its numbers, come first.
 """
 
 import functools
+import gc
+import logging
+import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import logging as absl_logging
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -162,6 +166,85 @@ def test_two_calls_compile_once(caplog):
     assert (len(traces), len(compiled)) == (1, 1)
     doubled(np.arange(6.0))
     assert len(traces) == 2
+
+
+def test_built_anew_in_a_loop_compiles_once():
+    traces = []
+
+    def fun(x):
+        traces.append(x)
+        return x * 2
+
+    for _ in range(3):
+        assert_close(sharded_jit(fun, P(2), P(2))(X[0]), jnp.asarray(X[0] * 2))
+    assert len(traces) == 1
+    assert buffers(sharded_jit(fun, P(4), P(4))(X[0])) == [(2,)] * 4
+
+
+def test_what_is_made_goes_with_the_function():
+    def fun(x):
+        return x + 1
+
+    sharded_jit(fun, P(2), P(2))(X[0])
+    reference = weakref.ref(fun)
+    del fun
+    jax.clear_caches()
+    gc.collect()
+    assert reference() is None
+
+
+def test_one_line_per_compile(caplog):
+    absl_logging.get_absl_logger().propagate = True
+    doubled = sharded_jit(lambda x: x * 2, P(2, 1), P(2, 1))
+    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
+        doubled(X)
+        doubled(Y)
+    lines = [m for m in caplog.messages if "shardmap: compiling" in m]
+    assert lines == [
+        "shardmap: compiling <lambda>: 2 partitions on devices [0, 1], arguments "
+        "['float32[8,8]']"
+    ]
+
+
+# Stages
+
+
+def scaled(x, n, y, *, z):
+    return {"sum": x * n + y["y"], "z": z}
+
+
+def test_what_is_lowered_takes_the_arguments_as_the_function_does():
+    split = sharded_jit(
+        scaled, (P(2, 1), None, {"y": P(1, 2)}), {"sum": P(1, 2), "z": None}, None, 1
+    )
+    args, elsewhere = (X, 3, {"y": Y}), jax.device_put(Y, jax.devices()[5])
+    lowered = split.lower(X, 3, {"y": elsewhere}, z=elsewhere)
+    assert_close(lowered.compile()(X, {"y": Y}, z=Y), split(*args, z=Y))
+    rows = ShardingSpec((Chunked((2,)), None), (ShardedAxis(0),))
+    columns = ShardingSpec((None, Chunked((2,))), (ShardedAxis(0),))
+    whole = ShardingSpec((None, None), (Replicated(2),))
+    assert lowered.in_specs == (rows, None, {"y": columns}, {"z": whole})
+    assert lowered.out_specs == {"sum": columns, "z": whole}
+    assert lowered.out_info["sum"].shape == (8, 8)
+
+
+def test_what_is_traced():
+    split = sharded_jit(scaled, None, None, 2, static_argnums=1)
+    shape = jax.ShapeDtypeStruct((8, 8), np.float32)
+    traced = split.trace(shape, 3, {"y": shape}, z=shape)
+    assert jax.tree.structure(traced.out_info) == jax.tree.structure({"sum": 0, "z": 0})
+    compiled = traced.lower().compile()
+    assert buffers(compiled(X, {"y": Y}, z=Y)["sum"]) == [(8, 8)] * 2
+
+
+def test_a_sharded_function_looks_like_the_function():
+    split = sharded_jit(scaled, None, None)
+    assert split.__wrapped__ is scaled
+    assert repr(split) == "<sharded_jit of scaled>"
+    with pytest.raises(
+        ValueError, match="in_parts of x has 2 total partitions but 4 are"
+    ):
+        sharded_jit(scaled, P(2, 1), None, 4, 1).lower(X, 3, {"y": Y}, z=Y)
 
 
 def test_calls_of_other_kinds_have_programs_of_their_own():

@@ -4,16 +4,19 @@ The cases of JAX's own test of `pmap` of `sharded_jit`, with its numbers, come f
 """
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardmap.map.api import spmap
+from shardmap.map.mesh_map import mesh_map
 from shardmap.map.partitions import sharded_jit, with_sharding_constraint
+from shardmap.sharding.mesh import make_mesh
 from shardmap.sharding.named import spec_of
 from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
 from tests.partition_checks import assert_close, buffers, spread
@@ -315,10 +318,53 @@ def test_totals_that_differ_inside_a_map():
         spmap(lambda x: constrained((2, 2))(constrained((2, 1))(x)), "i")(FOUR[0])
 
 
-def test_a_mesh_without_axes_for_partitions():
+MESH = make_mesh({"d": 4, "m": 2})
+FOUR_ROWS = spread(4, 4, 4)
+
+
+def on_rows(fun, kind, lowering):
+    """`fun` of each of four elements on a mesh that is given."""
+    if kind == "spmap":
+        return spmap(fun, mesh=MESH, mesh_axes="d", lowering=lowering)
+    return mesh_map(
+        lambda x: fun(x[0])[None], MESH, {"d": 0}, {"d": 0}, lowering=lowering
+    )
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+@pytest.mark.parametrize("kind", ["spmap", "mesh_map"])
+@pytest.mark.parametrize(
+    "fun",
+    [constrained((2, 1)), sharded_jit(jnp.sin, (2, 1), None)],
+    ids=["constraint", "sharded_jit"],
+)
+def test_a_mesh_that_is_given_has_no_axes_for_partitions(fun, kind, lowering):
+    with pytest.raises(
+        ValueError,
+        match=r"parts \(2, 1\) need 2 devices for each element, but the mesh around "
+        r"them, \{'d': 4, 'm': 2\}, has no axes for partitions. Leave mesh .* or cut "
+        r"along other axes of your own mesh with jax.lax.with_sharding_constraint",
+    ):
+        on_rows(fun, kind, lowering)(FOUR_ROWS)
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+@pytest.mark.parametrize("kind", ["spmap", "mesh_map"])
+@pytest.mark.parametrize("mesh", [MESH, MESH.abstract_mesh], ids=["mesh", "abstract"])
+def test_its_other_axes_are_named_instead(mesh, kind, lowering):
+    def fun(x):
+        cut = NamedSharding(mesh, P("m"))
+        return jax.lax.with_sharding_constraint(jnp.sin(x), cut) * 2
+
+    mapped = on_rows(fun, kind, lowering)
+    assert_close(mapped(FOUR_ROWS), jnp.sin(FOUR_ROWS) * 2)
+    text = jax.jit(mapped).lower(FOUR_ROWS).compile().as_text()
+    sines = re.findall(r"= f32\[([\d,]+)\]\S* sine\(", text)
+    assert sines == ["1,2,4"]
+
+
+def test_inside_shard_map_there_are_no_axes_for_partitions():
     mesh = Mesh(jax.devices()[:2], "d")
-    with pytest.raises(ValueError, match=r"\(2, 1\) need 2 devices .* \{'d': 2\}, has"):
-        spmap(SHARDED, mesh=mesh, mesh_axes="d")(*FOUR)
     with pytest.raises(ValueError, match=r"inside of jax\.shard_map there are none"):
         jax.jit(
             jax.shard_map(

@@ -9,17 +9,16 @@ from jax import lax
 from jax.experimental import io_callback
 
 import shardmap as sm
-from tests.map_programs import assert_same, mixed, spread
+from tests.map_programs import (
+    assert_same,
+    both_lowerings,
+    mixed,
+    same_under_vmap,
+    spread,
+)
 
 X = spread((4, 3))
 RING = [(k, (k + 1) % 4) for k in range(4)]
-
-
-def same_under_vmap(build, *args, tolerance=None):
-    """`build(map)` gives the same function for both kinds of map, also under jit."""
-    expected = build(jax.vmap)(*args)
-    assert_same(build(sm.spmap)(*args), expected, tolerance, weak_types=True)
-    assert_same(jax.jit(build(sm.spmap))(*args), expected, tolerance)
 
 
 # The equation
@@ -40,8 +39,9 @@ def test_is_a_primitive_of_its_own_class():
     assert str(sm.spmap_p) == "spmap"
 
 
-def test_parameters():
-    fun = sm.spmap(
+@both_lowerings
+def test_parameters(spmap):
+    fun = spmap(
         lambda x, w: (x * w, lax.psum(x, "i")), "i", in_axes=(1, None), out_axes=(1, 0)
     )
     params = one_map(fun, X.T, X[0]).params
@@ -56,35 +56,40 @@ def test_parameters():
     assert params["mesh_axes"] == ("i",)
 
 
-def test_the_text_of_a_jaxpr():
+@both_lowerings
+def test_the_text_of_a_jaxpr(spmap):
     def times_two(x):
         return x * 2.0
 
-    text = str(jax.make_jaxpr(sm.spmap(times_two, "rows"))(X))
+    text = str(jax.make_jaxpr(spmap(times_two, "rows"))(X))
     for part in ("spmap[", "axis_name=rows", "axis_size=4", "in_axes=(0,)"):
         assert part in text
     assert "name=times_two" in text
 
 
-def test_the_axis_name_does_not_leave_the_map():
-    jaxpr = jax.make_jaxpr(sm.spmap(lambda x: lax.psum(x, "i"), "i"))(X)
+@both_lowerings
+def test_the_axis_name_does_not_leave_the_map(spmap):
+    jaxpr = jax.make_jaxpr(spmap(lambda x: lax.psum(x, "i"), "i"))(X)
     assert not jaxpr.effects
 
 
-def test_a_name_of_an_axis_around_leaves_the_map():
-    fun = sm.spmap(lambda x: lax.psum(x, ("i", "outer")), "i")
+@both_lowerings
+def test_a_name_of_an_axis_around_leaves_the_map(spmap):
+    fun = spmap(lambda x: lax.psum(x, ("i", "outer")), "i")
     jaxpr = jax.make_jaxpr(fun, axis_env=[("outer", 2)])(X)
     assert {effect.name for effect in jaxpr.effects} == {"outer"}
 
 
-def test_bind():
-    params = one_map(sm.spmap(mixed), X, X).params
+@both_lowerings
+def test_bind(spmap):
+    params = one_map(spmap(mixed), X, X).params
     results = sm.spmap_p.bind(X, X, **params)
     assert_same(results, [mixed(jnp.asarray(X), X)])
 
 
-def test_an_operand_that_does_not_fit():
-    params = one_map(sm.spmap(lambda x: x + 1), X).params
+@both_lowerings
+def test_an_operand_that_does_not_fit(spmap):
+    params = one_map(spmap(lambda x: x + 1), X).params
     with pytest.raises(
         TypeError,
         match=r"operand of float32\[4,5\] mapped at 0 gives float32\[5\], but call_ja"
@@ -197,12 +202,11 @@ def test_integers_have_float0_gradients():
     same_under_vmap(build, X, np.arange(12).reshape(4, 3))
 
 
-def test_float0_tangents():
+@both_lowerings
+def test_float0_tangents(spmap):
     n = np.arange(4)
     tangents = X, np.zeros(4, jax.dtypes.float0)
-    values, (tangent, none) = jax.jvp(
-        sm.spmap(lambda x, n: (x * n, n)), (X, n), tangents
-    )
+    values, (tangent, none) = jax.jvp(spmap(lambda x, n: (x * n, n)), (X, n), tangents)
     assert_same(values, (jnp.asarray(X * n[:, None]), jnp.asarray(n)))
     assert_same(tangent, jnp.asarray(X * n[:, None]))
     assert none.dtype == jax.dtypes.float0
@@ -212,25 +216,28 @@ def test_weak_types():
     same_under_vmap(lambda map_: map_(lambda x: (x.sum() * 0 + 1, 3.0, 1, True)), X)
 
 
+@both_lowerings
 @pytest.mark.parametrize("shape", [(4, 0), (4, 0, 3), (4, 3, 0)])
-def test_arrays_without_entries(shape):
-    mapped = sm.spmap(lambda x: lax.psum(jnp.sin(x), "i") * x, "i")
+def test_arrays_without_entries(spmap, shape):
+    mapped = spmap(lambda x: lax.psum(jnp.sin(x), "i") * x, "i")
     values, gradient = jax.value_and_grad(lambda x: mapped(x).sum())(jnp.ones(shape))
     assert float(values) == 0
     assert np.asarray(gradient).shape == shape
     assert np.asarray(mapped(jnp.ones(shape))).shape == shape
 
 
-def test_no_results():
-    assert sm.spmap(lambda x: None)(X) is None
-    assert jax.jit(sm.spmap(lambda x: {"a": ()}))(X) == {"a": ()}
-    gradient = jax.grad(lambda x: (sm.spmap(lambda x: ())(x), x.sum())[1])
+@both_lowerings
+def test_no_results(spmap):
+    assert spmap(lambda x: None)(X) is None
+    assert jax.jit(spmap(lambda x: {"a": ()}))(X) == {"a": ()}
+    gradient = jax.grad(lambda x: (spmap(lambda x: ())(x), x.sum())[1])
     assert gradient(X).tolist() == np.ones((4, 3)).tolist()
 
 
-def test_results_that_are_operands_or_constants():
+@both_lowerings
+def test_results_that_are_operands_or_constants(spmap):
     table = np.arange(3)
-    mapped = sm.spmap(lambda x, w: (x, w, x, table, 2.0), in_axes=(0, None))
+    mapped = spmap(lambda x, w: (x, w, x, table, 2.0), in_axes=(0, None))
     same, whole, again, rows, number = mapped(X, X[0])
     assert_same((same, again), (jnp.asarray(X), jnp.asarray(X)))
     assert_same(whole, jnp.asarray(np.stack([X[0]] * 4)))
@@ -241,11 +248,12 @@ def test_results_that_are_operands_or_constants():
 # Closures
 
 
-def test_closed_over_arrays():
+@both_lowerings
+def test_closed_over_arrays(spmap):
     elsewhere = jax.device_put(jnp.arange(3.0), jax.devices()[5])
     host = np.arange(3, dtype=np.float32)
     expected = jnp.asarray(X * host + host)
-    mapped = sm.spmap(lambda x: x * elsewhere + host)
+    mapped = spmap(lambda x: x * elsewhere + host)
     assert_same(mapped(X), expected)
     assert_same(jax.jit(mapped)(X), expected)
     assert_same(jax.vmap(mapped)(X[None]), expected[None])
@@ -289,9 +297,10 @@ def test_closed_over_results_of_another_map():
     same_under_vmap(build, X, X[0])
 
 
-def test_no_tracer_leaks():
+@both_lowerings
+def test_no_tracer_leaks(spmap):
     with jax.checking_leaks():
-        mapped = sm.spmap(lambda x: mixed(x, lax.psum(x, "i")), "i")
+        mapped = spmap(lambda x: mixed(x, lax.psum(x, "i")), "i")
         gradient = jax.jit(jax.vmap(jax.grad(lambda x: mapped(x).sum())))
         assert gradient(X[None]).shape == (1, 4, 3)
 
@@ -299,6 +308,7 @@ def test_no_tracer_leaks():
 # Effects
 
 
+@both_lowerings
 @pytest.mark.parametrize("out_axes", [0, None])
 @pytest.mark.parametrize(
     "transform",
@@ -310,20 +320,21 @@ def test_no_tracer_leaks():
     ],
     ids=["eager", "jit", "grad", "linearize"],
 )
-def test_debug_callbacks_run_once_for_each_element(transform, out_axes):
+def test_debug_callbacks_run_once_for_each_element(spmap, transform, out_axes):
     seen = []
 
     def fun(x):
         jax.debug.callback(lambda value: seen.append(float(value)), x)
         return lax.psum(jnp.sin(x), "i")
 
-    transform(sm.spmap(fun, "i", out_axes=out_axes))(jnp.arange(4.0))
+    transform(spmap(fun, "i", out_axes=out_axes))(jnp.arange(4.0))
     jax.effects_barrier()
     assert sorted(seen) == [0, 1, 2, 3]
 
 
-def test_debug_print_and_no_results(capfd):
-    mapped = sm.spmap(lambda x: jax.debug.print("element {}", x))
+@both_lowerings
+def test_debug_print_and_no_results(spmap, capfd):
+    mapped = spmap(lambda x: jax.debug.print("element {}", x))
     mapped(np.arange(4))
     jax.effects_barrier()
     printed = capfd.readouterr().out.split("\n")
@@ -344,8 +355,9 @@ def test_pure_callback():
     same_under_vmap(build, X)
 
 
+@both_lowerings
 @pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
-def test_io_callback(transform):
+def test_io_callback(spmap, transform):
     seen = []
 
     def record(value):
@@ -353,12 +365,48 @@ def test_io_callback(transform):
         return np.float32(value * 2)
 
     shape = jax.ShapeDtypeStruct((), jnp.float32)
-    mapped = transform(sm.spmap(lambda x: io_callback(record, shape, x)))
+    mapped = transform(spmap(lambda x: io_callback(record, shape, x)))
     assert mapped(jnp.arange(4.0)).tolist() == [0, 2, 4, 6]
     assert sorted(seen) == [0, 1, 2, 3]
 
 
-def test_pbroadcast():
+@both_lowerings
+def test_pbroadcast(spmap):
     # jax.vmap has no rule for it.
-    mapped = sm.spmap(lambda x: lax.pbroadcast(x, "i", 2), "i")
+    mapped = spmap(lambda x: lax.pbroadcast(x, "i", 2), "i")
     assert_same(mapped(X), jnp.asarray(np.stack([X[2]] * 4)))
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+@pytest.mark.parametrize("size", [8, 20])
+def test_elements_may_make_references(lowering, size):
+    def total(xs):
+        ref = jax.new_ref(jnp.zeros(()))
+
+        def add(k, _):
+            ref[...] += xs[k]
+
+        jax.lax.fori_loop(0, 3, add, None)
+        return jax.freeze(ref)
+
+    mapped = sm.spmap(total, lowering=lowering)
+    xs = np.arange(3 * size, dtype=np.float32).reshape(size, 3)
+    np.testing.assert_array_equal(mapped(xs), xs.sum(1))
+    np.testing.assert_array_equal(jax.jit(lambda xs: mapped(xs) + 1)(xs), xs.sum(1) + 1)
+    assert not jax.make_jaxpr(mapped)(xs).effects
+
+
+def test_custom_root_inside_is_differentiated():
+    """Its derivative is made of what JAX lowers in two steps."""
+
+    def root(a):
+        def newton(f, x):
+            return jax.lax.fori_loop(0, 20, lambda _, x: x - f(x) / (2 * x), x)
+
+        return jax.lax.custom_root(
+            lambda x: x * x - a, 1.0, newton, lambda g, y: y / g(1.0)
+        )
+
+    a = np.full(8, 4.0, np.float32)
+    gradient = jax.grad(lambda a: sm.spmap(root)(a).sum())(a)
+    np.testing.assert_allclose(gradient, np.full(8, 0.25), rtol=1e-6)

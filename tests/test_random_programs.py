@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-import shardmap as sm
-from tests.map_programs import assert_same, spread
+from tests.map_programs import MAPS, assert_same, spread
 
 # A step is a tuple of its kind and its numbers, or of its kind and a list of steps.
 LEAF_STEPS = st.tuples(
@@ -100,7 +99,7 @@ def leaf_step(kind: str, number: int, x: Any, w: Any, scope: list[str]) -> Any:
     if kind == "sum":
         return jnp.tanh(lax.psum(x, several[:: -1 if number > 10 else 1]))
     if kind == "mean":
-        return lax.pmean(x * x, several)
+        return lax.pmean(jnp.cos(x) * x, several)
     if kind == "gather":
         gathered = lax.all_gather(x, name, axis=number % 2)
         return gathered.sum(number % 2) / size
@@ -124,9 +123,10 @@ def leaf_step(kind: str, number: int, x: Any, w: Any, scope: list[str]) -> Any:
     in_axis=st.sampled_from([0, 1, -1]),
     w_axis=st.sampled_from([0, None]),
     out_axis=st.sampled_from([0, 1, -1]),
+    eager=st.sampled_from(MAPS),
 )
 @settings(print_blob=True)
-def test_random_programs(program, size, in_axis, w_axis, out_axis):
+def test_random_programs(program, size, in_axis, w_axis, out_axis, eager):
     def around(map_):
         return map_(
             lambda x, w: run(program, x, w, ["outer"], map_),
@@ -135,17 +135,20 @@ def test_random_programs(program, size, in_axis, w_axis, out_axis):
             out_axes=out_axis,
         )
 
-    def value_and_grad(map_):
+    def value_and_grad(map_, x, w):
         def loss(x, w):
             results = around(map_)(x, w)
             return jnp.sin(results * 3).sum(), results
 
-        gradient = jax.value_and_grad(loss, (0, 1), has_aux=True)
-        options = {"xla_backend_optimization_level": 0}
-        return jax.jit(gradient, compiler_options=options)
+        return jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+
+    def compiled(fun):
+        return jax.jit(fun, compiler_options={"xla_backend_optimization_level": 0})
 
     x = np.moveaxis(spread((size, 2)), 0, in_axis)
     w = spread((2,) if w_axis is None else (size, 2), 1.0)
-    expected = value_and_grad(jax.vmap)(x, w)
-    assert_same(value_and_grad(sm.spmap)(x, w), expected, 1e-4)
-    assert_same(around(sm.spmap)(x, w), expected[0][1], 1e-4)
+    expected = compiled(lambda x, w: value_and_grad(jax.vmap, x, w))(x, w)
+    both = compiled(lambda x, w: [value_and_grad(map_, x, w) for map_ in MAPS])
+    for result in both(x, w):
+        assert_same(result, expected, 1e-4)
+    assert_same(around(eager)(x, w), expected[0][1], 1e-4)

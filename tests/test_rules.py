@@ -15,7 +15,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.interpreters import partial_eval
 
 import shardmap as sm
-from tests.map_programs import assert_same, mixed, spread
+from tests.map_programs import (
+    assert_same,
+    both_lowerings,
+    mixed,
+    same_under_vmap,
+    spread,
+)
 from tests.reference import loop_map
 
 
@@ -33,28 +39,22 @@ def maps_in(fun, *args):
     return list(find(jax.make_jaxpr(fun)(*args).jaxpr))
 
 
-def same_under_vmap(build, *args, tolerance=None, compiled=True):
-    """`build(map)` gives the same function for both kinds of map, also under jit."""
-    expected = build(jax.vmap)(*args)
-    assert_same(build(sm.spmap)(*args), expected, tolerance)
-    if compiled:
-        assert_same(jax.jit(build(sm.spmap))(*args), expected, tolerance)
-
-
 X = spread((4, 3))
 
 
 # Equations
 
 
-def test_a_call_is_one_equation():
-    (equation,) = maps_in(sm.spmap(lambda x: x + 1), X)
+@both_lowerings
+def test_a_call_is_one_equation(spmap):
+    (equation,) = maps_in(spmap(lambda x: x + 1), X)
     assert equation.params["in_axes"] == (0,)
     assert equation.params["out_axes"] == (0,)
 
 
-def test_a_gradient_is_one_map_forward_and_one_backward():
-    fun = sm.spmap(lambda x, w: jnp.sin(x * w), in_axes=(0, None))
+@both_lowerings
+def test_a_gradient_is_one_map_forward_and_one_backward(spmap):
+    fun = spmap(lambda x, w: jnp.sin(x * w), in_axes=(0, None))
     equations = maps_in(jax.grad(lambda x, w: fun(x, w).sum(), (0, 1)), X, X[0])
     assert len(equations) == 2
     forward, backward = equations
@@ -63,6 +63,7 @@ def test_a_gradient_is_one_map_forward_and_one_backward():
     assert backward.params["out_axes"] == (0, None)
 
 
+@both_lowerings
 @pytest.mark.parametrize(
     ("transform", "count"),
     [
@@ -75,14 +76,15 @@ def test_a_gradient_is_one_map_forward_and_one_backward():
     ],
     ids=["jvp", "jacrev", "checkpoint", "hessian", "vmap", "jit"],
 )
-def test_how_many_maps_a_transformation_makes(transform, count):
-    fun = sm.spmap(lambda x: jnp.sin(x) * lax.psum(x, "i"), "i")
+def test_how_many_maps_a_transformation_makes(spmap, transform, count):
+    fun = spmap(lambda x: jnp.sin(x) * lax.psum(x, "i"), "i")
     equations = maps_in(transform(fun), X)
     assert len(equations) == count
 
 
-def test_residuals_stay_mapped_and_are_not_copied():
-    fun = sm.spmap(
+@both_lowerings
+def test_residuals_stay_mapped_and_are_not_copied(spmap):
+    fun = spmap(
         lambda x, w: jnp.exp(x) * w + jnp.sin(x) * 2.0,
         in_axes=(1, None),
         out_axes=1,
@@ -101,9 +103,10 @@ def test_residuals_stay_mapped_and_are_not_copied():
     assert not set(inner.outvars[1:]) & set(inner.invars)
 
 
-def test_a_result_that_is_a_residual_is_not_given_twice():
+@both_lowerings
+def test_a_result_that_is_a_residual_is_not_given_twice(spmap):
     equations = maps_in(
-        lambda x: jax.linearize(sm.spmap(jnp.exp), x)[1](x), jnp.asarray(X)
+        lambda x: jax.linearize(spmap(jnp.exp), x)[1](x), jnp.asarray(X)
     )
     assert len(equations[0].outvars) == 1
     assert equations[1].invars[0] is equations[0].outvars[0]
@@ -122,9 +125,10 @@ def test_a_result_that_is_a_residual_lies_as_the_result_does(out_axes):
     same_under_vmap(build, X)
 
 
-def test_residuals_do_not_move_between_devices():
+@both_lowerings
+def test_residuals_do_not_move_between_devices(spmap):
     def loss(x):
-        return (sm.spmap(lambda x: jnp.sin(x) * jnp.cos(x * x))(x) ** 2).sum()
+        return (spmap(lambda x: jnp.sin(x) * jnp.cos(x * x))(x) ** 2).sum()
 
     lying = jax.device_put(X, sm.pmap_sharding(X.shape, devices=jax.devices()[:4]))
     text = jax.jit(jax.grad(loss)).lower(lying).compile().as_text()
@@ -132,27 +136,31 @@ def test_residuals_do_not_move_between_devices():
         assert collective not in text
 
 
-def test_integers_make_no_tangents():
-    fun = sm.spmap(lambda x, n, k: (x * n, n + 1, k))
+@both_lowerings
+def test_integers_make_no_tangents(spmap):
+    fun = spmap(lambda x, n, k: (x * n, n + 1, k))
     n, keys = np.arange(4), jax.random.split(jax.random.key(0), 4)
     tangent = maps_in(lambda x: jax.jvp(lambda x: fun(x, n, keys)[0], (x,), (x,)), X)[1]
     assert all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in tangent.outvars)
 
 
-def test_nothing_active_makes_no_tangent_map():
-    fun = sm.spmap(lambda x, w: x)
+@both_lowerings
+def test_nothing_active_makes_no_tangent_map(spmap):
+    fun = spmap(lambda x, w: x)
     assert len(maps_in(jax.grad(lambda w: (fun(X, X) + w).sum()), 1.0)) == 1
 
 
-def test_dead_results_are_not_computed():
-    fun = sm.spmap(lambda x, y: (x * 2, lax.psum(jnp.sin(y), "i")), "i")
+@both_lowerings
+def test_dead_results_are_not_computed(spmap):
+    fun = spmap(lambda x, y: (x * 2, lax.psum(jnp.sin(y), "i")), "i")
     text = jax.jit(lambda x, y: fun(x, y)[0]).lower(X, X).compile().as_text()
     assert "all-reduce" not in text
     assert "sine" not in text
 
 
-def test_dead_operands_and_results_leave_the_equation():
-    fun = sm.spmap(lambda x, y, w: (x * w, jnp.sin(y)), in_axes=(0, 1, None))
+@both_lowerings
+def test_dead_operands_and_results_leave_the_equation(spmap):
+    fun = spmap(lambda x, y, w: (x * w, jnp.sin(y)), in_axes=(0, 1, None))
     jaxpr = jax.make_jaxpr(fun)(X, X.T, X[0]).jaxpr
     pruned, used = partial_eval.dce_jaxpr(jaxpr, [True, False])
     (equation,) = pruned.eqns
@@ -163,20 +171,23 @@ def test_dead_operands_and_results_leave_the_equation():
     assert not partial_eval.dce_jaxpr(jaxpr, [False, False])[0].eqns
 
 
-def test_effects_are_not_dead():
-    fun = sm.spmap(lambda x: (jax.debug.print("{}", x), x * 2)[1])
+@both_lowerings
+def test_effects_are_not_dead(spmap):
+    fun = spmap(lambda x: (jax.debug.print("{}", x), x * 2)[1])
     jaxpr = jax.make_jaxpr(fun)(X).jaxpr
     (equation,) = partial_eval.dce_jaxpr(jaxpr, [False])[0].eqns
     assert not equation.params["out_axes"]
 
 
-def test_dead_code_of_a_gradient():
+@both_lowerings
+def test_dead_code_of_a_gradient(spmap):
     # The backward map wants no residual of a branch that nobody differentiates.
-    fun = sm.spmap(lambda x: (jnp.sin(x), jnp.exp(jnp.cos(x))))
+    fun = spmap(lambda x: (jnp.sin(x), jnp.exp(jnp.cos(x))))
     gradient = jax.jit(jax.grad(lambda x: fun(x)[0].sum()))
     assert "exponential" not in gradient.lower(X).compile().as_text()
 
 
+@both_lowerings
 @pytest.mark.parametrize(
     "transform",
     [
@@ -187,8 +198,8 @@ def test_dead_code_of_a_gradient():
     ],
     ids=["call", "grad", "vmap", "jacfwd"],
 )
-def test_jax_accepts_the_jaxprs(transform):
-    fun = transform(sm.spmap(lambda x: mixed(x, lax.psum(x, "i")), "i"))
+def test_jax_accepts_the_jaxprs(spmap, transform):
+    fun = transform(spmap(lambda x: mixed(x, lax.psum(x, "i")), "i"))
     jaxpr = jax.make_jaxpr(fun)(spread((4, 4)))
     # The checker looks into the map without binding its axis.
     checked = jax.make_jaxpr(
@@ -200,16 +211,18 @@ def test_jax_accepts_the_jaxprs(transform):
 # Axes
 
 
+@both_lowerings
 @pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("out_axis", [0, 1, 2, -1, -2])
-def test_axes_against_a_loop(in_axis, out_axis):
+def test_axes_against_a_loop(spmap, in_axis, out_axis):
     x = spread((4, 4, 4))
-    mapped = sm.spmap(mixed, in_axes=(in_axis, None), out_axes=out_axis)
+    mapped = spmap(mixed, in_axes=(in_axis, None), out_axes=out_axis)
     expected = loop_map(mixed, 4, (in_axis, None), out_axis)(x, X[0, 0])
     assert_same(mapped(x, X[0, 0]), jnp.asarray(expected))
 
 
-def test_axes_as_prefixes_against_a_loop():
+@both_lowerings
+def test_axes_as_prefixes_against_a_loop(spmap):
     def fun(params, x, y):
         return {"sum": x + params["b"], "rest": (y * params["w"], params["w"])}
 
@@ -217,7 +230,7 @@ def test_axes_as_prefixes_against_a_loop():
     axes = {"w": None, "b": 0}, 1, -1
     out_axes = {"sum": -1, "rest": (0, None)}
     args = params, spread((3, 4)), spread((2, 4))
-    mapped = sm.spmap(fun, in_axes=axes, out_axes=out_axes)
+    mapped = spmap(fun, in_axes=axes, out_axes=out_axes)
     expected = loop_map(fun, 4, axes, out_axes)(*args)
     assert_same(mapped(*args), jax.tree.map(jnp.asarray, expected))
 
@@ -283,30 +296,31 @@ def test_the_maps_name_hides_a_vmapped_one():
     same_under_vmap(build, X)
 
 
+@both_lowerings
 @pytest.mark.parametrize("batch_axis", [0, 1, 2, 3])
 @pytest.mark.parametrize("scattered", [0, 1])
-def test_psum_scatter_with_the_batch_anywhere(scattered, batch_axis):
+def test_psum_scatter_with_the_batch_anywhere(spmap, scattered, batch_axis):
     # JAX's own rule is wrong where the batch lies behind the scattered dimension.
-    mapped = sm.spmap(
-        lambda x: lax.psum_scatter(x, "i", scatter_dimension=scattered), "i"
-    )
+    mapped = spmap(lambda x: lax.psum_scatter(x, "i", scatter_dimension=scattered), "i")
     x = spread((2, 2, 2)) + np.arange(2)
     batch = np.stack([x, -x, 2 * x], batch_axis)
     expected = jnp.stack([mapped(x), mapped(-x), mapped(2 * x)])
     assert_same(jax.vmap(mapped, in_axes=batch_axis)(batch), expected)
 
 
-def test_all_to_all_that_moves_a_dimension_has_a_gradient():
+@both_lowerings
+def test_all_to_all_that_moves_a_dimension_has_a_gradient(spmap):
     # JAX's own rule gives a cotangent of the wrong shape.
-    mapped = sm.spmap(lambda x: lax.all_to_all(x, "i", 0, 1), "i")
+    mapped = spmap(lambda x: lax.all_to_all(x, "i", 0, 1), "i")
     weights = spread((4, 3, 4), 1.0)
     gradient = jax.grad(lambda x: (mapped(x) * weights).sum())(spread((4, 4, 3)))
     assert_same(gradient, jnp.asarray(weights.transpose(2, 0, 1)))
 
 
-def test_spmd_axis_name():
+@both_lowerings
+def test_spmd_axis_name(spmap):
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("batch", "i"))
-    mapped = sm.spmap(
+    mapped = spmap(
         lambda x: jnp.sin(x) * lax.psum(x, "i"), "i", mesh=mesh, mesh_axes="i"
     )
     batched = jax.vmap(mapped, in_axes=1, spmd_axis_name="batch")
@@ -320,20 +334,23 @@ def test_spmd_axis_name():
 # Derivatives
 
 
-def test_psum_transposes_to_psum():
-    mapped = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+@both_lowerings
+def test_psum_transposes_to_psum(spmap):
+    mapped = spmap(lambda x: lax.psum(x, "i"), "i")
     assert (
         jax.grad(lambda x: mapped(x).sum())(X).tolist() == np.full((4, 3), 4).tolist()
     )
 
 
-def test_an_unmapped_result_counts_once():
-    mapped = sm.spmap(lambda x: lax.psum(x, "i"), "i", out_axes=None)
+@both_lowerings
+def test_an_unmapped_result_counts_once(spmap):
+    mapped = spmap(lambda x: lax.psum(x, "i"), "i", out_axes=None)
     assert jax.grad(lambda x: mapped(x).sum())(X).tolist() == np.ones((4, 3)).tolist()
 
 
-def test_an_unmapped_operand_gets_the_sum():
-    mapped = sm.spmap(lambda x, w: x * w, in_axes=(0, None))
+@both_lowerings
+def test_an_unmapped_operand_gets_the_sum(spmap):
+    mapped = spmap(lambda x, w: x * w, in_axes=(0, None))
     gradient = jax.grad(lambda w: mapped(X, w).sum())(jnp.ones(3))
     np.testing.assert_allclose(gradient, X.sum(0), rtol=1e-6)
 
@@ -380,7 +397,8 @@ def test_custom_vjp_with_static_and_integer_arguments():
     same_under_vmap(build, X)
 
 
-def test_custom_vjp_sees_the_cotangent_of_its_own_element():
+@both_lowerings
+def test_custom_vjp_sees_the_cotangent_of_its_own_element(spmap):
     # As under jax.pmap. jax.vmap adds the cotangents of what no element owns.
     @jax.custom_vjp
     def total(x):
@@ -388,7 +406,7 @@ def test_custom_vjp_sees_the_cotangent_of_its_own_element():
 
     total.defvjp(lambda x: (total(x), None), lambda _, ct: (ct,))
     weights = jnp.arange(4.0)
-    mapped = sm.spmap(lambda x, k: total(x) * k, "i")
+    mapped = spmap(lambda x, k: total(x) * k, "i")
     gradient = jax.grad(lambda x: mapped(x, weights).sum())(jnp.ones(4))
     assert gradient.tolist() == [0, 1, 2, 3]
 
@@ -441,7 +459,8 @@ def test_checkpoint_policies(where, policy):
     same_under_vmap(build, X, spread((3, 3)), compiled=False)
 
 
-def test_a_while_loop_has_forward_derivatives_only():
+@both_lowerings
+def test_a_while_loop_has_forward_derivatives_only(spmap):
     def fun(x):
         def step(state):
             return state[0] + 1, jnp.sin(state[1]) + lax.psum(state[1], "i")
@@ -454,10 +473,11 @@ def test_a_while_loop_has_forward_derivatives_only():
 
     same_under_vmap(build, X)
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
-        jax.grad(lambda x: sm.spmap(fun, "i")(x).sum())(X)
+        jax.grad(lambda x: spmap(fun, "i")(x).sum())(X)
 
 
-def test_no_derivative_where_jax_has_none():
-    mapped = sm.spmap(lambda x: lax.pmax(x, "i"), "i")
+@both_lowerings
+def test_no_derivative_where_jax_has_none(spmap):
+    mapped = spmap(lambda x: lax.pmax(x, "i"), "i")
     with pytest.raises(NotImplementedError, match="Differentiation rule for 'pmax'"):
         jax.grad(lambda x: mapped(x).sum())(X)

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.map_programs import BODIES, assert_laid_out, assert_same, spread
+from tests.map_programs import (
+    BODIES,
+    MAPS,
+    Body,
+    assert_laid_out,
+    assert_same,
+    both_lowerings,
+    spread,
+)
 
 
 def scalar(tree: Any) -> Any:
@@ -36,17 +44,36 @@ def directions(*args: Any) -> Any:
     return jax.tree.map(lambda a: spread(a.shape, 3.0), args)
 
 
-def check(actual: Callable[..., Any], expected: Callable[..., Any], args: Any) -> None:
-    """Both functions give the same under jit."""
+def check(
+    transformation: Callable[..., Any],
+    body: Body,
+    wrap: Callable[..., Any] = lambda fun: fun,
+) -> None:
+    """The transformed map gives the same by both lowerings as `jax.vmap`, under jit.
+
+    Args:
+      transformation: is called with the mapped function and its arguments.
+      body: what is mapped.
+      wrap: transforms the function of one element.
+    """
+
+    def actual(*args: Any) -> list[Any]:
+        return [transformation(body.mapped(spmap, wrap), *args) for spmap in MAPS]
+
+    def expected(*args: Any) -> Any:
+        return transformation(body.expected(wrap), *args)
+
     # Compiling is most of the work, and how well is not what is tested.
     options = {
         "xla_backend_optimization_level": 0,
         "xla_llvm_disable_expensive_passes": True,
     }
-    got, want = (
+    args = body.args()
+    by_lowering, want = (
         jax.jit(fun, compiler_options=options)(*args) for fun in (actual, expected)
     )
-    assert_same(got, want, 3e-5)
+    for got in by_lowering:
+        assert_same(got, want, 3e-5)
 
 
 # Transformations of the mapped function: each is called with it, x and w.
@@ -196,7 +223,6 @@ TRANSFORMATIONS = [
     custom_vjp,
 ]
 DISCRETE = {plain, vmap, while_loop}
-VECTORISING = {vmap, jacobians, hessian, vmap_of_grad, grad_of_vmap}
 # One body of each kind goes through everything, its variants through these.
 EVERY_BODY = {plain, vmap, value_and_grad}
 EVERY_TRANSFORMATION = {
@@ -217,14 +243,14 @@ CELLS = [
     for name, body in BODIES.items()
     if (transformation in EVERY_BODY or name in EVERY_TRANSFORMATION)
     and (body.smooth or transformation in DISCRETE)
-    and (body.batchable or transformation not in VECTORISING)
 ]
 
 
+@both_lowerings
 @pytest.mark.parametrize("name", BODIES)
-def test_eager(name):
+def test_eager(name, spmap):
     body = BODIES[name]
-    results = body.mapped()(*body.args())
+    results = body.mapped(spmap)(*body.args())
     assert_same(results, body.expected()(*body.args()), weak_types=True)
     if 8 % body.size == 0:
         assert_laid_out(results, body.out_axes, body.size)
@@ -232,12 +258,7 @@ def test_eager(name):
 
 @pytest.mark.parametrize(("transformation", "name"), CELLS)
 def test_around_the_map(transformation, name):
-    body = BODIES[name]
-    check(
-        lambda *args: transformation(body.mapped(), *args),
-        lambda *args: transformation(body.expected(), *args),
-        body.args(),
-    )
+    check(transformation, BODIES[name])
 
 
 # Transformations of the function of one element: each takes and gives a function of
@@ -311,9 +332,4 @@ INSIDE = [
 @pytest.mark.parametrize("name", ["psum", "ppermute", "long", "nested_both"])
 @pytest.mark.parametrize("wrap", INSIDE)
 def test_inside_the_map(wrap, name):
-    body = BODIES[name]._replace(out_axes=0)
-    check(
-        lambda *args: value_and_grad(body.mapped(wrap), *args),
-        lambda *args: value_and_grad(body.expected(wrap), *args),
-        body.args(),
-    )
+    check(value_and_grad, BODIES[name]._replace(out_axes=0), wrap)

@@ -13,7 +13,7 @@ from shardmap.map import arguments, functions, tracing
 from shardmap.map.calls import Options
 from shardmap.map.checks import check_copies_agree
 from shardmap.map.program import FunctionMap
-from shardmap.map.stages import Lowered, lower
+from shardmap.map.stages import Lowered, lower, trace
 
 with jax.core.eval_context():
     TOP_LEVEL = jex_core.find_top_trace(())
@@ -28,6 +28,14 @@ def _all_lie(args: Any, must_lie: Iterable[tuple[int, Sharding]]) -> bool:
         getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
         for k, sharding in must_lie
     )
+
+
+def explanation(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The `Explanation` of a call of ``fun``."""
+    # Of all rooms above this one, only that which explains it.
+    from shardmap.explain.api import explain
+
+    return explain(fun)(*args, **kwargs)
 
 
 class MappedFunction:
@@ -93,9 +101,24 @@ class MappedFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Traces the map for these arguments, as `jax.jit(fun).trace` does."""
-        return self._map.program(self._map.read(args, kwargs), kwargs).trace(
-            *args, **kwargs
-        )
+        return trace(self._map, args, kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
+        """What runs in parallel for these arguments, and at what cost.
+
+        Args:
+          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
+          **kwargs: the same, by keyword.
+
+        Returns:
+          An `Explanation`; see `shardmap.explain`.
+        """
+        return explanation(self, args, kwargs)
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        """The positions of arguments that are compile-time constants."""
+        return self._map.options.static_argnums
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A mapped function in a class is a method."""
@@ -144,9 +167,12 @@ def spmap(
         of the result. None: the elements agree, and one of them is given. Default 0.
       static_broadcasted_argnums: positions of arguments that are compile-time
         constants; they have ``__hash__`` and ``__eq__``. Default: none.
-      devices: the devices to use, in this order. Default: the first local devices.
+      devices: the devices to use, in this order. Default: the first ones. If some are
+        another process's, each process that has some calls the function with its own
+        rows and gets its own rows back; or with global arrays, and gets such.
       backend: whose devices to use, such as ``"cpu"``. Default: JAX's own default.
-      axis_size: the number of elements, needed if no argument is mapped.
+      axis_size: the number of elements, of all processes together, needed if no
+        argument is mapped.
       donate_argnums: positions of arguments whose memory the results may use; these
         arrays are gone after the call, also when passed by keyword. Default: none.
       mesh: a mesh to lay the axis on, instead of ``devices`` or ``backend``. Maps
@@ -170,8 +196,8 @@ def spmap(
       TypeError: ``fun`` is not callable, or axes are neither ints nor None. When
         called: an argument that JAX cannot compute with.
       ValueError: no devices. When called: mapped sizes that differ, an axis that
-        an argument does not have, more elements than devices, ``out_axes=None`` for a
-        result that differs between elements.
+        an argument does not have, ``out_axes=None`` for a result that differs between
+        elements.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

@@ -107,27 +107,55 @@ def broadcast_axes(
     Args:
       name: "in_axes" or "out_axes", for the error.
       axes: a pytree prefix of ``tree``.
-      tree: a pytree.
+      tree: a pytree, or its structure.
       described: what ``tree`` is, for the error.
       is_leaf: what to take as leaves of ``axes`` besides ints.
       caller: what was called, for the error.
     """
-    found: list[Any] = []
-
-    def number(leaf: Any) -> int:
-        found.append(leaf)
-        return len(found) - 1
-
-    numbered = jax.tree.map(number, axes, is_leaf=is_leaf)
-    try:
-        full = jax.tree.broadcast(numbered, tree)
-    except ValueError as error:
+    leaves, prefix = jax.tree.flatten(axes, is_leaf=is_leaf)
+    structure = (
+        tree if isinstance(tree, jax.tree_util.PyTreeDef) else jax.tree.structure(tree)
+    )
+    counts = _leaf_counts(prefix, structure)
+    if counts is None:
         raise ValueError(
             f"{caller} {name} must be a pytree prefix of {described}: {name} is "
-            f"{axes}, which does not fit {jax.tree.structure(tree)}. "
-            + str(error).replace("broadcast_prefix prefix_tree", name)
-        ) from None
-    return tuple(found[k] for k in jax.tree.leaves(full))
+            f"{axes}, which does not fit {structure}. "
+            + _misfit(jax.tree.unflatten(prefix, range(len(leaves))), structure, name)
+        )
+    return tuple(
+        leaf for leaf, count in zip(leaves, counts, strict=True) for _ in range(count)
+    )
+
+
+def _misfit(numbered: Any, structure: Any, name: str) -> str:
+    """Where a prefix does not fit, in JAX's words."""
+    whole = with_leaves(structure, [object() for _ in range(structure.num_leaves)])
+    try:
+        jax.tree.broadcast(numbered, whole)
+    except ValueError as error:
+        return str(error).replace("broadcast_prefix prefix_tree", name)
+    return ""
+
+
+def _leaf_counts(prefix: Any, structure: Any) -> list[int] | None:
+    """How many leaves of ``structure`` each leaf of a prefix stands for.
+
+    None if it is no prefix. Only structures are compared: a user's class may not like
+    to be made of anything but arrays.
+    """
+    if jax.tree_util.treedef_is_leaf(prefix) and prefix.num_leaves == 1:
+        return [structure.num_leaves]
+    ours, theirs = prefix.children(), structure.children()
+    if prefix.node_data() != structure.node_data() or len(ours) != len(theirs):
+        return None
+    counts = []
+    for child, other in zip(ours, theirs, strict=True):
+        inner = _leaf_counts(child, other)
+        if inner is None:
+            return None
+        counts += inner
+    return counts
 
 
 def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:
@@ -282,3 +310,25 @@ def mapped_size(
             f"{names()[sizes[0][0]]} has size 0."
         )
     return size
+
+
+def with_leaves(tree: Any, leaves: Sequence[Any]) -> Any | None:
+    """The pytree of these leaves, which are no arrays.
+
+    None where a class of the user's does not like to be made of anything but arrays.
+    """
+    try:
+        return jax.tree.unflatten(tree, leaves)
+    except Exception:
+        return None
+
+
+def result_names(out_tree: Any) -> list[str]:
+    """The key path of each leaf of a result, such as ``result['w'][0]``."""
+    count = out_tree.num_leaves
+    leaves = jax.tree_util.tree_leaves_with_path(
+        with_leaves(out_tree, [object() for _ in range(count)])
+    )
+    if len(leaves) < count:
+        return [f"leaf {k} of the result" for k in range(count)]
+    return [f"result{jax.tree_util.keystr(path)}" for path, _ in leaves]

@@ -13,11 +13,11 @@ from shardmap.map.callbacks import call_for_each, has_effects, if_present
 from shardmap.map.collectives import (
     AXIS_INDEX,
     REDUCTIONS,
-    SplitAxis,
     is_collective,
     split_collectives,
     uses_axis,
 )
+from shardmap.map.split_axis import SplitAxis
 from shardmap.map.tracing import Batch
 
 
@@ -126,7 +126,9 @@ def _loop(
             for equation in parts.reductions
         ]
         accumulated, stacked = lax.scan(batch, start, looped)
-        results = [array.reshape(-1, *array.shape[2:]) for array in stacked]
+        results = [
+            array.reshape(steps * batch_size, *array.shape[2:]) for array in stacked
+        ]
         if axis.block % batch_size:
             rest = [array[steps * batch_size :] for array in elements]
             accumulated, last = batch(accumulated, rest)

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import batching
 
-from shardmap.map.collectives import SplitAxis, is_collective
-from shardmap.map.primitive import spmap_p
+from shardmap.map.collectives import is_collective
+from shardmap.map.primitive import happens_outside, spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr
+from shardmap.map.split_axis import SplitAxis
 from shardmap.map.tap_primitive import tap_p
 
 each_p = jex_core.Primitive("for_each_element")
@@ -24,8 +25,8 @@ each_p.multiple_results = True
 
 
 def has_effects(jaxpr: Any) -> bool:
-    """Whether anything but the use of axis names happens in ``jaxpr``."""
-    return any(not hasattr(e, "name") for eqn in jaxpr.eqns for e in eqn.effects)
+    """Whether anything happens in ``jaxpr`` that is seen outside of it."""
+    return any(happens_outside(e) for eqn in jaxpr.eqns for e in eqn.effects)
 
 
 def if_present(
@@ -44,13 +45,12 @@ def call_for_each(jaxpr: Any, axis: SplitAxis) -> Any:
     """``jaxpr`` whose effects, in a block of ``axis``, happen element by element."""
 
     def change(equation: Any, shadowed: bool) -> Any:
-        effects = [e for e in equation.effects if not hasattr(e, "name")]
         # A tap's jaxpr is there for JAX to look at; it is not run.
         holds_jaxprs = equation.primitive is not tap_p and any(
             True for _ in jex_core.jaxprs_in_params(equation.params)
         )
         if (
-            not effects
+            not any(map(happens_outside, equation.effects))
             or holds_jaxprs
             or equation.primitive in (spmap_p, each_p)
             or is_collective(equation, axis.name)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap.map import array_likes, functions, tracing
 from shardmap.map.layout import MapShardings, map_shardings
+from shardmap.map.rows import Rows, parts_along, rows_for
 
 
 class Options(NamedTuple):
@@ -59,12 +60,12 @@ class Element:
         self._in_tree = in_tree
         self._statics = statics
 
-    def __call__(self, *leaves: Any) -> Any:
+    def __call__(self, *leaves: Any) -> tracing.Flattened:
         args, kwargs = jax.tree.unflatten(self._in_tree, leaves)
         args = list(args)
         for argnum, value in self._statics:
             args.insert(argnum, value)
-        return self._fun()(*args, **kwargs)
+        return tracing.Flattened(*jax.tree.flatten(self._fun()(*args, **kwargs)))
 
 
 class Call(NamedTuple):
@@ -76,12 +77,16 @@ class Call(NamedTuple):
       body: what one element computes.
       params: of the map's equation. Its operands are the body's constants, then the
         leaves.
+      is_across_processes: whether it is run now, on devices of several processes.
+      is_rows: whether the leaves are this process's rows of longer global arrays.
     """
 
     leaves: list[Any]
     in_tree: Any
     body: tracing.Body
     params: dict[str, Any]
+    is_across_processes: bool = False
+    is_rows: bool = False
 
     @property
     def shardings(self) -> MapShardings | None:
@@ -90,6 +95,21 @@ class Call(NamedTuple):
             return None
         operands, results = map_shardings(self.params)
         return MapShardings(operands[len(self.body.constants) :], results)
+
+    def rows(self) -> tuple[list[Rows], list[Rows]]:
+        """How this process's parts of the operands and of the results lie."""
+        operands, results = map_shardings(self.params)
+        parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
+        return (
+            [
+                rows_for(s, axis, parts)
+                for s, axis in zip(operands, self.params["in_axes"], strict=True)
+            ],
+            [
+                rows_for(s, axis, parts)
+                for s, axis in zip(results, self.params["out_axes"], strict=True)
+            ],
+        )
 
 
 class Probe(NamedTuple):
@@ -100,20 +120,24 @@ class Probe(NamedTuple):
       leaf: the number of the leaf in it, or None if it is an array itself.
       axis: where the leaf is mapped.
       axis_size: how many elements there were.
+      is_whole: whether it was a global array.
     """
 
     argnum: int
     leaf: int | None
     axis: int
     axis_size: int
+    is_whole: bool = False
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether a call with these arguments has ``axis_size`` elements."""
-        argnum, leaf, axis, axis_size = self
+        argnum, leaf, axis, axis_size, is_whole = self
         arg = args[argnum]
         if leaf is not None:
             arg = jax.tree.leaves(arg)[leaf]
         shape = getattr(arg, "shape", ())
+        if is_whole and getattr(arg, "is_fully_addressable", True):
+            return False
         return len(shape) > axis and shape[axis] == axis_size
 
 
@@ -148,7 +172,11 @@ def probe_of(call: Call, argnums: Sequence[int]) -> Probe | None:
             if axis is not None:
                 is_array = tree.num_nodes == 1
                 return Probe(
-                    argnum, None if is_array else leaf, axis, call.params["axis_size"]
+                    argnum,
+                    None if is_array else leaf,
+                    axis,
+                    call.params["axis_size"],
+                    call.is_across_processes,
                 )
     return None
 
@@ -158,7 +186,12 @@ def as_arrays(call: Call) -> list[Any]:
     if not any(map(array_likes.is_array_like, call.leaves)):
         return call.leaves
     here = SingleDeviceSharding(jax.local_devices()[0])
-    shardings = call.shardings.operands if call.shardings else [here] * len(call.leaves)
+    shardings: Sequence[Sharding] = [here] * len(call.leaves)
+    if call.is_rows:
+        operands, _ = call.rows()
+        shardings = [rows.own for rows in operands[len(call.body.constants) :]]
+    elif call.shardings:
+        shardings = call.shardings.operands
     with jax.ensure_compile_time_eval():
         return [
             array_likes.lay_out(leaf, sharding)

@@ -10,7 +10,6 @@ collectives over the axis are replaced by equations of `split_p`, whose vectoris
 rule finds the whole block in its hands and looks up what to do in `RULES`.
 """
 
-import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,45 +20,9 @@ import numpy as np
 from jax import lax
 from jax.interpreters import batching
 
-from shardmap.map.rewriting import rewrite_jaxpr
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitAxis:
-    """A mapped axis and how its elements lie.
-
-    Attributes:
-      name: what the function's collectives call it.
-      size: the number of elements.
-      device_axes: the mesh axes whose devices share the elements, major to minor;
-        empty if the program sees all elements at once.
-      devices: how many devices these are, 1 if there are none.
-      block: the number of elements on each of them, the last one's perhaps fewer.
-    """
-
-    name: Hashable
-    size: int
-    device_axes: tuple[str, ...]
-    devices: int
-    block: int
-
-    @property
-    def padding(self) -> int:
-        """How many places behind the last element are empty."""
-        return self.devices * self.block - self.size
-
-    @property
-    def vectorized_name(self) -> str:
-        """What the vectorised axis is called while a block is traced."""
-        return f"block of {self.name}"
-
-    def indices(self) -> jax.Array:
-        """The positions along the whole axis of this device's elements."""
-        local = jnp.arange(self.block, dtype=np.int32)
-        if not self.device_axes:
-            return local
-        return lax.axis_index(self.device_axes) * self.block + local
-
+from shardmap.map.rewriting import REDUCE_SCATTER, rewrite_jaxpr
+from shardmap.map.shard_maps import has_shard_maps
+from shardmap.map.split_axis import SplitAxis, pad_last
 
 split_p = jex_core.Primitive("split_collective")
 split_p.multiple_results = True
@@ -106,16 +69,20 @@ def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
 def lowers_per_device(jaxpr: Any, name: Hashable, platform: str) -> bool:
     """Whether JAX lowers all collectives over the axis for one element per device.
 
-    It lacks pbroadcast on CPU, and all_gather of random keys.
+    It lacks pbroadcast on CPU, and all_gather of random keys and of arrays without
+    entries. What a `jax.shard_map` holds has types with its mesh, which only
+    vectorising makes anew.
     """
-    return not any(
-        (equation.primitive is PBROADCAST and platform == "cpu")
-        or (
-            equation.primitive is ALL_GATHER
-            and jnp.issubdtype(equation.invars[0].aval.dtype, jax.dtypes.extended)
-        )
-        for equation in uses_axis(jaxpr, name)
-    )
+    if has_shard_maps(jaxpr):
+        return False
+    for equation in uses_axis(jaxpr, name):
+        if equation.primitive is PBROADCAST and platform == "cpu":
+            return False
+        if equation.primitive is ALL_GATHER:
+            aval = equation.invars[0].aval
+            if not aval.size or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+                return False
+    return True
 
 
 def is_collective(equation: Any, name: Hashable) -> bool:
@@ -165,63 +132,52 @@ def _batching_rule(
 batching.fancy_primitive_batchers[split_p] = _batching_rule
 
 
-# Between devices
+# Under jax.vmap
+
+grouped_p = jex_core.Primitive("grouped_all_to_all")
 
 
-def _present(axis: SplitAxis, block: Any, fill: Any) -> Any:
-    """The block with ``fill`` in its empty places."""
-    if not axis.padding:
-        return block
-    present = axis.indices() < axis.size
-    return jnp.where(jnp.expand_dims(present, range(1, block.ndim)), block, fill)
+def batchable(jaxpr: Any, name: Hashable) -> Any:
+    """``jaxpr`` as `jax.vmap` along an axis ``name`` takes it.
 
-
-def _gather(axis: SplitAxis, block: Any, names: Sequence[Any]) -> Any:
-    """All elements along ``names`` together, on every device, in front.
-
-    Every name but ``axis.name`` is an axis of devices or of some map around.
+    JAX cannot vectorise an all_to_all with groups, whatever its axis.
     """
-    gathered, have_axis = block, False
-    for name in reversed(names):
-        if name == axis.name:
-            if axis.device_axes:
-                gathered = lax.all_gather(gathered, axis.device_axes, tiled=True)
-            gathered, have_axis = gathered[: axis.size], True
-        else:
-            front = 0 if have_axis else 1
-            gathered = lax.all_gather(gathered, name, axis=front)
-    return gathered.reshape(-1, *block.shape[1:])
+    found = False
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        nonlocal found
+        if (
+            equation.primitive is not ALL_TO_ALL
+            or equation.params["axis_index_groups"] is None
+            or name in _names(equation.params)
+        ):
+            return equation
+        found = True
+        return equation.replace(primitive=grouped_p)
+
+    # Maps inside have this done to them when they are vectorised.
+    changed = rewrite_jaxpr(jaxpr, name, change, into_maps=False)
+    return changed if found else jaxpr
 
 
-def _positions(axis: SplitAxis, names: Sequence[Any]) -> jax.Array:
-    """Where this device's elements are among all along ``names``."""
-    position: Any = 0
-    for name in names:
-        if name == axis.name:
-            position = position * axis.size + axis.indices()
-        else:
-            position = position * lax.axis_size(name) + lax.axis_index(name)
-    return jnp.minimum(position, _total(axis, names) - 1)
+def _grouped_batching_rule(
+    _: Any,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    split_axis: int,
+    concat_axis: int,
+    **params: Any,
+) -> tuple[Any, int | None]:
+    (x,), (dim,) = args, dims
+    if dim is not None:
+        x = jnp.moveaxis(x, dim, 0)
+        split_axis, concat_axis = split_axis + 1, concat_axis + 1
+    axes = {"split_axis": split_axis, "concat_axis": concat_axis}
+    return ALL_TO_ALL.bind(x, **axes, **params), None if dim is None else 0
 
 
-def _total(axis: SplitAxis, names: Sequence[Any]) -> int:
-    return int(
-        np.prod([axis.size if n == axis.name else lax.axis_size(n) for n in names])
-    )
-
-
-def _groups(
-    axis: SplitAxis, names: Sequence[Any], groups: Sequence[Sequence[int]] | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each position: its group's members, its group's number, its place in it."""
-    groups = groups or [range(_total(axis, names))]
-    total = sum(map(len, groups))
-    members = np.zeros((total, len(groups[0])), np.int32)
-    number, place = np.zeros(total, np.int32), np.zeros(total, np.int32)
-    for k, group in enumerate(groups):
-        for where, position in enumerate(group):
-            members[position], number[position], place[position] = group, k, where
-    return members, number, place
+batching.fancy_primitive_batchers[grouped_p] = _grouped_batching_rule
 
 
 # Reductions
@@ -253,10 +209,10 @@ class Reduction(NamedTuple):
         axis_index_groups: Any = None,
     ) -> tuple[Any, bool]:
         """The rule of the collective."""
-        present = _present(axis, block, self.identity(block.dtype))
+        present = axis.present(block, self.identity(block.dtype))
         if axis_index_groups is not None:
-            _, number, _ = _groups(axis, axes, axis_index_groups)
-            mine = jnp.asarray(number)[_positions(axis, axes)]
+            _, number, _ = axis.groups(axes, axis_index_groups)
+            mine = jnp.asarray(number)[axis.positions(axes)]
             partial = self.segments(present, mine, len(axis_index_groups))
             if axis.device_axes:
                 partial = self.between(partial, axis.device_axes)
@@ -271,7 +227,8 @@ class Reduction(NamedTuple):
     def accumulate(self, before: Any, part: Any, present: Any) -> Any:
         """``before`` combined with the elements of a part that are ``present``."""
         shape = (-1,) + (1,) * (part.ndim - 1)
-        values = jnp.where(present.reshape(shape), part, self.identity(part.dtype))
+        fill = lax.full_like(part, self.identity(part.dtype))
+        values = jnp.where(present.reshape(shape), part, fill)
         return self.combine(before, self.local(values, (0,)))
 
     def finish(self, axis: SplitAxis, value: Any, axes: Sequence[Any]) -> Any:
@@ -319,13 +276,13 @@ def _reduce_scatter_rule(
     block = block.reshape(*shape[:dimension], *pieces, *shape[dimension + 1 :])
     block = jnp.moveaxis(block, dimension, 1)
     if axis_name == (axis.name,) and axis_index_groups is None:
-        total = _sum(_present(axis, block, 0), (0,))
-        total = jnp.pad(total, [(0, axis.padding)] + [(0, 0)] * (total.ndim - 1))
+        total = _sum(axis.present(block, 0), (0,))
+        total = pad_last(total, axis.padding, 0)
         if axis.device_axes:
             total = lax.psum_scatter(total, axis.device_axes, tiled=True)
         return total, True
-    _, _, place = _groups(axis, axis_name, axis_index_groups)
-    mine = jnp.asarray(place)[_positions(axis, axis_name)]
+    _, _, place = axis.groups(axis_name, axis_index_groups)
+    mine = jnp.asarray(place)[axis.positions(axis_name)]
     total, differs = _SUM(
         axis, block, axes=tuple(axis_name), axis_index_groups=axis_index_groups
     )
@@ -354,11 +311,11 @@ def _all_gather_rule(
     tiled: bool,
     axis_size: int,
 ) -> tuple[Any, bool]:
-    everything = _gather(axis, block, axis_name)
+    everything = axis.gather(block, axis_name)
     dimension, differs = all_gather_dimension, axis_index_groups is not None
     if differs:
-        members, _, _ = _groups(axis, axis_name, axis_index_groups)
-        mine = jnp.asarray(members)[_positions(axis, axis_name)]
+        members, _, _ = axis.groups(axis_name, axis_index_groups)
+        mine = jnp.asarray(members)[axis.positions(axis_name)]
         everything, dimension = everything[mine], dimension + 1
     result = jnp.moveaxis(everything, int(differs), dimension)
     return (_merge(result, dimension) if tiled else result), differs
@@ -375,7 +332,7 @@ def _all_to_all_rule(
     tiled: bool,
 ) -> tuple[Any, bool]:
     names = _names({"axis_name": axis_name})
-    members, _, place = _groups(axis, names, axis_index_groups)
+    members, _, place = axis.groups(names, axis_index_groups)
     count = members.shape[1]
     # The pieces for each element in front: (own elements, pieces, ...).
     shape = list(block.shape)
@@ -383,16 +340,15 @@ def _all_to_all_rule(
     block = block.reshape(*shape[: split_axis + 1], *cut, *shape[split_axis + 2 :])
     block = jnp.moveaxis(block, split_axis + 1, 1)
     if names == (axis.name,) and axis_index_groups is None:
-        spread = [(0, 0), (0, axis.padding)] + [(0, 0)] * (block.ndim - 2)
-        block = jnp.pad(block, spread)
+        block = pad_last(block, axis.padding, 1)
         if axis.device_axes:
             block = lax.all_to_all(
                 block, axis.device_axes, split_axis=1, concat_axis=0, tiled=True
             )
         received = jnp.moveaxis(block[: axis.size], 1, 0)
     else:
-        everything = _gather(axis, block, names)
-        mine = _positions(axis, names)
+        everything = axis.gather(block, names)
+        mine = axis.positions(names)
         received = jax.vmap(lambda group, k: everything[group, k])(
             jnp.asarray(members)[mine], jnp.asarray(place)[mine]
         )
@@ -406,11 +362,11 @@ def _ppermute_rule(
 ) -> tuple[Any, bool]:
     names = _names({"axis_name": axis_name})
     if names != (axis.name,):
-        source = np.full(_total(axis, names), -1, np.int32)
+        source = np.full(axis.total(names), -1, np.int32)
         for start, end in perm:
             source[end] = start
-        mine = jnp.asarray(source)[_positions(axis, names)]
-        moved = _gather(axis, block, names)[mine]
+        mine = jnp.asarray(source)[axis.positions(names)]
+        moved = axis.gather(block, names)[mine]
         arrived = jnp.expand_dims(mine >= 0, range(1, moved.ndim))
         return jnp.where(arrived, moved, jnp.zeros((), moved.dtype)), True
 
@@ -448,7 +404,9 @@ def _pbroadcast_rule(
     axis: SplitAxis, block: Any, *, axis_name: Any, source: int
 ) -> tuple[Any, bool]:
     names = _names({"axis_name": axis_name})
-    chosen = jnp.expand_dims(_positions(axis, names) == source, range(1, block.ndim))
+    if not jnp.issubdtype(block.dtype, np.number):
+        return axis.gather(block, names)[source], False
+    chosen = jnp.expand_dims(axis.positions(names) == source, range(1, block.ndim))
     if axis.padding:
         present = axis.indices() < axis.size
         chosen &= jnp.expand_dims(present, range(1, block.ndim))
@@ -485,7 +443,10 @@ REDUCTIONS: dict[Any, Reduction] = {
 }
 
 ALL_GATHER = _primitive(lambda x: lax.all_gather(x, "i"))
+ALL_TO_ALL = jex_core.primitives.all_to_all_p
 PBROADCAST = _primitive(lambda x: lax.pbroadcast(x, "i", 0))
+SUMMING = {*REDUCTIONS, REDUCE_SCATTER, PBROADCAST}
+"""Those that reduce between devices."""
 
 RULES.update(REDUCTIONS)
 RULES |= {
@@ -493,7 +454,7 @@ RULES |= {
     ALL_GATHER: _all_gather_rule,
     _primitive(lambda x: lax.ppermute(x, "i", [(0, 0)])): _ppermute_rule,
     PBROADCAST: _pbroadcast_rule,
-    _primitive(lambda x: lax.psum_scatter(x, "i")): _reduce_scatter_rule,
-    _primitive(lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True)): _all_to_all_rule,
+    REDUCE_SCATTER: _reduce_scatter_rule,
+    ALL_TO_ALL: _all_to_all_rule,
     jex_core.primitives.ragged_all_to_all_p: _ragged_all_to_all_rule,
 }

@@ -107,7 +107,9 @@ def partition_cuts(parts: Parts, mesh: Any) -> dict[int, tuple[str, ...]]:
                 f"parts {parts} need {total_partitions(parts)} devices for each "
                 f"element, but the mesh around them, {dict(mesh.shape)}, has no axes "
                 "for partitions. Leave mesh and mesh_axes out of the outermost spmap, "
-                "so that it makes them; inside of jax.shard_map there are none."
+                "so that it makes them, or cut along other axes of your own mesh with "
+                "jax.lax.with_sharding_constraint; inside of jax.shard_map there are "
+                "none."
             )
         if names:
             cuts[dimension] = tuple(names)

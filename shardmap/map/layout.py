@@ -15,6 +15,7 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap.map import processes
 from shardmap.map.constraints import (
     axes_for_partitions,
     constrain_p,
@@ -27,6 +28,11 @@ from shardmap.map.tracing import UNNAMED
 def devices_for(axis_size: int, available: int) -> int:
     """How many devices an axis lies on: no more than its blocks need."""
     return -(-axis_size // -(-axis_size // available))
+
+
+def _even_devices_for(axis_size: int, available: int) -> int:
+    """How many devices an axis lies on in equal blocks: as many as divide it."""
+    return max(n for n in range(1, available + 1) if axis_size % n == 0)
 
 
 class MeshWalk(NamedTuple):
@@ -59,7 +65,8 @@ def map_mesh(
 
     Axes for partitions come last, and take their devices first. A level gets a mesh
     axis as long as there are devices left; below that, maps are vectorised on each
-    device.
+    device. Over several processes each has an equal part of the elements, in equal
+    blocks on its devices.
 
     Args:
       axis_name: the map's axis name, also the mesh's if it is a string.
@@ -67,9 +74,17 @@ def map_mesh(
       call_jaxpr: what is searched for maps inside.
       devices: the devices to use.
     """
-    partitions = axes_for_partitions(call_jaxpr, axis_name, axis_size, len(devices))
-    count = len(devices) // math.prod(partitions.values())
-    names, sizes = [axis_name], [devices_for(axis_size, count)]
+    groups = processes.by_process(devices)
+    if axis_size % len(groups) == 0:
+        # Each process lays its own rows on its own devices.
+        axis_size //= len(groups)
+    else:
+        groups = [list(devices)]
+    spread = _even_devices_for if len(groups) > 1 else devices_for
+    available = len(groups[0])
+    partitions = axes_for_partitions(call_jaxpr, axis_name, axis_size, available)
+    count = available // math.prod(partitions.values())
+    names, sizes = [axis_name], [spread(axis_size, count)]
     level = inner_maps(call_jaxpr)
     while level:
         available = count // math.prod(sizes)
@@ -86,7 +101,9 @@ def map_mesh(
         ]
     own = _mesh_axis_names(names, {axis_name} | _axis_names(call_jaxpr))
     sizes += partitions.values()
-    grid = np.asarray(devices[: math.prod(sizes)], dtype=object).reshape(sizes)
+    used = [device for group in groups for device in group[: math.prod(sizes)]]
+    sizes[0] *= len(groups)
+    grid = np.asarray(used, dtype=object).reshape(sizes)
     return Mesh(grid, (*own, *partitions))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
@@ -17,14 +18,15 @@ from shardmap.map import placement
 from shardmap.map.blocks import block_function
 from shardmap.map.collectives import (
     RULES,
-    SplitAxis,
+    SUMMING,
     has_collectives,
     lowers_per_device,
 )
 from shardmap.map.layout import MeshWalk, inner_walk, map_shardings, partition_spec
 from shardmap.map.primitive import spmap_p
-from shardmap.map.rewriting import rewrite_jaxpr, under_mesh
+from shardmap.map.rewriting import rewrite_jaxpr, under_mesh, widen
 from shardmap.map.running import map_jit
+from shardmap.map.split_axis import SplitAxis, pad_last
 from shardmap.map.tap_primitive import is_tapped
 from shardmap.map.tracing import config_value
 
@@ -111,15 +113,11 @@ def partitioned(**params: Any) -> Callable[..., list[Any]]:
 
 
 def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list[Any]:
-    """Repeats the last element: whatever works for it works for the padding."""
-
-    def one(operand: Any, axis: int | None) -> Any:
-        if axis is None or not count:
-            return operand
-        last = jax.lax.slice_in_dim(operand, operand.shape[axis] - 1, None, axis=axis)
-        return jax.lax.concatenate([operand, *[last] * count], axis)
-
-    return list(map(one, operands, axes))
+    """Adds ``count`` elements to what is mapped."""
+    return [
+        operand if axis is None else pad_last(operand, count, axis)
+        for operand, axis in zip(operands, axes, strict=True)
+    ]
 
 
 def unpad(
@@ -162,6 +160,9 @@ def per_device(
         walk.block(mesh, axis_size),
     )
     jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
+    platform = mesh.devices.flat[0].platform
+    if platform == "cpu" and len(mesh.axis_names) > 1:
+        jaxpr = widen(jaxpr, SUMMING)
     if axis.devices == 1 < mesh.size:
         # The partitioner refuses collectives along one device where others are.
         axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
@@ -174,7 +175,7 @@ def per_device(
     if (
         axis.devices == axis_size
         and len(mesh_axes) == 1
-        and lowers_per_device(jaxpr, axis_name, mesh.devices.flat[0].platform)
+        and lowers_per_device(jaxpr, axis_name, platform)
     ):
         block = _one_element(jaxpr, axis, in_axes, out_axes)
     else:
@@ -182,17 +183,61 @@ def per_device(
     if is_manual(mesh, mesh_axes):
         mapped = _one_block_of_whole(block, axis, in_axes, out_axes)
     else:
-        mapped = jax.shard_map(
-            lambda *blocks: block(*blocks),
-            mesh=mesh,
-            in_specs=tuple(partition_spec(mesh_axes, in_axis) for in_axis in in_axes),
-            out_specs=[partition_spec(mesh_axes, out_axis) for out_axis in out_axes],
-            axis_names=set(manual_axes),
-            check_vma=False,
-        )
+        mapped = _one_block_each(block, axis, in_axes, out_axes, mesh, manual_axes)
     return lambda *operands: unpad(
         mapped(*pad(operands, in_axes, axis.padding)), out_axes, axis
     )
+
+
+def _one_block_each(
+    block: Callable[..., Any],
+    axis: SplitAxis,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+    mesh: Any,
+    manual_axes: Collection[str],
+) -> Callable[..., Any]:
+    """`jax.shard_map` of a block."""
+
+    def run(*operands: Any) -> list[Any]:
+        # XLA drops operands without entries, and cannot compile if no other is left.
+        given = [
+            operand.size > 0 or jnp.issubdtype(operand.dtype, jax.dtypes.extended)
+            for operand in operands
+        ]
+
+        def without_entries(operand: Any, in_axis: int | None) -> Any:
+            shape = list(operand.shape)
+            if in_axis is not None:
+                shape[in_axis] = axis.block
+            return jnp.zeros(shape, operand.dtype)
+
+        def on_device(*blocks: Any) -> list[Any]:
+            rest = iter(blocks)
+            return block(
+                *(
+                    next(rest) if is_given else without_entries(operand, in_axis)
+                    for operand, in_axis, is_given in zip(
+                        operands, in_axes, given, strict=True
+                    )
+                )
+            )
+
+        mapped = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=tuple(
+                partition_spec(axis.device_axes, in_axis)
+                for in_axis, is_given in zip(in_axes, given, strict=True)
+                if is_given
+            ),
+            out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
+            axis_names=set(manual_axes),
+            check_vma=False,
+        )
+        return mapped(*(o for o, g in zip(operands, given, strict=True) if g))
+
+    return run
 
 
 def is_manual(mesh: Any, mesh_axes: Collection[str]) -> bool:

@@ -15,8 +15,8 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import arguments, placement
-from shardmap.map.api import TOP_LEVEL, spmap
+from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map.api import TOP_LEVEL, explanation, spmap
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
@@ -32,6 +32,17 @@ class _Options(NamedTuple):
     out_axes: Any
     lowering: str
     donate_argnums: tuple[int, ...]
+
+    def key(self) -> Hashable:
+        """Hashable, equal for equal options."""
+        in_axes, out_axes = (
+            (tuple(tuple(axes.items()) for axes in leaves), tree)
+            for leaves, tree in (
+                jax.tree.flatten(axes, is_leaf=_is_axes)
+                for axes in (self.in_axes, self.out_axes)
+            )
+        )
+        return self._replace(in_axes=in_axes, out_axes=out_axes)
 
 
 def _is_axes(value: Any) -> bool:
@@ -82,28 +93,16 @@ class MeshMappedFunction:
 
     def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
         functools.update_wrapper(self, fun)
-        self._fun = fun
-        self._options = options
-        self._programs: dict[Hashable, Any] = {}
-        # Tried first for arguments of the same structure.
-        self._recent: dict[Any, Any] = {}
+        self._map: _BlockMap = functions.kept_for(
+            fun, options.key(), lambda: _BlockMap(fun, options)
+        )
+        # The map finds the function by a weak reference, to an equal one perhaps.
+        self._fun = self._map.fun()
 
     def __call__(self, *args: Any) -> Any:
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
-            return self._bind(*self._read(args))
-        leaves, in_tree = jax.tree.flatten(args)
-        recent = self._recent.get(in_tree)
-        if recent is not None:
-            try:
-                return recent(*leaves)
-            except (TypeError, ValueError):
-                self._recent.pop(in_tree, None)
-        program, in_shardings, _ = self._program(*self._read(args))
-        placed = placement.place(leaves, in_shardings)
-        result = program(*placed)
-        if all(a is b for a, b in zip(leaves, placed, strict=True)):
-            self._recent[in_tree] = program
-        return result
+            return self._map.bind(*self._map.read(args))
+        return self._map.run(args)
 
     def lower(self, *args: Any) -> Lowered:
         """Lowers the map for these arguments, running nothing.
@@ -111,16 +110,31 @@ class MeshMappedFunction:
         Returns:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
-        leaves, in_tree, in_axes = self._read(args)
-        program, in_shardings, out_shardings = self._program(leaves, in_tree, in_axes)
-        lowered = program.lower(*leaves)
+        leaves, in_tree, in_axes = self._map.read(args)
+        program, shardings, out_shardings = self._map.program(leaves, in_tree, in_axes)
+        # Arrays that lie elsewhere would be asked to lie as the map wants them.
+        structs = jax.tree.unflatten(
+            in_tree,
+            [
+                jax.ShapeDtypeStruct(
+                    aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
+                )
+                for aval, sharding in zip(
+                    map(arguments.leaf_aval, leaves), shardings, strict=True
+                )
+            ],
+        )
+        lowered = program.lower(*structs)
         out_info = jax.tree.leaves(lowered.out_info)
         in_specs, out_specs = (
             [
                 ShardingSpec.from_named_sharding(sharding, len(leaf.shape))
-                for sharding, leaf in zip(shardings, items, strict=True)
+                for sharding, leaf in zip(given, items, strict=True)
             ]
-            for shardings, items in ((in_shardings, leaves), (out_shardings, out_info))
+            for given, items in (
+                (shardings, jax.tree.leaves(structs)),
+                (out_shardings, out_info),
+            )
         )
         return Lowered(
             lowered,
@@ -128,7 +142,57 @@ class MeshMappedFunction:
             jax.tree.unflatten(jax.tree.structure(lowered.out_info), out_specs),
         )
 
-    def _read(self, args: Any) -> tuple[list[Any], Any, list[Axes]]:
+    def explain(self, *args: Any) -> Any:
+        """What runs in parallel for these arguments, and at what cost.
+
+        Returns:
+          An `Explanation`; see `shardmap.explain`.
+        """
+        return explanation(self, args, {})
+
+    def shardings(
+        self, args: Any, out: Any
+    ) -> tuple[list[NamedSharding], list[NamedSharding]]:
+        """How the leaves of the arguments and of a result like ``out`` lie."""
+        _, _, in_axes = self._map.read(args)
+        return (
+            [self._map.sharding(axes) for axes in in_axes],
+            [self._map.sharding(axes) for axes in self._map.out_axes(out)],
+        )
+
+
+class _BlockMap:
+    """All that is made for one function under one set of options.
+
+    It does not hold the function, so it may live as long as the function does.
+    """
+
+    def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
+        self.fun = functions.WeakFunction(fun)
+        self._name = getattr(fun, "__name__", type(fun).__name__)
+        self._options = options
+        self._programs: dict[Hashable, Any] = {}
+        # Tried first for arguments of the same structure.
+        self._recent: dict[Any, Any] = {}
+
+    def run(self, args: Any) -> Any:
+        """Runs the map on arguments that lie anywhere."""
+        leaves, in_tree = jax.tree.flatten(args)
+        recent = self._recent.get(in_tree)
+        if recent is not None:
+            try:
+                return recent(*args)
+            except (TypeError, ValueError):
+                self._recent.pop(in_tree, None)
+        program, in_shardings, _ = self.program(*self.read(args))
+        placed = placement.place(leaves, in_shardings)
+        result = program(*jax.tree.unflatten(in_tree, placed))
+        if all(a is b for a, b in zip(leaves, placed, strict=True)):
+            self._recent[in_tree] = program
+        return result
+
+    def read(self, args: Any) -> tuple[list[Any], Any, list[Axes]]:
+        """Checks the arguments of a call: their leaves, structure and axes."""
         leaves, in_tree = jax.tree.flatten(args)
         in_axes = list(
             arguments.broadcast_axes(
@@ -151,7 +215,7 @@ class MeshMappedFunction:
                 what = f"it has no dimension {highest}, which {axes} names"
                 problems.append((k, aval, what))
         if problems:
-            paths = arguments.leaf_names(self._fun, range(len(args)), args, {})
+            paths = arguments.leaf_names(self.fun(), range(len(args)), args, {})
             listed = "".join(
                 f"\n  * {paths[k]} is {aval.str_short()}: {what}"
                 for k, aval, what in problems
@@ -162,73 +226,72 @@ class MeshMappedFunction:
             )
         return leaves, in_tree, in_axes
 
-    def _program(
+    def program(
         self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]
     ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+        """What runs calls like this one, and how arguments and results lie."""
         avals = [arguments.leaf_aval(leaf) for leaf in leaves]
         key = in_tree, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals)
         if key not in self._programs:
-            run = functools.partial(self._bind, in_tree=in_tree, in_axes=in_axes)
+            bind = functools.partial(self.bind, in_tree=in_tree, in_axes=in_axes)
             structs = [
                 jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
                 for aval in avals
             ]
-            out_shape = jax.eval_shape(lambda *leaves: run(leaves), *structs)
-            out_axes = self._out_axes(out_shape)
-            in_shardings = tuple(map(self._sharding, in_axes))
-            out_shardings = tuple(map(self._sharding, out_axes))
-            donated = self._donated(in_tree)
+            out_shape = jax.eval_shape(lambda *leaves: bind(leaves), *structs)
+            in_shardings = tuple(map(self.sharding, in_axes))
+            out_shardings = tuple(map(self.sharding, self.out_axes(out_shape)))
+            mesh = self._options.mesh
 
-            def call(*leaves: Any) -> Any:
-                return run(leaves)
+            def call(*args: Any) -> Any:
+                leaves = jax.tree.leaves(args)
+                tracing.log_compile(
+                    "%s: blocks on mesh %s, devices %s, arguments %s",
+                    self._name,
+                    dict(mesh.shape),
+                    [device.id for device in mesh.devices.flat],
+                    [jax.typeof(leaf).str_short() for leaf in leaves],
+                )
+                return bind(leaves)
 
-            call.__name__ = call.__qualname__ = getattr(self, "__name__", "mesh_map")
+            call.__name__ = call.__qualname__ = self._name
             program = map_jit(
                 call,
-                list(self._options.mesh.devices.flat),
+                list(mesh.devices.flat),
                 communicates=True,
-                in_shardings=in_shardings,
+                in_shardings=jax.tree.unflatten(in_tree, in_shardings),
                 out_shardings=jax.tree.unflatten(
                     jax.tree.structure(out_shape), out_shardings
                 ),
-                donate_argnums=donated,
+                donate_argnums=self._options.donate_argnums,
             )
             self._programs[key] = program, in_shardings, out_shardings
         return self._programs[key]
 
-    def _donated(self, in_tree: Any) -> tuple[int, ...]:
-        numbers = iter(range(in_tree.num_leaves))
-        by_argument = [
-            [next(numbers) for _ in range(child.num_leaves)]
-            for child in in_tree.children()
-        ]
-        return tuple(
-            k for argnum in self._options.donate_argnums for k in by_argument[argnum]
-        )
-
-    def _sharding(self, axes: Axes) -> NamedSharding:
+    def sharding(self, axes: Axes) -> NamedSharding:
+        """How an array with these axes lies."""
         ndim = max(axes.values(), default=-1) + 1
         entries = [names or None for names in _dimensions(axes, ndim)]
         return NamedSharding(self._options.mesh, PartitionSpec(*entries))
 
-    def _out_axes(self, out: Any) -> list[Axes]:
+    def out_axes(self, out: Any) -> list[Axes]:
+        """The axes of each leaf of a result like ``out``."""
         return list(
             arguments.broadcast_axes(
                 "out_axes", self._options.out_axes, out, "the result", _is_axes
             )
         )
 
-    def _bind(
-        self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]
-    ) -> Any:
+    def bind(self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]) -> Any:
         """Reshapes, maps over one mesh axis inside the other, and reshapes back."""
         mesh, lowering = self._options.mesh, self._options.lowering
+        fun = self.fun()
 
         def block(*blocks: Any) -> list[Any]:
-            return jax.tree.leaves(self._fun(*jax.tree.unflatten(in_tree, blocks)))
+            return jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
 
         def whole(*blocks: Any) -> Any:
-            return self._fun(*jax.tree.unflatten(in_tree, blocks))
+            return fun(*jax.tree.unflatten(in_tree, blocks))
 
         _, out_shape = jax.make_jaxpr(
             whole, axis_env=list(mesh.shape.items()), return_shape=True
@@ -238,7 +301,7 @@ class MeshMappedFunction:
                 for leaf, axes in zip(leaves, in_axes, strict=True)
             )
         )
-        out_axes = self._out_axes(out_shape)
+        out_axes = self.out_axes(out_shape)
         for axes, shape in zip(out_axes, jax.tree.leaves(out_shape), strict=True):
             if max(axes.values(), default=-1) >= len(shape.shape):
                 raise ValueError(

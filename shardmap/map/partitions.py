@@ -6,13 +6,15 @@ mapped axis has that many devices.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
+from jax.sharding import NamedSharding
 
-from shardmap.map import arguments, placement
+from shardmap.map import arguments, functions, placement, tracing
 from shardmap.map.api import TOP_LEVEL
 from shardmap.map.constraints import (
     constrain,
@@ -31,6 +33,8 @@ from shardmap.map.parts import (
     leaf_paths,
 )
 from shardmap.map.running import map_jit
+from shardmap.map.stages import Lowered
+from shardmap.sharding.spec import ShardingSpec
 
 
 def with_sharding_constraint(x: Any, parts: Any) -> Any:
@@ -74,7 +78,7 @@ def sharded_jit(
     out_parts: Any,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
-) -> Callable[..., Any]:
+) -> "ShardedFunction":
     """Compiles a function for several devices, each with a partition of the values.
 
     All parts, those of constraints inside too, have the same total, and the function
@@ -94,8 +98,8 @@ def sharded_jit(
       static_argnums: positions of arguments that are compile-time constants.
 
     Returns:
-      The compiled function. It works under `jax.jit`, `jax.grad` and `jax.vmap`, and
-      inside `spmap`.
+      The compiled function, with ``lower`` and ``trace`` as `jax.jit` gives them. It
+      works under `jax.jit`, `jax.grad` and `jax.vmap`, and inside `spmap`.
 
     Raises:
       TypeError: leaves of other types. When called: an argument that JAX cannot
@@ -119,13 +123,8 @@ def sharded_jit(
     static = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
     if isinstance(in_parts, list):
         in_parts = tuple(in_parts)
-    sharded = _ShardedFunction(fun, in_parts, out_parts, num_partitions, tuple(static))
-
-    @functools.wraps(fun)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return sharded(args, kwargs)
-
-    return call
+    options = _Options(in_parts, out_parts, num_partitions, tuple(static))
+    return ShardedFunction(fun, options)
 
 
 class _Call(NamedTuple):
@@ -140,30 +139,129 @@ class _Call(NamedTuple):
     in_avals: list[Any]
     out_avals: list[Any]
 
+    def positional(self, given: Iterable[Any]) -> list[Any]:
+        """The positional arguments: those given, and the static ones."""
+        args = list(given)
+        for k, static in self.statics:
+            args.insert(k, static)
+        return args
 
-class _ShardedFunction:
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        in_parts: Any,
-        out_parts: Any,
-        num_partitions: int | None,
-        static_argnums: tuple[int, ...],
-    ) -> None:
-        self._fun = fun
-        self._name = getattr(fun, "__name__", type(fun).__name__)
-        self._jitted = jax.jit(fun, static_argnums=static_argnums)
-        self._in_parts = in_parts
-        self._out_parts = out_parts
-        self._num_partitions = num_partitions
-        self._static = static_argnums
+    def alone(self) -> "_Call":
+        """The call outside of maps, which has devices."""
+        return self._replace(total=self.total or 1)
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """Where it runs."""
+        return list(partition_mesh((), self.total or 1, "sharded_jit").devices.flat)
+
+    def shardings(self) -> tuple[list[NamedSharding], list[NamedSharding]]:
+        """How arguments and results lie."""
+
+        def sharding(aval: Any, parts: Counts) -> NamedSharding:
+            counts = (1,) * aval.ndim if parts is None else parts
+            mesh = partition_mesh(counts, self.total or 1, "sharded_jit")
+            return partition_sharding(counts, mesh)
+
+        return (
+            list(map(sharding, self.in_avals, self.in_parts)),
+            list(map(sharding, self.out_avals, self.out_parts)),
+        )
+
+
+class _Options(NamedTuple):
+    in_parts: Any
+    out_parts: Any
+    num_partitions: int | None
+    static_argnums: tuple[int, ...]
+
+    def key(self) -> Hashable:
+        """Hashable, equal for equal options."""
+        in_parts, out_parts = (
+            (tuple(leaves), tree)
+            for leaves, tree in (
+                jax.tree.flatten(parts, is_leaf=is_leaf)
+                for parts in (self.in_parts, self.out_parts)
+            )
+        )
+        return self._replace(in_parts=in_parts, out_parts=out_parts)
+
+
+class ShardedFunction:
+    """A function compiled for partitions; what `sharded_jit` returns."""
+
+    def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
+        functools.update_wrapper(self, fun)
+        self._programs: _Programs = functions.kept_for(
+            fun, options.key(), lambda: _Programs(fun, options)
+        )
+        # They find the function by a weak reference, to an equal one perhaps.
+        self._fun = self._programs.fun()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if jex_core.find_top_trace(()) is not TOP_LEVEL:
+            return self._programs.bind(args, kwargs)
+        return self._programs.run(args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Lowers the function for these arguments, running nothing.
+
+        Args:
+          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
+          **kwargs: the same, by keyword.
+
+        Returns:
+          A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
+        """
+        traced, call = self._programs.trace(args, kwargs)
+        in_specs, out_specs = (
+            [
+                ShardingSpec.from_named_sharding(sharding, aval.ndim)
+                for sharding, aval in zip(shardings, avals, strict=True)
+            ]
+            for shardings, avals in zip(
+                call.shardings(), (call.in_avals, call.out_avals), strict=True
+            )
+        )
+        args_specs, kwargs_specs = jax.tree.unflatten(call.in_tree, in_specs)
+        no_statics = call._replace(statics=tuple((k, None) for k, _ in call.statics))
+        return Lowered(
+            traced.lower(),
+            (
+                *no_statics.positional(args_specs),
+                *([kwargs_specs] if kwargs_specs else []),
+            ),
+            jax.tree.unflatten(call.out_tree, out_specs),
+        )
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
+        traced, _ = self._programs.trace(args, kwargs)
+        return traced
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A function of a class is a method."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<sharded_jit of {self._programs.name}>"
+
+
+class _Programs:
+    """All that is made for one function under one set of options.
+
+    It does not hold the function, so it may live as long as the function does.
+    """
+
+    def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
+        self.fun = functions.WeakFunction(fun)
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self._options = options
         self._programs: dict[Any, Any] = {}
 
-    def __call__(self, args: Any, kwargs: Any) -> Any:
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """Runs the function on arguments that lie anywhere."""
         argnums, leaves, in_tree = self._flatten(args, kwargs)
-        if jex_core.find_top_trace(()) is not TOP_LEVEL:
-            call = self._read(args, kwargs)
-            return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
         avals = self._avals(argnums, args, kwargs, leaves)
         key = (
             in_tree,
@@ -173,14 +271,56 @@ class _ShardedFunction:
         try:
             program, shardings, out_tree = self._programs[key]
         except (KeyError, TypeError):  # What is not hashable, `jax.jit` refuses.
-            call = self._read(args, kwargs)
-            program, shardings, out_tree = self._programs[key] = self._program(call)
+            program, shardings, out_tree = self._programs[key] = self._program(
+                self._read(args, kwargs).alone()
+            )
         results = program(*placement.place(leaves, shardings))
         return jax.tree.unflatten(out_tree, results)
 
+    def _program(self, call: _Call) -> tuple[Any, list[NamedSharding], Any]:
+        """What runs calls like this one, how arguments must lie, the result's tree."""
+        operands, results = call.shardings()
+        program = self._jit(
+            lambda *leaves: self._bind(call, leaves),
+            call,
+            in_shardings=tuple(operands),
+            out_shardings=results,
+        )
+        return program, operands, call.out_tree
+
+    def trace(self, args: Any, kwargs: Any) -> tuple[jax.stages.Traced, _Call]:
+        """The function traced on arguments like these, and how the call is cut."""
+        call = self._read(args, kwargs).alone()
+        operands, results = call.shardings()
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            _, leaves, _ = self._flatten(args, kwargs)
+            return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
+
+        structs = [
+            jax.ShapeDtypeStruct(
+                aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
+            )
+            for aval, sharding in zip(call.in_avals, operands, strict=True)
+        ]
+        given, keywords = jax.tree.unflatten(call.in_tree, structs)
+        program = self._jit(
+            run,
+            call,
+            static_argnums=tuple(k for k, _ in call.statics),
+            out_shardings=jax.tree.unflatten(call.out_tree, results),
+        )
+        return program.trace(*call.positional(given), **keywords), call
+
+    def bind(self, args: Any, kwargs: Any) -> Any:
+        """Adds the function to what is being traced."""
+        _, leaves, _ = self._flatten(args, kwargs)
+        call = self._read(args, kwargs)
+        return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
+
     def _flatten(self, args: Any, kwargs: Any) -> tuple[list[int], list[Any], Any]:
         count = len(args)
-        static = {k + count if k < 0 else k for k in self._static}
+        static = {k + count if k < 0 else k for k in self._options.static_argnums}
         argnums = [k for k in range(count) if k not in static]
         leaves, tree = jax.tree.flatten((tuple(args[k] for k in argnums), kwargs))
         return argnums, leaves, tree
@@ -203,15 +343,15 @@ class _ShardedFunction:
 
     def _names(self, argnums: list[int], args: Any, kwargs: Any) -> list[str]:
         dynamic = [args[k] for k in argnums]
-        return arguments.leaf_names(self._fun, argnums, dynamic, kwargs)
+        return arguments.leaf_names(self.fun(), argnums, dynamic, kwargs)
 
     def _read(self, args: Any, kwargs: Any) -> _Call:
         """Checks a call, and traces the function to see what it asks for."""
         argnums, leaves, in_tree = self._flatten(args, kwargs)
         avals = self._avals(argnums, args, kwargs, leaves)
         names = self._names(argnums, args, kwargs)
-        what = f"sharded_jit of {self._name}"
-        prefix = self._in_parts
+        what = f"sharded_jit of {self.name}"
+        prefix = self._options.in_parts
         if isinstance(prefix, tuple) and not is_leaf(prefix):
             if len(prefix) == len(args):
                 prefix = tuple(prefix[k] for k in argnums)
@@ -222,19 +362,19 @@ class _ShardedFunction:
         in_parts += [None] * (len(leaves) - len(in_parts))
         check_shapes(what, names, avals, in_parts)
 
-        traced = self._jitted.trace(*args, **kwargs)
+        traced = self._jitted().trace(*args, **kwargs)
         out = traced.out_info
         out_names = leaf_paths("result", out)
         out_avals = list(map(arguments.leaf_aval, jax.tree.leaves(out)))
         out_parts = broadcast_parts(
-            what, "out_parts", self._out_parts, out, "the result"
+            what, "out_parts", self._options.out_parts, out, "the result"
         )
         check_shapes(what, out_names, out_avals, out_parts)
 
         total = agreed_total(
             what,
             [
-                ("num_partitions", self._num_partitions),
+                ("num_partitions", self._options.num_partitions),
                 *counted("in_parts", names, in_parts),
                 *counted("out_parts", out_names, out_parts),
                 *(
@@ -254,6 +394,9 @@ class _ShardedFunction:
             out_avals,
         )
 
+    def _jitted(self) -> Any:
+        return jax.jit(self.fun(), static_argnums=self._options.static_argnums)
+
     def _bind(self, call: _Call, leaves: Sequence[Any]) -> list[Any]:
         """Runs the function, or adds it to what is being traced."""
 
@@ -264,36 +407,21 @@ class _ShardedFunction:
             ]
 
         given, kwargs = jax.tree.unflatten(call.in_tree, cut(leaves, call.in_parts))
-        args = list(given)
-        for k, static in call.statics:
-            args.insert(k, static)
-        results = jax.tree.leaves(self._jitted(*args, **kwargs))
+        results = jax.tree.leaves(self._jitted()(*call.positional(given), **kwargs))
         return cut(results, call.out_parts)
 
-    def _program(self, call: _Call) -> tuple[Any, list[Any], Any]:
-        """What runs calls like this one, how arguments must lie, the result's tree."""
-        call = call._replace(total=call.total or 1)
+    def _jit(self, run: Callable[..., Any], call: _Call, **options: Any) -> Any:
+        """`jax.jit` of ``run`` on the devices of a call."""
 
-        def shardings(avals: Sequence[Any], parts: Sequence[Counts]) -> list[Any]:
-            counts = [
-                (1,) * aval.ndim if value_parts is None else value_parts
-                for aval, value_parts in zip(avals, parts, strict=True)
-            ]
-            return [
-                partition_sharding(c, partition_mesh(c, call.total or 1, "sharded_jit"))
-                for c in counts
-            ]
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            tracing.log_compile(
+                "%s: %d partitions on devices %s, arguments %s",
+                self.name,
+                call.total or 1,
+                [device.id for device in call.devices],
+                [aval.str_short() for aval in call.in_avals],
+            )
+            return run(*args, **kwargs)
 
-        def run(*leaves: Any) -> list[Any]:
-            return self._bind(call, leaves)
-
-        run.__name__ = run.__qualname__ = self._name
-        operands = shardings(call.in_avals, call.in_parts)
-        program = map_jit(
-            run,
-            list(partition_mesh((), call.total or 1, "sharded_jit").devices.flat),
-            communicates=True,
-            in_shardings=tuple(operands),
-            out_shardings=shardings(call.out_avals, call.out_parts),
-        )
-        return program, operands, call.out_tree
+        logged.__name__ = logged.__qualname__ = self.name
+        return map_jit(logged, call.devices, communicates=True, **options)

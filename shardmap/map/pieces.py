@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from shardmap.map.cuts import RefusedError, cuts_for, placed
+from shardmap.map.rows import is_whole
 
 
 def shard_of(x: Any, i: int, *, axis: int = 0) -> Any:
@@ -84,7 +85,8 @@ def unstack(x: Any, *, axis: int = 0) -> list[Any]:
 def unreplicate(tree: Any, *, axis: int = 0) -> Any:
     """Element 0 of each array: what all elements are, where they are equal.
 
-    As `flax.jax_utils.unreplicate`. It is ``shard_of(tree, 0)``.
+    As `flax.jax_utils.unreplicate`. It is ``shard_of(tree, 0)``, or of an array that is
+    spread over several processes, the first element on this one.
 
     Args:
       tree: as for `shard_of`.
@@ -100,6 +102,7 @@ def unreplicate(tree: Any, *, axis: int = 0) -> Any:
       {'w': array([1., 1.])}
     """
     leaves, structure = jax.tree.flatten(tree)
+    leaves = [_part_here(leaf, axis) for leaf in leaves]
     taken = _take("unreplicate", tree, leaves, axis, 0)
     return jax.tree.unflatten(structure, [pieces[0] for pieces in taken])
 
@@ -127,6 +130,15 @@ def _take(
         where = range(cuts.lengths[leaf]) if index is None else [index]
         taken[leaf] = [leaves[leaf][(*before, k)] for k in where]
     return taken
+
+
+def _part_here(leaf: Any, axis: int) -> Any:
+    """The first shard on this process of an array that others have parts of."""
+    if not is_whole(leaf):
+        return leaf
+    shard = leaf.addressable_shards[0].data
+    cut = [k for k, size in enumerate(leaf.shape) if shard.shape[k] != size]
+    return shard if set(cut) <= {axis % max(leaf.ndim, 1)} else leaf
 
 
 def _name(tree: Any, leaf: int) -> str:

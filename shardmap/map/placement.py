@@ -31,7 +31,7 @@ def place(
       arrays: arrays, scalars, array-likes and values of types with a handler.
       shardings: one for each; None leaves all of them alone.
       uncommitted: also those that are not committed to devices, such as NumPy arrays,
-        instead of leaving them to `jax.jit`.
+        instead of leaving them to `jax.jit`. True among several processes.
       donate: for each whether it may be freed when it had to be moved.
 
     Returns:
@@ -41,6 +41,8 @@ def place(
         return list(arrays)
     if donate is None:
         donate = (False,) * len(arrays)
+    # Among several processes `jax.jit` cuts nothing itself.
+    uncommitted = uncommitted or jax.process_count() > 1
     return [
         move(array, sharding, donated)
         if is_misplaced(array, sharding, uncommitted or donated)
@@ -68,7 +70,8 @@ def _equivalent(one: Sharding, other: Sharding, ndim: int) -> bool:
 def move(value: Any, sharding: Sharding, donate: bool = False) -> jax.Array:
     """Copies a value to where ``sharding`` says.
 
-    A `jax.Array` goes from device to device and not through the host.
+    A `jax.Array` goes from device to device and not through the host. If the devices
+    are not all this process's, a value that is must be equal on all processes.
 
     Args:
       value: as for `place`.
@@ -82,15 +85,27 @@ def move(value: Any, sharding: Sharding, donate: bool = False) -> jax.Array:
         getattr(value, "sharding", "the host"),
         sharding,
     )
-    if not isinstance(value, jax.Array):
-        if array_likes.is_array_like(value):
-            return array_likes.lay_out(value, sharding)
+    on_host = not isinstance(value, jax.Array)
+    if on_host and array_likes.is_array_like(value):
+        return array_likes.lay_out(value, sharding)
+    if not sharding.is_fully_addressable and (on_host or value.is_fully_addressable):
+        # `jax.device_put` would compare the values of all processes, each time.
+        kind = array_likes.abstract_value(value)
+        if kind.weak_type and not kind.shape:
+            # A Python scalar is equal on all devices, and an array of shards has no
+            # weak type.
+            return np.asarray(value).item()
+        whole = np.asarray(value, kind.dtype)
+        return jax.make_array_from_callback(kind.shape, sharding, lambda i: whole[i])
+    if on_host:
         return jax.device_put(value, sharding)
+    if not value.is_fully_addressable:
+        return _recut(sharding)(value)
     held = array_likes.boxes(value.sharding, value.shape)
     wanted = array_likes.boxes(sharding, value.shape)
     pieces_are_there = len(held) == 1 or set(wanted.values()) <= set(held.values())
     reordered = set(held) == set(wanted) and list(held) != list(wanted)
-    if pieces_are_there or reordered or not value.is_fully_addressable:
+    if pieces_are_there or reordered:
         moved = jax.device_put(value, sharding)
         kept = held.items() & wanted.items()
     else:

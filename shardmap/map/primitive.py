@@ -25,6 +25,8 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap.map.shard_maps import check_shard_maps
+
 __all__ = ["MapPrimitive", "spmap_p"]
 
 
@@ -60,6 +62,10 @@ class MapPrimitive(jex_core.Primitive):
 
     multiple_results = True
     map_primitive = True
+
+    def is_high(self, *_: Any, **__: Any) -> bool:
+        """No: what is high in ``call_jaxpr`` is lowered where the map is."""
+        return False
 
     def bind(self, *args: Any, **params: Any) -> list[Any]:
         """Binds the primitive: runs it, or adds its equation to a jaxpr being traced.
@@ -147,8 +153,10 @@ def _abstract_eval(
     in_axes: tuple[int | None, ...],
     out_axes: tuple[int | None, ...],
     call_jaxpr: Any,
-    **_: Any,
+    **params: Any,
 ) -> tuple[list[jax.core.ShapedArray], set[Any]]:
+    if params["mesh"] is not None:
+        check_shard_maps(params | {"axis_name": axis_name, "call_jaxpr": call_jaxpr})
     for aval, axis, var in zip(avals, in_axes, call_jaxpr.invars, strict=True):
         element = remove_axis(aval, axis)
         if (element.shape, element.dtype) != (var.aval.shape, var.aval.dtype):
@@ -160,13 +168,33 @@ def _abstract_eval(
         insert_axis(var.aval, axis_size, axis)
         for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
     ]
-    # The effect of using this map's axis name ends where the map ends.
+    # The effects of using this map's axis name, and of references that elements make
+    # for themselves, end where the map ends.
     effects = {
         effect
         for effect in call_jaxpr.effects
         if getattr(effect, "name", None) != axis_name
     }
-    return out_avals, effects
+    return out_avals, effects - _references().effects
+
+
+@functools.lru_cache(maxsize=1)
+def _references() -> Any:
+    """A jaxpr that makes a reference, and reads, writes and adds to it."""
+
+    def fun(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[...] = x
+        ref[...] += x
+        return ref[...] + jax.freeze(ref)
+
+    return jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), "float32"))
+
+
+def happens_outside(effect: Any) -> bool:
+    """Whether an effect is more than the use of an axis name or of a reference."""
+    inside = {type(e) for eqn in _references().eqns for e in eqn.effects}
+    return not hasattr(effect, "name") and type(effect) not in inside
 
 
 spmap_p = MapPrimitive("spmap")

@@ -6,6 +6,7 @@ its kind.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -14,16 +15,19 @@ from absl import logging
 from jax.sharding import Mesh
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
-from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map import arguments, functions, placement, processes, tracing
+from shardmap.map.across import AcrossProcesses, are_rows, check_elements
 from shardmap.map.calls import Call, Element, Options, Prepared, as_arrays, probe_of
 from shardmap.map.constraints import is_partition_axis
 from shardmap.map.layout import (
     MapShardings,
+    MeshWalk,
     check_inner_meshes,
     map_mesh,
 )
 from shardmap.map.lowering import communicates
 from shardmap.map.primitive import remove_axis, spmap_p
+from shardmap.map.rows import convert_p, is_whole, look, parts_along
 from shardmap.map.running import map_jit
 
 
@@ -44,14 +48,27 @@ class FunctionMap:
         )
         self._program = functools.lru_cache(maxsize=1024)(self._make_program)
         self._programs_by_key: dict[Hashable, tuple[Any, ...]] = {}
+        self._agreed: set[str] = set()
 
     @property
     def has_statics(self) -> bool:
         """Whether some arguments are compile-time constants."""
         return bool(self.options.static_argnums)
 
-    def read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-        """Checks the arguments of a call and traces the function on one element."""
+    def read(
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        are_whole: Sequence[bool] | None = None,
+    ) -> Call:
+        """Checks the arguments of a call and traces the function on one element.
+
+        Args:
+          args: the positional arguments.
+          kwargs: the keyword arguments.
+          are_whole: in a map over several processes, which leaves are global arrays;
+            what others hold are this process's rows. None: there are no others.
+        """
         options = self.options
         static = set(options.static_argnums)
         if static and max(static) >= len(args):
@@ -92,12 +109,17 @@ class FunctionMap:
                     "is to be a compile-time constant."
                 ) from None
         in_axes = arguments.normalize_in_axes(in_axes, avals, names)
-        axis_size = arguments.mapped_size(in_axes, avals, names, options.axis_size)
+        is_rows = are_whole is not None and are_rows(are_whole, in_axes, names)
+        axis_size = self._axis_size(in_axes, avals, names, is_rows)
         statics = tuple((k, args[k]) for k in sorted(static))
+        element: Callable[..., Any]
         try:
             element = self._element(in_tree, statics)
         except TypeError:
             raise self._unhashable(statics) from None
+        if tracing.config_value("jax_disable_jit"):
+            # The function is called every time then; JAX does not know this object.
+            element = functools.partial(element)
         body = tracing.trace_body(
             element,
             list(map(remove_axis, avals, in_axes)),
@@ -117,24 +139,86 @@ class FunctionMap:
         params |= self._place(axis_size, body.jaxpr)
         if params["mesh"] is not None and not tracing.inside_map():
             check_inner_meshes(params)
-        return Call(leaves, in_tree, body, params)
+        return Call(leaves, in_tree, body, params, are_whole is not None, is_rows)
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Adds the map to whatever is being traced."""
-        return self._bind(self.read(args, kwargs))
+        are_whole = None
+        if self.across_processes and not tracing.inside_map():
+            are_whole = look(self._leaves(args, kwargs))
+        call = self.read(args, kwargs, are_whole)
+        if are_whole is not None:
+            self.agree(call)
+        return self._bind(call)
 
     def _bind(self, call: Call) -> Any:
-        leaves = as_arrays(call)
-        results = spmap_p.bind(*call.body.constants, *leaves, **call.params)
+        operands = [*call.body.constants, *as_arrays(call)]
+        if call.is_rows:
+            own_operands, own_results = call.rows()
+            operands = [
+                convert_p.bind(operand, rows=own, to="whole")
+                for operand, own in zip(operands, own_operands, strict=True)
+            ]
+        results = spmap_p.bind(*operands, **call.params)
+        if call.is_rows:
+            results = [
+                convert_p.bind(result, rows=own, to="own")
+                for result, own in zip(results, own_results, strict=True)
+            ]
         return jax.tree.unflatten(call.body.out_tree, results)
+
+    def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        static = self.options.static_argnums
+        given = tuple(arg for k, arg in enumerate(args) if k not in static)
+        return jax.tree.leaves((given, kwargs))
+
+    @property
+    def across_processes(self) -> bool:
+        """Whether the map runs on devices of more than this process."""
+        if jax.process_count(self.options.backend) == 1:
+            return False
+        mesh = self.options.mesh
+        return processes.several(
+            self._devices() if mesh is None else list(mesh.devices.flat)
+        )
+
+    def are_whole(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[bool] | None:
+        """Which leaves are global arrays; None in one process."""
+        if not self.across_processes:
+            return None
+        return list(map(is_whole, self._leaves(args, kwargs)))
+
+    def _devices(self) -> Sequence[jax.Device]:
+        return self.options.devices or processes.all_devices(self.options.backend)
+
+    def across(
+        self, call: Call, program: Any, statics: dict[int, Any] | None = None
+    ) -> AcrossProcesses:
+        """A program over several processes, to be called as in this call."""
+        static = self.options.static_argnums
+        count = len(call.in_tree.children()[0].children()) + len(static)
+        argnums = [k for k in range(count) if k not in static]
+        donated = self._donated(argnums, call.in_tree)
+        return AcrossProcesses(program, call, donated, statics or {})
+
+    def agree(self, call: Call) -> None:
+        """Once for each kind of call: sees that all processes make it."""
+        kind = processes.description(call.params)
+        if kind not in self._agreed:
+            processes.agree(call.params)
+            self._agreed.add(kind)
 
     def prepare(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Prepared:
         """The program for a call, and the arguments laid out for it."""
         static = self.options.static_argnums
         argnums = [k for k in range(len(args)) if k not in static]
         leaves, in_tree = jax.tree.flatten((tuple(args[k] for k in argnums), kwargs))
+        are_whole = self.are_whole(args, kwargs)
         key = (
             in_tree,
+            None if are_whole is None else tuple(are_whole),
             tuple(
                 (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else type(leaf)
                 for leaf in leaves
@@ -142,16 +226,27 @@ class FunctionMap:
             tuple(args[k] for k in static if k < len(args)),
         )
         try:
-            program, shardings, donated, probe = self._programs_by_key[key]
+            program, shardings, donated, probe, must_lie = self._programs_by_key[key]
         except (KeyError, TypeError):
-            call = self.read(args, kwargs)
-            program = self.program(call, kwargs)
-            shardings = call.shardings and call.shardings.operands
+            call = self.read(args, kwargs, are_whole)
+            program = self.program(call, kwargs, agrees=are_whole is not None)
             donated = self._donated(argnums, in_tree)
+            shardings = call.shardings and call.shardings.operands
             probe = probe_of(call, argnums)
+            if call.is_rows:
+                # This lays out its arguments itself, and knows what it is for.
+                statics = {k: args[k] for k in static}
+                program = self.across(call, program, statics)
+                shardings = probe = None
+            must_lie = tuple(
+                (k, sharding)
+                for k, sharding in enumerate(shardings or ())
+                if donated[k]
+            )
             if len(self._programs_by_key) >= 1024:
                 self._programs_by_key.clear()
-            self._programs_by_key[key] = program, shardings, donated, probe
+            found = program, shardings, donated, probe, must_lie
+            self._programs_by_key[key] = found
         # `jax.jit` lays out positional arguments, but not keyword arguments.
         placed = placement.place(leaves, shardings, bool(kwargs), donated)
         moved = any(a is not b for a, b in zip(leaves, placed, strict=True))
@@ -159,31 +254,33 @@ class FunctionMap:
             mapped_args, kwargs = jax.tree.unflatten(in_tree, placed)
             laid_out = dict(zip(argnums, mapped_args, strict=True))
             args = [laid_out.get(k, arg) for k, arg in enumerate(args)]
-        must_lie = tuple(
-            (k, sharding)
-            for k, (sharding, is_donated) in enumerate(
-                zip(shardings or (), donated, strict=bool(shardings))
-            )
-            if is_donated
-        )
         return Prepared(program, args, kwargs, moved, must_lie, probe)
 
     def _donated(self, argnums: Sequence[int], in_tree: Any) -> list[bool]:
         """Which leaves are donated."""
         if not self.options.donate_argnums:
             return [False] * in_tree.num_leaves
-        numbered = jax.tree.unflatten(in_tree, range(in_tree.num_leaves))
-        positional, by_name = numbered
+        positional, by_name = in_tree.children()
         given = [
-            arg
-            for argnum, arg in zip(argnums, positional, strict=True)
-            if argnum in self.options.donate_argnums
-        ] + [by_name[name] for name in self._donate_argnames if name in by_name]
-        donated = set(jax.tree.leaves(given))
-        return [k in donated for k in range(in_tree.num_leaves)]
+            (argnum in self.options.donate_argnums, tree)
+            for argnum, tree in zip(argnums, positional.children(), strict=True)
+        ] + [
+            (name in self._donate_argnames, tree)
+            for name, tree in zip(
+                by_name.node_data()[1], by_name.children(), strict=True
+            )
+        ]
+        return [donated for donated, tree in given for _ in range(tree.num_leaves)]
 
-    def program(self, call: Call, kwargs: dict[str, Any]) -> Any:
-        """The `jax.jit` that runs calls like this one."""
+    def program(self, call: Call, kwargs: dict[str, Any], agrees: bool = False) -> Any:
+        """The `jax.jit` that runs calls like this one.
+
+        Args:
+          call: the call.
+          kwargs: its keyword arguments.
+          agrees: whether it makes sure, when it is traced, that other processes do the
+            same. It must then be traced by calls only, which all of them make.
+        """
         return self._program(
             call.in_tree,
             call.body.out_tree,
@@ -191,6 +288,7 @@ class FunctionMap:
             call.shardings,
             call.params["mesh"] is not None and communicates(call.params),
             bool(kwargs),
+            agrees,
         )
 
     def _make_program(
@@ -201,11 +299,14 @@ class FunctionMap:
         shardings: MapShardings | None,
         sends: bool,
         has_keywords: bool,
+        agrees: bool,
     ) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             call = self.read(args, kwargs)
             if call.shardings != shardings or call.body.out_tree != out_tree:
                 raise ValueError("this call needs another program")
+            if agrees:
+                self.agree(call)
             _log_compile(call.params)
             return self._bind(call)
 
@@ -217,9 +318,14 @@ class FunctionMap:
         }
         if mesh is None or shardings is None:
             return jax.jit(run, **options)
-        options["out_shardings"] = jax.tree.unflatten(out_tree, shardings.results)
+        options["out_shardings"] = _as_prefix(out_tree, shardings.results)
         if not has_keywords:
-            options["in_shardings"], _ = jax.tree.unflatten(in_tree, shardings.operands)
+            positional, _ = in_tree.children()
+            operands = iter(shardings.operands)
+            options["in_shardings"] = tuple(
+                _as_prefix(tree, list(itertools.islice(operands, tree.num_leaves)))
+                for tree in positional.children()
+            )
         return map_jit(run, list(mesh.devices.flat), sends, **options)
 
     def _place(self, axis_size: int, call_jaxpr: Any) -> dict[str, Any]:
@@ -232,12 +338,32 @@ class FunctionMap:
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
         if tracing.inside_map():
             return nowhere
-        devices = self.options.devices or jax.local_devices(
-            backend=self.options.backend
-        )
-        mesh = map_mesh(self.options.axis_name, axis_size, call_jaxpr, devices)
+        mesh = map_mesh(self.options.axis_name, axis_size, call_jaxpr, self._devices())
         own, *inner = (n for n in mesh.axis_names if not is_partition_axis(n))
         return {"mesh": mesh, "mesh_axes": (own,), "inner_axes": tuple(inner)}
+
+    def _axis_size(
+        self,
+        in_axes: Sequence[int | None],
+        avals: Sequence[Any],
+        names: Callable[[], list[str]],
+        is_rows: bool,
+    ) -> int:
+        """The number of elements, on all processes."""
+        wanted, mesh = self.options.axis_size, self.options.mesh
+        if not is_rows:
+            return arguments.mapped_size(in_axes, avals, names, wanted)
+        walk = MeshWalk(self.options.mesh_axes or (), ())
+        parts = parts_along(mesh, walk.mesh_axes) if mesh else self._process_count()
+        if any(axis is not None for axis in in_axes) or wanted is None:
+            own = arguments.mapped_size(in_axes, avals, names, None)
+        else:
+            own = wanted // parts
+        divisor = walk.device_count(mesh) if mesh else parts
+        return check_elements(self.name, own, parts, wanted, divisor)
+
+    def _process_count(self) -> int:
+        return len({device.process_index for device in self._devices()})
 
     def _out_axes(
         self, body: tracing.Body, in_axes: Sequence[int | None], axis_size: int
@@ -246,7 +372,7 @@ class FunctionMap:
         axes = arguments.broadcast_axes(
             "out_axes",
             self.options.out_axes,
-            jax.tree.unflatten(body.out_tree, avals),
+            body.out_tree,
             "the result",
         )
         axes = arguments.normalize_out_axes(axes, avals)
@@ -267,11 +393,10 @@ class FunctionMap:
         )
         batch = tracing.Batch(self.options.axis_name, axis_size)
         differs = tracing.batched_results(body.jaxpr, batch, dims)
-        numbered = jax.tree.unflatten(body.out_tree, range(len(out_axes)))
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(numbered)]
+        names = arguments.result_names(body.out_tree)
         bad = [
-            f"\n  * result{jax.tree_util.keystr(path)}"
-            for path, axis, differ in zip(paths, out_axes, differs, strict=True)
+            f"\n  * {name}"
+            for name, axis, differ in zip(names, out_axes, differs, strict=True)
             if axis is None and differ
         ]
         if bad:
@@ -317,3 +442,13 @@ def _log_compile(params: dict[str, Any]) -> None:
         "around it" if mesh is None else [device.id for device in mesh.devices.flat],
         [var.aval.str_short() for var in params["call_jaxpr"].invars],
     )
+
+
+def _as_prefix(tree: Any, shardings: Sequence[Any]) -> Any:
+    """Shardings as `jax.jit` takes them for a pytree: one for all leaves, if it can be.
+
+    None leaves it to the program, where they can neither be one nor a tree.
+    """
+    if shardings and all(sharding == shardings[0] for sharding in shardings):
+        return shardings[0]
+    return arguments.with_leaves(tree, shardings)

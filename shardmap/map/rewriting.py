@@ -1,13 +1,16 @@
 """Changing the equations of a jaxpr, in whatever other equations hold them too."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
 
 from shardmap.map.primitive import spmap_p
+from shardmap.map.shard_maps import SHARD_MAP, walked_axes, with_manual_axes
 
 
 def rewrite_jaxpr(
@@ -16,6 +19,7 @@ def rewrite_jaxpr(
     change: Callable[[Any, bool], Any],
     shadowed: bool = False,
     into_maps: bool = True,
+    retype: Callable[[Any], Any] | None = None,
 ) -> Any:
     """``jaxpr`` with ``change`` applied to each equation, the innermost first.
 
@@ -25,7 +29,9 @@ def rewrite_jaxpr(
       change: takes an equation, and whether a map in between binds ``axis_name``
         again; gives the equation to have instead, or several.
       shadowed: the same for the whole jaxpr.
-      into_maps: whether to change what maps hold, too.
+      into_maps: whether to change what maps hold, too, those of `jax.shard_map`
+        included.
+      retype: what to have instead of the aval of each variable.
     """
 
     # Jaxprs are shared: a jitted function that is called twice has one.
@@ -48,9 +54,13 @@ def rewrite_jaxpr(
         equations = []
         for equation in jaxpr.eqns:
             params = equation.params
-            is_map = equation.primitive is spmap_p
-            if into_maps or not is_map:
-                inside = shadowed or (is_map and params["axis_name"] == axis_name)
+            bound: Collection[Hashable] | None = None
+            if equation.primitive is spmap_p:
+                bound = (params["axis_name"],)
+            elif equation.primitive is SHARD_MAP:
+                bound = walked_axes(equation)
+            if into_maps or bound is None:
+                inside = shadowed or (bound is not None and axis_name in bound)
                 held = {key: rewrite(value, inside) for key, value in params.items()}
                 equation = equation.replace(params=held)
             changed = change(equation, shadowed)
@@ -61,9 +71,39 @@ def rewrite_jaxpr(
             for effect in jaxpr.effects
             if shadowed or getattr(effect, "name", _NO_NAME) != axis_name
         }
-        return jaxpr.replace(eqns=equations, effects=effects)
+        changed = jaxpr.replace(eqns=equations, effects=effects)
+        return changed if retype is None else _with_avals(changed, retype)
 
     return rewrite(jaxpr, shadowed)
+
+
+def _with_avals(jaxpr: Any, retype: Callable[[Any], Any]) -> Any:
+    """``jaxpr`` with other avals for its variables, but not for those further in."""
+    made: dict[Any, Any] = {}
+
+    def new(atom: Any) -> Any:
+        if isinstance(atom, jex_core.Literal):
+            # The value may have a type of its own.
+            value, aval = np.asarray(atom.val), retype(atom.aval)
+            return jex_core.Literal(value.item() if aval.weak_type else value, aval)
+        if atom not in made:
+            made[atom] = jex_core.Var(retype(atom.aval))
+        return made[atom]
+
+    def every(atoms: Sequence[Any]) -> list[Any]:
+        return list(map(new, atoms))
+
+    return jaxpr.replace(
+        constvars=every(jaxpr.constvars),
+        invars=every(jaxpr.invars),
+        outvars=every(jaxpr.outvars),
+        eqns=[
+            equation.replace(
+                invars=every(equation.invars), outvars=every(equation.outvars)
+            )
+            for equation in jaxpr.eqns
+        ],
+    )
 
 
 _NO_NAME = object()
@@ -77,17 +117,47 @@ def under_mesh(jaxpr: Any, mesh: Any) -> Any:
     contexts: dict[Any, Any] = {}
 
     def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is SHARD_MAP:
+            if params["mesh"].axis_names != mesh.axis_names:
+                return equation  # By the partitioner, on a mesh of its own.
+            manual = with_manual_axes(mesh, walked_axes(equation))
+            inside = _typed_with(under_mesh(params["jaxpr"], manual), manual)
+            params = params | {"mesh": mesh, "jaxpr": inside}
+        else:
+            params = {key: _on_mesh(value, mesh) for key, value in params.items()}
         before = equation.ctx
         if id(before) not in contexts:
             with before.manager, jax.sharding.use_abstract_mesh(mesh):
                 contexts[id(before)] = type(before)()
-        return equation.replace(ctx=contexts[id(before)])
+        return equation.replace(params=params, ctx=contexts[id(before)])
 
     # What maps hold is put under a mesh where they are lowered.
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
-_REDUCE_SCATTER = (
+def _on_mesh(value: Any, mesh: Any) -> Any:
+    """A sharding of values inside or around a shard_map, on ``mesh`` instead."""
+    if (
+        isinstance(value, NamedSharding)
+        and isinstance(value.mesh, AbstractMesh)
+        and value.mesh.axis_names == mesh.axis_names
+    ):
+        return NamedSharding(mesh, value.spec)
+    return value
+
+
+def _typed_with(jaxpr: Any, mesh: Any) -> Any:
+    """``jaxpr``, of a shard_map, whose types name ``mesh`` instead of its own."""
+
+    def retype(aval: Any) -> Any:
+        sharding = _on_mesh(getattr(aval, "sharding", None), mesh)
+        return aval if sharding is None else aval.update(sharding=sharding)
+
+    return rewrite_jaxpr(jaxpr, None, lambda e, _: e, into_maps=False, retype=retype)
+
+
+REDUCE_SCATTER = (
     jax.make_jaxpr(
         lambda x: jax.lax.psum_scatter(x, "i", tiled=True), axis_env=[("i", 1)]
     )(np.zeros(1, np.float32))
@@ -117,7 +187,7 @@ def tile_collectives(jaxpr: Any) -> Any | None:
             # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
             found = True
             return equation.replace(**tiled)
-        if equation.primitive is not _REDUCE_SCATTER:
+        if equation.primitive is not REDUCE_SCATTER:
             return equation
         found = True
         dimension = params["scatter_dimension"]
@@ -137,6 +207,58 @@ def tile_collectives(jaxpr: Any) -> Any | None:
     # Maps inside were traced on their own.
     tiled = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
     return tiled if found else None
+
+
+def widen(jaxpr: Any, collectives: Collection[Any]) -> Any:
+    """``jaxpr`` whose ``collectives`` of bfloat16 are of float32 in between.
+
+    Where only some axes of a mesh are manual, XLA's CPU compiler aborts at a reduction
+    of bfloat16 between devices. It would widen it, too.
+    """
+    found = False
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        nonlocal found
+        narrow = [_is_narrow(atom) for atom in equation.invars]
+        if equation.primitive not in collectives or not any(narrow):
+            return equation
+        found = True
+        invars, outvars = (
+            [_wide(a) if n else a for a, n in zip(atoms, narrow, strict=True)]
+            for atoms in (equation.invars, equation.outvars)
+        )
+        before, after = (
+            [
+                _convert(source, target, equation.ctx)
+                for source, target in zip(sources, targets, strict=True)
+                if source is not target
+            ]
+            for sources, targets in (
+                (equation.invars, invars),
+                (outvars, equation.outvars),
+            )
+        )
+        return [*before, equation.replace(invars=invars, outvars=outvars), *after]
+
+    changed = rewrite_jaxpr(jaxpr, None, change)
+    return changed if found else jaxpr
+
+
+def _is_narrow(atom: Any) -> bool:
+    return getattr(atom.aval, "dtype", None) == jnp.bfloat16
+
+
+def _wide(atom: Any) -> Any:
+    return jex_core.Var(jax.core.ShapedArray(atom.aval.shape, np.dtype(np.float32)))
+
+
+def _convert(source: Any, target: Any, ctx: Any) -> Any:
+    """The equation that converts to the dtype of ``target``."""
+    struct = jax.ShapeDtypeStruct(source.aval.shape, source.aval.dtype)
+    (equation,) = jax.make_jaxpr(
+        lambda x: jax.lax.convert_element_type(x, target.aval.dtype)
+    )(struct).jaxpr.eqns
+    return equation.replace(invars=[source], outvars=[target], ctx=ctx)
 
 
 def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
+from shardmap.map.collectives import batchable
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.rewriting import merge_sums
 from shardmap.map.tracing import (
@@ -303,6 +304,7 @@ def _batch(
 
     ``dims`` and ``avals`` are those of one element's batched operands.
     """
+    jaxpr = batchable(jaxpr, batch.name)
 
     def element(*args: Any) -> list[Any]:
         return jax.core.eval_jaxpr(jaxpr, (), *args)

@@ -19,6 +19,8 @@ from typing import Any
 
 import jax
 
+from shardmap.map import processes
+
 # A program that is being traced may run others.
 _turn = threading.RLock()
 
@@ -54,7 +56,12 @@ def _taking_turns(jitted: Any) -> Any:
     @functools.wraps(jitted)
     def run(*args: Any, **kwargs: Any) -> Any:
         with _turn:
-            return jax.block_until_ready(jitted(*args, **kwargs))
+            try:
+                return jax.block_until_ready(jitted(*args, **kwargs))
+            except (RuntimeError, ValueError) as error:
+                if processes.is_lost_connection(error):
+                    raise RuntimeError(processes.gone(jitted.__name__)) from error
+                raise
 
     run.lower, run.trace = jitted.lower, jitted.trace  # type: ignore[attr-defined]
     return run

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from shardmap.map import array_likes, placement
+from shardmap.map import array_likes, placement, processes
 from shardmap.map.on_device import operand, program
 from shardmap.sharding.named import pmap_sharding
 from shardmap.sharding.spec import Replicated, ShardingSpec
@@ -34,7 +34,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> 
     Raises:
       TypeError: ``shards`` is no sequence, or a shard has something that is no array.
       ValueError: there are no devices or too few or too many shards, a device is
-        there twice, or shards differ.
+        there twice or another process's, or shards differ.
 
     Example:
       >>> y = device_put_sharded([np.arange(3)], jax.local_devices()[:1])
@@ -48,6 +48,12 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> 
             "shardmap.pmap_sharding."
         )
     _check_devices("device_put_sharded", devices)
+    if processes.several(devices):
+        raise ValueError(
+            "device_put_sharded puts shards on devices of this process, but devices "
+            f"{[d.id for d in devices]} are on several. Put this process's shards on "
+            "jax.local_devices()."
+        )
     if len(shards) != len(devices):
         raise ValueError(
             f"device_put_sharded needs a shard for each device: len(shards) is "
@@ -68,7 +74,8 @@ def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
 
     Args:
       x: an array or a pytree of arrays.
-      devices: different devices.
+      devices: different devices. If some are another process's, each process that has
+        some calls this, with an equal ``x``.
 
     Returns:
       An array of shape ``(len(devices), *x.shape)``, or a pytree of such, laid out as
@@ -84,6 +91,10 @@ def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
       (1, 2)
     """
     _check_devices("device_put_replicated", devices)
+    if processes.several(devices):
+        here = [d for d in devices if d in _sharding(devices).addressable_devices]
+        part = device_put_replicated(x, here)
+        return jax.tree.map(lambda rows: _as_part(rows, devices), part)
     leaves, tree = jax.tree.flatten(x)
     on_host = [k for k, leaf in enumerate(leaves) if not isinstance(leaf, jax.Array)]
     arrays = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
@@ -97,6 +108,13 @@ def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
     stacked = _stack(list(zip(*copies, strict=True)), devices)
     results = dict(zip([*on_host, *arrays], [*put, *stacked], strict=True))
     return jax.tree.unflatten(tree, [results[k] for k in range(len(leaves))])
+
+
+def _as_part(rows: jax.Array, devices: Sequence[jax.Device]) -> jax.Array:
+    """The array over all devices that a process's rows are a part of."""
+    shards = [shard.data for shard in rows.addressable_shards]
+    shape = (len(devices), *rows.shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, _sharding(devices), shards)
 
 
 def _copies(array: jax.Array, devices: Sequence[jax.Device]) -> Sequence[jax.Array]:

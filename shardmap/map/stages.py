@@ -1,11 +1,15 @@
 """What `lower` gives: JAX's own stage, and how the arrays lie as specs."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from shardmap.map import arguments
+from shardmap.map.across import NeedsAnotherProgramError
+from shardmap.map.calls import Call
+from shardmap.map.layout import MapShardings
 from shardmap.map.program import FunctionMap
 from shardmap.sharding.spec import ShardingSpec
 
@@ -28,15 +32,56 @@ class Lowered(jax.stages.Lowered):
       (8, 3)
     """
 
-    __slots__ = ("in_specs", "out_specs")
+    __slots__ = ("_across_processes", "in_specs", "out_specs")
 
     def __init__(
-        self, lowered: jax.stages.Lowered, in_specs: Any, out_specs: Any
+        self,
+        lowered: jax.stages.Lowered,
+        in_specs: Any,
+        out_specs: Any,
+        across_processes: tuple[FunctionMap, Call] | None = None,
     ) -> None:
         for slot in jax.stages.Lowered.__slots__:
             setattr(self, slot, getattr(lowered, slot))
         self.in_specs = in_specs
         self.out_specs = out_specs
+        self._across_processes = across_processes
+
+    def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
+        """Compiles, as `jax.stages.Lowered.compile` does."""
+        compiled = super().compile(*args, **kwargs)
+        if self._across_processes is None:
+            return compiled
+        return _Compiled(compiled, *self._across_processes)
+
+
+class _Compiled(jax.stages.Compiled):
+    """A compiled map over several processes, called with what one of them has."""
+
+    def __init__(
+        self, compiled: jax.stages.Compiled, function_map: FunctionMap, call: Call
+    ) -> None:
+        for slot in jax.stages.Compiled.__slots__:
+            setattr(self, slot, getattr(compiled, slot))
+        vars(self).update(vars(compiled))
+        # Compiled functions are called without the static arguments.
+        self._run = function_map.across(call, compiled)
+        self._agree: Callable[[], None] | None = functools.partial(
+            function_map.agree, call
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._agree is not None:
+            self._agree()
+            self._agree = None
+        try:
+            return self._run(*args, **kwargs)
+        except NeedsAnotherProgramError:
+            raise TypeError(
+                "this compiled map was lowered for arguments of another structure, or "
+                "for global arrays where these are rows of this process, or the other "
+                "way round"
+            ) from None
 
 
 def lower(
@@ -47,25 +92,16 @@ def lower(
     Raises:
       ValueError: inside another map, whose program it would be a part of.
     """
-    call = function_map.read(args, kwargs)
+    call = function_map.read(args, kwargs, function_map.are_whole(args, kwargs))
     shardings = call.shardings
     if shardings is None:
         raise ValueError(
             f"spmap of {function_map.name} cannot be lowered inside another map: it is "
             "part of that map's program. Lower the outermost one."
         )
-    leaves = [
-        jax.ShapeDtypeStruct(
-            aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
-        )
-        for aval, sharding in zip(
-            map(arguments.leaf_aval, call.leaves), shardings.operands, strict=True
-        )
-    ]
+    leaves = _structs(call, shardings)
     static = function_map.options.static_argnums
-    mapped_args, mapped_kwargs = jax.tree.unflatten(call.in_tree, leaves)
-    rest = iter(mapped_args)
-    full_args = [arg if k in static else next(rest) for k, arg in enumerate(args)]
+    full_args, mapped_kwargs = _arguments(call, leaves, args, static)
     program = function_map.program(call, kwargs)
     lowered = program.lower(*full_args, **mapped_kwargs)
 
@@ -91,4 +127,46 @@ def lower(
         lowered,
         (*by_position, *([kwargs_specs] if kwargs_specs else [])),
         jax.tree.unflatten(call.body.out_tree, out_specs),
+        (function_map, call) if call.is_across_processes else None,
     )
+
+
+def trace(
+    function_map: FunctionMap, args: Sequence[Any], kwargs: dict[str, Any]
+) -> jax.stages.Traced:
+    """Traces the program of a call of a mapped function."""
+    call = function_map.read(args, kwargs, function_map.are_whole(args, kwargs))
+    program = function_map.program(call, kwargs)
+    if call.is_across_processes and call.shardings is not None:
+        leaves = _structs(call, call.shardings)
+        static = function_map.options.static_argnums
+        args, kwargs = _arguments(call, leaves, args, static)
+    return program.trace(*args, **kwargs)
+
+
+def _structs(call: Call, shardings: MapShardings) -> list[jax.ShapeDtypeStruct]:
+    """What the program takes, with all processes' rows."""
+    avals = list(map(arguments.leaf_aval, call.leaves))
+    shapes = [aval.shape for aval in avals]
+    if call.is_rows:
+        operands, _ = call.rows()
+        own = operands[len(call.body.constants) :]
+        shapes = [
+            rows.whole_shape(shape) for rows, shape in zip(own, shapes, strict=True)
+        ]
+    return [
+        jax.ShapeDtypeStruct(
+            shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
+        )
+        for shape, aval, sharding in zip(shapes, avals, shardings.operands, strict=True)
+    ]
+
+
+def _arguments(
+    call: Call, leaves: Sequence[Any], args: Sequence[Any], static: Sequence[int]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The leaves as arguments, among the static ones of ``args``."""
+    mapped_args, mapped_kwargs = jax.tree.unflatten(call.in_tree, leaves)
+    rest = iter(mapped_args)
+    full_args = [arg if k in static else next(rest) for k, arg in enumerate(args)]
+    return full_args, mapped_kwargs

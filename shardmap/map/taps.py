@@ -111,7 +111,7 @@ def tap_print(
       x: a pytree of arrays.
       fmt: where the value goes in the text, as for `str.format`.
       result: what to return instead of ``x``. Default: ``x``.
-      with_device: whether the text begins with the device, such as ``cpu:0: ``.
+      with_device: whether the text begins with the device, such as "cpu:0: ".
       file: where to write. Default: what is `sys.stdout` at that time.
 
     Returns:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from absl import logging
 from jax.sharding import AbstractMesh
 
 from shardmap.map.rewriting import tile_collectives
@@ -37,6 +38,32 @@ def inside_map() -> bool:
 def config_value(name: str) -> Any:
     """What `jax.config` says here, in this thread and under its context managers."""
     return getattr(jax.config, name)
+
+
+@jax.tree_util.register_pytree_node_class
+class Flattened:
+    """A user's result as its leaves and its structure.
+
+    JAX makes results of whatever it keeps for arrays. A class of the user's may not
+    like to be made of anything but arrays; this one does not mind.
+    """
+
+    def __init__(self, leaves: Sequence[Any], tree: Any) -> None:
+        self.leaves = leaves
+        self.tree = tree
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
+        return self.leaves, self.tree
+
+    @classmethod
+    def tree_unflatten(cls, tree: Any, leaves: Sequence[Any]) -> "Flattened":
+        return cls(leaves, tree)
+
+
+def log_compile(message: str, *args: Any) -> None:
+    """Logs that a program is compiled, in one line."""
+    level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
+    logging.log(level, f"shardmap: compiling {message}", *args)
 
 
 class Body(NamedTuple):
@@ -71,7 +98,12 @@ def trace_body(
         if closed.consts:
             jaxpr = _without_constants(closed, axis_name, axis_size)
         jaxpr = _tiled(jaxpr) or jaxpr
-    return Body(jaxpr, tuple(closed.consts), jax.tree.structure(out_shape))
+    out_tree = (
+        out_shape.tree
+        if isinstance(out_shape, Flattened)
+        else jax.tree.structure(out_shape)
+    )
+    return Body(jaxpr, tuple(closed.consts), out_tree)
 
 
 def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:

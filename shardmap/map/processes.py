@@ -1,0 +1,218 @@
+"""Programs over the devices of several processes: who takes part, and do they agree.
+
+Every process runs the same Python program, and a compiled program over devices of
+several of them runs when all have called it. Before the first call of a kind the
+processes tell each other what they are about to run, so that one that is elsewhere is
+an error and not a hang.
+"""
+
+import functools
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+TIME_LIMIT = "SHARDMAP_PROCESS_TIMEOUT"
+"""The environment variable for how many seconds to wait for the other processes."""
+
+_MESSAGE_BYTES = 1024
+
+
+def all_devices(backend: str | None) -> list[jax.Device]:
+    """The devices of all processes, those of each together, in process order."""
+    return [
+        device
+        for process in range(jax.process_count(backend))
+        for device in jax.local_devices(process, backend)
+    ]
+
+
+def by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
+    """Devices in groups, one for each process, in order.
+
+    Raises:
+      ValueError: the devices of a process do not stand together, or one process has
+        more of them than another.
+    """
+    groups: dict[int, list[jax.Device]] = {}
+    order = [device.process_index for device in devices]
+    for device in devices:
+        groups.setdefault(device.process_index, []).append(device)
+    together = [k for k, group in groups.items() for _ in group]
+    sizes = {k: len(group) for k, group in groups.items()}
+    if order != together or len(set(sizes.values())) > 1:
+        raise ValueError(
+            "the devices of each process must stand together, and be equally many, as "
+            "each process has a contiguous part of the rows: got devices of processes "
+            f"{order}. Leave devices out, or sort them by process_index."
+        )
+    return list(groups.values())
+
+
+def several(devices: Sequence[jax.Device]) -> bool:
+    """Whether these devices are not all this process's own.
+
+    Raises:
+      ValueError: none of them is.
+    """
+    here = jax.process_index(devices[0].client)
+    processes = {device.process_index for device in devices}
+    if here not in processes:
+        raise ValueError(
+            f"process {here} has none of these devices, which are on processes "
+            f"{sorted(processes)}: only processes that have some can run the map."
+        )
+    return len(processes) > 1
+
+
+# Do all run the same
+
+
+def time_limit() -> float:
+    """How many seconds to wait for the other processes, 600 unless told otherwise."""
+    text = os.environ.get(TIME_LIMIT, "600")
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"the environment variable {TIME_LIMIT} must be a number of seconds, but "
+            f"is {text!r}."
+        ) from None
+
+
+def description(params: dict[str, Any]) -> str:
+    """What a map is, equal in all processes that run the same program.
+
+    Args:
+      params: the parameters of its equation.
+    """
+    name, size = params["axis_name"], params["axis_size"]
+    operands = ", ".join(var.aval.str_short() for var in params["call_jaxpr"].invars)
+    # Of what is not a string, another process has another object.
+    axis = f"axis {name!r}" if isinstance(name, str) else "an axis"
+    digest = hashlib.sha256("\n".join(_steps(params["call_jaxpr"])).encode())
+    return (
+        f"{params['name']}, {axis} of {size}, elements ({operands}), in_axes "
+        f"{params['in_axes']}, out_axes {params['out_axes']}, operations "
+        f"{digest.hexdigest()[:8]}"
+    )
+
+
+def _steps(jaxpr: Any) -> list[str]:
+    steps = []
+    for equation in jaxpr.eqns:
+        results = " ".join(var.aval.str_short() for var in equation.outvars)
+        steps.append(f"{equation.primitive} {results}")
+        for inner in jex_core.jaxprs_in_params(equation.params):
+            steps += _steps(inner)
+    return steps
+
+
+def agree(params: dict[str, Any]) -> None:
+    """Makes sure that all processes of a map are about to run the same.
+
+    Args:
+      params: the parameters of the map's equation.
+
+    Raises:
+      RuntimeError: they are not, which is known at once; or after the time limit, not
+        all of them have come; or one is gone.
+    """
+    mesh = params["mesh"]
+    firsts: dict[int, jax.Device] = {}
+    for device in mesh.devices.flat:
+        firsts.setdefault(device.process_index, device)
+    # Backwards, so that these messages and the collectives of programs that others
+    # may be running cannot take each other for their own: they use other connections.
+    ours = tuple(reversed(firsts.values()))
+    said = _within_time_limit(params["name"], ours, description(params))
+    if len(set(said.values())) > 1:
+        listed = "".join(f"\n  * process {k}: {text}" for k, text in said.items())
+        raise RuntimeError(
+            f"spmap of {params['name']}: the processes do not call the same function "
+            f"with equal shapes:{listed}\nEvery process must make the same calls in "
+            "the same order, and pass as many rows."
+        )
+
+
+def _within_time_limit(
+    name: str, devices: tuple[jax.Device, ...], text: str
+) -> dict[int, str]:
+    limit = time_limit()
+    said: dict[int, str] = {}
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            said.update(_exchange(devices, text))
+        except Exception as error:
+            failed.append(error)
+
+    # In a thread of its own, as only a thread can be left waiting. It also sees no
+    # mesh and no trace of its caller's.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        raise RuntimeError(
+            f"spmap of {name}: waited {limit:g} s for the other processes to call it "
+            f"too: {text}. Processes {sorted(d.process_index for d in devices)} take "
+            "part; one of them has ended, waits elsewhere, or calls nothing. Look at "
+            f"its output. The environment variable {TIME_LIMIT} sets the time."
+        )
+    if failed:
+        raise RuntimeError(gone(name)) from failed[0]
+    return said
+
+
+def gone(name: str) -> str:
+    """The message for when the connection to another process has failed."""
+    return (
+        f"{name}: a collective with the other processes failed. One of them has ended, "
+        "or did not come in time, or runs another program. Look at its output first."
+    )
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Whether this is how JAX says that the other processes cannot be reached."""
+    return "gloo" in str(error).lower()
+
+
+def _exchange(devices: tuple[jax.Device, ...], text: str) -> dict[int, str]:
+    """What each process says, by process."""
+    here = jax.process_index(devices[0].client)
+    logging.debug("shardmap: process %d is about to run %s", here, text)
+    encoded = text.encode()
+    if len(encoded) > _MESSAGE_BYTES:
+        digest = hashlib.sha256(encoded).hexdigest()[:8].encode()
+        encoded = encoded[: _MESSAGE_BYTES - 12] + b"... " + digest
+    message = np.zeros((1, _MESSAGE_BYTES), np.uint8)
+    message[0, : len(encoded)] = list(encoded)
+    rows, gather = _gather(devices)
+    own = next(device for device in devices if device.process_index == here)
+    whole = jax.make_array_from_single_device_arrays(
+        (len(devices), _MESSAGE_BYTES), rows, [jax.device_put(message, own)]
+    )
+    gathered = np.asarray(gather(whole).addressable_data(0))
+    return {
+        device.process_index: bytes(row).rstrip(b"\0").decode(errors="replace")
+        for device, row in sorted(
+            zip(devices, gathered, strict=True), key=lambda pair: pair[0].process_index
+        )
+    }
+
+
+@functools.lru_cache
+def _gather(devices: tuple[jax.Device, ...]) -> tuple[NamedSharding, Any]:
+    mesh = Mesh(np.asarray(devices, dtype=object), "process")
+    rows, whole = (
+        NamedSharding(mesh, PartitionSpec(*names)) for names in (["process"], [])
+    )
+    return rows, jax.jit(lambda x: x, out_shardings=whole)

@@ -1,0 +1,116 @@
+"""An axis whose elements lie in blocks on devices, and what a device does with them.
+
+An axis of ``size`` elements lies on ``devices`` devices, ``block`` elements on each, in
+order; the last block may be partly empty.
+"""
+
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitAxis:
+    """A mapped axis and how its elements lie.
+
+    Attributes:
+      name: what the function's collectives call it.
+      size: the number of elements.
+      device_axes: the mesh axes whose devices share the elements, major to minor;
+        empty if the program sees all elements at once.
+      devices: how many devices these are, 1 if there are none.
+      block: the number of elements on each of them, the last one's perhaps fewer.
+    """
+
+    name: Hashable
+    size: int
+    device_axes: tuple[str, ...]
+    devices: int
+    block: int
+
+    @property
+    def padding(self) -> int:
+        """How many places behind the last element are empty."""
+        return self.devices * self.block - self.size
+
+    @property
+    def vectorized_name(self) -> str:
+        """What the vectorised axis is called while a block is traced."""
+        return f"block of {self.name}"
+
+    def indices(self) -> jax.Array:
+        """The positions along the whole axis of this device's elements."""
+        local = jnp.arange(self.block, dtype=np.int32)
+        if not self.device_axes:
+            return local
+        return lax.axis_index(self.device_axes) * self.block + local
+
+    def present(self, block: Any, fill: Any) -> Any:
+        """The block with ``fill`` in its empty places."""
+        if not self.padding:
+            return block
+        present = jnp.expand_dims(self.indices() < self.size, range(1, block.ndim))
+        # Not the number itself: the largest uint32 is no int32.
+        return jnp.where(present, block, lax.full_like(block, fill))
+
+    # The axis together with others. Every other name is an axis of devices or of some
+    # map around.
+
+    def total(self, names: Sequence[Any]) -> int:
+        """The number of elements along ``names``."""
+        return math.prod(
+            self.size if name == self.name else lax.axis_size(name) for name in names
+        )
+
+    def gather(self, block: Any, names: Sequence[Any]) -> Any:
+        """All elements along ``names`` together, on every device, in front."""
+        gathered, have_axis = block, False
+        for name in reversed(names):
+            if name == self.name:
+                if self.device_axes:
+                    gathered = lax.all_gather(gathered, self.device_axes, tiled=True)
+                gathered, have_axis = gathered[: self.size], True
+            else:
+                front = 0 if have_axis else 1
+                gathered = lax.all_gather(gathered, name, axis=front)
+        return gathered.reshape(self.total(names), *block.shape[1:])
+
+    def positions(self, names: Sequence[Any]) -> jax.Array:
+        """Where this device's elements are among all along ``names``."""
+        position: Any = 0
+        for name in names:
+            if name == self.name:
+                position = position * self.size + self.indices()
+            else:
+                position = position * lax.axis_size(name) + lax.axis_index(name)
+        return jnp.minimum(position, self.total(names) - 1)
+
+    def groups(
+        self, names: Sequence[Any], groups: Sequence[Sequence[int]] | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each position: its group's members and number, its place in it."""
+        groups = groups or [range(self.total(names))]
+        total = sum(map(len, groups))
+        members = np.zeros((total, len(groups[0])), np.int32)
+        number, place = np.zeros(total, np.int32), np.zeros(total, np.int32)
+        for k, group in enumerate(groups):
+            for where, position in enumerate(group):
+                members[position], number[position], place[position] = group, k, where
+        return members, number, place
+
+
+def pad_last(array: Any, count: int, axis: int) -> Any:
+    """The array with its last element ``count`` times more.
+
+    Whatever works for that element works for the padding, random keys included.
+    """
+    if not count:
+        return array
+    last = lax.slice_in_dim(array, array.shape[axis] - 1, None, axis=axis)
+    return lax.concatenate([array, *[last] * count], axis)

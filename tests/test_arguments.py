@@ -1,0 +1,94 @@
+"""Users' own classes as arguments and results: made of arrays and nothing else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+from tests.map_programs import both_lowerings
+
+
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    """Converts what it is given, as many classes do."""
+
+    def __init__(self, a, b):
+        self.a, self.b = jnp.asarray(a), jnp.asarray(b)
+        assert self.a.dtype == np.float32
+
+    def tree_flatten(self):
+        return (self.a, self.b), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+X = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+
+def swap(pair):
+    return Pair(pair.b * 2, pair.a + 1)
+
+
+def check(result, a=X, b=X + 5):
+    assert isinstance(result, Pair)
+    np.testing.assert_array_equal(result.a, b * 2)
+    np.testing.assert_array_equal(result.b, a + 1)
+
+
+@both_lowerings
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_class_that_converts(spmap, around):
+    check(around(spmap(swap))(Pair(X, X + 5)))
+    check(around(spmap(spmap(swap)))(Pair(X[:4], X[:4] + 5)), X[:4], X[:4] + 5)
+    check(around(spmap(swap, in_axes=1, out_axes=1))(Pair(X, X + 5)))
+
+
+def test_leaves_that_lie_differently():
+    """No single sharding is right for all leaves of the argument or the result."""
+    mapped = sm.spmap(lambda p: Pair(p.a, p.b.T), out_axes=1)
+    result = mapped(Pair(X, np.ones((8, 2, 3), np.float32)))
+    np.testing.assert_array_equal(result.a, X.T)
+    assert result.b.shape == (3, 8, 2)
+
+
+def test_transformed():
+    mapped = sm.spmap(swap)
+
+    def loss(pair):
+        return (mapped(pair).a ** 2).sum()
+
+    gradient = jax.grad(loss)(Pair(X, X))
+    np.testing.assert_array_equal(gradient.b, 8 * X)
+    check(jax.vmap(sm.spmap(swap))(Pair(X[None], X[None] + 5)), X[None], X[None] + 5)
+
+
+def test_donated():
+    given = jax.device_put(Pair(X, X + 5), sm.pmap_sharding(X.shape))
+    mapped = sm.spmap(
+        lambda step, pair: swap(pair), in_axes=(None, 0), donate_argnums=1
+    )
+    check(mapped(1, given))
+    assert given.a.is_deleted()
+    assert given.b.is_deleted()
+    given = jax.device_put(Pair(X, X + 5), sm.pmap_sharding(X.shape))
+    check(sm.spmap(swap, donate_argnums=0)(pair=given))
+    assert given.b.is_deleted()
+
+
+def test_axes_for_part_of_a_result():
+    mapped = sm.spmap(lambda p: (swap(p), p.a.sum()), out_axes=(0, 0))
+    result, total = mapped(Pair(X, X + 5))
+    check(result)
+    np.testing.assert_array_equal(total, X.sum(1))
+
+
+def test_messages_do_without_key_paths():
+    with pytest.raises(ValueError, match=r"\* leaf 0 of the result\n +\* leaf 1"):
+        sm.spmap(swap, out_axes=None)(Pair(X, X))
+    with pytest.raises(
+        ValueError, match=r"out_axes must be a pytree prefix of the res"
+    ):
+        sm.spmap(swap, out_axes=(0, 0))(Pair(X, X))
