@@ -1,0 +1,245 @@
+"""`python -m shardmap run`: starts a script in several processes on this machine.
+
+The processes find each other as those of a cluster do, by environment variables that
+`jax.distributed.initialize()` reads: each sees a SLURM job of one machine.
+"""
+
+import argparse
+import math
+import os
+import pathlib
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import IO, Any
+
+from shardmap.commands.parsing import Parser
+
+EXAMPLES = (
+    "python -m shardmap run -n 2 train.py",
+    "python -m shardmap run -n 4 --devices-per-process 2 train.py --steps 100",
+)
+SCRIPT_RUNNER = pathlib.Path(__file__).with_name("run_script.py")
+GRACE = 5.0
+# Those of other launchers, which JAX would ask before SLURM's.
+OTHER_LAUNCHERS = re.compile("OMPI_|PMIX_|SLURM_")
+DEVICE_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the script, and returns the exit code of the first process that failed."""
+    parser = Parser(
+        "run",
+        "Start a script in several processes on this machine. The script calls\n"
+        "jax.distributed.initialize() without arguments, as on a cluster. Each line\n"
+        "of output begins with the number of its process. When a process fails, the\n"
+        "others are ended.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "-n",
+        "--processes",
+        type=_positive,
+        required=True,
+        metavar="N",
+        help="how many processes",
+    )
+    parser.add_argument(
+        "--devices-per-process",
+        type=_positive,
+        default=1,
+        metavar="D",
+        help="how many devices each has: virtual ones on CPU (default 1)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE,
+        metavar="SECONDS",
+        help="how long processes that are to end may take (default %(default)g)",
+    )
+    parser.add_argument("script", help="the Python file")
+    parser.add_argument("arguments", nargs="...", help="the script's own arguments")
+    options = parser.parse_args(arguments)
+    if not os.path.isfile(options.script):
+        parser.error(f"there is no file {options.script}")
+    environments = [
+        environment(
+            process, options.processes, options.devices_per_process, port, os.environ
+        )
+        for port in [free_port()]
+        for process in range(options.processes)
+    ]
+    return Launch([options.script, *options.arguments], environments).run(options.grace)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def environment(
+    process: int, processes: int, devices: int, port: int, around: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment variables of one process.
+
+    >>> made = environment(1, 2, 2, 5000, {"OMPI_COMM_WORLD_SIZE": "9", "HOME": "/"})
+    >>> made["SLURM_PROCID"], made["JAX_LOCAL_DEVICE_IDS"], len(made)
+    ('1', '2,3', 9)
+    """
+    kept = {
+        name: value for name, value in around.items() if not OTHER_LAUNCHERS.match(name)
+    }
+    if "XLA_FLAGS" in kept:
+        kept["XLA_FLAGS"] = DEVICE_FLAG.sub("", kept["XLA_FLAGS"])
+    ids = range(process * devices, (process + 1) * devices)
+    return kept | {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, ids)),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "SLURM_JOB_ID": str(port),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": str(processes),
+        "SLURM_PROCID": str(process),
+        "SLURM_LOCALID": str(process),
+    }
+
+
+class Launch:
+    """Processes that are started together, and end together.
+
+    Args:
+      command: the script and its arguments.
+      environments: the environment of each process.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environments: Sequence[Mapping[str, str]]
+    ) -> None:
+        self._command = command
+        self._environments = environments
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ended: queue.Queue[int] = queue.Queue()
+        self._writing = threading.Lock()
+        self._signal: int | None = None
+
+    def run(self, grace: float) -> int:
+        """Starts all, waits for all, and returns the exit code.
+
+        Args:
+          grace: seconds between asking the rest to end, and ending them.
+        """
+        before = {
+            number: signal.signal(number, self._pass_on)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        # The processes end when the other end of this pipe is shut, as it is when this
+        # process ends, however it does.
+        parent, held = os.pipe()
+        try:
+            self._start(parent)
+            return self._wait(grace)
+        finally:
+            self._send(signal.SIGKILL)
+            for process in self._processes:
+                process.wait()
+            os.close(parent)
+            os.close(held)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self, parent: int) -> None:
+        for number, environment in enumerate(self._environments):
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-u",
+                    str(SCRIPT_RUNNER),
+                    str(parent),
+                    *self._command,
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[parent],
+                # A terminal's Ctrl-C comes here, and is passed on from here only.
+                start_new_session=True,
+            )
+            self._processes.append(process)
+            streams = [
+                threading.Thread(target=self._copy, args=(number, source, to))
+                for source, to in (
+                    (process.stdout, sys.stdout),
+                    (process.stderr, sys.stderr),
+                )
+            ]
+            for thread in streams:
+                thread.start()
+            threading.Thread(target=self._watch, args=(number, streams)).start()
+
+    def _copy(self, number: int, source: IO[bytes], to: IO[Any]) -> None:
+        with source:
+            for line in source:
+                text = line.decode(errors="replace").rstrip("\n")
+                with self._writing:
+                    print(f"[{number}] {text}", file=to, flush=True)
+
+    def _watch(self, number: int, streams: Sequence[threading.Thread]) -> None:
+        self._processes[number].wait()
+        for thread in streams:
+            thread.join(timeout=1)  # What it has started may hold them open.
+        self._ended.put(number)
+
+    def _wait(self, grace: float) -> int:
+        code, deadline = 0, math.inf
+        running = len(self._processes)
+        while running:
+            if self._signal is not None:
+                deadline = min(deadline, time.monotonic() + grace)
+            if time.monotonic() > deadline:
+                self._send(signal.SIGKILL)
+            try:
+                number = self._ended.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            running -= 1
+            own = self._processes[number].returncode
+            if own and not code:
+                code = own if own > 0 else 128 - own
+                if self._signal is None:
+                    self._say(f"process {number} ended with code {code}")
+                    self._send(signal.SIGTERM)
+                deadline = min(deadline, time.monotonic() + grace)
+        return code if not code or self._signal is None else 128 + self._signal
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                try:
+                    os.killpg(process.pid, number)
+                except ProcessLookupError:
+                    pass
+
+    def _say(self, text: str) -> None:
+        with self._writing:
+            print(f"python -m shardmap run: {text}", file=sys.stderr, flush=True)

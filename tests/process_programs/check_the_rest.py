@@ -1,0 +1,296 @@
+"""Global arrays, transformations, meshes, placement, taps, many calls."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from world import (
+    DEVICES,
+    LOCAL,
+    PROCESS,
+    PROCESSES,
+    centered,
+    equal,
+    equal_global,
+    numbers,
+    on_all_devices,
+    own,
+    refused,
+)
+
+import shardmap as sm
+
+# Global arrays
+
+
+def check_global_in_global_out():
+    whole, _ = numbers(LOCAL, 3)
+    mapped = sm.spmap(centered, "i")
+    y = mapped(on_all_devices(whole))
+    equal_global(y, whole - whole.mean(0))
+    equal_global(mapped(y), whole - whole.mean(0))
+
+
+def check_global_arrays_are_laid_out():
+    whole, _ = numbers(LOCAL, DEVICES)
+    y = sm.spmap(centered, "i")(on_all_devices(whole, None, "i"))
+    equal_global(y, whole - whole.mean(0))
+
+
+def check_rows_and_global_arrays_in_one_call_are_refused():
+    whole, mine = numbers(LOCAL, 3)
+
+    def total(x, y):
+        return lax.psum(x + y, "i")
+
+    refused(
+        ValueError,
+        "these are mapped together:\n  * x is rows of this process\n  * y is a global "
+        "array",
+        sm.spmap(total, "i"),
+        mine,
+        on_all_devices(whole),
+    )
+
+
+def check_what_is_not_mapped_may_be_either():
+    whole, mine = numbers(LOCAL, 3)
+    w = np.arange(3, dtype=np.float32)
+    mapped = sm.spmap(lambda x, w: centered(x) * w, "i", in_axes=(0, None))
+    expected = (whole - whole.mean(0)) * w
+    for weights in (w, jnp.asarray(w), on_all_devices(w, None)):
+        equal(mapped(mine, weights), own(expected))
+        equal_global(mapped(on_all_devices(whole), weights), expected)
+
+
+def check_rows_after_global_arrays():
+    whole, mine = numbers(LOCAL, 3)
+    mapped = sm.spmap(centered, "i")
+    expected = whole - whole.mean(0)
+    for _ in range(2):
+        equal(mapped(mine), own(expected))
+        equal_global(mapped(on_all_devices(whole)), expected)
+    # As many rows as there are global ones are still rows of this process.
+    equal(mapped(jnp.asarray(whole)), whole - whole.mean(0))
+
+
+def check_jit_around_the_map():
+    whole, _ = numbers(LOCAL, 3)
+    mapped = sm.spmap(centered, "i")
+    y = jax.jit(lambda x: mapped(x) * 2)(on_all_devices(whole))
+    equal_global(y, (whole - whole.mean(0)) * 2)
+
+
+def check_what_runs_step_by_step():
+    whole, mine = numbers(LOCAL, 3)
+    mapped = sm.spmap(centered, "i")
+    with jax.disable_jit():
+        equal(mapped(mine), own(whole - whole.mean(0)))
+    with jax.debug_nans(True):
+        equal(mapped(mine), own(whole - whole.mean(0)))
+
+
+# Transformations
+
+
+def loss(w, x):
+    return jnp.sum(jnp.tanh(x @ w)) + jnp.sum(lax.pmean(x, "i") * w[0])
+
+
+def check_grad_inside():
+    whole, mine = numbers(LOCAL, 3)
+    w = np.ones((3, 3), np.float32)
+
+    def body(w, x):
+        return lax.pmean(jax.grad(loss)(w, x), "i")
+
+    expected = jax.vmap(body, (None, 0), axis_name="i")(w, whole)
+    equal(sm.spmap(body, "i", in_axes=(None, 0))(w, mine), own(np.asarray(expected)))
+
+
+def check_grad_outside():
+    whole, mine = numbers(LOCAL, 3)
+    w = np.ones((3, 3), np.float32)
+
+    def total(mapped):
+        return lambda w, x: mapped(w, x).sum()
+
+    vmapped = jax.vmap(loss, (None, 0), axis_name="i")
+    expected = jax.grad(total(vmapped), (0, 1))(w, whole)
+    mapped = sm.spmap(loss, "i", in_axes=(None, 0))
+    by_w, by_x = jax.grad(total(mapped), (0, 1))(w, mine)
+    equal(by_w, expected[0])
+    equal(by_x, own(np.asarray(expected[1])))
+
+
+def check_vmap_outside():
+    whole, mine = numbers(LOCAL, 3)
+    expected = np.stack([whole - whole.mean(0), 2 * (whole - whole.mean(0))])
+    y = jax.vmap(sm.spmap(centered, "i"))(np.stack([mine, 2 * mine]))
+    equal(y, own(expected, 1))
+
+
+def check_nested_maps():
+    whole, mine = numbers(1, LOCAL, 3)
+
+    def inner(x):
+        return x - lax.pmean(x, ("i", "j")) + lax.axis_index("j")
+
+    def nested(outer_map, inner_map):
+        return outer_map(inner_map(inner, axis_name="j"), axis_name="i")
+
+    expected = np.asarray(nested(jax.vmap, jax.vmap)(whole))
+    y = nested(sm.spmap, sm.spmap)(mine)
+    equal(y, own(expected))
+    assert y.sharding.device_set == set(jax.local_devices())
+
+
+# Meshes
+
+
+def global_mesh():
+    return sm.make_mesh({"data": PROCESSES, "model": LOCAL}, jax.devices())
+
+
+def check_a_mesh_of_all_processes():
+    whole, mine = numbers(2, LOCAL, 3)
+    mesh = global_mesh()
+    inner = sm.spmap(
+        lambda x: x - lax.pmean(x, ("i", "j")), "j", mesh=mesh, mesh_axes="model"
+    )
+    y = sm.spmap(inner, "i", mesh=mesh, mesh_axes="data")(mine)
+    equal(y, own(whole - whole.mean((0, 1))))
+    if LOCAL == 2:
+        refused(
+            ValueError,
+            f"3 rows on each of {PROCESSES} processes do not divide among the "
+            f"{DEVICES} devices of the mesh",
+            sm.spmap(centered, "i", mesh=mesh, mesh_axes=("data", "model")),
+            np.ones(3),
+        )
+
+
+def check_mesh_map():
+    mesh = global_mesh()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2 * PROCESSES, 4 * LOCAL), np.float32)
+    w = rng.standard_normal((4 * LOCAL, 3), np.float32)
+    product = sm.mesh_map(
+        lambda x, w: lax.psum(x @ w, "model"),
+        mesh,
+        in_axes=({"data": 0, "model": 1}, {"model": 0}),
+        out_axes={"data": 0},
+    )
+    equal_global(product(x, w), x @ w)
+    equal_global(
+        product(jnp.asarray(x), jax.device_put(w, jax.local_devices()[0])), x @ w
+    )
+    sharded = jax.make_array_from_callback(
+        x.shape, NamedSharding(mesh, P("data", "model")), lambda i: x[i]
+    )
+    equal_global(product(sharded, w), x @ w)
+    equal_global(jax.jit(product)(sharded, w), x @ w)
+
+
+def check_local_mesh_and_submesh():
+    mesh = global_mesh()
+    local = sm.local_mesh(mesh)
+    assert dict(local.shape) == {"data": 1, "model": LOCAL}
+    assert list(local.devices.flat) == jax.local_devices()
+    part = sm.submesh(mesh, ("data",))
+    assert [d.process_index for d in part.devices] == list(range(PROCESSES))
+
+
+# Placement
+
+
+def check_copies_and_pieces():
+    whole, mine = numbers(LOCAL, 3)
+    y = sm.spmap(lambda x: x + 0)(mine)
+    for k, piece in enumerate(sm.unstack(y)):
+        equal(piece, mine[k])
+        assert piece.device == jax.local_devices()[k]
+    equal(sm.shard_of(y, LOCAL - 1), mine[-1])
+    equal(sm.unreplicate(y), mine[0])
+    z = sm.device_put_replicated({"w": mine[0]}, jax.local_devices())["w"]
+    equal(z, np.stack([mine[0]] * LOCAL))
+    g = sm.spmap(lambda x: x + 0)(on_all_devices(whole))
+    equal(sm.shard_of(g, PROCESS * LOCAL), mine[0])
+    refused(
+        ValueError,
+        "on a device of another process",
+        sm.shard_of,
+        g,
+        (PROCESS + 1) % PROCESSES * LOCAL,
+    )
+
+
+def check_copies_on_all_devices():
+    row = np.arange(3, dtype=np.float32)
+    for value in (row, jnp.asarray(row)):
+        z = sm.device_put_replicated(value, jax.devices())
+        equal_global(z, np.stack([row] * DEVICES))
+        equal(sm.unreplicate(z), row)
+
+
+# Taps
+
+
+def check_each_process_hears_its_own_devices():
+    heard = {}
+
+    def note(value, device):
+        heard[device] = float(value)
+
+    def body(x):
+        return lax.psum(sm.tap(note, x, with_device=True), "i")
+
+    _, mine = numbers(LOCAL)
+    sm.spmap(body, "i")(mine)
+    sm.taps_barrier()
+    assert heard == dict(zip(jax.local_devices(), map(float, mine), strict=True))
+
+
+# Running
+
+
+def check_many_queued_calls():
+    whole, mine = numbers(LOCAL, 64)
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    results = [total(mine) for _ in range(200)]
+    equal(results[-1][0], whole.sum(0))
+
+
+def check_calls_of_two_functions_in_turn():
+    whole, mine = numbers(LOCAL, 5)
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    largest = sm.spmap(lambda x: lax.pmax(x, "i"), "i")
+    for _ in range(5):
+        equal(total(mine)[0], whole.sum(0))
+        equal(largest(mine)[0], whole.max(0))
+
+
+def check_other_functions_are_told_apart():
+    same = [lambda x: lax.psum(x, "i"), lambda x: lax.pmax(x, "i")]
+    _, mine = numbers(LOCAL, 2)
+    refused(
+        RuntimeError,
+        "the processes do not call the same function with equal shapes:\n"
+        "  * process 0: <lambda>, axis 'i' of ",
+        sm.spmap(same[PROCESS % 2], "i"),
+        mine,
+    )
+
+
+def check_other_shapes_are_told_apart():
+    mapped = sm.spmap(centered, "i")
+    equal(mapped(np.ones((LOCAL, 7))), np.zeros((LOCAL, 7)))
+    refused(
+        RuntimeError,
+        "the processes do not call the same function with equal shapes:",
+        mapped,
+        np.ones((LOCAL, 8 + PROCESS)),
+    )
+    equal(mapped(np.ones((LOCAL, 7))), np.zeros((LOCAL, 7)))

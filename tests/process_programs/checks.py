@@ -1,0 +1,27 @@
+"""What holds in each of several processes; test_processes.py starts them.
+
+Every function whose name begins with `check_` is run, in this order in all processes,
+and a line says how it went.
+"""
+
+import sys
+import traceback
+
+import check_rows
+import check_the_rest
+
+
+def main(wanted):
+    modules = vars(check_rows) | vars(check_the_rest)
+    checks = {k: v for k, v in modules.items() if k.startswith("check_")}
+    for name in wanted or checks:
+        try:
+            checks[name]()
+        except Exception:
+            print(f"{name} failed\n{traceback.format_exc()}", flush=True)
+        else:
+            print(f"{name} passed", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,258 @@
+"""Maps over several processes, which the tests start on this machine.
+
+The checks themselves are in process_programs/; each start runs many.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from benchmarks import process_rows
+from benchmarks.harness import OURS
+from shardmap.map import layout, processes, rows
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROGRAMS = ROOT / "tests" / "process_programs"
+SECONDS = 100
+# For other numbers of processes and devices than those that all checks are made with.
+FEW = [
+    "check_rows_in_rows_out",
+    "check_index_and_size_are_global",
+    "check_collectives",
+    "check_soft_and_ragged_rows",
+    "check_global_in_global_out",
+    "check_grad_outside",
+    "check_nested_maps",
+    "check_mesh_map",
+    "check_many_queued_calls",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """As much of a device as a mesh looks at."""
+
+    id: int
+    process_index: int
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+    client: None = None
+
+
+def devices_of(*processes):
+    return [Device(k, process) for k, process in enumerate(processes)]
+
+
+def test_devices_by_process():
+    devices = devices_of(1, 1, 0, 0)
+    assert processes.by_process(devices) == [devices[:2], devices[2:]]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0, 1), (0, 0, 1)])
+def test_devices_that_give_no_contiguous_rows_are_refused(order):
+    with pytest.raises(
+        ValueError,
+        match=r"the devices of each process must stand together, and be equally many.*"
+        rf"got devices of processes {re.escape(str(list(order)))}",
+    ):
+        processes.by_process(devices_of(*order))
+
+
+@pytest.mark.parametrize(
+    ("elements", "inner", "shape", "ids"),
+    [
+        (8, None, (8,), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (2, None, (2,), [0, 4]),
+        (12, None, (6,), [0, 1, 2, 4, 5, 6]),
+        (10, None, (2,), [0, 4]),
+        (7, None, (7,), [0, 1, 2, 3, 4, 5, 6]),
+        (4, 2, (4, 2), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (2, 3, (2, 3), [0, 1, 2, 4, 5, 6]),
+    ],
+)
+def test_each_process_has_its_own_part_of_the_mesh(elements, inner, shape, ids):
+    def body(x):
+        return x if inner is None else sm.spmap(lambda y: y)(x)
+
+    jaxpr = jax.make_jaxpr(body)(np.ones(inner or 1)).jaxpr
+    mesh = layout.map_mesh("i", elements, jaxpr, devices_of(0, 0, 0, 0, 1, 1, 1, 1))
+    assert mesh.devices.shape == shape
+    assert [device.id for device in mesh.devices.flat] == ids
+
+
+def described(fun, *args, **options):
+    jaxpr = jax.make_jaxpr(sm.spmap(fun, "i", **options))(*args)
+    return processes.description(jaxpr.eqns[0].params)
+
+
+def test_what_tells_functions_apart():
+    x = np.ones((8, 3))
+    text = described(lambda x: lax.psum(x, "i"), x)
+    assert text.startswith(
+        "<lambda>, axis 'i' of 8, elements (float32[3]), in_axes (0,), out_axes (0,), "
+        "operations "
+    )
+    assert described(lambda y: lax.psum(y, "i"), x) == text
+    others = [
+        described(lambda x: lax.pmax(x, "i"), x),
+        described(lambda x: lax.psum(x, "i"), x[:, :2]),
+        described(lambda x: lax.psum(x, "i"), x, out_axes=None),
+        described(lambda x: jax.jit(lambda x: lax.psum(x, "i") * 2)(x), x),
+    ]
+    assert len({text, *others}) == 5
+
+
+def test_a_description_has_nothing_of_this_process_in_it():
+    described_elsewhere = """
+import jax, numpy as np, shardmap as sm
+from shardmap.map import processes
+
+class Name:
+    pass
+
+def body(x):
+    return jax.nn.relu(x) + jax.pure_callback(np.sin, x, x) + jax.lax.psum(x, name)
+
+name = Name()
+jaxpr = jax.make_jaxpr(sm.spmap(body, name))(np.ones(8))
+print(processes.description(jaxpr.eqns[0].params))
+"""
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", described_elsewhere],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    (text,) = texts
+    assert text.startswith("body, an axis of 8")
+
+
+def test_the_time_limit(monkeypatch):
+    assert processes.time_limit() == 600
+    monkeypatch.setenv(processes.TIME_LIMIT, "a while")
+    with pytest.raises(ValueError, match="a number of seconds, but is 'a while'"):
+        processes.time_limit()
+
+
+def test_rows_of_arrays_that_are_cut_otherwise_too_are_refused(monkeypatch):
+    mesh = sm.make_mesh({"i": 4, "j": 2})
+    half = jax.sharding.Mesh(mesh.devices[:2, :1], mesh.axis_names)
+    monkeypatch.setattr(rows, "_local_mesh", lambda mesh: half)
+    rows.rows_for.cache_clear()
+    with pytest.raises(
+        ValueError, match="a map inside cuts dimension 1 of an array between processes"
+    ):
+        rows.rows_for(NamedSharding(mesh, P("i", "j")), 0, 2)
+    made = rows.rows_for(NamedSharding(mesh, P(None, "i")), 1, 2)
+    assert made.whole_shape((5, 6)) == (5, 12)
+    assert made.own_shape((5, 12)) == (5, 6)
+    rows.rows_for.cache_clear()
+
+
+def test_batched_rows_have_one_more_dimension():
+    mesh = sm.make_mesh({"i": 4})
+    made = rows.rows_for(NamedSharding(mesh, P(None, "i")), 1, 2)
+    specs = [made.batched(dim).whole.spec for dim in range(3)]
+    assert specs == [P(None, None, "i"), P(None, None, "i"), P(None, "i")]
+    assert [made.batched(dim).axis for dim in range(3)] == [2, 2, 1]
+
+
+def start(count, devices, program, *arguments, **environment):
+    """Runs a program in processes of its own, and gives what they wrote."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "shardmap", "run"),
+            *("-n", str(count), "--devices-per-process", str(devices)),
+            *("--grace", "3", str(PROGRAMS / program), *arguments),
+        ],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=ROOT,
+    )
+
+
+def all_checks():
+    return [
+        name
+        for path in PROGRAMS.glob("check_*.py")
+        for name in re.findall(r"^def (check_\w+)", path.read_text(), re.M)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "wanted"),
+    [(2, 2, ()), (2, 1, FEW), (4, 1, FEW), (4, 2, FEW)],
+    ids=lambda value: str(value) if isinstance(value, int) else "",
+)
+def test_what_holds_in_every_process(count, devices, wanted):
+    result = start(count, devices, "checks.py", *wanted)
+    passed = re.findall(r"^\[(\d)\] (check_\w+) passed$", result.stdout, re.M)
+    expected = {
+        (str(process), name)
+        for process in range(count)
+        for name in wanted or all_checks()
+    }
+    assert expected - set(passed) == set(), result.stdout + result.stderr
+    assert result.returncode == 0
+
+
+LOST = "total: a collective with the other processes failed. One of them has ended"
+
+
+@pytest.mark.parametrize(
+    ("what", "environment", "message", "code"),
+    [
+        ("killed", {}, LOST, 137),
+        ("raises", {}, LOST, 1),
+        (
+            "stays away from a new function",
+            {"SHARDMAP_PROCESS_TIMEOUT": "2"},
+            r"after 2 s: spmap of <lambda>: waited 2 s for the other processes to call "
+            r"it too: <lambda>, axis 'i' of 2, .*Processes \[0, 1\] take part",
+            3,
+        ),
+        (
+            "stays away from a known function",
+            {"XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=2"},
+            rf"after 2 s: {LOST}.*\n\[0\] because of .*Timed out waiting 2000ms",
+            3,
+        ),
+    ],
+)
+def test_the_others_do_not_wait_for_ever(what, environment, message, code):
+    result = start(2, 1, "failures.py", what, **environment)
+    assert re.search(message, result.stdout), result.stdout + result.stderr
+    assert result.returncode == code
+
+
+def test_the_benchmark_runs(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    result = process_rows.measure(devices=1, repeats=2)
+    assert {
+        name: len(times) for name, times in result.samples.items()
+    } == dict.fromkeys(
+        [
+            OURS,
+            process_rows.OURS_ON_GLOBAL,
+            process_rows.PMAP,
+            process_rows.SHARD_MAP,
+        ],
+        2,
+    )
