@@ -7,6 +7,8 @@
 ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 """
 
+from shardmap.explain.api import explain
+from shardmap.explain.report import Explanation
 from shardmap.map.api import spmap
 from shardmap.map.array_likes import register_shard_handler
 from shardmap.map.mesh_map import mesh_map, mesh_sharding_spec
@@ -36,6 +38,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "EACH",
     "Chunked",
+    "Explanation",
     "MapPrimitive",
     "Mesh",
     "NoSharding",
@@ -48,6 +51,7 @@ __all__ = [
     "__version__",
     "device_put_replicated",
     "device_put_sharded",
+    "explain",
     "local_mesh",
     "make_mesh",
     "mesh_map",

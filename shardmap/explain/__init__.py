@@ -1,1 +1,6 @@
-"""Show how arrays lie on devices. Reads the other rooms, never changes anything."""
+"""What runs in parallel, where arrays lie, what moves: reads the other rooms only.
+
+`api` has `explain`, which fills in what `report` describes. `axes`, `arrays`,
+`collectives`, `hlo` and `remarks` read a program, each one thing of it; `page` and
+`html` draw the result, with the pictures of `text` and `svg`.
+"""

@@ -22,16 +22,10 @@ counted row-major over the mesh, so a box with several numbers is a piece with c
      +-----+-----+
 """
 
-import itertools
-import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
-
-# Stands for the pieces of a dimension that are left out of a picture.
-GAP = "..."
+from shardmap.explain.grids import GAP, Grid, grids_of
+from shardmap.sharding.spec import ShardingSpec
 
 
 def picture(
@@ -64,110 +58,29 @@ def picture(
          | 0 | 1 | 2 |
          +---+---+---+
     """
-    shape = tuple(shape)
-    shard_shape = tuple(spec.shard_shape(shape))  # Refuses a shape that does not fit.
-    holders = _holders(spec)
-    counts = spec.tile_counts
-    labels = [
-        _labels(entry, size, count)
-        for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
-    ]
-    cut = [dim for dim, count in enumerate(counts) if count > 1]
-    outer, row_dim, column_dim = cut[:-2], cut[-2:-1], cut[-1:]
-    row_labels = labels[row_dim[0]] if row_dim else [""]
-    column_labels = labels[column_dim[0]] if column_dim else [""]
-    grids = holders.reshape(
-        *(counts[dim] for dim in outer), len(row_labels), len(column_labels), -1
-    )
-
-    plural = "" if spec.num_shards == 1 else "s"
-    header = f"{shape} on {spec.num_shards} device{plural}, "
-    header += f"{shard_shape} on each" if cut else "all of it on each"
-    ways = [f"{dim} down" for dim in row_dim] + [f"{dim} across" for dim in column_dim]
-    lines = [f"{header}: dimension {', '.join(ways)}" if ways else header]
-    places = np.ndindex(*grids.shape[: len(outer)])
-    for place in itertools.islice(places, max_grids):
-        if outer:
-            index = [":"] * len(shape)
-            for dim, piece in zip(outer, place, strict=True):
-                index[dim] = labels[dim][piece]
-            lines.append(f"  [{', '.join(index)}]")
-        lines += _grid(grids[place], row_labels, column_labels, max_pieces)
-    left_out = math.prod(grids.shape[: len(outer)]) - max_grids
-    if left_out > 0:
-        lines.append(f"  {GAP} and {left_out} more")
+    grids = grids_of(spec, shape, max_pieces=max_pieces, max_grids=max_grids)
+    lines = [grids.header]
+    for grid in grids.grids:
+        if grid.place:
+            lines.append(f"  {grid.place}")
+        lines += _boxes(grid)
+    if grids.left_out:
+        lines.append(f"  {GAP} and {grids.left_out} more")
     return "\n".join(lines)
 
 
-def _holders(spec: ShardingSpec) -> np.ndarray:
-    """The devices of each piece: one dimension per array dimension, then the copies."""
-    devices = np.arange(spec.num_shards).reshape(spec.mesh_shape)
-    mesh_dim_of = {
-        entry.axis: mesh_dim
-        for mesh_dim, entry in enumerate(spec.mesh_mapping)
-        if isinstance(entry, ShardedAxis)
-    }
-    sharded = [mesh_dim_of[axis] for axis in range(len(mesh_dim_of))]
-    copies = [dim for dim in range(devices.ndim) if dim not in sharded]
-    return devices.transpose(sharded + copies).reshape(*spec.tile_counts, -1)
-
-
-def _labels(entry: object, size: int, pieces: int) -> list[str]:
-    """What each piece of a dimension is called: an index or a slice."""
-    if isinstance(entry, Unstacked):
-        return [str(index) for index in range(pieces)]
-    step = size // pieces
-    return [f"{index * step}:{(index + 1) * step}" for index in range(pieces)]
-
-
-def _shown(pieces: int, most: int) -> list[int | None]:
-    """Which pieces to draw; None stands for those left out before the last one."""
-    if pieces <= most:
-        return list(range(pieces))
-    return [*range(most - 2), None, pieces - 1]
-
-
-def _ranges(numbers: np.ndarray) -> str:
-    """Writes `[0, 1, 2, 5]` as `0-2,5`, and the middle of a long list as dots."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers.tolist()):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    texts = ["-".join(map(str, run)) for run in runs]
-    if len(texts) > 4:
-        texts = [*texts[:2], GAP, texts[-1]]
-    return ",".join(texts)
-
-
-def _grid(
-    holders: np.ndarray,
-    row_labels: list[str],
-    column_labels: list[str],
-    max_pieces: int,
-) -> list[str]:
+def _boxes(grid: Grid) -> list[str]:
     """Lays pieces out in boxes, with a label left of each row and above each column."""
-    rows = _shown(len(row_labels), max_pieces)
-    columns = _shown(len(column_labels), max_pieces)
-    left = [GAP if row is None else row_labels[row] for row in rows]
-    top = [GAP if column is None else column_labels[column] for column in columns]
-    cells = [
-        [
-            GAP if row is None or column is None else _ranges(holders[row, column])
-            for column in columns
-        ]
-        for row in rows
-    ]
-    width = max(map(len, [*itertools.chain(*cells), *top]))
-    margin = 4 + max(map(len, left))
-    rule = " " * (margin + 1) + "+" + ("-" * (width + 2) + "+") * len(columns)
+    texts = [[cell.holders for cell in row] for row in grid.cells]
+    width = max(len(text) for row in [*texts, grid.columns] for text in row)
+    margin = 4 + max(map(len, grid.rows))
+    rule = " " * (margin + 1) + "+" + ("-" * (width + 2) + "+") * len(grid.columns)
     lines = []
-    if any(top):
-        heads = " ".join(f" {label:^{width}} " for label in top)
+    if any(grid.columns):
+        heads = " ".join(f" {label:^{width}} " for label in grid.columns)
         lines.append(" " * (margin + 2) + heads.rstrip())
     lines.append(rule)
-    for label, row_cells in zip(left, cells, strict=True):
-        boxes = "".join(f" {cell:^{width}} |" for cell in row_cells)
+    for label, row in zip(grid.rows, texts, strict=True):
+        boxes = "".join(f" {text:^{width}} |" for text in row)
         lines += [f"{label:>{margin}} |{boxes}", rule]
     return lines

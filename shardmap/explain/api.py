@@ -1,0 +1,309 @@
+"""`explain`: what runs in parallel, where arrays lie, what moves, what it costs."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.extend.core.primitives import cond_p, scan_p, while_p
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+
+from shardmap.explain import arrays, vmaps
+from shardmap.explain.axes import axes_of
+from shardmap.explain.collectives import collectives_of, has
+from shardmap.explain.hlo import compiled_collectives
+from shardmap.explain.interconnect import Interconnect
+from shardmap.explain.interconnect import interconnect as interconnect_named
+from shardmap.explain.matching import reported
+from shardmap.explain.remarks import remarks_on
+from shardmap.explain.report import Axis, Cost, Explanation
+from shardmap.explain.source import definition_of
+from shardmap.map import arguments
+from shardmap.map.api import MappedFunction
+from shardmap.map.mesh_map import MeshMappedFunction
+
+
+def explain(
+    fun: Callable[..., Any], *, interconnect: str | Interconnect | None = None
+) -> Callable[..., Explanation]:
+    """Explains how a function runs: in parallel, vectorised, in a loop; at what cost.
+
+    The function is traced, more than once perhaps, and compiled as a call would do, but
+    not run. It is one that `spmap`, `mesh_map`, `jax.vmap`, `jax.jit`, `jax.shard_map`
+    or `jax.pmap` gave, or any other of arrays, with these and loops anywhere in it;
+    what is not jitted is explained as `jax.jit` would run it.
+
+    * Axes are read from the jaxpr. Of a `jax.vmap` in the middle of a program JAX keeps
+      that it was there, not its size, which is deduced from the shapes or left open.
+    * Collectives are read from the jaxpr, and checked against the compiled program;
+      what only the compiler put in is marked.
+    * Times are estimates, by the formulas of `shardmap.explain.interconnect`.
+    * Over a `jax.sharding.AbstractMesh`, of any size, nothing is compiled: what only
+      the compiler knows is None.
+
+    Args:
+      fun: the function.
+      interconnect: what joins the devices, for times: the name of one in
+        ``shardmap.explain.interconnect.INTERCONNECTS``, such as ``"nvlink4"``, or an
+        `Interconnect` of your own numbers. Default: no times.
+
+    Returns:
+      A function that takes what ``fun`` takes, arrays or `jax.ShapeDtypeStruct`, and
+      gives an `Explanation`: print it, ``save("report.html")`` it, or read its fields.
+
+    Raises:
+      TypeError: ``fun`` is not callable.
+      ValueError: no interconnect has that name.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> mean = sm.spmap(lambda x: x - jax.lax.pmean(x, "i"), "i")
+      >>> report = sm.explain(mean)(np.ones((32, 4), np.float32))
+      >>> print(report.axes[0])
+      axis 'i' of 32 = 8 devices x 4 vectorised x 1 step
+      >>> [(each.kind, each.bytes_in) for each in report.collectives]
+      [('all-reduce', 16)]
+    """
+    if not callable(fun):
+        raise TypeError(
+            f"explain takes a function, got {fun!r} of type {type(fun).__name__}: "
+            "write explain(fun)(*args)"
+        )
+    wires = interconnect_named(interconnect)
+    fun = _as_function(fun)
+
+    @functools.wraps(fun)
+    def explained(*args: Any, **kwargs: Any) -> Explanation:
+        return _explain(fun, wires, args, kwargs)
+
+    return explained
+
+
+def _as_function(fun: Any) -> Any:
+    """A bound method as a function: its attributes are those of the unbound one."""
+    if not inspect.ismethod(fun):
+        return fun
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    bound.__name__ = fun.__name__
+    bound.__signature__ = inspect.signature(fun)  # type: ignore[attr-defined]
+    return bound
+
+
+def _explain(
+    fun: Any, wires: Interconnect | None, args: Any, kwargs: Any
+) -> Explanation:
+    args, kwargs = jax.tree.map(_as_array, (args, kwargs))
+    traced = _traced(fun, args, kwargs)
+    jaxpr = traced.jaxpr.jaxpr
+    meshes = _meshes(jaxpr)
+    abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
+    axes = _axes(fun, args, kwargs, jaxpr)
+    cost, sent_by_xla, text = None, None, ""
+    if abstract and isinstance(fun, MeshMappedFunction):
+        layouts_in, layouts_out = fun.shardings(args, traced.out_info)
+    elif abstract:
+        layouts_in, layouts_out = arrays.shardings_in(jaxpr)
+    else:
+        lowered = _lowered(fun, traced, args, kwargs)
+        compiled = lowered.compile()
+        layouts_in, layouts_out = _layouts(lowered, compiled, traced)
+        text = compiled.as_text() or ""
+        sent_by_xla = compiled_collectives(text) if text else None
+        cost = _cost(compiled)
+    out_info = jax.tree.leaves(traced.out_info)
+    described = (
+        *arrays.array_layouts(
+            "input",
+            arrays.input_names(fun, traced.args_info, _argnums(fun, args)),
+            jax.tree.leaves(traced.args_info),
+            layouts_in,
+        ),
+        *arrays.array_layouts(
+            "output",
+            arguments.result_names(jax.tree.structure(traced.out_info)),
+            out_info,
+            layouts_out,
+        ),
+    )
+    layouts = [*layouts_in, *layouts_out]
+    num_devices = max(
+        [1, *map(arrays.device_count, layouts), *(m.size for m in meshes)]
+    )
+    device = None if abstract else _device(layouts, meshes)
+    of_program = collectives_of(jaxpr)
+    sent, notes = reported(of_program, sent_by_xla, wires)
+    if abstract:
+        notes.insert(
+            0,
+            "Nothing was compiled: the mesh is abstract. Collectives are those of the "
+            "program; what the compiler adds, and costs, are not known.",
+        )
+        if any(each.by_partitioner for each in of_program):
+            notes.append(
+                "The partitioner may do the collectives of a map with "
+                "lowering='spmd' in another way."
+            )
+    if cost is not None and has(jaxpr, scan_p, while_p):
+        notes.append("XLA counts the body of a loop once in flops and bytes accessed.")
+    if sent and has(jaxpr, cond_p):
+        notes.append(
+            "Collectives in a branch count as if the branch were always taken."
+        )
+    return Explanation(
+        name=getattr(fun, "__name__", type(fun).__name__),
+        mesh=_mesh(meshes, layouts),
+        num_devices=num_devices,
+        device_kind=None if device is None else device.device_kind,
+        axes=axes,
+        arrays=described,
+        collectives=sent,
+        cost=cost,
+        interconnect=wires,
+        remarks=remarks_on(
+            traced.jaxpr,
+            axes,
+            described,
+            num_devices,
+            None if device is None else len(jax.local_devices(backend=device.platform)),
+        ),
+        notes=tuple(notes),
+    )
+
+
+# Tracing and compiling
+
+
+def _as_array(leaf: Any) -> Any:
+    """Arrays of other libraries by their shape; the rest as it is."""
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
+        return leaf
+    try:
+        return _struct(leaf)
+    except TypeError:
+        return leaf  # A static argument, perhaps.
+
+
+def _traced(fun: Any, args: Any, kwargs: Any) -> Any:
+    """The function as `jax.jit` traces it."""
+    if isinstance(fun, MappedFunction):
+        fun = jax.jit(fun, static_argnums=fun.static_argnums)
+    elif not isinstance(fun, jax.stages.Wrapped):
+        fun = jax.jit(fun)
+    return fun.trace(*args, **kwargs)
+
+
+def _argnums(fun: Any, args: Any) -> list[int]:
+    """The positions of the arguments that are not static, as far as it is known."""
+    static = fun.static_argnums if isinstance(fun, MappedFunction) else ()
+    return [argnum for argnum in range(len(args)) if argnum not in static]
+
+
+def _axes(fun: Any, args: Any, kwargs: Any, jaxpr: Any) -> tuple[Axis, ...]:
+    """The axes, with as many sizes of vmaps as marks on the arguments bring out."""
+    source = definition_of(fun)
+    best = axes_of(jaxpr, source)
+    if not any(axis.kind == "vmap" for axis in best):
+        return best
+    # The first layer comes off before the function sees it.
+    for layers in range(2, vmaps.MOST_LAYERS + 1):
+        try:
+            traced = _traced(fun, *vmaps.marked((args, kwargs), layers))
+        except Exception:
+            # Somebody looked for an array and found a mark: the marks end here.
+            break
+        best = axes_of(traced.jaxpr.jaxpr, source)
+    return best
+
+
+def _lowered(fun: Any, traced: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(fun, MeshMappedFunction):
+        # A committed array would be asked to lie as the map wants it.
+        args = jax.tree.map(_struct, args)
+    if isinstance(fun, MappedFunction | MeshMappedFunction):
+        return fun.lower(*args, **kwargs)
+    if not isinstance(fun, jax.stages.Wrapped) and hasattr(fun, "lower"):
+        return fun.lower(*args, **kwargs)  # As jax.pmap gives it.
+    return traced.lower()
+
+
+def _struct(leaf: Any) -> Any:
+    aval = arguments.leaf_aval(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _meshes(jaxpr: Any) -> list[Any]:
+    """The meshes that a program's equations name, the largest first."""
+    found, seen = [], {id(jaxpr)}
+    waiting = [jaxpr]
+    while waiting:
+        for equation in waiting.pop().eqns:
+            mesh = equation.params.get("mesh")
+            if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty:
+                found.append(mesh)
+            for inner in jex_core.jaxprs_in_params(equation.params):
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    waiting.append(inner)
+    return sorted(found, key=lambda mesh: -mesh.size)
+
+
+def _mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
+    candidates = [*meshes, *named]
+    if not candidates:
+        return ()
+    return tuple(max(candidates, key=lambda mesh: mesh.size).shape.items())
+
+
+def _device(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
+    for mesh in meshes:
+        return mesh.devices.flat[0]
+    for sharding in layouts:
+        if isinstance(sharding, Sharding):
+            return next(iter(sharding.device_set))
+    return jax.local_devices()[0]
+
+
+def _layouts(lowered: Any, compiled: Any, traced: Any) -> tuple[list[Any], list[Any]]:
+    """How inputs and outputs lie: by the map's own word, or by the compiler's."""
+    count_in = len(jax.tree.leaves(traced.args_info))
+    count_out = len(jax.tree.leaves(traced.out_info))
+    specs_in = jax.tree.leaves(getattr(lowered, "in_specs", None))
+    specs_out = jax.tree.leaves(getattr(lowered, "out_specs", None))
+    if len(specs_in) != count_in:
+        specs_in = [
+            arrays.UNUSED if sharding is None else sharding
+            for sharding in jax.tree.leaves(
+                compiled.input_shardings, is_leaf=lambda leaf: leaf is None
+            )
+        ]
+    if len(specs_out) != count_out:
+        specs_out = jax.tree.leaves(compiled.output_shardings)
+    return specs_in, specs_out
+
+
+def _cost(compiled: Any) -> Cost:
+    analysis = compiled.cost_analysis() or {}
+    memory = compiled.memory_analysis()
+    sizes: list[Any] = [
+        getattr(memory, f"{part}_size_in_bytes", None)
+        for part in ("argument", "output", "temp", "alias")
+    ]
+    peak = None
+    if memory is not None:
+        # Temporary values are in one block, which is there as long as the call runs.
+        argument, output, temporary, alias = sizes
+        peak = argument + output + temporary - alias
+    return Cost(
+        flops=analysis.get("flops"),
+        bytes_accessed=analysis.get("bytes accessed"),
+        peak_bytes=peak,
+        argument_bytes=sizes[0],
+        output_bytes=sizes[1],
+        temporary_bytes=sizes[2],
+    )

@@ -1,0 +1,194 @@
+"""What a picture of a layout shows: grids of pieces, and the devices that hold them.
+
+A grid has the last two cut dimensions of an array as rows and columns. Where more are
+cut, there is one grid for each piece of the others.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
+
+# Stands for what is left out of a picture.
+GAP = "..."
+
+
+class Cell(NamedTuple):
+    """A piece.
+
+    Attributes:
+      number: of the piece, counted row-major; None for a gap.
+      holders: the numbers of the devices that hold it, such as ``0-3``.
+    """
+
+    number: int | None
+    holders: str
+
+
+class Grid(NamedTuple):
+    """Pieces in rows and columns.
+
+    Attributes:
+      place: of the whole grid in the array, such as ``[0:2, :, :]``; "" if it is all.
+      rows: what each row is called; one empty name if no dimension goes down.
+      columns: what each column is called.
+      cells: one for each row and column.
+    """
+
+    place: str
+    rows: list[str]
+    columns: list[str]
+    cells: list[list[Cell]]
+
+
+class Grids(NamedTuple):
+    """All that a picture shows.
+
+    Attributes:
+      header: what is seen, in a line.
+      ways: which dimensions go which way; "" if none is cut.
+      down, across: the dimensions that rows and columns go along, if any.
+      grids: those to draw.
+      left_out: how many more there are.
+    """
+
+    header: str
+    ways: str
+    down: int | None
+    across: int | None
+    grids: list[Grid]
+    left_out: int
+
+
+def grids_of(
+    spec: ShardingSpec, shape: Sequence[int], *, max_pieces: int = 8, max_grids: int = 4
+) -> Grids:
+    """What to draw of an array of shape `shape`.
+
+    Args:
+      spec: how the array is cut.
+      shape: the array's shape.
+      max_pieces: how many pieces of a dimension to draw; the others become `...`.
+      max_grids: how many grids to draw.
+
+    Raises:
+      ValueError: the shape does not fit the spec.
+
+    >>> from shardmap.sharding.entries import Chunked, Replicated
+    >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4)))
+    >>> found = grids_of(spec, (6,))
+    >>> found.header
+    '(6,) on 8 devices, (3,) on each: dimension 0 across'
+    >>> found.grids[0].columns, [cell.holders for cell in found.grids[0].cells[0]]
+    (['0:3', '3:6'], ['0-3', '4-7'])
+    """
+    shape = tuple(shape)
+    shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
+    counts = spec.tile_counts
+    labels = [
+        _labels(entry, size, count)
+        for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
+    ]
+    cut = [dim for dim, count in enumerate(counts) if count > 1]
+    outer, inner = cut[:-2], cut[-2:]
+    across = inner[-1] if inner else None
+    down = inner[0] if len(inner) == 2 else None
+    row_labels = [""] if down is None else labels[down]
+    column_labels = [""] if across is None else labels[across]
+    holders = _holders(spec).reshape(
+        *(counts[dim] for dim in outer), len(row_labels), len(column_labels), -1
+    )
+    rows = _shown(len(row_labels), max_pieces)
+    columns = _shown(len(column_labels), max_pieces)
+    numbers = np.arange(math.prod(counts)).reshape(holders.shape[:-1])
+
+    grids = []
+    outer_shape = holders.shape[: len(outer)]
+    for place in itertools.islice(np.ndindex(*outer_shape), max_grids):
+        index = [":"] * len(shape)
+        for dim, piece in zip(outer, place, strict=True):
+            index[dim] = labels[dim][piece]
+        cells = [
+            [
+                Cell(None, GAP)
+                if row is None or column is None
+                else Cell(
+                    int(numbers[place][row, column]),
+                    ranges(holders[place][row, column]),
+                )
+                for column in columns
+            ]
+            for row in rows
+        ]
+        grids.append(
+            Grid(
+                f"[{', '.join(index)}]" if outer else "",
+                [GAP if row is None else row_labels[row] for row in rows],
+                [
+                    GAP if column is None else column_labels[column]
+                    for column in columns
+                ],
+                cells,
+            )
+        )
+
+    several = "" if spec.num_shards == 1 else "s"
+    header = f"{shape} on {spec.num_shards} device{several}, "
+    header += f"{tuple(shard_shape)} on each" if cut else "all of it on each"
+    parts = [f"{down} down"] * (down is not None)
+    parts += [f"{across} across"] * (across is not None)
+    ways = f"dimension {', '.join(parts)}" if parts else ""
+    if ways:
+        header += f": {ways}"
+    left_out = math.prod(outer_shape) - len(grids)
+    return Grids(header, ways, down, across, grids, left_out)
+
+
+def _holders(spec: ShardingSpec) -> np.ndarray:
+    """The devices of each piece: one dimension per array dimension, then the copies."""
+    devices = np.arange(spec.num_shards).reshape(spec.mesh_shape)
+    mesh_dim_of = {
+        entry.axis: mesh_dim
+        for mesh_dim, entry in enumerate(spec.mesh_mapping)
+        if isinstance(entry, ShardedAxis)
+    }
+    sharded = [mesh_dim_of[axis] for axis in range(len(mesh_dim_of))]
+    copies = [dim for dim in range(devices.ndim) if dim not in sharded]
+    return devices.transpose(sharded + copies).reshape(*spec.tile_counts, -1)
+
+
+def _labels(entry: object, size: int, pieces: int) -> list[str]:
+    """What each piece of a dimension is called: an index or a slice."""
+    if isinstance(entry, Unstacked):
+        return [str(index) for index in range(pieces)]
+    step = size // pieces
+    return [f"{index * step}:{(index + 1) * step}" for index in range(pieces)]
+
+
+def _shown(pieces: int, most: int) -> list[int | None]:
+    """Which pieces to draw; None stands for those left out before the last one."""
+    if pieces <= most:
+        return list(range(pieces))
+    return [*range(most - 2), None, pieces - 1]
+
+
+def ranges(numbers: np.ndarray) -> str:
+    """Writes `[0, 1, 2, 5]` as `0-2,5`, and the middle of a long list as dots.
+
+    >>> ranges(np.array([0, 1, 2, 5])), ranges(np.arange(0, 20, 2))
+    ('0-2,5', '0,2,...,18')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers.tolist()):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    texts = ["-".join(map(str, run)) for run in runs]
+    if len(texts) > 4:
+        texts = [*texts[:2], GAP, texts[-1]]
+    return ",".join(texts)

@@ -1,0 +1,308 @@
+"""What an explanation holds: axes, arrays, collectives, costs and remarks, as data.
+
+Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`.
+`page` and `html` draw it, `to_dict` gives it as JSON would.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any, Literal
+
+from shardmap.explain.interconnect import Interconnect
+from shardmap.sharding.spec import ShardingSpec
+
+AxisKind = Literal["spmap", "mesh_map", "vmap", "loop", "while", "shard_map", "pmap"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One axis that a function is repeated over, and how the repetitions run.
+
+    Attributes:
+      name: what collectives call the axis, as text; None if it has no name.
+      size: the number of elements; None if only the running program knows.
+      kind: what made the axis. "spmap", "mesh_map", "shard_map" and "pmap" lie on
+        devices, "vmap" is one batched operation, "loop" and "while" are steps one
+        after another.
+      devices: how many devices share the elements, 1 for one program.
+      vectorised: how many elements are one batched operation on a device; None if
+        it cannot be told, as for some vmaps in the middle of a program.
+      steps: how many batched operations a device does one after another; None if
+        only the running program knows.
+      depth: how many axes of this explanation are around it.
+      inside: the number, in ``axes``, of the axis directly around it, or None.
+      source: the line of the program that made it, as ``file:line (function)``.
+      running: in a sentence, what this means.
+      change: in a sentence, which argument changes it.
+    """
+
+    name: str | None
+    size: int | None
+    kind: AxisKind
+    devices: int
+    vectorised: int | None
+    steps: int | None
+    depth: int
+    inside: int | None
+    source: str | None
+    running: str
+    change: str
+
+    @property
+    def idle_places(self) -> int:
+        """How many places compute nothing that is needed, as the axis is too short."""
+        if self.size is None or self.vectorised is None or self.steps is None:
+            return 0
+        return self.devices * self.vectorised * self.steps - self.size
+
+    def __str__(self) -> str:
+        name = "an axis" if self.name is None else f"axis {self.name!r}"
+        size = "unknown size" if self.size is None else f"{self.size:,}"
+        return f"{name} of {size} = {self.layout}"
+
+    @property
+    def layout(self) -> str:
+        """How the elements run, such as ``8 devices x 4 vectorised x 1 step``."""
+        return (
+            f"{self.devices:,} device{'s' * (self.devices != 1)} x "
+            f"{_number(self.vectorised)} vectorised x "
+            f"{_number(self.steps)} step{'s' * (self.steps != 1)}"
+        )
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayLayout:
+    """How one input or output lies on the devices.
+
+    Attributes:
+      role: "input" or "output".
+      path: its key path, such as ``x['w'][0]`` or ``result[1]``.
+      shape: the whole array's shape.
+      dtype: the name of its dtype.
+      spec: how it is cut; None where no spec says it, or nobody knows.
+      shard_shape: the shape of what one device holds; None if it is not known.
+      bytes: of the whole array.
+      shard_bytes: of what one device holds; None if it is not known.
+      layout: how it is cut, in a few words, also where there is no spec.
+    """
+
+    role: Literal["input", "output"]
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: ShardingSpec | None
+    shard_shape: tuple[int, ...] | None
+    bytes: int
+    shard_bytes: int | None
+    layout: str
+
+    @property
+    def num_devices(self) -> int | None:
+        """How many devices hold a part of it, or a copy."""
+        return None if self.spec is None else self.spec.num_shards
+
+    @property
+    def copies(self) -> int | None:
+        """How many devices hold each part."""
+        if self.spec is None:
+            return None
+        pieces = 1
+        for count in self.spec.tile_counts:
+            pieces *= count
+        return self.spec.num_shards // pieces
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Data that moves between devices at one place of the program.
+
+    Attributes:
+      kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or
+        "collective-permute", as XLA calls them.
+      operation: what the program calls it, such as "psum"; None if the program has no
+        such operation and the compiler put the collective in.
+      axes: the named axes it goes over, as text; () if unknown.
+      group_size: how many devices take part in one group; None if not known.
+      count: how often it runs in one call; None if only the running program knows.
+      bytes_in: what one device puts into it each time, in bytes.
+      bytes_out: what one device gets out of it each time, in bytes.
+      source: the line of the program, as ``file:line (function)``.
+      added_by_partitioner: whether only the compiler has it.
+      in_compiled: whether the compiled program has a collective for it: True, False
+        if the compiler merged it into another or removed it, None if nothing was
+        compiled.
+      seconds: the estimated time of all ``count`` times on the named interconnect;
+        None without one, or where ``count`` or ``group_size`` is not known.
+      link_bytes: what one device sends in all ``count`` times, in bytes, as the ring
+        formula of `shardmap.explain.interconnect` says; None where not known.
+    """
+
+    kind: str
+    operation: str | None
+    axes: tuple[str, ...]
+    group_size: int | None
+    count: int | None
+    bytes_in: int
+    bytes_out: int
+    source: str | None
+    added_by_partitioner: bool
+    in_compiled: bool | None
+    seconds: float | None
+    link_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What the compiler says that one call costs on one device. None: it does not say.
+
+    Attributes:
+      flops: floating point operations.
+      bytes_accessed: bytes read and written in memory.
+      peak_bytes: most bytes in use at once: arguments, results and temporary values,
+        less what a donated argument saves.
+      argument_bytes, output_bytes, temporary_bytes: the parts of it.
+    """
+
+    flops: float | None
+    bytes_accessed: float | None
+    peak_bytes: int | None
+    argument_bytes: int | None
+    output_bytes: int | None
+    temporary_bytes: int | None
+
+    @property
+    def intensity(self) -> float | None:
+        """Arithmetic intensity: flops per byte accessed."""
+        if self.flops is None or not self.bytes_accessed:
+            return None
+        return self.flops / self.bytes_accessed
+
+
+@dataclasses.dataclass(frozen=True)
+class Remark:
+    """Something worth changing.
+
+    Attributes:
+      text: what is found, with its numbers.
+      advice: what to do instead.
+      source: a key path or a line of the program, or None.
+    """
+
+    text: str
+    advice: str
+    source: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What runs in parallel, where arrays lie, what moves, and what it costs.
+
+    Printed, it is a page of text; a notebook shows it as a page.
+
+    Attributes:
+      name: the function's.
+      mesh: the names and sizes of the mesh axes; () on one device, or without a mesh.
+      num_devices: how many devices the program runs on.
+      device_kind: which, such as "cpu"; None for a mesh without devices.
+      axes: outermost first, in program order.
+      arrays: inputs, then outputs, in the order of the pytrees.
+      collectives: in program order, then what only the compiler has.
+      cost: per device; None if nothing was compiled.
+      interconnect: what times are estimated for, or None.
+      remarks: worth reading first.
+      notes: what the numbers do not say, such as that nothing was compiled.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> report = sm.explain(jax.vmap(lambda x: x.sum()))(np.ones((4, 3)))
+      >>> print(report.axes[0])
+      an axis of 4 = 1 device x 4 vectorised x 1 step
+      >>> [(array.path, array.shape, array.layout) for array in report.outputs]
+      [('result', (4,), 'whole on one device')]
+      >>> report.collectives
+      ()
+    """
+
+    name: str
+    mesh: tuple[tuple[str, int], ...]
+    num_devices: int
+    device_kind: str | None
+    axes: tuple[Axis, ...]
+    arrays: tuple[ArrayLayout, ...]
+    collectives: tuple[Collective, ...]
+    cost: Cost | None
+    interconnect: Interconnect | None
+    remarks: tuple[Remark, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[ArrayLayout, ...]:
+        """The arrays that are inputs."""
+        return tuple(array for array in self.arrays if array.role == "input")
+
+    @property
+    def outputs(self) -> tuple[ArrayLayout, ...]:
+        """The arrays that are outputs."""
+        return tuple(array for array in self.arrays if array.role == "output")
+
+    @property
+    def seconds(self) -> float | None:
+        """The estimated time of all collectives that are known to run, in turn."""
+        known = [
+            each.seconds
+            for each in self.collectives
+            if each.seconds is not None and each.in_compiled is not False
+        ]
+        return None if self.interconnect is None else sum(known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as dicts, lists, strings and numbers, as JSON has them.
+
+        Derived values that a reader wants are there too: ``layout`` of an axis,
+        ``copies`` of an array, ``intensity`` of the cost, ``seconds`` of all.
+        """
+        return _plain(self)
+
+    def __str__(self) -> str:
+        from shardmap.explain import page
+
+        return page.page(self)
+
+    def _repr_html_(self) -> str:
+        from shardmap.explain import html
+
+        return html.fragment(self)
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the explanation as one HTML page, which needs no network.
+
+        Args:
+          path: the file to write.
+        """
+        from shardmap.explain import html
+
+        pathlib.Path(path).write_text(html.page(self), encoding="utf-8")
+
+
+_DERIVED = {
+    Axis: ("layout", "idle_places"),
+    ArrayLayout: ("num_devices", "copies"),
+    Cost: ("intensity",),
+    Explanation: ("seconds",),
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ShardingSpec):
+        return repr(value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        names += _DERIVED.get(type(value), ())
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,396 @@
+"""Which axes `explain` sees in a program, and how they run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+
+MESH = sm.make_mesh({"data": 4, "model": 2})
+
+
+def axes(fun, *shapes):
+    """The axes, indented by depth, each with its kind."""
+    args = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    found = sm.explain(fun)(*args).axes
+    return [f"{'  ' * axis.depth}{axis.kind}: {axis}" for axis in found]
+
+
+def double(x):
+    return x * 2
+
+
+def total(x):
+    return x.sum()
+
+
+# Maps over devices
+
+
+@pytest.mark.parametrize(
+    ("length", "batch_size", "layout"),
+    [
+        (8, None, "8 devices x 1 vectorised x 1 step"),
+        (32, None, "8 devices x 4 vectorised x 1 step"),
+        (32, 2, "8 devices x 2 vectorised x 2 steps"),
+        (32, 3, "8 devices x 3 vectorised x 2 steps"),
+        (32, 100, "8 devices x 4 vectorised x 1 step"),
+        (3, None, "3 devices x 1 vectorised x 1 step"),
+        (11, None, "6 devices x 2 vectorised x 1 step"),
+        (1, None, "1 device x 1 vectorised x 1 step"),
+    ],
+)
+def test_spmap(length, batch_size, layout):
+    mapped = sm.spmap(double, "i", batch_size=batch_size)
+    assert axes(mapped, (length, 2)) == [f"spmap: axis 'i' of {length} = {layout}"]
+
+
+def test_every_place_has_room_for_an_element():
+    for length in range(1, 40):
+        x = jax.ShapeDtypeStruct((length,), np.float32)
+        (axis,) = sm.explain(sm.spmap(double))(x).axes
+        places = axis.devices * axis.vectorised * axis.steps
+        assert places - axis.idle_places == length
+        assert 0 <= axis.idle_places < axis.devices
+
+
+def test_devices_that_are_given():
+    mapped = sm.spmap(double, "i", devices=jax.devices()[:2])
+    assert axes(mapped, (8, 2)) == [
+        "spmap: axis 'i' of 8 = 2 devices x 4 vectorised x 1 step"
+    ]
+
+
+def test_mesh_axes_that_are_given():
+    mapped = sm.spmap(double, "i", mesh=MESH, mesh_axes=("model", "data"))
+    assert axes(mapped, (16, 2)) == [
+        "spmap: axis 'i' of 16 = 8 devices x 2 vectorised x 1 step"
+    ]
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+def test_maps_in_maps(lowering):
+    inner = sm.spmap(double, "j")
+    assert axes(sm.spmap(inner, "i", lowering=lowering), (2, 8, 3)) == [
+        "spmap: axis 'i' of 2 = 2 devices x 1 vectorised x 1 step",
+        "  spmap: axis 'j' of 8 = 4 devices x 2 vectorised x 1 step",
+    ]
+
+
+def test_a_map_in_a_map_without_devices_left():
+    assert axes(sm.spmap(sm.spmap(double, "j"), "i"), (8, 4, 3)) == [
+        "spmap: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step",
+        "  spmap: axis 'j' of 4 = 1 device x 4 vectorised x 1 step",
+    ]
+
+
+def test_mesh_map():
+    mapped = sm.mesh_map(
+        lambda x: x, MESH, ({"data": 0, "model": 1},), {"data": 0, "model": 1}
+    )
+    assert axes(mapped, (8, 4)) == [
+        "mesh_map: axis 'data' of 4 = 4 devices x 1 vectorised x 1 step",
+        "  mesh_map: axis 'model' of 2 = 2 devices x 1 vectorised x 1 step",
+    ]
+
+
+def test_shard_map():
+    spec = P("data", "model")
+    mapped = jax.shard_map(double, mesh=MESH, in_specs=spec, out_specs=spec)
+    assert axes(mapped, (8, 4)) == [
+        "shard_map: axis 'data' of 4 = 4 devices x 1 vectorised x 1 step",
+        "  shard_map: axis 'model' of 2 = 2 devices x 1 vectorised x 1 step",
+    ]
+
+
+def test_pmap():
+    assert axes(jax.pmap(double, "i"), (8, 4)) == [
+        "pmap: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step"
+    ]
+
+
+def test_a_shard_map_over_one_axis_is_no_pmap():
+    mesh = sm.make_mesh({"i": 8})
+    mapped = jax.shard_map(double, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    assert axes(mapped, (8, 4)) == [
+        "shard_map: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step"
+    ]
+
+
+def test_a_shard_map_of_single_elements_among_others_is_no_pmap():
+    mesh = sm.make_mesh({"i": 8})
+    mapped = jax.shard_map(
+        lambda block: lax.squeeze(block, (0,))[None] * 2,
+        mesh=mesh,
+        in_specs=P("i"),
+        out_specs=P("i"),
+    )
+    assert axes(lambda x: mapped(x) + 1, (8, 4)) == [
+        "shard_map: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step"
+    ]
+
+
+# What is no axis of devices
+
+
+@pytest.mark.parametrize(
+    "fun", [jax.vmap(double), jax.jit(jax.vmap(double)), jax.vmap(jax.jit(double))]
+)
+def test_vmap(fun):
+    assert axes(fun, (4, 3)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step"
+    ]
+
+
+def test_vmap_says_what_it_is():
+    (axis,) = sm.explain(jax.vmap(double))(np.ones((4, 3))).axes
+    assert axis.running.startswith("one batched operation: no parallel processes")
+    assert "spmap" in axis.change
+
+
+@pytest.mark.parametrize(("in_axes", "size"), [(0, 4), (1, 5), (-1, 6)])
+def test_the_size_of_a_vmap_is_not_guessed(in_axes, size):
+    """The jaxpr is the same for all of them."""
+    fun = jax.vmap(jnp.sin, in_axes=in_axes, out_axes=in_axes)
+    assert axes(fun, (4, 5, 6)) == [
+        f"vmap: an axis of {size} = 1 device x {size} vectorised x 1 step"
+    ]
+
+
+def test_names_of_vmaps():
+    fun = jax.vmap(jax.vmap(lambda x: lax.psum(x, "k"), axis_name="k"))
+    assert axes(fun, (4, 3, 2)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step",
+        "  vmap: axis 'k' of 3 = 1 device x 3 vectorised x 1 step",
+    ]
+
+
+def test_an_operand_that_is_not_mapped():
+    fun = jax.vmap(jnp.dot, in_axes=(0, None))
+    assert axes(fun, (4, 3), (3, 3)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step"
+    ]
+
+
+def test_the_size_of_a_vmap_in_the_middle_is_deduced():
+    def fun(x):
+        return jax.vmap(total)(x * 2) + 1
+
+    assert axes(fun, (4, 3)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step"
+    ]
+    (axis,) = sm.explain(fun)(np.ones((4, 3))).axes
+    assert "deduced from the shapes" in axis.running
+
+
+def test_values_that_are_the_same_for_all_elements_do_not_mislead():
+    def fun(x, w):
+        total = jax.vmap(lambda row, w: (row * jnp.sin(w)).sum(), in_axes=(0, None))
+        return total(x * 2, w) + 1
+
+    assert axes(fun, (4, 3), (3,)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step"
+    ]
+
+    def ambiguous(x, w):
+        return jax.vmap(lambda row, w: row * jnp.sin(w), in_axes=(0, None))(x * 2, w)
+
+    assert axes(ambiguous, (4, 3), (3,)) == [
+        "vmap: an axis of unknown size = 1 device x unknown vectorised x 1 step"
+    ]
+
+
+def test_a_size_that_cannot_be_told_is_left_open():
+    def fun(x):
+        return jax.vmap(jnp.sin)(x * 2)
+
+    assert axes(fun, (4, 3)) == [
+        "vmap: an axis of unknown size = 1 device x unknown vectorised x 1 step"
+    ]
+    assert axes(fun, (4, 4)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step"
+    ]
+
+
+def test_vmaps_one_after_another():
+    def fun(x, y):
+        return jax.vmap(total)(x * 2) + 1, jax.vmap(total)(y * 2)
+
+    assert axes(fun, (4, 3), (5, 2)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step",
+        "vmap: an axis of 5 = 1 device x 5 vectorised x 1 step",
+    ]
+
+
+def test_vmaps_directly_one_after_another():
+    def of_arguments(x, y):
+        return jax.vmap(total)(x), jax.vmap(jnp.sin)(y)
+
+    def in_the_middle(x, y):
+        x, y = x * 2, y * 2
+        return jax.vmap(total)(x), jax.vmap(total)(y)
+
+    for fun, shape in ((of_arguments, (5, 4)), (in_the_middle, (5, 2))):
+        assert axes(fun, (4, 3), shape) == [
+            "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step",
+            "vmap: an axis of 5 = 1 device x 5 vectorised x 1 step",
+        ]
+
+
+def test_a_vmap_after_one_of_the_arguments():
+    def fun(x, y):
+        y = y * 2
+        return jax.vmap(total)(x), jax.vmap(total)(y)
+
+    assert axes(fun, (4, 3), (5, 2)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step",
+        "vmap: an axis of 5 = 1 device x 5 vectorised x 1 step",
+    ]
+
+
+def test_the_way_back_is_no_other_axis():
+    def loss(x):
+        return jax.vmap(lambda row: jnp.sin(row).sum())(x).sum()
+
+    assert axes(jax.grad(loss), (4, 3)) == [
+        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step"
+    ]
+
+    def mapped_loss(x):
+        return sm.spmap(lambda row: jnp.sin(row).sum(), "i")(x).sum()
+
+    assert axes(jax.grad(mapped_loss), (8, 3)) == [
+        "spmap: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("length", "batch_size", "layout"),
+    [
+        (6, None, "1 vectorised x 6 steps"),
+        (6, 2, "2 vectorised x 3 steps"),
+        (5, 2, "2 vectorised x 3 steps"),
+        (7, 3, "3 vectorised x 3 steps"),
+    ],
+)
+def test_lax_map(length, batch_size, layout):
+    def fun(xs):
+        return lax.map(jnp.sin, xs, batch_size=batch_size)
+
+    assert axes(fun, (length, 3)) == [
+        f"loop: an axis of {length} = 1 device x {layout}"
+    ]
+
+
+def test_loops_have_steps():
+    def fun(x):
+        x, _ = lax.scan(lambda carry, _: (carry * 2, None), x, length=7)
+        return lax.fori_loop(0, 5, lambda k, x: x + k, x)
+
+    assert axes(fun, (3,)) == [
+        "loop: an axis of 7 = 1 device x 1 vectorised x 7 steps",
+        "loop: an axis of 5 = 1 device x 1 vectorised x 5 steps",
+    ]
+
+
+def test_a_loop_without_a_fixed_end():
+    def fun(x):
+        return lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)
+
+    assert axes(fun, (3,)) == [
+        "while: an axis of unknown size = 1 device x 1 vectorised x unknown steps"
+    ]
+
+
+def test_what_is_in_the_loop_of_a_batched_map():
+    def fun(xs):
+        return lax.map(lambda x: lax.map(jnp.sin, x), xs, batch_size=2)
+
+    assert axes(fun, (6, 3)) == [
+        "loop: an axis of 6 = 1 device x 2 vectorised x 3 steps",
+        "  loop: an axis of 3 = 1 device x 1 vectorised x 3 steps",
+    ]
+
+
+# Compositions
+
+
+def test_loop_around_vmap():
+    assert axes(lambda xs: lax.map(jax.vmap(jnp.sin), xs), (6, 3)) == [
+        "loop: an axis of 6 = 1 device x 1 vectorised x 6 steps",
+        "  vmap: an axis of 3 = 1 device x 3 vectorised x 1 step",
+    ]
+
+
+def test_vmap_around_loop():
+    assert axes(jax.vmap(lambda x: lax.map(jnp.sin, x)), (6, 3)) == [
+        "vmap: an axis of 6 = 1 device x 6 vectorised x 1 step",
+        "  loop: an axis of 3 = 1 device x 1 vectorised x 3 steps",
+    ]
+
+
+def test_map_around_vmap_around_loop():
+    fun = sm.spmap(jax.vmap(lambda x: lax.map(jnp.sin, x)), "i")
+    assert axes(fun, (16, 6, 3)) == [
+        "spmap: axis 'i' of 16 = 8 devices x 2 vectorised x 1 step",
+        "  vmap: an axis of 6 = 1 device x 6 vectorised x 1 step",
+        "    loop: an axis of 3 = 1 device x 1 vectorised x 3 steps",
+    ]
+
+
+def test_vmap_around_map():
+    assert axes(jax.vmap(sm.spmap(double, "i")), (5, 8, 3)) == [
+        "vmap: an axis of 5 = 1 device x 5 vectorised x 1 step",
+        "  spmap: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step",
+    ]
+
+
+def test_vmap_around_map_around_vmap():
+    assert axes(jax.vmap(sm.spmap(jax.vmap(total), "i")), (5, 8, 3, 2)) == [
+        "vmap: an axis of 5 = 1 device x 5 vectorised x 1 step",
+        "  spmap: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step",
+        "    vmap: an axis of 3 = 1 device x 3 vectorised x 1 step",
+    ]
+
+
+def test_loop_around_map_in_jit():
+    fun = jax.jit(lambda xs: lax.map(sm.spmap(double, "i"), xs))
+    assert axes(fun, (5, 8, 3)) == [
+        "loop: an axis of 5 = 1 device x 1 vectorised x 5 steps",
+        "  spmap: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step",
+    ]
+
+
+def test_branches_and_checkpoints():
+    @jax.checkpoint
+    def fun(x):
+        mapped = sm.spmap(double, "i")
+        return lax.cond(x.sum() > 0, mapped, lambda x: x, x)
+
+    assert axes(fun, (8, 3)) == [
+        "spmap: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step"
+    ]
+
+
+def test_a_program_without_axes():
+    assert axes(double, (3,)) == []
+
+
+# Lines of the program
+
+
+def test_sources():
+    def fun(xs):
+        return lax.map(jnp.sin, xs)  # The loop.
+
+    with open(__file__, encoding="utf-8") as file:
+        lines = file.readlines()
+    (axis,) = sm.explain(fun)(np.ones((3, 2))).axes
+    place, _, function = axis.source.partition(" ")
+    number = int(place.rpartition(":")[2])
+    assert lines[number - 1].strip().endswith("# The loop.")
+    assert function.endswith("fun)")
+    assert "test_explain_axes.py:" in place

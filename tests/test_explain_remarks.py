@@ -1,0 +1,203 @@
+"""What `explain` finds worth changing, and what it leaves alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+
+MIB = 1 << 20
+
+
+def shape(*dimensions):
+    return jax.ShapeDtypeStruct(dimensions, np.float32)
+
+
+def remarks(fun, *args):
+    return [remark.text for remark in sm.explain(fun)(*args).remarks]
+
+
+# Copies
+
+
+@pytest.mark.parametrize(("numbers", "found"), [(MIB // 4, 1), (MIB // 4 - 1, 0)])
+def test_a_large_value_on_every_device(numbers, found):
+    fun = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
+    texts = remarks(fun, shape(8), shape(numbers))
+    assert len(texts) == found
+    for text in texts:
+        assert text == "w of 1.0 MiB is whole on each of 8 devices: 8.0 MiB in all"
+
+
+def test_a_large_value_that_is_cut_is_left_alone():
+    assert remarks(sm.spmap(jnp.sum), shape(8, MIB)) == []
+
+
+def test_a_large_value_on_one_device_is_left_alone():
+    assert remarks(jax.vmap(jnp.sum), shape(8, MIB)) == []
+
+
+def test_a_large_constant():
+    constant = np.ones(MIB // 4, np.float32)
+    (text,) = remarks(sm.spmap(lambda x: x + constant), shape(8, MIB // 4))
+    assert text == (
+        f"a constant of 1.0 MiB and shape ({MIB // 4},) is part of the program, whole "
+        "on each of 8 devices"
+    )
+
+
+def test_a_large_value_that_is_made_outside():
+    mapped = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
+
+    def fun(x):
+        return mapped(x, jnp.arange(MIB // 4, dtype=np.float32))
+
+    (text,) = remarks(fun, shape(8))
+    assert text == (
+        f"a value of 1.0 MiB and shape ({MIB // 4},) is made outside the map, and "
+        "given to it whole, on each of its devices"
+    )
+
+
+def test_a_small_value_that_is_made_outside_is_left_alone():
+    mapped = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
+    assert remarks(lambda x: mapped(x, jnp.arange(8.0)), shape(8)) == []
+
+
+def test_a_large_value_that_an_inner_map_cuts_is_left_alone():
+    mesh = sm.make_mesh({"data": 4, "model": 2})
+    fun = sm.mesh_map(
+        lambda x, w: lax.psum(x @ w, "model"),
+        mesh,
+        in_axes=({"data": 0, "model": 1}, {"model": 0}),
+        out_axes={"data": 0},
+    )
+    assert remarks(fun, shape(8, 1024), shape(1024, 1024)) == []
+
+
+def test_a_large_value_that_a_shard_map_takes_whole():
+    mesh = sm.make_mesh({"i": 8})
+
+    @jax.jit
+    def fun(x):
+        return jax.shard_map(
+            lambda x, w: x * w.sum(),
+            mesh=mesh,
+            in_specs=(P("i"), P()),
+            out_specs=P("i"),
+        )(x, jnp.arange(MIB // 4, dtype=np.float32))
+
+    (text,) = remarks(fun, shape(8))
+    assert text.startswith("a value of 1.0 MiB and shape")
+
+
+# Gathers
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda everything: everything[0],
+        lambda everything: everything[2:4].sum(0),
+        lambda everything: everything[lax.axis_index("i")],
+    ],
+    ids=["index", "slice", "own"],
+)
+def test_a_gather_that_is_only_sliced(part):
+    def fun(x):
+        return part(lax.all_gather(x, "i"))
+
+    (text,) = remarks(sm.spmap(fun, "i"), shape(8, 256))
+    assert text.startswith("all_gather gives every device 8.0 KiB, of which at most")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda everything: everything,
+        lambda everything: (everything, everything[0]),
+        lambda everything: everything.sum(0),
+        lambda everything: everything[0] + everything.sum(0),
+    ],
+    ids=["result", "result too", "sum", "sum too"],
+)
+def test_a_gather_that_is_used_is_left_alone(use):
+    def fun(x):
+        return use(lax.all_gather(x, "i"))
+
+    assert remarks(sm.spmap(fun, "i"), shape(8, 256)) == []
+
+
+# Axes
+
+
+def test_a_short_axis():
+    assert remarks(sm.spmap(jnp.sin, "i"), shape(3, 4)) == [
+        "axis 'i' of 3 runs on 3 of 8 devices: 5 are idle"
+    ]
+
+
+def test_an_axis_that_does_not_divide():
+    texts = remarks(sm.spmap(jnp.sin, "i"), shape(15, 4))
+    assert texts == [
+        "axis 'i' of 15 does not divide: 8 devices x 2 vectorised x 1 step have room "
+        "for 1 more, which compute nothing of use, and its arrays are whole on every "
+        "device between calls"
+    ]
+
+
+def test_an_inner_axis_uses_the_idle_devices():
+    fun = sm.spmap(sm.spmap(jnp.sin, "j"), "i")
+    assert remarks(fun, shape(2, 4, 3)) == []
+
+
+def test_an_axis_that_fits_is_left_alone():
+    assert remarks(sm.spmap(jnp.sin, "i"), shape(16, 4)) == []
+    assert remarks(jax.vmap(jnp.sin), shape(3, 4)) == []
+
+
+# Outside the map
+
+
+def test_work_before_the_map():
+    @jax.jit
+    def fun(x, w):
+        return sm.spmap(jnp.sin)(x @ w)
+
+    (text,) = remarks(fun, shape(8, 256), shape(256, 256))
+    assert text.startswith(f"dot_general of {2 * 8 * 256 * 256:,} flops is outside")
+
+
+def test_work_on_what_a_map_has_cut_is_left_alone():
+    @jax.jit
+    def fun(x, w):
+        return sm.spmap(jnp.sin)(x) @ w
+
+    assert remarks(fun, shape(8, 256), shape(256, 256)) == []
+
+
+def test_work_in_the_map_is_left_alone():
+    fun = sm.spmap(jnp.dot, in_axes=(0, None))
+    assert remarks(fun, shape(8, 256), shape(256, 256)) == []
+
+
+def test_work_of_a_program_without_a_map_is_left_alone():
+    assert remarks(jnp.dot, shape(256, 256), shape(256, 256)) == []
+
+
+def test_little_work_is_left_alone():
+    @jax.jit
+    def fun(x, w):
+        return sm.spmap(jnp.sin)(x @ w)
+
+    assert remarks(fun, shape(8, 4), shape(4, 4)) == []
+
+
+def test_remarks_have_advice_and_a_place():
+    fun = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
+    (remark,) = sm.explain(fun)(shape(8), shape(MIB)).remarks
+    assert remark.source == "w"
+    assert remark.advice.startswith("If a device needs only a part of it, cut it")
