@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,6 +23,26 @@ COMMANDS = {
         module="shardmap.demo",
         summary="train a digit classifier over 8 virtual devices",
         needs={"sklearn": "demo"},
+    ),
+    "show": Command(
+        module="shardmap.commands.show",
+        summary="draw a sharding: indices, picture, proto, HLO and Shardy text",
+        needs={},
+    ),
+    "explain": Command(
+        module="shardmap.commands.explain",
+        summary="tell what a function runs in parallel, what moves, what it costs",
+        needs={},
+    ),
+    "run": Command(
+        module="shardmap.commands.run",
+        summary="start several processes on this machine",
+        needs={},
+    ),
+    "doctor": Command(
+        module="shardmap.commands.doctor",
+        summary="check what is installed, and say what is known not to work here",
+        needs={},
     ),
 }
 
@@ -60,6 +82,8 @@ def help_text() -> str:
             *rows,
             "",
             "'python -m shardmap COMMAND --help' tells a command's options.",
+            "A command ends with 0 when it is done, with 1 when a check of its own",
+            "failed, and with 2 when it could not do what was asked; stderr says why.",
         ]
     )
 
@@ -69,5 +93,21 @@ def refuse(reason: str) -> int:
     return 2
 
 
+def run(arguments: Sequence[str]) -> int:
+    """As `main`, for a program: Ctrl-C and a reader that goes away end it quietly."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = main(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130  # As shells number the end by SIGINT, and below by SIGPIPE.
+    except BrokenPipeError:
+        # What is still to be written has nowhere to go, also when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))

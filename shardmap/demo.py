@@ -9,7 +9,6 @@ that both arrive at are compared.
 Read this file from the top; it is a whole program.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 from jax import lax
 
 import shardmap as sm
+from shardmap.commands.parsing import Parser
 from shardmap.explain.text import picture
 
 DEVICES = 8
@@ -99,8 +99,10 @@ def train_step_on_one_device(
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Runs the demo and returns its exit code: 0 when both checks at its end hold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m shardmap demo", description="Train a digit classifier."
+    parser = Parser(
+        "demo",
+        "Train a digit classifier, and show where everything lies.",
+        ("python -m shardmap demo --epochs 10",),
     )
     parser.add_argument("--epochs", type=int, default=20, help="passes over the data")
     epochs = parser.parse_args(arguments).epochs

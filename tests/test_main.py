@@ -1,14 +1,17 @@
 """The command line, run as a user runs it: in a process of its own."""
 
-import os
-import pathlib
+import importlib
 import re
+import shlex
+import signal
 import subprocess
 import sys
 
 import pytest
+from command_line import ROOT, call, python, shardmap
 
-ROOT = pathlib.Path(__file__).parent.parent
+from shardmap.__main__ import COMMANDS
+
 # Runs the command line, or other code, in a process that cannot import a module.
 WITHOUT_MODULE = """
 import runpy, sys
@@ -16,25 +19,6 @@ sys.modules[{module!r}] = None
 {code}
 """
 RUN = "sys.argv[1:] = {arguments!r}; runpy.run_module('shardmap', run_name='__main__')"
-
-
-def python(*arguments):
-    """Runs Python here, without the settings that the tests themselves run under."""
-    env = {
-        k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")
-    }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-        env=env,
-    )
-
-
-def shardmap(*arguments):
-    return python("-m", "shardmap", *arguments)
 
 
 def without_module(module, *arguments, code=RUN):
@@ -47,7 +31,10 @@ def test_no_command_says_what_there_is():
     assert result.returncode == 0
     assert result.stderr == ""
     assert "usage: python -m shardmap COMMAND" in result.stdout
-    assert re.search(r"^  demo +train a digit classifier", result.stdout, re.M)
+    for name, command in COMMANDS.items():
+        assert re.search(
+            rf"^  {name} +{re.escape(command.summary)}$", result.stdout, re.M
+        )
     assert shardmap("--help").stdout == result.stdout
 
 
@@ -56,8 +43,62 @@ def test_an_unknown_command_gets_one_line_and_code_2():
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == (
-        "python -m shardmap: unknown command 'dmeo'; the commands are: demo\n"
+        "python -m shardmap: unknown command 'dmeo'; the commands are: demo, show, "
+        "explain, run, doctor\n"
     )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_a_help_text_work(name, tmp_path):
+    """In a folder with the script that they name, and nothing else."""
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
+    help_text = call(importlib.import_module(COMMANDS[name].module).main, "--help")
+    assert (help_text.returncode, help_text.stderr) == (0, "")
+    examples = re.findall(r"^  python -m (shardmap .*)$", help_text.stdout, re.M)
+    assert examples
+    for example in examples:
+        result = shardmap(*shlex.split(example)[1:], cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, ""), example
+        assert result.stdout
+
+
+def test_a_reader_that_goes_away_ends_it_quietly():
+    """As `head` does, before anything is written."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardmap"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    process.stderr.close()
+
+
+def test_control_c_ends_it_quietly(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time; print('waiting', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardmap", "explain", f"{tmp_path}/slow.py:f"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdout.readline() == b"waiting\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_text_that_no_encoding_has_is_still_written():
+    """A file name need not be text; shown on a terminal of ASCII it is escaped."""
+    result = shardmap(
+        *("show", "P('é')", "--shape", "2", "--mesh", "é=1"), PYTHONIOENCODING="ascii"
+    )
+    assert result.stderr == ""
+    assert result.stdout.startswith("P('\\xe9') on a mesh of \\xe9=1\n")
 
 
 def test_a_missing_extra_gets_one_line_and_code_2():

@@ -1,0 +1,227 @@
+"""`python -m shardmap doctor`: whether shardmap can work here, and what cannot.
+
+JAX is started in a process of its own, as a wrong flag can end the process or stop it.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+import shardmap as sm
+from shardmap.commands.parsing import Parser, one_line
+
+EXAMPLES = ("python -m shardmap doctor",)
+# Beginnings of the environment variables that change what JAX does.
+FLAGS = ("JAX_", "XLA_", "LIBTPU_", "CUDA_VISIBLE_DEVICES")
+SECONDS = 120
+UNKNOWN = "what shardmap needs is known once it is installed"
+PROBE = "from shardmap.commands import doctor; doctor.probe()"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints what is found, and returns 0, or 1 if shardmap cannot work here."""
+    parser = Parser(
+        "doctor",
+        "Check the versions, the devices and a small map over all of them. List the "
+        "flags\nthat are set, the missing extras, and what is known not to work "
+        "here.\nEnds with code 1 if something is broken.",
+        EXAMPLES,
+    )
+    parser.parse_args(arguments)
+    broken = 0
+    print(f"shardmap {sm.__version__}, Python {platform.python_version()}\n")
+    found = start_jax()
+    for problem, text in [*versions(installed(), requirements()), *devices(found)]:
+        print(f"{'BROKEN' if problem else 'ok    '}  {text}")
+        broken += problem
+    for title, lines in (
+        ("Flags", flags(os.environ)),
+        ("Extras", extras(requirements())),
+        ("Known not to work here", limits(found, os.environ)),
+    ):
+        print("\n".join(["", title, *(f"  {line}" for line in lines or ["none"])]))
+    return 1 if broken else 0
+
+
+def installed() -> dict[str, str]:
+    """The versions that count."""
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+
+
+def requirements() -> list[str]:
+    """What shardmap needs, as its metadata say it; empty in a plain checkout."""
+    try:
+        return importlib.metadata.requires("shardmap") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def versions(
+    installed: Mapping[str, str], needed: Sequence[str]
+) -> Iterator[tuple[bool, str]]:
+    """For each package whether its version is a problem, and what to say.
+
+    >>> list(versions({"jax": "0.9.1"}, ["jax<0.13,>=0.10.2"]))
+    [(True, 'jax 0.9.1; shardmap needs jax<0.13,>=0.10.2')]
+    """
+    for name, version in installed.items():
+        rule = next((r for r in needed if re.match(rf"{name}\b[^;]*$", r)), None)
+        if rule is None:
+            yield False, f"{name} {version}; {UNKNOWN}"
+            continue
+        bounds = re.findall(r"([<>])=?\s*([\d.]+)", rule)
+        outside = any(
+            _numbers(version) >= _numbers(bound)
+            if sign == "<"
+            else _numbers(version) < _numbers(bound)
+            for sign, bound in bounds
+        )
+        said = "shardmap needs" if outside else "in the range"
+        yield outside, f"{name} {version}; {said} {rule}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def start_jax(seconds: float = SECONDS) -> dict[str, Any]:
+    """What `probe` finds in a process of its own, or ``{"error": ...}``."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"JAX did not start and run a map within {seconds} seconds"}
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if result.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    said = [line for line in result.stderr.splitlines() if line.strip()]
+    return {"error": one_line(said[-1]) if said else f"code {result.returncode}"}
+
+
+def probe() -> None:
+    """Starts JAX, maps over all its devices, and prints what it finds as JSON."""
+    count = jax.local_device_count()
+    numbers = np.arange(1, count + 1, dtype=np.float32)
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i", out_axes=None)(numbers)
+    config: Any = jax.config  # Its types do not know its flags.
+    found = {
+        "platform": jax.local_devices()[0].platform,
+        "kind": jax.local_devices()[0].device_kind,
+        "count": count,
+        "cores": os.cpu_count(),
+        "x64": config.jax_enable_x64,
+        "disable_jit": config.jax_disable_jit,
+        "sum": float(total),
+        "right": float(np.sum(numbers)),
+    }
+    print(json.dumps(found))
+
+
+def devices(found: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Whether JAX starts, and whether a small map over its devices is right."""
+    if "error" in found:
+        yield True, f"JAX does not start: {found['error']}"
+        return
+    count = found["count"]
+    several = "s" * (count != 1)
+    yield (
+        False,
+        f"{count} device{several} on platform {found['platform']} ({found['kind']}), "
+        f"{found['cores']} CPU cores",
+    )
+    wrong = found["sum"] != found["right"]
+    yield (
+        wrong,
+        f"a psum over {count} device{several} is "
+        + (f"{found['sum']:g}, not {found['right']:g}" if wrong else "right"),
+    )
+
+
+def flags(environment: Mapping[str, str]) -> list[str]:
+    """The settings that JAX reads.
+
+    >>> flags({"JAX_PLATFORMS": "cpu", "HOME": "/root"})
+    ['JAX_PLATFORMS=cpu']
+    """
+    return [
+        f"{name}={value}"
+        for name, value in sorted(environment.items())
+        if name.startswith(FLAGS)
+    ]
+
+
+def extras(needed: Sequence[str]) -> list[str]:
+    """A line for each extra: installed, or what is missing.
+
+    >>> extras(['numpy', 'no-such-package; extra == "demo"'])
+    ["demo: missing no-such-package; pip install 'shardmap[demo]'"]
+    """
+    if not needed:
+        return [UNKNOWN]
+    missing: dict[str, list[str]] = {}
+    for rule in needed:
+        match = re.match(r"([\w.-]+).*extra\s*==\s*[\"']([\w-]+)[\"']", rule)
+        if match is not None:
+            package, extra = match.groups()
+            lacking = missing.setdefault(extra, [])
+            if not _is_installed(package):
+                lacking.append(package)
+    return [
+        f"{extra}: missing {', '.join(lacking)}; pip install 'shardmap[{extra}]'"
+        if lacking
+        else f"{extra}: installed"
+        for extra, lacking in sorted(missing.items())
+    ]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def limits(found: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
+    """What is known not to work with these devices and flags."""
+    if "error" in found:
+        return []
+    result = []
+    on_cpu = found["platform"] == "cpu"
+    count = found["count"]
+    if count == 1:
+        result.append(
+            "more than one device: there is one. For virtual ones set "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=8"
+        )
+    if on_cpu and count > found["cores"]:
+        result.append(
+            f"timing: {count} devices share {found['cores']} cores, so nothing gets "
+            "faster with more devices"
+        )
+    asynchronous = environment.get("JAX_CPU_ENABLE_ASYNC_DISPATCH", "1").lower()
+    if on_cpu and count > 1 and asynchronous not in ("0", "false", "no", "off"):
+        result.append(
+            "several runs with collectives in flight under a jax.jit of your own, or "
+            "under jax.pmap:\n    jaxlib can hang. Wait for each, or set "
+            "JAX_CPU_ENABLE_ASYNC_DISPATCH=0. Maps take turns"
+        )
+    if not found["x64"]:
+        result.append("64-bit numbers: JAX makes them 32-bit unless JAX_ENABLE_X64=1")
+    if found["disable_jit"]:
+        result.append("measuring: JAX_DISABLE_JIT is on, and operations run one by one")
+    return result

@@ -1,0 +1,259 @@
+"""`python -m shardmap explain`: where a function of yours runs, without running it."""
+
+import importlib
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardmap.commands.parsing import Parser, evaluate, one_line
+from shardmap.explain.api import explain
+from shardmap.explain.interconnect import INTERCONNECTS, Interconnect
+from shardmap.explain.report import Explanation
+
+EXAMPLES = (
+    "python -m shardmap explain shardmap.commands.example:predict "
+    "--arg f32[64,32] --arg f32[256,64] --devices 8",
+    "python -m shardmap explain shardmap.commands.example:predict "
+    "--arg f32[64,32] --arg f32[256,64] --devices 8 --interconnect nvlink4",
+)
+# As jaxprs shorten the names of dtypes.
+KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex"}
+LIBRARIES = tuple(
+    str(pathlib.Path(file).parent) for file in (jax.__file__, os.__file__)
+)
+PACKAGE = str(pathlib.Path(__file__).parent.parent)
+
+
+class Failure(Exception):
+    """The user's program raised: what, and where."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Explains the function that `arguments` name and returns the exit code."""
+    parser = Parser(
+        "explain",
+        "Tell what a function runs in parallel, where its arrays lie, what moves "
+        "between\ndevices and what it costs. The function is compiled, but not run.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "function",
+        metavar="MODULE:FUNCTION",
+        help="a module, or a .py file, and a function in it",
+    )
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        dest="args",
+        metavar="ARRAY",
+        help="one for each argument: an array such as f32[8,128], bf16[4], i32[] or "
+        "key[]; a tuple, list or dict of them, such as '{\"w\": f32[3]}'; or a number",
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="virtual devices of the CPU; by default the devices that JAX finds",
+    )
+    parser.add_argument(
+        "--interconnect",
+        metavar="NAME",
+        help="what joins the devices, to estimate times: "
+        f"{', '.join(INTERCONNECTS)}; or bytes per second and seconds, such as "
+        "25e9,2e-6",
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", help="write a page with pictures to this file"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        explanation = explanation_of(options)
+        if options.html is not None:
+            explanation.save(options.html)
+    except (TypeError, ValueError, OSError, RuntimeError, Failure) as error:
+        parser.error(str(error))
+    print(explanation)
+    return 0
+
+
+def explanation_of(options: Any) -> Explanation:
+    """The explanation that the parsed options ask for."""
+    if options.devices is not None:
+        if options.devices < 1:
+            raise ValueError(f"--devices must be at least 1, got {options.devices}")
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", options.devices)
+    joined = read_interconnect(options.interconnect)
+    args = [read_argument(text) for text in options.args]
+    function, name = find_function(options.function)
+    try:
+        return explain(function, interconnect=joined)(*args)
+    except Exception as error:
+        raise Failure(f"{name} cannot be explained: {_what(error)}") from None
+
+
+def read_interconnect(text: str | None) -> str | Interconnect | None:
+    """A name as it is, or the interconnect of ``bandwidth,latency``.
+
+    >>> read_interconnect("25e9,2e-6").time("all-gather", 1000, 8)
+    1.428e-05
+    """
+    if text is None or text in INTERCONNECTS:
+        return text
+    try:
+        bandwidth, latency = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--interconnect must be one of {', '.join(INTERCONNECTS)}, or bytes per "
+            f"second and seconds, such as 25e9,2e-6; got {text!r}"
+        ) from None
+    return Interconnect(bandwidth, latency)
+
+
+def read_argument(text: str) -> Any:
+    """What an ``--arg`` says: arrays as `jax.ShapeDtypeStruct`, constants themselves.
+
+    >>> read_argument("{'w': f32[3], 'scale': 2}")
+    {'w': ShapeDtypeStruct(shape=(3,), dtype=float32), 'scale': 2}
+    >>> read_argument("i32[]")
+    ShapeDtypeStruct(shape=(), dtype=int32)
+    """
+    # Python has no empty index: `i32[]`, outside of strings, is written `i32[()]`.
+    written = re.sub(
+        r"""("[^"]*"|'[^']*')|(\w)\[\s*\]""",
+        lambda match: match[1] or f"{match[2]}[()]",
+        text,
+    )
+    value = evaluate(written, "--arg", _ArrayType)
+    for leaf in jax.tree.leaves(value):
+        if isinstance(leaf, _ArrayType):
+            raise ValueError(
+                f"--arg {leaf.name} needs a shape in brackets: {leaf.name}[] for one "
+                "number"
+            )
+    return value
+
+
+class _ArrayType:
+    """A dtype by its short name: indexed with a shape, it is an array."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dtype = _dtype(name)
+
+    def __getitem__(self, shape: Any) -> jax.ShapeDtypeStruct:
+        sizes = shape if isinstance(shape, tuple) else (shape,)
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise ValueError(
+                f"--arg {self.name} needs a shape of whole numbers, such as "
+                f"{self.name}[8,128], got {sizes!r}"
+            )
+        return jax.ShapeDtypeStruct(sizes, self.dtype)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise ValueError(f"--arg calls nothing: write {self.name}[8,128] for an array")
+
+
+def _dtype(name: str) -> Any:
+    if name == "key":
+        return jax.eval_shape(jax.random.key, 0).dtype
+    short = re.fullmatch(r"(bf|f|i|u|c)(\d\w*)", name)
+    long = KINDS[short[1]] + short[2] if short else name
+    known = re.fullmatch(r"(b?float|u?int|complex)\d\w*|bool", long)
+    scalar = getattr(jnp, long, None) if known else None
+    if scalar is None:
+        raise ValueError(
+            f"--arg has an unknown dtype {name!r}: write f32, bf16, i32, u8, c64, "
+            "bool, key and so on, with a shape in brackets"
+        )
+    dtype = jnp.dtype(scalar)
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"--arg has the 64-bit dtype {name}, which JAX makes "
+            f"{jax.dtypes.canonicalize_dtype(dtype)} unless JAX_ENABLE_X64=1 is set"
+        )
+    return dtype
+
+
+def find_function(text: str) -> tuple[Callable[..., Any], str]:
+    """The function that a text such as ``train.py:step`` names, and what to call it."""
+    module_text, colon, path = text.rpartition(":")
+    if not (module_text and colon and path):
+        raise ValueError(
+            "expected MODULE:FUNCTION, such as train.py:step or package.train:step, "
+            f"got {text!r}"
+        )
+    found: Any = load(module_text)
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ValueError(f"{module_text} has no {path}") from None
+    if not callable(found):
+        raise ValueError(
+            f"{path} of {module_text} is of type {type(found).__name__}, no function"
+        )
+    return found, path
+
+
+def load(text: str) -> ModuleType:
+    """Imports a module by its name, or from a .py file, as Python would from here."""
+    file = pathlib.Path(text)
+    is_file = file.suffix == ".py"
+    if is_file and not file.is_file():
+        raise ValueError(f"there is no file {text}")
+    folder = str(file.resolve().parent if is_file else pathlib.Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return _load_file(file) if is_file else importlib.import_module(text)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if not is_file and missing and f"{text}.".startswith(f"{missing}."):
+            raise ValueError(f"there is no module {text} here") from None
+        raise Failure(f"importing {text} failed: {_what(error)}") from None
+
+
+def _load_file(file: pathlib.Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None  # Python knows what to do with a .py file.
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    is_new = file.stem not in sys.modules
+    if is_new:
+        sys.modules[file.stem] = module  # Where dataclasses look for themselves.
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if is_new:
+            del sys.modules[file.stem]
+        raise
+    return module
+
+
+def _what(error: BaseException) -> str:
+    """An error's type, its message and the last line of the user's that led to it."""
+    text = f"{type(error).__name__}: {one_line(str(error))}".rstrip(": ")
+    if isinstance(error, SyntaxError):
+        return text  # Says where itself.
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*LIBRARIES, PACKAGE, "<frozen"))
+    ]
+    if not frames:
+        return text
+    path = pathlib.Path(frames[-1].filename)
+    if path.is_relative_to(pathlib.Path.cwd()):
+        path = path.relative_to(pathlib.Path.cwd())
+    return f"{text} ({path}:{frames[-1].lineno})"

@@ -1,0 +1,269 @@
+"""`python -m shardmap show`: a sharding in every form, from indices to Shardy text.
+
+Needs no devices: a layout is numbers.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from shardmap.commands.parsing import Parser, evaluate
+from shardmap.explain.grids import GAP
+from shardmap.explain.text import picture
+from shardmap.sharding.entries import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    Unstacked,
+)
+from shardmap.sharding.spec import ShardingSpec
+
+EXAMPLES = (
+    """python -m shardmap show "P('data', None)" --shape 8,64 --mesh data=4,model=2""",
+    'python -m shardmap show "ShardingSpec((Chunked(4), None), '
+    '(ShardedAxis(0), Replicated(2)))" --shape 8,64',
+)
+MOST_DEVICES = 2**20
+INDICES_SHOWN = 12
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Shows the sharding that `arguments` describe and returns the exit code."""
+    parser = Parser(
+        "show",
+        "Show which device holds which part of an array, and the same layout as "
+        "OpSharding\nproto, HLO text and Shardy text. No device is needed.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "spec", metavar="SPEC", help="a ShardingSpec, or a PartitionSpec, also as P"
+    )
+    parser.add_argument(
+        "--shape", required=True, help="the array's, such as 8,64; () for a scalar"
+    )
+    parser.add_argument(
+        "--mesh",
+        help="names and sizes of its axes, such as data=4,model=2, which a "
+        "PartitionSpec needs",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        text = page(options.spec, options.shape, options.mesh)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    print(text)
+    return 0
+
+
+def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
+    """Everything that is shown.
+
+    >>> print(page("P('x')", "4", "x=2").partition("Indices")[0].rstrip())
+    P('x') on a mesh of x=2
+    ShardingSpec((Chunked((2,)),), (ShardedAxis(0),))
+    <BLANKLINE>
+    (4,) on 2 devices, (2,) on each: dimension 0 across
+           0:2   2:4
+         +-----+-----+
+         |  0  |  1  |
+         +-----+-----+
+    """
+    shape = read_shape(shape_text)
+    mesh = None if mesh_text is None else read_mesh(mesh_text)
+    given = evaluate(spec_text, "SPEC", _NAMES.__getitem__)
+    if isinstance(given, PartitionSpec):
+        spec = _spec_of_partitions(given, len(shape), mesh)
+        title = [f"{_written(given)} on a mesh of {_mesh_text(mesh)}", repr(spec)]
+    elif isinstance(given, ShardingSpec):
+        spec = given
+        title = [repr(spec)]
+        if mesh and tuple(mesh.values()) != spec.mesh_shape:
+            raise ValueError(
+                f"--mesh {_mesh_text(mesh)} has the shape {tuple(mesh.values())}, but "
+                f"the mesh of {spec!r} has {spec.mesh_shape}: give one name=size for "
+                "each entry of mesh_mapping, or leave --mesh out"
+            )
+    else:
+        raise ValueError(
+            f"SPEC must be a ShardingSpec or a PartitionSpec, got {given!r}"
+        )
+    if spec.num_shards > MOST_DEVICES:
+        raise ValueError(
+            f"the mesh has {spec.num_shards:,} devices, and show draws at most "
+            f"{MOST_DEVICES:,}"
+        )
+    names = list(mesh) if mesh else None
+    return "\n".join([*title, "", picture(spec, shape), *_forms(spec, shape, names)])
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """The shape that a text such as ``8,64`` says.
+
+    >>> read_shape("8, 64"), read_shape("(8,)"), read_shape("()")
+    ((8, 64), (8,), ())
+    """
+    inner = text.strip().removeprefix("(").removesuffix(")").strip().removesuffix(",")
+    try:
+        shape = tuple(int(size) for size in inner.split(",")) if inner else ()
+    except ValueError:
+        raise ValueError(
+            f"--shape needs whole numbers, such as 8,64, got {text!r}"
+        ) from None
+    if any(size < 0 for size in shape):
+        raise ValueError(f"--shape needs sizes of 0 or more, got {text!r}")
+    return shape
+
+
+def read_mesh(text: str) -> dict[str, int]:
+    """The mesh that a text such as ``data=4,model=2`` says.
+
+    >>> read_mesh("data=4, model=2")
+    {'data': 4, 'model': 2}
+    """
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
+        try:
+            size = int(number)
+        except ValueError:
+            size = 0
+        if not name or size < 1 or name in mesh:
+            raise ValueError(
+                "--mesh needs a name=size for each axis, names that differ and sizes "
+                f"of 1 or more, such as data=4,model=2; got {text!r}"
+            )
+        mesh[name] = size
+    return mesh
+
+
+def _partition_spec(*entries: Any) -> PartitionSpec:
+    for entry in entries:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        if entry is not None and not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                "an entry of a PartitionSpec must be None, the name of a mesh axis or "
+                f"a tuple of names, got {entry!r}"
+            )
+    return PartitionSpec(*entries)
+
+
+_NAMES = {
+    "P": _partition_spec,
+    "PartitionSpec": _partition_spec,
+    "ShardingSpec": ShardingSpec,
+    "Chunked": Chunked,
+    "Unstacked": Unstacked,
+    "NoSharding": NoSharding,
+    "ShardedAxis": ShardedAxis,
+    "Replicated": Replicated,
+}
+
+
+def _spec_of_partitions(
+    partitions: PartitionSpec, ndim: int, mesh: dict[str, int] | None
+) -> ShardingSpec:
+    if mesh is None:
+        raise ValueError(
+            "a PartitionSpec names the axes of a mesh: give their sizes, such as "
+            "--mesh data=4,model=2"
+        )
+    used = [
+        name
+        for entry in partitions
+        if entry is not None
+        for name in (entry if isinstance(entry, tuple) else (entry,))
+    ]
+    for name in used:
+        if name not in mesh:
+            raise ValueError(
+                f"the mesh axis {name!r} of SPEC is not in --mesh {_mesh_text(mesh)}"
+            )
+        if used.count(name) > 1:
+            raise ValueError(
+                f"the mesh axis {name!r} stands in SPEC {used.count(name)} times: it "
+                "can cut an array once"
+            )
+    abstract = AbstractMesh(
+        tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh)
+    )
+    return ShardingSpec.from_named_sharding(NamedSharding(abstract, partitions), ndim)
+
+
+def _mesh_text(mesh: dict[str, int] | None) -> str:
+    return ", ".join(f"{name}={size}" for name, size in (mesh or {}).items())
+
+
+def _written(partitions: PartitionSpec) -> str:
+    """As JAX prints it, without the comma of a tuple of one.
+
+    >>> _written(PartitionSpec("x"))
+    "P('x')"
+    """
+    return f"P({', '.join(map(repr, partitions))})"
+
+
+def _forms(
+    spec: ShardingSpec, shape: tuple[int, ...], names: Sequence[str] | None
+) -> Iterator[str]:
+    """The indices, the proto, the HLO text and the Shardy text, each with a heading."""
+    yield "\nIndices"
+    yield from _indices(spec, shape)
+    outside = spec.stacked()
+    if outside != spec:
+        yield (
+            "\nThe forms below have no Unstacked: they are the array from outside the "
+            f"map,\n{outside!r}"
+        )
+    yield "\nOpSharding proto"
+    # Protobuf prints a note above the fields, and no field for the kind of number 0.
+    fields = [
+        line for line in str(outside.sharding_proto()).split("\n") if ": " in line
+    ]
+    yield from _indented(fields or ["type: REPLICATED"])
+    yield "\nHLO"
+    yield from _indented([str(outside.hlo_sharding())])
+    yield "\nShardy"
+    yield from _indented(outside.sdy(names).splitlines())
+
+
+def _indices(spec: ShardingSpec, shape: tuple[int, ...]) -> Iterator[str]:
+    indices = spec.indices(shape)
+    count = spec.num_shards
+    width = len(str(count - 1))
+    shown = (
+        range(count)
+        if count <= INDICES_SHOWN
+        else itertools.chain(range(INDICES_SHOWN - 2), [count - 1])
+    )
+    previous = -1
+    for device in shown:
+        if device != previous + 1:
+            yield f"  {GAP}"
+        previous = device
+        place = np.unravel_index(device, spec.mesh_shape)
+        yield f"  device {device:{width}}  {_index_text(indices[place])}"
+
+
+def _index_text(index: tuple[int | slice, ...]) -> str:
+    """An index as it is written between brackets.
+
+    >>> _index_text((3, slice(None), slice(0, 2))), _index_text(())
+    ('[3, :, 0:2]', '[()]')
+    """
+    parts = [
+        str(item)
+        if isinstance(item, int)
+        else ":"
+        if item == slice(None)
+        else f"{item.start}:{item.stop}"
+        for item in index
+    ]
+    return f"[{', '.join(parts) or '()'}]"
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
