@@ -3,27 +3,32 @@
 PYTHON ?= $(shell bash .ci/find_python 3.11 3)
 VENV ?= .venv
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 RUN := $(VENV)/bin/python -m
 
-.PHONY: help demo test docs lint types format bench clean
+.PHONY: help demo test docs site lint types format bench clean
 
 help:
 	@echo "make demo    train a digit classifier over 8 virtual devices"
 	@echo "make test    run the tests (ARGS='-k name' to choose, ARGS='-n 0' for one process)"
-	@echo "make docs    run the examples of README.md and of the docstrings"
+	@echo "make docs    run the examples of README.md, of docs/ and of the docstrings"
+	@echo "make site    build the pages of docs/ into build/site"
 	@echo "make lint    check style and format ('make format' mends them)"
 	@echo "make types   check the types"
-	@echo "make bench   time shardmap against JAX, side by side"
+	@echo "make bench   time shardmap against JAX, side by side (ARGS='--plot' draws it)"
 	@echo "make clean   remove what the other targets made"
 
-$(STAMP): setup.py
+# Each extra has a stamp of its own: the demo needs little, the tests much.
+$(STAMP): EXTRA := dev
+$(DEMO_STAMP): EXTRA := demo
+$(STAMP) $(DEMO_STAMP): setup.py
 	@test -n "$(PYTHON)" || { echo "shardmap needs Python 3.11 or later with the venv module" >&2; exit 1; }
 	@echo "Installing into $(VENV) with $(PYTHON); this happens once."
 	@"$(PYTHON)" -m venv $(VENV)
-	@$(RUN) pip install -qq --disable-pip-version-check --editable '.[test,demo,docs,bench]'
+	@$(RUN) pip install -qq --disable-pip-version-check --editable '.[$(EXTRA)]'
 	@touch $@
 
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	@$(RUN) shardmap demo
 
 test: $(STAMP)
@@ -31,6 +36,10 @@ test: $(STAMP)
 
 docs: $(STAMP)
 	@$(RUN) pytest tests/test_docs.py $(ARGS)
+
+site: $(STAMP)
+	@$(RUN) sphinx --fail-on-warning --keep-going -q docs build/site
+	@echo "The site begins at build/site/index.html"
 
 lint: $(STAMP)
 	@$(RUN) ruff check .

@@ -10,6 +10,30 @@ VERSION = re.search(
     r'^__version__ = "(.+)"$', (ROOT / "shardmap/__init__.py").read_text(), re.MULTILINE
 )[1]
 
+EXTRAS = {
+    # Whoever tests also checks. The checkers are pinned: new ones find new faults.
+    "test": [
+        "h5py",
+        "hypothesis",
+        "mypy==2.4.*",
+        "pytest",
+        "pytest-xdist",
+        "ruff==0.17.*",
+        "zarr",
+    ],
+    "demo": ["scikit-learn"],
+    # Shards that travel to other processes, and a bar.
+    "plan": ["flatbuffers", "tqdm"],
+    # A cluster as the executor of a plan.
+    "dask": ["dask[array]", "distributed"],
+    "examples": ["flax", "numpyro", "optax", "scikit-learn"],
+    "docs": ["furo", "myst-parser", "sphinx"],
+    # The benchmarks compare against JAX itself; the picture of them needs this.
+    "bench": ["matplotlib"],
+}
+# Everything, for whoever works on shardmap itself.
+EXTRAS["dev"] = sorted({name for names in EXTRAS.values() for name in names})
+
 setup(
     name="shardmap",
     version=VERSION,
@@ -26,25 +50,7 @@ setup(
         "jaxlib>=0.10.2,<0.13",
         "numpy",
     ],
-    extras_require={
-        # Whoever tests also checks. The checkers are pinned: new ones find new faults.
-        "test": [
-            "flatbuffers",
-            "h5py",
-            "hypothesis",
-            "mypy==2.4.*",
-            "pytest",
-            "pytest-xdist",
-            "ruff==0.17.*",
-            "tqdm",
-            "zarr",
-        ],
-        "demo": ["scikit-learn"],
-        # The examples of README.md and of the docstrings are run by pytest.
-        "docs": ["pytest"],
-        # The benchmarks compare against JAX itself and need nothing more.
-        "bench": [],
-    },
+    extras_require=EXTRAS,
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Science/Research",

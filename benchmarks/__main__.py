@@ -1,4 +1,7 @@
-"""Time shardmap against JAX, print a table of medians, and write it as JSON."""
+"""Time shardmap against JAX, print a table of medians, and write it as JSON.
+
+With --plot or --docs nothing is run: they draw what the last run has written.
+"""
 
 import argparse
 import importlib.metadata
@@ -12,9 +15,10 @@ from collections.abc import Sequence
 import jax
 
 import shardmap
-from benchmarks import harness, rows
+from benchmarks import harness, plot, rows
 
 RESULTS = pathlib.Path(__file__).parent / "results.json"
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
 DEVICES = 8
 
 
@@ -25,7 +29,36 @@ def main(arguments: Sequence[str]) -> int:
         "--repeats", type=positive, help="how often each contender runs"
     )
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, default=RESULTS)
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        nargs="?",
+        const=RESULTS.with_suffix(".svg"),
+        type=pathlib.Path,
+        help="draw the stored results as a picture, .svg or .png",
+    )
+    parser.add_argument(
+        "--docs",
+        metavar="FOLDER",
+        nargs="?",
+        const=DOCS,
+        type=pathlib.Path,
+        help="put the stored results into the docs: benchmarks.json, .svg and .md",
+    )
     options = parser.parse_args(arguments)
+    if options.plot or options.docs:
+        if not options.json.exists():
+            parser.error(
+                f"there is no {options.json}: run `python -m benchmarks` first"
+            )
+        data = json.loads(options.json.read_text())
+        if options.plot:
+            plot.draw(data, options.plot)
+            print(f"Drawn to {options.plot}")
+        if options.docs:
+            plot.write_docs(data, options.docs)
+            print(f"Written to {options.docs}")
+        return 0
     chosen = [b for b in rows.BENCHMARKS if (options.only or "") in b.name]
     if not chosen:
         names = "; ".join(b.name for b in rows.BENCHMARKS)

@@ -8,6 +8,8 @@ and tells its CPU seconds, wall seconds and peak anonymous memory (RssAnon).
 """
 
 import argparse
+import functools
+import importlib.metadata
 import json
 import pathlib
 import resource
@@ -20,6 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from benchmarks.harness import OURS, Benchmark, Contender
 
 COLUMNS, OUTPUTS, BLOCK, ZARR_CHUNK = 1024, 256, 8_192, 8_192
 EPSILON = 1e-3
@@ -47,8 +51,8 @@ def planned(x: Any, w: np.ndarray) -> np.ndarray:
     return made.run(x, w)
 
 
-def by_hand(x: Any, w: np.ndarray) -> np.ndarray:
-    """What one writes who knows the job, block by block: the limit."""
+@functools.cache
+def kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
     import jax
     import jax.numpy as jnp
 
@@ -60,16 +64,22 @@ def by_hand(x: Any, w: np.ndarray) -> np.ndarray:
     def finish(block, mean, deviation, w):
         return jnp.tanh(((block - mean) / deviation) @ w).sum(0)
 
-    starts = range(0, x.shape[0], BLOCK)
+    return moments, finish
+
+
+def by_hand(x: Any, w: np.ndarray, rows: int = BLOCK) -> np.ndarray:
+    """What one writes who knows the job, block by block: the limit."""
+    moments, finish = kernels()
+    starts = range(0, x.shape[0], rows)
     total, squares = np.zeros(COLUMNS, np.float32), np.zeros(COLUMNS, np.float32)
     for start in starts:
-        one, two = moments(np.asarray(x[start : start + BLOCK]))
+        one, two = moments(np.asarray(x[start : start + rows]))
         total, squares = total + np.asarray(one), squares + np.asarray(two)
     mean = total / x.shape[0]
     deviation = np.sqrt(squares / x.shape[0] - mean * mean + EPSILON)
     result = np.zeros(OUTPUTS, np.float32)
     for start in starts:
-        block = np.asarray(x[start : start + BLOCK])
+        block = np.asarray(x[start : start + rows])
         result += np.asarray(finish(block, mean, deviation, w))
     return result
 
@@ -127,6 +137,38 @@ CONTENDERS: dict[str, Callable[[Any, np.ndarray], np.ndarray]] = {
 }
 
 
+SMALL, SMALL_BLOCK = 16_384, 1_024
+
+
+def small() -> dict[str, Contender]:
+    """The job in memory, which `python -m benchmarks` runs."""
+    import jax
+
+    from shardmap.plan.plan import plan
+
+    shape = (SMALL, COLUMNS)
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    w = weights()
+    made = plan(cols, x, w, in_slices=({0: SMALL // SMALL_BLOCK}, None))
+    whole = jax.jit(cols)
+    return {
+        OURS: Contender(lambda: made.run(x, w)),
+        "jax by hand": Contender(lambda: by_hand(x, w, SMALL_BLOCK)),
+        "one jax.jit": Contender(lambda: np.asarray(whole(x, w))),
+    }
+
+
+BENCHMARKS = (
+    Benchmark(
+        "plan, two stages",
+        "column statistics, matmul, tanh and sum over 16 blocks of 4 MiB",
+        small,
+        {"jax by hand": LIMIT_HAND},
+        repeats=20,
+    ),
+)
+
+
 def create(folder: pathlib.Path, rows: int, kinds: list[str]) -> None:
     """Writes the array, where it is not there yet."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,11 +224,13 @@ def measure(name: str, folder: pathlib.Path, rows: int, kind: str) -> dict[str, 
     watcher.start()
     used = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
-    result = CONTENDERS[name](x, w)
-    wall = time.perf_counter() - start
-    now = resource.getrusage(resource.RUSAGE_SELF)
-    stop.set()
-    watcher.join()
+    try:
+        result = CONTENDERS[name](x, w)
+        wall = time.perf_counter() - start
+        now = resource.getrusage(resource.RUSAGE_SELF)
+    finally:
+        stop.set()
+        watcher.join()
     cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
     return {
         "contender": name,
@@ -221,6 +265,13 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def version(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {package}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_rows")
     parser.add_argument("--rows", type=int, default=1_048_576)
@@ -236,6 +287,7 @@ def main() -> int:
         print(json.dumps(measure(name, options.folder, options.rows, kind)))
         return 0
     create(options.folder, options.rows, options.inputs)
+    print(", ".join(map(version, ("jax", "jaxlib", "numpy", "dask", "zarr"))))
     results = []
     print(f"{'contender':14} {'input':5} {'wall s':>7} {'CPU s':>7} {'MB':>6}")
     for kind in options.inputs:

@@ -1,11 +1,12 @@
 """The benchmarks' own arithmetic, with a clock that only moves when told to."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import harness, rows
+from benchmarks import harness, plot, rows
 from benchmarks.harness import OURS, Benchmark, Contender, Result
 
 
@@ -101,6 +102,85 @@ def test_json_holds_what_the_table_shows():
         "limit": 1.05,
         "verdict": "MISS",
     }
+
+
+def stored(limits):
+    return harness.as_json([a_result(limits)], {"jax": "1"})
+
+
+def texts(svg):
+    tree = ElementTree.fromstring(svg)
+    return [text.text for text in tree.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_table_of_the_docs():
+    assert plot.markdown(stored({"fast": 1.05})).splitlines() == [
+        "Measured with jax 1.",
+        "",
+        "| benchmark | against | shardmap | it | ratio | limit | | runs |",
+        "|---|---|---:|---:|---:|---:|---|---:|",
+        "| race | fast | 2.00&nbsp;s | 1.00&nbsp;s | 2.00 | 1.05 | MISS | 3 |",
+        "|  | slow | 2.00&nbsp;s | 4.00&nbsp;s | 0.50 |  |  | 3 |",
+    ]
+
+
+def test_the_picture_has_a_line_for_each_peer(tmp_path):
+    plot.draw(stored({"fast": 1.05}), tmp_path / "ratios.svg")
+    svg = (tmp_path / "ratios.svg").read_text()
+    shown = texts(svg)
+    assert shown.count("race") == 1
+    assert {"fast", "2.00", "slow", "0.50", "over its limit"} < set(shown)
+    assert "within its limit" not in shown
+    assert plot.COLOURS["MISS"] in svg
+    assert plot.COLOURS["ok"] not in svg
+
+
+def test_the_same_results_give_the_same_picture(tmp_path):
+    for name in "a.svg", "b.svg":
+        plot.draw(stored({}), tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_plot_draws_what_is_stored_and_runs_nothing(tmp_path, capsys):
+    results, picture = tmp_path / "results.json", tmp_path / "ratios.png"
+    results.write_text(json.dumps(stored({})))
+    assert command_line.main(["--json", str(results), "--plot", str(picture)]) == 0
+    assert capsys.readouterr().out == f"Drawn to {picture}\n"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_docs_are_written_from_what_is_stored(tmp_path):
+    results, page = tmp_path / "results.json", tmp_path / "benchmarks.md"
+    results.write_text(json.dumps(stored({})))
+    page.write_text("before\n<!-- table -->\n\nold\n\n<!-- end of table -->\nafter\n")
+    assert command_line.main(["--json", str(results), "--docs", str(tmp_path)]) == 0
+    before, table, after = page.read_text().split("table -->")
+    assert before == "before\n<!-- "
+    assert table == f"\n\n{plot.markdown(stored({}))}\n\n<!-- end of "
+    assert after == "\nafter\n"
+    assert json.loads((tmp_path / "benchmarks.json").read_text()) == stored({})
+    assert "race" in (tmp_path / "benchmarks.svg").read_text()
+
+
+@pytest.mark.parametrize("option", ["--plot", "--docs"])
+def test_nothing_stored_is_told(option, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["--json", str(tmp_path / "none.json"), option])
+    assert "none.json: run `python -m benchmarks` first" in capsys.readouterr().err
+
+
+def test_page_picture_and_numbers_of_the_docs_agree():
+    data = json.loads((command_line.DOCS / "benchmarks.json").read_text())
+    page = (command_line.DOCS / "benchmarks.md").read_text()
+    assert plot.TABLE.findall(page) == [plot.markdown(data)]
+    shown = texts((command_line.DOCS / "benchmarks.svg").read_text())
+    wanted = [plot.versions_line(data)]
+    for row in plot.ratios(data):
+        wanted += [row.peer, f"{row.ratio:.2f}"]
+    assert [text for text in wanted if text not in shown] == []
+    names = [benchmark["name"] for benchmark in data["benchmarks"]]
+    assert [name for name in names if name not in shown] == []
+    assert names == [benchmark.name for benchmark in rows.BENCHMARKS]
 
 
 def test_all_rows_of_the_plan_are_there():

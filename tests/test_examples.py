@@ -1,0 +1,76 @@
+"""The programs in examples/, run as a user runs them, at a small size.
+
+Each compares itself with a reference and says so in its exit code.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+SMALL = {
+    "chains": ["--chains", "12", "--steps", "100"],
+    "data_parallel": ["--epochs", "4"],
+    "heat": ["--size", "128", "--steps", "50"],
+    "pca": ["--rows", "20000", "--pieces", "7"],
+    "population": ["--steps", "200"],
+}
+SAYS = {
+    "chains": r"the last chain draws the same alone",
+    "data_parallel": r"held-out accuracy (0\.9[5-9]|1\.0)",
+    "heat": r"a block of \(32, 64\) on each of 8 devices",
+    "pca": r"stage 1: 7 shards make",
+    "population": r"all of them together: (0\.9[3-9]|1\.0)",
+}
+# What is broken, in one line, for each program's checks to find.
+BROKEN = {
+    "heat": "program.with_halo = lambda block, name, dimension: program.jnp.pad("
+    "block, [(1, 1), (0, 0)] if dimension == 0 else [(0, 0), (1, 1)])",
+    "pca": "program.project = lambda table, mean, directions: table @ directions",
+}
+# tests/test_resume.py runs this one, which is meant to be killed.
+ELSEWHERE = {"resume"}
+
+
+def python(*arguments):
+    """Runs Python without the settings that the tests themselves run under."""
+    env = {
+        k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")
+    }
+    env["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=env,
+    )
+
+
+def test_every_program_is_tried():
+    found = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert found - ELSEWHERE == set(SMALL) == set(SAYS)
+    page = (ROOT / "docs" / "examples.md").read_text()
+    assert found == set(re.findall(r"^\| \[(\w+)\.py\]", page, re.M))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_program_agrees_with_its_reference(name):
+    result = python(ROOT / "examples" / f"{name}.py", *SMALL[name])
+    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+    assert re.search(SAYS[name], result.stdout)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_program_says_so(name):
+    code = (
+        f"import sys; from examples import {name} as program; {BROKEN[name]}; "
+        f"sys.exit(program.main({SMALL[name]}))"
+    )
+    result = python("-c", code)
+    assert result.returncode == 1, result.stderr[-2000:]
+    assert "Traceback" not in result.stderr
