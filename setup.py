@@ -28,8 +28,8 @@ EXTRAS = {
     "dask": ["dask[array]", "distributed"],
     "examples": ["flax", "numpyro", "optax", "scikit-learn"],
     "docs": ["furo", "myst-parser", "sphinx"],
-    # The benchmarks compare against JAX itself; the picture of them needs this.
-    "bench": ["matplotlib"],
+    # What the benchmarks compare with besides JAX, and what draws the picture of them.
+    "bench": ["dask[array]", "matplotlib", "zarr"],
 }
 # Everything, for whoever works on shardmap itself.
 EXTRAS["dev"] = sorted({name for names in EXTRAS.values() for name in names})

@@ -165,6 +165,8 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (IMAGE, reals(3, 3, 1, 6)),
     ),
     "convert": (lambda x: x.astype(jnp.float16), (X,)),
+    "convert small": (lambda x: x.astype(jnp.float8_e4m3fn).astype(jnp.float32), (X,)),
+    "convert int4": (lambda x: x.astype(jnp.int4).astype(jnp.int32), (ints(8, 6),)),
     "cummax": (lambda x: lax.cummax(x, 0), (X,)),
     "cummin": (lambda x: lax.cummin(x, 1), (X,)),
     "cumprod": (lambda x: jnp.cumprod(x, 1), (X,)),
@@ -237,6 +239,10 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "reshape merge": (lambda x: x.reshape(24, 5), (reals(4, 6, 5),)),
     "reshape split": (lambda x: x.reshape(4, 2, 6), (X,)),
     "reshape mixed": (lambda x: x.reshape(6, 8), (X,)),
+    "reshape permuted": (
+        lambda x: lax.reshape(x, (5, 24), (2, 0, 1)),
+        (reals(4, 6, 5),),
+    ),
     "reshape ones": (lambda x: x.reshape(1, 8, 1, 6), (X,)),
     "rev": (lambda x: lax.rev(x, (0,)), (X,)),
     "roll": (lambda x: jnp.roll(x, 3, 0), (X,)),
@@ -269,6 +275,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "fori_loop": (lambda x: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + i, x), (X,)),
     "map": (lambda x: lax.map(jnp.cumsum, x), (X,)),
     "scan": (lambda x: lax.scan(lambda c, r: (c * 0.5 + r, c), x[0], x), (X,)),
+    "scan nothing": (lambda x: lax.scan(lambda c, r: (c, r), 0.0, x[:, :0])[1], (X,)),
     "while": (
         lambda x: jax.vmap(
             lambda r: lax.while_loop(lambda s: s.sum() < 9, lambda s: s + 1, r)

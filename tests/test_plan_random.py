@@ -19,7 +19,7 @@ from tests.test_lax_rules import assert_same
 MOST_SHARDS = 300
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.integers(0, 10**6))
 def test_random_compositions(seed):
     fun, args, in_slices = random_program(seed)

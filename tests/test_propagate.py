@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.extend.core import primitives as p
 
+from shardmap.plan import propagate
 from shardmap.plan.program import Calls, Refused, Value, flatten
 from shardmap.plan.propagate import Analysis
 from shardmap.plan.rules import Factors, Points, Reason, RuleTable, meet
@@ -117,6 +118,29 @@ def test_results_with_different_loops_do_not_multiply():
     assert stage.num_shards == 6
     made = [stage.recipe(k)[0] for k in range(6)]
     assert all(sum(box is not None for box in boxes) == 1 for boxes in made)
+
+
+@pytest.mark.parametrize(
+    ("fun", "shapes", "stages"),
+    [
+        # A shard sums the columns that it needs, but all of the second operand.
+        (lambda x, w: x + jnp.sum(w, 0), [(6,), (5, 6)], [3]),
+        (lambda x, w: x + jnp.sin(jnp.sum(w)), [(6,), (4, 5)], [1, 3]),
+        # Nothing is known of cos: it needs the whole of its operand.
+        (lambda x, w: x + jnp.sin(jnp.cos(w)), [(6,), (6,)], [1, 3]),
+    ],
+)
+def test_what_every_shard_would_repeat_is_computed_once(
+    monkeypatch, fun, shapes, stages
+):
+    cuts = [[CUT], [NOT] * len(shapes[1])]
+
+    def found():
+        return [s.num_shards for s in stages_of(analysed(fun, *shapes, cuts=cuts))]
+
+    assert found() == [3]
+    monkeypatch.setattr(propagate, "WORTH_KEEPING", 1)
+    assert found() == stages
 
 
 def test_two_runs_give_the_same_plan():

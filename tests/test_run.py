@@ -3,6 +3,9 @@
 import multiprocessing
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -35,10 +38,25 @@ def want():
     return jax.jit(columns)(X, W)
 
 
-@pytest.fixture(params=["here", "threads", "processes"], scope="module")
+@pytest.fixture(scope="module")
+def dask_client():
+    distributed = pytest.importorskip("distributed", reason="a Dask cluster needs it")
+    pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(params=["here", "threads", "processes", "dask"], scope="module")
 def executor(request):
     if request.param == "here":
         yield None
+    elif request.param == "dask":
+        yield request.getfixturevalue("dask_client").get_executor()
     elif request.param == "threads":
         with ThreadPoolExecutor(2) as pool:
             yield pool
@@ -56,6 +74,18 @@ def test_every_executor_gives_the_same_bytes(made, want, executor, max_in_flight
     again = made.run(X, W)
     for a, b in zip(got, again, strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+def test_every_executor_knows_64_bit_numbers(executor):
+    with jax.enable_x64(True):
+        x = reals(6, 2).astype(np.float64) + 1e-12
+        i = np.array([2, 2**40, 5], np.int64)
+
+        def fun(x, i):
+            return x.sum(0), x * i[1], i + 1
+
+        made = plan(fun, x, i, in_slices=({0: 3}, None))
+        assert_same(made.run(x, i, executor=executor), jax.jit(fun)(x, i), 1e-14)
 
 
 class Recorded:
@@ -224,6 +254,19 @@ def test_the_checkpoint_of_another_plan_is_refused(made, tmp_path):
         made.run(X, W, checkpoint=tmp_path)
 
 
+def test_the_checkpoint_of_other_arguments_is_refused(made, tmp_path):
+    made.run(X, W, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
+        made.run(X, W + 1, checkpoint=tmp_path)
+    key, other = jax.random.split(jax.random.key(0))
+    noisy = plan(lambda key, x: x + jax.random.uniform(key), key, 2.0)
+    noisy.run(key, 2.0, checkpoint=tmp_path / "noisy")
+    with pytest.raises(ValueError, match=r"made with other values of args\[0\]"):
+        noisy.run(other, 2.0, checkpoint=tmp_path / "noisy")
+    with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
+        noisy.run(key, 3.0, checkpoint=tmp_path / "noisy")
+
+
 def _die(*args):
     os._exit(1)
 
@@ -253,9 +296,66 @@ def test_a_killed_worker_is_told_and_nothing_is_lost(made, tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def test_a_bar_needs_tqdm(made, monkeypatch):
-    import sys
+def test_a_killed_dask_worker_costs_nothing(made, dask_client):
+    """Dask gives the worker's shards to another one; the bytes stay the same."""
+    killed = []
 
+    class Killer(Recorded):
+        def __getitem__(self, index):
+            if len(self.reads) == 5:
+                killed.extend(dask_client.run(os.getpid).values())
+                os.kill(killed[0], signal.SIGKILL)
+            return super().__getitem__(index)
+
+    got = made.run(Killer(X), W, executor=dask_client.get_executor())
+    assert len(killed) >= 1
+    for a, b in zip(got, made.run(X, W), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+SLOW = """
+import sys, time
+from tests.test_run import W, X, Recorded, columns
+from shardmap.plan.plan import plan
+
+class Slow(Recorded):
+    def __getitem__(self, index):
+        print("read", flush=True)
+        time.sleep(0.1)
+        return super().__getitem__(index)
+
+made = plan(columns, X, W, in_slices=({0: 8}, None))
+out = np.lib.format.open_memmap(sys.argv[2], "w+", np.float32, (64, 4))
+made.run(Slow(X), W, checkpoint=sys.argv[1], out=(None, out))
+"""
+
+
+def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
+    folder, out = tmp_path / "done", tmp_path / "out.npy"
+    command = [sys.executable, "-c", "import numpy as np" + SLOW, folder, out]
+    root = pathlib.Path(__file__).parent.parent
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        for _ in range(12):  # In the second stage, which writes ``out``.
+            assert process.stdout.readline() == "read\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in told
+    want = made.run(X, W)
+    kept = len(list(folder.glob("*.bin")))
+    assert 8 < kept < 16
+    rows = 8 * (kept - 8 - 1)
+    np.testing.assert_allclose(np.load(out)[:rows], want[1][:rows], rtol=1e-5)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=folder)
+    assert len(x.reads) == 16 - kept
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_a_bar_needs_tqdm(made, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ImportError, match="pip install tqdm"):
         made.run(X, W, progress=True)

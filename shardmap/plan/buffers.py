@@ -64,6 +64,15 @@ def start_dtype(starts: Sequence[int]) -> Any:
     return np.int64
 
 
+def holds(array: Any, dtype: Any) -> bool:
+    """Whether JAX would see this type in an array-like, or this number has it."""
+    if isinstance(array, bool | int | float | complex):
+        return bool(np.can_cast(type(array), dtype, "same_kind"))
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return bool(array.dtype == dtype)
+    return bool(jax.dtypes.canonicalize_dtype(array.dtype) == dtype)
+
+
 def read_box(array: Any, box: Box, aval: Any) -> Any:
     """A box of an array-like, as NumPy or JAX array of the aval's dtype."""
     part = array

@@ -8,18 +8,24 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from shardmap.plan.keys import data_aval
+from shardmap.plan.keys import data_aval, is_key
+from shardmap.plan.program import Scalar
 
 if TYPE_CHECKING:
     from shardmap.plan.plan import ShardPlan
+    from shardmap.plan.program import Node
     from shardmap.plan.shards import Shard
 
 MANIFEST = "plan.json"
+COMPARED = 2**20
+"""Up to how many bytes the values of an argument are compared."""
 
 
 def fingerprint(plan: "ShardPlan") -> str:
@@ -29,40 +35,79 @@ def fingerprint(plan: "ShardPlan") -> str:
         for stage in plan.stages
     ]
     avals = [str(value.aval) for value in plan.program.inputs]
-    text = json.dumps([plan.text, stages, avals])
-    digest = hashlib.sha256(text.encode())
+    nodes = [_text(node) for node in plan.program.nodes]
+    digest = hashlib.sha256(json.dumps([nodes, stages, avals]).encode())
     for constant in plan.program.constants.values():
         if hasattr(constant, "tobytes"):
             digest.update(np.asarray(constant).tobytes())
     return digest.hexdigest()
 
 
+def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
+    """One for each argument that is small enough to be compared."""
+    found: list[str | None] = []
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        if isinstance(leaf, bool | int | float | complex):
+            leaf = np.asarray(leaf)
+        small = isinstance(leaf, np.ndarray | np.generic | jax.Array)
+        if not small or leaf.size * leaf.dtype.itemsize > COMPARED:
+            found.append(None)
+            continue
+        digest = hashlib.sha256(np.ascontiguousarray(leaf).tobytes())
+        found.append(digest.hexdigest())
+    return found
+
+
+def _text(node: "Node") -> str:
+    """An equation without what differs from process to process."""
+    operands = [
+        str(v.value) if isinstance(v, Scalar) else str(v.number) for v in node.ins
+    ]
+    text = f"{node.name} {operands} {node.params}"
+    return re.sub(r"0x[0-9a-f]+", "", text)
+
+
 class Checkpoint:
     """The folder of one plan.
 
+    Args:
+      folder: where it is, or will be.
+      plan: the plan.
+      leaves: its arguments, of which those up to 1 MiB must be the same each time.
+
     Raises:
-      ValueError: it belongs to another plan, or is no checkpoint at all.
+      ValueError: it belongs to another plan or other arguments, or is no checkpoint.
     """
 
-    def __init__(self, folder: Any, plan: "ShardPlan") -> None:
+    def __init__(self, folder: Any, plan: "ShardPlan", leaves: Sequence[Any]) -> None:
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         manifest = self._folder / MANIFEST
-        mine = fingerprint(plan)
+        mine = {"plan": fingerprint(plan), "arguments": fingerprints(leaves)}
         if manifest.exists():
-            theirs = json.loads(manifest.read_text()).get("plan")
-            if theirs != mine:
+            theirs = json.loads(manifest.read_text())
+            if theirs.get("plan") != mine["plan"]:
                 raise ValueError(
                     f"the checkpoint folder {self._folder} belongs to another plan: "
                     "give an empty folder, or the function, shapes and cuts that it "
                     "was made with"
                 )
+            for name, now, before in zip(
+                plan.names, mine["arguments"], theirs["arguments"], strict=True
+            ):
+                if now and before and now != before:
+                    raise ValueError(
+                        f"the checkpoint folder {self._folder} was made with other "
+                        f"values of {name}: give the same, or an empty folder"
+                    )
         elif any(self._folder.iterdir()):
             raise ValueError(
                 f"the folder {self._folder} is not empty and no checkpoint of a plan"
             )
         else:
-            self._write(manifest, json.dumps({"plan": mine}).encode())
+            self._write(manifest, json.dumps(mine).encode())
 
     def _path(self, shard: "Shard") -> pathlib.Path:
         return self._folder / f"{shard.stage}-{shard.number}.bin"

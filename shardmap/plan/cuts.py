@@ -52,11 +52,11 @@ def input_cuts(
 
 
 def _axis(axis: Any, rank: int) -> int:
-    if isinstance(axis, bool) or not isinstance(axis, int):
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise TypeError(f"an axis must be an int, got {axis!r}")
     if not -rank <= axis < rank:
         raise ValueError(f"there are only {rank} axes")
-    return axis % rank
+    return int(axis) % rank
 
 
 def _items(spec: Any, shape: Sequence[int]) -> list[tuple[Any, Any]]:
@@ -85,7 +85,7 @@ def _spread(spec: Any, tree: Any, where: str) -> list[Any]:
                 for key in sorted(tree)
                 for found in _spread(spec[key], tree[key], f"{where}[{key!r}]")
             ]
-        if all(isinstance(key, int) for key in spec):
+        if all(isinstance(key, int | np.integer) for key in spec):
             return [spec] * count
         raise ValueError(f"{where} has the keys {list(spec)}, the arguments have not")
     if not isinstance(spec, tuple | list) or len(spec) != len(children):

@@ -19,13 +19,15 @@ import jax
 import numpy as np
 
 from shardmap.plan import report
-from shardmap.plan.buffers import read_box, start_dtype
+from shardmap.plan.buffers import holds, read_box, start_dtype
 from shardmap.plan.cuts import input_cuts
 from shardmap.plan.keys import is_key, itemsize, key_impl
-from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT
-from shardmap.plan.program import Refused, Value, flatten
+from shardmap.plan.lax import prefix
+from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT, WHEN_PARTIAL
+from shardmap.plan.program import Node, Refused, Value, flatten
 from shardmap.plan.propagate import Analysis
 from shardmap.plan.recipe import Recipe, Static, emit
+from shardmap.plan.rules import Points
 from shardmap.plan.run import run
 from shardmap.plan.shards import Accumulator, Shard, Shards
 from shardmap.plan.slices import shape_of
@@ -76,23 +78,39 @@ def plan(
     )
     out_tree = jax.tree.structure(out_shape)
     try:
-        program = flatten(closed, CALLS)
-        analysis = Analysis(program, TABLE, cuts, partial)
-        cut_anyway = {
-            ended.node.primitive
-            for ended in analysis.ended
-            if ended.node.primitive in WHEN_CUT and partial
-        }
-        if cut_anyway:
-            extra = {primitive: WHEN_CUT[primitive] for primitive in cut_anyway}
-            calls = CALLS._replace(rewrites=CALLS.rewrites | extra)
-            program = flatten(closed, calls)
-            analysis = Analysis(program, TABLE, cuts, partial)
+        analysis = _analysed(closed, cuts, partial)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
     names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
-    return ShardPlan(analysis, in_tree, out_tree, cuts, names, str(closed))
+    return ShardPlan(analysis, in_tree, out_tree, cuts, names)
+
+
+MOST_ROUNDS = 8
+"""How often a program is written anew, as each cut that goes on may meet a next end."""
+
+
+def _analysed(closed: Any, cuts: list[list[Points]], partial: bool) -> Analysis:
+    """The analysis of a program in which what could be cut is written so that it is."""
+    rewrites: dict[Any, Any] = {}
+    running: list[tuple[Node, Points]] = []
+    for _ in range(MOST_ROUNDS):
+        program = flatten(closed, CALLS._replace(rewrites=CALLS.rewrites | rewrites))
+        analysis = Analysis(program, TABLE, cuts, partial)
+        ended = [ended.node for ended in analysis.ended]
+        summed = [program.nodes[slot.node] for slot in analysis.slots]
+        found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
+        found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
+        found = {q: rewrite for q, rewrite in found.items() if rewrite}
+        along = [n for n in ended if n.primitive in prefix.KINDS]
+        if not partial or (not along and found.keys() <= rewrites.keys()):
+            break
+        for node in along:
+            [operand] = node.ins
+            assert isinstance(operand, Value)
+            running.append((node, analysis.cuts[operand][node.params["axis"]]))
+        rewrites |= found | prefix.rewrite(running)
+    return analysis
 
 
 def _aval(leaf: Any) -> Any:
@@ -137,12 +155,11 @@ class ShardPlan:
         out_tree: Any,
         cuts: Sequence[Sequence[Any]],
         names: Sequence[str],
-        text: str,
     ) -> None:
         self.analysis = analysis
         self.program = analysis.program
         self.in_tree, self.out_tree = in_tree, out_tree
-        self.cuts, self.names, self.text = cuts, names, text
+        self.cuts, self.names = cuts, names
         self.stages = stages_of(analysis)
         self._nodes = {node.number: node for node in self.program.nodes}
         self._compiled: dict[Any, Callable[..., Any]] = {}
@@ -187,8 +204,13 @@ class ShardPlan:
         ):
             if np.shape(leaf) != value.shape:
                 raise ValueError(
-                    f"the plan was made for a shape of {value.shape} in argument leaf "
-                    f"{k}, got {np.shape(leaf)}"
+                    f"the plan was made for a shape of {value.shape} in {self.names[k]}"
+                    f", got {np.shape(leaf)}"
+                )
+            if not holds(leaf, value.aval.dtype):
+                raise ValueError(
+                    f"the plan was made for {value.aval.dtype} in {self.names[k]}, got "
+                    f"{getattr(leaf, 'dtype', leaf)}"
                 )
         return leaves
 
@@ -297,11 +319,13 @@ class ShardPlan:
           executor: None for this process, which reads, computes and writes at the same
             time; or a `concurrent.futures.Executor`: threads, processes started with
             "spawn", ``client.get_executor()`` of a Dask cluster.
-          max_in_flight: how many shards may be read or computed at once.
+          max_in_flight: how many shards may be read or computed at once. By default in
+            this process two, and one where a shard reads more than 32 MiB.
           progress: whether to show a bar, which needs tqdm.
           retries: how often a shard that fails is tried again.
           checkpoint: a folder for the results of shards. A run that was stopped goes
-            on with those that are missing. The arguments must hold the same values.
+            on with those that are missing. The arguments must hold the same values,
+            which is checked of arrays in memory up to 1 MiB.
 
         Returns:
           NumPy arrays, or what was given as ``out``, in the function's structure.
@@ -309,7 +333,7 @@ class ShardPlan:
         Raises:
           ShardError: a shard failed, or the executor broke down.
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is another
-            plan's.
+            plan's or was made with other arguments.
         """
         return run(
             self,

@@ -122,9 +122,15 @@ class Program:
         self.nodes.append(node)
         return node.outs
 
-    def inline(self, jaxpr: Any, ins: Sequence[Operand], source: str) -> list[Operand]:
+    def inline(
+        self,
+        jaxpr: Any,
+        ins: Sequence[Operand],
+        source: str,
+        calls: "Calls | None" = None,
+    ) -> list[Operand]:
         """Appends the equations of a jaxpr as if they stood at ``source``."""
-        return _inline(self, jaxpr, ins, Calls({}, {}), source)
+        return _inline(self, jaxpr, ins, calls or Calls({}, {}), source)
 
     def constant(self, array: Any) -> Operand:
         aval: Any = jax.typeof(array)

@@ -7,6 +7,8 @@ the complete value, so that a stage ends there, and all that depends on it is co
 in a later one.
 """
 
+import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -14,11 +16,15 @@ from shardmap.plan.program import Node, Operand, Program, Value
 from shardmap.plan.rules import (
     UNCUT,
     Factor,
+    Link,
     Points,
     Reason,
     Rule,
     RuleTable,
 )
+
+WORTH_KEEPING = 2**24
+"""From how many repeated steps on a value is computed once, in a stage of its own."""
 
 Key = tuple[int, int]
 """An axis of a value: the value's number, and the axis; or a slot."""
@@ -70,6 +76,12 @@ class Ended(NamedTuple):
     reason: Reason
 
 
+def _steps(node: Node, rule: Rule) -> int:
+    """About how many elements an equation touches."""
+    moved = sum(math.prod(shape) for shape in (*node.in_shapes, *node.out_shapes))
+    return max(moved, math.prod(getattr(rule, "sizes", {}).values()))
+
+
 class Analysis:
     """What is known of every value of a program.
 
@@ -80,6 +92,8 @@ class Analysis:
       pending: values that are partial in their stage.
       level: value -> the stage that can compute it.
       kept: values that a later stage reads; they are results of their own stage.
+      work: value -> the steps that it takes to compute it again from what is kept.
+      divided: value -> the loops of which a part of the value takes a part of the work.
       slots: the loops over contracted factors, by slot number.
       slot_cuts: their cuts; ``slot_axes``: an operand axis that each runs along.
       ended: the cuts that ended.
@@ -101,6 +115,8 @@ class Analysis:
         self.pending: dict[Value, Pending] = {}
         self.level: dict[Value, int] = {}
         self.kept: dict[Value, None] = {}
+        self.work: dict[Value, int] = {}
+        self.divided: dict[Value, Counter[Key]] = {}
         self.slots: list[Slot] = []
         self.slot_cuts: list[Points] = []
         self.slot_axes: list[Key] = []
@@ -152,12 +168,63 @@ class Analysis:
                 reason = Reason("it is summed over", "partial=True would cut it")
                 self.ended.append(Ended(points.origins, node, reason))
             contracted = {}
-        level, pending = self._combine(node, rule, contracted)
+        repeated = self._repeated(node, forward.outs)
+        level, pending = self._combine(node, rule, contracted, repeated)
         for out, out_cuts in zip(node.outs, forward.outs, strict=True):
             self.cuts[out] = out_cuts
             self.level[out] = level
             if pending is not None:
                 self.pending[out] = pending
+        self._count(node, rule, level)
+
+    def _count(self, node: Node, rule: Rule, level: int) -> None:
+        """Counts the work of a node and of what it takes, and how it is divided."""
+        work = 0 if rule.cheap else _steps(node, rule)
+        linked = {
+            link
+            for group in rule.links()
+            if any(link.side == "in" for link in group)
+            for link in group
+        }
+        again = [
+            v
+            for v in node.ins
+            if isinstance(v, Value)
+            and self.work.get(v)
+            and self.level[v] == level
+            and v not in self.kept
+        ]
+        for number, out in enumerate(node.outs):
+            loops = Counter(
+                self.classes.find((out.number, axis))
+                for axis in range(len(out.shape))
+                if Link("out", number, axis) in linked
+            )
+            for v in again:
+                loops &= self.divided[v]
+            self.work[out] = work + sum(self.work[v] for v in again)
+            self.divided[out] = loops
+
+    def _repeated(self, node: Node, outs: Sequence[Sequence[Points]]) -> set[int]:
+        """The operands that every shard of another loop would compute again."""
+        loops: Counter[Key] = Counter()
+        pieces: dict[Key, int] = {}
+        for out, cuts in zip(node.outs, outs, strict=True):
+            own: Counter[Key] = Counter()
+            for axis, points in enumerate(cuts):
+                if points.at:
+                    key = self.classes.find((out.number, axis))
+                    own[key] += 1
+                    pieces[key] = len(points.at) + 1
+            loops |= own
+        found = set()
+        for number, v in enumerate(node.ins):
+            if isinstance(v, Value) and self.work.get(v) and v not in self.pending:
+                others = (loops - self.divided[v]).elements()
+                times = math.prod(pieces[key] for key in others) - 1
+                if times and self.work[v] * times >= WORTH_KEEPING:
+                    found.add(number)
+        return found
 
     def _cuts_of(self, operand: Operand) -> list[Points]:
         if isinstance(operand, Value):
@@ -165,7 +232,11 @@ class Analysis:
         return [UNCUT] * len(operand.shape)
 
     def _combine(
-        self, node: Node, rule: Rule, contracted: dict[Factor, Points]
+        self,
+        node: Node,
+        rule: Rule,
+        contracted: dict[Factor, Points],
+        repeated: set[int],
     ) -> tuple[int, Pending | None]:
         """The stage that a node's results belong to, and what they lack there."""
         operands = [v for v in node.ins if isinstance(v, Value)]
@@ -173,6 +244,11 @@ class Analysis:
             (self.level[v] + (v in self.pending and v in self.kept) for v in operands),
             default=0,
         )
+        for number in rule.complete | repeated:
+            value = node.ins[number]
+            if isinstance(value, Value) and value.producer is not None:
+                self.kept[value] = None
+                level = max(level, self.level[value] + 1)
         partial = [
             k
             for k, v in enumerate(node.ins)
@@ -266,6 +342,8 @@ class Analysis:
 
     def _keep_costly(self, node: Node) -> None:
         """Keeps what this node takes from earlier stages and is costly to repeat."""
+        if not node.outs:
+            return
         level = self.level[node.outs[0]]
         stack = [v for v in node.ins if isinstance(v, Value) and self.level[v] < level]
         seen = set(stack)

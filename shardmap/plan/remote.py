@@ -37,4 +37,5 @@ def _imported(blob: bytes) -> Callable[..., Any]:
 
 def run_exported(blob: bytes, args: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Runs an exported function. This is what a worker is asked to do."""
-    return [np.asarray(result) for result in _imported(blob)(*args)]
+    with jax.enable_x64(True):  # The types are those of the function, whatever is set.
+        return [np.asarray(result) for result in _imported(blob)(*args)]

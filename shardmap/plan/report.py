@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import jax
-
+from shardmap.map.arguments import result_names
 from shardmap.plan.program import Value
 from shardmap.plan.slices import pieces
 from shardmap.plan.stages import Stage
@@ -90,10 +89,10 @@ def _fate(plan: "ShardPlan", leaf: int, axis: int) -> list[str]:
 
 def _name(plan: "ShardPlan", value: Value) -> str:
     """An output by its path, another value by its place."""
-    outputs = jax.tree.unflatten(plan.out_tree, range(plan.out_tree.num_leaves))
-    for path, k in jax.tree_util.tree_leaves_with_path(outputs):
-        if plan.program.outputs[k] is value:
-            return f"result{jax.tree_util.keystr(path)}"
+    names = result_names(plan.out_tree)
+    for name, output in zip(names, plan.program.outputs, strict=True):
+        if output is value:
+            return name
     node = value.producer
     assert node is not None
     return f"the {node.name} of shape {value.shape} ({node.source})"

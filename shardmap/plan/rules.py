@@ -119,6 +119,8 @@ class Rule(Protocol):
 
     cheap: bool
     """Whether computing it again is better than keeping it for a later stage."""
+    complete: frozenset[int]
+    """Operands that a stage before must have made."""
 
     def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward: ...
 
@@ -201,6 +203,7 @@ class Factors:
       params: the parameters of the local equation.
       passes: see `Rule`.
       cheap: see `Rule`.
+      complete: see `Rule`.
     """
 
     node: Node
@@ -213,6 +216,7 @@ class Factors:
     params: Callable[[Local], Mapping[str, Any]] | None = None
     passes: Callable[[str, frozenset[int]], str | None] = nothing_passes
     cheap: bool = True
+    complete: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.sizes: dict[Factor, int] = {}

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import importlib
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
@@ -22,16 +23,20 @@ import jax
 import numpy as np
 
 from shardmap.plan.checkpoint import Checkpoint
-from shardmap.plan.keys import data_aval
+from shardmap.plan.keys import data_aval, itemsize
 from shardmap.plan.program import Value
 from shardmap.plan.remote import exported, run_exported
 from shardmap.plan.shards import Accumulator, Shard
+from shardmap.plan.slices import shape_of
 
 if TYPE_CHECKING:
     from shardmap.plan.plan import ShardPlan
 
 READ_AHEAD = 2
 """How many shards are read or computed at once in this process by default."""
+
+LARGE = 2**25
+"""From how many bytes on a shard is read only when the one before it is done."""
 
 
 class ShardError(RuntimeError):
@@ -54,14 +59,15 @@ def run(
     places = outputs(plan, out)
     if max_in_flight is not None and max_in_flight < 1:
         raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
-    saved = None if checkpoint is None else Checkpoint(checkpoint, plan)
+    saved = None if checkpoint is None else Checkpoint(checkpoint, plan, leaves)
     acc = Accumulator(plan, {value: array for value, array in places if value})
     with contextlib.ExitStack() as stack:
         work: _Work
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(1))
             work = _Here(plan, leaves, acc, pool)
-            ahead = max_in_flight or READ_AHEAD
+            large = any(bytes_read(plan, k) > LARGE for k in range(len(plan.stages)))
+            ahead = max_in_flight or (1 if large else READ_AHEAD)
         elif isinstance(executor, ThreadPoolExecutor):
             work = _Threads(plan, leaves, acc, executor)
             ahead = max_in_flight or 2 * (os.cpu_count() or 1)
@@ -75,6 +81,12 @@ def run(
                 acc.put(shard, result)
                 step()
     return plan.finished(acc, places)
+
+
+def bytes_read(plan: "ShardPlan", stage: int) -> int:
+    """What the first shard of a stage reads."""
+    reads = plan.stages[stage].recipe(0)[1].reads
+    return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
 
 
 def outputs(plan: "ShardPlan", out: Any) -> list[tuple[Value | None, Any]]:
@@ -116,6 +128,19 @@ def outputs(plan: "ShardPlan", out: Any) -> list[tuple[Value | None, Any]]:
     return found
 
 
+def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Gives a thread this thread's settings of JAX that a shard depends on."""
+    x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def settings() -> Iterator[None]:
+        with jax.enable_x64(x64), jax.default_device(device):
+            yield
+
+    return settings
+
+
 class _Work:
     """One way to get the result of a shard."""
 
@@ -124,6 +149,7 @@ class _Work:
     ) -> None:
         self.plan, self.leaves, self.acc = plan, leaves, acc
         self.executor: Executor = executor
+        self.settings = _settings()
 
     def read(self, shard: Shard) -> tuple[Any, ...]:
         return self.plan.read(shard.recipe, self.leaves, self.acc.kept)
@@ -149,10 +175,11 @@ class _Here(_Work):
         return self.executor.submit(self.start, shard, next(self.devices))
 
     def start(self, shard: Shard, device: Any) -> Any:
-        args = self.read(shard)
-        if device is not None:
-            args = jax.device_put(args, device)
-        return shard.function(*args)
+        with self.settings():
+            args = self.read(shard)
+            if device is not None:
+                args = jax.device_put(args, device)
+            return shard.function(*args)
 
     def result(self, shard: Shard, future: Future) -> Any:
         return [np.asarray(part) for part in future.result()]
@@ -165,7 +192,8 @@ class _Threads(_Work):
         return self.executor.submit(self.whole, shard)
 
     def whole(self, shard: Shard) -> Any:
-        return [np.asarray(part) for part in shard.function(*self.read(shard))]
+        with self.settings():
+            return [np.asarray(part) for part in shard.function(*self.read(shard))]
 
 
 class _Elsewhere(_Work):

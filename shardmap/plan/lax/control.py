@@ -138,6 +138,7 @@ class Inner:
     """
 
     cheap = False
+    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap.plan.program import Node
+from shardmap.plan.program import Node, Operand, Scalar
 from shardmap.plan.rules import Factors, Local, RuleMaker, nothing_passes
 
 Passes = Callable[[str, frozenset[int]], str | None]
@@ -33,20 +33,31 @@ def pointwise(
     return rule
 
 
-def _linear_in_one(node: Node) -> Passes:
-    """A product: linear in each operand as long as the others are complete."""
+def _finite(operand: Operand) -> bool:
+    """A literal that is finite. With infinity, ``1 * inf + -2 * inf`` is no number."""
+    return isinstance(operand, Scalar) and bool(np.isfinite(operand.value))
+
+
+def _product(node: Node) -> Passes:
+    """Linear in each operand as long as the other one is complete and finite."""
+    exact = not jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact)
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        return combiner if combiner == "add" and len(pending) == 1 else None
+        if combiner != "add" or len(pending) != 1:
+            return None
+        other = node.ins[1 - min(pending)]
+        return combiner if exact or _finite(other) else None
 
     return passes
 
 
 def _quotient(node: Node) -> Passes:
     inexact = jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact)
+    below = node.ins[1]
+    linear = inexact and _finite(below) and bool(np.asarray(below.value) != 0)  # type: ignore[union-attr]
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        return combiner if combiner == "add" and inexact and pending == {0} else None
+        return combiner if combiner == "add" and linear and pending == {0} else None
 
     return passes
 
@@ -98,12 +109,19 @@ def _converted(node: Node) -> Passes:
     kept = (
         {"add", "mul", "min", "max", "and", "or", "xor"} if before == after else set()
     )
-    if before != after and jnp.promote_types(before, after) == after:
+    if before != after and _widens(before, after):
         if jnp.issubdtype(before, jnp.inexact):
             kept = {"add"} if jnp.issubdtype(after, jnp.inexact) else set()
         if jnp.issubdtype(after, jnp.floating) or jnp.issubdtype(after, jnp.integer):
             kept |= {"min", "max"}
     return lambda combiner, pending: combiner if combiner in kept else None
+
+
+def _widens(before: Any, after: Any) -> bool:
+    try:
+        return bool(jnp.promote_types(before, after) == after)
+    except jax.dtypes.TypePromotionError:  # Small floats and integers have none.
+        return False
 
 
 def _as_it_is(local: Local) -> Sequence[Any]:
@@ -166,7 +184,7 @@ RULES: dict[Any, RuleMaker] = {
     p.div_p: pointwise(_quotient),
     p.max_p: pointwise(_extremum("max")),
     p.min_p: pointwise(_extremum("min")),
-    p.mul_p: pointwise(_linear_in_one),
+    p.mul_p: pointwise(_product),
     p.neg_p: pointwise(_negated),
     p.select_n_p: pointwise(_chosen),
     p.sharding_constraint_p: pointwise(_unchanged, _as_it_is),

@@ -1,4 +1,4 @@
-"""Rules of reductions, contractions and running reductions."""
+"""Rules of reductions and contractions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +12,6 @@ from jax.extend.core import primitives as p
 from shardmap.plan.program import Node, Operand, Program
 from shardmap.plan.rules import Factor, Factors, Reason, RuleMaker
 
-CARRIED = Reason(
-    "each element depends on all before it", "cut another axis, which is independent"
-)
 OPAQUE = Reason(
     "the reduction is a function that cannot be split",
     "use one of lax.reduce_sum, reduce_max, ...",
@@ -115,28 +112,38 @@ def dot_general(node: Node) -> Factors:
         + [f for k, f in enumerate(right) if k not in (*right_sum, *right_batch)]
     )
 
-    def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        return combiner if combiner == "add" and len(pending) == 1 else None
-
     return Factors(
         node,
         [left, right],
         [out],
         contracted={left[k]: "add" for k in left_sum},
-        passes=passes,
         cheap=False,
     )
 
 
-def running(node: Node) -> Factors:
-    """``i j -> i j``, the axis that is run over whole."""
-    axes = range(len(node.in_shapes[0]))
-    return Factors(
-        node, [axes], [axes], wholes={node.params["axis"]: CARRIED}, cheap=False
-    )
+def wide_sum(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand] | None:
+    """A sum of small floats is kept in float32 and rounded once, as XLA does it."""
+    params = dict(equation.params)
+    dtype = equation.outvars[0].aval.dtype
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= 4:
+        return None
+    primitive = equation.primitive
+    if "preferred_element_type" in params:
+        precision = params["precision"]
+        if precision is not None and not isinstance(precision, tuple):
+            return None  # An algorithm, which fixes the type of the sum.
+        params["preferred_element_type"] = np.dtype(np.float32)
 
+    def summed(*operands: Any) -> Any:
+        if "preferred_element_type" not in params:
+            operands = tuple(x.astype(jnp.float32) for x in operands)
+        return primitive.bind(*operands, **params).astype(dtype)
 
-RUNNING = [p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p]
+    avals = [jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins]
+    return program.inline(jax.make_jaxpr(summed)(*avals), ins, source)
+
 
 RULES: dict[Any, RuleMaker] = {
     p.argmax_p: lambda node: _arg_whole(node),
@@ -150,7 +157,6 @@ RULES: dict[Any, RuleMaker] = {
     p.reduce_prod_p: reduction("mul"),
     p.reduce_sum_p: reduction("add"),
     p.reduce_xor_p: reduction("xor"),
-    **dict.fromkeys(RUNNING, running),
 }
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.program import Node
+from shardmap.plan.lax.shape import traced
+from shardmap.plan.program import Node, Operand, Program, Rewrite
 from shardmap.plan.rules import (
     UNCUT,
     Factor,
@@ -107,6 +108,7 @@ class Reshape:
     """See the module."""
 
     cheap = True
+    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -115,7 +117,9 @@ class Reshape:
 
     def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
         out = [UNCUT] * len(self.after)
-        lost = []
+        lost: list[Lost] = []
+        if 0 in self.after:
+            return Forward([out], {}, lost)
         for group in self.groups:
             first, *others = group.ins
             cut = cuts[0][first]
@@ -241,4 +245,19 @@ class Reshape:
         return first_passes(combiner, pending)
 
 
+def permuted(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand] | None:
+    """``lax.reshape`` may read its axes in another order: written as a transpose."""
+    order = equation.params["dimensions"]
+    if order is None:
+        return None
+
+    def transposed(x: Any) -> Any:
+        return lax.reshape(lax.transpose(x, order), equation.params["new_sizes"])
+
+    return program.inline(traced(transposed, ins), ins, source)
+
+
+REWRITES: dict[Any, Rewrite] = {p.reshape_p: permuted}
 RULES: dict[Any, RuleMaker] = {p.reshape_p: Reshape}

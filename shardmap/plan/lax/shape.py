@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.program import Node, Operand, Program, Rewrite
+from shardmap.plan.program import Node, Operand, Program, Rewrite, Scalar
 from shardmap.plan.rules import (
     UNCUT,
     Factor,
@@ -147,10 +147,20 @@ def iota(node: Node) -> Factors:
     return Factors(node, rest, [axes], starts=(dimension,), emitter=emitter)
 
 
+def linked_but(node: Node, but: int) -> list[list[Link]]:
+    """All axes but one are the same loop in every operand and in the result."""
+    return [
+        [Link("out", 0, axis)] + [Link("in", k, axis) for k in range(len(node.ins))]
+        for axis in range(len(node.out_shapes[0]))
+        if axis != but
+    ]
+
+
 class Concatenate:
     """The result's axis is a disjoint union of the operands' axes."""
 
     cheap = True
+    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -174,12 +184,7 @@ class Concatenate:
         return Forward([out], {}, [])
 
     def links(self) -> list[list[Link]]:
-        return [
-            [Link("out", 0, axis)]
-            + [Link("in", k, axis) for k in range(len(self.node.ins))]
-            for axis in range(self.rank)
-            if axis != self.axis
-        ]
+        return linked_but(self.node, self.axis)
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
         return []
@@ -232,6 +237,29 @@ def split(
     return outs
 
 
+def known_slice(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand] | None:
+    """A ``dynamic_slice`` with literal starts is a slice."""
+    operand, *begins = ins
+    if not all(isinstance(begin, Scalar) for begin in begins):
+        return None
+    [var] = equation.outvars
+    starts = [
+        min(max(int(begin.value), 0), size - taken)  # type: ignore[union-attr]
+        for begin, size, taken in zip(
+            begins, operand.shape, var.aval.shape, strict=True
+        )
+    ]
+    limits = [a + n for a, n in zip(starts, var.aval.shape, strict=True)]
+    params = {
+        "start_indices": tuple(starts),
+        "limit_indices": tuple(limits),
+        "strides": None,
+    }
+    return list(program.add(p.slice_p, params, [operand], [var.aval], source))
+
+
 MOST_COPIES = 16
 
 
@@ -244,7 +272,7 @@ def stack(
     def joined(*arrays: Any) -> Any:
         return lax.concatenate([lax.expand_dims(x, (axis,)) for x in arrays], axis)
 
-    return program.inline(_traced(joined, ins), ins, source)
+    return program.inline(traced(joined, ins), ins, source)
 
 
 def unstack(
@@ -259,7 +287,7 @@ def unstack(
             for k in range(x.shape[axis])
         ]
 
-    return program.inline(_traced(parts, ins), ins, source)
+    return program.inline(traced(parts, ins), ins, source)
 
 
 def tile(
@@ -279,7 +307,7 @@ def tile(
                 x = lax.reshape(wide, joint)
         return x
 
-    return program.inline(_traced(copies, ins), ins, source)
+    return program.inline(traced(copies, ins), ins, source)
 
 
 def same(
@@ -289,7 +317,7 @@ def same(
     return list(ins)
 
 
-def _traced(function: Any, ins: Sequence[Operand]) -> Any:
+def traced(function: Any, ins: Sequence[Operand]) -> Any:
     return jax.make_jaxpr(function)(
         *(jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
     )
@@ -302,7 +330,7 @@ def _primitive(function: Any) -> Any:
 
 def rewrites() -> dict[Any, Rewrite]:
     """The primitives that are written as others."""
-    found: dict[Any, Rewrite] = {}
+    found: dict[Any, Rewrite] = {p.dynamic_slice_p: known_slice}
     found[_primitive(lambda x: lax.split(x, (1, 1)))] = split
     found[_primitive(lax.optimization_barrier)] = same
     named = {

@@ -1,5 +1,6 @@
 """The table of all rules, and the calls that are looked through."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from shardmap.plan.lax import (
     loops,
     mapped,
     pointwise,
+    prefix,
     random,
     reduce,
     reshape,
@@ -21,7 +23,7 @@ from shardmap.plan.lax import (
     special,
     window,
 )
-from shardmap.plan.program import Calls
+from shardmap.plan.program import Calls, Operand, Program, Rewrite
 from shardmap.plan.rules import RuleMaker, RuleTable
 
 
@@ -40,6 +42,27 @@ def _named_axis_effect() -> type:
     return type(next(iter(jaxpr.eqns[-1].effects)))
 
 
+def _expanded(
+    program: Program, equation: Any, ins: Sequence[Operand], source: str
+) -> list[Operand] | None:
+    """Newer JAX has primitives that are written in terms of others."""
+    inner = equation.params.get("_prim")
+    if not hasattr(inner, "expand"):
+        return None
+    avals = [jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins]
+    arguments = jax.tree.unflatten(inner.in_tree, avals)
+    jaxpr = jax.make_jaxpr(inner.expand)(*arguments)
+    return program.inline(jaxpr, ins, source, CALLS)
+
+
+def _expandable() -> dict[Any, Rewrite]:
+    """The primitive that stands for them, found by tracing what uses it."""
+    x = np.zeros(2, np.float32)
+    [call] = jax.make_jaxpr(jax.numpy.searchsorted)(x, x).eqns
+    inner = call.params["jaxpr"].eqns[-1].primitive
+    return {inner: _expanded} if inner.name == "call_hi_primitive" else {}
+
+
 CALLS = Calls(
     {
         p.call_p: "call_jaxpr",
@@ -50,31 +73,56 @@ CALLS = Calls(
         p.remat_p: "jaxpr",
         _custom_vmap_p(): "call",
     },
-    shape.rewrites(),
+    shape.rewrites() | reshape.REWRITES | _expandable(),
     (_named_axis_effect(),),
 )
 
+# What is written as other primitives where a cut would end at it, or gives parts of it.
 WHEN_CUT = {
     p.argmax_p: reduce.arg_reduction(largest=True),
     p.argmin_p: reduce.arg_reduction(largest=False),
 }
 
-RULES: dict[Any, RuleMaker] = {
-    **pointwise.RULES,
-    **shape.RULES,
-    **reshape.RULES,
-    **reduce.RULES,
-    **batched.RULES,
-    **window.RULES,
-    **indexed.RULES,
-    **random.RULES,
-    **special.RULES,
+WHEN_PARTIAL = dict.fromkeys(
+    [p.conv_general_dilated_p, p.dot_general_p, p.reduce_sum_p], reduce.wide_sum
+)
+
+TABLE = RuleTable()
+
+KINDS: dict[str, dict[Any, RuleMaker]] = {
+    "each element from those at its place": pointwise.RULES,
+    "moved, shifted, repeated": shape.RULES,
+    "merged and split axes": reshape.RULES,
+    "reductions and contractions": reduce.RULES,
+    "running reductions": prefix.RULES,
+    "sliding windows": window.RULES,
+    "places given by indices": indexed.RULES,
+    "batch axes before core axes": batched.RULES,
+    "random bits": random.RULES,
+    "whole or refused": special.RULES,
+    "loops, branches and maps": {
+        p.cond_p: lambda node: branches.Cond(node, TABLE, CALLS),
+        p.scan_p: lambda node: loops.Scan(node, TABLE, CALLS),
+        p.while_p: lambda node: loops.While(node, TABLE, CALLS),
+        spmap_p: lambda node: mapped.Mapped(node, TABLE, CALLS),
+    },
 }
 
-TABLE = RuleTable(RULES)
-TABLE.makers |= {
-    p.cond_p: lambda node: branches.Cond(node, TABLE, CALLS),
-    spmap_p: lambda node: mapped.Mapped(node, TABLE, CALLS),
-    p.scan_p: lambda node: loops.Scan(node, TABLE, CALLS),
-    p.while_p: lambda node: loops.While(node, TABLE, CALLS),
-}
+TABLE.makers |= {q: rule for rules in KINDS.values() for q, rule in rules.items()}
+
+
+def by_kind() -> dict[str, list[str]]:
+    """The names of all primitives that have a rule, by kind.
+
+    >>> by_kind()["merged and split axes"]
+    ['reshape']
+    """
+    kinds: dict[str, Any] = {
+        **KINDS,
+        "looked through": CALLS.jaxprs,
+        "written as others": CALLS.rewrites,
+    }
+    return {
+        kind: sorted({str(q) for q in rules if not isinstance(q, prefix.Step)})
+        for kind, rules in kinds.items()
+    }

@@ -73,9 +73,6 @@ def conv(node: Node) -> Factors:
         padding = tuple(local.holes[0, axis] for axis in lhs_spatial)
         return _bind(node, local.values, {"padding": padding})
 
-    def passes(combiner: str, pending: frozenset[int]) -> str | None:
-        return combiner if combiner == "add" and len(pending) == 1 else None
-
     return Factors(
         node,
         [lhs, rhs],
@@ -83,7 +80,6 @@ def conv(node: Node) -> Factors:
         contracted=contracted,
         wholes=wholes,
         emitter=emitter,
-        passes=passes,
         cheap=False,
     )
 

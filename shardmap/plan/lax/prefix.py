@@ -1,0 +1,254 @@
+"""Running reductions along an axis that is cut: ``cumsum`` and its like.
+
+Written as three steps, each a stage of its own: what every piece comes to, what stands
+before every piece, and the running reduction of a piece that starts from there. Where
+the pieces lie is known only when cuts have been followed, so that the rewriting is made
+for a program whose first analysis ended at such an equation.
+"""
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap.plan.buffers import identity
+from shardmap.plan.lax.shape import linked_but
+from shardmap.plan.program import Node, Operand, Program, Rewrite
+from shardmap.plan.rules import (
+    UNCUT,
+    Factor,
+    Factors,
+    Forward,
+    Link,
+    Need,
+    Points,
+    Reason,
+    Rule,
+    meet,
+    nothing_passes,
+)
+from shardmap.plan.slices import Box, Interval, Window
+
+CARRIED = Reason(
+    "each element depends on all before it", "cut another axis, which is independent"
+)
+
+
+class Kind(NamedTuple):
+    """How a running reduction combines: a whole piece, and two results."""
+
+    reduce: Callable[..., Any]
+    join: Callable[[Any, Any], Any]
+    identity: str
+
+
+KINDS: Mapping[Any, Kind] = {
+    p.cumlogsumexp_p: Kind(jax.nn.logsumexp, jnp.logaddexp, "max"),
+    p.cummax_p: Kind(jnp.max, jnp.maximum, "max"),
+    p.cummin_p: Kind(jnp.min, jnp.minimum, "min"),
+    p.cumprod_p: Kind(jnp.prod, jnp.multiply, "mul"),
+    p.cumsum_p: Kind(jnp.sum, jnp.add, "add"),
+}
+
+
+class Step(NamedTuple):
+    """What a node of the rewritten program is known by, instead of a primitive."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+TOTALS, BEFORE, RUNNING = map(Step, ("piece totals", "totals before", "running pieces"))
+
+
+def rewrite(cuts: Iterable[tuple[Node, Points]]) -> dict[Any, Rewrite]:
+    """Rewrites the equations that these nodes come from, at those cuts."""
+    points: dict[int, set[int]] = {}
+    for node, cut in cuts:
+        # An equation may be inlined in several places: all get the common cuts.
+        points.setdefault(id(node.params), set()).update(cut.at)
+
+    def by_pieces(
+        program: Program, equation: Any, ins: Sequence[Operand], source: str
+    ) -> Sequence[Operand] | None:
+        at = points.get(id(equation.params))
+        if not at:
+            return None
+        [operand] = ins
+        axis, dtype = equation.params["axis"], operand.aval.dtype
+        edges = (0, *sorted(at), operand.shape[axis])
+        params = {**equation.params, "edges": edges, "primitive": equation.primitive}
+        shape = list(operand.shape)
+        shape[axis] = len(edges) - 1
+        few = jax.core.ShapedArray(tuple(shape), dtype)
+        totals = program.add(TOTALS, params, ins, [few], source)
+        before = program.add(BEFORE, params, totals, [few], source)
+        avals = [var.aval for var in equation.outvars]
+        return program.add(RUNNING, params, [*ins, *before], avals, source)
+
+    return dict.fromkeys(KINDS, by_pieces) if points else {}
+
+
+class _Pieces:
+    """What the three rules share: all axes but one pass."""
+
+    cheap = False
+    complete: frozenset[int] = frozenset()
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        params = node.params
+        self.axis, self.edges = params["axis"], params["edges"]
+        self.reverse = params["reverse"]
+        self.kind = KINDS[params["primitive"]]
+        self.rank = len(node.out_shapes[0])
+
+    def other_axes(self, box: Box, interval: Interval) -> Box:
+        return (*box[: self.axis], interval, *box[self.axis + 1 :])
+
+    def others(self, cuts: Sequence[Sequence[Points]]) -> list[Points]:
+        out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
+        out[self.axis] = UNCUT
+        return out
+
+    def links(self) -> list[list[Link]]:
+        return linked_but(self.node, self.axis)
+
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        return []
+
+    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
+        return nothing_passes(combiner, pending)
+
+    def running(self, value: Any) -> Any:
+        primitive = self.node.params["primitive"]
+        return primitive.bind(value, axis=self.axis, reverse=self.reverse)
+
+
+class Totals(_Pieces):
+    """What each piece comes to."""
+
+    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+        out = self.others(cuts)
+        along = cuts[0][self.axis]
+        if along.at:
+            every = tuple(range(1, len(self.edges) - 1))
+            out[self.axis] = Points(every, False, along.origins)
+        return Forward([out], {}, [])
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        [box] = boxes
+        assert box is not None
+        first, last = box[self.axis]
+        edges = self.edges[first : last + 1]
+        lengths = tuple(b - a for a, b in itertools.pairwise(edges))
+        return Need((self.other_axes(box, (edges[0], edges[-1])),), lengths)
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        [value] = values
+        found, start = [], 0
+        for length in static:
+            part = lax.slice_in_dim(value, start, start + length, axis=self.axis)
+            total = self.kind.reduce(part, axis=self.axis, keepdims=True)
+            found.append(total.astype(value.dtype))
+            start += length
+        return [lax.concatenate(found, self.axis)]
+
+
+class Before(_Pieces):
+    """What all pieces before each one come to."""
+
+    complete = frozenset({0})
+
+    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+        return Forward([self.others(cuts)], {}, [])
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        [box] = boxes
+        assert box is not None
+        start, stop = box[self.axis]
+        everything = self.other_axes(box, (0, len(self.edges) - 1))
+        return Need((everything,), stop - start, (start,))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        [value] = values
+        neutral = identity(self.kind.identity, value.dtype)
+        shape = list(value.shape)
+        shape[self.axis] = 1
+        edge = [lax.full(shape, neutral, value.dtype)]
+        found = self.running(value)
+        if self.reverse:
+            found = [lax.slice_in_dim(found, 1, None, axis=self.axis), *edge]
+        else:
+            found = [*edge, lax.slice_in_dim(found, 0, -1, axis=self.axis)]
+        joined = lax.concatenate(found, self.axis)
+        return [lax.dynamic_slice_in_dim(joined, starts[0], static, self.axis)]
+
+
+class Running(_Pieces):
+    """The running reduction of a piece, from what stands before it."""
+
+    complete = frozenset({1})
+
+    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+        out = self.others(cuts)
+        out[self.axis] = cuts[0][self.axis]
+        return Forward([out], {}, [])
+
+    def links(self) -> list[list[Link]]:
+        along = [Link("out", 0, self.axis), Link("in", 0, self.axis)]
+        return [*super().links(), along]
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        [box] = boxes
+        assert box is not None
+        start, stop = box[self.axis]
+        if start == stop:
+            read, number = (start, stop), 0
+        elif self.reverse:
+            number = bisect.bisect_left(self.edges, stop) - 1
+            read = start, self.edges[number + 1]
+        else:
+            number = bisect.bisect_right(self.edges, start) - 1
+            read = self.edges[number], stop
+        needed = self.other_axes(box, read), self.other_axes(box, (number, number + 1))
+        return Need(needed, stop - start, (start - read[0],))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        value, before = values
+        found = self.kind.join(before, self.running(value)).astype(value.dtype)
+        return [lax.dynamic_slice_in_dim(found, starts[0], static, self.axis)]
+
+
+def whole(node: Node) -> Factors:
+    """``i j -> i j``, the axis that is run over whole, as long as it is not cut."""
+    axes = range(len(node.in_shapes[0]))
+    wholes = {node.params["axis"]: CARRIED}
+    return Factors(node, [axes], [axes], wholes=wholes, cheap=False)
+
+
+RULES: dict[Any, Callable[[Node], Rule]] = {
+    TOTALS: Totals,
+    BEFORE: Before,
+    RUNNING: Running,
+    **dict.fromkeys(KINDS, whole),
+}
