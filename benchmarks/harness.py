@@ -40,6 +40,10 @@ class Benchmark:
     """Contender -> the most that our time divided by its time may be."""
     repeats: int = 1000
 
+    def sample(self, repeats: int) -> Mapping[str, Sequence[float]]:
+        """The seconds of each run, by contender."""
+        return interleave(self.contenders(), repeats)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -97,8 +101,7 @@ def interleave(
 
 
 def measure(benchmark: Benchmark, repeats: int | None = None) -> Result:
-    contenders = benchmark.contenders()
-    return Result(benchmark, interleave(contenders, repeats or benchmark.repeats))
+    return Result(benchmark, benchmark.sample(repeats or benchmark.repeats))
 
 
 def table(results: Sequence[Result]) -> str:

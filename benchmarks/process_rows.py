@@ -8,7 +8,8 @@ import json
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from benchmarks import harness
-from benchmarks.harness import OURS, Benchmark, Contender, Result
+from benchmarks.harness import OURS, Benchmark, Contender
 from shardmap.commands import run
 
 PMAP = "jax.pmap"
@@ -62,46 +63,46 @@ def contenders() -> dict[str, Contender]:
     }
 
 
-def benchmark(devices: int) -> Benchmark:
-    return Benchmark(
+@dataclass(frozen=True)
+class AcrossProcesses(Benchmark):
+    """Runs its contenders in processes of its own, all of them in each."""
+
+    devices: int = 1
+
+    def sample(self, repeats: int) -> Mapping[str, Sequence[float]]:
+        with tempfile.TemporaryDirectory() as folder:
+            samples = pathlib.Path(folder) / "samples.json"
+            code = run.main(
+                [
+                    *("-n", str(PROCESSES)),
+                    *("--devices-per-process", str(self.devices)),
+                    *(__file__, str(repeats), str(samples)),
+                ]
+            )
+            if code:
+                raise RuntimeError(f"{self.name}: the processes ended with {code}")
+            return json.loads(samples.read_text())
+
+
+BENCHMARKS = [
+    AcrossProcesses(
         name=f"psum of 1 MB, {PROCESSES} processes, {devices} dev each",
         measures="the call until its result is ready; each process passes its rows",
         contenders=contenders,
-        limits={SHARD_MAP: 1.05, PMAP: 1.0},
+        limits={SHARD_MAP: 1.05},
         repeats=300,
+        devices=devices,
     )
-
-
-BENCHMARKS = {devices: benchmark(devices) for devices in (1, 2)}
-
-
-def measure(devices: int, repeats: int | None = None) -> Result:
-    """Starts processes with so many devices each, and gives what they measured."""
-    measured = BENCHMARKS[devices]
-    with tempfile.TemporaryDirectory() as folder:
-        samples = pathlib.Path(folder) / "samples.json"
-        code = run.main(
-            [
-                *("-n", str(PROCESSES), "--devices-per-process", str(devices)),
-                *(__file__, str(devices), str(repeats or measured.repeats)),
-                str(samples),
-            ]
-        )
-        if code:
-            raise RuntimeError(f"{measured.name}: the processes ended with {code}")
-        return Result(measured, json.loads(samples.read_text()))
-
-
-def measure_all(repeats: int | None = None) -> list[Result]:
-    return [measure(devices, repeats) for devices in BENCHMARKS]
+    for devices in (1, 2)
+]
 
 
 def in_process(arguments: Sequence[str]) -> None:
     """What each process runs."""
-    devices, repeats, path = arguments
+    repeats, path = arguments
     jax.config.update("jax_platforms", "cpu")
     jax.distributed.initialize()
-    samples = harness.measure(BENCHMARKS[int(devices)], int(repeats)).samples
+    samples = harness.interleave(contenders(), int(repeats))
     if jax.process_index() == 0:
         pathlib.Path(path).write_text(json.dumps(samples))
 
@@ -110,4 +111,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         in_process(sys.argv[1:])
     else:
-        print(harness.table(measure_all()))
+        print(harness.table([harness.measure(each) for each in BENCHMARKS]))

@@ -7,6 +7,7 @@ import jax
 
 from shardmap.map.calls import Call
 from shardmap.map.rows import is_whole, to_own, to_whole
+from shardmap.map.running import run_and_convert
 
 
 def are_rows(
@@ -117,8 +118,9 @@ class AcrossProcesses:
             given = tuple(
                 statics[k] if k in statics else next(rest) for k in range(len(args))
             )
-        results = self._program(*given, **kwargs)
-        if not self._is_rows:
-            return results
-        flat, out_tree = jax.tree.flatten(results)
-        return jax.tree.unflatten(out_tree, map(to_own, flat, self._results))
+        convert = self._to_own if self._is_rows else lambda results: results
+        return run_and_convert(self._program, convert, given, kwargs)
+
+    def _to_own(self, results: Any) -> Any:
+        leaves, tree = jax.tree.flatten(results)
+        return jax.tree.unflatten(tree, map(to_own, leaves, self._results))

@@ -52,16 +52,32 @@ def map_jit(
     return _taking_turns(jitted) if communicates and len(devices) > 1 else jitted
 
 
+def run_and_convert(
+    program: Any, convert: Callable[[Any], Any], args: Any, kwargs: Any
+) -> Any:
+    """What ``convert`` makes of a program's results, while the program may still run.
+
+    Args:
+      program: what `map_jit` gave.
+      convert: a function of the results, which need not be there yet.
+      args, kwargs: the program's.
+    """
+    if hasattr(program, "and_convert"):
+        return program.and_convert(convert, *args, **kwargs)
+    return convert(program(*args, **kwargs))
+
+
 def _taking_turns(jitted: Any) -> Any:
-    @functools.wraps(jitted)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def and_convert(convert: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
         with _turn:
             try:
-                return jax.block_until_ready(jitted(*args, **kwargs))
+                return jax.block_until_ready(convert(jitted(*args, **kwargs)))
             except (RuntimeError, ValueError) as error:
                 if processes.is_lost_connection(error):
                     raise RuntimeError(processes.gone(jitted.__name__)) from error
                 raise
 
-    run.lower, run.trace = jitted.lower, jitted.trace  # type: ignore[attr-defined]
+    run: Any = functools.partial(and_convert, lambda results: results)
+    functools.update_wrapper(run, jitted)
+    run.lower, run.trace, run.and_convert = jitted.lower, jitted.trace, and_convert
     return run
