@@ -5,7 +5,9 @@ both of them; the times are those of the first process.
 """
 
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +24,11 @@ from jax.sharding import PartitionSpec as P
 import shardmap as sm
 from benchmarks import harness
 from benchmarks.harness import OURS, Benchmark, Contender
-from shardmap.commands import run
 
 PMAP = "jax.pmap"
 SHARD_MAP = "jit(shard_map), global"
 OURS_ON_GLOBAL = "shardmap, global"
+ROOT = str(pathlib.Path(__file__).parent.parent)
 PROCESSES = 2
 LENGTH = 1 << 18  # float32: 1 MB for each device.
 
@@ -72,15 +74,15 @@ class AcrossProcesses(Benchmark):
     def sample(self, repeats: int) -> Mapping[str, Sequence[float]]:
         with tempfile.TemporaryDirectory() as folder:
             samples = pathlib.Path(folder) / "samples.json"
-            code = run.main(
-                [
-                    *("-n", str(PROCESSES)),
-                    *("--devices-per-process", str(self.devices)),
-                    *(__file__, str(repeats), str(samples)),
-                ]
-            )
-            if code:
-                raise RuntimeError(f"{self.name}: the processes ended with {code}")
+            command = [
+                *(sys.executable, "-m", "shardmap", "run", "-n", str(PROCESSES)),
+                *("--devices-per-process", str(self.devices)),
+                *(__file__, str(repeats), str(samples)),
+            ]
+            # The script is found by its path, but imports this package.
+            paths = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+            subprocess.run(command, env=environment, check=True)
             return json.loads(samples.read_text())
 
 
