@@ -135,6 +135,7 @@ class Launch:
         self._environments = environments
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: queue.Queue[int] = queue.Queue()
+        self._failed: list[int] = []  # In the order in which they ended.
         self._writing = threading.Lock()
         self._signal: int | None = None
 
@@ -201,7 +202,8 @@ class Launch:
                     print(f"[{number}] {text}", file=to, flush=True)
 
     def _watch(self, number: int, streams: Sequence[threading.Thread]) -> None:
-        self._processes[number].wait()
+        if self._processes[number].wait():
+            self._failed.append(number)
         for thread in streams:
             thread.join(timeout=1)  # What it has started may hold them open.
         self._ended.put(number)
@@ -215,15 +217,16 @@ class Launch:
             if time.monotonic() > deadline:
                 self._send(signal.SIGKILL)
             try:
-                number = self._ended.get(timeout=0.1)
+                self._ended.get(timeout=0.1)
             except queue.Empty:
                 continue
             running -= 1
-            own = self._processes[number].returncode
-            if own and not code:
+            if self._failed and not code:
+                first = self._failed[0]
+                own = self._processes[first].returncode
                 code = own if own > 0 else 128 - own
                 if self._signal is None:
-                    self._say(f"process {number} ended with code {code}")
+                    self._say(f"process {first} ended with code {code}")
                     self._send(signal.SIGTERM)
                 deadline = min(deadline, time.monotonic() + grace)
         return code if not code or self._signal is None else 128 + self._signal

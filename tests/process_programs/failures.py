@@ -49,6 +49,7 @@ def main(what):
     except RuntimeError as error:
         print(f"after {time.monotonic() - start:.0f} s: {error}")
         print(f"because of {error.__cause__}", flush=True)
+        time.sleep(2)  # That the other one has ended shall be noticed first.
         os._exit(3)
 
 
