@@ -142,7 +142,7 @@ def test_an_axis_that_a_map_between_walks():
 
 def test_another_mesh_of_the_same_devices():
     refused(
-        r"spmap of \S+ over axis '_unnamed' and the jax.shard_map inside it cannot be "
+        r"spmap of \S+ over an axis and the jax.shard_map inside it cannot be "
         r"one program: the map runs on Mesh\('axis0': 8.*\), the shard_map on "
         r"Mesh\('row': 8.*\)\. Give spmap .* or give spmap lowering='spmd'",
         ROW,

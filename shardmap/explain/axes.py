@@ -12,8 +12,8 @@ from shardmap.explain.primitives import SHARD_MAP
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.explain.source import source_of
 from shardmap.map.layout import MeshWalk, inner_walk
+from shardmap.map.names import UNNAMED
 from shardmap.map.primitive import spmap_p
-from shardmap.map.tracing import UNNAMED
 
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _CHANGE_VMAP = (

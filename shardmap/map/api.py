@@ -12,6 +12,7 @@ from jax.sharding import Mesh, Sharding
 from shardmap.map import arguments, functions, tracing
 from shardmap.map.calls import Options
 from shardmap.map.checks import check_copies_agree
+from shardmap.map.names import UNNAMED
 from shardmap.map.program import FunctionMap
 from shardmap.map.stages import Lowered, lower, trace
 
@@ -191,8 +192,9 @@ def spmap(
         tells which differ. It waits for the results. Default: no.
 
     Returns:
-      The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them. It has
-      the name and docs of ``fun``, and ``fun`` itself as ``__wrapped__``.
+      The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them, and
+      ``explain``. It has the name and docs of ``fun``, and ``fun`` itself as
+      ``__wrapped__``.
 
     Raises:
       TypeError: ``fun`` is not callable, or axes are neither ints nor None. When
@@ -246,7 +248,7 @@ def spmap(
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     options = Options(
-        axis_name=tracing.UNNAMED if axis_name is None else axis_name,
+        axis_name=UNNAMED if axis_name is None else axis_name,
         in_axes=in_axes,
         out_axes=out_axes,
         static_argnums=tuple(sorted(static)),

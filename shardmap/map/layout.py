@@ -21,8 +21,8 @@ from shardmap.map.constraints import (
     constrain_p,
     partition_cuts,
 )
+from shardmap.map.names import UNNAMED
 from shardmap.map.primitive import spmap_p
-from shardmap.map.tracing import UNNAMED
 
 
 def devices_for(axis_size: int, available: int) -> int:

@@ -25,6 +25,7 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap.map.names import axis_text
 from shardmap.map.shard_maps import check_shard_maps
 
 __all__ = ["MapPrimitive", "spmap_p"]
@@ -115,7 +116,7 @@ def _layout(
     **_: Any,
 ) -> str:
     """How many devices, how many elements at once on each, and how often."""
-    axis = f"axis {axis_name!r} of {axis_size:,}"
+    axis = f"{axis_text(axis_name)} of {axis_size:,}"
     if mesh is None or mesh_axes is None:
         return f"{axis}, as the map around it decides"
     devices = math.prod(mesh.shape[name] for name in mesh_axes)

@@ -11,6 +11,8 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from shardmap.map.names import axis_text
+
 SHARD_MAP = (
     jax.make_jaxpr(
         jax.shard_map(
@@ -91,7 +93,7 @@ def check_shard_maps(params: dict[str, Any]) -> None:
             else f"the map runs on {mesh}, the shard_map on {inner}"
         )
         raise ValueError(
-            f"spmap of {params['name']} over axis {params['axis_name']!r} and the "
+            f"spmap of {params['name']} over {axis_text(params['axis_name'])} and the "
             f"jax.shard_map inside it cannot be one program: {problem}. Give spmap "
             "the same mesh= and mesh_axes= which shard_map's axis_names= leave out"
             f"{other_way}, or put shardmap.spmap in place of jax.shard_map."

@@ -12,10 +12,6 @@ from jax.sharding import AbstractMesh
 
 from shardmap.map.rewriting import tile_collectives
 
-UNNAMED = "_unnamed"
-"""The axis name of maps that were given none; nothing can refer to it."""
-
-
 _INSIDE = "_inside_spmap"
 
 

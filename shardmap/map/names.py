@@ -1,0 +1,15 @@
+"""What the axes of maps are called."""
+
+from collections.abc import Hashable
+
+UNNAMED = "_unnamed"
+"""The axis name of maps that were given none; nothing can refer to it."""
+
+
+def axis_text(axis_name: Hashable) -> str:
+    """What to call an axis in a sentence.
+
+    >>> axis_text("i"), axis_text(UNNAMED)
+    ("axis 'i'", 'an axis')
+    """
+    return "an axis" if axis_name == UNNAMED else f"axis {axis_name!r}"
