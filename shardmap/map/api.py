@@ -53,8 +53,7 @@ class MappedFunction:
         # The map finds the function by a weak reference, to an equal one perhaps.
         self._fun = self._map.fun()
         # The last program for each number of arguments is tried first. It refuses what
-        # it is not for; once that has happened, numbers of elements are compared first,
-        # and where it happens often, every call is looked up.
+        # it is not for; where that happens often, every call is looked up.
         self._recent: dict[int, tuple[Any, Any, Any]] = {}
         self._refusals = 0
 
@@ -86,8 +85,7 @@ class MappedFunction:
             check_copies_agree(self._map.name, results)
             varies = True
         if not (call.moved or kwargs or varies):
-            probe = call.probe if self._refusals else None
-            self._recent[len(args)] = call.program, probe, call.must_lie
+            self._recent[len(args)] = call.program, call.probe, call.must_lie
         return results
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
