@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from shardmap.map import arguments
+from shardmap.map import arguments, processes
 from shardmap.map.across import NeedsAnotherProgramError
 from shardmap.map.calls import Call
 from shardmap.map.layout import MapShardings
@@ -103,7 +103,8 @@ def lower(
     static = function_map.options.static_argnums
     full_args, mapped_kwargs = _arguments(call, leaves, args, static)
     program = function_map.program(call, kwargs)
-    lowered = program.lower(*full_args, **mapped_kwargs)
+    with processes.lowering_to_look():
+        lowered = program.lower(*full_args, **mapped_kwargs)
 
     in_specs = [
         ShardingSpec.from_named_sharding(leaf.sharding, len(leaf.shape))
