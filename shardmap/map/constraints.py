@@ -17,7 +17,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import placement, tracing
+from shardmap.map import placement, processes, tracing
 from shardmap.map.primitive import mesh_jaxpr
 
 Parts = tuple[int | None, ...]
@@ -66,24 +66,45 @@ def _prime_factors(number: int) -> list[int]:
     return factors
 
 
-def partition_mesh(
-    parts: Parts, total: int, what: str = "with_sharding_constraint"
-) -> Mesh:
-    """The mesh of a value outside of maps: partition k is on local device k.
+def partition_devices(total: int, what: str) -> list[jax.Device]:
+    """Where partitions outside of maps are: partition k is on the k-th of these.
+
+    This process's first devices, if it has as many; else the first ones of every
+    process, of each equally many.
 
     Raises:
       ValueError: names ``what``, the devices it needs and those that there are.
     """
     devices = jax.local_devices()
-    if total > len(devices):
+    if total <= len(devices):
+        return devices[:total]
+    count = jax.process_count()
+    if count == 1:
         raise ValueError(
             f"{what} computation requires {total} devices, but only {len(devices)} "
             "devices are available. Ask for fewer parts, or, to try it on CPU, set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={total} before JAX "
             "starts."
         )
+    by_process = [jax.local_devices(process) for process in range(count)]
+    fewest = min(map(len, by_process))
+    if total > fewest * count or total % count:
+        raise ValueError(
+            f"{what} computation requires {total} devices, which are more than the "
+            f"{len(devices)} of this process, and so equally many of each of {count} "
+            f"processes. They have {[len(each) for each in by_process]}. Ask for a "
+            f"multiple of {count} partitions, {fewest * count} at most."
+        )
+    return [device for each in by_process for device in each[: total // count]]
+
+
+def partition_mesh(
+    parts: Parts, total: int, what: str = "with_sharding_constraint"
+) -> Mesh:
+    """The mesh of a value outside of maps, on its `partition_devices`."""
+    devices = partition_devices(total, what)
     axes = partition_axes([parts], total) or {f"{_AXIS_PREFIX}0": 1}
-    grid = np.asarray(devices[:total], dtype=object).reshape(tuple(axes.values()))
+    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))
 
 
@@ -189,7 +210,11 @@ def axes_for_partitions(
 
 
 def constrain(
-    x: Any, parts: Parts | None, total: int | None = None, what: str = ""
+    x: Any,
+    parts: Parts | None,
+    total: int | None = None,
+    what: str = "with_sharding_constraint",
+    program: str = "",
 ) -> Any:
     """Cuts a value into partitions.
 
@@ -197,7 +222,9 @@ def constrain(
       x: an array.
       parts: the counts; None: every device has the whole value.
       total: how many devices; needed where ``parts`` does not tell.
-      what: for errors, see `partition_mesh`.
+      what: who asks for it, for errors.
+      program: what other processes have to run as well, if they do not tell by this
+        value.
     """
     if parts is None:
         parts = (1,) * jax.typeof(x).ndim
@@ -206,8 +233,8 @@ def constrain(
     mesh = None
     inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
     if total is not None and not inside:
-        mesh = partition_mesh(parts, total, what or "with_sharding_constraint")
-    return _bind(x, parts=parts, total=total, mesh=mesh)
+        mesh = partition_mesh(parts, total, what)
+    return _bind(x, parts=parts, total=total, mesh=mesh, what=what, program=program)
 
 
 def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
@@ -238,8 +265,20 @@ def _batch(
 
 
 def _lowering(
-    ctx: Any, x: Any, *, parts: Parts, total: int | None, mesh: Any, **_: Any
+    ctx: Any,
+    x: Any,
+    *,
+    parts: Parts,
+    total: int | None,
+    mesh: Any,
+    what: str,
+    program: str,
+    **_: Any,
 ) -> Any:
+    (aval,) = ctx.avals_in
+    processes.agree_to_lower(
+        mesh, what, lambda: program or f"{what} of {aval.str_short()}, parts {parts}"
+    )
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:

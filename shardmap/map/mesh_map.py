@@ -15,7 +15,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map import arguments, functions, placement, processes, tracing
 from shardmap.map.api import TOP_LEVEL, explanation, spmap
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
@@ -111,7 +111,10 @@ class MeshMappedFunction:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
         leaves, in_tree, in_axes = self._map.read(args)
-        program, shardings, out_shardings = self._map.program(leaves, in_tree, in_axes)
+        # Calls have a program of their own, which all processes lower at once.
+        program, shardings, out_shardings = self._map.program(
+            leaves, in_tree, in_axes, is_new=True
+        )
         # Arrays that lie elsewhere would be asked to lie as the map wants them.
         structs = jax.tree.unflatten(
             in_tree,
@@ -124,7 +127,8 @@ class MeshMappedFunction:
                 )
             ],
         )
-        lowered = program.lower(*structs)
+        with processes.lowering_to_look() as agree:
+            lowered = program.lower(*structs)
         out_info = jax.tree.leaves(lowered.out_info)
         in_specs, out_specs = (
             [
@@ -140,6 +144,7 @@ class MeshMappedFunction:
             lowered,
             jax.tree.unflatten(in_tree, in_specs),
             jax.tree.unflatten(jax.tree.structure(lowered.out_info), out_specs),
+            agree,
         )
 
     def explain(self, *args: Any) -> Any:
@@ -227,12 +232,16 @@ class _BlockMap:
         return leaves, in_tree, in_axes
 
     def program(
-        self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]
+        self,
+        leaves: Sequence[Any],
+        in_tree: Any,
+        in_axes: Sequence[Axes],
+        is_new: bool = False,
     ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
         """What runs calls like this one, and how arguments and results lie."""
         avals = [arguments.leaf_aval(leaf) for leaf in leaves]
         key = in_tree, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals)
-        if key not in self._programs:
+        if is_new or key not in self._programs:
             bind = functools.partial(self.bind, in_tree=in_tree, in_axes=in_axes)
             structs = [
                 jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
@@ -265,7 +274,10 @@ class _BlockMap:
                 ),
                 donate_argnums=self._options.donate_argnums,
             )
-            self._programs[key] = program, in_shardings, out_shardings
+            made = program, in_shardings, out_shardings
+            if is_new:
+                return made
+            self._programs[key] = made
         return self._programs[key]
 
     def sharding(self, axes: Axes) -> NamedSharding:
@@ -289,6 +301,8 @@ class _BlockMap:
 
         def block(*blocks: Any) -> list[Any]:
             return jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
+
+        block.__name__ = self._name
 
         def whole(*blocks: Any) -> Any:
             return fun(*jax.tree.unflatten(in_tree, blocks))

@@ -14,7 +14,7 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import NamedSharding
 
-from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map import arguments, functions, placement, processes, tracing
 from shardmap.map.api import TOP_LEVEL
 from shardmap.map.constraints import (
     constrain,
@@ -27,12 +27,24 @@ from shardmap.map.parts import (
     agreed_total,
     broadcast_parts,
     check_leaves,
+    check_local_parts,
+    check_own_count,
     check_shapes,
     counted,
     is_leaf,
     leaf_paths,
+    whole_aval,
 )
-from shardmap.map.running import map_jit
+from shardmap.map.rows import (
+    Rows,
+    convert_p,
+    is_whole,
+    look,
+    pieces_for,
+    to_own,
+    to_whole,
+)
+from shardmap.map.running import map_jit, run_and_convert
 from shardmap.map.stages import Lowered
 from shardmap.sharding.spec import ShardingSpec
 
@@ -78,6 +90,10 @@ def sharded_jit(
     out_parts: Any,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
+    *,
+    local_in_parts: Any = None,
+    local_out_parts: Any = None,
+    local_num_partitions: int | None = None,
 ) -> "ShardedFunction":
     """Compiles a function for several devices, each with a partition of the values.
 
@@ -85,6 +101,10 @@ def sharded_jit(
     runs on that many devices: on the first local ones if it is called alone, on that
     many for each element inside `spmap`. Partition k, counted row-major, is on the k-th
     device.
+
+    If there are more partitions than this process has devices, they are those of all
+    processes, on equally many devices of each, in process order. Arguments and results
+    are global arrays then, or, where local parts say so, what this process has of them.
 
     Args:
       fun: a function of whole arrays.
@@ -94,8 +114,15 @@ def sharded_jit(
         one leaf. A `jax.sharding.PartitionSpec` of counts, ``P(2, 1)``, is taken too.
         Static arguments may have an entry or none. Keyword arguments are whole.
       out_parts: the same for the result.
-      num_partitions: the total, if no parts say it.
+      num_partitions: the total, of all processes together, if no parts say it.
       static_argnums: positions of arguments that are compile-time constants.
+      local_in_parts: how this process's pieces of the arguments are cut, in the same
+        way as ``in_parts``: with ``(4, 1)`` over two processes, ``(2, 1)``. Such an
+        argument is half as long as the whole. None: nothing is passed in pieces.
+        Global arrays are taken as such in any case, and so is what is traced.
+      local_out_parts: the same for the result. None: results are global arrays.
+      local_num_partitions: how many of the partitions are on this process, to be
+        checked.
 
     Returns:
       The compiled function, with ``lower`` and ``trace`` as `jax.jit` gives them. It
@@ -105,7 +132,8 @@ def sharded_jit(
       TypeError: leaves of other types. When called: an argument that JAX cannot
         compute with.
       ValueError: a count below 1. When called: parts that do not fit or divide an
-        array, totals that differ, too few devices.
+        array, totals that differ, too few devices, local parts of other shapes than
+        this process has.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -116,19 +144,50 @@ def sharded_jit(
     """
     if not callable(fun):
         raise TypeError(f"sharded_jit expects a callable, but got {fun!r}.")
-    check_leaves("sharded_jit in_parts", in_parts)
-    check_leaves("sharded_jit out_parts", out_parts)
-    if num_partitions is not None:
-        check_leaves("sharded_jit num_partitions", (num_partitions,))
+    for name, parts in (
+        ("in_parts", in_parts),
+        ("out_parts", out_parts),
+        ("local_in_parts", local_in_parts),
+        ("local_out_parts", local_out_parts),
+        ("num_partitions", None if num_partitions is None else (num_partitions,)),
+        (
+            "local_num_partitions",
+            None if local_num_partitions is None else (local_num_partitions,),
+        ),
+    ):
+        check_leaves(f"sharded_jit {name}", parts)
     static = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
-    if isinstance(in_parts, list):
-        in_parts = tuple(in_parts)
-    options = _Options(in_parts, out_parts, num_partitions, tuple(static))
+    in_parts, local_in_parts = (
+        tuple(parts) if isinstance(parts, list) else parts
+        for parts in (in_parts, local_in_parts)
+    )
+    options = _Options(
+        in_parts,
+        out_parts,
+        num_partitions,
+        local_in_parts,
+        local_out_parts,
+        local_num_partitions,
+        tuple(static),
+    )
     return ShardedFunction(fun, options)
 
 
+_WHAT = "sharded_jit"
+
+
 class _Call(NamedTuple):
-    """How one call is cut, but not its arrays."""
+    """How one call is cut, but not its arrays.
+
+    Attributes:
+      in_tree, out_tree: the structures of the arguments and of the result.
+      statics: the static arguments, by position.
+      in_parts, out_parts: how each leaf is cut.
+      total: how many partitions there are, if anybody says.
+      in_avals, out_avals: the leaves' kinds, as global arrays.
+      in_pieces, out_pieces: for each leaf whether this process has its pieces of it.
+      program: what other processes have to run as well, where there are such.
+    """
 
     in_tree: Any
     statics: tuple[tuple[int, Any], ...]
@@ -138,6 +197,9 @@ class _Call(NamedTuple):
     total: int | None
     in_avals: list[Any]
     out_avals: list[Any]
+    in_pieces: list[bool]
+    out_pieces: list[bool]
+    program: str
 
     def positional(self, given: Iterable[Any]) -> list[Any]:
         """The positional arguments: those given, and the static ones."""
@@ -153,14 +215,14 @@ class _Call(NamedTuple):
     @property
     def devices(self) -> list[jax.Device]:
         """Where it runs."""
-        return list(partition_mesh((), self.total or 1, "sharded_jit").devices.flat)
+        return list(partition_mesh((), self.total or 1, _WHAT).devices.flat)
 
     def shardings(self) -> tuple[list[NamedSharding], list[NamedSharding]]:
         """How arguments and results lie."""
 
         def sharding(aval: Any, parts: Counts) -> NamedSharding:
             counts = (1,) * aval.ndim if parts is None else parts
-            mesh = partition_mesh(counts, self.total or 1, "sharded_jit")
+            mesh = partition_mesh(counts, self.total or 1, _WHAT)
             return partition_sharding(counts, mesh)
 
         return (
@@ -168,23 +230,43 @@ class _Call(NamedTuple):
             list(map(sharding, self.out_avals, self.out_parts)),
         )
 
+    def pieces(self) -> tuple[list[Rows | None], list[Rows | None]]:
+        """How this process's pieces of arguments and results lie, where it has own."""
+
+        def rows(sharding: NamedSharding, has_own: bool) -> Rows | None:
+            if not has_own or sharding.is_fully_addressable:
+                return None
+            return pieces_for(sharding)
+
+        operands, results = self.shardings()
+        return (
+            list(map(rows, operands, self.in_pieces)),
+            list(map(rows, results, self.out_pieces)),
+        )
+
 
 class _Options(NamedTuple):
     in_parts: Any
     out_parts: Any
     num_partitions: int | None
+    local_in_parts: Any
+    local_out_parts: Any
+    local_num_partitions: int | None
     static_argnums: tuple[int, ...]
 
     def key(self) -> Hashable:
         """Hashable, equal for equal options."""
-        in_parts, out_parts = (
-            (tuple(leaves), tree)
-            for leaves, tree in (
-                jax.tree.flatten(parts, is_leaf=is_leaf)
-                for parts in (self.in_parts, self.out_parts)
-            )
+
+        def hashable(parts: Any) -> Hashable:
+            leaves, tree = jax.tree.flatten(parts, is_leaf=is_leaf)
+            return tuple(leaves), tree
+
+        return self._replace(
+            in_parts=hashable(self.in_parts),
+            out_parts=hashable(self.out_parts),
+            local_in_parts=hashable(self.local_in_parts),
+            local_out_parts=hashable(self.local_out_parts),
         )
-        return self._replace(in_parts=in_parts, out_parts=out_parts)
 
 
 class ShardedFunction:
@@ -214,6 +296,8 @@ class ShardedFunction:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
         traced, call = self._programs.trace(args, kwargs)
+        with processes.lowering_to_look() as agree:
+            lowered = traced.lower()
         in_specs, out_specs = (
             [
                 ShardingSpec.from_named_sharding(sharding, aval.ndim)
@@ -226,12 +310,14 @@ class ShardedFunction:
         args_specs, kwargs_specs = jax.tree.unflatten(call.in_tree, in_specs)
         no_statics = call._replace(statics=tuple((k, None) for k, _ in call.statics))
         return Lowered(
-            traced.lower(),
+            lowered,
             (
                 *no_statics.positional(args_specs),
                 *([kwargs_specs] if kwargs_specs else []),
             ),
             jax.tree.unflatten(call.out_tree, out_specs),
+            agree,
+            functools.partial(_across, call),
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
@@ -245,6 +331,53 @@ class ShardedFunction:
 
     def __repr__(self) -> str:
         return f"<sharded_jit of {self._programs.name}>"
+
+
+def _lay_out_and_convert(
+    call: _Call,
+) -> tuple[Callable[[Sequence[Any]], list[Any]], Callable[[Sequence[Any]], Any]]:
+    """From leaves to what a program takes, and from what it gives to the result."""
+    shardings, _ = call.shardings()
+    operands, results = call.pieces()
+
+    def lay_out(leaves: Sequence[Any]) -> list[Any]:
+        whole = [
+            leaf if rows is None else to_whole(leaf, rows)
+            for leaf, rows in zip(leaves, operands, strict=True)
+        ]
+        return placement.place(whole, shardings)
+
+    def convert(leaves: Sequence[Any]) -> Any:
+        own = [
+            leaf if rows is None else to_own(leaf, rows)
+            for leaf, rows in zip(leaves, results, strict=True)
+        ]
+        return jax.tree.unflatten(call.out_tree, own)
+
+    return lay_out, convert
+
+
+def _converted(
+    values: Sequence[Any], pieces: Sequence[Rows | None], to: str
+) -> list[Any]:
+    """Values that JAX traces, as global arrays or as this process's pieces."""
+    return [
+        value if rows is None else convert_p.bind(value, rows=rows, to=to)
+        for value, rows in zip(values, pieces, strict=True)
+    ]
+
+
+def _across(call: _Call, compiled: Any) -> Callable[..., Any]:
+    """A compiled function, to be called with what one process has."""
+    lay_out, convert = _lay_out_and_convert(call)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree == call.in_tree:
+            args, kwargs = jax.tree.unflatten(tree, lay_out(leaves))
+        return convert(jax.tree.leaves(compiled(*args, **kwargs)))
+
+    return run
 
 
 class _Programs:
@@ -263,34 +396,35 @@ class _Programs:
         """Runs the function on arguments that lie anywhere."""
         argnums, leaves, in_tree = self._flatten(args, kwargs)
         avals = self._avals(argnums, args, kwargs, leaves)
+        are_whole = list(map(is_whole, leaves))
         key = (
             in_tree,
+            tuple(are_whole),
             tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals),
             tuple(arg for k, arg in enumerate(args) if k not in argnums),
         )
         try:
-            program, shardings, out_tree = self._programs[key]
+            program, lay_out, convert = self._programs[key]
         except (KeyError, TypeError):  # What is not hashable, `jax.jit` refuses.
-            program, shardings, out_tree = self._programs[key] = self._program(
-                self._read(args, kwargs).alone()
-            )
-        results = program(*placement.place(leaves, shardings))
-        return jax.tree.unflatten(out_tree, results)
+            call = self._read(args, kwargs, are_whole).alone()
+            made = self._program(call), *_lay_out_and_convert(call)
+            program, lay_out, convert = self._programs[key] = made
+        return run_and_convert(program, convert, lay_out(leaves), {})
 
-    def _program(self, call: _Call) -> tuple[Any, list[NamedSharding], Any]:
-        """What runs calls like this one, how arguments must lie, the result's tree."""
+    def _program(self, call: _Call) -> Any:
+        """What runs calls like this one."""
         operands, results = call.shardings()
-        program = self._jit(
+        return self._jit(
             lambda *leaves: self._bind(call, leaves),
             call,
             in_shardings=tuple(operands),
             out_shardings=results,
         )
-        return program, operands, call.out_tree
 
     def trace(self, args: Any, kwargs: Any) -> tuple[jax.stages.Traced, _Call]:
         """The function traced on arguments like these, and how the call is cut."""
-        call = self._read(args, kwargs).alone()
+        _, leaves, _ = self._flatten(args, kwargs)
+        call = self._read(args, kwargs, list(map(is_whole, leaves))).alone()
         operands, results = call.shardings()
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -315,8 +449,18 @@ class _Programs:
     def bind(self, args: Any, kwargs: Any) -> Any:
         """Adds the function to what is being traced."""
         _, leaves, _ = self._flatten(args, kwargs)
-        call = self._read(args, kwargs)
-        return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
+        are_whole = None
+        if jax.process_count() > 1 and not tracing.inside_map():
+            are_whole = look(leaves)
+        call = self._read(args, kwargs, are_whole)
+        if are_whole is None or call.total is None:
+            return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
+        # JAX runs step by step what it differentiates.
+        mesh = partition_mesh((), call.total, _WHAT)
+        processes.agree_to_lower(mesh, _WHAT, lambda: call.program)
+        in_pieces, out_pieces = call.pieces()
+        results = self._bind(call, _converted(leaves, in_pieces, "whole"))
+        return jax.tree.unflatten(call.out_tree, _converted(results, out_pieces, "own"))
 
     def _flatten(self, args: Any, kwargs: Any) -> tuple[list[int], list[Any], Any]:
         count = len(args)
@@ -345,36 +489,87 @@ class _Programs:
         dynamic = [args[k] for k in argnums]
         return arguments.leaf_names(self.fun(), argnums, dynamic, kwargs)
 
-    def _read(self, args: Any, kwargs: Any) -> _Call:
-        """Checks a call, and traces the function to see what it asks for."""
+    def _read(self, args: Any, kwargs: Any, are_whole: Sequence[bool] | None) -> _Call:
+        """Checks a call, and traces the function to see what it asks for.
+
+        Args:
+          args: the positional arguments.
+          kwargs: the keyword arguments.
+          are_whole: which leaves are global arrays; None: all are traced, as such.
+        """
+        options = self._options
         argnums, leaves, in_tree = self._flatten(args, kwargs)
         avals = self._avals(argnums, args, kwargs, leaves)
         names = self._names(argnums, args, kwargs)
-        what = f"sharded_jit of {self.name}"
-        prefix = self._options.in_parts
-        if isinstance(prefix, tuple) and not is_leaf(prefix):
-            if len(prefix) == len(args):
-                prefix = tuple(prefix[k] for k in argnums)
+        what = f"{_WHAT} of {self.name}"
         dynamic = tuple(args[k] for k in argnums)
-        in_parts = broadcast_parts(
-            what, "in_parts", prefix, dynamic, "the positional arguments"
-        )
-        in_parts += [None] * (len(leaves) - len(in_parts))
-        check_shapes(what, names, avals, in_parts)
 
+        def of_arguments(name: str, prefix: Any) -> list[Counts]:
+            if isinstance(prefix, tuple) and not is_leaf(prefix):
+                if len(prefix) == len(args):
+                    prefix = tuple(prefix[k] for k in argnums)
+            parts = broadcast_parts(
+                what, name, prefix, dynamic, "the positional arguments"
+            )
+            return parts + [None] * (len(leaves) - len(parts))
+
+        in_parts = of_arguments("in_parts", options.in_parts)
+        in_local: list[Counts] = [None] * len(leaves)
+        if are_whole is not None:
+            in_local = [
+                None if whole else local
+                for whole, local in zip(
+                    are_whole,
+                    of_arguments("local_in_parts", options.local_in_parts),
+                    strict=True,
+                )
+            ]
+        check_local_parts(what, "local_in_parts", names, avals, in_parts, in_local)
+        check_shapes(
+            what,
+            names,
+            avals,
+            [
+                parts if local is None else local
+                for parts, local in zip(in_parts, in_local, strict=True)
+            ],
+        )
+        avals = list(map(whole_aval, avals, in_parts, in_local))
+
+        if any(in_local):
+            given = [
+                leaf
+                if local is None
+                else jax.ShapeDtypeStruct(
+                    aval.shape, aval.dtype, weak_type=aval.weak_type
+                )
+                for leaf, aval, local in zip(leaves, avals, in_local, strict=True)
+            ]
+            dynamic, kwargs = jax.tree.unflatten(in_tree, given)
+            as_given = dict(zip(argnums, dynamic, strict=True))
+            args = [as_given.get(k, arg) for k, arg in enumerate(args)]
         traced = self._jitted().trace(*args, **kwargs)
         out = traced.out_info
         out_names = leaf_paths("result", out)
         out_avals = list(map(arguments.leaf_aval, jax.tree.leaves(out)))
-        out_parts = broadcast_parts(
-            what, "out_parts", self._options.out_parts, out, "the result"
+        out_parts, out_local = (
+            broadcast_parts(what, name, parts, out, "the result")
+            for name, parts in (
+                ("out_parts", options.out_parts),
+                ("local_out_parts", options.local_out_parts),
+            )
         )
         check_shapes(what, out_names, out_avals, out_parts)
+        if are_whole is None:
+            out_local = [None] * len(out_parts)
+        check_local_parts(
+            what, "local_out_parts", out_names, out_avals, out_parts, out_local
+        )
 
         total = agreed_total(
             what,
             [
-                ("num_partitions", self._options.num_partitions),
+                ("num_partitions", options.num_partitions),
                 *counted("in_parts", names, in_parts),
                 *counted("out_parts", out_names, out_parts),
                 *(
@@ -383,6 +578,8 @@ class _Programs:
                 ),
             ],
         )
+        if options.local_num_partitions is not None and are_whole is not None:
+            check_own_count(what, total or 1, options.local_num_partitions)
         return _Call(
             in_tree,
             tuple((k, arg) for k, arg in enumerate(args) if k not in argnums),
@@ -392,6 +589,29 @@ class _Programs:
             total,
             avals,
             out_avals,
+            [local is not None for local in in_local],
+            [local is not None for local in out_local],
+            self._described(total, avals, in_parts, out_parts, traced.jaxpr)
+            if jax.process_count() > 1
+            else "",
+        )
+
+    def _described(
+        self,
+        total: int | None,
+        avals: Sequence[Any],
+        in_parts: Sequence[Counts],
+        out_parts: Sequence[Counts],
+        jaxpr: Any,
+    ) -> str:
+        """What a call runs, equal in all processes that run the same program."""
+        listed = ", ".join(
+            aval.str_short() if parts is None else f"{aval.str_short()} in {parts}"
+            for aval, parts in zip(avals, in_parts, strict=True)
+        )
+        return (
+            f"{self.name}, {total or 1} partitions, arguments ({listed}), out_parts "
+            f"{tuple(out_parts)}, operations {processes.operations(jaxpr)}"
         )
 
     def _jitted(self) -> Any:
@@ -402,7 +622,7 @@ class _Programs:
 
         def cut(values: Sequence[Any], parts: Sequence[Counts]) -> list[Any]:
             return [
-                constrain(value, value_parts, call.total, "sharded_jit")
+                constrain(value, value_parts, call.total, _WHAT, call.program)
                 for value, value_parts in zip(values, parts, strict=True)
             ]
 

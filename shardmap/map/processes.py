@@ -126,8 +126,8 @@ def _steps(jaxpr: Any) -> list[str]:
 
 
 def _who_talks(params: dict[str, Any]) -> str:
-    """What a collective, or a map inside, says about its elements."""
-    keys = ("axes", "axis_name", "axis_size", "axis_index_groups", "perm")
+    """What collectives, maps inside and constraints say about their elements."""
+    keys = ("axes", "axis_name", "axis_size", "axis_index_groups", "perm", "parts")
     return " ".join(f"{key}={_plain(params[key])}" for key in keys if key in params)
 
 
@@ -169,7 +169,10 @@ def agree(mesh: Mesh, what: str, text: str) -> None:
 
 
 _agreed: set[tuple[Mesh, str]] = set()
-_lowers_to_run = contextvars.ContextVar("lowers_to_run", default=True)
+_Agreement = tuple[Mesh, str, str]
+_only_seen: contextvars.ContextVar[list[_Agreement] | None] = contextvars.ContextVar(
+    "only_seen", default=None
+)
 
 
 def agree_to_lower(mesh: Any, what: str, text: Callable[[], str]) -> None:
@@ -180,24 +183,39 @@ def agree_to_lower(mesh: Any, what: str, text: Callable[[], str]) -> None:
     """
     if (
         jax.process_count() == 1
-        or not _lowers_to_run.get()
         or not isinstance(mesh, Mesh)
         or len({device.process_index for device in mesh.devices.flat}) == 1
     ):
         return
     said = text()
-    if (mesh, said) not in _agreed:
+    if (mesh, said) in _agreed:
+        return
+    seen = _only_seen.get()
+    if seen is None:
         agree(mesh, what, said)
+    else:
+        seen.append((mesh, what, said))
 
 
 @contextlib.contextmanager
-def lowering_to_look() -> Iterator[None]:
-    """While a program is lowered that one process alone may ask for."""
-    token = _lowers_to_run.set(False)
+def lowering_to_look() -> Iterator[Callable[[], None]]:
+    """While a program is lowered that one process alone may ask for.
+
+    Yields:
+      What agrees on all that has been lowered so, to be called before it runs.
+    """
+    seen: list[_Agreement] = []
+    token = _only_seen.set(seen)
+
+    def agree_on_all() -> None:
+        while seen:
+            agree_to_lower(*seen[0][:2], lambda: seen[0][2])
+            del seen[0]
+
     try:
-        yield
+        yield agree_on_all
     finally:
-        _lowers_to_run.reset(token)
+        _only_seen.reset(token)
 
 
 def _within_time_limit(
