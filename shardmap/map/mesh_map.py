@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import arguments, functions, placement, processes, tracing
 from shardmap.map.api import TOP_LEVEL, explanation, spmap
+from shardmap.map.rows import convert_p, equal_everywhere, look
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
@@ -101,7 +102,9 @@ class MeshMappedFunction:
 
     def __call__(self, *args: Any) -> Any:
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
-            return self._map.bind(*self._map.read(args))
+            leaves, in_tree, in_axes = self._map.read(args)
+            leaves = self._map.as_global(leaves, in_axes)
+            return self._map.bind(leaves, in_tree, in_axes)
         return self._map.run(args)
 
     def lower(self, *args: Any) -> Lowered:
@@ -248,7 +251,7 @@ class _BlockMap:
                 for aval in avals
             ]
             out_shape = jax.eval_shape(lambda *leaves: bind(leaves), *structs)
-            in_shardings = tuple(map(self.sharding, in_axes))
+            in_shardings = self.in_shardings(avals, in_axes)
             out_shardings = tuple(map(self.sharding, self.out_axes(out_shape)))
             mesh = self._options.mesh
 
@@ -279,6 +282,36 @@ class _BlockMap:
                 return made
             self._programs[key] = made
         return self._programs[key]
+
+    def as_global(self, leaves: Sequence[Any], in_axes: Sequence[Axes]) -> list[Any]:
+        """The leaves; of those that JAX computes with now, step by step, global arrays
+        where the mesh has devices of other processes."""
+        here = jax.process_index()
+        if (
+            all(
+                device.process_index == here
+                for device in self._options.mesh.devices.flat
+            )
+            or tracing.inside_map()
+            or look(leaves) is None
+        ):
+            return list(leaves)
+        avals = [arguments.leaf_aval(leaf) for leaf in leaves]
+        return [
+            convert_p.bind(leaf, rows=equal_everywhere(sharding), to="whole")
+            for leaf, sharding in zip(
+                leaves, self.in_shardings(avals, in_axes), strict=True
+            )
+        ]
+
+    def in_shardings(
+        self, avals: Sequence[Any], in_axes: Sequence[Axes]
+    ) -> tuple[NamedSharding, ...]:
+        """How the leaves of the arguments lie."""
+        return tuple(
+            self.sharding({} if placement.has_no_bytes(aval) else axes)
+            for aval, axes in zip(avals, in_axes, strict=True)
+        )
 
     def sharding(self, axes: Axes) -> NamedSharding:
         """How an array with these axes lies."""

@@ -221,9 +221,10 @@ class _Call(NamedTuple):
         """How arguments and results lie."""
 
         def sharding(aval: Any, parts: Counts) -> NamedSharding:
-            counts = (1,) * aval.ndim if parts is None else parts
-            mesh = partition_mesh(counts, self.total or 1, _WHAT)
-            return partition_sharding(counts, mesh)
+            if parts is None or placement.has_no_bytes(aval):
+                parts = (1,) * aval.ndim
+            mesh = partition_mesh(parts, self.total or 1, _WHAT)
+            return partition_sharding(parts, mesh)
 
         return (
             list(map(sharding, self.in_avals, self.in_parts)),

@@ -111,6 +111,13 @@ def pieces_for(whole: NamedSharding) -> Rows:
     return Rows(own, whole, factors, devices, is_copied)
 
 
+def equal_everywhere(whole: NamedSharding) -> Rows:
+    """For an array of which each process has all, or which is a global one."""
+    own = len(whole.addressable_devices)
+    is_copied = own > 1 and whole.is_fully_replicated
+    return Rows(whole, whole, None, own, is_copied)
+
+
 def _names(entry: Any) -> tuple[str, ...]:
     if entry is None:
         return ()
@@ -153,6 +160,8 @@ def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
       The global array; or a Python scalar, which `jax.jit` takes as it is. A scalar of
       weak type becomes one, as arrays that are made of shards have none.
     """
+    if placement.has_no_bytes(value):
+        return np.zeros(rows.whole_shape(value.shape), value.dtype)
     made_of = _made_of(value)
     if made_of is not None and not placement.is_misplaced(made_of, rows.whole, True):
         return made_of
@@ -171,9 +180,11 @@ def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
     )
 
 
-def to_own(array: jax.Array, rows: Rows) -> jax.Array:
+def to_own(array: Any, rows: Rows) -> Any:
     """This process's rows of a global array that lies as ``rows`` says."""
     shape = rows.own_shape(array.shape)
+    if placement.has_no_bytes(array):
+        return np.zeros(shape, array.dtype)
     if not math.prod(shape):
         return jax.device_put(np.zeros(shape, array.dtype), rows.own)
     own = jax.make_array_from_single_device_arrays(shape, rows.own, rows.shards(array))
