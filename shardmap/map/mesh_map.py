@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import arguments, functions, placement, processes, tracing
 from shardmap.map.api import TOP_LEVEL, explanation, spmap
-from shardmap.map.rows import convert_p, equal_everywhere, look
+from shardmap.map.rows import as_global
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
@@ -103,7 +103,7 @@ class MeshMappedFunction:
     def __call__(self, *args: Any) -> Any:
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
             leaves, in_tree, in_axes = self._map.read(args)
-            leaves = self._map.as_global(leaves, in_axes)
+            leaves = as_global(leaves, map(self._map.sharding, in_axes, leaves))
             return self._map.bind(leaves, in_tree, in_axes)
         return self._map.run(args)
 
@@ -251,7 +251,7 @@ class _BlockMap:
                 for aval in avals
             ]
             out_shape = jax.eval_shape(lambda *leaves: bind(leaves), *structs)
-            in_shardings = self.in_shardings(avals, in_axes)
+            in_shardings = tuple(map(self.sharding, in_axes, leaves))
             out_shardings = tuple(map(self.sharding, self.out_axes(out_shape)))
             mesh = self._options.mesh
 
@@ -283,38 +283,10 @@ class _BlockMap:
             self._programs[key] = made
         return self._programs[key]
 
-    def as_global(self, leaves: Sequence[Any], in_axes: Sequence[Axes]) -> list[Any]:
-        """The leaves; of those that JAX computes with now, step by step, global arrays
-        where the mesh has devices of other processes."""
-        here = jax.process_index()
-        if (
-            all(
-                device.process_index == here
-                for device in self._options.mesh.devices.flat
-            )
-            or tracing.inside_map()
-            or look(leaves) is None
-        ):
-            return list(leaves)
-        avals = [arguments.leaf_aval(leaf) for leaf in leaves]
-        return [
-            convert_p.bind(leaf, rows=equal_everywhere(sharding), to="whole")
-            for leaf, sharding in zip(
-                leaves, self.in_shardings(avals, in_axes), strict=True
-            )
-        ]
-
-    def in_shardings(
-        self, avals: Sequence[Any], in_axes: Sequence[Axes]
-    ) -> tuple[NamedSharding, ...]:
-        """How the leaves of the arguments lie."""
-        return tuple(
-            self.sharding({} if placement.has_no_bytes(aval) else axes)
-            for aval, axes in zip(avals, in_axes, strict=True)
-        )
-
-    def sharding(self, axes: Axes) -> NamedSharding:
+    def sharding(self, axes: Axes, leaf: Any = None) -> NamedSharding:
         """How an array with these axes lies."""
+        if placement.has_no_bytes(leaf):
+            axes = {}
         ndim = max(axes.values(), default=-1) + 1
         entries = [names or None for names in _dimensions(axes, ndim)]
         return NamedSharding(self._options.mesh, PartitionSpec(*entries))

@@ -8,7 +8,7 @@ import itertools
 import math
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -109,13 +109,6 @@ def pieces_for(whole: NamedSharding) -> Rows:
     devices = own.mesh.size
     is_copied = devices > 1 and own.is_fully_replicated
     return Rows(own, whole, factors, devices, is_copied)
-
-
-def equal_everywhere(whole: NamedSharding) -> Rows:
-    """For an array of which each process has all, or which is a global one."""
-    own = len(whole.addressable_devices)
-    is_copied = own > 1 and whole.is_fully_replicated
-    return Rows(whole, whole, None, own, is_copied)
 
 
 def _names(entry: Any) -> tuple[str, ...]:
@@ -295,3 +288,25 @@ def _convert_batching(
 
 ad.deflinear2(convert_p, _convert_transpose)
 batching.primitive_batchers[convert_p] = _convert_batching
+
+
+def as_global(leaves: Sequence[Any], shardings: Iterable[NamedSharding]) -> list[Any]:
+    """Global arrays of what JAX computes with now, step by step; else the leaves.
+
+    Args:
+      leaves: global arrays, or what is equal on all processes.
+      shardings: how each shall lie.
+    """
+    shardings = list(shardings)
+    if all(s.is_fully_addressable for s in shardings) or look(leaves) is None:
+        return list(leaves)
+    return [
+        convert_p.bind(leaf, rows=_same_everywhere(sharding), to="whole")
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+
+
+def _same_everywhere(whole: NamedSharding) -> Rows:
+    devices = len(whole.addressable_devices)
+    is_copied = devices > 1 and whole.is_fully_replicated
+    return Rows(whole, whole, None, devices, is_copied)

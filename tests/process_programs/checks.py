@@ -12,6 +12,7 @@ import check_as_jax_tests
 import check_parts
 import check_rows
 import check_the_rest
+import pytest
 
 
 def main(wanted):
@@ -31,7 +32,7 @@ def main(wanted):
     for name in wanted or checks:
         try:
             checks[name]()
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             print(f"{name} failed\n{traceback.format_exc()}", flush=True)
         else:
             print(f"{name} passed", flush=True)
