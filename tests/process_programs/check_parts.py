@@ -101,13 +101,16 @@ def check_parts_cut_two_dimensions_between_processes():
     row, column = divmod(PROCESS * LOCAL, columns)
     piece = whole[2 * row : 2 * (row + local[0]), 2 * column : 2 * (column + local[1])]
     split = sm.sharded_jit(
-        lambda x: x + x.sum(0),
+        lambda x: x + x.sum(0, keepdims=True),
         (rows, columns),
         (rows, columns),
         local_in_parts=local,
         local_out_parts=local,
     )
-    equal(split(piece), (piece + whole.sum(0)[2 * column : 2 * (column + local[1])]))
+    equal(
+        split(piece),
+        (piece + whole.sum(0, keepdims=True)[:, 2 * column : 2 * (column + local[1])]),
+    )
     refused(
         ValueError,
         f"local_in_parts of x is {(9, 1)}, but of {(rows, columns)} partitions, "
@@ -189,7 +192,9 @@ def check_tangents_of_integers():
     ):
         equal_global(mapped(whole, nothing), whole + 1)
     by_x, by_n = jax.grad(
-        lambda x, n: sm.spmap(lambda x, n: x * n)(x, n).sum(), (0, 1), allow_int=True
+        lambda x, n: sm.spmap(lambda x, n: x * n.astype(x.dtype))(x, n).sum(),
+        (0, 1),
+        allow_int=True,
     )(mine, np.arange(LOCAL))
     equal(by_x, np.arange(LOCAL))
     assert by_n.dtype == jax.dtypes.float0
