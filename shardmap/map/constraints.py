@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import placement, tracing
 from shardmap.map.primitive import mesh_jaxpr
+from shardmap.map.rewriting import rewrite_jaxpr
 
 Parts = tuple[int | None, ...]
 """A count for each dimension; None: the partitioner may cut it as it likes."""
@@ -67,9 +68,15 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def partition_mesh(
-    parts: Parts, total: int, what: str = "with_sharding_constraint"
+    parts: Parts,
+    total: int,
+    what: str = "with_sharding_constraint",
+    alone: bool = True,
 ) -> Mesh:
-    """The mesh of a value outside of maps: partition k is on local device k.
+    """The mesh of a value outside of maps.
+
+    Alone, partition k is on local device k. In a program that has more of the local
+    devices, each has as many of them, where the number of devices divides.
 
     Raises:
       ValueError: names ``what``, the devices it needs and those that there are.
@@ -82,7 +89,12 @@ def partition_mesh(
             f"XLA_FLAGS=--xla_force_host_platform_device_count={total} before JAX "
             "starts."
         )
-    axes = partition_axes([parts], total) or {f"{_AXIS_PREFIX}0": 1}
+    axes = partition_axes([parts], total)
+    if not alone and len(devices) % total == 0:
+        # The same mesh for all parts: JAX describes all results on the first one.
+        total = len(devices)
+        axes = partition_axes([_prime_factors(total)], total)
+    axes = axes or {f"{_AXIS_PREFIX}0": 1}
     grid = np.asarray(devices[:total], dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))
 
@@ -189,7 +201,11 @@ def axes_for_partitions(
 
 
 def constrain(
-    x: Any, parts: Parts | None, total: int | None = None, what: str = ""
+    x: Any,
+    parts: Parts | None,
+    total: int | None = None,
+    what: str = "with_sharding_constraint",
+    alone: bool = False,
 ) -> Any:
     """Cuts a value into partitions.
 
@@ -197,17 +213,35 @@ def constrain(
       x: an array.
       parts: the counts; None: every device has the whole value.
       total: how many devices; needed where ``parts`` does not tell.
-      what: for errors, see `partition_mesh`.
+      what, alone: see `partition_mesh`.
     """
     if parts is None:
         parts = (1,) * jax.typeof(x).ndim
     else:
         total = total_partitions(parts)
     mesh = None
-    inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
-    if total is not None and not inside:
-        mesh = partition_mesh(parts, total, what or "with_sharding_constraint")
+    if total is not None and not _is_inside_map():
+        alone = alone or jex_core.find_top_trace(()) is tracing.TOP_LEVEL
+        mesh = partition_mesh(parts, total, what, alone)
     return _bind(x, parts=parts, total=total, mesh=mesh)
+
+
+def _is_inside_map() -> bool:
+    return bool(tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def alone(jaxpr: Any) -> Any:
+    """``jaxpr`` whose constraints are those of a program of its own."""
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is not constrain_p or params["mesh"] is None:
+            return equation
+        mesh = partition_mesh(params["parts"], params["total"])
+        changed = {"mesh": mesh, "mesh_jaxpr": mesh_jaxpr(mesh)}
+        return equation.replace(params=params | changed)
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
 def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
@@ -217,10 +251,17 @@ def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
 constrain_p = jex_core.Primitive("partitions")
 
 
-def _implementation(x: Any, *, parts: Parts, mesh: Mesh | None, **_: Any) -> Any:
+def _implementation(
+    x: Any, *, parts: Parts, total: int | None, mesh: Mesh | None, **_: Any
+) -> Any:
     if mesh is None:
         return x
     wanted = tuple(count or 1 for count in parts)
+    if total is not None and isinstance(x, jax.Array) and x.committed:
+        # It is to meet others that were made outside of any program.
+        needed = partition_mesh(wanted, total)
+        if x.sharding.device_set == set(needed.devices.flat):
+            mesh = needed
     (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
     return placed
 

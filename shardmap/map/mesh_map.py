@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import arguments, functions, placement, tracing
-from shardmap.map.api import TOP_LEVEL, explanation, spmap
+from shardmap.map.api import explanation, spmap
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
@@ -100,7 +100,7 @@ class MeshMappedFunction:
         self._fun = self._map.fun()
 
     def __call__(self, *args: Any) -> Any:
-        if jex_core.find_top_trace(()) is not TOP_LEVEL:
+        if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
             return self._map.bind(*self._map.read(args))
         return self._map.run(args)
 

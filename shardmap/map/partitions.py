@@ -15,8 +15,8 @@ import jax.extend.core as jex_core
 from jax.sharding import NamedSharding
 
 from shardmap.map import arguments, functions, placement, tracing
-from shardmap.map.api import TOP_LEVEL
 from shardmap.map.constraints import (
+    alone,
     constrain,
     constraints_in,
     partition_mesh,
@@ -138,6 +138,8 @@ class _Call(NamedTuple):
     total: int | None
     in_avals: list[Any]
     out_avals: list[Any]
+    jaxpr: Any
+    is_alone: bool = False
 
     def positional(self, given: Iterable[Any]) -> list[Any]:
         """The positional arguments: those given, and the static ones."""
@@ -148,7 +150,8 @@ class _Call(NamedTuple):
 
     def alone(self) -> "_Call":
         """The call outside of maps, which has devices."""
-        return self._replace(total=self.total or 1)
+        closed = self.jaxpr.replace(jaxpr=alone(self.jaxpr.jaxpr))
+        return self._replace(total=self.total or 1, jaxpr=closed, is_alone=True)
 
     @property
     def devices(self) -> list[jax.Device]:
@@ -199,7 +202,7 @@ class ShardedFunction:
         self._fun = self._programs.fun()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if jex_core.find_top_trace(()) is not TOP_LEVEL:
+        if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
             return self._programs.bind(args, kwargs)
         return self._programs.run(args, kwargs)
 
@@ -392,6 +395,7 @@ class _Programs:
             total,
             avals,
             out_avals,
+            traced.jaxpr,
         )
 
     def _jitted(self) -> Any:
@@ -402,11 +406,16 @@ class _Programs:
 
         def cut(values: Sequence[Any], parts: Sequence[Counts]) -> list[Any]:
             return [
-                constrain(value, value_parts, call.total, "sharded_jit")
+                constrain(value, value_parts, call.total, "sharded_jit", call.is_alone)
                 for value, value_parts in zip(values, parts, strict=True)
             ]
 
-        given, kwargs = jax.tree.unflatten(call.in_tree, cut(leaves, call.in_parts))
+        operands = cut(leaves, call.in_parts)
+        if call.is_alone:
+            closed = call.jaxpr
+            results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
+            return cut(results, call.out_parts)
+        given, kwargs = jax.tree.unflatten(call.in_tree, operands)
         results = jax.tree.leaves(self._jitted()(*call.positional(given), **kwargs))
         return cut(results, call.out_parts)
 
