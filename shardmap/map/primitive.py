@@ -18,11 +18,12 @@ with ``xla_pmap_p``.
 
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map.names import axis_text
@@ -128,9 +129,38 @@ class _SpmapPrimitive(MapPrimitive):
 
     def bind(self, *args: Any, **params: Any) -> list[Any]:
         if "subfuns" not in params:
+            if not params["axis_size"]:
+                return _without_elements(args, **params)
             params["layout"] = _layout(**params)
             params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
         return super().bind(*args, **params)
+
+
+def _without_elements(
+    operands: Sequence[Any],
+    *,
+    axis_name: Hashable,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    call_jaxpr: Any,
+    **_: Any,
+) -> list[Any]:
+    """The results of a map over an axis of size 0: nothing is computed or laid out."""
+    avals = [
+        insert_axis(var.aval, 0, axis)
+        for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
+    ]
+    if None not in out_axes:
+        return [jax.lax.full(aval.shape, 0, aval.dtype) for aval in avals]
+    # What has no mapped axis is the same for any number of elements, or a collective's.
+    mapped = jax.vmap(
+        lambda _, *args: jax.core.eval_jaxpr(call_jaxpr, (), *args),
+        in_axes=(0, *in_axes),
+        out_axes=list(out_axes),
+        axis_name=axis_name,
+    )
+    # vmap wants at least one mapped operand.
+    return mapped(np.zeros(0, bool), *operands)
 
 
 @functools.lru_cache(maxsize=1024)
