@@ -32,6 +32,7 @@ from shardmap.map.primitive import spmap_p
 
 def devices_for(axis_size: int, available: int) -> int:
     """How many devices an axis lies on: no more than its blocks need."""
+    axis_size = max(axis_size, 1)
     return -(-axis_size // -(-axis_size // available))
 
 
@@ -299,7 +300,7 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     operands, results = _map_cuts(params, mesh, walk)
     # XLA gives every device the whole of a result without entries.
     results = [
-        cut if math.prod(var.aval.shape) else {}
+        cut if params["axis_size"] * math.prod(var.aval.shape) else {}
         for var, cut in zip(params["call_jaxpr"].outvars, results, strict=True)
     ]
     return MapShardings(
