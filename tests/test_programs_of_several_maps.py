@@ -180,8 +180,14 @@ def effects_of(seen):
     }
 
 
-@pytest.mark.parametrize("kind", effects_of([]))
-@pytest.mark.parametrize("shape", [(4,), (3,), (2, 2), (2, 3), (1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        *[(kind, shape) for kind in effects_of([]) for shape in [(4,), (3,)]],
+        *[(kind, (2, 3)) for kind in ("tap", "debug", "io")],
+    ],
+    ids=str,
+)
 def test_effects_happen_once_for_each_element(kind, shape):
     seen = []
     fun = effects_of(seen)[kind]
