@@ -14,7 +14,13 @@ from shardmap.map.layout import devices_for, inner_maps, map_mesh, map_shardings
 
 
 def equation_of(fun, *shapes):
-    """The map equation of a mapped function."""
+    """The map equation of a mapped function that is a program of its own."""
+    (equation,) = fun.trace(*map(np.zeros, shapes)).jaxpr.eqns
+    return equation
+
+
+def equation_in_a_program(fun, *shapes):
+    """The map equation of a mapped function that is part of a program."""
     (equation,) = jax.make_jaxpr(fun)(*map(np.zeros, shapes)).jaxpr.eqns
     return equation
 
@@ -63,9 +69,9 @@ def test_blocks_hold_the_axis_and_none_is_empty(axis_size, available):
 def test_devices_in_order():
     devices = jax.devices()[::-1]
     jaxpr = jax.make_jaxpr(jnp.sin)(1.0).jaxpr
-    assert map_mesh("i", 4, jaxpr, devices).devices.tolist() == devices[:4]
+    assert map_mesh("i", 4, jaxpr, devices, "unused").devices.tolist() == devices[:4]
     nested = jax.make_jaxpr(sm.spmap(jnp.sin, "j"), axis_env=[("i", 4)])(np.ones(2))
-    grid = map_mesh("i", 4, nested.jaxpr, devices)
+    grid = map_mesh("i", 4, nested.jaxpr, devices, "unused")
     assert grid.devices.tolist() == np.array(devices).reshape(4, 2).tolist()
 
 

@@ -50,8 +50,12 @@ def check_elements(
       divisor: what the number has to be a multiple of.
 
     Raises:
-      ValueError: it is not the number wanted, or no multiple.
+      ValueError: there are none, or not as many as wanted, or no multiple.
     """
+    if own == 0:
+        raise ValueError(
+            f"spmap of {name} over {parts} processes needs at least one row on each."
+        )
     if wanted is not None and own * parts != wanted:
         raise ValueError(
             f"spmap got axis_size {wanted}, which counts the elements on all "

@@ -16,9 +16,7 @@ from shardmap.map.names import UNNAMED
 from shardmap.map.program import FunctionMap
 from shardmap.map.stages import Lowered, lower, trace
 
-with jax.core.eval_context():
-    TOP_LEVEL = jex_core.find_top_trace(())
-
+TOP_LEVEL = tracing.TOP_LEVEL
 _find_top_trace = jex_core.find_top_trace
 
 

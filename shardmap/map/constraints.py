@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import placement, processes, tracing
 from shardmap.map.primitive import mesh_jaxpr
+from shardmap.map.rewriting import rewrite_jaxpr
 
 Parts = tuple[int | None, ...]
 """A count for each dimension; None: the partitioner may cut it as it likes."""
@@ -66,18 +67,18 @@ def _prime_factors(number: int) -> list[int]:
     return factors
 
 
-def partition_devices(total: int, what: str) -> list[jax.Device]:
-    """Where partitions outside of maps are: partition k is on the k-th of these.
+def _devices_for(total: int, what: str) -> list[list[jax.Device]]:
+    """The devices for partitions outside of maps, of each process that has some.
 
-    This process's first devices, if it has as many; else the first ones of every
-    process, of each equally many.
+    They are this process's, if it has as many as there are partitions; else those of
+    all processes, of each equally many.
 
     Raises:
       ValueError: names ``what``, the devices it needs and those that there are.
     """
     devices = jax.local_devices()
     if total <= len(devices):
-        return devices[:total]
+        return [devices]
     count = jax.process_count()
     if count == 1:
         raise ValueError(
@@ -95,15 +96,33 @@ def partition_devices(total: int, what: str) -> list[jax.Device]:
             f"processes. They have {[len(each) for each in by_process]}. Ask for a "
             f"multiple of {count} partitions, {fewest * count} at most."
         )
-    return [device for each in by_process for device in each[: total // count]]
+    return [each[:fewest] for each in by_process]
 
 
 def partition_mesh(
-    parts: Parts, total: int, what: str = "with_sharding_constraint"
+    parts: Parts,
+    total: int,
+    what: str = "with_sharding_constraint",
+    alone: bool = True,
 ) -> Mesh:
-    """The mesh of a value outside of maps, on its `partition_devices`."""
-    devices = partition_devices(total, what)
-    axes = partition_axes([parts], total) or {f"{_AXIS_PREFIX}0": 1}
+    """The mesh of a value outside of maps.
+
+    Alone, partition k is on device k, of the local ones or, if these are too few, of
+    those of all processes. In a program that has more of the devices, each has as many
+    of them, where the number of devices divides.
+
+    Raises:
+      ValueError: names ``what``, the devices it needs and those that there are.
+    """
+    groups = _devices_for(total, what)
+    available = len(groups) * len(groups[0])
+    axes = partition_axes([parts], total)
+    if not alone and available % total == 0:
+        # The same mesh for all parts: JAX describes all results on the first one.
+        total = available
+        axes = partition_axes([tuple(_prime_factors(total))], total)
+    axes = axes or {f"{_AXIS_PREFIX}0": 1}
+    devices = [device for each in groups for device in each[: total // len(groups)]]
     grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))
 
@@ -214,6 +233,7 @@ def constrain(
     parts: Parts | None,
     total: int | None = None,
     what: str = "with_sharding_constraint",
+    alone: bool = False,
     program: str = "",
 ) -> Any:
     """Cuts a value into partitions.
@@ -222,7 +242,7 @@ def constrain(
       x: an array.
       parts: the counts; None: every device has the whole value.
       total: how many devices; needed where ``parts`` does not tell.
-      what: who asks for it, for errors.
+      what, alone: see `partition_mesh`.
       program: what other processes have to run as well, if they do not tell by this
         value.
     """
@@ -231,10 +251,28 @@ def constrain(
     else:
         total = total_partitions(parts)
     mesh = None
-    inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
-    if total is not None and not inside:
-        mesh = partition_mesh(parts, total, what)
+    if total is not None and not _is_inside_map():
+        alone = alone or jex_core.find_top_trace(()) is tracing.TOP_LEVEL
+        mesh = partition_mesh(parts, total, what, alone)
     return _bind(x, parts=parts, total=total, mesh=mesh, what=what, program=program)
+
+
+def _is_inside_map() -> bool:
+    return bool(tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def alone(jaxpr: Any) -> Any:
+    """``jaxpr`` whose constraints are those of a program of its own."""
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is not constrain_p or params["mesh"] is None:
+            return equation
+        mesh = partition_mesh(params["parts"], params["total"])
+        changed = {"mesh": mesh, "mesh_jaxpr": mesh_jaxpr(mesh)}
+        return equation.replace(params=params | changed)
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
 def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
@@ -244,10 +282,17 @@ def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
 constrain_p = jex_core.Primitive("partitions")
 
 
-def _implementation(x: Any, *, parts: Parts, mesh: Mesh | None, **_: Any) -> Any:
+def _implementation(
+    x: Any, *, parts: Parts, total: int | None, mesh: Mesh | None, **_: Any
+) -> Any:
     if mesh is None:
         return x
     wanted = tuple(count or 1 for count in parts)
+    if total is not None and isinstance(x, jax.Array) and x.committed:
+        # It is to meet others that were made outside of any program.
+        needed = partition_mesh(wanted, total)
+        if x.sharding.device_set == set(needed.devices.flat):
+            mesh = needed
     (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
     return placed
 

@@ -16,13 +16,23 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.map import placement, processes
 from shardmap.map.blocks import block_function
+from shardmap.map.callbacks import on_first_replica
 from shardmap.map.collectives import (
     RULES,
     SUMMING,
     has_collectives,
     lowers_per_device,
 )
-from shardmap.map.layout import MeshWalk, inner_walk, map_shardings, partition_spec
+from shardmap.map.layout import (
+    MeshWalk,
+    Spare,
+    inner_walk,
+    map_mesh,
+    map_shardings,
+    own_walk,
+    partition_spec,
+)
+from shardmap.map.names import REPLICAS
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr, under_mesh, widen
 from shardmap.map.running import map_jit
@@ -36,8 +46,35 @@ from shardmap.map.tracing import config_value
 def _implementation(*args: Any, **params: Any) -> list[Any]:
     if config_value("jax_disable_jit") or config_value("jax_debug_nans"):
         return on_one_device(**params)(*args)
+    if REPLICAS in getattr(params["mesh"], "axis_names", ()):
+        params = _as_operands_lie(args, params)
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
+
+
+def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """A map on all devices of its mesh as a program of its own.
+
+    Operands may lie on just those devices that it would have if it were called outside
+    of any trace: then they were made so, and what comes of them here is to meet them.
+    Else it has replicas on the others.
+    """
+
+    def mesh_of(spare: Spare) -> Mesh:
+        devices = list(params["mesh"].devices.flat)
+        names = "axis_name", "axis_size", "call_jaxpr"
+        return map_mesh(*(params[name] for name in names), devices, spare)
+
+    mesh = mesh_of("unused")
+    needed = set(mesh.devices.flat)
+    if not any(
+        isinstance(arg, jax.Array)
+        and arg.committed
+        and arg.sharding.device_set == needed
+        for arg in args
+    ):
+        mesh = mesh_of("replicas")
+    return params | {"mesh": mesh} | own_walk(mesh)._asdict()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -168,8 +205,15 @@ def per_device(
         axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
         return block_function(jaxpr, axis, in_axes, out_axes, batch_size)
-    # A tap has to know which device it is on, and so on which one along every axis.
-    manual_axes = mesh.axis_names if is_tapped(call_jaxpr) else mesh_axes
+    manual_axes = mesh_axes
+    if REPLICAS in mesh.axis_names:
+        if mesh.shape[REPLICAS] > 1:
+            jaxpr = on_first_replica(jaxpr)
+        if not is_manual(mesh, [REPLICAS]):
+            manual_axes = (*mesh_axes, REPLICAS)
+    if is_tapped(call_jaxpr):
+        # A tap has to know which device it is on, and so on which one along every axis.
+        manual_axes = mesh.axis_names
     jaxpr = under_mesh(jaxpr, _with_manual_axes(mesh, manual_axes).abstract_mesh)
     # Not every collective of JAX takes several mesh axes for one name.
     if (
@@ -257,10 +301,9 @@ def _one_block_of_whole(
 ) -> Callable[..., Any]:
     """A map in a program that is per device already: each takes its block, and all
     get the results of all."""
-    names = axis.device_axes if len(axis.device_axes) > 1 else axis.device_axes[0]
 
     def run(*operands: Any) -> list[Any]:
-        start = jax.lax.axis_index(names) * axis.block
+        start = jax.lax.axis_index(axis.device_axes) * axis.block
         results = block(
             *(
                 operand
@@ -272,7 +315,7 @@ def _one_block_of_whole(
         return [
             result
             if out_axis is None
-            else jax.lax.all_gather(result, names, axis=out_axis, tiled=True)
+            else jax.lax.all_gather(result, axis.device_axes, axis=out_axis, tiled=True)
             for result, out_axis in zip(results, out_axes, strict=True)
         ]
 

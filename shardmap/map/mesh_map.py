@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import arguments, functions, placement, processes, tracing
-from shardmap.map.api import TOP_LEVEL, explanation, spmap
+from shardmap.map.api import explanation, spmap
 from shardmap.map.rows import as_global
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
@@ -101,7 +101,7 @@ class MeshMappedFunction:
         self._fun = self._map.fun()
 
     def __call__(self, *args: Any) -> Any:
-        if jex_core.find_top_trace(()) is not TOP_LEVEL:
+        if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
             leaves, in_tree, in_axes = self._map.read(args)
             leaves = as_global(leaves, map(self._map.sharding, in_axes, leaves))
             return self._map.bind(leaves, in_tree, in_axes)

@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 
 from shardmap.map import arguments, functions, placement, processes, tracing
 from shardmap.map.constraints import (
+    alone,
     constrain,
     constraints_in,
     partition_mesh,
@@ -49,7 +50,9 @@ class Call(NamedTuple):
       total: how many partitions there are, if anybody says.
       in_avals, out_avals: the leaves' kinds, as global arrays.
       in_pieces, out_pieces: for each leaf whether this process has its pieces of it.
+      jaxpr: what the function computes.
       program: what other processes have to run as well, where there are such.
+      is_alone: whether it is a program of its own, and no part of another.
     """
 
     in_tree: Any
@@ -62,7 +65,9 @@ class Call(NamedTuple):
     out_avals: list[Any]
     in_pieces: list[bool]
     out_pieces: list[bool]
+    jaxpr: Any
     program: str
+    is_alone: bool = False
 
     def positional(self, given: Iterable[Any]) -> list[Any]:
         """The positional arguments: those given, and the static ones."""
@@ -73,7 +78,8 @@ class Call(NamedTuple):
 
     def alone(self) -> "Call":
         """The call outside of maps, which has devices."""
-        return self._replace(total=self.total or 1)
+        closed = self.jaxpr.replace(jaxpr=alone(self.jaxpr.jaxpr))
+        return self._replace(total=self.total or 1, jaxpr=closed, is_alone=True)
 
     @property
     def devices(self) -> list[jax.Device]:
@@ -255,11 +261,12 @@ class Programs:
         if jax.process_count() > 1 and not tracing.inside_map():
             are_whole = look(leaves)
         call = self._read(args, kwargs, are_whole)
-        if are_whole is None or call.total is None:
+        if are_whole is None or not processes.several(call.devices):
             return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
         # JAX runs step by step what it differentiates.
-        mesh = partition_mesh((), call.total, _WHAT)
+        mesh = partition_mesh((), call.total or 1, _WHAT)
         processes.agree_to_lower(mesh, _WHAT, lambda: call.program)
+        call = call.alone()
         in_pieces, out_pieces = call.pieces()
         results = self._bind(call, _converted(leaves, in_pieces, "whole"))
         return jax.tree.unflatten(call.out_tree, _converted(results, out_pieces, "own"))
@@ -393,6 +400,7 @@ class Programs:
             out_avals,
             [local is not None for local in in_local],
             [local is not None for local in out_local],
+            traced.jaxpr,
             self._described(total, avals, in_parts, out_parts, traced.jaxpr)
             if jax.process_count() > 1
             else "",
@@ -424,11 +432,18 @@ class Programs:
 
         def cut(values: Sequence[Any], parts: Sequence[Counts]) -> list[Any]:
             return [
-                constrain(value, value_parts, call.total, _WHAT, call.program)
+                constrain(
+                    value, value_parts, call.total, _WHAT, call.is_alone, call.program
+                )
                 for value, value_parts in zip(values, parts, strict=True)
             ]
 
-        given, kwargs = jax.tree.unflatten(call.in_tree, cut(leaves, call.in_parts))
+        operands = cut(leaves, call.in_parts)
+        if call.is_alone:
+            closed = call.jaxpr
+            results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
+            return cut(results, call.out_parts)
+        given, kwargs = jax.tree.unflatten(call.in_tree, operands)
         results = jax.tree.leaves(self._jitted()(*call.positional(given), **kwargs))
         return cut(results, call.out_parts)
 

@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 
-from shardmap.map import arguments, functions, processes
-from shardmap.map.api import TOP_LEVEL
+from shardmap.map import arguments, functions, processes, tracing
 from shardmap.map.constraints import constrain
 from shardmap.map.partition_programs import Options, Programs, across
 from shardmap.map.parts import broadcast_parts, check_leaves, check_shapes, leaf_paths
@@ -158,7 +157,7 @@ class ShardedFunction:
         self._fun = self._programs.fun()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if jex_core.find_top_trace(()) is not TOP_LEVEL:
+        if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
             return self._programs.bind(args, kwargs)
         return self._programs.run(args, kwargs)
 

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from shardmap.map import arguments
-from shardmap.map.constraints import partition_devices, total_partitions
+from shardmap.map.constraints import partition_mesh, total_partitions
 
 Counts = tuple[int, ...] | None
 """Of pieces along each dimension; None: every device has the whole value."""
@@ -187,7 +187,8 @@ def check_own_count(what: str, total: int, wanted: int) -> None:
 def own_count(total: int) -> int:
     """How many of the partitions are on this process."""
     here = jax.process_index()
-    return sum(d.process_index == here for d in partition_devices(total, "sharded_jit"))
+    devices = partition_mesh((), total, "sharded_jit").devices.flat
+    return sum(device.process_index == here for device in devices)
 
 
 def _own_box(parts: tuple[int, ...], count: int) -> Counts:

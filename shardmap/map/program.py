@@ -18,12 +18,12 @@ import shardmap.map.rules  # noqa: F401 (registers the rules)
 from shardmap.map import arguments, functions, placement, processes, tracing
 from shardmap.map.across import AcrossProcesses, are_rows, check_elements
 from shardmap.map.calls import Call, Element, Options, Prepared, as_arrays, probe_of
-from shardmap.map.constraints import is_partition_axis
 from shardmap.map.layout import (
     MapShardings,
     MeshWalk,
     check_inner_meshes,
     map_mesh,
+    own_walk,
 )
 from shardmap.map.lowering import communicates
 from shardmap.map.primitive import remove_axis, spmap_p
@@ -60,6 +60,7 @@ class FunctionMap:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         are_whole: Sequence[bool] | None = None,
+        alone: bool = True,
     ) -> Call:
         """Checks the arguments of a call and traces the function on one element.
 
@@ -68,6 +69,7 @@ class FunctionMap:
           kwargs: the keyword arguments.
           are_whole: in a map over several processes, which leaves are global arrays;
             what others hold are this process's rows. None: there are no others.
+          alone: whether the map is a program of its own, and no part of another.
         """
         options = self.options
         static = set(options.static_argnums)
@@ -136,7 +138,7 @@ class FunctionMap:
             "batch_size": options.batch_size,
             "lowering": options.lowering,
         }
-        params |= self._place(axis_size, body.jaxpr)
+        params |= self._place(axis_size, body.jaxpr, alone)
         if params["mesh"] is not None and not tracing.inside_map():
             check_inner_meshes(params)
         return Call(leaves, in_tree, body, params, are_whole is not None, is_rows)
@@ -146,7 +148,7 @@ class FunctionMap:
         are_whole = None
         if self.across_processes and not tracing.inside_map():
             are_whole = look(self._leaves(args, kwargs))
-        call = self.read(args, kwargs, are_whole)
+        call = self.read(args, kwargs, are_whole, alone=False)
         if are_whole is not None:
             self.agree(call)
         return self._bind(call)
@@ -328,7 +330,7 @@ class FunctionMap:
             )
         return map_jit(run, list(mesh.devices.flat), sends, **options)
 
-    def _place(self, axis_size: int, call_jaxpr: Any) -> dict[str, Any]:
+    def _place(self, axis_size: int, call_jaxpr: Any, alone: bool) -> dict[str, Any]:
         """The parameters of the equation that say on which devices it runs."""
         mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
         nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
@@ -338,9 +340,14 @@ class FunctionMap:
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
         if tracing.inside_map():
             return nowhere
-        mesh = map_mesh(self.options.axis_name, axis_size, call_jaxpr, self._devices())
-        own, *inner = (n for n in mesh.axis_names if not is_partition_axis(n))
-        return {"mesh": mesh, "mesh_axes": (own,), "inner_axes": tuple(inner)}
+        mesh = map_mesh(
+            self.options.axis_name,
+            axis_size,
+            call_jaxpr,
+            self._devices(),
+            "unused" if alone else "empty",
+        )
+        return {"mesh": mesh} | own_walk(mesh)._asdict()
 
     def _axis_size(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex_core
 import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
@@ -13,6 +14,9 @@ from jax.sharding import AbstractMesh
 from shardmap.map.rewriting import tile_collectives
 
 _INSIDE = "_inside_spmap"
+
+with jax.core.eval_context():
+    TOP_LEVEL = jex_core.find_top_trace(())
 
 
 def _axis_env(axis_name: Hashable, axis_size: int) -> list[tuple[Hashable, int]]:
