@@ -113,7 +113,7 @@ class AcrossProcesses:
             raise NeedsAnotherProgramError
         whole = []
         for leaf, (rows, donate) in zip(leaves, self._operands, strict=True):
-            if rows.axis is not None and is_whole(leaf) is self._is_rows:
+            if rows.factors is not None and is_whole(leaf) is self._is_rows:
                 raise NeedsAnotherProgramError
             whole.append(to_whole(leaf, rows, donate))
         given, kwargs = jax.tree.unflatten(in_tree, whole)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import placement, tracing
+from shardmap.map import placement, processes, tracing
 from shardmap.map.primitive import mesh_jaxpr
 from shardmap.map.rewriting import rewrite_jaxpr
 
@@ -67,6 +67,38 @@ def _prime_factors(number: int) -> list[int]:
     return factors
 
 
+def _devices_for(total: int, what: str) -> list[list[jax.Device]]:
+    """The devices for partitions outside of maps, of each process that has some.
+
+    They are this process's, if it has as many as there are partitions; else those of
+    all processes, of each equally many.
+
+    Raises:
+      ValueError: names ``what``, the devices it needs and those that there are.
+    """
+    devices = jax.local_devices()
+    if total <= len(devices):
+        return [devices]
+    count = jax.process_count()
+    if count == 1:
+        raise ValueError(
+            f"{what} computation requires {total} devices, but only {len(devices)} "
+            "devices are available. Ask for fewer parts, or, to try it on CPU, set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={total} before JAX "
+            "starts."
+        )
+    by_process = [jax.local_devices(process) for process in range(count)]
+    fewest = min(map(len, by_process))
+    if total > fewest * count or total % count:
+        raise ValueError(
+            f"{what} computation requires {total} devices, which are more than the "
+            f"{len(devices)} of this process, and so equally many of each of {count} "
+            f"processes. They have {[len(each) for each in by_process]}. Ask for a "
+            f"multiple of {count} partitions, {fewest * count} at most."
+        )
+    return [each[:fewest] for each in by_process]
+
+
 def partition_mesh(
     parts: Parts,
     total: int,
@@ -75,27 +107,23 @@ def partition_mesh(
 ) -> Mesh:
     """The mesh of a value outside of maps.
 
-    Alone, partition k is on local device k. In a program that has more of the local
-    devices, each has as many of them, where the number of devices divides.
+    Alone, partition k is on device k, of the local ones or, if these are too few, of
+    those of all processes. In a program that has more of the devices, each has as many
+    of them, where the number of devices divides.
 
     Raises:
       ValueError: names ``what``, the devices it needs and those that there are.
     """
-    devices = jax.local_devices()
-    if total > len(devices):
-        raise ValueError(
-            f"{what} computation requires {total} devices, but only {len(devices)} "
-            "devices are available. Ask for fewer parts, or, to try it on CPU, set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={total} before JAX "
-            "starts."
-        )
+    groups = _devices_for(total, what)
+    available = len(groups) * len(groups[0])
     axes = partition_axes([parts], total)
-    if not alone and len(devices) % total == 0:
+    if not alone and available % total == 0:
         # The same mesh for all parts: JAX describes all results on the first one.
-        total = len(devices)
-        axes = partition_axes([_prime_factors(total)], total)
+        total = available
+        axes = partition_axes([tuple(_prime_factors(total))], total)
     axes = axes or {f"{_AXIS_PREFIX}0": 1}
-    grid = np.asarray(devices[:total], dtype=object).reshape(tuple(axes.values()))
+    devices = [device for each in groups for device in each[: total // len(groups)]]
+    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))
 
 
@@ -206,6 +234,7 @@ def constrain(
     total: int | None = None,
     what: str = "with_sharding_constraint",
     alone: bool = False,
+    program: str = "",
 ) -> Any:
     """Cuts a value into partitions.
 
@@ -214,6 +243,8 @@ def constrain(
       parts: the counts; None: every device has the whole value.
       total: how many devices; needed where ``parts`` does not tell.
       what, alone: see `partition_mesh`.
+      program: what other processes have to run as well, if they do not tell by this
+        value.
     """
     if parts is None:
         parts = (1,) * jax.typeof(x).ndim
@@ -223,7 +254,7 @@ def constrain(
     if total is not None and not _is_inside_map():
         alone = alone or jex_core.find_top_trace(()) is tracing.TOP_LEVEL
         mesh = partition_mesh(parts, total, what, alone)
-    return _bind(x, parts=parts, total=total, mesh=mesh)
+    return _bind(x, parts=parts, total=total, mesh=mesh, what=what, program=program)
 
 
 def _is_inside_map() -> bool:
@@ -279,8 +310,20 @@ def _batch(
 
 
 def _lowering(
-    ctx: Any, x: Any, *, parts: Parts, total: int | None, mesh: Any, **_: Any
+    ctx: Any,
+    x: Any,
+    *,
+    parts: Parts,
+    total: int | None,
+    mesh: Any,
+    what: str,
+    program: str,
+    **_: Any,
 ) -> Any:
+    (aval,) = ctx.avals_in
+    processes.agree_to_lower(
+        mesh, what, lambda: program or f"{what} of {aval.str_short()}, parts {parts}"
+    )
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:

@@ -19,7 +19,7 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import processes
+from shardmap.map import placement, processes
 from shardmap.map.constraints import (
     axes_for_partitions,
     constrain_p,
@@ -298,6 +298,11 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     mesh = params["mesh"]
     walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
     operands, results = _map_cuts(params, mesh, walk)
+    # Tangents of integers are NumPy arrays, which several processes do not cut.
+    operands = [
+        {} if placement.has_no_bytes(var.aval) else cut
+        for var, cut in zip(params["call_jaxpr"].invars, operands, strict=True)
+    ]
     # XLA gives every device the whole of a result without entries.
     results = [
         cut if params["axis_size"] * math.prod(var.aval.shape) else {}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from shardmap.map import placement
+from shardmap.map import placement, processes
 from shardmap.map.blocks import block_function
 from shardmap.map.callbacks import on_first_replica
 from shardmap.map.collectives import (
@@ -398,6 +398,10 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         params["call_jaxpr"] = under_mesh(params["call_jaxpr"], here)
         with jax.sharding.use_abstract_mesh(here):
             return mlir.lower_fun(on_one_device(**params))(ctx, *args)
+    if not manual:
+        processes.agree_to_lower(
+            mesh, f"spmap of {params['name']}", lambda: processes.description(params)
+        )
     params["mesh"] = mesh = _with_manual_axes(mesh, manual)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         by_partitioner = params["lowering"] == "spmd" and not manual

@@ -15,8 +15,9 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map import arguments, functions, placement, processes, tracing
 from shardmap.map.api import explanation, spmap
+from shardmap.map.rows import as_global
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
@@ -101,7 +102,9 @@ class MeshMappedFunction:
 
     def __call__(self, *args: Any) -> Any:
         if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
-            return self._map.bind(*self._map.read(args))
+            leaves, in_tree, in_axes = self._map.read(args)
+            leaves = as_global(leaves, map(self._map.sharding, in_axes, leaves))
+            return self._map.bind(leaves, in_tree, in_axes)
         return self._map.run(args)
 
     def lower(self, *args: Any) -> Lowered:
@@ -111,7 +114,10 @@ class MeshMappedFunction:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
         leaves, in_tree, in_axes = self._map.read(args)
-        program, shardings, out_shardings = self._map.program(leaves, in_tree, in_axes)
+        # Calls have a program of their own, which all processes lower at once.
+        program, shardings, out_shardings = self._map.program(
+            leaves, in_tree, in_axes, is_new=True
+        )
         # Arrays that lie elsewhere would be asked to lie as the map wants them.
         structs = jax.tree.unflatten(
             in_tree,
@@ -124,7 +130,8 @@ class MeshMappedFunction:
                 )
             ],
         )
-        lowered = program.lower(*structs)
+        with processes.lowering_to_look() as agree:
+            lowered = program.lower(*structs)
         out_info = jax.tree.leaves(lowered.out_info)
         in_specs, out_specs = (
             [
@@ -140,6 +147,7 @@ class MeshMappedFunction:
             lowered,
             jax.tree.unflatten(in_tree, in_specs),
             jax.tree.unflatten(jax.tree.structure(lowered.out_info), out_specs),
+            agree,
         )
 
     def explain(self, *args: Any) -> Any:
@@ -227,19 +235,23 @@ class _BlockMap:
         return leaves, in_tree, in_axes
 
     def program(
-        self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]
+        self,
+        leaves: Sequence[Any],
+        in_tree: Any,
+        in_axes: Sequence[Axes],
+        is_new: bool = False,
     ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
         """What runs calls like this one, and how arguments and results lie."""
         avals = [arguments.leaf_aval(leaf) for leaf in leaves]
         key = in_tree, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals)
-        if key not in self._programs:
+        if is_new or key not in self._programs:
             bind = functools.partial(self.bind, in_tree=in_tree, in_axes=in_axes)
             structs = [
                 jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
                 for aval in avals
             ]
             out_shape = jax.eval_shape(lambda *leaves: bind(leaves), *structs)
-            in_shardings = tuple(map(self.sharding, in_axes))
+            in_shardings = tuple(map(self.sharding, in_axes, leaves))
             out_shardings = tuple(map(self.sharding, self.out_axes(out_shape)))
             mesh = self._options.mesh
 
@@ -265,11 +277,16 @@ class _BlockMap:
                 ),
                 donate_argnums=self._options.donate_argnums,
             )
-            self._programs[key] = program, in_shardings, out_shardings
+            made = program, in_shardings, out_shardings
+            if is_new:
+                return made
+            self._programs[key] = made
         return self._programs[key]
 
-    def sharding(self, axes: Axes) -> NamedSharding:
+    def sharding(self, axes: Axes, leaf: Any = None) -> NamedSharding:
         """How an array with these axes lies."""
+        if placement.has_no_bytes(leaf):
+            axes = {}
         ndim = max(axes.values(), default=-1) + 1
         entries = [names or None for names in _dimensions(axes, ndim)]
         return NamedSharding(self._options.mesh, PartitionSpec(*entries))
@@ -289,6 +306,8 @@ class _BlockMap:
 
         def block(*blocks: Any) -> list[Any]:
             return jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
+
+        block.__name__ = self._name
 
         def whole(*blocks: Any) -> Any:
             return fun(*jax.tree.unflatten(in_tree, blocks))

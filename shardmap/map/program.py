@@ -209,7 +209,7 @@ class FunctionMap:
         """Once for each kind of call: sees that all processes make it."""
         kind = processes.description(call.params)
         if kind not in self._agreed:
-            processes.agree(call.params)
+            processes.agree(call.params["mesh"], f"spmap of {self.name}", kind)
             self._agreed.add(kind)
 
     def prepare(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Prepared:
