@@ -8,6 +8,7 @@ from jax import lax
 
 import shardmap as sm
 from shardmap._jax.typechecks import bound_axis, check_jaxpr
+from shardmap.map.blocks import _cut
 from shardmap.map.callbacks import call_for_each
 from shardmap.map.collectives import batchable, split_collectives
 from shardmap.map.rewriting import rewrite_jaxpr
@@ -206,6 +207,30 @@ def test_an_ill_typed_map_is_refused(change, said):
         check_jaxpr(planted)
 
 
+@pytest.mark.parametrize(
+    ("fun", "change", "said"),
+    [
+        (lambda x: sm.tap(print, x), lambda e: e.replace(effects=set()), "not match"),
+        (
+            lambda x: sm.with_sharding_constraint(x, (2,)),
+            with_other_result,
+            "inconsistently typed",
+        ),
+        (
+            lambda x: sm.with_sharding_constraint(x, (2,)),
+            with_params(mesh_jaxpr=BODY.replace(eqns=[])),
+            "not defined",
+        ),
+    ],
+)
+def test_an_ill_typed_tap_or_constraint_is_refused(fun, change, said):
+    jaxpr, equation = traced(fun, X)
+    check_jaxpr(jaxpr)
+    changed = change(equation)
+    with pytest.raises(TypeError, match=said):
+        check_jaxpr(jaxpr.replace(eqns=[changed]))
+
+
 def test_an_axis_that_no_map_binds_is_refused():
     jaxpr, equation = traced(sm.spmap(center, "i"), X)
     renamed = equation.replace(params=equation.params | {"axis_name": "j"})
@@ -288,3 +313,16 @@ def test_renaming_an_axis_renames_its_effects():
     with bound_axis("k", 8):
         check_jaxpr(renamed)
     assert {effect.name for effect in renamed.effects} == {"k"}
+
+
+def test_the_parts_of_a_function_that_is_looped_over_are_well_typed():
+    def fun(v, whole):
+        late = lax.psum(v * lax.axis_index("i"), "i") * whole
+        return lax.scan(lambda c, _: (c * whole, None), v, None, 2)[0], late + whole
+
+    v = np.int32(1)
+    jaxpr = jax.make_jaxpr(fun, axis_env=[("i", 8)])(v, v).jaxpr
+    parts = _cut(jaxpr, AXIS, (0, None), 2)
+    for part in (parts.before, parts.after):
+        check_jaxpr(part)
+        assert part.effects == set()
