@@ -187,6 +187,7 @@ def each(fun: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
 
 def mixed(x: Any, w: Any) -> Any:
     """Smooth, not linear, and different along every axis."""
+    x, w = jnp.broadcast_arrays(x, w)
     return jnp.sin(x) * w + x * x
 
 

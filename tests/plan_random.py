@@ -56,7 +56,7 @@ REDUCED = [
     lambda x: jax.nn.logsumexp(x, 1, keepdims=True),
     lambda x: jax.nn.softmax(x, 0),
     lambda x: (x - x.mean(0)[None]) / (x.std(0)[None] + 1),
-    lambda x: jnp.argmax(jnp.round(x, 2), 0)[None] * 0.1,
+    lambda x: jnp.argmax(jnp.round(x, 2), 0)[None].astype(x.dtype) * 0.1,
     lambda x: (x > 0).any(1, keepdims=True).astype(x.dtype) * 0.5,
     lambda x: jnp.prod(jnp.clip(x, 0.5, 1.5), 0, keepdims=True),
     lambda x: (x.T @ x) * 0.1,
