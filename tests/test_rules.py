@@ -139,7 +139,7 @@ def test_residuals_do_not_move_between_devices(spmap):
 
 @both_lowerings
 def test_integers_make_no_tangents(spmap):
-    fun = spmap(lambda x, n, k: (x * n, n + 1, k))
+    fun = spmap(lambda x, n, k: (x * n.astype(x.dtype), n + 1, k))
     n, keys = np.arange(4), jax.random.split(jax.random.key(0), 4)
     tangent = maps_in(lambda x: jax.jvp(lambda x: fun(x, n, keys)[0], (x,), (x,)), X)[1]
     assert all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in tangent.outvars)
