@@ -240,7 +240,6 @@ def test_an_axis_that_no_map_binds_is_refused():
 
 def test_any_map_primitive_is_checked():
     primitive = sm.MapPrimitive("of_one_s_own")
-    primitive.def_effectful_abstract_eval(sm.spmap_p.abstract_eval)
     jaxpr, equation = traced(sm.spmap(center, "i"), X)
     own = equation.replace(primitive=primitive)
     check_jaxpr(jaxpr.replace(eqns=[own]))
