@@ -136,7 +136,7 @@ def check_nested_maps():
     whole, mine = numbers(1, LOCAL, 3)
 
     def inner(x):
-        return x - lax.pmean(x, ("i", "j")) + lax.axis_index("j")
+        return x - lax.pmean(x, ("i", "j")) + lax.axis_index("j").astype(x.dtype)
 
     def nested(outer_map, inner_map):
         return outer_map(inner_map(inner, axis_name="j"), axis_name="i")
