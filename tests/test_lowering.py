@@ -398,6 +398,7 @@ def test_inside_shard_map(spmap, names):
 
 
 @both_lowerings
+@jax.enable_checks(False)  # JAX's type checker looks into each call.
 def test_shared_functions_are_lowered_once(spmap):
     def doubled(fun):
         return jax.jit(lambda x: fun(x) + fun(x * 0.5))
