@@ -143,7 +143,7 @@ def test_a_map_that_is_called_often_is_found_once():
 
 def test_mapped_dimensions_are_cut():
     fun = sm.spmap(
-        lambda x, w: (x * w, w, x), "i", in_axes=(1, None), out_axes=(2, None, 0)
+        lambda x, w: (x * w[None], w, x), "i", in_axes=(1, None), out_axes=(2, None, 0)
     )
     assert specs_of(fun, (3, 4, 2), (2,)) == (
         [P(None, "i"), P()],

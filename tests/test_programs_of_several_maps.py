@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 import shardmap as sm
-from tests.map_programs import assert_same, both_lowerings, spread
+from tests.map_programs import assert_same, both_lowerings, float_index, spread
 
 X = spread((16, 3))
 SIZES = [1, 3, 4, 12, 16]
@@ -17,7 +17,7 @@ SIZES = [1, 3, 4, 12, 16]
 def normalized(x):
     """Needs all elements, empty places none."""
     largest = lax.pmax(lax.stop_gradient(x), "i")
-    return x / lax.psum(x * x, "i") + largest + lax.axis_index("i")
+    return x / lax.psum(x * x, "i") + largest + float_index("i")
 
 
 def of_two_sizes(map_, one, other):

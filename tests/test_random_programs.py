@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from tests.map_programs import MAPS, assert_same, spread
+from tests.map_programs import MAPS, assert_same, float_index, spread
 
 # A step is a tuple of its kind and its numbers, or of its kind and a list of steps.
 LEAF_STEPS = st.tuples(
@@ -106,7 +106,7 @@ def leaf_step(kind: str, number: int, x: Any, w: Any, scope: list[str]) -> Any:
     if kind == "permute":
         return lax.ppermute(x, name, [(k, (k + number) % size) for k in range(size)])
     if kind == "index":
-        return x * lax.axis_index(name) / size
+        return x * float_index(name) / size
     if kind == "random":
         key = jax.random.fold_in(jax.random.key(number), lax.axis_index(name))
         return x * jax.random.uniform(key)

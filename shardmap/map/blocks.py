@@ -224,15 +224,21 @@ def _cut(
             invars=[index, *jaxpr.invars],
             outvars=[renamed(v) for v in [e.invars[0] for e in reductions] + early],
             eqns=[e.replace(invars=list(map(renamed, e.invars))) for e in before],
+            effects=_effects(before),
         ),
         reductions=reductions,
         after=jaxpr.replace(
             invars=[*(e.outvars[0] for e in reductions), *whole],
             outvars=late,
             eqns=after,
+            effects=_effects(after),
         ),
         is_after=is_after,
     )
+
+
+def _effects(equations: Sequence[Any]) -> set[Any]:
+    return {effect for equation in equations for effect in equation.effects}
 
 
 def _is_plain_reduction(equation: Any) -> bool:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import batching, mlir
 
+from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap.map.collectives import is_collective
 from shardmap.map.names import REPLICAS
 from shardmap.map.primitive import happens_outside, spmap_p
@@ -107,7 +108,14 @@ def _batching_rule(
     return results, [0] * len(results)
 
 
+def _typecheck(
+    *operands: Any, axis: SplitAxis, primitive: Any, params: tuple[tuple[str, Any], ...]
+) -> tuple[Any, Any]:
+    return type_equation(primitive, operands, dict(params))
+
+
 batching.fancy_primitive_batchers[each_p] = _batching_rule
+register_typecheck(each_p, _typecheck)
 
 
 # Replicas

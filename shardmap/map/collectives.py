@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import batching
 
+from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
 from shardmap.map.rewriting import REDUCE_SCATTER, rewrite_jaxpr
 from shardmap.map.shard_maps import has_shard_maps
 from shardmap.map.split_axis import SplitAxis, pad_last
@@ -47,10 +48,9 @@ def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
                 "collective": equation.primitive,
                 "params": tuple(sorted(equation.params.items())),
             },
-            effects=set(),
         )
 
-    return rewrite_jaxpr(jaxpr, axis.name, split)
+    return rewrite_jaxpr(jaxpr, axis.name, split, renamed=())
 
 
 def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
@@ -129,7 +129,17 @@ def _batching_rule(
     return results, differs
 
 
+def _typecheck(
+    *operands: Any, axis: SplitAxis, collective: Any, params: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    with bound_axis(axis.name, axis.size):
+        avals, effects = type_equation(collective, operands, dict(params))
+    others = {e for e in effects if getattr(e, "name", None) != axis.name}
+    return avals, others
+
+
 batching.fancy_primitive_batchers[split_p] = _batching_rule
+register_typecheck(split_p, _typecheck)
 
 
 # Under jax.vmap
@@ -177,7 +187,12 @@ def _grouped_batching_rule(
     return ALL_TO_ALL.bind(x, **axes, **params), None if dim is None else 0
 
 
+def _grouped_typecheck(*operands: Any, **params: Any) -> tuple[Any, Any]:
+    return type_equation(ALL_TO_ALL, operands, params)
+
+
 batching.fancy_primitive_batchers[grouped_p] = _grouped_batching_rule
+register_typecheck(grouped_p, _grouped_typecheck)
 
 
 # Reductions

@@ -330,21 +330,21 @@ def _one_element(
 ) -> Callable[..., Any]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
 
+    (device_axis,) = axis.device_axes
+
     def rename(names: Any) -> Any:
-        names = names if isinstance(names, tuple) else (names,)
-        renamed: list[Any] = []
-        for name in names:
-            renamed.extend(axis.device_axes if name == axis.name else [name])
-        return tuple(renamed)
+        if isinstance(names, tuple):
+            return tuple(map(rename, names))
+        return device_axis if names == axis.name else names
 
     def change(equation: Any, shadowed: bool) -> Any:
         if shadowed or equation.primitive not in RULES:
             return equation
         key = "axes" if "axes" in equation.params else "axis_name"
         named = {key: rename(equation.params[key])}
-        return equation.replace(params=equation.params | named, effects=set())
+        return equation.replace(params=equation.params | named)
 
-    renamed = rewrite_jaxpr(jaxpr, axis.name, change)
+    renamed = rewrite_jaxpr(jaxpr, axis.name, change, renamed=axis.device_axes)
 
     def element(*blocks: Any) -> list[Any]:
         operands = [

@@ -26,6 +26,7 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap.map.names import axis_text
 from shardmap.map.shard_maps import check_shard_maps
 
@@ -69,6 +70,16 @@ class MapPrimitive(jex_core.Primitive):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.def_effectful_abstract_eval(functools.partial(_abstract_eval, name))
+        register_typecheck(self, self._typecheck)
+
+    def _typecheck(self, *operands: Any, **params: Any) -> tuple[Any, Any]:
+        call_jaxpr = params["call_jaxpr"]
+        others = params | {"call_jaxpr": None}
+        for jaxpr in jex_core.jaxprs_in_params(others):
+            check_jaxpr(jaxpr)
+        with bound_axis(params["axis_name"], params["axis_size"]):
+            check_jaxpr(getattr(call_jaxpr, "jaxpr", call_jaxpr))
+        return self.abstract_eval(*(o.aval for o in operands), **params)
 
     def is_high(self, *_: Any, **__: Any) -> bool:
         """No: what is high in ``call_jaxpr`` is lowered where the map is."""
@@ -233,7 +244,25 @@ def _abstract_eval(
     **_: Any,
 ) -> tuple[list[jax.core.ShapedArray], set[Any]]:
     call_jaxpr = getattr(call_jaxpr, "jaxpr", call_jaxpr)
+    for what, axes, variables in (
+        ("operands", in_axes, call_jaxpr.invars),
+        ("results", out_axes, call_jaxpr.outvars),
+    ):
+        if len(axes) != len(variables):
+            raise TypeError(
+                f"{primitive}: call_jaxpr has {len(variables)} {what}, but there are "
+                f"{len(axes)} axes for them: {axes}"
+            )
+    if len(avals) != len(in_axes):
+        raise TypeError(
+            f"{primitive}: {len(avals)} operands, but {len(in_axes)} in_axes: {in_axes}"
+        )
     for aval, axis, var in zip(avals, in_axes, call_jaxpr.invars, strict=True):
+        if axis is not None and aval.shape[axis : axis + 1] != (axis_size,):
+            raise TypeError(
+                f"{primitive}: an operand of {aval.str_short()} mapped at {axis} does "
+                f"not have {axis_size} elements"
+            )
         element = remove_axis(aval, axis)
         if (element.shape, element.dtype) != (var.aval.shape, var.aval.dtype):
             raise TypeError(

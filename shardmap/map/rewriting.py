@@ -1,5 +1,6 @@
 """Changing the equations of a jaxpr, in whatever other equations hold them too."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ def rewrite_jaxpr(
     shadowed: bool = False,
     into_maps: bool = True,
     retype: Callable[[Any], Any] | None = None,
+    renamed: Sequence[Hashable] | None = None,
 ) -> Any:
     """``jaxpr`` with ``change`` applied to each equation, the innermost first.
 
@@ -32,6 +34,8 @@ def rewrite_jaxpr(
       into_maps: whether to change what maps hold, too, those of `jax.shard_map`
         included.
       retype: what to have instead of the aval of each variable.
+      renamed: what the axis is called in the changed equations, none if they do not
+        use it; None: they use it as before.
     """
 
     # Jaxprs are shared: a jitted function that is called twice has one.
@@ -64,15 +68,25 @@ def rewrite_jaxpr(
                 held = {key: rewrite(value, inside) for key, value in params.items()}
                 equation = equation.replace(params=held)
             changed = change(equation, shadowed)
-            equations.extend(changed if isinstance(changed, list) else [changed])
-        # What remains of the effect of using the axis name would be out of date.
-        effects = {
-            effect
-            for effect in jaxpr.effects
-            if shadowed or getattr(effect, "name", _NO_NAME) != axis_name
-        }
+            for new in changed if isinstance(changed, list) else [changed]:
+                effects = rename(new.effects, shadowed)
+                equations.append(new.replace(effects=effects))
+        effects = rename(jaxpr.effects, shadowed)
         changed = jaxpr.replace(eqns=equations, effects=effects)
         return changed if retype is None else _with_avals(changed, retype)
+
+    def rename(effects: Any, shadowed: bool) -> Any:
+        if renamed is None or shadowed:
+            return effects
+        return {
+            new
+            for effect in effects
+            for new in (
+                (dataclasses.replace(effect, name=name) for name in renamed)
+                if getattr(effect, "name", _NO_NAME) == axis_name
+                else (effect,)
+            )
+        }
 
     return rewrite(jaxpr, shadowed)
 
@@ -93,16 +107,28 @@ def _with_avals(jaxpr: Any, retype: Callable[[Any], Any]) -> Any:
     def every(atoms: Sequence[Any]) -> list[Any]:
         return list(map(new, atoms))
 
+    def on_new(effects: Any) -> Any:
+        """The effects, of which some are on a variable: on the new one."""
+        return {
+            dataclasses.replace(effect, input=new(effect.input))
+            if hasattr(effect, "input")
+            else effect
+            for effect in effects
+        }
+
     return jaxpr.replace(
         constvars=every(jaxpr.constvars),
         invars=every(jaxpr.invars),
         outvars=every(jaxpr.outvars),
         eqns=[
             equation.replace(
-                invars=every(equation.invars), outvars=every(equation.outvars)
+                invars=every(equation.invars),
+                outvars=every(equation.outvars),
+                effects=on_new(equation.effects),
             )
             for equation in jaxpr.eqns
         ],
+        effects=on_new(jaxpr.effects),
     )
 
 

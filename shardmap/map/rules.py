@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
+from shardmap._jax.typechecks import bound_axis
 from shardmap.map.collectives import batchable
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.rewriting import merge_sums
@@ -372,10 +373,12 @@ def _batching_rule(
 
 @per_jaxpr
 def _without_dead_code(
-    jaxpr: Any, used_outputs: tuple[bool, ...]
+    jaxpr: Any, used_outputs: tuple[bool, ...], axis_name: Hashable, axis_size: int
 ) -> tuple[Any, list[bool]]:
+    # JAX may check what it makes.
+    with bound_axis(axis_name, axis_size):
+        pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
     # A copy, as JAX may give back the jaxpr that it is kept for.
-    pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
     return pruned.replace(), used_inputs
 
 
@@ -385,7 +388,10 @@ def _dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any
         return [False] * len(equation.invars), None
     params = equation.params
     call_jaxpr, used_inputs = _without_dead_code(
-        params["call_jaxpr"], tuple(used_outputs)
+        params["call_jaxpr"],
+        tuple(used_outputs),
+        params["axis_name"],
+        params["axis_size"],
     )
     invars, in_axes, outvars, out_axes = (
         tuple(item for item, used in zip(items, mask, strict=True) if used)

@@ -11,6 +11,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.typechecks import bound_axis
 from shardmap.map.rewriting import tile_collectives
 
 _INSIDE = "_inside_spmap"
@@ -90,7 +91,10 @@ def trace_body(
     """
     # Where a map is lowered decides on which mesh its body is, and not where it is
     # traced: the values inside must not be typed with the mesh around.
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with (
+        jax.sharding.use_abstract_mesh(AbstractMesh((), ())),
+        bound_axis(axis_name, axis_size),  # JAX may check the jaxpr afterwards.
+    ):
         closed, out_shape = jax.make_jaxpr(
             fun, axis_env=_axis_env(axis_name, axis_size), return_shape=True
         )(*map(shape_dtype_struct, avals))
