@@ -387,11 +387,10 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         with jax.sharding.use_abstract_mesh(here):
             return mlir.lower_fun(on_one_device(**params))(ctx, *args)
     params["mesh"] = mesh = _with_manual_axes(mesh, manual)
-    if not manual:
-        params["axis_name"], params["call_jaxpr"] = told_apart(
-            params["axis_name"], params["call_jaxpr"], mesh.axis_names
-        )
-    params["call_jaxpr"] = in_mesh_order(params["call_jaxpr"], mesh)
+    params["axis_name"], jaxpr = told_apart(
+        params["axis_name"], params["call_jaxpr"], mesh.axis_names
+    )
+    params["call_jaxpr"] = in_mesh_order(jaxpr, mesh)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         by_partitioner = params["lowering"] == "spmd" and not manual
         run = (partitioned if by_partitioner else per_device)(**params)
