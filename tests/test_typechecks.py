@@ -10,9 +10,10 @@ import shardmap as sm
 from shardmap._jax.typechecks import bound_axis, check_jaxpr
 from shardmap.map.blocks import _cut
 from shardmap.map.callbacks import call_for_each
-from shardmap.map.collectives import batchable, split_collectives
+from shardmap.map.collectives import split_collectives
 from shardmap.map.rewriting import rewrite_jaxpr
 from shardmap.map.split_axis import SplitAxis
+from shardmap.map.vectorizing import vectorizable
 
 X = np.arange(8, dtype=np.float32)
 AXIS = SplitAxis("i", 8, (), 1, 8)
@@ -281,7 +282,7 @@ def split(jaxpr):
         (lambda v: lax.psum(v, "i"), split),
         (lambda v: lax.pmax(v, ("k", "i")), split),
         (lambda v: numbered(v).astype(v.dtype), split),
-        (grouped, lambda jaxpr: batchable(jaxpr, "i")),
+        (grouped, lambda jaxpr: vectorizable(jaxpr, "i", 8)),
         (lambda v: sm.tap(lambda _: None, v), lambda j: call_for_each(j, AXIS)),
     ],
     ids=["psum", "pmax", "axis_index", "grouped", "tap"],

@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 
 from shardmap.map.callbacks import call_for_each, has_effects, if_present
+from shardmap.map.collective_primitives import AXIS_INDEX
 from shardmap.map.collectives import (
-    AXIS_INDEX,
     REDUCTIONS,
     is_collective,
     split_collectives,
@@ -41,7 +41,7 @@ def block_function(
         return _loop(jaxpr, axis, in_axes, out_axes, batch_size)
     split = call_for_each(split_collectives(jaxpr, axis), axis)
     mapped = Batch(axis.vectorized_name, axis.block).vectorize(
-        lambda *args: jax.core.eval_jaxpr(split, (), *args),
+        split,
         in_axes,
         [0 if out_axis is None else out_axis for out_axis in out_axes],
     )

@@ -152,6 +152,12 @@ def _once_abstract_eval(
     return closed.out_avals, closed.effects
 
 
+def _once_typecheck(
+    *operands: Any, effect: Any, params: tuple[tuple[str, Any], ...]
+) -> tuple[Any, Any]:
+    return type_equation(effect, operands, dict(params))
+
+
 def _once_lowering(
     ctx: Any, *args: Any, effect: Any, params: tuple[tuple[str, Any], ...]
 ) -> Any:
@@ -174,3 +180,4 @@ def _once_lowering(
 
 once_p.def_effectful_abstract_eval(_once_abstract_eval)
 mlir.register_lowering(once_p, _once_lowering)
+register_typecheck(once_p, _once_typecheck)

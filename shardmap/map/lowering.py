@@ -18,7 +18,6 @@ from shardmap.map import placement, processes
 from shardmap.map.blocks import block_function
 from shardmap.map.callbacks import on_first_replica
 from shardmap.map.collectives import (
-    RULES,
     SUMMING,
     has_collectives,
     lowers_per_device,
@@ -32,6 +31,7 @@ from shardmap.map.layout import (
     own_walk,
     partition_spec,
 )
+from shardmap.map.mesh_names import in_mesh_order, rename_axis, told_apart
 from shardmap.map.names import REPLICAS
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr, under_mesh, widen
@@ -221,7 +221,7 @@ def per_device(
         and len(mesh_axes) == 1
         and lowers_per_device(jaxpr, axis_name, platform)
     ):
-        block = _one_element(jaxpr, axis, in_axes, out_axes)
+        block = _one_element(jaxpr, axis, in_axes, out_axes, mesh)
     else:
         block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
     if is_manual(mesh, mesh_axes):
@@ -327,24 +327,11 @@ def _one_element(
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
+    mesh: Any,
 ) -> Callable[..., Any]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
 
-    (device_axis,) = axis.device_axes
-
-    def rename(names: Any) -> Any:
-        if isinstance(names, tuple):
-            return tuple(map(rename, names))
-        return device_axis if names == axis.name else names
-
-    def change(equation: Any, shadowed: bool) -> Any:
-        if shadowed or equation.primitive not in RULES:
-            return equation
-        key = "axes" if "axes" in equation.params else "axis_name"
-        named = {key: rename(equation.params[key])}
-        return equation.replace(params=equation.params | named)
-
-    renamed = rewrite_jaxpr(jaxpr, axis.name, change, renamed=axis.device_axes)
+    renamed = in_mesh_order(rename_axis(jaxpr, axis.name, axis.device_axes), mesh)
 
     def element(*blocks: Any) -> list[Any]:
         operands = [
@@ -395,7 +382,8 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         if manual:
             types = {name: AxisType.Manual for name in manual}
             here = context.mesh.abstract_mesh.update_axis_types(types)
-        params["call_jaxpr"] = under_mesh(params["call_jaxpr"], here)
+        jaxpr = in_mesh_order(params["call_jaxpr"], here)
+        params["call_jaxpr"] = under_mesh(jaxpr, here)
         with jax.sharding.use_abstract_mesh(here):
             return mlir.lower_fun(on_one_device(**params))(ctx, *args)
     if not manual:
@@ -403,6 +391,10 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
             mesh, f"spmap of {params['name']}", lambda: processes.description(params)
         )
     params["mesh"] = mesh = _with_manual_axes(mesh, manual)
+    params["axis_name"], jaxpr = told_apart(
+        params["axis_name"], params["call_jaxpr"], mesh.axis_names
+    )
+    params["call_jaxpr"] = in_mesh_order(jaxpr, mesh)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         by_partitioner = params["lowering"] == "spmd" and not manual
         run = (partitioned if by_partitioner else per_device)(**params)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
+from shardmap.map.collective_primitives import ALL_TO_ALL, PSUM, REDUCE_SCATTER
 from shardmap.map.primitive import spmap_p
 from shardmap.map.shard_maps import SHARD_MAP, walked_axes, with_manual_axes
 
@@ -183,15 +184,6 @@ def _typed_with(jaxpr: Any, mesh: Any) -> Any:
     return rewrite_jaxpr(jaxpr, None, lambda e, _: e, into_maps=False, retype=retype)
 
 
-REDUCE_SCATTER = (
-    jax.make_jaxpr(
-        lambda x: jax.lax.psum_scatter(x, "i", tiled=True), axis_env=[("i", 1)]
-    )(np.zeros(1, np.float32))
-    .jaxpr.eqns[-1]
-    .primitive
-)
-
-
 def tile_collectives(jaxpr: Any) -> Any | None:
     """``jaxpr`` with some collectives as JAX differentiates and vectorises them right.
 
@@ -209,7 +201,7 @@ def tile_collectives(jaxpr: Any) -> Any | None:
         if params.get("tiled", True):
             return equation
         tiled = {"params": params | {"tiled": True}}
-        if equation.primitive is jex_core.primitives.all_to_all_p:
+        if equation.primitive is ALL_TO_ALL:
             # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
             found = True
             return equation.replace(**tiled)
@@ -308,7 +300,7 @@ def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:
 
 def _is_sum(equation: Any) -> bool:
     return (
-        equation.primitive is jex_core.primitives.psum_p
+        equation.primitive is PSUM
         and equation.params["axis_index_groups"] is None
         and len(equation.invars) == 1
     )

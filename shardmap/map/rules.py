@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
 from shardmap._jax.typechecks import bound_axis
-from shardmap.map.collectives import batchable
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.rewriting import merge_sums
 from shardmap.map.tracing import (
@@ -305,19 +304,14 @@ def _batch(
 
     ``dims`` and ``avals`` are those of one element's batched operands.
     """
-    jaxpr = batchable(jaxpr, batch.name)
-
-    def element(*args: Any) -> list[Any]:
-        return jax.core.eval_jaxpr(jaxpr, (), *args)
-
     batched: tuple[bool, ...] = ()
 
-    def vectorized(*args: Any) -> list[Any]:
+    def vectorized(*args: Any) -> Any:
         # Asked here, where the map's own axis is bound.
         nonlocal batched
         batched = batched_results(jaxpr, batch, dims)
         out_dims = [0 if is_batched else None for is_batched in batched]
-        return batch.vectorize(element, dims, out_dims)(*args)
+        return batch.vectorize(jaxpr, dims, out_dims)(*args)
 
     return trace_body(vectorized, avals, axis_name, axis_size), batched
 

@@ -12,7 +12,9 @@ from absl import logging
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.typechecks import bound_axis
+from shardmap.map.collective_checks import checked_collectives
 from shardmap.map.rewriting import tile_collectives
+from shardmap.map.vectorizing import vectorizable
 
 _INSIDE = "_inside_spmap"
 
@@ -102,6 +104,7 @@ def trace_body(
         if closed.consts:
             jaxpr = _without_constants(closed, axis_name, axis_size)
         jaxpr = _tiled(jaxpr) or jaxpr
+        jaxpr = _checked(jaxpr, axis_name, axis_size) or jaxpr
     out_tree = (
         out_shape.tree
         if isinstance(out_shape, Flattened)
@@ -133,6 +136,9 @@ def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
     return kept
 
 
+_checked = per_jaxpr(checked_collectives)
+
+
 @per_jaxpr
 def _tiled(jaxpr: Any) -> Any | None:
     has_collectives = any(hasattr(effect, "name") for effect in jaxpr.effects)
@@ -162,12 +168,17 @@ class Batch(NamedTuple):
     spmd_name: Any = None
 
     def vectorize(
-        self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
+        self,
+        jaxpr: Any,
+        in_dims: Sequence[int | None],
+        out_dims: Any,
+        then: Callable[..., Any] = lambda *results: list(results),
     ) -> Callable[..., Any]:
-        """`jax.vmap` of ``fun``, also where nothing is mapped."""
+        """`jax.vmap` of ``jaxpr`` and ``then``, also where nothing is mapped."""
+        jaxpr = vectorizable(jaxpr, self.name, self.size)
         # vmap wants at least one mapped operand.
         mapped = jax.vmap(
-            lambda _, *args: fun(*args),
+            lambda _, *args: then(*jax.core.eval_jaxpr(jaxpr, (), *args)),
             in_axes=(0, *in_dims),
             out_axes=out_dims,
             axis_name=self.name,
@@ -200,14 +211,11 @@ def batched_results(
         batched = tuple(in_batched)
         return results, tuple(in_batched)
 
-    def observed(*args: Any) -> Any:
-        return observe(*jax.core.eval_jaxpr(jaxpr, (), *args))
-
     avals = []
     for var, dim in zip(jaxpr.invars, dims, strict=True):
         shape = list(var.aval.shape)
         if dim is not None:
             shape.insert(dim, batch.size)
         avals.append(jax.ShapeDtypeStruct(shape, var.aval.dtype))
-    jax.eval_shape(batch.vectorize(observed, dims, 0), *avals)
+    jax.eval_shape(batch.vectorize(jaxpr, dims, 0, observe), *avals)
     return batched
