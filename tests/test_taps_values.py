@@ -136,7 +136,9 @@ def test_map_in_a_loop(recorder):
     assert recorder.wait() == {0: [0, 0, 0], 1: [2, 4, 8]}
 
 
-@pytest.mark.parametrize("setting", ["jax_disable_jit", "jax_debug_nans"])
+@pytest.mark.parametrize(
+    "setting", ["jax_disable_jit", "jax_debug_nans", "jax_debug_infs"]
+)
 def test_settings(recorder, setting):
     with getattr(jax, setting.removeprefix("jax_"))(True):
         spmap_on_two(lambda x: recorder.tap(2 * x))(numbered(2))

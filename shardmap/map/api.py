@@ -172,8 +172,10 @@ def spmap(
       backend: whose devices to use, such as ``"cpu"``. Default: JAX's own default.
       axis_size: the number of elements, of all processes together, needed if no
         argument is mapped.
-      donate_argnums: positions of arguments whose memory the results may use; these
-        arrays are gone after the call, also when passed by keyword. Default: none.
+      donate_argnums: positions of arguments whose memory the results may use, also
+        when passed by keyword. An array is gone after the call if its memory was used;
+        as with `jax.jit`, it is kept where the function does not need the argument, or
+        no result has its size. Default: none.
       mesh: a mesh to lay the axis on, instead of ``devices`` or ``backend``. Maps
         inside each other that name different axes of one mesh are one program.
       mesh_axes: the mesh axes for the elements, a name or several, major to minor.

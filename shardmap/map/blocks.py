@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap.map.callbacks import call_for_each, has_effects, if_present
+from shardmap.map.callbacks import call_for_each, if_present
 from shardmap.map.collective_primitives import AXIS_INDEX
 from shardmap.map.collectives import (
     REDUCTIONS,
@@ -17,6 +17,8 @@ from shardmap.map.collectives import (
     split_collectives,
     uses_axis,
 )
+from shardmap.map.custom_partitioning import without_custom_partitioning
+from shardmap.map.host_calls import has_effect
 from shardmap.map.split_axis import SplitAxis
 from shardmap.map.tracing import Batch
 
@@ -37,6 +39,7 @@ def block_function(
       out_axes: the same for results.
       batch_size: how many elements are vectorised at the most; None: the whole block.
     """
+    jaxpr = without_custom_partitioning(jaxpr)
     if batch_size is not None and batch_size < axis.block:
         return _loop(jaxpr, axis, in_axes, out_axes, batch_size)
     split = call_for_each(split_collectives(jaxpr, axis), axis)
@@ -99,7 +102,7 @@ def _loop(
             return jax.core.eval_jaxpr(parts.before, (), index, *args)
 
         def batch(accumulated: Any, given: Sequence[Any]) -> tuple[Any, Any]:
-            if has_effects(parts.before):
+            if any(map(has_effect, parts.before.eqns)):
                 results = lax.map(
                     lambda args: if_present(args[0], axis.size, element, *args), given
                 )

@@ -331,6 +331,8 @@ def _lowering(
             return [x]  # A map that runs on one device.
         devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
         mesh = AbstractMesh((devices,), (f"{_AXIS_PREFIX}0",))
+    if any(name.startswith(_AXIS_PREFIX) for name in mesh.manual_axes):
+        return [x]  # A map that calls the host: each device runs a program of its own.
     sharding = partition_sharding(parts, mesh)
     run = mlir.lower_fun(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False

@@ -16,12 +16,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.map import placement, processes
 from shardmap.map.blocks import block_function
-from shardmap.map.callbacks import on_first_replica
 from shardmap.map.collectives import (
     SUMMING,
     has_collectives,
     lowers_per_device,
 )
+from shardmap.map.evaluation import evaluate
+from shardmap.map.host_calls import calls_host, on_first_devices
 from shardmap.map.layout import (
     MeshWalk,
     Spare,
@@ -37,15 +38,23 @@ from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr, under_mesh, widen
 from shardmap.map.running import map_jit
 from shardmap.map.split_axis import SplitAxis, pad_last
-from shardmap.map.tap_primitive import is_tapped
-from shardmap.map.tracing import config_value
+from shardmap.map.tap_primitive import is_tapped, tap_p
+from shardmap.map.tracing import Body, config_value, per_jaxpr, trace_body
 
 # Evaluation
 
+_DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
+"""Settings under which a map runs operation by operation, on one device."""
+
 
 def _implementation(*args: Any, **params: Any) -> list[Any]:
-    if config_value("jax_disable_jit") or config_value("jax_debug_nans"):
-        return on_one_device(**params)(*args)
+    if any(map(config_value, _DEBUGGING)):
+        body = _without_calls(
+            params["call_jaxpr"], params["axis_name"], params["axis_size"]
+        )
+        in_axes = (None,) * len(body.constants) + params["in_axes"]
+        plain = params | {"call_jaxpr": body.jaxpr, "in_axes": in_axes}
+        return on_one_device(**plain)(*body.constants, *args)
     if REPLICAS in getattr(params["mesh"], "axis_names", ()):
         params = _as_operands_lie(args, params)
     jitted, shardings = _program(**params)
@@ -75,6 +84,20 @@ def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, A
     ):
         mesh = mesh_of("replicas")
     return params | {"mesh": mesh} | own_walk(mesh)._asdict()
+
+
+@per_jaxpr
+def _without_calls(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Body:
+    """What ``jaxpr`` computes with what it calls in line.
+
+    A jitted function that finds a NaN raises what only `jax.jit` itself understands.
+    """
+    return trace_body(
+        lambda *args: evaluate(jaxpr, args, lambda equation, operands: None),
+        [var.aval for var in jaxpr.invars],
+        axis_name,
+        axis_size,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -117,10 +140,11 @@ def on_one_device(
     out_axes: Sequence[int | None],
     call_jaxpr: Any,
     batch_size: int | None,
+    mesh_axes: tuple[str, ...] | None,
     **_: Any,
 ) -> Callable[..., list[Any]]:
     """A map without devices of its own: one block has all elements."""
-    axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
+    axis = SplitAxis(axis_name, axis_size, (), 1, axis_size, laid_over=mesh_axes or ())
     return block_function(call_jaxpr, axis, in_axes, out_axes, batch_size)
 
 
@@ -129,8 +153,16 @@ def partitioned(**params: Any) -> Callable[..., list[Any]]:
     mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
     walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
     places = walk.block(mesh, params["axis_size"]) * walk.device_count(mesh)
-    axis = SplitAxis(params["axis_name"], params["axis_size"], (), 1, places)
-    jaxpr = under_mesh(params["call_jaxpr"], mesh.abstract_mesh)
+    axis = SplitAxis(
+        params["axis_name"],
+        params["axis_size"],
+        (),
+        1,
+        places,
+        laid_over=walk.mesh_axes,
+    )
+    jaxpr = _with_taps_on(mesh, params["call_jaxpr"], walk.inner_axes)
+    jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
     block = block_function(jaxpr, axis, in_axes, out_axes, None)
     padded = params | {"axis_size": places}
     operand_shardings, result_shardings = map_shardings(padded)
@@ -147,6 +179,25 @@ def partitioned(**params: Any) -> Callable[..., list[Any]]:
         return unpad(list(constrained), out_axes, axis)
 
     return run
+
+
+def _with_taps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
+    """``jaxpr`` whose taps know the mesh, and whose maps where they are laid on it."""
+    if not is_tapped(jaxpr):
+        return jaxpr
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is tap_p:
+            return equation.replace(params=params | {"mesh": mesh})
+        if equation.primitive is not spmap_p:
+            return equation
+        walk = inner_walk(equation, mesh, inner_axes) or MeshWalk((), ())
+        inside = _with_taps_on(mesh, params["call_jaxpr"], walk.inner_axes)
+        changed = walk._asdict() | {"call_jaxpr": inside}
+        return equation.replace(params=params | changed)
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
 def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list[Any]:
@@ -206,14 +257,12 @@ def per_device(
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
         return block_function(jaxpr, axis, in_axes, out_axes, batch_size)
     manual_axes = mesh_axes
-    if REPLICAS in mesh.axis_names:
-        if mesh.shape[REPLICAS] > 1:
-            jaxpr = on_first_replica(jaxpr)
-        if not is_manual(mesh, [REPLICAS]):
-            manual_axes = (*mesh_axes, REPLICAS)
-    if is_tapped(call_jaxpr):
-        # A tap has to know which device it is on, and so on which one along every axis.
+    if REPLICAS in mesh.axis_names and not is_manual(mesh, [REPLICAS]):
+        manual_axes = (*mesh_axes, REPLICAS)
+    if calls_host(call_jaxpr, mesh, mesh_axes):
         manual_axes = mesh.axis_names
+        if not is_manual(mesh, mesh_axes):
+            jaxpr = on_first_devices(jaxpr, mesh, walk)
     jaxpr = under_mesh(jaxpr, _with_manual_axes(mesh, manual_axes).abstract_mesh)
     # Not every collective of JAX takes several mesh axes for one name.
     if (

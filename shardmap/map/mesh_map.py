@@ -393,7 +393,7 @@ def mesh_map(
         ``({"data": 0}, {})``, ``{}`` for what every device gets whole.
       out_axes: the same for the result.
       lowering: as for `spmap`. Default ``"manual"``.
-      donate_argnums: positions of arguments whose memory the results may use.
+      donate_argnums: as for `spmap`.
 
     Returns:
       The mapped function, with ``lower``.

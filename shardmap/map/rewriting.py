@@ -67,12 +67,15 @@ def rewrite_jaxpr(
             if into_maps or bound is None:
                 inside = shadowed or (bound is not None and axis_name in bound)
                 held = {key: rewrite(value, inside) for key, value in params.items()}
-                equation = equation.replace(params=held)
+                gone, come = _changed_effects(_inside(params), _inside(held))
+                effects = equation.effects - gone | come
+                equation = equation.replace(params=held, effects=effects)
             changed = change(equation, shadowed)
             for new in changed if isinstance(changed, list) else [changed]:
                 effects = rename(new.effects, shadowed)
                 equations.append(new.replace(effects=effects))
-        effects = rename(jaxpr.effects, shadowed)
+        gone, come = _changed_effects(jaxpr.eqns, equations)
+        effects = rename(jaxpr.effects, shadowed) - gone | come
         changed = jaxpr.replace(eqns=equations, effects=effects)
         return changed if retype is None else _with_avals(changed, retype)
 
@@ -90,6 +93,20 @@ def rewrite_jaxpr(
         }
 
     return rewrite(jaxpr, shadowed)
+
+
+def _inside(params: dict[str, Any]) -> list[Any]:
+    return list(jex_core.jaxprs_in_params(params))
+
+
+def _changed_effects(
+    before: Sequence[Any], after: Sequence[Any]
+) -> tuple[set[Any], set[Any]]:
+    """The effects that equations, or jaxprs, have no more, and their new ones."""
+    was, now = (
+        {e for item in items for e in item.effects} for items in (before, after)
+    )
+    return was - now, now - was
 
 
 def _with_avals(jaxpr: Any, retype: Callable[[Any], Any]) -> Any:

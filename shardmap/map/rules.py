@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
 from shardmap._jax.typechecks import bound_axis
+from shardmap.map.loops import without_taps_in_loops
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.rewriting import merge_sums
 from shardmap.map.tracing import (
@@ -126,6 +127,9 @@ def _linearize(
         [*residual_avals, *tangent_avals],
         axis_name,
         axis_size,
+    )
+    tangent_body = tangent_body._replace(
+        jaxpr=without_taps_in_loops(tangent_body.jaxpr)
     )
     return _Linearized(traced._replace(jaxpr=pruned), tuple(sources), tangent_body)
 

@@ -1,6 +1,7 @@
 """Taps: seeing the values of a running program on the host, and printing them."""
 
 import dataclasses
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -16,7 +17,9 @@ def tap(
     x: Any,
     *,
     result: Any = None,
+    result_shape: Any = None,
     with_device: bool = False,
+    device_index: int | None = None,
 ) -> Any:
     """Calls a host function with a value of a running program.
 
@@ -33,6 +36,8 @@ def tap(
       on each device that one of its elements has.
     * Differentiation taps the values of the function, once, and no derivatives. A
       custom rule's own taps are called in addition.
+    * With ``lowering="spmd"`` the device is the one that the element is laid on, and
+      the first device of the program calls for all.
 
     Args:
       func: called as ``func(value)``, with a pytree like ``x`` of NumPy arrays of its
@@ -40,14 +45,27 @@ def tap(
         logged, and `taps_barrier` raises it; outside a program, ``tap`` does.
       x: a pytree of arrays. Random keys are given as `jax.random.key_data`.
       result: what to return instead of ``x``. Default: ``x``.
+      result_shape: what ``func`` returns, as a pytree of `jax.ShapeDtypeStruct`, if
+        its value is to be returned to the program. Inside `jax.vmap` there is one call
+        for each element then. Where ``func`` raises, the program goes on with NaN, or
+        zero. There is no derivative.
       with_device: whether to call ``func(value, device)``, with the `jax.Device` that
         the value is on.
+      device_index: to call for this device only, counted along the devices of the
+        program, which are those of the mesh in order. Outside a map, where one device
+        calls with the whole value: which one, instead of the first. Outside a program
+        it has no meaning.
 
     Returns:
-      ``x`` or ``result``, unchanged.
+      ``x`` or ``result``, unchanged; with ``result_shape``, what ``func`` returned.
 
     Raises:
-      TypeError: ``func`` is not callable, or a leaf of ``x`` is no array.
+      TypeError: ``func`` is not callable, a leaf of ``x`` is no array, or one of
+        ``result_shape`` has no shape and dtype.
+      ValueError: ``result`` and ``result_shape`` are both given, ``device_index`` is
+        no device of the program, or it is given together with ``result_shape`` in a
+        map, where every device needs a result.
+      NotImplementedError: what ``func`` returned would have to be differentiated.
       RuntimeError: outside a program, if ``func`` raises.
 
     Example:
@@ -63,14 +81,61 @@ def tap(
       >>> sm.taps_barrier()
       >>> sorted(seen.items())
       [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+      A value comes back with ``result_shape``:
+
+      >>> def weigh(value, device):
+      ...     return value * 10 ** device.id
+      >>> @sm.spmap
+      ... def weighed(x):
+      ...     return sm.tap(weigh, x, result_shape=x, with_device=True)
+      >>> weighed(np.ones(3, np.float32))
+      Array([  1.,  10., 100.], dtype=float32)
     """
     if not callable(func):
         raise TypeError(f"tap expects a callable, but got {func!r}.")
+    if device_index is not None and operator.index(device_index) < 0:
+        raise ValueError(f"tap expects a device_index from 0 on, got {device_index}.")
+    promised: list[Any] = []
+    result_tree = None
+    if result_shape is not None:
+        if result is not None:
+            raise ValueError(
+                "tap got result and result_shape: it returns either what it is given "
+                "or what the function returns."
+            )
+        promised, result_tree = jax.tree.flatten(result_shape)
     leaves, tree = jax.tree.flatten(x)
-    tap_p.bind(
-        *map(_plain, leaves), call=TapCall(func, with_device, tree), callback=CALLBACK
+    call = TapCall(
+        func,
+        with_device,
+        device_index,
+        tree,
+        tuple(map(_promised, promised)),
+        result_tree,
     )
+    returned = tap_p.bind(
+        *map(_plain, leaves), call=call, callback=CALLBACK, mesh=None, mesh_axes=()
+    )
+    if result_tree is not None:
+        return jax.tree.unflatten(result_tree, returned)
     return x if result is None else result
+
+
+def _promised(leaf: Any) -> jax.ShapeDtypeStruct:
+    """What `jax.jit` makes of an array like a leaf of ``result_shape``."""
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        raise TypeError(
+            "tap expects a result_shape whose leaves have a shape and a dtype, such as "
+            f"jax.ShapeDtypeStruct, but one is {leaf!r}."
+        )
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"tap cannot return {dtype} from the host. Return the data of keys, and "
+            "use jax.random.wrap_key_data."
+        )
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _plain(leaf: Any) -> Any:
@@ -103,6 +168,7 @@ def tap_print(
     *,
     result: Any = None,
     with_device: bool = False,
+    device_index: int | None = None,
     file: TextIO | None = None,
 ) -> Any:
     """Prints a value of a running program, a line for each call; see `tap`.
@@ -112,6 +178,7 @@ def tap_print(
       fmt: where the value goes in the text, as for `str.format`.
       result: what to return instead of ``x``. Default: ``x``.
       with_device: whether the text begins with the device, such as "cpu:0: ".
+      device_index: to print for this device only; see `tap`.
       file: where to write. Default: what is `sys.stdout` at that time.
 
     Returns:
@@ -127,7 +194,7 @@ def tap_print(
       ['x is 2.5']
     """
     printer = _Print(fmt, with_device, file)
-    return tap(printer, x, result=result, with_device=True)
+    return tap(printer, x, result=result, with_device=True, device_index=device_index)
 
 
 def taps_barrier() -> None:

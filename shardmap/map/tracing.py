@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 
 from shardmap._jax.typechecks import bound_axis
 from shardmap.map.collective_checks import checked_collectives
+from shardmap.map.primitive import remove_axis
 from shardmap.map.rewriting import tile_collectives
 from shardmap.map.vectorizing import vectorizable
 
@@ -168,17 +169,26 @@ class Batch(NamedTuple):
     spmd_name: Any = None
 
     def vectorize(
-        self,
-        jaxpr: Any,
-        in_dims: Sequence[int | None],
-        out_dims: Any,
-        then: Callable[..., Any] = lambda *results: list(results),
+        self, jaxpr: Any, in_dims: Sequence[int | None], out_dims: Any
     ) -> Callable[..., Any]:
-        """`jax.vmap` of ``jaxpr`` and ``then``, also where nothing is mapped."""
+        """`jax.vmap` of ``jaxpr``, also where nothing is mapped."""
+        return self.vectorize_function(self.function(jaxpr), in_dims, out_dims)
+
+    def function(self, jaxpr: Any) -> Callable[..., list[Any]]:
+        """``jaxpr`` as a function that `jax.vmap` takes."""
         jaxpr = vectorizable(jaxpr, self.name, self.size)
+        return lambda *args: jax.core.eval_jaxpr(jaxpr, (), *args)
+
+    def vectorize_function(
+        self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
+    ) -> Callable[..., Any]:
+        """`jax.vmap` of ``fun``, also where nothing is mapped.
+
+        It has no collectives over this axis but those that `jax.vmap` knows.
+        """
         # vmap wants at least one mapped operand.
         mapped = jax.vmap(
-            lambda _, *args: then(*jax.core.eval_jaxpr(jaxpr, (), *args)),
+            lambda _, *args: fun(*args),
             in_axes=(0, *in_dims),
             out_axes=out_dims,
             axis_name=self.name,
@@ -194,12 +204,24 @@ def batched_results(
 ) -> tuple[bool, ...]:
     """Which results of ``jaxpr`` differ along ``batch``.
 
-    ``dims`` are those of its operands. JAX itself is asked, by a function whose
-    vectorisation rule is told what is batched.
+    ``dims`` are those of its operands.
     """
-    batched = (False,) * len(jaxpr.outvars)
-    if not batched:
-        return batched
+    return _batched_results(
+        batch.function(jaxpr),
+        [var.aval for var in jaxpr.invars],
+        batch,
+        dims,
+    )
+
+
+def _batched_results(
+    fun: Callable[..., Sequence[Any]],
+    avals: Sequence[Any],
+    batch: Batch,
+    dims: Sequence[int | None],
+) -> tuple[bool, ...]:
+    """JAX itself is asked, by a function whose vectorisation rule is told."""
+    batched: tuple[bool, ...] = ()
 
     @jax.custom_batching.custom_vmap
     def observe(*results: Any) -> Any:
@@ -211,11 +233,46 @@ def batched_results(
         batched = tuple(in_batched)
         return results, tuple(in_batched)
 
-    avals = []
-    for var, dim in zip(jaxpr.invars, dims, strict=True):
-        shape = list(var.aval.shape)
+    def observed(*args: Any) -> Any:
+        nonlocal batched
+        results = fun(*args)
+        batched = (False,) * len(results)
+        return observe(*results) if results else ()
+
+    structs = []
+    for aval, dim in zip(avals, dims, strict=True):
+        shape = list(aval.shape)
         if dim is not None:
             shape.insert(dim, batch.size)
-        avals.append(jax.ShapeDtypeStruct(shape, var.aval.dtype))
-    jax.eval_shape(batch.vectorize(jaxpr, dims, 0, observe), *avals)
+        structs.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+    jax.eval_shape(batch.vectorize_function(observed, dims, 0), *structs)
     return batched
+
+
+def batched_results_of(
+    fun: Callable[..., Sequence[Any]],
+    batch: Batch,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+) -> tuple[bool, ...]:
+    """Which results of ``fun`` differ along ``batch``, for the operands of a rule."""
+    avals = [remove_axis(jax.typeof(a), d) for a, d in zip(args, dims, strict=True)]
+    return _batched_results(fun, avals, batch, dims)
+
+
+def vectorize_some(
+    fun: Callable[..., Sequence[Any]],
+    batch: Batch,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+) -> tuple[list[Any], list[int | None]]:
+    """What a batching rule gives that vectorises ``fun``: only what differs.
+
+    Args:
+      fun: gives a list.
+      batch: the vmap.
+      args, dims: those of the rule.
+    """
+    batched = batched_results_of(fun, batch, args, dims)
+    out_dims = [0 if is_batched else None for is_batched in batched]
+    return list(batch.vectorize_function(fun, dims, out_dims)(*args)), out_dims

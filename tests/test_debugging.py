@@ -1,0 +1,71 @@
+"""Maps under JAX's settings that look for NaN and infinity."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+
+X = np.zeros(4, np.float32)
+MESH = sm.make_mesh({"x": 4, "y": 2})
+
+
+def singular(x):
+    return jnp.sqrt(x) * 0
+
+
+def total(mapped):
+    return lambda x: mapped(x).sum()
+
+
+PROGRAMS = {
+    "grad(map(jit))": jax.grad(total(sm.spmap(jax.jit(singular)))),
+    "jit(grad(map(jit)))": jax.jit(jax.grad(total(sm.spmap(jax.jit(singular))))),
+    "map(grad(jit))": sm.spmap(jax.grad(jax.jit(singular))),
+    "map(jit)": lambda x: sm.spmap(jax.jit(jnp.log))(x - 1),
+    "map(jit(jit))": lambda x: sm.spmap(jax.jit(jax.jit(jnp.log)))(x - 1),
+    "map(map(jit))": lambda x: sm.spmap(sm.spmap(jax.jit(jnp.log)))(x[None] - 1),
+    "jit(map(jit))": lambda x: jax.jit(sm.spmap(jax.jit(jnp.log)))(x - 1),
+    "in a scan": lambda x: sm.spmap(
+        lambda x: lax.scan(lambda c, _: (jax.jit(jnp.log)(c), None), x - 1, None, 2)[0]
+    )(x),
+    "in relu": lambda x: sm.spmap(lambda x: jax.nn.relu(jax.jit(jnp.log)(x - 1)))(x),
+    "in checkpoint": jax.grad(total(sm.spmap(jax.checkpoint(jax.jit(singular))))),
+    "mesh_map": lambda x: sm.mesh_map(jax.jit(jnp.log), MESH, {"x": 0}, {"x": 0})(
+        x - 1
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_nan_is_a_floating_point_error(program):
+    with (
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError, match=r"invalid value \(nan\)"),
+    ):
+        PROGRAMS[program](X)
+
+
+@pytest.mark.parametrize("function", [jnp.log, jax.jit(jnp.log)])
+def test_an_infinity_is_a_floating_point_error(function):
+    with (
+        jax.debug_infs(True),
+        pytest.raises(FloatingPointError, match=r"invalid value \(inf\)"),
+    ):
+        sm.spmap(function)(X)
+
+
+def test_what_is_finite_is_computed():
+    @jax.jit
+    def f(x):
+        return jax.jit(jnp.sin)(x) / lax.psum(jnp.cos(x), "i")
+
+    x = np.arange(1, 12, dtype=np.float32)
+    mapped = sm.spmap(f, "i")
+    gradient = jax.grad(lambda x: (mapped(x) ** 2).sum())
+    expected, expected_gradient = mapped(x), gradient(x)
+    with jax.debug_nans(True):
+        np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
+        np.testing.assert_allclose(gradient(x), expected_gradient, rtol=1e-5)

@@ -1,0 +1,341 @@
+"""Taps in loops and branches: the calls of each element, and its numbers, are its own.
+
+The reference is the function on one element at a time, in a `jax.jit`.
+"""
+
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+
+
+class Calls:
+    """Values by the element that they are of, in order, with the program's number."""
+
+    def __init__(self):
+        self.by_element = collections.defaultdict(list)
+
+    def tap(self, element, program, value):
+        sm.tap(self._note, (element, np.int32(program), value))
+        return value
+
+    def _note(self, given):
+        element, program, value = given
+        name = ALONE[program].__name__ if program >= 0 else ""
+        self.by_element[int(element)].append((name, value.tolist()))
+
+    def wait(self):
+        sm.taps_barrier()
+        calls, self.by_element = self.by_element, collections.defaultdict(list)
+        return dict(calls)
+
+
+# Each takes a tap of one value, and one element: a number of type int32.
+
+
+def in_condition(note, x):
+    return lax.while_loop(lambda x: note(x) < 2, lambda x: x + 1, x)
+
+
+def in_body(note, x):
+    return lax.while_loop(lambda x: x < 2, lambda x: note(x) + 1, x)
+
+
+def in_condition_and_body(note, x):
+    return lax.while_loop(lambda x: note(x) < 2, lambda x: note(10 * x) // 10 + 1, x)
+
+
+def in_fori_loop(note, x):
+    return lax.fori_loop(0, x, lambda k, c: c + note(k), x)
+
+
+def in_fori_loop_of_one_length(note, x):
+    length = jnp.int32(3)
+    return lax.fori_loop(0, length, lambda k, c: note(c + k), x)
+
+
+def in_scan(note, x):
+    return lax.scan(lambda c, k: (note(c + k), None), x, jnp.arange(3))[0]
+
+
+def in_cond(note, x):
+    return lax.cond(x > 1, note, lambda x: -x, x)
+
+
+def in_switch(note, x):
+    return lax.switch(x % 3, [note, lambda x: x + 1, lambda x: note(note(x) + 100)], x)
+
+
+def in_branches_without_results(note, x):
+    lax.cond(x > 1, lambda: (note(x), None)[1], lambda: None)
+    return x
+
+
+def in_cond_of_one_choice(note, x):
+    return lax.cond(jnp.int32(1) > 0, lambda x: note(x) + 1, lambda x: x, x)
+
+
+def in_scan_in_while(note, x):
+    return lax.while_loop(lambda x: x < 2, lambda x: in_scan(note, x), x)
+
+
+def in_while_in_scan(note, x):
+    return lax.scan(lambda c, k: (in_condition(note, c - k), None), x, jnp.arange(3))[0]
+
+
+def in_while_in_while(note, x):
+    def body(x):
+        return x + 1 + 0 * lax.while_loop(lambda y: note(y) < 1, lambda y: y + 1, -x)
+
+    return lax.while_loop(lambda x: note(x) < 3, body, x)
+
+
+def in_cond_in_while_in_jit(note, x):
+    @jax.jit
+    def body(x):
+        x = jax.checkpoint(lambda x: x + 1)(x)
+        return lax.cond(x % 2 == 0, note, lambda x: x + 1, x)
+
+    return lax.while_loop(lambda x: jax.jit(lambda x: x < 4)(x), body, x)
+
+
+def in_vmap_of_while(note, x):
+    # A tap of a vmap has all its elements, and the last step is the longest one's.
+    xs = x - jnp.arange(2)
+    return jax.vmap(functools.partial(in_condition, note))(xs).sum()
+
+
+def with_index_in_loop(note, x):
+    def body(x):
+        return note(x + 100 * lax.axis_index("i")) - 100 * lax.axis_index("i") + 1
+
+    return lax.while_loop(lambda x: x < 2, body, x)
+
+
+def with_sums_of_equal_loops(note, x):
+    def body(carry):
+        k, x = carry
+        return k + 1, note(lax.psum(x, "i"))
+
+    return lax.while_loop(lambda carry: carry[0] < 2, body, (0, x))[1]
+
+
+ALONE = [
+    in_condition,
+    in_body,
+    in_condition_and_body,
+    in_fori_loop,
+    in_fori_loop_of_one_length,
+    in_scan,
+    in_cond,
+    in_switch,
+    in_branches_without_results,
+    in_cond_of_one_choice,
+    in_scan_in_while,
+    in_while_in_scan,
+    in_while_in_while,
+    in_cond_in_while_in_jit,
+    in_vmap_of_while,
+]
+LAYOUTS = {
+    "one each": (8, {}),
+    "two each": (16, {}),
+    "uneven": (11, {}),
+    "spmd": (8, {"lowering": "spmd"}),
+    "spmd, several": (11, {"lowering": "spmd"}),
+    "one device": (5, {"devices": jax.devices()[:1]}),
+    "batch_size": (11, {"devices": jax.devices()[:2], "batch_size": 2}),
+}
+
+
+def all_programs(calls, k, x):
+    return {
+        program.__name__: program(functools.partial(calls.tap, k, number), x)
+        for number, program in enumerate(ALONE)
+    }
+
+
+@functools.lru_cache
+def one_by_one(count):
+    """Elements, each with its number, their results and their calls."""
+    k = np.arange(count, dtype=np.int32)
+    x = k % 7 - 3
+    calls = Calls()
+    f = jax.jit(functools.partial(all_programs, calls))
+    results = [f(*pair) for pair in zip(k, x, strict=True)]
+    return k, x, jax.tree.map(lambda *rows: np.stack(rows), *results), calls.wait()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_element_taps_as_it_does_alone(layout):
+    count, options = LAYOUTS[layout]
+    k, x, expected, expected_calls = one_by_one(count)
+    calls = Calls()
+    f = sm.spmap(functools.partial(all_programs, calls), **options)
+    jax.tree.map(np.testing.assert_array_equal, f(k, x), expected)
+    assert calls.wait() == expected_calls
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (3, 7), (9, 2), (1, 3)])
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+def test_in_nested_maps(shape, lowering):
+    k, x, expected, expected_calls = one_by_one(np.prod(shape))
+    calls = Calls()
+    f = sm.spmap(functools.partial(all_programs, calls), "j")
+    result = jax.jit(sm.spmap(f, "i", lowering=lowering))(
+        k.reshape(shape), x.reshape(shape)
+    )
+    result = jax.tree.map(np.ravel, result)
+    jax.tree.map(np.testing.assert_array_equal, result, expected)
+    assert calls.wait() == expected_calls
+
+
+@pytest.mark.parametrize("program", [with_index_in_loop, with_sums_of_equal_loops])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "batch_size"])
+def test_with_collectives(program, layout):
+    """Taps are the same wherever the elements lie."""
+    count, options = LAYOUTS[layout]
+    k = np.arange(count, dtype=np.int32)
+    x = k % 7 - 3
+    calls = Calls()
+
+    def f(k, x):
+        return program(functools.partial(calls.tap, k, -1), x)
+
+    result = sm.spmap(f, "i", **options)(k, x)
+    if program is with_index_in_loop:
+        np.testing.assert_array_equal(result, np.maximum(x, 2))
+        expected = {int(j): [int(v + 100 * j) for v in range(x[j], 2)] for j in k}
+    else:
+        totals = [int(x.sum()), int(x.sum()) * len(x)]
+        np.testing.assert_array_equal(result, np.full(len(x), totals[-1]))
+        expected = {int(j): totals for j in k}
+    assert calls.wait() == {
+        j: [("", value) for value in values] for j, values in expected.items() if values
+    }
+
+
+@pytest.mark.parametrize("program", ALONE, ids=lambda f: f.__name__)
+def test_numbers_and_calls_under_vmap(program):
+    """One call has all elements, as often as the longest loop runs."""
+    x = np.arange(5, dtype=np.int32) - 1
+    count = []
+
+    def note(value):
+        sm.tap(lambda value: count.append(value.shape), value)
+        return value
+
+    expected = [program(lambda v: v, y) for y in x]
+    np.testing.assert_array_equal(
+        jax.vmap(functools.partial(program, note))(x), np.stack(expected)
+    )
+    sm.taps_barrier()
+    np.testing.assert_array_equal(
+        jax.jit(jax.vmap(jax.vmap(functools.partial(program, note))))(
+            np.stack([x, x + 1])
+        ),
+        np.stack([expected, [program(lambda v: v, y) for y in x + 1]]),
+    )
+    sm.taps_barrier()
+    assert count
+
+
+def test_calls_of_a_tapped_condition_under_vmap():
+    seen = []
+
+    def f(x):
+        return lax.while_loop(
+            lambda x: sm.tap(lambda v: seen.append(v.tolist()), x, result=x < 2),
+            lambda x: x + 1,
+            x,
+        )
+
+    np.testing.assert_array_equal(
+        jax.vmap(f)(np.arange(4, dtype=np.int32)), [2, 2, 2, 3]
+    )
+    sm.taps_barrier()
+    assert seen == [[0, 1, 2, 3], [1, 2, 2, 3], [2, 2, 2, 3]]
+
+
+def test_what_a_vmap_of_a_loop_shares_stays_shared():
+    """`jax.jacfwd` wants the value of the function to be one for all."""
+
+    def f(x):
+        return lax.while_loop(
+            lambda c: sm.tap(lambda v: None, c[0]) < 3,
+            lambda c: (c[0] + 1, c[1] * c[1]),
+            (0, x),
+        )[1]
+
+    x = np.array([1.0, 2.0], np.float32)
+    np.testing.assert_allclose(jax.jacfwd(f)(x), np.diag([8.0, 8 * 2.0**7]))
+    sm.taps_barrier()
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+@pytest.mark.parametrize("size", [8, 11])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.checkpoint, jax.jit])
+def test_gradients_tap_values_once(lowering, size, transform):
+    k = np.arange(size, dtype=np.int32)
+    x = np.linspace(-1, 2, size, dtype=np.float32)
+    calls = Calls()
+
+    def f(k, x):
+        note = functools.partial(calls.tap, k, -1)
+
+        def step(x, _):
+            return lax.cond(x > 0.5, lambda x: note(x) * x, lambda x: 2 * x, x), None
+
+        return lax.scan(transform(step), x, None, length=3)[0]
+
+    def loss(f):
+        return lambda x: f(k, x).sum()
+
+    alone = jax.jit(jax.grad(f, 1))
+    expected = np.stack([alone(*pair) for pair in zip(k, x, strict=True)])
+    expected_calls = calls.wait()
+    mapped = sm.spmap(f, lowering=lowering)
+    np.testing.assert_allclose(jax.grad(loss(mapped))(x), expected, rtol=1e-6)
+    assert calls.wait() == expected_calls
+
+
+@pytest.mark.parametrize("options", [{}, {"lowering": "spmd"}])
+def test_forward_mode_through_a_tapped_loop(options):
+    calls = Calls()
+    k = np.arange(11, dtype=np.int32)
+    x = np.linspace(0.2, 3, 11, dtype=np.float32)
+
+    def f(k, x):
+        def goes_on(x):
+            return calls.tap(k, -1, x) < 2
+
+        return lax.while_loop(goes_on, lambda x: x * 2, x)
+
+    def with_tangent(f):
+        return jax.jvp(lambda x: f(k, x), (x,), (np.ones_like(x),))
+
+    expected = with_tangent(
+        lambda k, x: jnp.stack([f(*p) for p in zip(k, x, strict=True)])
+    )
+    expected_calls = calls.wait()
+    result = with_tangent(sm.spmap(f, **options))
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert calls.wait() == expected_calls
+
+
+@pytest.mark.parametrize("options", [{}, {"lowering": "spmd"}])
+def test_vmap_of_a_map_with_a_tapped_loop(options):
+    x = np.arange(22, dtype=np.int32).reshape(2, 11) % 7 - 3
+    f = jax.vmap(
+        sm.spmap(
+            functools.partial(in_condition, lambda x: sm.tap(lambda v: None, x)),
+            **options,
+        )
+    )
+    np.testing.assert_array_equal(f(x), np.maximum(x, 2))
