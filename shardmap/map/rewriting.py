@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from shardmap.map.collective_primitives import ALL_TO_ALL, PSUM, REDUCE_SCATTER
 from shardmap.map.primitive import spmap_p
 from shardmap.map.shard_maps import SHARD_MAP, walked_axes, with_manual_axes
+from shardmap.map.tap_primitive import tap_p
 
 
 def rewrite_jaxpr(
@@ -64,7 +65,8 @@ def rewrite_jaxpr(
                 bound = (params["axis_name"],)
             elif equation.primitive is SHARD_MAP:
                 bound = walked_axes(equation)
-            if into_maps or bound is None:
+            # A tap's jaxpr is there for JAX to look at; it is not run.
+            if (into_maps or bound is None) and equation.primitive is not tap_p:
                 inside = shadowed or (bound is not None and axis_name in bound)
                 held = {key: rewrite(value, inside) for key, value in params.items()}
                 gone, come = _changed_effects(_inside(params), _inside(held))
