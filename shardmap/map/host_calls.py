@@ -137,4 +137,6 @@ def _on_first(equation: Any, sizes: dict[str, int]) -> Any:
         for atom in equation.invars
     ]
     [made] = jax.make_jaxpr(jax.jit(run), axis_env=list(sizes.items()))(*operands).eqns
-    return equation.replace(primitive=made.primitive, params=made.params)
+    return equation.replace(
+        primitive=made.primitive, params=made.params, effects=made.effects
+    )

@@ -79,6 +79,9 @@ class MeshWalk(NamedTuple):
         return -(-axis_size // self.device_count(mesh))
 
 
+Spread = Callable[[int, int], int]
+"""How many devices an axis lies on, from its size and the number of devices."""
+
 Spare = Literal["unused", "replicas", "empty"]
 """What becomes of devices that an outermost map does not need.
 
@@ -121,7 +124,7 @@ def map_mesh(
     available = len(groups[0])
     partitions = axes_for_partitions(call_jaxpr, axis_name, axis_size, available)
     count, rest = divmod(available, math.prod(partitions.values()))
-    spread = _even_devices_for if len(groups) > 1 else devices_for
+    spread: Spread = _even_devices_for if len(groups) > 1 else devices_for
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, devices_for)
     shared = spare != "unused" and not rest and math.prod(sizes) < count
     is_flat = len(sizes) == len(groups) == 1 and not partitions
@@ -139,10 +142,6 @@ def map_mesh(
     axes[own[0]] *= len(groups)
     grid = np.asarray(used, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))
-
-
-Spread = Callable[[int, int], int]
-"""How many devices an axis lies on, from its size and the number of devices."""
 
 
 def _level_sizes(

@@ -70,9 +70,13 @@ def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, A
     """
 
     def mesh_of(spare: Spare) -> Mesh:
-        devices = list(params["mesh"].devices.flat)
-        names = "axis_name", "axis_size", "call_jaxpr"
-        return map_mesh(*(params[name] for name in names), devices, spare)
+        return map_mesh(
+            params["axis_name"],
+            params["axis_size"],
+            params["call_jaxpr"],
+            list(params["mesh"].devices.flat),
+            spare,
+        )
 
     mesh = mesh_of("unused")
     needed = set(mesh.devices.flat)
