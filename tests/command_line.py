@@ -9,8 +9,12 @@ import sys
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Users choose their devices, and their programs broadcast.
-SETTINGS = ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_NUMPY_RANK_PROMOTION")
+# Users choose their devices, and their programs broadcast and promote, as the libraries
+# do that they use.
+SETTINGS = (
+    *("XLA_FLAGS", "JAX_PLATFORMS"),
+    *("JAX_NUMPY_RANK_PROMOTION", "JAX_NUMPY_DTYPE_PROMOTION"),
+)
 
 
 def python(*arguments, cwd=ROOT, **environment):

@@ -202,7 +202,11 @@ def plain(x, y):
 
 
 def loss(fun):
-    return lambda x, y: (jnp.cos(fun(x, y)) * jnp.arange(4.0)).sum()
+    def weighted(x, y):
+        result = fun(x, y)
+        return (jnp.cos(result) * jnp.broadcast_to(jnp.arange(4.0), result.shape)).sum()
+
+    return weighted
 
 
 TRANSFORMATIONS = {

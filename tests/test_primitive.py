@@ -196,7 +196,7 @@ def test_vmapped_random_keys():
 
 def test_integers_have_float0_gradients():
     def build(map_):
-        mapped = map_(lambda x, n: (x * n, n + 1), in_axes=(0, 0))
+        mapped = map_(lambda x, n: (x * n.astype(x.dtype), n + 1), in_axes=(0, 0))
         return jax.grad(lambda x, n: mapped(x, n)[0].sum(), (0, 1), allow_int=True)
 
     same_under_vmap(build, X, np.arange(12).reshape(4, 3))
@@ -206,7 +206,8 @@ def test_integers_have_float0_gradients():
 def test_float0_tangents(spmap):
     n = np.arange(4)
     tangents = X, np.zeros(4, jax.dtypes.float0)
-    values, (tangent, none) = jax.jvp(spmap(lambda x, n: (x * n, n)), (X, n), tangents)
+    fun = spmap(lambda x, n: (x * n.astype(x.dtype), n))
+    values, (tangent, none) = jax.jvp(fun, (X, n), tangents)
     assert_same(values, (jnp.asarray(X * n[:, None]), jnp.asarray(n)))
     assert_same(tangent, jnp.asarray(X * n[:, None]))
     assert none.dtype == jax.dtypes.float0

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from command_line import SETTINGS
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 200
@@ -20,7 +21,8 @@ def start(folder, steps=STEPS):
             *("--devices-per-process", "1", str(ROOT / "examples" / "resume.py")),
             *("--folder", str(folder), "--steps", str(steps)),
         ],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env={k: v for k, v in os.environ.items() if k not in SETTINGS}
+        | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -82,7 +82,7 @@ def test_every_executor_knows_64_bit_numbers(executor):
         i = np.array([2, 2**40, 5], np.int64)
 
         def fun(x, i):
-            return x.sum(0), x * i[1], i + 1
+            return x.sum(0), x * i[1].astype(x.dtype), i + 1
 
         made = plan(fun, x, i, in_slices=({0: 3}, None))
         assert_same(made.run(x, i, executor=executor), jax.jit(fun)(x, i), 1e-14)
