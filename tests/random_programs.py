@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
 
-TAPS_IN_CONDITIONS = False
-"""Whether loops whose length differs between elements tap in their conditions."""
+TAPS_OF_SOME_ELEMENTS = False
+"""Whether branches and loops that elements take on their own tap."""
 
 LOCAL = ["sine", "weight", "shift", "random", "tap"]
 REDUCTIONS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
@@ -31,32 +30,6 @@ COLLECTIVES = [
     *REDUCTIONS, "mean", "gather", "scatter", "exchange", "permute", "shuffle",
     "broadcast", "index",
 ]  # fmt: skip
-NUMBERS = st.integers(0, 10_000)
-
-
-def _blocks(steps: Any) -> Any:
-    return st.lists(steps, min_size=1, max_size=2)
-
-
-def _inside(kinds: list[str], steps: Any) -> Any:
-    return st.tuples(st.sampled_from(kinds), NUMBERS, _blocks(steps))
-
-
-_LOCAL = st.tuples(st.sampled_from(LOCAL), NUMBERS)
-_COLLECTIVE = st.tuples(st.sampled_from(COLLECTIVES), NUMBERS)
-_LOCAL_INSIDE = _inside(["branch", "while", "scan", "jit", "checkpoint"], _LOCAL)
-_FIRST = st.one_of(_COLLECTIVE, _COLLECTIVE, _LOCAL, _LOCAL_INSIDE)
-_SECOND = st.one_of(
-    _COLLECTIVE,
-    _LOCAL_INSIDE,
-    _inside(["scan", "cond", "rounds", "jit", "checkpoint", "vmap", "map"], _FIRST),
-)
-PROGRAMS = _blocks(
-    st.one_of(
-        _COLLECTIVE,
-        _inside(["scan", "cond", "rounds", "jit", "checkpoint", "map"], _SECOND),
-    )
-)
 
 
 class State(NamedTuple):
@@ -163,6 +136,9 @@ class Machine:
             return self.collective(kind, number, state, scope)
         if inside is None:
             return self.local(kind, number, state, scope)
+
+        if kind in ("branch", "while") and not TAPS_OF_SOME_ELEMENTS:
+            scope = scope._replace(taps=False)
 
         def body(state: State, scope: Scope = scope) -> State:
             return self.run(inside, state, scope)
@@ -342,20 +318,19 @@ class OnDevices(Machine):
         rounds = number % 3
         if self.differentiable:
             return lax.fori_loop(0, rounds, lambda _, state: body(state), state)
-        return self.loop(number, body, state, scope, jnp.int32(rounds), True)
+        return self.loop(number, body, state, scope, jnp.int32(rounds))
 
     def while_(self, number: int, body: Any, state: State, scope: Scope) -> State:
         if self.differentiable:
             return body(state)
         rounds = lax.rem(state.n + number, jnp.int32(4))
-        return self.loop(number, body, state, scope, rounds, TAPS_IN_CONDITIONS)
+        return self.loop(number, body, state, scope, rounds)
 
     def loop(
-        self, number: int, body: Any, state: State, scope: Scope, rounds: Any, taps: Any
+        self, number: int, body: Any, state: State, scope: Scope, rounds: Any
     ) -> State:
         def more(carry: Any) -> Any:
-            if taps:
-                self.tap(number, carry[0], scope)
+            self.tap(number, carry[0], scope)
             return carry[0] < rounds
 
         def once(carry: Any) -> Any:
@@ -494,14 +469,13 @@ class ByLoops(Machine):
 
     def rounds(self, number: int, body: Any, state: State, scope: Scope) -> State:
         rounds = jnp.int32(number % 3)
-        taps = not self.differentiable
-        return self.loop(number, body, state, scope, rounds, 2, taps)
+        return self.loop(number, body, state, scope, rounds, 2)
 
     def while_(self, number: int, body: Any, state: State, scope: Scope) -> State:
         if self.differentiable:
             return body(state)
         rounds = lax.rem(state.n + number, jnp.int32(4))
-        return self.loop(number, body, state, scope, rounds, 3, TAPS_IN_CONDITIONS)
+        return self.loop(number, body, state, scope, rounds, 3)
 
     def loop(
         self,
@@ -511,12 +485,10 @@ class ByLoops(Machine):
         scope: Scope,
         rounds: Any,
         most: int,
-        taps: bool,
     ) -> State:
         for k in range(most + 1):
-            if taps:
-                asked = scope._replace(alive=scope.alive & (k <= rounds))
-                self.tap(number, jnp.int32(k), asked)
+            asked = scope._replace(alive=scope.alive & (k <= rounds))
+            self.tap(number, jnp.int32(k), asked)
             if k < most:
                 goes_on = k < rounds
                 new = body(state, scope._replace(alive=scope.alive & goes_on))

@@ -5,6 +5,7 @@
 
 import collections
 import threading
+from typing import Any
 
 import hypothesis
 import jax
@@ -18,11 +19,39 @@ import shardmap as sm
 from tests.map_programs import LOWERINGS, assert_same, spread
 from tests.random_programs import (
     AXIS_NAMES,
-    PROGRAMS,
+    COLLECTIVES,
+    LOCAL,
     ByLoops,
     OnDevices,
     Scope,
     State,
+)
+
+NUMBERS = st.integers(0, 10_000)
+
+
+def _blocks(steps: Any) -> Any:
+    return st.lists(steps, min_size=1, max_size=2)
+
+
+def _inside(kinds: list[str], steps: Any) -> Any:
+    return st.tuples(st.sampled_from(kinds), NUMBERS, _blocks(steps))
+
+
+_LOCAL = st.tuples(st.sampled_from(LOCAL), NUMBERS)
+_COLLECTIVE = st.tuples(st.sampled_from(COLLECTIVES), NUMBERS)
+_LOCAL_INSIDE = _inside(["branch", "while", "scan", "jit", "checkpoint"], _LOCAL)
+_FIRST = st.one_of(_COLLECTIVE, _COLLECTIVE, _LOCAL, _LOCAL_INSIDE)
+_SECOND = st.one_of(
+    _COLLECTIVE,
+    _LOCAL_INSIDE,
+    _inside(["scan", "cond", "rounds", "jit", "checkpoint", "vmap", "map"], _FIRST),
+)
+PROGRAMS = _blocks(
+    st.one_of(
+        _COLLECTIVE,
+        _inside(["scan", "cond", "rounds", "jit", "checkpoint", "map"], _SECOND),
+    )
 )
 
 IS_DEEP = not settings.default.derandomize
