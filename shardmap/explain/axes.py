@@ -204,7 +204,7 @@ class _Walk:
         steps = -(-block // width)
         # mesh_map makes one map for each mesh axis, all of a function of this name.
         is_block = params["name"] == "block" and (
-            params["mesh_axes"] == (params["axis_name"],)
+            params["mesh_axes"] in ((params["axis_name"],), ())
         )
         if is_block:
             change = (

@@ -15,6 +15,7 @@ from shardmap.map.checks import check_copies_agree
 from shardmap.map.names import UNNAMED
 from shardmap.map.program import FunctionMap
 from shardmap.map.stages import Lowered, lower, trace
+from shardmap.sharding.mesh import auto_mesh
 
 with jax.core.eval_context():
     TOP_LEVEL = jex_core.find_top_trace(())
@@ -178,7 +179,8 @@ def spmap(
         arrays are gone after the call, also when passed by keyword. Default: none.
       mesh: a mesh to lay the axis on, instead of ``devices`` or ``backend``. Maps
         inside each other that name different axes of one mesh are one program.
-      mesh_axes: the mesh axes for the elements, a name or several, major to minor.
+      mesh_axes: the mesh axes for the elements, a name or several, major to minor. With
+        ``()`` every device has all elements, as one vectorised operation.
       batch_size: how many elements a device works on at once, where it has more than
         one; it loops over the rest, as `jax.lax.map` does. Default: all at once.
       lowering: ``"manual"``: one program per device, with explicit collectives between
@@ -254,7 +256,7 @@ def spmap(
         backend=backend,
         axis_size=axis_size,
         donate_argnums=donated,
-        mesh=mesh,
+        mesh=None if mesh is None else auto_mesh(mesh),
         mesh_axes=arguments.mesh_axes(mesh, mesh_axes, devices, backend),
         batch_size=arguments.batch_size(batch_size),
         lowering=arguments.lowering(lowering, batch_size),

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import placement
 from shardmap.map.blocks import block_function
@@ -100,16 +100,24 @@ def partitioned(**params: Any) -> Callable[..., list[Any]]:
 
     def run(*operands: Any) -> list[Any]:
         results = block(
-            *map(
-                jax.lax.with_sharding_constraint,
-                pad(operands, in_axes, axis.padding),
-                operand_shardings,
-            )
+            *map(_cut, pad(operands, in_axes, axis.padding), operand_shardings)
         )
-        constrained = map(jax.lax.with_sharding_constraint, results, result_shardings)
+        constrained = map(_cut, results, result_shardings)
         return unpad(list(constrained), out_axes, axis)
 
     return run
+
+
+def _cut(array: Any, sharding: NamedSharding) -> Any:
+    """The array cut as a map wants it; other dimensions are left to the partitioner.
+
+    It might be an element of a map around, which has them cut already.
+    """
+    entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
+    loose = [PartitionSpec.UNCONSTRAINED if e is None else e for e in entries]
+    return jax.lax.with_sharding_constraint(
+        array, NamedSharding(sharding.mesh, PartitionSpec(*loose))
+    )
 
 
 def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list[Any]:
@@ -163,7 +171,7 @@ def per_device(
     platform = mesh.devices.flat[0].platform
     if platform == "cpu" and len(mesh.axis_names) > 1:
         jaxpr = widen(jaxpr, SUMMING)
-    if axis.devices == 1 < mesh.size:
+    if not mesh_axes or axis.devices == 1 < mesh.size:
         # The partitioner refuses collectives along one device where others are.
         axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)

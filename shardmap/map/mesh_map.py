@@ -1,8 +1,9 @@
 """`mesh_map`: a function of blocks, one for each device of a mesh.
 
-Each mesh axis that cuts something is one map over blocks. An array is reshaped so that
-a dimension cut along mesh axes becomes the axes and, behind them, the block; then the
-axes are mapped, one inside the other, all on the one mesh.
+Each mesh axis is one map over blocks. An array is reshaped so that a dimension cut
+along mesh axes becomes the axes and, behind them, the block; then the axes are mapped,
+one inside the other, all on the one mesh. Along an axis that cuts nothing, nothing is
+mapped, but collectives know its name.
 """
 
 import functools
@@ -20,6 +21,7 @@ from shardmap.map.api import TOP_LEVEL, explanation, spmap
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
+from shardmap.sharding.mesh import auto_mesh
 from shardmap.sharding.spec import ShardingSpec
 
 Axes = dict[str, int]
@@ -60,8 +62,22 @@ def _dimensions(axes: Axes, ndim: int) -> list[tuple[str, ...]]:
     ]
 
 
+def _is_free(name: str) -> bool:
+    """Whether a mesh axis that no array names is the map's own to bind.
+
+    It is not where collectives mean the map or the `jax.shard_map` around that walks
+    the axis, and calls it so.
+    """
+    walked = tracing.is_bound(tracing.Walks(name)) or (
+        name in jax.sharding.get_abstract_mesh().manual_axes
+    )
+    return not (walked and tracing.is_bound(name))
+
+
 def _to_blocks(array: Any, axes: Axes, mesh: Mesh, levels: Sequence[str]) -> Any:
     """The array with the mesh axes that cut it in front, in the order of ``levels``."""
+    if not axes:
+        return array
     shape: list[int] = []
     where: dict[str, int] = {}
     for size, names in zip(array.shape, _dimensions(axes, array.ndim), strict=True):
@@ -75,6 +91,8 @@ def _to_blocks(array: Any, axes: Axes, mesh: Mesh, levels: Sequence[str]) -> Any
 
 def _from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
     """What `_to_blocks` did, undone."""
+    if not axes:
+        return array
     front = [name for name in levels if name in axes]
     dimensions = _dimensions(axes, array.ndim - len(front))
     where: dict[str, int] = {}
@@ -309,9 +327,10 @@ class _BlockMap:
                     f"shape {shape.shape} does not have."
                 )
         used = {name for axes in [*in_axes, *out_axes] for name in axes}
-        levels = [name for name in mesh.axis_names if name in used]
+        levels = [name for name in mesh.axis_names if name in used or _is_free(name)]
         mapped = block
         for name in reversed(levels):
+            walked = name in used or not tracing.is_bound(tracing.Walks(name))
             mapped = spmap(
                 mapped,
                 name,
@@ -319,7 +338,7 @@ class _BlockMap:
                 out_axes=[0 if name in axes else None for axes in out_axes],
                 axis_size=mesh.shape[name],
                 mesh=mesh,
-                mesh_axes=name,
+                mesh_axes=name if walked else (),
                 lowering=lowering,
             )
         results = mapped(
@@ -419,7 +438,7 @@ def mesh_map(
     return MeshMappedFunction(
         fun,
         _Options(
-            mesh,
+            auto_mesh(mesh),
             in_axes,
             out_axes,
             arguments.lowering(lowering, None),

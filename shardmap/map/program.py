@@ -125,6 +125,7 @@ class FunctionMap:
             list(map(remove_axis, avals, in_axes)),
             options.axis_name,
             axis_size,
+            self._facts(),
         )
         params = {
             "axis_name": options.axis_name,
@@ -327,6 +328,26 @@ class FunctionMap:
                 for tree in positional.children()
             )
         return map_jit(run, list(mesh.devices.flat), sends, **options)
+
+    def _facts(self) -> list[tracing.RunsOn | tracing.Walks]:
+        """What maps inside this one can ask; checks what it asks of those around."""
+        facts: list[tracing.RunsOn | tracing.Walks] = [
+            tracing.Walks(name) for name in self.options.mesh_axes or ()
+        ]
+        if not tracing.inside_map():
+            mesh = self.options.mesh
+            devices = self._devices() if mesh is None else mesh.devices.flat
+            return [*facts, tracing.RunsOn(tuple(devices))]
+        if self.options.devices is not None or self.options.backend is not None:
+            devices = self._devices()
+            if not tracing.is_bound(tracing.RunsOn(tuple(devices))):
+                raise ValueError(
+                    f"spmap of {self.name} names the devices "
+                    f"{[device.id for device in devices]}, but is inside another map "
+                    "that runs on others, or on these in another order. Nested maps "
+                    "are one program: leave devices and backend out of the inner one."
+                )
+        return facts
 
     def _place(self, axis_size: int, call_jaxpr: Any) -> dict[str, Any]:
         """The parameters of the equation that say on which devices it runs."""

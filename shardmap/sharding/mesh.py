@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from shardmap.sharding.entries import positive
 
@@ -47,6 +47,20 @@ def make_mesh(
             f"--xla_force_host_platform_device_count={needed} before JAX starts"
         )
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
+
+
+def auto_mesh(mesh: Mesh) -> Mesh:
+    """The same mesh with every axis left to the compiler, as `AxisType.Auto` says.
+
+    `jax.make_mesh` makes axes that are part of the types of arrays. Maps say themselves
+    how arrays lie.
+
+    >>> auto_mesh(jax.make_mesh((1,), ("data",))).axis_types
+    (Auto,)
+    """
+    if set(mesh.axis_types) <= {AxisType.Auto}:
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names)
 
 
 def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
