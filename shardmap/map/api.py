@@ -9,7 +9,7 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import Mesh, Sharding
 
-from shardmap.map import arguments, functions, tracing
+from shardmap.map import arguments, functions, pickling, tracing
 from shardmap.map.calls import Options
 from shardmap.map.checks import check_copies_agree
 from shardmap.map.names import UNNAMED
@@ -125,6 +125,9 @@ class MappedFunction:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A mapped function in a class is a method."""
         return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, self._fun, self._map.options)
 
     def __repr__(self) -> str:
         return f"<spmap of {self._map.name}>"

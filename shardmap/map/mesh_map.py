@@ -16,7 +16,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map import arguments, functions, pickling, placement, tracing
 from shardmap.map.api import TOP_LEVEL, explanation, spmap
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
@@ -122,6 +122,9 @@ class MeshMappedFunction:
             return self._map.bind(*self._map.read(args))
         return self._map.run(args)
 
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, self._fun, self._map.options)
+
     def lower(self, *args: Any) -> Lowered:
         """Lowers the map for these arguments, running nothing.
 
@@ -188,7 +191,7 @@ class _BlockMap:
     def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
         self.fun = functions.WeakFunction(fun)
         self._name = getattr(fun, "__name__", type(fun).__name__)
-        self._options = options
+        self.options = options
         self._programs: dict[Hashable, Any] = {}
         # Tried first for arguments of the same structure.
         self._recent: dict[Any, Any] = {}
@@ -214,10 +217,10 @@ class _BlockMap:
         leaves, in_tree = jax.tree.flatten(args)
         in_axes = list(
             arguments.broadcast_axes(
-                "in_axes", self._options.in_axes, args, "the arguments", _is_axes
+                "in_axes", self.options.in_axes, args, "the arguments", _is_axes
             )
         )
-        mesh = self._options.mesh
+        mesh = self.options.mesh
         problems = []
         for k, (leaf, axes) in enumerate(zip(leaves, in_axes, strict=True)):
             aval = arguments.leaf_aval(leaf)
@@ -259,7 +262,7 @@ class _BlockMap:
             out_shape = jax.eval_shape(lambda *leaves: bind(leaves), *structs)
             in_shardings = tuple(map(self.sharding, in_axes))
             out_shardings = tuple(map(self.sharding, self.out_axes(out_shape)))
-            mesh = self._options.mesh
+            mesh = self.options.mesh
 
             def call(*args: Any) -> Any:
                 leaves = jax.tree.leaves(args)
@@ -281,7 +284,7 @@ class _BlockMap:
                 out_shardings=jax.tree.unflatten(
                     jax.tree.structure(out_shape), out_shardings
                 ),
-                donate_argnums=self._options.donate_argnums,
+                donate_argnums=self.options.donate_argnums,
             )
             self._programs[key] = program, in_shardings, out_shardings
         return self._programs[key]
@@ -290,19 +293,19 @@ class _BlockMap:
         """How an array with these axes lies."""
         ndim = max(axes.values(), default=-1) + 1
         entries = [names or None for names in _dimensions(axes, ndim)]
-        return NamedSharding(self._options.mesh, PartitionSpec(*entries))
+        return NamedSharding(self.options.mesh, PartitionSpec(*entries))
 
     def out_axes(self, out: Any) -> list[Axes]:
         """The axes of each leaf of a result like ``out``."""
         return list(
             arguments.broadcast_axes(
-                "out_axes", self._options.out_axes, out, "the result", _is_axes
+                "out_axes", self.options.out_axes, out, "the result", _is_axes
             )
         )
 
     def bind(self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]) -> Any:
         """Reshapes, maps over one mesh axis inside the other, and reshapes back."""
-        mesh, lowering = self._options.mesh, self._options.lowering
+        mesh, lowering = self.options.mesh, self.options.lowering
         fun = self.fun()
 
         def block(*blocks: Any) -> list[Any]:
@@ -358,7 +361,7 @@ class _BlockMap:
     def _block_aval(self, leaf: Any, axes: Axes) -> jax.ShapeDtypeStruct:
         aval = arguments.leaf_aval(leaf)
         shape = [
-            size // math.prod(self._options.mesh.shape[name] for name in names)
+            size // math.prod(self.options.mesh.shape[name] for name in names)
             for size, names in zip(
                 aval.shape, _dimensions(axes, aval.ndim), strict=True
             )

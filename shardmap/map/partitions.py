@@ -14,7 +14,7 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import NamedSharding
 
-from shardmap.map import arguments, functions, placement, tracing
+from shardmap.map import arguments, functions, pickling, placement, tracing
 from shardmap.map.api import TOP_LEVEL
 from shardmap.map.constraints import (
     constrain,
@@ -243,6 +243,9 @@ class ShardedFunction:
         """A function of a class is a method."""
         return self if instance is None else types.MethodType(self, instance)
 
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, self._fun, self._programs.options)
+
     def __repr__(self) -> str:
         return f"<sharded_jit of {self._programs.name}>"
 
@@ -256,7 +259,7 @@ class _Programs:
     def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
         self.fun = functions.WeakFunction(fun)
         self.name = getattr(fun, "__name__", type(fun).__name__)
-        self._options = options
+        self.options = options
         self._programs: dict[Any, Any] = {}
 
     def run(self, args: Any, kwargs: Any) -> Any:
@@ -320,7 +323,7 @@ class _Programs:
 
     def _flatten(self, args: Any, kwargs: Any) -> tuple[list[int], list[Any], Any]:
         count = len(args)
-        static = {k + count if k < 0 else k for k in self._options.static_argnums}
+        static = {k + count if k < 0 else k for k in self.options.static_argnums}
         argnums = [k for k in range(count) if k not in static]
         leaves, tree = jax.tree.flatten((tuple(args[k] for k in argnums), kwargs))
         return argnums, leaves, tree
@@ -351,7 +354,7 @@ class _Programs:
         avals = self._avals(argnums, args, kwargs, leaves)
         names = self._names(argnums, args, kwargs)
         what = f"sharded_jit of {self.name}"
-        prefix = self._options.in_parts
+        prefix = self.options.in_parts
         if isinstance(prefix, tuple) and not is_leaf(prefix):
             if len(prefix) == len(args):
                 prefix = tuple(prefix[k] for k in argnums)
@@ -367,14 +370,14 @@ class _Programs:
         out_names = leaf_paths("result", out)
         out_avals = list(map(arguments.leaf_aval, jax.tree.leaves(out)))
         out_parts = broadcast_parts(
-            what, "out_parts", self._options.out_parts, out, "the result"
+            what, "out_parts", self.options.out_parts, out, "the result"
         )
         check_shapes(what, out_names, out_avals, out_parts)
 
         total = agreed_total(
             what,
             [
-                ("num_partitions", self._options.num_partitions),
+                ("num_partitions", self.options.num_partitions),
                 *counted("in_parts", names, in_parts),
                 *counted("out_parts", out_names, out_parts),
                 *(
@@ -395,7 +398,7 @@ class _Programs:
         )
 
     def _jitted(self) -> Any:
-        return jax.jit(self.fun(), static_argnums=self._options.static_argnums)
+        return jax.jit(self.fun(), static_argnums=self.options.static_argnums)
 
     def _bind(self, call: _Call, leaves: Sequence[Any]) -> list[Any]:
         """Runs the function, or adds it to what is being traced."""
