@@ -84,7 +84,7 @@ class MapPrimitive(jex_core.Primitive):
 
             [function] = subfuns
             return bind_function(self.bind, function, args, params)
-        params["layout"] = _layout(**params)
+        params["layout"] = layout_text(**params)
         params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
         return super().bind(*args, **params)
 
@@ -106,7 +106,7 @@ def mesh_jaxpr(mesh: Mesh | None) -> Any:
     return closed.jaxpr
 
 
-def _layout(
+def layout_text(
     *,
     axis_name: Hashable,
     axis_size: int,

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
 from shardmap.map.collectives import batchable, uses_axis
+from shardmap.map.mesh_batches import batch_along_mesh
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.rewriting import merge_sums
 from shardmap.map.tracing import (
@@ -345,6 +346,14 @@ def _batching_rule(
     out_axes: tuple[int | None, ...],
     **params: Any,
 ) -> tuple[list[Any], list[int | None]]:
+    if axis_data.spmd_name is not None and params["mesh"] is not None:
+        return batch_along_mesh(
+            axis_data,
+            args,
+            dims,
+            params
+            | {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes},
+        )
     # Operands keep their layout: the mapped axis and the batch axis are counted in
     # the array that has both.
     map_axes: list[int | None] = []
