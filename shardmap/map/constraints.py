@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -219,7 +220,7 @@ constrain_p = jex_core.Primitive("partitions")
 
 def _implementation(x: Any, *, parts: Parts, mesh: Mesh | None, **_: Any) -> Any:
     if mesh is None:
-        return x
+        return jnp.asarray(x)
     wanted = tuple(count or 1 for count in parts)
     (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
     return placed

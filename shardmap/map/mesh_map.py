@@ -309,7 +309,9 @@ class _BlockMap:
         fun = self.fun()
 
         def block(*blocks: Any) -> list[Any]:
-            return jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
+            results = jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
+            # On a mesh without axes there is no map to make arrays of numbers.
+            return results if levels else list(map(jnp.asarray, results))
 
         def whole(*blocks: Any) -> Any:
             return fun(*jax.tree.unflatten(in_tree, blocks))
