@@ -9,7 +9,7 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import Mesh, Sharding
 
-from shardmap.map import arguments, functions, pickling, tracing
+from shardmap.map import arguments, contexts, functions, pickling, tracing
 from shardmap.map.calls import Options
 from shardmap.map.checks import check_copies_agree
 from shardmap.map.names import UNNAMED
@@ -61,6 +61,8 @@ class MappedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(args, kwargs)
+        if contexts.has_mesh():
+            return self._map.under_mesh(self._run, args, kwargs)
         if not kwargs:
             program, probe, must_lie = self._recent.get(len(args), (None, None, ()))
             if (

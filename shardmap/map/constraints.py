@@ -5,6 +5,7 @@ pieces each dimension is cut: the outermost map makes mesh axes for partitions, 
 those for its elements, which no map walks and which are left to the partitioner.
 """
 
+import functools
 import itertools
 import math
 import operator
@@ -18,8 +19,9 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import placement, tracing
+from shardmap.map import contexts, placement, tracing
 from shardmap.map.primitive import mesh_jaxpr
+from shardmap.sharding.mesh import auto_mesh
 
 Parts = tuple[int | None, ...]
 """A count for each dimension; None: the partitioner may cut it as it likes."""
@@ -207,8 +209,23 @@ def constrain(
     mesh = None
     inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
     if total is not None and not inside:
-        mesh = partition_mesh(parts, total, what or "with_sharding_constraint")
-    return _bind(x, parts=parts, total=total, mesh=mesh)
+        what = what or "with_sharding_constraint"
+        mesh = partition_mesh(parts, total, what)
+        if isinstance(x, jax.core.Tracer):
+            _check_devices(mesh, what)
+    return _bind(contexts.untyped(x), parts=parts, total=total, mesh=mesh)
+
+
+def _check_devices(mesh: Mesh, what: str) -> None:
+    """Refuses other devices than those of the program, if `jax.set_mesh` says them."""
+    wanted = list(mesh.devices.flat)
+    if contexts.has_mesh() and (there := contexts.mesh_devices()) != wanted:
+        raise ValueError(
+            f"{what} runs on the devices {[device.id for device in wanted]}, but the "
+            "program that it is a part of runs on those of jax.set_mesh, "
+            f"{[device.id for device in there]}. Ask for as many parts, or set a mesh "
+            "of as many devices."
+        )
 
 
 def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
@@ -218,12 +235,21 @@ def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
 constrain_p = jex_core.Primitive("partitions")
 
 
-def _implementation(x: Any, *, parts: Parts, mesh: Mesh | None, **_: Any) -> Any:
+def _implementation(x: Any, *, parts: Parts, mesh: Mesh | None, **params: Any) -> Any:
     if mesh is None:
         return jnp.asarray(x)
+    if contexts.has_mesh() and list(mesh.devices.flat) == contexts.mesh_devices():
+        (x,) = contexts.place([x])
+        return _program_under_mesh(parts=parts, mesh=mesh, **params)(x)
     wanted = tuple(count or 1 for count in parts)
     (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
     return placed
+
+
+@functools.lru_cache(maxsize=1024)
+def _program_under_mesh(**params: Any) -> Any:
+    """The constraint under `jax.set_mesh`, where results lie on that mesh."""
+    return jax.jit(lambda x: constrain_p.bind(contexts.untyped(x), **params))
 
 
 def _transpose(cotangent: Any, _: Any, **params: Any) -> list[Any]:
@@ -242,7 +268,7 @@ def _lowering(
     ctx: Any, x: Any, *, parts: Parts, total: int | None, mesh: Any, **_: Any
 ) -> Any:
     if mesh is None:
-        mesh = jax.sharding.get_abstract_mesh()
+        mesh = auto_mesh(jax.sharding.get_abstract_mesh())
     if mesh.empty:
         if total is not None:
             return [x]  # A map that runs on one device.
@@ -252,7 +278,9 @@ def _lowering(
     run = mlir.lower_fun(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
     )
-    return run(ctx, x)
+    # On a mesh with Explicit axes a constraint would be a check of types.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return run(ctx, x)
 
 
 constrain_p.def_abstract_eval(lambda x, **_: x)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import placement
+from shardmap.map import contexts, placement
 from shardmap.map.blocks import block_function
 from shardmap.map.collectives import (
     RULES,
@@ -36,6 +36,8 @@ from shardmap.map.tracing import config_value
 def _implementation(*args: Any, **params: Any) -> list[Any]:
     if config_value("jax_disable_jit") or config_value("jax_debug_nans"):
         return on_one_device(**params)(*args)
+    if params["mesh"] is not None and contexts.has_mesh():
+        return _program_under_mesh(**params)(*contexts.place(args))
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
 
@@ -56,6 +58,14 @@ def _program(**params: Any) -> tuple[Any, tuple[Any, ...] | None]:
         out_shardings=list(results),
     )
     return jitted, operands
+
+
+@functools.lru_cache(maxsize=4096)
+def _program_under_mesh(**params: Any) -> Any:
+    """The same under `jax.set_mesh`, where results lie on that mesh."""
+    run = functools.partial(spmap_p.bind, **params)
+    devices = list(params["mesh"].devices.flat)
+    return map_jit(lambda *args: run(*map(contexts.untyped, args)), devices, True)
 
 
 def communicates(params: dict[str, Any]) -> bool:

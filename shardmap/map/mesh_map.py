@@ -16,7 +16,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import arguments, functions, pickling, placement, tracing
+from shardmap.map import arguments, contexts, functions, pickling, placement, tracing
 from shardmap.map.api import TOP_LEVEL, explanation, spmap
 from shardmap.map.running import map_jit
 from shardmap.map.stages import Lowered
@@ -74,10 +74,30 @@ def _is_free(name: str) -> bool:
     return not (walked and tracing.is_bound(name))
 
 
-def _to_blocks(array: Any, axes: Axes, mesh: Mesh, levels: Sequence[str]) -> Any:
-    """The array with the mesh axes that cut it in front, in the order of ``levels``."""
+def _reshaped(fun: Callable[..., Any], array: Any, axes: Axes, *rest: Any) -> Any:
+    """``fun(array, axes, *rest)``, also for what has a sharding in its type.
+
+    Of an array with values only `jax.jit` makes one without.
+    """
     if not axes:
         return array
+    if not contexts.is_typed(jax.typeof(array)):
+        return fun(array, axes, *rest)
+    return _reshaped_in_jit(fun, array, tuple(axes.items()), rest)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _reshaped_in_jit(
+    fun: Callable[..., Any],
+    array: Any,
+    axes: Sequence[tuple[str, int]],
+    rest: Sequence[Any],
+) -> Any:
+    return fun(contexts.untyped(array), dict(axes), *rest)
+
+
+def _to_blocks(array: Any, axes: Axes, levels: Sequence[str], mesh: Mesh) -> Any:
+    """The array with the mesh axes that cut it in front, in the order of ``levels``."""
     shape: list[int] = []
     where: dict[str, int] = {}
     for size, names in zip(array.shape, _dimensions(axes, array.ndim), strict=True):
@@ -91,8 +111,6 @@ def _to_blocks(array: Any, axes: Axes, mesh: Mesh, levels: Sequence[str]) -> Any
 
 def _from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
     """What `_to_blocks` did, undone."""
-    if not axes:
-        return array
     front = [name for name in levels if name in axes]
     dimensions = _dimensions(axes, array.ndim - len(front))
     where: dict[str, int] = {}
@@ -120,6 +138,8 @@ class MeshMappedFunction:
     def __call__(self, *args: Any) -> Any:
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(*self._map.read(args))
+        if contexts.has_mesh():
+            return self._map.under_mesh(args)
         return self._map.run(args)
 
     def __reduce__(self) -> Any:
@@ -211,6 +231,27 @@ class _BlockMap:
         if all(a is b for a, b in zip(leaves, placed, strict=True)):
             self._recent[in_tree] = program
         return result
+
+    def under_mesh(self, args: Any) -> Any:
+        """Runs the map under `jax.set_mesh`, or alone if it has other devices."""
+        if list(self.options.mesh.devices.flat) != contexts.mesh_devices():
+            with jax.set_mesh(contexts.NO_MESH):
+                return self.run(args)
+        leaves, tree = jax.tree.flatten(args)
+        return self._under_mesh(*jax.tree.unflatten(tree, contexts.place(leaves)))
+
+    @functools.cached_property
+    def _under_mesh(self) -> Any:
+        def run(*args: Any) -> Any:
+            return self.bind(*self.read(args))
+
+        run.__name__ = run.__qualname__ = self._name
+        return map_jit(
+            run,
+            list(self.options.mesh.devices.flat),
+            communicates=True,
+            donate_argnums=self.options.donate_argnums,
+        )
 
     def read(self, args: Any) -> tuple[list[Any], Any, list[Axes]]:
         """Checks the arguments of a call: their leaves, structure and axes."""
@@ -332,7 +373,9 @@ class _BlockMap:
                     f"shape {shape.shape} does not have."
                 )
         used = {name for axes in [*in_axes, *out_axes] for name in axes}
-        levels = [name for name in mesh.axis_names if name in used or _is_free(name)]
+        levels = tuple(
+            name for name in mesh.axis_names if name in used or _is_free(name)
+        )
         mapped = block
         for name in reversed(levels):
             walked = name in used or not tracing.is_bound(tracing.Walks(name))
@@ -348,14 +391,14 @@ class _BlockMap:
             )
         results = mapped(
             *(
-                _to_blocks(leaf, axes, mesh, levels)
+                _reshaped(_to_blocks, leaf, axes, levels, mesh)
                 for leaf, axes in zip(leaves, in_axes, strict=True)
             )
         )
         return jax.tree.unflatten(
             jax.tree.structure(out_shape),
             [
-                _from_blocks(result, axes, levels)
+                _reshaped(_from_blocks, result, axes, levels)
                 for result, axes in zip(results, out_axes, strict=True)
             ],
         )

@@ -14,7 +14,7 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import NamedSharding
 
-from shardmap.map import arguments, functions, pickling, placement, tracing
+from shardmap.map import arguments, contexts, functions, pickling, placement, tracing
 from shardmap.map.api import TOP_LEVEL
 from shardmap.map.constraints import (
     constrain,
@@ -200,7 +200,12 @@ class ShardedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
+            if contexts.has_mesh():
+                # Values of an eager gradient have types, which those inside have not.
+                return self._programs.as_one(args, kwargs)
             return self._programs.bind(args, kwargs)
+        if contexts.has_mesh():
+            return self._programs.under_mesh(args, kwargs)
         return self._programs.run(args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -279,6 +284,44 @@ class _Programs:
             )
         results = program(*placement.place(leaves, shardings))
         return jax.tree.unflatten(out_tree, results)
+
+    def under_mesh(self, args: Any, kwargs: Any) -> Any:
+        """Runs the function under `jax.set_mesh`, or alone if it has other devices."""
+        with jax.set_mesh(contexts.NO_MESH):
+            devices = self._read(args, kwargs).alone().devices
+        if devices != contexts.mesh_devices():
+            with jax.set_mesh(contexts.NO_MESH):
+                return self.run(args, kwargs)
+        argnums, leaves, in_tree = self._flatten(args, kwargs)
+        given, kwargs = jax.tree.unflatten(in_tree, contexts.place(leaves))
+        laid_out = dict(zip(argnums, given, strict=True))
+        args = [laid_out.get(k, arg) for k, arg in enumerate(args)]
+        return self._under_mesh(*args, **kwargs)
+
+    def as_one(self, args: Any, kwargs: Any) -> Any:
+        """Adds the function to what is being traced, as a `jax.jit`."""
+        return self._part(*args, **kwargs)
+
+    @functools.cached_property
+    def _under_mesh(self) -> Any:
+        return map_jit(
+            self._bound,
+            contexts.mesh_devices(),
+            communicates=True,
+            static_argnums=self.options.static_argnums,
+        )
+
+    @functools.cached_property
+    def _part(self) -> Any:
+        return jax.jit(self._bound, static_argnums=self.options.static_argnums)
+
+    @functools.cached_property
+    def _bound(self) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.bind(args, kwargs)
+
+        run.__name__ = run.__qualname__ = self.name
+        return run
 
     def _program(self, call: _Call) -> tuple[Any, list[NamedSharding], Any]:
         """What runs calls like this one, how arguments must lie, the result's tree."""

@@ -12,10 +12,17 @@ from typing import Any
 
 import jax
 from absl import logging
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
-from shardmap.map import arguments, functions, placement, processes, tracing
+from shardmap.map import (
+    arguments,
+    contexts,
+    functions,
+    placement,
+    processes,
+    tracing,
+)
 from shardmap.map.across import AcrossProcesses, are_rows, check_elements
 from shardmap.map.calls import Call, Element, Options, Prepared, as_arrays, probe_of
 from shardmap.map.constraints import is_partition_axis
@@ -120,13 +127,24 @@ class FunctionMap:
         if tracing.config_value("jax_disable_jit"):
             # The function is called every time then; JAX does not know this object.
             element = functools.partial(element)
-        body = tracing.trace_body(
-            element,
-            list(map(remove_axis, avals, in_axes)),
-            options.axis_name,
-            axis_size,
-            self._facts(),
-        )
+        around = jax.sharding.get_abstract_mesh()
+        try:
+            body = tracing.trace_body(
+                element,
+                list(map(remove_axis, avals, in_axes)),
+                options.axis_name,
+                axis_size,
+                self._facts(),
+                self._same_mesh(around),
+            )
+        except (RuntimeError, ValueError) as error:
+            if "PartitionSpec" in str(error) and not around.empty:
+                error.add_note(
+                    f"spmap of {self.name} does not run on the mesh of jax.set_mesh, "
+                    f"{dict(around.shape)}, whose axes a PartitionSpec would name: "
+                    "give it mesh= and mesh_axes= of that mesh."
+                )
+            raise
         params = {
             "axis_name": options.axis_name,
             "axis_size": axis_size,
@@ -152,8 +170,48 @@ class FunctionMap:
             self.agree(call)
         return self._bind(call)
 
+    def under_mesh(
+        self, alone: Callable[[Any, Any], Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
+        if self._other_devices():
+            with jax.set_mesh(contexts.NO_MESH):
+                return alone(args, kwargs)
+        static = self.options.static_argnums
+        argnums = [k for k in range(len(args)) if k not in static]
+        leaves, tree = jax.tree.flatten((tuple(args[k] for k in argnums), kwargs))
+        placed, kwargs = jax.tree.unflatten(tree, contexts.place(leaves))
+        laid_out = dict(zip(argnums, placed, strict=True))
+        args = [laid_out.get(k, arg) for k, arg in enumerate(args)]
+        results = self._under_mesh(*args, **kwargs)
+        return jax.tree.map(lambda x: contexts.place([x])[0], results)
+
+    @functools.cached_property
+    def _under_mesh(self) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.bind(args, kwargs)
+
+        run.__name__ = run.__qualname__ = self.name
+        return map_jit(
+            run,
+            contexts.mesh_devices(),
+            communicates=True,
+            static_argnums=self.options.static_argnums,
+            donate_argnums=self.options.donate_argnums,
+            donate_argnames=self._donate_argnames,
+        )
+
+    def _other_devices(self) -> list[jax.Device]:
+        """The devices that the map names, if they are not those of `jax.set_mesh`."""
+        mesh = self.options.mesh
+        devices = list(self._devices() if mesh is None else mesh.devices.flat)
+        return [] if devices == contexts.mesh_devices() else devices
+
     def _bind(self, call: Call) -> Any:
-        operands = [*call.body.constants, *as_arrays(call)]
+        operands = [
+            *call.body.constants,
+            *map(contexts.untyped, as_arrays(call)),
+        ]
         if call.is_rows:
             own_operands, own_results = call.rows()
             operands = [
@@ -192,7 +250,11 @@ class FunctionMap:
         return list(map(is_whole, self._leaves(args, kwargs)))
 
     def _devices(self) -> Sequence[jax.Device]:
-        return self.options.devices or processes.all_devices(self.options.backend)
+        if self.options.devices is not None:
+            return self.options.devices
+        if self.options.backend is None and contexts.has_mesh():
+            return contexts.mesh_devices()
+        return processes.all_devices(self.options.backend)
 
     def across(
         self, call: Call, program: Any, statics: dict[int, Any] | None = None
@@ -329,6 +391,13 @@ class FunctionMap:
             )
         return map_jit(run, list(mesh.devices.flat), sends, **options)
 
+    def _same_mesh(self, around: AbstractMesh) -> AbstractMesh | None:
+        """The mesh of the map, if it is that of `jax.set_mesh`."""
+        if self.options.mesh is None or around.empty:
+            return None
+        mesh = self.options.mesh.abstract_mesh
+        return mesh if mesh.shape_tuple == around.shape_tuple else None
+
     def _facts(self) -> list[tracing.RunsOn | tracing.Walks]:
         """What maps inside this one can ask; checks what it asks of those around."""
         facts: list[tracing.RunsOn | tracing.Walks] = [
@@ -355,11 +424,23 @@ class FunctionMap:
         nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
         if jax.sharding.get_abstract_mesh().manual_axes:
             return nowhere
+        if contexts.has_mesh() and (devices := self._other_devices()):
+            raise ValueError(
+                f"spmap of {self.name} names the devices "
+                f"{[device.id for device in devices]}, but the program that it is a "
+                "part of runs on those of jax.set_mesh, "
+                f"{[device.id for device in contexts.mesh_devices()]}. Leave out "
+                "devices, backend and mesh, or set a mesh of these devices."
+            )
         if mesh is not None:
+            if contexts.has_mesh():
+                contexts.check_mesh(f"spmap of {self.name}", mesh)
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
         if tracing.inside_map():
             return nowhere
         mesh = map_mesh(self.options.axis_name, axis_size, call_jaxpr, self._devices())
+        if contexts.has_mesh():
+            contexts.check_mesh(f"spmap of {self.name}", mesh)
         own, *inner = (n for n in mesh.axis_names if not is_partition_axis(n))
         return {"mesh": mesh, "mesh_axes": (own,), "inner_axes": tuple(inner)}
 

@@ -104,6 +104,7 @@ def trace_body(
     axis_name: Hashable,
     axis_size: int,
     facts: Sequence[RunsOn | Walks] = (),
+    mesh: AbstractMesh | None = None,
 ) -> Body:
     """Traces ``fun`` with the axis bound, its constants moved to the front.
 
@@ -115,10 +116,11 @@ def trace_body(
       avals: of its arguments.
       axis_name, axis_size: of the map.
       facts: what maps inside can ask about this one, with `is_bound`.
+      mesh: what ``fun`` sees as the mesh of `jax.set_mesh`; None: none.
     """
     # Where a map is lowered decides on which mesh its body is, and not where it is
     # traced: the values inside must not be typed with the mesh around.
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with jax.sharding.use_abstract_mesh(mesh or AbstractMesh((), ())):
         closed, out_shape = jax.make_jaxpr(
             fun, axis_env=_axis_env(axis_name, axis_size, facts), return_shape=True
         )(*map(shape_dtype_struct, avals))

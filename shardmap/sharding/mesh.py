@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.sharding.entries import positive
 
@@ -49,8 +50,11 @@ def make_mesh(
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
 
 
-def auto_mesh(mesh: Mesh) -> Mesh:
-    """The same mesh with every axis left to the compiler, as `AxisType.Auto` says.
+AnyMesh = TypeVar("AnyMesh", Mesh, AbstractMesh)
+
+
+def auto_mesh(mesh: AnyMesh) -> AnyMesh:
+    """The same mesh with Auto axes for those that are Explicit.
 
     `jax.make_mesh` makes axes that are part of the types of arrays. Maps say themselves
     how arrays lie.
@@ -58,9 +62,15 @@ def auto_mesh(mesh: Mesh) -> Mesh:
     >>> auto_mesh(jax.make_mesh((1,), ("data",))).axis_types
     (Auto,)
     """
-    if set(mesh.axis_types) <= {AxisType.Auto}:
+    if AxisType.Explicit not in mesh.axis_types:
         return mesh
-    return Mesh(mesh.devices, mesh.axis_names)
+    types = tuple(
+        AxisType.Auto if axis_type == AxisType.Explicit else axis_type
+        for axis_type in mesh.axis_types
+    )
+    if isinstance(mesh, AbstractMesh):
+        return mesh.update(axis_types=types)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
 
 
 def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
