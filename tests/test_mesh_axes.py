@@ -313,14 +313,14 @@ def test_names_and_shared_values_of_a_batch(lowering):
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_batches_of_batches_and_of_blocks(lowering):
-    cube = sm.make_mesh({"a": 2, "b": 2, "c": 2})
+    cube = sm.make_mesh({"c": 2, "b": 2, "a": 2})
     mapped = sm.spmap(double, mesh=cube, mesh_axes="a", lowering=lowering)
     twice = jax.vmap(jax.vmap(mapped, spmd_axis_name="b"), spmd_axis_name="c")
     x = X.reshape(2, 2, 2)
     np.testing.assert_array_equal(twice(x), 2 * x)
     assert twice(x).sharding.spec == P("c", "b", "a")
-    over_two = jax.vmap(mapped, spmd_axis_name=("b", "c"))(X.reshape(4, 2))
-    assert over_two.sharding.spec == P(("b", "c"), "a")
+    over_two = jax.vmap(mapped, spmd_axis_name=("c", "b"))(X.reshape(4, 2))
+    assert over_two.sharding.spec == P(("c", "b"), "a")
     for axes, other in (({"x": 0}, "y"), ({"y": 0}, "x")):
         blocks = sm.mesh_map(jnp.sin, MESH, axes, axes, lowering=lowering)
         along = jax.vmap(blocks, spmd_axis_name=other)

@@ -279,11 +279,12 @@ def _lowering(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
     )
     # On a mesh with Explicit axes a constraint would be a check of types.
+    avals = list(map(contexts.untyped_aval, ctx.avals_in))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return run(ctx, x)
+        return run(ctx.replace(avals_in=avals), x)
 
 
-constrain_p.def_abstract_eval(lambda x, **_: x)
+constrain_p.def_abstract_eval(lambda x, **_: contexts.untyped_aval(x))
 constrain_p.def_impl(_implementation)
 ad.deflinear2(constrain_p, _transpose)
 batching.primitive_batchers[constrain_p] = _batch

@@ -106,7 +106,8 @@ def untyped(array: Any) -> Any:
     return untyped_p.bind(array) if is_typed(jax.typeof(array)) else array
 
 
-def _abstract_eval(aval: Any) -> Any:
+def untyped_aval(aval: Any) -> jax.core.ShapedArray:
+    """The type without how the array lies."""
     return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
@@ -118,7 +119,7 @@ def _transpose(cotangent: Any, operand: Any) -> list[Any]:
 
 
 untyped_p = jex_core.Primitive("untyped")
-untyped_p.def_abstract_eval(_abstract_eval)
+untyped_p.def_abstract_eval(untyped_aval)
 untyped_p.def_impl(lambda x: x)
 ad.deflinear2(untyped_p, _transpose)
 batching.defvectorized(untyped_p)

@@ -378,10 +378,7 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         by_partitioner = params["lowering"] == "spmd" and not manual
         run = (partitioned if by_partitioner else per_device)(**params)
         # Operands may be typed with shardings over a mesh of the caller's.
-        avals = [
-            jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
-            for aval in ctx.avals_in
-        ]
+        avals = list(map(contexts.untyped_aval, ctx.avals_in))
         inner = ctx.replace(avals_in=avals, tokens_out=None)
         results = mlir.lower_fun(run)(inner, *args)
         ctx.set_tokens_out(inner.tokens_out)
