@@ -49,7 +49,10 @@ UNNAMED = {
     "summed over both": (lambda v: lax.psum(v.sum(), ("x", "y")), {}),
     "mean over the unnamed": (lambda v: lax.pmean(v**2, "y"), {"x": 0}),
     "its size": (lambda v: v * lax.axis_size("y") + lax.psum(1, "y"), {"x": 0}),
-    "its index": (lambda v: v * lax.axis_index("y"), {"x": 0, "y": 0}),
+    "its index": (
+        lambda v: v * lax.axis_index("y").astype(np.float32),
+        {"x": 0, "y": 0},
+    ),
     "its part": (own_part, {}),
     "sums only backward": (summed_backward, {"x": 0}),
     "nothing of it": (lambda v: jnp.sin(v) * v, {"x": 0}),
@@ -126,6 +129,35 @@ def test_an_axis_that_a_map_around_walks(axis_name, lowering):
     gradient = jax.grad(lambda v: (mapped(v) ** 2).sum())(x)
     numeric = 2 * 4 * np.tile(expected, (1, 2)) * np.cos(x)
     np.testing.assert_allclose(gradient, numeric, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_an_axis_that_a_map_inside_walks(lowering):
+    def inside(b):
+        inner = sm.spmap(lambda v: v / lax.psum(v, "j"), "j", mesh=MESH, mesh_axes="y")
+        return inner(b) * lax.psum(1, "x")
+
+    mapped = sm.mesh_map(inside, MESH, {"x": 0}, {"x": 0}, lowering=lowering)
+    x = X + 1
+    expected = 2 * (x.reshape(2, 4) / x.reshape(2, 4).sum(1, keepdims=True)).reshape(8)
+    np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
+    # One in which only a name is bound does not count.
+    nested = sm.mesh_map(
+        lambda b: (
+            sm.mesh_map(
+                lambda c: lax.psum(c, "y"), MESH, {"x": 0}, {"x": 0}, lowering=lowering
+            )(b[0])
+            + lax.psum(1.0, "y")
+        ),
+        MESH,
+        {"y": 0},
+        {"y": 0},
+        lowering=lowering,
+    )
+    rows = np.arange(16, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_allclose(
+        nested(rows), np.tile(rows.sum(0), 4).reshape(16) + 4, rtol=1e-6
+    )
 
 
 def test_explain_shows_all_axes():

@@ -11,7 +11,7 @@ they take arrays without such types.
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import array_likes, placement, tracing
+from shardmap.map.running import map_jit
 
 NO_MESH = Mesh(np.empty((), dtype=object), ())
 
@@ -66,6 +67,43 @@ def place(leaves: Sequence[Any]) -> list[Any]:
             for k in misplaced:
                 placed[k] = placement.move(leaves[k], everywhere)
     return placed
+
+
+class UnderMesh:
+    """A mapped function as a program under `jax.set_mesh`, which `jax.jit` makes."""
+
+    def __init__(
+        self,
+        name: str,
+        bind: Callable[[Sequence[Any], dict[str, Any]], Any],
+        static_argnums: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return bind(args, kwargs)
+
+        run.__name__ = run.__qualname__ = name
+        self.static_argnums = static_argnums
+        options["static_argnums"] = tuple(static_argnums)
+        self._part = jax.jit(run, **options)
+        self._program = map_jit(run, mesh_devices(), communicates=True, **options)
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs the program on arguments that lie anywhere."""
+        static = {k % len(args) for k in self.static_argnums if k < len(args)}
+        argnums = [k for k in range(len(args)) if k not in static]
+        leaves, tree = jax.tree.flatten(([args[k] for k in argnums], kwargs))
+        placed, kwargs = jax.tree.unflatten(tree, place(leaves))
+        laid_out = dict(zip(argnums, placed, strict=True))
+        results = self._program(
+            *(laid_out.get(k, arg) for k, arg in enumerate(args)), **kwargs
+        )
+        leaves, tree = jax.tree.flatten(results)
+        return jax.tree.unflatten(tree, place(leaves))
+
+    def as_part(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Adds the program to what is being traced."""
+        return self._part(*args, **kwargs)
 
 
 def check_mesh(name: str, mesh: Mesh) -> None:

@@ -18,14 +18,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import arguments, contexts, functions, pickling, placement, tracing
 from shardmap.map.api import TOP_LEVEL, explanation, spmap
+from shardmap.map.block_axes import (
+    Axes,
+    dimensions_of,
+    from_blocks,
+    is_axes,
+    reshaped,
+    to_blocks,
+)
 from shardmap.map.running import map_jit
+from shardmap.map.shard_maps import axes_walked_inside
 from shardmap.map.stages import Lowered
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.mesh import auto_mesh
 from shardmap.sharding.spec import ShardingSpec
-
-Axes = dict[str, int]
-"""Mesh axis names, each with the array dimension that it cuts."""
 
 
 class _Options(NamedTuple):
@@ -40,26 +46,11 @@ class _Options(NamedTuple):
         in_axes, out_axes = (
             (tuple(tuple(axes.items()) for axes in leaves), tree)
             for leaves, tree in (
-                jax.tree.flatten(axes, is_leaf=_is_axes)
+                jax.tree.flatten(axes, is_leaf=is_axes)
                 for axes in (self.in_axes, self.out_axes)
             )
         )
         return self._replace(in_axes=in_axes, out_axes=out_axes)
-
-
-def _is_axes(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(name, str) and type(dimension) is int
-        for name, dimension in value.items()
-    )
-
-
-def _dimensions(axes: Axes, ndim: int) -> list[tuple[str, ...]]:
-    """The mesh axes that cut each dimension, major to minor."""
-    return [
-        tuple(name for name, where in axes.items() if where == dimension)
-        for dimension in range(ndim)
-    ]
 
 
 def _is_free(name: str) -> bool:
@@ -72,56 +63,6 @@ def _is_free(name: str) -> bool:
         name in jax.sharding.get_abstract_mesh().manual_axes
     )
     return not (walked and tracing.is_bound(name))
-
-
-def _reshaped(fun: Callable[..., Any], array: Any, axes: Axes, *rest: Any) -> Any:
-    """``fun(array, axes, *rest)``, also for what has a sharding in its type.
-
-    Of an array with values only `jax.jit` makes one without.
-    """
-    if not axes:
-        return array
-    if not contexts.is_typed(jax.typeof(array)):
-        return fun(array, axes, *rest)
-    return _reshaped_in_jit(fun, array, tuple(axes.items()), rest)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _reshaped_in_jit(
-    fun: Callable[..., Any],
-    array: Any,
-    axes: Sequence[tuple[str, int]],
-    rest: Sequence[Any],
-) -> Any:
-    return fun(contexts.untyped(array), dict(axes), *rest)
-
-
-def _to_blocks(array: Any, axes: Axes, levels: Sequence[str], mesh: Mesh) -> Any:
-    """The array with the mesh axes that cut it in front, in the order of ``levels``."""
-    shape: list[int] = []
-    where: dict[str, int] = {}
-    for size, names in zip(array.shape, _dimensions(axes, array.ndim), strict=True):
-        for name in names:
-            where[name] = len(shape)
-            shape.append(mesh.shape[name])
-        shape.append(size // math.prod(mesh.shape[name] for name in names))
-    front = [where[name] for name in levels if name in where]
-    return jnp.moveaxis(array.reshape(shape), front, range(len(front)))
-
-
-def _from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
-    """What `_to_blocks` did, undone."""
-    front = [name for name in levels if name in axes]
-    dimensions = _dimensions(axes, array.ndim - len(front))
-    where: dict[str, int] = {}
-    position = 0
-    for names in dimensions:
-        for name in names:
-            where[name], position = position, position + 1
-        position += 1
-    array = jnp.moveaxis(array, range(len(front)), [where[name] for name in front])
-    sizes = iter(array.shape)
-    return array.reshape([math.prod(next(sizes) for _ in (*n, 0)) for n in dimensions])
 
 
 class MeshMappedFunction:
@@ -237,19 +178,13 @@ class _BlockMap:
         if list(self.options.mesh.devices.flat) != contexts.mesh_devices():
             with jax.set_mesh(contexts.NO_MESH):
                 return self.run(args)
-        leaves, tree = jax.tree.flatten(args)
-        return self._under_mesh(*jax.tree.unflatten(tree, contexts.place(leaves)))
+        return self._under_mesh(args, {})
 
     @functools.cached_property
-    def _under_mesh(self) -> Any:
-        def run(*args: Any) -> Any:
-            return self.bind(*self.read(args))
-
-        run.__name__ = run.__qualname__ = self._name
-        return map_jit(
-            run,
-            list(self.options.mesh.devices.flat),
-            communicates=True,
+    def _under_mesh(self) -> contexts.UnderMesh:
+        return contexts.UnderMesh(
+            self._name,
+            lambda args, _: self.bind(*self.read(args)),
             donate_argnums=self.options.donate_argnums,
         )
 
@@ -258,14 +193,14 @@ class _BlockMap:
         leaves, in_tree = jax.tree.flatten(args)
         in_axes = list(
             arguments.broadcast_axes(
-                "in_axes", self.options.in_axes, args, "the arguments", _is_axes
+                "in_axes", self.options.in_axes, args, "the arguments", is_axes
             )
         )
         mesh = self.options.mesh
         problems = []
         for k, (leaf, axes) in enumerate(zip(leaves, in_axes, strict=True)):
             aval = arguments.leaf_aval(leaf)
-            for dimension, names in enumerate(_dimensions(axes, aval.ndim)):
+            for dimension, names in enumerate(dimensions_of(axes, aval.ndim)):
                 pieces = math.prod(mesh.shape[name] for name in names)
                 if aval.shape[dimension] % pieces:
                     what = (
@@ -333,14 +268,14 @@ class _BlockMap:
     def sharding(self, axes: Axes) -> NamedSharding:
         """How an array with these axes lies."""
         ndim = max(axes.values(), default=-1) + 1
-        entries = [names or None for names in _dimensions(axes, ndim)]
+        entries = [names or None for names in dimensions_of(axes, ndim)]
         return NamedSharding(self.options.mesh, PartitionSpec(*entries))
 
     def out_axes(self, out: Any) -> list[Axes]:
         """The axes of each leaf of a result like ``out``."""
         return list(
             arguments.broadcast_axes(
-                "out_axes", self.options.out_axes, out, "the result", _is_axes
+                "out_axes", self.options.out_axes, out, "the result", is_axes
             )
         )
 
@@ -357,7 +292,7 @@ class _BlockMap:
         def whole(*blocks: Any) -> Any:
             return fun(*jax.tree.unflatten(in_tree, blocks))
 
-        _, out_shape = jax.make_jaxpr(
+        traced, out_shape = jax.make_jaxpr(
             whole, axis_env=list(mesh.shape.items()), return_shape=True
         )(
             *(
@@ -373,8 +308,11 @@ class _BlockMap:
                     f"shape {shape.shape} does not have."
                 )
         used = {name for axes in [*in_axes, *out_axes] for name in axes}
+        walked_inside = axes_walked_inside(traced)
         levels = tuple(
-            name for name in mesh.axis_names if name in used or _is_free(name)
+            name
+            for name in mesh.axis_names
+            if name in used or (name not in walked_inside and _is_free(name))
         )
         mapped = block
         for name in reversed(levels):
@@ -391,14 +329,14 @@ class _BlockMap:
             )
         results = mapped(
             *(
-                _reshaped(_to_blocks, leaf, axes, levels, mesh)
+                reshaped(to_blocks, leaf, axes, levels, mesh)
                 for leaf, axes in zip(leaves, in_axes, strict=True)
             )
         )
         return jax.tree.unflatten(
             jax.tree.structure(out_shape),
             [
-                _reshaped(_from_blocks, result, axes, levels)
+                reshaped(from_blocks, result, axes, levels)
                 for result, axes in zip(results, out_axes, strict=True)
             ],
         )
@@ -408,7 +346,7 @@ class _BlockMap:
         shape = [
             size // math.prod(self.options.mesh.shape[name] for name in names)
             for size, names in zip(
-                aval.shape, _dimensions(axes, aval.ndim), strict=True
+                aval.shape, dimensions_of(axes, aval.ndim), strict=True
             )
         ]
         return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
@@ -465,8 +403,8 @@ def mesh_map(
       (8, 3)
     """
     for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
-        for leaf in jax.tree.leaves(axes, is_leaf=_is_axes):
-            if not _is_axes(leaf):
+        for leaf in jax.tree.leaves(axes, is_leaf=is_axes):
+            if not is_axes(leaf):
                 raise TypeError(
                     f"mesh_map {name} must be dicts of mesh axis names and dimensions, "
                     f"or (nested) containers of them, but got {leaf!r} in {axes}."
@@ -525,7 +463,7 @@ def mesh_sharding_spec(
                     f"axes {axes} do not fit an array of rank {ndim} on a mesh with "
                     f"axes {tuple(axis_names)}: {name!r} cuts dimension {dimension}."
                 )
-        dimensions = _dimensions(axes, ndim)
+        dimensions = dimensions_of(axes, ndim)
         in_order = [name for names in dimensions for name in names]
         return ShardingSpec(
             [

@@ -202,7 +202,7 @@ class ShardedFunction:
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
             if contexts.has_mesh():
                 # Values of an eager gradient have types, which those inside have not.
-                return self._programs.as_one(args, kwargs)
+                return self._programs.program_under_mesh.as_part(args, kwargs)
             return self._programs.bind(args, kwargs)
         if contexts.has_mesh():
             return self._programs.under_mesh(args, kwargs)
@@ -292,36 +292,12 @@ class _Programs:
         if devices != contexts.mesh_devices():
             with jax.set_mesh(contexts.NO_MESH):
                 return self.run(args, kwargs)
-        argnums, leaves, in_tree = self._flatten(args, kwargs)
-        given, kwargs = jax.tree.unflatten(in_tree, contexts.place(leaves))
-        laid_out = dict(zip(argnums, given, strict=True))
-        args = [laid_out.get(k, arg) for k, arg in enumerate(args)]
-        return self._under_mesh(*args, **kwargs)
-
-    def as_one(self, args: Any, kwargs: Any) -> Any:
-        """Adds the function to what is being traced, as a `jax.jit`."""
-        return self._part(*args, **kwargs)
+        return self.program_under_mesh(args, kwargs)
 
     @functools.cached_property
-    def _under_mesh(self) -> Any:
-        return map_jit(
-            self._bound,
-            contexts.mesh_devices(),
-            communicates=True,
-            static_argnums=self.options.static_argnums,
-        )
-
-    @functools.cached_property
-    def _part(self) -> Any:
-        return jax.jit(self._bound, static_argnums=self.options.static_argnums)
-
-    @functools.cached_property
-    def _bound(self) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return self.bind(args, kwargs)
-
-        run.__name__ = run.__qualname__ = self.name
-        return run
+    def program_under_mesh(self) -> contexts.UnderMesh:
+        """What runs the function under `jax.set_mesh`."""
+        return contexts.UnderMesh(self.name, self.bind, self.options.static_argnums)
 
     def _program(self, call: _Call) -> tuple[Any, list[NamedSharding], Any]:
         """What runs calls like this one, how arguments must lie, the result's tree."""

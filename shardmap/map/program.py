@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from absl import logging
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
 from shardmap.map import (
@@ -21,6 +21,7 @@ from shardmap.map import (
     functions,
     placement,
     processes,
+    surroundings,
     tracing,
 )
 from shardmap.map.across import AcrossProcesses, are_rows, check_elements
@@ -134,16 +135,11 @@ class FunctionMap:
                 list(map(remove_axis, avals, in_axes)),
                 options.axis_name,
                 axis_size,
-                self._facts(),
-                self._same_mesh(around),
+                surroundings.facts(self.name, self.options),
+                surroundings.same_mesh(self.options, around),
             )
         except (RuntimeError, ValueError) as error:
-            if "PartitionSpec" in str(error) and not around.empty:
-                error.add_note(
-                    f"spmap of {self.name} does not run on the mesh of jax.set_mesh, "
-                    f"{dict(around.shape)}, whose axes a PartitionSpec would name: "
-                    "give it mesh= and mesh_axes= of that mesh."
-                )
+            surroundings.explain_specs(self.name, around, error)
             raise
         params = {
             "axis_name": options.axis_name,
@@ -174,44 +170,24 @@ class FunctionMap:
         self, alone: Callable[[Any, Any], Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
-        if self._other_devices():
+        if self.across_processes or surroundings.other_devices(self.options):
             with jax.set_mesh(contexts.NO_MESH):
                 return alone(args, kwargs)
-        static = self.options.static_argnums
-        argnums = [k for k in range(len(args)) if k not in static]
-        leaves, tree = jax.tree.flatten((tuple(args[k] for k in argnums), kwargs))
-        placed, kwargs = jax.tree.unflatten(tree, contexts.place(leaves))
-        laid_out = dict(zip(argnums, placed, strict=True))
-        args = [laid_out.get(k, arg) for k, arg in enumerate(args)]
-        results = self._under_mesh(*args, **kwargs)
-        return jax.tree.map(lambda x: contexts.place([x])[0], results)
+        return self._under_mesh(args, kwargs)
 
     @functools.cached_property
-    def _under_mesh(self) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return self.bind(args, kwargs)
-
-        run.__name__ = run.__qualname__ = self.name
-        return map_jit(
-            run,
-            contexts.mesh_devices(),
-            communicates=True,
-            static_argnums=self.options.static_argnums,
+    def _under_mesh(self) -> contexts.UnderMesh:
+        return contexts.UnderMesh(
+            self.name,
+            self.bind,
+            self.options.static_argnums,
             donate_argnums=self.options.donate_argnums,
             donate_argnames=self._donate_argnames,
         )
 
-    def _other_devices(self) -> list[jax.Device]:
-        """The devices that the map names, if they are not those of `jax.set_mesh`."""
-        mesh = self.options.mesh
-        devices = list(self._devices() if mesh is None else mesh.devices.flat)
-        return [] if devices == contexts.mesh_devices() else devices
-
     def _bind(self, call: Call) -> Any:
-        operands = [
-            *call.body.constants,
-            *map(contexts.untyped, as_arrays(call)),
-        ]
+        operands = [*call.body.constants, *as_arrays(call)]
+        operands = list(map(contexts.untyped, operands))
         if call.is_rows:
             own_operands, own_results = call.rows()
             operands = [
@@ -250,11 +226,7 @@ class FunctionMap:
         return list(map(is_whole, self._leaves(args, kwargs)))
 
     def _devices(self) -> Sequence[jax.Device]:
-        if self.options.devices is not None:
-            return self.options.devices
-        if self.options.backend is None and contexts.has_mesh():
-            return contexts.mesh_devices()
-        return processes.all_devices(self.options.backend)
+        return surroundings.devices_of(self.options)
 
     def across(
         self, call: Call, program: Any, statics: dict[int, Any] | None = None
@@ -391,47 +363,13 @@ class FunctionMap:
             )
         return map_jit(run, list(mesh.devices.flat), sends, **options)
 
-    def _same_mesh(self, around: AbstractMesh) -> AbstractMesh | None:
-        """The mesh of the map, if it is that of `jax.set_mesh`."""
-        if self.options.mesh is None or around.empty:
-            return None
-        mesh = self.options.mesh.abstract_mesh
-        return mesh if mesh.shape_tuple == around.shape_tuple else None
-
-    def _facts(self) -> list[tracing.RunsOn | tracing.Walks]:
-        """What maps inside this one can ask; checks what it asks of those around."""
-        facts: list[tracing.RunsOn | tracing.Walks] = [
-            tracing.Walks(name) for name in self.options.mesh_axes or ()
-        ]
-        if not tracing.inside_map():
-            mesh = self.options.mesh
-            devices = self._devices() if mesh is None else mesh.devices.flat
-            return [*facts, tracing.RunsOn(tuple(devices))]
-        if self.options.devices is not None or self.options.backend is not None:
-            devices = self._devices()
-            if not tracing.is_bound(tracing.RunsOn(tuple(devices))):
-                raise ValueError(
-                    f"spmap of {self.name} names the devices "
-                    f"{[device.id for device in devices]}, but is inside another map "
-                    "that runs on others, or on these in another order. Nested maps "
-                    "are one program: leave devices and backend out of the inner one."
-                )
-        return facts
-
     def _place(self, axis_size: int, call_jaxpr: Any) -> dict[str, Any]:
         """The parameters of the equation that say on which devices it runs."""
         mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
         nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
         if jax.sharding.get_abstract_mesh().manual_axes:
             return nowhere
-        if contexts.has_mesh() and (devices := self._other_devices()):
-            raise ValueError(
-                f"spmap of {self.name} names the devices "
-                f"{[device.id for device in devices]}, but the program that it is a "
-                "part of runs on those of jax.set_mesh, "
-                f"{[device.id for device in contexts.mesh_devices()]}. Leave out "
-                "devices, backend and mesh, or set a mesh of these devices."
-            )
+        surroundings.check_devices(self.name, self.options)
         if mesh is not None:
             if contexts.has_mesh():
                 contexts.check_mesh(f"spmap of {self.name}", mesh)
