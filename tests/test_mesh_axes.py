@@ -234,6 +234,29 @@ def test_a_vectorised_map_on_a_mesh_of_one_device():
     np.testing.assert_array_equal(mapped(X), 2 * X)
 
 
+# Maps beside each other
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_maps_beside_each_other_walk_one_axis(lowering):
+    def walk(fun, name, axis):
+        return sm.spmap(fun, name, mesh=MESH, mesh_axes=axis, lowering=lowering)
+
+    def both(a, b):
+        sums = walk(lambda v: lax.psum(v, "i"), "i", "y")(a)
+        means = walk(lambda v: v - lax.pmean(v, "j"), "j", "y")(b)
+        return sums, means
+
+    a, b = X[:4], X[4:]
+    sums, means = jax.jit(both)(a, b)
+    np.testing.assert_allclose(sums, np.full(4, a.sum()), rtol=1e-6)
+    np.testing.assert_allclose(means, b - b.mean(), atol=1e-6)
+    inside = walk(both, "k", "x")
+    sums, means = inside(np.stack([a, b]), np.stack([b, a]))
+    np.testing.assert_allclose(sums[:, 0], [a.sum(), b.sum()], rtol=1e-6)
+    np.testing.assert_allclose(means, [b - b.mean(), a - a.mean()], atol=1e-6)
+
+
 # Devices of maps inside
 
 

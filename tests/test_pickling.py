@@ -75,6 +75,14 @@ def test_round_trip(name):
     np.testing.assert_array_equal(copy.deepcopy(mapped)(*args), expected)
 
 
+def test_a_map_on_an_abstract_mesh():
+    large = jax.sharding.AbstractMesh((64,), ("i",))
+    mapped = sm.spmap(lambda x: x, mesh=large, mesh_axes="i")
+    read = cloudpickle.loads(cloudpickle.dumps(mapped))
+    (equation,) = jax.make_jaxpr(read)(np.ones(64, np.float32)).eqns
+    assert equation.params["mesh"] == large
+
+
 def test_functions_of_a_module_go_by_name():
     assert pickle.loads(pickle.dumps(centered)) is centered
     assert cloudpickle.loads(cloudpickle.dumps(centered)) is centered

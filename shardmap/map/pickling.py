@@ -46,7 +46,8 @@ def _packed(options: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if devices := getattr(options, "devices", None):
         fields["devices"] = tuple(map(_pack, devices))
-    if mesh := getattr(options, "mesh", None):
+    mesh = getattr(options, "mesh", None)
+    if isinstance(mesh, Mesh):
         devices = list(map(_pack, mesh.devices.flat))
         fields["mesh"] = _Mesh(devices, mesh.devices.shape, mesh.axis_names)
     return fields
@@ -56,7 +57,8 @@ def _restored(kind: Any, fun: Callable[..., Any], options: Any) -> Any:
     fields: dict[str, Any] = {}
     if devices := getattr(options, "devices", None):
         fields["devices"] = tuple(map(_unpack, devices))
-    if mesh := getattr(options, "mesh", None):
+    mesh = getattr(options, "mesh", None)
+    if isinstance(mesh, _Mesh):
         grid = np.asarray(list(map(_unpack, mesh.devices)), dtype=object)
         fields["mesh"] = Mesh(grid.reshape(mesh.shape), mesh.axis_names)
     return kind(fun, options._replace(**fields))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from shardmap.map import contexts, processes, tracing
 from shardmap.map.calls import Options
@@ -21,7 +21,8 @@ def devices_of(options: Options) -> Sequence[jax.Device]:
 def _program_devices(options: Options) -> list[jax.Device]:
     if options.mesh is None:
         return list(devices_of(options))
-    return list(options.mesh.devices.flat)
+    # An abstract mesh, of which `explain` estimates the cost, has none.
+    return list(options.mesh.devices.flat) if isinstance(options.mesh, Mesh) else []
 
 
 def other_devices(options: Options) -> list[jax.Device]:
