@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 RUN := $(VENV)/bin/python -m
 
-.PHONY: help demo test docs site lint types format bench clean
+.PHONY: help demo test test-deep docs site lint types format bench clean
 
 help:
 	@echo "make demo    train a digit classifier over 8 virtual devices"
 	@echo "make test    run the tests (ARGS='-k name' to choose, ARGS='-n 0' for one process)"
+	@echo "make test-deep  run 2,100 new random programs of maps (an hour on four cores)"
 	@echo "make docs    run the examples of README.md, of docs/ and of the docstrings"
 	@echo "make site    build the pages of docs/ into build/site"
 	@echo "make lint    check style and format ('make format' mends them)"
@@ -33,6 +34,9 @@ demo: $(DEMO_STAMP)
 
 test: $(STAMP)
 	@$(RUN) pytest -n auto --maxprocesses 8 $(ARGS)
+
+test-deep: $(STAMP)
+	@HYPOTHESIS_PROFILE=nightly $(RUN) pytest -n auto --maxprocesses 8 tests/test_random_programs.py $(ARGS)
 
 docs: $(STAMP)
 	@$(RUN) pytest tests/test_docs.py $(ARGS)

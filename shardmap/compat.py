@@ -2,13 +2,14 @@
 
     from shardmap.compat import pmap, device_put_replicated
 
-Each is another name for what `shardmap` has. docs/migrating.md goes through them, and
-says what to do for a program that looks up ``jax.pmap`` itself.
+All but two are other names for what `shardmap` has. docs/migrating.md goes through
+them, and says what to do for a program that looks up ``jax.pmap`` itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,6 +40,7 @@ __all__ = [
     "device_put_replicated",
     "device_put_sharded",
     "pmap",
+    "replicate",
     "soft_pmap",
     "spec_to_indices",
 ]
@@ -68,3 +70,38 @@ class PmapSharding:
         (1, 5)
         """
         return sharding_spec.stacked().named_sharding(devices)
+
+
+def replicate(
+    val: Any,
+    axis_size: int,
+    nrep: int,
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    in_axis: int | None = 0,
+) -> Any:
+    """`shardmap.device_put_replicated` with the parameters of ``pxla.replicate``.
+
+    Args:
+      val: an array or a pytree of arrays.
+      axis_size: how long the new axis is; it divides ``nrep``.
+      nrep: how many devices get a copy.
+      devices: these devices, by default the first of `jax.local_devices`.
+      backend: whose local devices, if ``devices`` is None.
+      in_axis: where the new axis is; None: there is none.
+
+    Raises:
+      ValueError: there are not ``nrep`` devices; or as `device_put_replicated`.
+
+    >>> replicate(np.ones(3), 1, 1, in_axis=1).shape
+    (3, 1)
+    """
+    if devices is None:
+        devices = jax.local_devices(backend=backend)[:nrep]
+    if len(devices) != nrep:
+        raise ValueError(
+            f"Cannot replicate across {nrep} replicas because {len(devices)} devices "
+            "are given, or are on this process. Make nrep the number of devices."
+        )
+    size = None if in_axis is None else axis_size
+    return device_put_replicated(val, devices, axis=in_axis, axis_size=size)

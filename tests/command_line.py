@@ -9,7 +9,8 @@ import sys
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
-SETTINGS = ("XLA_FLAGS", "JAX_PLATFORMS")
+# Users choose their devices, and their programs broadcast.
+SETTINGS = ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_NUMPY_RANK_PROMOTION")
 
 
 def python(*arguments, cwd=ROOT, **environment):

@@ -56,6 +56,11 @@ def same_under_vmap(
             assert_same(got, expected, tolerance)
 
 
+def float_index(name: Any) -> jax.Array:
+    """The index along an axis, to count with: nothing is promoted in tests."""
+    return lax.axis_index(name).astype(np.float32)
+
+
 # How results compare
 
 
@@ -182,6 +187,7 @@ def each(fun: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
 
 def mixed(x: Any, w: Any) -> Any:
     """Smooth, not linear, and different along every axis."""
+    x, w = jnp.broadcast_arrays(x, w)
     return jnp.sin(x) * w + x * x
 
 
@@ -224,7 +230,7 @@ def nested(inner: Callable[..., Any], **options: Any) -> Body:
 
     def make(map_: Any) -> Callable[..., Any]:
         def fun(x: Any, w: Any) -> Any:
-            total = jnp.tanh(mixed(x, w)).mean() * (1 + lax.axis_index("i"))
+            total = jnp.tanh(mixed(x, w)).mean() * (1 + float_index("i"))
             rows = map_(lambda row: inner(row, w, total), axis_name="j")(x)
             return jnp.tanh(rows) * x, rows.mean()
 
@@ -269,7 +275,7 @@ BODIES: dict[str, Body] = {
         oracle=collective(
             lambda y: (
                 lax.ppermute(y, "i", [(0, 2), (3, 1), (1, 3), (2, 0)])
-                * jnp.array([0, 1, 1, 0])[lax.axis_index("i")]
+                * jnp.array([0.0, 1.0, 1.0, 0.0])[lax.axis_index("i")]
             )
         ).make
     ),
@@ -316,7 +322,7 @@ BODIES: dict[str, Body] = {
     "nested_both": nested(
         lambda row, w, total: (
             lax.psum(mixed(row, w), ("i", "j")) * row
-            + lax.pmean(row, "j") * lax.axis_index("i")
+            + lax.pmean(row, "j") * float_index("i")
         ),
         in_axes=(1, None),
         out_axes=(1, 0),

@@ -203,7 +203,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "qr": (lambda x: jnp.linalg.qr(x)[1], (SQUARES,)),
     "random bits": (lambda k, x: x + jax.random.normal(k, (8, 6)), (KEY, X)),
     "random bytes": (
-        lambda k, i: i + jax.random.bits(k, (8, 6), "uint8"),
+        lambda k, i: i + jax.random.bits(k, (8, 6), "uint8").astype(i.dtype),
         (KEY, ints(8, 6)),
     ),
     "random seed": (

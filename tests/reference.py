@@ -4,6 +4,7 @@ They read only the fields of a spec and share no code with `shardmap`.
 """
 
 import itertools
+import math
 
 import jax
 import numpy as np
@@ -90,6 +91,19 @@ def plain(index, shape):
         else:
             pairs.append((item, item + 1))
     return tuple(pairs)
+
+
+def same_layout(first, second):
+    """Whether each device holds the same part, tried on a shape that both can cut."""
+    shape = [
+        math.lcm(a, b)
+        for a, b in zip(first.tile_counts, second.tile_counts, strict=True)
+    ]
+    held = [
+        [plain(index, shape) for index in loop_indices(shape, spec).values()]
+        for spec in (first, second)
+    ]
+    return held[0] == held[1]
 
 
 def loop_map(fun, axis_size, in_axes, out_axes):

@@ -163,7 +163,7 @@ def test_no_mapped_argument_with_axis_size(spmap):
     mapped = spmap(lambda: lax.axis_index("i"), "i", axis_size=4)
     np.testing.assert_array_equal(mapped(), np.arange(4))
     scaled = spmap(lambda x: x * lax.axis_index("i"), "i", axis_size=4, in_axes=None)
-    np.testing.assert_array_equal(scaled(2.0), 2.0 * np.arange(4))
+    np.testing.assert_array_equal(scaled(2), 2 * np.arange(4))
 
 
 @both_lowerings

@@ -145,7 +145,7 @@ def test_soft_psum():
 
 
 def test_soft_axis_index():
-    result = soft_pmap(lambda x: x * lax.axis_index("i"), "i")(2 * np.ones(N))
+    result = soft_pmap(lambda x: x * lax.axis_index("i"), "i")(np.full(N, 2))
     np.testing.assert_array_equal(result, 2 * np.arange(N))
 
 
@@ -165,7 +165,8 @@ def test_soft_nested():
 
 def test_gradient_of_soft():
     def loss(x):
-        return soft_pmap(lambda x: x * lax.axis_index("i"), "i")(x).sum()
+        mapped = soft_pmap(lambda x: x * lax.axis_index("i").astype(x.dtype), "i")
+        return mapped(x).sum()
 
     expected = np.repeat(np.arange(N)[:, None], N, 1)
     np.testing.assert_array_equal(jax.grad(loss)(np.zeros((N, N))), expected)

@@ -13,7 +13,7 @@ from jax import lax
 
 import shardmap as sm
 from shardmap.map.collectives import RULES
-from tests.map_programs import assert_same, both_lowerings
+from tests.map_programs import assert_same, both_lowerings, float_index
 
 SIZES = [1, 3, 8, 12, 16, 17]
 
@@ -61,7 +61,7 @@ BODIES = {
     "psum_scatter tiled": lambda x, n: lax.psum_scatter(
         jnp.outer(jnp.arange(1.0, 2 * n + 1), x), "i", tiled=True
     ),
-    "axis_index": lambda x, n: x * lax.axis_index("i"),
+    "axis_index": lambda x, n: x * float_index("i"),
     "axis_size": lambda x, n: x * lax.axis_size("i"),
     "pbroadcast": lambda x, n: lax.psum(
         jnp.where(lax.axis_index("i") == n // 2, x, 0), "i"
@@ -75,9 +75,9 @@ BODIES = {
         (0, x),
     )[1],
     "in a cond": lambda x, n: lax.cond(
-        x[0] > 0, lambda v: v + lax.axis_index("i"), lambda v: -v, x
+        x[0] > 0, lambda v: v + float_index("i"), lambda v: -v, x
     ),
-    "in jit": lambda x, n: jax.jit(lambda v: lax.psum(v, "i") + lax.axis_index("i"))(x),
+    "in jit": lambda x, n: jax.jit(lambda v: lax.psum(v, "i") + float_index("i"))(x),
     "in checkpoint": lambda x, n: jax.checkpoint(lambda v: lax.pmean(jnp.sin(v), "i"))(
         x
     ),
@@ -299,10 +299,10 @@ def test_groups(name, groups, lowering):
 
 
 NESTED = {
-    "inner": lambda x: lax.psum(x, "j") + lax.axis_index("j"),
-    "outer": lambda x: lax.psum(x, "i") + lax.axis_index("i"),
+    "inner": lambda x: lax.psum(x, "j") + float_index("j"),
+    "outer": lambda x: lax.psum(x, "i") + float_index("i"),
     "both": lambda x: lax.psum(x, ("i", "j")) + lax.pmax(x, ("j", "i")),
-    "index of both": lambda x: x * lax.axis_index(("i", "j")),
+    "index of both": lambda x: x * float_index(("i", "j")),
     "mixed": lambda x: lax.all_gather(lax.psum(x, "i"), "j") * lax.pmean(x, "j"),
 }
 
@@ -354,7 +354,7 @@ def test_nested_where_vmap_has_no_rule(shape):
 
 LOOPED = {
     "elementwise": (lambda x: jnp.sin(x) * 2, 0),
-    "index": (lambda x: x + lax.axis_index("i"), 0),
+    "index": (lambda x: x + float_index("i"), 0),
     "final psum": (lambda x: lax.psum(x * 2, "i"), None),
     "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
     "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),

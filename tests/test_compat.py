@@ -11,9 +11,10 @@ import shardmap as sm
 from shardmap import compat
 
 MAPS = {"pmap", "soft_pmap"}
+OWN = {"PmapSharding", "replicate"}
 
 
-@pytest.mark.parametrize("name", sorted(set(compat.__all__) - {"PmapSharding"} - MAPS))
+@pytest.mark.parametrize("name", sorted(set(compat.__all__) - OWN - MAPS))
 def test_names_are_aliases(name):
     assert getattr(compat, name) is getattr(sm, name)
 
@@ -44,6 +45,25 @@ def test_pmap_sharding_of_a_spec():
     assert sharding.shard_shape((3, 4, 6)) == (3, 1, 3)
     array = jax.device_put(np.ones((3, 4, 6)), sharding)
     assert sm.spec_of(array) == spec.stacked()
+
+
+@pytest.mark.parametrize("in_axis", [0, 1, None])
+def test_replicate(in_axis):
+    value = np.arange(3, dtype=np.float32)
+    array = compat.replicate(value, 4, 8, in_axis=in_axis)
+    copied = value if in_axis is None else np.stack([value] * 4, in_axis)
+    np.testing.assert_array_equal(array, copied)
+    assert [s.device for s in array.addressable_shards] == jax.devices()
+    devices = jax.devices()[:5:-1]
+    array = compat.replicate(value, 2, 2, devices)
+    assert [s.device for s in array.addressable_shards] == devices
+
+
+def test_replicate_wants_so_many_devices():
+    with pytest.raises(ValueError, match="across 9 replicas because 8 devices are giv"):
+        compat.replicate(1.0, 9, 9)
+    with pytest.raises(ValueError, match="across 4 replicas because 2 devices are giv"):
+        compat.replicate(1.0, 4, 4, jax.devices()[:2])
 
 
 def test_importing_changes_nothing_in_jax():

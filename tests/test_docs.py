@@ -6,6 +6,7 @@ import pathlib
 import pkgutil
 import re
 
+import jax
 import pytest
 
 import shardmap
@@ -29,7 +30,8 @@ MODULES = [
 def complaints(test):
     """Runs a doctest and returns what it printed about wrong examples."""
     printed = []
-    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=printed.append)
+    with jax.numpy_rank_promotion("allow"):  # As users run them.
+        doctest.DocTestRunner(optionflags=FLAGS).run(test, out=printed.append)
     return "".join(printed)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from command_line import SETTINGS
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = {
@@ -38,9 +39,7 @@ ELSEWHERE = {"resume"}
 
 def python(*arguments):
     """Runs Python without the settings that the tests themselves run under."""
-    env = {
-        k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")
-    }
+    env = {k: v for k, v in os.environ.items() if k not in SETTINGS}
     env["PYTHONPATH"] = str(ROOT)
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],

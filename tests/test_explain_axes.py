@@ -394,3 +394,10 @@ def test_sources():
     assert lines[number - 1].strip().endswith("# The loop.")
     assert function.endswith("fun)")
     assert "test_explain_axes.py:" in place
+
+
+def test_replicas_in_a_program_of_several_maps():
+    nested = sm.spmap(sm.spmap(lambda x: x + 1, "j"), "i")
+    outer, inner = sm.explain(jax.jit(nested))(np.ones((2, 2), np.float32)).axes
+    assert outer.running == "on 2 devices at once, 2 replicas of each"
+    assert inner.running == "on 2 devices at once"

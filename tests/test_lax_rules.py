@@ -127,7 +127,7 @@ def test_not_a_number_is_the_extremum():
         lambda x, y: x.sum(0) / y,
         lambda x, y: x.sum(0) * y,
         lambda x, y: x.sum(0) @ y,
-        lambda x, y: (x * y).sum(0) / y.sum(),
+        lambda x, y: (x * y[None]).sum(0) / y.sum(),
         lambda x, y: x.sum(0) * np.inf,
         lambda x, y: x.sum(0) / 0,
     ],

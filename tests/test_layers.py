@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "shardmap"
 # From the bottom up: a module imports from its own room and from those before it.
 ROOMS = [
-    "_compat",
+    "_jax",
     "sharding",
     "map",
     "plan",
@@ -93,9 +93,10 @@ def test_an_upward_import_is_found():
 PRIVATE = re.compile(r"jax\._src|jaxlib\._")
 
 
-@pytest.mark.parametrize("module", sorted(set(SOURCES) - {"_compat"}))
-def test_private_parts_of_jax_are_left_alone(module):
-    assert PRIVATE.findall(SOURCES[module]) == []
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_private_parts_of_jax_are_left_alone_but_in_one_room(module):
+    found = PRIVATE.findall(SOURCES[module])
+    assert found == [] or room(module) == "_jax"
 
 
 @pytest.mark.parametrize("folder", ["shardmap", "tests", "benchmarks", "examples"])

@@ -14,7 +14,13 @@ from shardmap.map.layout import devices_for, inner_maps, map_mesh, map_shardings
 
 
 def equation_of(fun, *shapes):
-    """The map equation of a mapped function."""
+    """The map equation of a mapped function that is a program of its own."""
+    (equation,) = fun.trace(*map(np.zeros, shapes)).jaxpr.eqns
+    return equation
+
+
+def equation_in_a_program(fun, *shapes):
+    """The map equation of a mapped function that is part of a program."""
     (equation,) = jax.make_jaxpr(fun)(*map(np.zeros, shapes)).jaxpr.eqns
     return equation
 
@@ -63,9 +69,9 @@ def test_blocks_hold_the_axis_and_none_is_empty(axis_size, available):
 def test_devices_in_order():
     devices = jax.devices()[::-1]
     jaxpr = jax.make_jaxpr(jnp.sin)(1.0).jaxpr
-    assert map_mesh("i", 4, jaxpr, devices).devices.tolist() == devices[:4]
+    assert map_mesh("i", 4, jaxpr, devices, "unused").devices.tolist() == devices[:4]
     nested = jax.make_jaxpr(sm.spmap(jnp.sin, "j"), axis_env=[("i", 4)])(np.ones(2))
-    grid = map_mesh("i", 4, nested.jaxpr, devices)
+    grid = map_mesh("i", 4, nested.jaxpr, devices, "unused")
     assert grid.devices.tolist() == np.array(devices).reshape(4, 2).tolist()
 
 
@@ -137,7 +143,7 @@ def test_a_map_that_is_called_often_is_found_once():
 
 def test_mapped_dimensions_are_cut():
     fun = sm.spmap(
-        lambda x, w: (x * w, w, x), "i", in_axes=(1, None), out_axes=(2, None, 0)
+        lambda x, w: (x * w[None], w, x), "i", in_axes=(1, None), out_axes=(2, None, 0)
     )
     assert specs_of(fun, (3, 4, 2), (2,)) == (
         [P(None, "i"), P()],

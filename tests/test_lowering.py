@@ -15,6 +15,7 @@ import shardmap as sm
 from tests.map_programs import (
     assert_same,
     both_lowerings,
+    float_index,
     mixed,
     same_under_vmap,
     spread,
@@ -92,7 +93,7 @@ def test_a_nest_lies_on_all_devices(spmap):
 def test_three_levels():
     def build(map_):
         def fun(x):
-            everywhere = lax.psum(jnp.sin(x), ("a", "c")) * lax.axis_index("b")
+            everywhere = lax.psum(jnp.sin(x), ("a", "c")) * float_index("b")
             return everywhere + lax.psum(x * x, "b") * x
 
         inner = map_(map_(fun, axis_name="c"), axis_name="b", in_axes=1, out_axes=1)
@@ -107,7 +108,7 @@ def test_siblings_of_different_names_and_sizes():
         def fun(x):
             four = map_(lambda y: lax.psum(y, ("i", "j")) * y, axis_name="j")(x)
             two = map_(
-                lambda y: lax.psum(y, "k") * y * lax.axis_index("i"), axis_name="k"
+                lambda y: lax.psum(y, "k") * y * float_index("i"), axis_name="k"
             )(x[:2])
             three = map_(lambda y: y - lax.pmean(y, ("k", "i")), axis_name="k")(x[1:])
             return four.sum() + two.sum(), four, two, three
@@ -132,7 +133,7 @@ def test_an_inner_name_hides_the_outer_one(name, shape):
     def build(map_):
         def fun(x):
             inner = map_(lambda y: lax.pmean(jnp.sin(y), name) * y, axis_name=name)
-            return lax.pmean(x, name).sum() * inner(x) + lax.axis_index(name)
+            return lax.pmean(x, name).sum() * inner(x) + float_index(name)
 
         mapped = map_(fun, axis_name=name)
         return jax.value_and_grad(lambda x: (mapped(x) ** 2).sum())
@@ -183,7 +184,7 @@ def test_outer_indices_with_maps_inside():
     # On a mesh that is only partly manual, JAX lowers axis_index in another way.
     def build(map_):
         def fun(x):
-            inner = map_(lambda y: y * lax.axis_index("i"), axis_name="j")
+            inner = map_(lambda y: y * float_index("i"), axis_name="j")
 
             def step(carry, row):
                 return carry + lax.axis_index("i"), inner(x) + row
@@ -332,7 +333,7 @@ def test_under_a_mesh_that_is_set(spmap, mesh):
     x = spread((8, 3))
 
     def fun(x):
-        return mixed(x, lax.psum(x, "i")) * lax.axis_index("i")
+        return mixed(x, lax.psum(x, "i")) * float_index("i")
 
     def gradient(map_):
         return jax.grad(lambda x: map_(fun, axis_name="i")(x).sum())
@@ -373,8 +374,8 @@ def test_inside_shard_map(spmap, names):
     x = spread((8, 3))
 
     def fun(x):
-        both = lax.psum(jnp.sin(x), ("i", "a")) * (1 + lax.axis_index("a"))
-        return both * x + lax.axis_index("i")
+        both = lax.psum(jnp.sin(x), ("i", "a")) * (1 + float_index("a"))
+        return both * x + float_index("i")
 
     def around(map_):
         return jax.shard_map(
@@ -397,6 +398,7 @@ def test_inside_shard_map(spmap, names):
 
 
 @both_lowerings
+@jax.enable_checks(False)  # JAX's type checker looks into each call.
 def test_shared_functions_are_lowered_once(spmap):
     def doubled(fun):
         return jax.jit(lambda x: fun(x) + fun(x * 0.5))

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import shardmap as sm
+from tests.map_programs import float_index
 
 MESH = sm.make_mesh({"x": 2, "y": 4})
 LOWERINGS = ["manual", "spmd"]
@@ -68,7 +69,7 @@ CASES = {
         {"x": 0},
     ),
     "index": (
-        lambda x: x + lax.axis_index("x") * 10 + lax.axis_index("y"),
+        lambda x: x + float_index("x") * 10 + float_index("y"),
         ({},),
         {"x": 0, "y": 1},
     ),
@@ -237,7 +238,7 @@ def test_what_is_lowered_takes_the_arguments_as_the_map_does():
 )
 def test_a_map_over_given_mesh_axes(mesh_axes, size, lowering):
     def body(x):
-        return lax.psum(x, "i") * lax.axis_index("i")
+        return lax.psum(x, "i") * float_index("i")
 
     mapped = sm.spmap(body, "i", mesh=MESH, mesh_axes=mesh_axes, lowering=lowering)
     x = array(size, 3)
@@ -251,7 +252,7 @@ def test_a_map_over_given_mesh_axes(mesh_axes, size, lowering):
 @pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 8), (3, 5)])
 def test_nested_maps_over_different_axes_are_one_program(shape, lowering):
     def body(x):
-        return lax.psum(x, ("i", "j")) + lax.psum(x, "j") * lax.axis_index("i")
+        return lax.psum(x, ("i", "j")) + lax.psum(x, "j") * float_index("i")
 
     on = functools.partial(sm.spmap, mesh=MESH, lowering=lowering)
     mapped = on(on(body, axis_name="j", mesh_axes="y"), axis_name="i", mesh_axes="x")

@@ -57,11 +57,6 @@ CASES = {
         ValueError,
         r"but got 0 arrays, none mapped. Give axis_size=n",
     ),
-    "no elements": (
-        lambda: sm.spmap(lambda x: x)(np.ones((0, 3))),
-        ValueError,
-        r"needs at least one element, but the mapped axis of x has size 0",
-    ),
     "axis_size differs": (
         lambda: sm.spmap(lambda x: x, axis_size=3)(FOUR),
         ValueError,

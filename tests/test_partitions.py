@@ -271,9 +271,15 @@ ANNOTATIONS = ["sharding={devices=[2,1]<=[2]}", "sharding={replicated}"]
     ids=["arguments", "constraint", "replicated constraint"],
 )
 def test_the_hlo_is_annotated(sharded):
-    text = jax.jit(sharded).lower(X, Y).as_text("hlo")
+    text = sharded.lower(X, Y).as_text("hlo")
     for annotation in ANNOTATIONS:
         assert annotation in text
+
+
+def test_in_a_program_all_devices_have_partitions():
+    sharded = sharded_jit(lambda x: x + 1, P(2, 1), P(2, 1))
+    text = jax.jit(sharded).lower(X).as_text("hlo")
+    assert "sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}" in text
 
 
 @pytest.mark.parametrize("parts", [(4, 1), (2, 2), (1, 4), (8, 1), (3, 2), (2, 3)])
@@ -324,10 +330,16 @@ def test_arguments_may_lie_anywhere(place):
     assert buffers(with_sharding_constraint(x, (1, 4))) == [(8, 2)] * 4
 
 
-def test_a_constraint_alone_under_jit_takes_the_first_devices():
+def test_a_constraint_under_jit_takes_all_devices():
     got = jax.jit(lambda x: with_sharding_constraint({"a": x, "b": x}, (2, 2)))(X)
     assert_close(got, {"a": jnp.asarray(X), "b": jnp.asarray(X)})
-    assert len(pieces_in_order(got["a"])) == 4
+    assert spec_of(got["a"]).tile_counts == (2, 2)
+    assert len(got["a"].sharding.device_set) == 8
+
+
+def test_a_total_that_does_not_divide_keeps_to_its_devices():
+    got = jax.jit(lambda x: with_sharding_constraint(x, (3, 1)))(X[:6])
+    assert len(got.sharding.device_set) == 3
 
 
 def test_a_replicated_constraint_alone_changes_nothing():

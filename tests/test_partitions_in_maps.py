@@ -19,6 +19,7 @@ from shardmap.map.partitions import sharded_jit, with_sharding_constraint
 from shardmap.sharding.mesh import make_mesh
 from shardmap.sharding.named import spec_of
 from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
+from tests.map_programs import float_index
 from tests.partition_checks import assert_close, buffers, spread
 
 FOUR = spread(2, 4, 4), np.cos(spread(2, 4, 4))
@@ -141,7 +142,7 @@ SWAP = [(0, 1), (1, 0)]
 
 
 def with_collectives(x):
-    total = jax.lax.psum(x, "i") + jax.lax.axis_index("i")
+    total = jax.lax.psum(x, "i") + float_index("i")
     return total @ jax.lax.all_gather(x, "i")[0] + jax.lax.ppermute(x, "i", SWAP)
 
 

@@ -1,6 +1,5 @@
 """Pieces of arrays: the right values, from the right device, and from no other."""
 
-import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -269,20 +268,6 @@ def test_threads():
 
 
 # Errors
-
-
-@pytest.mark.parametrize("take", [functools.partial(shard_of, i=0), unstack])
-def test_arrays_that_are_cut_along_another_axis(take):
-    columns = jax.device_put(np.zeros((2, 8)), over(P(None, "i")))
-    message = (
-        r"(shard_of|unstack): x\['w'\] of shape \(2, 8\) is cut along axis 1 into "
-        r"pieces of 1, so that several devices hold an element of axis 0"
-    )
-    with pytest.raises(ValueError, match=message):
-        take({"w": columns})
-    both = jax.device_put(np.zeros((2, 8)), over(P("i", "k"), (2, 4), "ik"))
-    with pytest.raises(ValueError, match="along axis 1 into pieces of 2, so that"):
-        take(both)
 
 
 @pytest.mark.parametrize("i", [8, -9])

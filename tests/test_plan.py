@@ -43,7 +43,7 @@ def test_transpose_squeeze_batched_dot():
     right = iota(1, 1, 3, 2, 2, dtype=np.float32) + 10
 
     def fun(left, right):
-        x = jnp.transpose(left + jnp.ones((1, 1)), (0, 2, 1))
+        x = jnp.transpose(left + jnp.ones((1, 1, 1)), (0, 2, 1))
         y = jnp.squeeze(right - 1, (0, 1))
         return jax.lax.dot_general(x, y, (((2, 1), (1, 0)), ((), ())))
 
@@ -126,7 +126,7 @@ def test_a_dot_a_sum_and_what_follows():
 
     def fun(a, b, c):
         w = jnp.dot(a + b, a - b) * 2
-        return jnp.sum(w) + w - c
+        return jnp.sum(w) + w - c[None]
 
     # Three stages were needed; here sum(w) + w is linear in the parts of w.
     check(
@@ -165,10 +165,11 @@ def test_not_of_a_sum():
 
     def fun(a, b):
         summed = jnp.sum(b + 1, axis=1)
-        return jnp.logical_not(summed).astype(jnp.float32) - a
+        return jnp.logical_not(summed).astype(jnp.float32)[None] - a
 
     def inline(a, b):
-        return jax.jit(lambda s: jnp.logical_not(s) * 1.0)(jnp.sum(b + 1, axis=1)) - a
+        negate = jax.jit(lambda s: jnp.logical_not(s).astype(s.dtype))
+        return negate(jnp.sum(b + 1, axis=1))[None] - a
 
     check(fun, a, b, in_slices=EACH, stages=2)
     check(inline, a, b, in_slices=EACH, stages=2)
@@ -279,7 +280,7 @@ def test_positions_are_arguments_so_that_shards_share_a_function():
 def test_two_stages_pass_what_the_second_needs():
     def fun(x, w):
         y = x @ w
-        return jnp.exp(y - y.max(0)).sum(0)
+        return jnp.exp(y - y.max(0)[None]).sum(0)
 
     made = check(fun, X, Y[:6], in_slices=({0: 4}, None), stages=2, shards=8)
     # The product is kept, not computed again: the second stage does not read x.
@@ -287,7 +288,9 @@ def test_two_stages_pass_what_the_second_needs():
 
 
 def test_a_cheap_value_is_computed_again():
-    made = check(lambda x: jnp.exp(x - x.max(0)), X, in_slices=({0: 4},), stages=2)
+    made = check(
+        lambda x: jnp.exp(x - x.max(0)[None]), X, in_slices=({0: 4},), stages=2
+    )
     assert made.stage_shards(1)[0].in_slices == (slices((0, 2), (0, 6)),)
 
 

@@ -98,7 +98,7 @@ IMAGES, LABELS = reals(4, 8, 8, 3), np.eye(5, dtype=np.float32)[:4]
 
 
 def net(params, images):
-    h = jax.nn.relu(conv(images, params["first"]) + params["bias"])
+    h = jax.nn.relu(conv(images, params["first"]) + params["bias"][None, None, None])
     h = jax.nn.relu(conv(max_pool(h), params["second"]))
     return h.mean((1, 2)) @ params["last"]
 

@@ -21,6 +21,7 @@ import shardmap as sm
 from benchmarks import harness, process_rows
 from benchmarks.harness import OURS
 from shardmap.map import layout, processes, rows
+from shardmap.map import parts as parts_module
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROGRAMS = ROOT / "tests" / "process_programs"
@@ -36,6 +37,18 @@ FEW = [
     "check_nested_maps",
     "check_mesh_map",
     "check_many_queued_calls",
+]
+FEW_PROGRAMS = [
+    "check_mesh_maps_are_told_apart",
+    "check_maps_in_a_jit_are_told_apart",
+    "check_partitions_are_told_apart",
+    "check_parts_of_this_process",
+    "check_parts_cut_two_dimensions_between_processes",
+    "check_tangents_of_integers",
+    "check_collectives_in_every_dtype",
+    "check_gather_along_a_mesh",
+    "check_a_traced_map_is_evaluated",
+    "check_callbacks_of_this_process",
 ]
 
 
@@ -113,6 +126,31 @@ def test_what_tells_functions_apart():
     assert len({text, *others}) == 5
 
 
+def test_what_collectives_say_tells_functions_apart():
+    x = np.ones((4, 2, 3), np.float32)
+
+    def over(**options):
+        def inner(x):
+            return lax.psum(x, **options)
+
+        return described(lambda x: sm.spmap(inner, "j")(x), x)
+
+    def turned(perm):
+        return described(lambda x: lax.ppermute(x, "i", perm), x)
+
+    texts = [
+        over(axis_name="i"),
+        over(axis_name="j"),
+        over(axis_name=("i", "j")),
+        over(axis_name="i", axis_index_groups=[[0, 1], [2, 3]]),
+        over(axis_name="i", axis_index_groups=[[0, 2], [1, 3]]),
+        turned([(0, 1), (1, 0), (2, 3), (3, 2)]),
+        turned([(0, 3), (3, 0), (2, 1), (1, 2)]),
+    ]
+    assert len(set(texts)) == len(texts)
+    assert over(axis_name="i") == texts[0]
+
+
 def test_a_description_has_nothing_of_this_process_in_it():
     described_elsewhere = """
 import jax, numpy as np, shardmap as sm
@@ -149,11 +187,62 @@ def test_the_time_limit(monkeypatch):
         processes.time_limit()
 
 
+def test_without_a_time_limit_nobody_is_asked(monkeypatch):
+    monkeypatch.setattr(processes, "_exchange", None)
+    mesh = sm.make_mesh({"i": 8})
+    with pytest.raises(RuntimeError, match="a collective with the other processes"):
+        processes.agree(mesh, "it", "what it is")
+    monkeypatch.setenv(processes.TIME_LIMIT, "0")
+    processes.agree(mesh, "it", "what it is")
+
+
+def test_local_parts_of_one_process_are_all_parts():
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+    def split(**local):
+        return sm.sharded_jit(lambda x: x + x.sum(), (2, 2), (2, 2), **local)
+
+    whole = split(local_in_parts=(2, 2), local_out_parts=(2, 2), local_num_partitions=4)
+    np.testing.assert_array_equal(whole(x), x + 28)
+    np.testing.assert_array_equal(jax.jit(whole)(x), x + 28)
+    with pytest.raises(
+        ValueError,
+        match=r"local_in_parts of x is \(1, 2\), but of \(2, 2\) partitions, 4 in all, "
+        r"this process has 4, which are \(2, 2\)",
+    ):
+        split(local_in_parts=(1, 2))(x)
+    with pytest.raises(ValueError, match="local_out_parts of result is"):
+        split(local_out_parts=(1, 1))(x)
+    with pytest.raises(
+        ValueError, match="local_num_partitions 2, but of the 4 partitions 4 are on"
+    ):
+        split(local_num_partitions=2)(x)
+    with pytest.raises(TypeError, match="sharded_jit local_in_parts must be a tuple"):
+        split(local_in_parts="2")
+
+
+@pytest.mark.parametrize(
+    ("parts", "count", "box"),
+    [
+        ((4,), 2, (2,)),
+        ((4, 2), 4, (2, 2)),
+        ((2, 4), 2, (1, 2)),
+        ((2, 2, 2), 1, (1, 1, 1)),
+        ((3, 2), 6, (3, 2)),
+        ((3, 2), 3, None),
+        ((2, 3), 2, None),
+    ],
+)
+def test_the_block_that_a_process_has(parts, count, box):
+    assert parts_module._own_box(parts, count) == box
+
+
 def test_rows_of_arrays_that_are_cut_otherwise_too_are_refused(monkeypatch):
     mesh = sm.make_mesh({"i": 4, "j": 2})
     half = jax.sharding.Mesh(mesh.devices[:2, :1], mesh.axis_names)
     monkeypatch.setattr(rows, "_local_mesh", lambda mesh: half)
     rows.rows_for.cache_clear()
+    rows.pieces_for.cache_clear()
     with pytest.raises(
         ValueError, match="a map inside cuts dimension 1 of an array between processes"
     ):
@@ -162,6 +251,7 @@ def test_rows_of_arrays_that_are_cut_otherwise_too_are_refused(monkeypatch):
     assert made.whole_shape((5, 6)) == (5, 12)
     assert made.own_shape((5, 12)) == (5, 6)
     rows.rows_for.cache_clear()
+    rows.pieces_for.cache_clear()
 
 
 def test_batched_rows_have_one_more_dimension():
@@ -169,7 +259,11 @@ def test_batched_rows_have_one_more_dimension():
     made = rows.rows_for(NamedSharding(mesh, P(None, "i")), 1, 2)
     specs = [made.batched(dim).whole.spec for dim in range(3)]
     assert specs == [P(None, None, "i"), P(None, None, "i"), P(None, "i")]
-    assert [made.batched(dim).axis for dim in range(3)] == [2, 2, 1]
+    assert [made.batched(dim).factors for dim in range(3)] == [
+        (1, 1, 2),
+        (1, 1, 2),
+        (1, 2),
+    ]
 
 
 def start(count, devices, program, *arguments, **environment):
@@ -188,27 +282,27 @@ def start(count, devices, program, *arguments, **environment):
     )
 
 
-def all_checks():
-    return [
-        name
-        for path in PROGRAMS.glob("check_*.py")
-        for name in re.findall(r"^def (check_\w+)", path.read_text(), re.M)
-    ]
+def checks_in(path):
+    return re.findall(r"^def (check_\w+)", path.read_text(), re.M)
+
+
+ALL = {path.stem: checks_in(path) for path in sorted(PROGRAMS.glob("check_*.py"))}
 
 
 @pytest.mark.parametrize(
     ("count", "devices", "wanted"),
-    [(2, 2, ()), (2, 1, FEW), (4, 1, FEW), (4, 2, FEW)],
-    ids=lambda value: str(value) if isinstance(value, int) else "",
+    [
+        *(pytest.param(2, 2, checks, id=f"2-2-{name}") for name, checks in ALL.items()),
+        pytest.param(2, 1, [*FEW, *FEW_PROGRAMS], id="2-1"),
+        pytest.param(4, 1, FEW, id="4-1"),
+        pytest.param(4, 1, FEW_PROGRAMS, id="4-1-programs"),
+        pytest.param(4, 2, FEW, id="4-2"),
+    ],
 )
 def test_what_holds_in_every_process(count, devices, wanted):
     result = start(count, devices, "checks.py", *wanted)
     passed = re.findall(r"^\[(\d)\] (check_\w+) passed$", result.stdout, re.M)
-    expected = {
-        (str(process), name)
-        for process in range(count)
-        for name in wanted or all_checks()
-    }
+    expected = {(str(process), name) for process in range(count) for name in wanted}
     assert expected - set(passed) == set(), result.stdout + result.stderr
     assert result.returncode == 0
 
@@ -226,6 +320,13 @@ LOST = "total: a collective with the other processes failed. One of them has end
             {"SHARDMAP_PROCESS_TIMEOUT": "2"},
             r"after 2 s: spmap of <lambda>: waited 2 s for the other processes to call "
             r"it too: <lambda>, axis 'i' of 2, .*Processes \[0, 1\] take part",
+            3,
+        ),
+        (
+            "stays away from a jit",
+            {"SHARDMAP_PROCESS_TIMEOUT": "2"},
+            r"after 2 s: spmap of <lambda>: waited 2 s for the other processes to call "
+            r"it too: <lambda>, axis 'i' of 2, ",
             3,
         ),
         (

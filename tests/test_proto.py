@@ -13,7 +13,13 @@ from jaxlib.xla_client import HloSharding, OpSharding
 
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
 from shardmap.sharding.spec import ShardingSpec, spec_to_indices
-from tests.reference import index_of_tile, loop_indices, plain, tiles_of_devices
+from tests.reference import (
+    index_of_tile,
+    loop_indices,
+    plain,
+    same_layout,
+    tiles_of_devices,
+)
 from tests.strategies import specs, specs_and_shapes
 
 C, U, S, R = Chunked, Unstacked, ShardedAxis, Replicated
@@ -25,19 +31,6 @@ def make_proto(**fields):
     for name, value in fields.items():
         setattr(proto, name, value)
     return proto
-
-
-def same_layout(first, second):
-    """Whether each device holds the same part, tried on a shape that both can cut."""
-    shape = [
-        math.lcm(a, b)
-        for a, b in zip(first.tile_counts, second.tile_counts, strict=True)
-    ]
-    held = [
-        [plain(index, shape) for index in loop_indices(shape, spec).values()]
-        for spec in (first, second)
-    ]
-    return held[0] == held[1]
 
 
 @given(specs_and_shapes(unstacked=False))
@@ -117,6 +110,7 @@ def test_unstacked_has_no_proto_and_names_stacked():
     spec = ShardingSpec((None, U(4)), (S(0),))
     for what, ask in (
         ("proto", spec.sharding_proto),
+        ("proto", lambda: spec.sharding_proto(tile_assignment_devices=True)),
         ("proto", spec.hlo_sharding),
         ("Shardy text", spec.sdy),
     ):

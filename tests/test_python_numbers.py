@@ -25,8 +25,8 @@ FUNCTIONS = {
     "mesh_map, no axes": sm.mesh_map(
         lambda v, s: (s * v, 3), sm.make_mesh({}), ({}, {}), {}
     ),
-    "sharded_jit": sm.sharded_jit(lambda v, s: (s * v, 3), ((2,), None), ((2,), None)),
-    "constraint": lambda v, s: sm.with_sharding_constraint((s * v, 3), ((2,), None)),
+    "sharded_jit": sm.sharded_jit(lambda v, s: (s * v, 3), ((8,), None), ((8,), None)),
+    "constraint": lambda v, s: sm.with_sharding_constraint((s * v, 3), ((8,), None)),
 }
 
 

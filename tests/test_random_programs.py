@@ -1,154 +1,158 @@
-"""Random programs of collectives, nested maps and control flow, against `jax.vmap`."""
+"""Random programs in maps, by both lowerings and on any devices, against one oracle.
 
-from typing import Any
+`make test` runs some; `make test-deep`, and HYPOTHESIS_PROFILE=nightly, 2,100 new ones.
+"""
 
+import collections
+import threading
+
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax import lax
 
-from tests.map_programs import MAPS, assert_same, spread
+import shardmap as sm
+from tests.map_programs import LOWERINGS, assert_same, spread
+from tests.random_programs import (
+    AXIS_NAMES,
+    PROGRAMS,
+    ByLoops,
+    OnDevices,
+    Scope,
+    State,
+)
 
-# A step is a tuple of its kind and its numbers, or of its kind and a list of steps.
-LEAF_STEPS = st.tuples(
-    st.sampled_from(
-        [
-            "sine",
-            "weight",
-            "sum",
-            "mean",
-            "gather",
-            "scatter",
-            "exchange",
-            "permute",
-            "index",
-            "random",
-        ]
-    ),
-    st.integers(0, 20),
+IS_DEEP = not settings.default.derandomize
+PARTS = 7 if IS_DEEP else 1
+
+LAYOUTS = st.one_of(
+    st.tuples(st.just("devices"), st.integers(1, 8)),
+    st.tuples(st.just("mesh"), st.permutations("abc"), st.integers(1, 3)),
 )
 
 
-def steps_of(steps):
-    """Programs of these steps, or of what holds such programs."""
-    block = st.lists(steps, min_size=1, max_size=2)
-    kinds = st.sampled_from(["scan", "cond", "checkpoint", "jit", "vmap"])
-    return st.one_of(
-        LEAF_STEPS,
-        st.tuples(kinds, block),
-        st.tuples(st.sampled_from(["map 2", "map 3", "map 4"]), block),
-    )
+class Rows:
+    """A host function that counts the rows it is called with."""
+
+    def __init__(self):
+        self.count = collections.Counter()
+        self._lock = threading.Lock()
+
+    def __call__(self, value):
+        with self._lock:
+            self.count[tuple(value.tolist())] += 1
 
 
-PROGRAMS = st.lists(steps_of(steps_of(LEAF_STEPS)), min_size=1, max_size=2)
+def map_on(layout, lowering):
+    """`spmap` on devices, or on mesh axes in some order; `jax.vmap` for level None."""
+    kind, which, *count = layout
+    if kind == "devices":
+        options = [{"devices": jax.devices()[:which]}]
+    else:
+        mesh = sm.make_mesh({"a": 2, "b": 2, "c": 2})
+        axes = tuple(which)
+        options = [{"mesh": mesh, "mesh_axes": axes[: count[0]]}]
+        if rest := axes[count[0] :]:
+            options.append({"mesh": mesh, "mesh_axes": rest})
+
+    def map_(fun, level, name, in_axes):
+        if level is None:
+            return jax.vmap(fun, in_axes)
+        given = options[level] if level < len(options) else {}
+        return sm.spmap(fun, name, in_axes=in_axes, lowering=lowering, **given)
+
+    return map_
 
 
-def run(program: Any, x: Any, w: Any, scope: list[str], map_: Any) -> Any:
-    """Interprets a program on an element; all values stay small, `f32[2]`.
+def whole_program(machine, program, w_axis, has_vmap, taps):
+    """The function of all elements that a machine makes of a program."""
 
-    `scope` has the names of the axes around.
-    """
-    for kind, what in program:
-        x = step(kind, what, x, w, scope, map_) * 0.5 + jnp.tanh(x)
-    return x
+    def element(x, n, w, names, level):
+        scope = Scope(names, w, jnp.bool_(True), taps, level)
+        return machine.run(program, State(x, n), scope)
 
-
-def step(kind: str, what: Any, x: Any, w: Any, scope: list[str], map_: Any) -> Any:
-    if isinstance(what, int):
-        return leaf_step(kind, what, x, w, scope)
-
-    def inside(x):
-        return run(what, x, w, scope, map_)
-
-    if kind == "scan":
-        return lax.scan(lambda x, s: (inside(x * s), x), x, jnp.array([1.0, -1.0]))[0]
-    if kind == "cond":
-        return lax.cond(w[0] > -1, inside, jnp.cos, x)
-    if kind == "checkpoint":
-        return jax.checkpoint(inside)(x)
-    if kind == "jit":
-        return jax.jit(inside)(x)
-    scales = jnp.arange(1.0, 4.0)
-    name = f"axis {len(scope)}"
-    if kind == "vmap":
-        batched = jax.vmap(
-            lambda s: run(what, x * s, w, [*scope, name], map_), axis_name=name
+    in_axes = (0, 0, w_axis)
+    if not has_vmap:
+        names = (AXIS_NAMES[0],)
+        return machine.map_(
+            lambda x, n, w: element(x, n, w, names, 1), 0, names[0], in_axes
         )
-        return batched(scales).mean(0)
-    scales = jnp.arange(1.0, 1.0 + int(kind[-1]))
-    mapped = map_(
-        lambda s, w: run(what, x * s, w, [*scope, name], map_),
-        axis_name=name,
-        in_axes=(0, None),
-        out_axes=1,
+
+    def around(x, n, w):
+        return machine.map_(
+            lambda x, n: element(x, n, w, tuple(AXIS_NAMES[:2]), 1),
+            0,
+            AXIS_NAMES[1],
+            (0, 0),
+        )(jnp.stack([x, x + 1, x * 2]), jnp.stack([n, n + 1, n]))
+
+    return jax.vmap(around, in_axes, axis_name=AXIS_NAMES[0])
+
+
+def compiled(fun):
+    return jax.jit(fun, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def has_map(program):
+    return any(
+        kind == "map" or any(has_map(inside) for inside in rest)
+        for kind, _, *rest in program
     )
-    return mapped(scales, w).mean(1)
 
 
-def leaf_step(kind: str, number: int, x: Any, w: Any, scope: list[str]) -> Any:
-    name = scope[number % len(scope)]
-    size = lax.axis_size(name)
-    chosen = number % (2 ** len(scope) - 1) + 1
-    several = tuple(n for k, n in enumerate(scope) if chosen >> k & 1)
-    if kind == "sine":
-        return jnp.sin(x * (1 + number))
-    if kind == "weight":
-        return x * w
-    if kind == "sum":
-        return jnp.tanh(lax.psum(x, several[:: -1 if number > 10 else 1]))
-    if kind == "mean":
-        return lax.pmean(jnp.cos(x) * x, several)
-    if kind == "gather":
-        gathered = lax.all_gather(x, name, axis=number % 2)
-        return gathered.sum(number % 2) / size
-    if kind == "permute":
-        return lax.ppermute(x, name, [(k, (k + number) % size) for k in range(size)])
-    if kind == "index":
-        return x * lax.axis_index(name) / size
-    if kind == "random":
-        key = jax.random.fold_in(jax.random.key(number), lax.axis_index(name))
-        return x * jax.random.uniform(key)
-    pieces = jnp.stack([jnp.sin(x * (k + 1)) for k in range(size)])
-    if kind == "scatter":
-        # Not tiled, jax.vmap within jax.vmap fails.
-        return lax.psum_scatter(pieces, name, tiled=True)[0] / size
-    return lax.all_to_all(pieces, name, 0, 0).mean(0)
-
-
+@pytest.mark.parametrize("part", range(PARTS))
 @given(
     program=PROGRAMS,
-    size=st.sampled_from([1, 2, 3, 4, 8, 11]),
-    in_axis=st.sampled_from([0, 1, -1]),
+    size=st.integers(1, 11),
     w_axis=st.sampled_from([0, None]),
-    out_axis=st.sampled_from([0, 1, -1]),
-    eager=st.sampled_from(MAPS),
+    layout=LAYOUTS,
+    has_vmap=st.sampled_from([False, False, False, True]),
+    what=st.sampled_from(["values", "jit", "gradients"]),
 )
-@settings(print_blob=True)
-def test_random_programs(program, size, in_axis, w_axis, out_axis, eager):
-    def around(map_):
-        return map_(
-            lambda x, w: run(program, x, w, ["outer"], map_),
-            axis_name="outer",
-            in_axes=(in_axis, w_axis),
-            out_axes=out_axis,
-        )
+@settings(
+    print_blob=True,
+    max_examples=settings.default.max_examples if IS_DEEP else 40,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+def test_random_programs(part, program, size, w_axis, layout, has_vmap, what):
+    differentiable, taps = what == "gradients", what != "gradients" and not has_vmap
 
-    def value_and_grad(map_, x, w):
-        def loss(x, w):
-            results = around(map_)(x, w)
-            return jnp.sin(results * 3).sum(), results
+    def evaluated(machine):
+        fun = whole_program(machine, program, w_axis, has_vmap, taps)
+        if not differentiable:
+            return fun
 
-        return jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+        def loss(x, n, w):
+            result = fun(x, n, w)
+            return jnp.sin(result.x * 3).sum(), result
 
-    def compiled(fun):
-        return jax.jit(fun, compiler_options={"xla_backend_optimization_level": 0})
+        return jax.value_and_grad(loss, (0, 2), has_aux=True)
 
-    x = np.moveaxis(spread((size, 2)), 0, in_axis)
-    w = spread((2,) if w_axis is None else (size, 2), 1.0)
-    expected = compiled(lambda x, w: value_and_grad(jax.vmap, x, w))(x, w)
-    both = compiled(lambda x, w: [value_and_grad(map_, x, w) for map_ in MAPS])
-    for result in both(x, w):
+    x, w = spread((size, 2)), spread((2,) if w_axis is None else (size, 2), 1.0)
+    n = np.arange(size, dtype=np.int32) % 5
+
+    def oracle(x, n, w):
+        machine = ByLoops(differentiable)
+        return evaluated(machine)(x, n, w), machine.tapped
+
+    expected, tapped = compiled(oracle)(x, n, w)
+    rows = collections.Counter(
+        tuple(row)
+        for rows, alive in tapped
+        for row in np.asarray(rows)[np.asarray(alive)].tolist()
+    )
+    for lowering in LOWERINGS:
+        recorder = Rows()
+        machine = OnDevices(map_on(layout, lowering), differentiable, recorder)
+        fun = evaluated(machine)
+        result = (fun if what == "values" else compiled(fun))(x, n, w)
         assert_same(result, expected, 1e-4)
-    assert_same(around(eager)(x, w), expected[0][1], 1e-4)
+        sm.taps_barrier()
+        if has_map(program) or layout[0] == "mesh":
+            # Every device that an element is on taps.
+            assert set(recorder.count) == set(rows), lowering
+        else:
+            assert recorder.count == rows, lowering

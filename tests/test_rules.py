@@ -18,6 +18,7 @@ import shardmap as sm
 from tests.map_programs import (
     assert_same,
     both_lowerings,
+    float_index,
     mixed,
     same_under_vmap,
     spread,
@@ -138,7 +139,7 @@ def test_residuals_do_not_move_between_devices(spmap):
 
 @both_lowerings
 def test_integers_make_no_tangents(spmap):
-    fun = spmap(lambda x, n, k: (x * n, n + 1, k))
+    fun = spmap(lambda x, n, k: (x * n.astype(x.dtype), n + 1, k))
     n, keys = np.arange(4), jax.random.split(jax.random.key(0), 4)
     tangent = maps_in(lambda x: jax.jvp(lambda x: fun(x, n, keys)[0], (x,), (x,)), X)[1]
     assert all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in tangent.outvars)
@@ -243,7 +244,7 @@ def test_where_a_batch_lies(in_axis, batch_axis, out_axis):
 
     def build(map_):
         mapped = map_(
-            lambda x: (x * (1 + lax.axis_index("i")), lax.psum(x, "i")),
+            lambda x: (x * (1 + float_index("i")), lax.psum(x, "i")),
             axis_name="i",
             in_axes=in_axis,
             out_axes=(out_axis, None),
@@ -271,7 +272,7 @@ def test_a_vmapped_name_is_used_inside():
         def fun(x):
             summed = lax.psum(x, ("i", "v")) - lax.psum(jnp.sin(x), ("v", "i"))
             gathered = lax.all_gather(x, "v") @ lax.all_gather(x, "v")
-            return lax.psum(x, "v") * x + summed + gathered * lax.axis_index("v")
+            return lax.psum(x, "v") * x + summed + gathered * float_index("v")
 
         batched = jax.vmap(map_(fun, axis_name="i"), in_axes=1, axis_name="v")
         return jax.grad(lambda x: (batched(x) ** 2).sum())
@@ -281,7 +282,7 @@ def test_a_vmapped_name_is_used_inside():
 
 def test_an_unbatched_operand_meets_a_vmapped_name():
     def build(map_):
-        mapped = map_(lambda x: x * lax.axis_index("v"), axis_name="i")
+        mapped = map_(lambda x: x * float_index("v"), axis_name="i")
         return jax.vmap(mapped, in_axes=None, axis_name="v", axis_size=3)
 
     same_under_vmap(build, X)

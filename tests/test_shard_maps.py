@@ -10,7 +10,13 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from tests.map_programs import LOWERINGS, assert_same, both_lowerings, spread
+from tests.map_programs import (
+    LOWERINGS,
+    assert_same,
+    both_lowerings,
+    float_index,
+    spread,
+)
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
 ROW = sm.make_mesh({"row": 8})
@@ -27,7 +33,7 @@ def over(mesh, name, fun, **options):
 
 
 def block(x):
-    return jax.nn.relu(x) * lax.psum(jnp.sin(x).sum(), "data") + lax.axis_index("data")
+    return jax.nn.relu(x) * lax.psum(jnp.sin(x).sum(), "data") + float_index("data")
 
 
 def looped(x):
@@ -36,7 +42,7 @@ def looped(x):
 
 
 def across(x):
-    return x * lax.psum(jnp.sin(x), ("i", "data")) + lax.axis_index("i")
+    return x * lax.psum(jnp.sin(x), ("i", "data")) + float_index("i")
 
 
 def on_other_axes(map_, fun=block, mesh=MESH, **options):
@@ -112,7 +118,7 @@ def test_the_partitioner_takes_any_mesh_of_the_same_devices(transformation):
 
 
 def refused(match, inner, name, **options):
-    mapped = sm.spmap(over(inner, name, lambda x: x + lax.axis_index(name)), **options)
+    mapped = sm.spmap(over(inner, name, lambda x: x + float_index(name)), **options)
     for call in (mapped, jax.jit(mapped), mapped.lower, jax.grad(lambda x: mapped(x))):
         with pytest.raises(ValueError, match=match):
             call(X)

@@ -12,7 +12,7 @@ from shardmap.explain.primitives import SHARD_MAP
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.explain.source import source_of
 from shardmap.map.layout import MeshWalk, inner_walk
-from shardmap.map.names import UNNAMED
+from shardmap.map.names import REPLICAS, UNNAMED
 from shardmap.map.primitive import spmap_p
 
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
@@ -202,6 +202,7 @@ class _Walk:
         block = -(-size // devices)
         width = min(params["batch_size"] or block, block)
         steps = -(-block // width)
+        replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
         # mesh_map makes one map for each mesh axis, all of a function of this name.
         is_block = params["name"] == "block" and (
             params["mesh_axes"] in ((params["axis_name"],), ())
@@ -228,7 +229,7 @@ class _Walk:
             params["axis_name"],
             (size, devices, width, steps),
             equation,
-            _how_it_runs(devices, width, steps, params["lowering"]),
+            _how_it_runs(devices, width, steps, params["lowering"], replicas),
             change,
         )
         inner_axes = around.inner_axes if walk is None else walk.inner_axes
@@ -260,13 +261,17 @@ class _Walk:
         self.scope(params["jaxpr"], around)
 
 
-def _how_it_runs(devices: int, width: int, steps: int, lowering: str) -> str:
+def _how_it_runs(
+    devices: int, width: int, steps: int, lowering: str, replicas: int = 1
+) -> str:
     if devices == 1:
         parts = ["on one device"]
     else:
         parts = [f"on {devices:,} devices at once"]
         if lowering == "spmd":
             parts[0] += ", cut by the partitioner"
+    if replicas > 1:
+        parts.append(f"{replicas:,} replicas of each")
     if width > 1:
         parts.append(f"{width:,} elements are one batched operation")
     if steps > 1:

@@ -50,8 +50,12 @@ def check_elements(
       divisor: what the number has to be a multiple of.
 
     Raises:
-      ValueError: it is not the number wanted, or no multiple.
+      ValueError: there are none, or not as many as wanted, or no multiple.
     """
+    if own == 0:
+        raise ValueError(
+            f"spmap of {name} over {parts} processes needs at least one row on each."
+        )
     if wanted is not None and own * parts != wanted:
         raise ValueError(
             f"spmap got axis_size {wanted}, which counts the elements on all "
@@ -109,7 +113,7 @@ class AcrossProcesses:
             raise NeedsAnotherProgramError
         whole = []
         for leaf, (rows, donate) in zip(leaves, self._operands, strict=True):
-            if rows.axis is not None and is_whole(leaf) is self._is_rows:
+            if rows.factors is not None and is_whole(leaf) is self._is_rows:
                 raise NeedsAnotherProgramError
             whole.append(to_whole(leaf, rows, donate))
         given, kwargs = jax.tree.unflatten(in_tree, whole)

@@ -17,9 +17,7 @@ from shardmap.map.program import FunctionMap
 from shardmap.map.stages import Lowered, lower, trace
 from shardmap.sharding.mesh import auto_mesh
 
-with jax.core.eval_context():
-    TOP_LEVEL = jex_core.find_top_trace(())
-
+TOP_LEVEL = tracing.TOP_LEVEL
 _find_top_trace = jex_core.find_top_trace
 
 

@@ -304,11 +304,6 @@ def mapped_size(
             f"Specified axis_size {axis_size} doesn't match received axis_size {size} "
             f"of {names()[sizes[0][0]]}. Leave axis_size out, or give {size}."
         )
-    if size == 0:
-        raise ValueError(
-            f"spmap needs at least one element, but the mapped axis of "
-            f"{names()[sizes[0][0]]} has size 0."
-        )
     return size
 
 

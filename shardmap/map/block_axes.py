@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from shardmap.map import contexts
+from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
+from shardmap.sharding.spec import ShardingSpec
 
 Axes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
@@ -78,3 +80,51 @@ def from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
     array = jnp.moveaxis(array, range(len(front)), [where[name] for name in front])
     sizes = iter(array.shape)
     return array.reshape([math.prod(next(sizes) for _ in (*n, 0)) for n in dimensions])
+
+
+def mesh_sharding_spec(
+    axis_sizes: dict[str, int], axis_names: Sequence[str]
+) -> Callable[[int, Axes], ShardingSpec]:
+    """How the blocks of arrays lie on a mesh, as specs.
+
+    JAX had this as `pxla.mesh_sharding_specs`.
+
+    Args:
+      axis_sizes: the size of each mesh axis.
+      axis_names: the mesh axes in the order of the mesh.
+
+    Returns:
+      A function of the array's rank and its axes, as `mesh_map` takes them, that gives
+      the `ShardingSpec`. Several mesh axes on one dimension cut it in the order of the
+      dict.
+
+    Example:
+      >>> import shardmap as sm
+      >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
+      >>> spec(2, {"y": 0})
+      ShardingSpec((Chunked((4,)), None), (Replicated(2), ShardedAxis(0)))
+    """
+
+    def spec(ndim: int, axes: Axes) -> ShardingSpec:
+        for name, dimension in axes.items():
+            if name not in axis_names or not 0 <= dimension < ndim:
+                raise ValueError(
+                    f"axes {axes} do not fit an array of rank {ndim} on a mesh with "
+                    f"axes {tuple(axis_names)}: {name!r} cuts dimension {dimension}."
+                )
+        dimensions = dimensions_of(axes, ndim)
+        in_order = [name for names in dimensions for name in names]
+        return ShardingSpec(
+            [
+                Chunked([axis_sizes[name] for name in names]) if names else None
+                for names in dimensions
+            ],
+            [
+                ShardedAxis(in_order.index(name))
+                if name in axes
+                else Replicated(axis_sizes[name])
+                for name in axis_names
+            ],
+        )
+
+    return spec

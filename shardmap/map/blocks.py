@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 
 from shardmap.map.callbacks import call_for_each, has_effects, if_present
+from shardmap.map.collective_primitives import AXIS_INDEX
 from shardmap.map.collectives import (
-    AXIS_INDEX,
     REDUCTIONS,
     is_collective,
     split_collectives,
@@ -41,7 +41,7 @@ def block_function(
         return _loop(jaxpr, axis, in_axes, out_axes, batch_size)
     split = call_for_each(split_collectives(jaxpr, axis), axis)
     mapped = Batch(axis.vectorized_name, axis.block).vectorize(
-        lambda *args: jax.core.eval_jaxpr(split, (), *args),
+        split,
         in_axes,
         [0 if out_axis is None else out_axis for out_axis in out_axes],
     )
@@ -224,15 +224,21 @@ def _cut(
             invars=[index, *jaxpr.invars],
             outvars=[renamed(v) for v in [e.invars[0] for e in reductions] + early],
             eqns=[e.replace(invars=list(map(renamed, e.invars))) for e in before],
+            effects=_effects(before),
         ),
         reductions=reductions,
         after=jaxpr.replace(
             invars=[*(e.outvars[0] for e in reductions), *whole],
             outvars=late,
             eqns=after,
+            effects=_effects(after),
         ),
         is_after=is_after,
     )
+
+
+def _effects(equations: Sequence[Any]) -> set[Any]:
+    return {effect for equation in equations for effect in equation.effects}
 
 
 def _is_plain_reduction(equation: Any) -> bool:

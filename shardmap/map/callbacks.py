@@ -2,7 +2,7 @@
 
 Vectorised code computes a block as a whole, its empty places too. What has an effect,
 such as a host callback, is therefore taken out: it runs element by element, for those
-that exist.
+that exist. And where devices are replicas of each other, the first one does it for all.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +12,16 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import batching
+from jax.interpreters import batching, mlir
 
+from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap.map.collectives import is_collective
+from shardmap.map.names import REPLICAS
 from shardmap.map.primitive import happens_outside, spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr
 from shardmap.map.split_axis import SplitAxis
 from shardmap.map.tap_primitive import tap_p
+from shardmap.map.tracing import shape_dtype_struct
 
 each_p = jex_core.Primitive("for_each_element")
 each_p.multiple_results = True
@@ -27,6 +30,17 @@ each_p.multiple_results = True
 def has_effects(jaxpr: Any) -> bool:
     """Whether anything happens in ``jaxpr`` that is seen outside of it."""
     return any(happens_outside(e) for eqn in jaxpr.eqns for e in eqn.effects)
+
+
+def _happens_here(equation: Any) -> bool:
+    """Whether an equation has an effect, and not only holds others that have."""
+    if not any(map(happens_outside, equation.effects)):
+        return False
+    if equation.primitive in (spmap_p, each_p):
+        return False
+    # A tap's jaxpr is there for JAX to look at; it is not run.
+    jaxprs = jex_core.jaxprs_in_params(equation.params)
+    return equation.primitive is tap_p or not any(True for _ in jaxprs)
 
 
 def if_present(
@@ -45,16 +59,7 @@ def call_for_each(jaxpr: Any, axis: SplitAxis) -> Any:
     """``jaxpr`` whose effects, in a block of ``axis``, happen element by element."""
 
     def change(equation: Any, shadowed: bool) -> Any:
-        # A tap's jaxpr is there for JAX to look at; it is not run.
-        holds_jaxprs = equation.primitive is not tap_p and any(
-            True for _ in jex_core.jaxprs_in_params(equation.params)
-        )
-        if (
-            not any(map(happens_outside, equation.effects))
-            or holds_jaxprs
-            or equation.primitive in (spmap_p, each_p)
-            or is_collective(equation, axis.name)
-        ):
+        if not _happens_here(equation) or is_collective(equation, axis.name):
             return equation
         return equation.replace(
             primitive=each_p,
@@ -103,4 +108,76 @@ def _batching_rule(
     return results, [0] * len(results)
 
 
+def _typecheck(
+    *operands: Any, axis: SplitAxis, primitive: Any, params: tuple[tuple[str, Any], ...]
+) -> tuple[Any, Any]:
+    return type_equation(primitive, operands, dict(params))
+
+
 batching.fancy_primitive_batchers[each_p] = _batching_rule
+register_typecheck(each_p, _typecheck)
+
+
+# Replicas
+
+once_p = jex_core.Primitive("on_first_replica")
+once_p.multiple_results = True
+
+
+def on_first_replica(jaxpr: Any) -> Any:
+    """``jaxpr`` whose effects happen on the first replica only.
+
+    Those of the maps inside are left alone, until these are lowered.
+    """
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        if not _happens_here(equation):
+            return equation
+        params = {
+            "effect": equation.primitive,
+            "params": tuple(equation.params.items()),
+        }
+        return equation.replace(primitive=once_p, params=params)
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+def _once_abstract_eval(
+    *avals: Any, effect: Any, params: tuple[tuple[str, Any], ...]
+) -> tuple[Any, Any]:
+    def call(*operands: Any) -> Any:
+        return effect.bind(*operands, **dict(params))
+
+    closed = jax.make_jaxpr(call)(*map(shape_dtype_struct, avals))
+    return closed.out_avals, closed.effects
+
+
+def _once_typecheck(
+    *operands: Any, effect: Any, params: tuple[tuple[str, Any], ...]
+) -> tuple[Any, Any]:
+    return type_equation(effect, operands, dict(params))
+
+
+def _once_lowering(
+    ctx: Any, *args: Any, effect: Any, params: tuple[tuple[str, Any], ...]
+) -> Any:
+    def call(*operands: Any) -> list[Any]:
+        results = effect.bind(*operands, **dict(params))
+        return list(results) if effect.multiple_results else [results]
+
+    def run(*operands: Any) -> list[Any]:
+        results = if_present(lax.axis_index(REPLICAS), 1, call, *operands)
+        gathered = [
+            lax.all_gather(result[None], REPLICAS, tiled=True) for result in results
+        ]
+        return [copies[0] for copies in gathered]
+
+    inner = ctx.replace(tokens_out=None)
+    results = mlir.lower_fun(run)(inner, *args)
+    ctx.set_tokens_out(inner.tokens_out)
+    return results
+
+
+once_p.def_effectful_abstract_eval(_once_abstract_eval)
+mlir.register_lowering(once_p, _once_lowering)
+register_typecheck(once_p, _once_typecheck)

@@ -20,7 +20,22 @@ import numpy as np
 from jax import lax
 from jax.interpreters import batching
 
-from shardmap.map.rewriting import REDUCE_SCATTER, rewrite_jaxpr
+from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
+from shardmap.map.collective_primitives import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    AXIS_INDEX,
+    PBROADCAST,
+    PMAX,
+    PMIN,
+    PPERMUTE,
+    PSUM,
+    RAGGED_ALL_TO_ALL,
+    REDUCE_SCATTER,
+    axis_names,
+)
+from shardmap.map.mesh_names import permute
+from shardmap.map.rewriting import rewrite_jaxpr
 from shardmap.map.shard_maps import has_shard_maps
 from shardmap.map.split_axis import SplitAxis, pad_last
 
@@ -47,10 +62,9 @@ def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
                 "collective": equation.primitive,
                 "params": tuple(sorted(equation.params.items())),
             },
-            effects=set(),
         )
 
-    return rewrite_jaxpr(jaxpr, axis.name, split)
+    return rewrite_jaxpr(jaxpr, axis.name, split, renamed=())
 
 
 def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
@@ -87,7 +101,7 @@ def lowers_per_device(jaxpr: Any, name: Hashable, platform: str) -> bool:
 
 def is_collective(equation: Any, name: Hashable) -> bool:
     """Whether the equation itself is a collective over the axis."""
-    return equation.primitive in RULES and name in _names(equation.params)
+    return equation.primitive in RULES and name in axis_names(equation.params)
 
 
 def has_collectives(jaxpr: Any) -> bool:
@@ -97,12 +111,6 @@ def has_collectives(jaxpr: Any) -> bool:
         or any(map(has_collectives, jex_core.jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
-
-
-def _names(params: dict[str, Any]) -> tuple[Any, ...]:
-    """The axes that a collective works over; numbers among them are dimensions."""
-    names = params.get("axes", params.get("axis_name"))
-    return names if isinstance(names, tuple) else (names,)
 
 
 def _batching_rule(
@@ -129,55 +137,17 @@ def _batching_rule(
     return results, differs
 
 
+def _typecheck(
+    *operands: Any, axis: SplitAxis, collective: Any, params: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    with bound_axis(axis.name, axis.size):
+        avals, effects = type_equation(collective, operands, dict(params))
+    others = {e for e in effects if getattr(e, "name", None) != axis.name}
+    return avals, others
+
+
 batching.fancy_primitive_batchers[split_p] = _batching_rule
-
-
-# Under jax.vmap
-
-grouped_p = jex_core.Primitive("grouped_all_to_all")
-
-
-def batchable(jaxpr: Any, name: Hashable) -> Any:
-    """``jaxpr`` as `jax.vmap` along an axis ``name`` takes it.
-
-    JAX cannot vectorise an all_to_all with groups, whatever its axis.
-    """
-    found = False
-
-    def change(equation: Any, shadowed: bool) -> Any:
-        nonlocal found
-        if (
-            equation.primitive is not ALL_TO_ALL
-            or equation.params["axis_index_groups"] is None
-            or name in _names(equation.params)
-        ):
-            return equation
-        found = True
-        return equation.replace(primitive=grouped_p)
-
-    # Maps inside have this done to them when they are vectorised.
-    changed = rewrite_jaxpr(jaxpr, name, change, into_maps=False)
-    return changed if found else jaxpr
-
-
-def _grouped_batching_rule(
-    _: Any,
-    args: Sequence[Any],
-    dims: Sequence[int | None],
-    *,
-    split_axis: int,
-    concat_axis: int,
-    **params: Any,
-) -> tuple[Any, int | None]:
-    (x,), (dim,) = args, dims
-    if dim is not None:
-        x = jnp.moveaxis(x, dim, 0)
-        split_axis, concat_axis = split_axis + 1, concat_axis + 1
-    axes = {"split_axis": split_axis, "concat_axis": concat_axis}
-    return ALL_TO_ALL.bind(x, **axes, **params), None if dim is None else 0
-
-
-batching.fancy_primitive_batchers[grouped_p] = _grouped_batching_rule
+register_typecheck(split_p, _typecheck)
 
 
 # Reductions
@@ -211,12 +181,10 @@ class Reduction(NamedTuple):
         """The rule of the collective."""
         present = axis.present(block, self.identity(block.dtype))
         if axis_index_groups is not None:
-            _, number, _ = axis.groups(axes, axis_index_groups)
+            groups, number, _ = axis.groups(axes, axis_index_groups)
             mine = jnp.asarray(number)[axis.positions(axes)]
-            partial = self.segments(present, mine, len(axis_index_groups))
-            if axis.device_axes:
-                partial = self.between(partial, axis.device_axes)
-            return partial[mine], True
+            partial = self.segments(present, mine, len(groups))
+            return self.finish(axis, partial, axes)[mine], True
         dimensions = tuple(a + 1 for a in axes if isinstance(a, int))
         return self.finish(axis, self.local(present, (0, *dimensions)), axes), False
 
@@ -314,7 +282,8 @@ def _all_gather_rule(
     everything = axis.gather(block, axis_name)
     dimension, differs = all_gather_dimension, axis_index_groups is not None
     if differs:
-        members, _, _ = axis.groups(axis_name, axis_index_groups)
+        groups, number, _ = axis.groups(axis_name, axis_index_groups)
+        members = np.asarray(groups, np.int32)[number]
         mine = jnp.asarray(members)[axis.positions(axis_name)]
         everything, dimension = everything[mine], dimension + 1
     result = jnp.moveaxis(everything, int(differs), dimension)
@@ -331,9 +300,9 @@ def _all_to_all_rule(
     axis_index_groups: Any,
     tiled: bool,
 ) -> tuple[Any, bool]:
-    names = _names({"axis_name": axis_name})
-    members, _, place = axis.groups(names, axis_index_groups)
-    count = members.shape[1]
+    names = axis_names({"axis_name": axis_name})
+    groups, number, place = axis.groups(names, axis_index_groups)
+    count = len(groups[0])
     # The pieces for each element in front: (own elements, pieces, ...).
     shape = list(block.shape)
     cut = [count, shape[split_axis + 1] // count]
@@ -348,6 +317,7 @@ def _all_to_all_rule(
         received = jnp.moveaxis(block[: axis.size], 1, 0)
     else:
         everything = axis.gather(block, names)
+        members = np.asarray(groups, np.int32)[number]
         mine = axis.positions(names)
         received = jax.vmap(lambda group, k: everything[group, k])(
             jnp.asarray(members)[mine], jnp.asarray(place)[mine]
@@ -360,7 +330,7 @@ def _all_to_all_rule(
 def _ppermute_rule(
     axis: SplitAxis, block: Any, *, axis_name: Sequence[Any], perm: Any
 ) -> tuple[Any, bool]:
-    names = _names({"axis_name": axis_name})
+    names = axis_names({"axis_name": axis_name})
     if names != (axis.name,):
         source = np.full(axis.total(names), -1, np.int32)
         for start, end in perm:
@@ -395,7 +365,7 @@ def _ppermute_rule(
                 for device, moves in enumerate(sent)
                 if moves
             ]
-            packed = lax.ppermute(packed, axis.device_axes, pairs)
+            packed = permute(packed, axis.device_axes, pairs)
         result = result.at[jnp.asarray(unpacked_to)[here]].set(packed, mode="drop")
     return result, True
 
@@ -403,7 +373,7 @@ def _ppermute_rule(
 def _pbroadcast_rule(
     axis: SplitAxis, block: Any, *, axis_name: Any, source: int
 ) -> tuple[Any, bool]:
-    names = _names({"axis_name": axis_name})
+    names = axis_names({"axis_name": axis_name})
     if not jnp.issubdtype(block.dtype, np.number):
         return axis.gather(block, names)[source], False
     chosen = jnp.expand_dims(axis.positions(names) == source, range(1, block.ndim))
@@ -428,23 +398,8 @@ def _ragged_all_to_all_rule(axis: SplitAxis, *_: Any, **__: Any) -> tuple[Any, b
     )
 
 
-def _primitive(collective: Callable[[Any], Any]) -> Any:
-    """The primitive that a collective of `jax.lax` binds."""
-    jaxpr = jax.make_jaxpr(collective, axis_env=[("i", 2)])(np.zeros(2, np.float32))
-    return jaxpr.jaxpr.eqns[-1].primitive
+REDUCTIONS: dict[Any, Reduction] = {PSUM: _SUM, PMAX: _MAX, PMIN: _MIN}
 
-
-AXIS_INDEX = _primitive(lambda x: lax.axis_index("i"))
-
-REDUCTIONS: dict[Any, Reduction] = {
-    _primitive(lambda x: lax.psum(x, "i")): _SUM,
-    _primitive(lambda x: lax.pmax(x, "i")): _MAX,
-    _primitive(lambda x: lax.pmin(x, "i")): _MIN,
-}
-
-ALL_GATHER = _primitive(lambda x: lax.all_gather(x, "i"))
-ALL_TO_ALL = jex_core.primitives.all_to_all_p
-PBROADCAST = _primitive(lambda x: lax.pbroadcast(x, "i", 0))
 SUMMING = {*REDUCTIONS, REDUCE_SCATTER, PBROADCAST}
 """Those that reduce between devices."""
 
@@ -452,9 +407,9 @@ RULES.update(REDUCTIONS)
 RULES |= {
     AXIS_INDEX: _axis_index_rule,
     ALL_GATHER: _all_gather_rule,
-    _primitive(lambda x: lax.ppermute(x, "i", [(0, 0)])): _ppermute_rule,
+    PPERMUTE: _ppermute_rule,
     PBROADCAST: _pbroadcast_rule,
     REDUCE_SCATTER: _reduce_scatter_rule,
     ALL_TO_ALL: _all_to_all_rule,
-    jex_core.primitives.ragged_all_to_all_p: _ragged_all_to_all_rule,
+    RAGGED_ALL_TO_ALL: _ragged_all_to_all_rule,
 }

@@ -19,8 +19,9 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import contexts, placement, tracing
+from shardmap.map import contexts, placement, processes, tracing
 from shardmap.map.primitive import mesh_jaxpr
+from shardmap.map.rewriting import rewrite_jaxpr
 from shardmap.sharding.mesh import auto_mesh
 
 Parts = tuple[int | None, ...]
@@ -69,24 +70,63 @@ def _prime_factors(number: int) -> list[int]:
     return factors
 
 
-def partition_mesh(
-    parts: Parts, total: int, what: str = "with_sharding_constraint"
-) -> Mesh:
-    """The mesh of a value outside of maps: partition k is on local device k.
+def _devices_for(total: int, what: str) -> list[list[jax.Device]]:
+    """The devices for partitions outside of maps, of each process that has some.
+
+    They are this process's, if it has as many as there are partitions; else those of
+    all processes, of each equally many.
 
     Raises:
       ValueError: names ``what``, the devices it needs and those that there are.
     """
     devices = jax.local_devices()
-    if total > len(devices):
+    if total <= len(devices):
+        return [devices]
+    count = jax.process_count()
+    if count == 1:
         raise ValueError(
             f"{what} computation requires {total} devices, but only {len(devices)} "
             "devices are available. Ask for fewer parts, or, to try it on CPU, set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={total} before JAX "
             "starts."
         )
-    axes = partition_axes([parts], total) or {f"{_AXIS_PREFIX}0": 1}
-    grid = np.asarray(devices[:total], dtype=object).reshape(tuple(axes.values()))
+    by_process = [jax.local_devices(process) for process in range(count)]
+    fewest = min(map(len, by_process))
+    if total > fewest * count or total % count:
+        raise ValueError(
+            f"{what} computation requires {total} devices, which are more than the "
+            f"{len(devices)} of this process, and so equally many of each of {count} "
+            f"processes. They have {[len(each) for each in by_process]}. Ask for a "
+            f"multiple of {count} partitions, {fewest * count} at most."
+        )
+    return [each[:fewest] for each in by_process]
+
+
+def partition_mesh(
+    parts: Parts,
+    total: int,
+    what: str = "with_sharding_constraint",
+    alone: bool = True,
+) -> Mesh:
+    """The mesh of a value outside of maps.
+
+    Alone, partition k is on device k, of the local ones or, if these are too few, of
+    those of all processes. In a program that has more of the devices, each has as many
+    of them, where the number of devices divides.
+
+    Raises:
+      ValueError: names ``what``, the devices it needs and those that there are.
+    """
+    groups = _devices_for(total, what)
+    available = len(groups) * len(groups[0])
+    axes = partition_axes([parts], total)
+    if not alone and available % total == 0:
+        # The same mesh for all parts: JAX describes all results on the first one.
+        total = available
+        axes = partition_axes([tuple(_prime_factors(total))], total)
+    axes = axes or {f"{_AXIS_PREFIX}0": 1}
+    devices = [device for each in groups for device in each[: total // len(groups)]]
+    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))
 
 
@@ -192,7 +232,12 @@ def axes_for_partitions(
 
 
 def constrain(
-    x: Any, parts: Parts | None, total: int | None = None, what: str = ""
+    x: Any,
+    parts: Parts | None,
+    total: int | None = None,
+    what: str = "with_sharding_constraint",
+    alone: bool = False,
+    program: str = "",
 ) -> Any:
     """Cuts a value into partitions.
 
@@ -200,20 +245,40 @@ def constrain(
       x: an array.
       parts: the counts; None: every device has the whole value.
       total: how many devices; needed where ``parts`` does not tell.
-      what: for errors, see `partition_mesh`.
+      what, alone: see `partition_mesh`.
+      program: what other processes have to run as well, if they do not tell by this
+        value.
     """
     if parts is None:
         parts = (1,) * jax.typeof(x).ndim
     else:
         total = total_partitions(parts)
     mesh = None
-    inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
-    if total is not None and not inside:
-        what = what or "with_sharding_constraint"
-        mesh = partition_mesh(parts, total, what)
+    if total is not None and not _is_inside_map():
+        alone = alone or jex_core.find_top_trace(()) is tracing.TOP_LEVEL
+        mesh = partition_mesh(parts, total, what, alone)
         if isinstance(x, jax.core.Tracer):
             _check_devices(mesh, what)
-    return _bind(contexts.untyped(x), parts=parts, total=total, mesh=mesh)
+    x = contexts.untyped(x)
+    return _bind(x, parts=parts, total=total, mesh=mesh, what=what, program=program)
+
+
+def _is_inside_map() -> bool:
+    return bool(tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def alone(jaxpr: Any) -> Any:
+    """``jaxpr`` whose constraints are those of a program of its own."""
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is not constrain_p or params["mesh"] is None:
+            return equation
+        mesh = partition_mesh(params["parts"], params["total"])
+        changed = {"mesh": mesh, "mesh_jaxpr": mesh_jaxpr(mesh)}
+        return equation.replace(params=params | changed)
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
 def _check_devices(mesh: Mesh, what: str) -> None:
@@ -235,13 +300,20 @@ def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
 constrain_p = jex_core.Primitive("partitions")
 
 
-def _implementation(x: Any, *, parts: Parts, mesh: Mesh | None, **params: Any) -> Any:
+def _implementation(
+    x: Any, *, parts: Parts, total: int | None, mesh: Mesh | None, **params: Any
+) -> Any:
     if mesh is None:
         return jnp.asarray(x)
     if contexts.has_mesh() and list(mesh.devices.flat) == contexts.mesh_devices():
         (x,) = contexts.place([x])
-        return _program_under_mesh(parts=parts, mesh=mesh, **params)(x)
+        return _program_under_mesh(parts=parts, total=total, mesh=mesh, **params)(x)
     wanted = tuple(count or 1 for count in parts)
+    if total is not None and isinstance(x, jax.Array) and x.committed:
+        # It is to meet others that were made outside of any program.
+        needed = partition_mesh(wanted, total)
+        if x.sharding.device_set == set(needed.devices.flat):
+            mesh = needed
     (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
     return placed
 
@@ -265,8 +337,20 @@ def _batch(
 
 
 def _lowering(
-    ctx: Any, x: Any, *, parts: Parts, total: int | None, mesh: Any, **_: Any
+    ctx: Any,
+    x: Any,
+    *,
+    parts: Parts,
+    total: int | None,
+    mesh: Any,
+    what: str,
+    program: str,
+    **_: Any,
 ) -> Any:
+    (aval,) = ctx.avals_in
+    processes.agree_to_lower(
+        mesh, what, lambda: program or f"{what} of {aval.str_short()}, parts {parts}"
+    )
     if mesh is None:
         mesh = auto_mesh(jax.sharding.get_abstract_mesh())
     if mesh.empty:

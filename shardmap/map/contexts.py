@@ -114,6 +114,8 @@ def check_mesh(name: str, mesh: Mesh) -> None:
     Raises:
       ValueError: names the map and both meshes.
     """
+    if not has_mesh():
+        return
     with jax.core.eval_context():
         there = jax.sharding.get_mesh()
     if AxisType.Explicit not in there.axis_types:

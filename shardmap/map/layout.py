@@ -2,32 +2,56 @@
 
 An outermost map makes a mesh, or is given one. In a mesh that it makes, the first axis
 is its own, others are for the maps inside it, one for each level of nesting, and the
-last ones for the partitions that `sharded_jit` cuts values into.
+next ones for the partitions that `sharded_jit` cuts values into.
+
+A map that is called outside of any program takes as many devices as it needs. Inside a
+program it shares them with all else in the program, so its mesh has all of them: those
+that it does not need are an axis of replicas, the last one, or have no element.
 """
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import processes
+from shardmap.map import placement, processes
 from shardmap.map.constraints import (
     axes_for_partitions,
     constrain_p,
+    is_partition_axis,
     partition_cuts,
 )
-from shardmap.map.names import UNNAMED
+from shardmap.map.names import REPLICAS, UNNAMED
 from shardmap.map.primitive import spmap_p
 
 
 def devices_for(axis_size: int, available: int) -> int:
     """How many devices an axis lies on: no more than its blocks need."""
+    axis_size = max(axis_size, 1)
     return -(-axis_size // -(-axis_size // available))
+
+
+def _all_devices_for(axis_size: int, available: int) -> int:
+    """The same if as many devices as are left over shall be replicas of each.
+
+    Where that does not work out some of all the devices have no element.
+    """
+    needed = devices_for(axis_size, available)
+    return available if available % needed else needed
+
+
+def _divisor_for(axis_size: int, available: int) -> int:
+    """The same, but a number that divides those available, and all have elements."""
+    return max(
+        n
+        for n in range(1, available + 1)
+        if available % n == 0 and devices_for(axis_size, n) == n
+    )
 
 
 def _even_devices_for(axis_size: int, available: int) -> int:
@@ -55,16 +79,28 @@ class MeshWalk(NamedTuple):
         return -(-axis_size // self.device_count(mesh))
 
 
+Spare = Literal["unused", "replicas", "empty"]
+"""What becomes of devices that an outermost map does not need.
+
+* "unused": they are not in its mesh, as it is a program of its own.
+* "replicas": as many are replicas of each that it needs, where the number divides.
+* "empty": the same, but a map without maps and partitions inside is laid over all
+  devices, some without an element. Of several meshes in one program JAX takes the first
+  to describe all results, and can, if it is the same for all such maps.
+"""
+
+
 def map_mesh(
     axis_name: Hashable,
     axis_size: int,
     call_jaxpr: Any,
     devices: Sequence[jax.Device],
+    spare: Spare,
 ) -> Mesh:
     """The mesh that an outermost map makes: its own axis, then one for each level.
 
-    Axes for partitions come last, and take their devices first. A level gets a mesh
-    axis as long as there are devices left; below that, maps are vectorised on each
+    Axes for partitions come behind them, and take their devices first. A level gets a
+    mesh axis as long as there are devices left; below that, maps are vectorised on each
     device. Over several processes each has an equal part of the elements, in equal
     blocks on its devices.
 
@@ -73,6 +109,8 @@ def map_mesh(
       axis_size: the number of elements.
       call_jaxpr: what is searched for maps inside.
       devices: the devices to use.
+      spare: what becomes of devices that the map does not need. They are not in the
+        mesh if partitions inside leave a rest.
     """
     groups = processes.by_process(devices)
     if axis_size % len(groups) == 0:
@@ -80,15 +118,43 @@ def map_mesh(
         axis_size //= len(groups)
     else:
         groups = [list(devices)]
-    spread = _even_devices_for if len(groups) > 1 else devices_for
     available = len(groups[0])
     partitions = axes_for_partitions(call_jaxpr, axis_name, axis_size, available)
-    count = available // math.prod(partitions.values())
-    names, sizes = [axis_name], [spread(axis_size, count)]
-    level = inner_maps(call_jaxpr)
+    count, rest = divmod(available, math.prod(partitions.values()))
+    spread = _even_devices_for if len(groups) > 1 else devices_for
+    sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, devices_for)
+    shared = spare != "unused" and not rest and math.prod(sizes) < count
+    is_flat = len(sizes) == len(groups) == 1 and not partitions
+    if shared and is_flat and spare == "empty":
+        sizes = [count]
+    elif shared:
+        spread = math.gcd if len(groups) > 1 else _all_devices_for
+        sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, _divisor_for)
+    own = _mesh_axis_names([axis_name, *names], {axis_name} | _axis_names(call_jaxpr))
+    axes = dict(zip(own, sizes, strict=True)) | partitions
+    if shared:
+        axes[REPLICAS] = count // math.prod(sizes)
+    per_group = math.prod(axes.values())
+    used = [device for group in groups for device in group[:per_group]]
+    axes[own[0]] *= len(groups)
+    grid = np.asarray(used, dtype=object).reshape(tuple(axes.values()))
+    return Mesh(grid, tuple(axes))
+
+
+Spread = Callable[[int, int], int]
+"""How many devices an axis lies on, from its size and the number of devices."""
+
+
+def _level_sizes(
+    axis_size: int, jaxpr: Any, count: int, spread: Spread, spread_inside: Spread
+) -> tuple[list[int], list[Hashable]]:
+    """How many devices each level of nesting gets, and the name of each inner level."""
+    sizes = [spread(axis_size, count)]
+    names: list[Hashable] = []
+    level = inner_maps(jaxpr)
     while level:
-        available = count // math.prod(sizes)
-        size = max(devices_for(e.params["axis_size"], available) for e in level)
+        left = count // math.prod(sizes)
+        size = max(spread_inside(e.params["axis_size"], left) for e in level)
         if size == 1:
             break
         inner_names = {equation.params["axis_name"] for equation in level}
@@ -99,12 +165,17 @@ def map_mesh(
             for equation in level
             for inner in inner_maps(equation.params["call_jaxpr"])
         ]
-    own = _mesh_axis_names(names, {axis_name} | _axis_names(call_jaxpr))
-    sizes += partitions.values()
-    used = [device for group in groups for device in group[: math.prod(sizes)]]
-    sizes[0] *= len(groups)
-    grid = np.asarray(used, dtype=object).reshape(sizes)
-    return Mesh(grid, (*own, *partitions))
+    return sizes, names
+
+
+def own_walk(mesh: Mesh) -> MeshWalk:
+    """Where the map that made a mesh with `map_mesh` goes on it."""
+    own, *inner = (
+        name
+        for name in mesh.axis_names
+        if name != REPLICAS and not is_partition_axis(name)
+    )
+    return MeshWalk((own,), tuple(inner))
 
 
 def _mesh_axis_names(
@@ -227,9 +298,14 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     mesh = params["mesh"]
     walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
     operands, results = _map_cuts(params, mesh, walk)
+    # Tangents of integers are NumPy arrays, which several processes do not cut.
+    operands = [
+        {} if placement.has_no_bytes(var.aval) else cut
+        for var, cut in zip(params["call_jaxpr"].invars, operands, strict=True)
+    ]
     # XLA gives every device the whole of a result without entries.
     results = [
-        cut if math.prod(var.aval.shape) else {}
+        cut if params["axis_size"] * math.prod(var.aval.shape) else {}
         for var, cut in zip(params["call_jaxpr"].outvars, results, strict=True)
     ]
     return MapShardings(

@@ -14,15 +14,25 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import contexts, placement
+from shardmap.map import contexts, placement, processes
 from shardmap.map.blocks import block_function
+from shardmap.map.callbacks import on_first_replica
 from shardmap.map.collectives import (
-    RULES,
     SUMMING,
     has_collectives,
     lowers_per_device,
 )
-from shardmap.map.layout import MeshWalk, inner_walk, map_shardings, partition_spec
+from shardmap.map.layout import (
+    MeshWalk,
+    Spare,
+    inner_walk,
+    map_mesh,
+    map_shardings,
+    own_walk,
+    partition_spec,
+)
+from shardmap.map.mesh_names import in_mesh_order, rename_axis, told_apart
+from shardmap.map.names import REPLICAS
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr, under_mesh, widen
 from shardmap.map.running import map_jit
@@ -38,8 +48,35 @@ def _implementation(*args: Any, **params: Any) -> list[Any]:
         return on_one_device(**params)(*args)
     if params["mesh"] is not None and contexts.has_mesh():
         return _program_under_mesh(**params)(*contexts.place(args))
+    if REPLICAS in getattr(params["mesh"], "axis_names", ()):
+        params = _as_operands_lie(args, params)
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
+
+
+def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """A map on all devices of its mesh as a program of its own.
+
+    Operands may lie on just those devices that it would have if it were called outside
+    of any trace: then they were made so, and what comes of them here is to meet them.
+    Else it has replicas on the others.
+    """
+
+    def mesh_of(spare: Spare) -> Mesh:
+        devices = list(params["mesh"].devices.flat)
+        names = "axis_name", "axis_size", "call_jaxpr"
+        return map_mesh(*(params[name] for name in names), devices, spare)
+
+    mesh = mesh_of("unused")
+    needed = set(mesh.devices.flat)
+    if not any(
+        isinstance(arg, jax.Array)
+        and arg.committed
+        and arg.sharding.device_set == needed
+        for arg in args
+    ):
+        mesh = mesh_of("replicas")
+    return params | {"mesh": mesh} | own_walk(mesh)._asdict()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -186,8 +223,15 @@ def per_device(
         axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
         return block_function(jaxpr, axis, in_axes, out_axes, batch_size)
-    # A tap has to know which device it is on, and so on which one along every axis.
-    manual_axes = mesh.axis_names if is_tapped(call_jaxpr) else mesh_axes
+    manual_axes = mesh_axes
+    if REPLICAS in mesh.axis_names:
+        if mesh.shape[REPLICAS] > 1:
+            jaxpr = on_first_replica(jaxpr)
+        if not is_manual(mesh, [REPLICAS]):
+            manual_axes = (*mesh_axes, REPLICAS)
+    if is_tapped(call_jaxpr):
+        # A tap has to know which device it is on, and so on which one along every axis.
+        manual_axes = mesh.axis_names
     jaxpr = under_mesh(jaxpr, _with_manual_axes(mesh, manual_axes).abstract_mesh)
     # Not every collective of JAX takes several mesh axes for one name.
     if (
@@ -195,7 +239,7 @@ def per_device(
         and len(mesh_axes) == 1
         and lowers_per_device(jaxpr, axis_name, platform)
     ):
-        block = _one_element(jaxpr, axis, in_axes, out_axes)
+        block = _one_element(jaxpr, axis, in_axes, out_axes, mesh)
     else:
         block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
     if is_manual(mesh, mesh_axes):
@@ -275,10 +319,9 @@ def _one_block_of_whole(
 ) -> Callable[..., Any]:
     """A map in a program that is per device already: each takes its block, and all
     get the results of all."""
-    names = axis.device_axes if len(axis.device_axes) > 1 else axis.device_axes[0]
 
     def run(*operands: Any) -> list[Any]:
-        start = jax.lax.axis_index(names) * axis.block
+        start = jax.lax.axis_index(axis.device_axes) * axis.block
         results = block(
             *(
                 operand
@@ -290,7 +333,7 @@ def _one_block_of_whole(
         return [
             result
             if out_axis is None
-            else jax.lax.all_gather(result, names, axis=out_axis, tiled=True)
+            else jax.lax.all_gather(result, axis.device_axes, axis=out_axis, tiled=True)
             for result, out_axis in zip(results, out_axes, strict=True)
         ]
 
@@ -302,24 +345,11 @@ def _one_element(
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
+    mesh: Any,
 ) -> Callable[..., Any]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
 
-    def rename(names: Any) -> Any:
-        names = names if isinstance(names, tuple) else (names,)
-        renamed: list[Any] = []
-        for name in names:
-            renamed.extend(axis.device_axes if name == axis.name else [name])
-        return tuple(renamed)
-
-    def change(equation: Any, shadowed: bool) -> Any:
-        if shadowed or equation.primitive not in RULES:
-            return equation
-        key = "axes" if "axes" in equation.params else "axis_name"
-        named = {key: rename(equation.params[key])}
-        return equation.replace(params=equation.params | named, effects=set())
-
-    renamed = rewrite_jaxpr(jaxpr, axis.name, change)
+    renamed = in_mesh_order(rename_axis(jaxpr, axis.name, axis.device_axes), mesh)
 
     def element(*blocks: Any) -> list[Any]:
         operands = [
@@ -370,10 +400,19 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         if manual:
             types = {name: AxisType.Manual for name in manual}
             here = context.mesh.abstract_mesh.update_axis_types(types)
-        params["call_jaxpr"] = under_mesh(params["call_jaxpr"], here)
+        jaxpr = in_mesh_order(params["call_jaxpr"], here)
+        params["call_jaxpr"] = under_mesh(jaxpr, here)
         with jax.sharding.use_abstract_mesh(here):
             return mlir.lower_fun(on_one_device(**params))(ctx, *args)
+    if not manual:
+        processes.agree_to_lower(
+            mesh, f"spmap of {params['name']}", lambda: processes.description(params)
+        )
     params["mesh"] = mesh = _with_manual_axes(mesh, manual)
+    params["axis_name"], jaxpr = told_apart(
+        params["axis_name"], params["call_jaxpr"], mesh.axis_names
+    )
+    params["call_jaxpr"] = in_mesh_order(jaxpr, mesh)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         by_partitioner = params["lowering"] == "spmd" and not manual
         run = (partitioned if by_partitioner else per_device)(**params)

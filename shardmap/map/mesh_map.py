@@ -16,8 +16,16 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import arguments, contexts, functions, pickling, placement, tracing
-from shardmap.map.api import TOP_LEVEL, explanation, spmap
+from shardmap.map import (
+    arguments,
+    contexts,
+    functions,
+    pickling,
+    placement,
+    processes,
+    tracing,
+)
+from shardmap.map.api import explanation, spmap
 from shardmap.map.block_axes import (
     Axes,
     dimensions_of,
@@ -26,10 +34,10 @@ from shardmap.map.block_axes import (
     reshaped,
     to_blocks,
 )
+from shardmap.map.rows import as_global
 from shardmap.map.running import map_jit
 from shardmap.map.shard_maps import axes_walked_inside
 from shardmap.map.stages import Lowered
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.mesh import auto_mesh
 from shardmap.sharding.spec import ShardingSpec
 
@@ -77,8 +85,10 @@ class MeshMappedFunction:
         self._fun = self._map.fun()
 
     def __call__(self, *args: Any) -> Any:
-        if jex_core.find_top_trace(()) is not TOP_LEVEL:
-            return self._map.bind(*self._map.read(args))
+        if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
+            leaves, in_tree, in_axes = self._map.read(args)
+            leaves = as_global(leaves, map(self._map.sharding, in_axes, leaves))
+            return self._map.bind(leaves, in_tree, in_axes)
         if contexts.has_mesh():
             return self._map.under_mesh(args)
         return self._map.run(args)
@@ -93,7 +103,10 @@ class MeshMappedFunction:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
         leaves, in_tree, in_axes = self._map.read(args)
-        program, shardings, out_shardings = self._map.program(leaves, in_tree, in_axes)
+        # Calls have a program of their own, which all processes lower at once.
+        program, shardings, out_shardings = self._map.program(
+            leaves, in_tree, in_axes, is_new=True
+        )
         # Arrays that lie elsewhere would be asked to lie as the map wants them.
         structs = jax.tree.unflatten(
             in_tree,
@@ -106,7 +119,8 @@ class MeshMappedFunction:
                 )
             ],
         )
-        lowered = program.lower(*structs)
+        with processes.lowering_to_look() as agree:
+            lowered = program.lower(*structs)
         out_info = jax.tree.leaves(lowered.out_info)
         in_specs, out_specs = (
             [
@@ -122,6 +136,7 @@ class MeshMappedFunction:
             lowered,
             jax.tree.unflatten(in_tree, in_specs),
             jax.tree.unflatten(jax.tree.structure(lowered.out_info), out_specs),
+            agree,
         )
 
     def explain(self, *args: Any) -> Any:
@@ -224,19 +239,23 @@ class _BlockMap:
         return leaves, in_tree, in_axes
 
     def program(
-        self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]
+        self,
+        leaves: Sequence[Any],
+        in_tree: Any,
+        in_axes: Sequence[Axes],
+        is_new: bool = False,
     ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
         """What runs calls like this one, and how arguments and results lie."""
         avals = [arguments.leaf_aval(leaf) for leaf in leaves]
         key = in_tree, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals)
-        if key not in self._programs:
+        if is_new or key not in self._programs:
             bind = functools.partial(self.bind, in_tree=in_tree, in_axes=in_axes)
             structs = [
                 jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
                 for aval in avals
             ]
             out_shape = jax.eval_shape(lambda *leaves: bind(leaves), *structs)
-            in_shardings = tuple(map(self.sharding, in_axes))
+            in_shardings = tuple(map(self.sharding, in_axes, leaves))
             out_shardings = tuple(map(self.sharding, self.out_axes(out_shape)))
             mesh = self.options.mesh
 
@@ -262,11 +281,16 @@ class _BlockMap:
                 ),
                 donate_argnums=self.options.donate_argnums,
             )
-            self._programs[key] = program, in_shardings, out_shardings
+            made = program, in_shardings, out_shardings
+            if is_new:
+                return made
+            self._programs[key] = made
         return self._programs[key]
 
-    def sharding(self, axes: Axes) -> NamedSharding:
+    def sharding(self, axes: Axes, leaf: Any = None) -> NamedSharding:
         """How an array with these axes lies."""
+        if placement.has_no_bytes(leaf):
+            axes = {}
         ndim = max(axes.values(), default=-1) + 1
         entries = [names or None for names in dimensions_of(axes, ndim)]
         return NamedSharding(self.options.mesh, PartitionSpec(*entries))
@@ -288,6 +312,8 @@ class _BlockMap:
             results = jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
             # On a mesh without axes there is no map to make arrays of numbers.
             return results if levels else list(map(jnp.asarray, results))
+
+        block.__name__ = self._name
 
         def whole(*blocks: Any) -> Any:
             return fun(*jax.tree.unflatten(in_tree, blocks))
@@ -431,51 +457,3 @@ def mesh_map(
             arguments.index_tuple("donate_argnums", donate_argnums),
         ),
     )
-
-
-def mesh_sharding_spec(
-    axis_sizes: dict[str, int], axis_names: Sequence[str]
-) -> Callable[[int, Axes], ShardingSpec]:
-    """How the blocks of arrays lie on a mesh, as specs.
-
-    JAX had this as `pxla.mesh_sharding_specs`.
-
-    Args:
-      axis_sizes: the size of each mesh axis.
-      axis_names: the mesh axes in the order of the mesh.
-
-    Returns:
-      A function of the array's rank and its axes, as `mesh_map` takes them, that gives
-      the `ShardingSpec`. Several mesh axes on one dimension cut it in the order of the
-      dict.
-
-    Example:
-      >>> import shardmap as sm
-      >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
-      >>> spec(2, {"y": 0})
-      ShardingSpec((Chunked((4,)), None), (Replicated(2), ShardedAxis(0)))
-    """
-
-    def spec(ndim: int, axes: Axes) -> ShardingSpec:
-        for name, dimension in axes.items():
-            if name not in axis_names or not 0 <= dimension < ndim:
-                raise ValueError(
-                    f"axes {axes} do not fit an array of rank {ndim} on a mesh with "
-                    f"axes {tuple(axis_names)}: {name!r} cuts dimension {dimension}."
-                )
-        dimensions = dimensions_of(axes, ndim)
-        in_order = [name for names in dimensions for name in names]
-        return ShardingSpec(
-            [
-                Chunked([axis_sizes[name] for name in names]) if names else None
-                for names in dimensions
-            ],
-            [
-                ShardedAxis(in_order.index(name))
-                if name in axes
-                else Replicated(axis_sizes[name])
-                for name in axis_names
-            ],
-        )
-
-    return spec

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from shardmap.map import arguments
-from shardmap.map.constraints import total_partitions
+from shardmap.map.constraints import partition_mesh, total_partitions
 
 Counts = tuple[int, ...] | None
 """Of pieces along each dimension; None: every device has the whole value."""
@@ -125,3 +125,89 @@ def agreed_total(what: str, totals: Sequence[Total]) -> int | None:
                 "product, or be None."
             )
     return said[0][1] if said else None
+
+
+# Of several processes
+
+
+def check_local_parts(
+    what: str,
+    kind: str,
+    names: Sequence[str],
+    avals: Sequence[Any],
+    all_parts: Sequence[Counts],
+    all_local: Sequence[Counts],
+) -> None:
+    """Refuses counts of this process's pieces that are not those which it has.
+
+    Args:
+      what: who was called, for errors.
+      kind: the parameter, for errors.
+      names: what each value is called.
+      avals: the values' kinds.
+      all_parts: how each is cut.
+      all_local: how this process's pieces of it are; None: it has no own.
+    """
+    problems = []
+    for name, aval, parts, local in zip(
+        names, avals, all_parts, all_local, strict=True
+    ):
+        if local is None:
+            continue
+        if parts is None:
+            parts = (1,) * aval.ndim
+        total = total_partitions(parts)
+        own = own_count(total)
+        box = _own_box(parts, own)
+        if local != box:
+            problems.append(
+                f"\n  * {kind} of {name} is {local}, but of {parts} partitions, "
+                f"{total} in all, this process has {own}, which are "
+                + ("no such block" if box is None else f"{box}")
+            )
+    if problems:
+        raise ValueError(
+            f"{what} cannot put the pieces of the processes together:"
+            f"{''.join(problems)}\nPartitions that this process has devices for are "
+            "all its own; of more, each process has equally many, one behind the "
+            "other, counted row-major. Give those counts, or pass global arrays and "
+            f"leave {kind} out."
+        )
+
+
+def check_own_count(what: str, total: int, wanted: int) -> None:
+    """Refuses another number of partitions on this process than there are."""
+    if (own := own_count(total)) != wanted:
+        raise ValueError(
+            f"{what} got local_num_partitions {wanted}, but of the {total} partitions "
+            f"{own} are on each process that has any. Leave it out."
+        )
+
+
+def own_count(total: int) -> int:
+    """How many of the partitions are on this process."""
+    here = jax.process_index()
+    devices = partition_mesh((), total, "sharded_jit").devices.flat
+    return sum(device.process_index == here for device in devices)
+
+
+def _own_box(parts: tuple[int, ...], count: int) -> Counts:
+    """The shape of ``count`` partitions one behind the other; None if it is no box."""
+    box: list[int] = []
+    for pieces in reversed(parts):
+        box.append(min(pieces, count))
+        if max(pieces, count) % box[-1]:
+            return None
+        count //= box[-1]
+    return tuple(reversed(box))
+
+
+def whole_aval(aval: Any, parts: Counts, local: Counts) -> Any:
+    """The kind of the global array of which this process has these pieces."""
+    if parts is None or local is None:
+        return aval
+    shape = [
+        size // own * pieces
+        for size, own, pieces in zip(aval.shape, local, parts, strict=True)
+    ]
+    return jax.core.ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type)

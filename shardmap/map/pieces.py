@@ -4,36 +4,47 @@
 is its result. The functions here read the one device that holds element ``i``.
 """
 
+import itertools
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from shardmap.map.cuts import RefusedError, cuts_for, placed
-from shardmap.map.rows import is_whole
+from shardmap.map.cuts import Index, RefusedError, Span, cuts_for, placed
 
 
-def shard_of(x: Any, i: int, *, axis: int = 0) -> Any:
+def shard_of(x: Any, i: int | slice | tuple[int | slice, ...], *, axis: int = 0) -> Any:
     """Element ``i`` along an axis, on the device that holds it and on no other.
 
     The value of ``x[i]``, without communication and without the other devices. Of a
-    pytree, element ``i`` of each leaf.
+    pytree, the same of each leaf.
 
-    The result is not committed: it may meet arrays on any device, and `jax.jit` then
-    runs where those are, or on the default device. ``jax.device_put(piece,
-    piece.device)`` commits it, so that what is computed from it stays there.
+    ``i`` may also say which part along several axes, beginning with ``axis``:
+    ``shard_of(x, (1, 2))`` is ``x[1, 2]``, an element of a map in a map, and
+    ``shard_of(x, slice(2, 4))`` is ``x[2:4]``. What several devices hold copies of
+    comes from the first of them.
+
+    A part that lies on one device is an array on it that is not committed: it may meet
+    arrays on any device, and `jax.jit` then runs where those are, or on the default
+    device. ``jax.device_put(piece, piece.device)`` commits it, so that what is computed
+    from it stays there. A part that is cut itself, such as ``x[1]`` of a map in a map,
+    is an array over the devices that hold it, each with its piece, and is committed.
 
     Args:
-      x: an array, or a pytree of arrays, that are not cut but along ``axis``, each
-        piece as long as you like. NumPy arrays are indexed. So are tracers: inside
-        `jax.jit`, `jax.grad` and so on this is ``x[i]``.
-      i: the element, negative from the end.
-      axis: the axis, which the result has not, negative from the end.
+      x: an array, or a pytree of arrays. NumPy arrays are indexed. So are tracers:
+        inside `jax.jit`, `jax.grad` and so on this is ``x[i]``.
+      i: the element, negative from the end; or a slice without a step; or a tuple of
+        these. A slice is within the piece that one device holds, or has whole pieces.
+      axis: the axis, which the result has not, negative from the end; of a tuple, the
+        first.
 
     Raises:
-      ValueError: an array is cut along another axis too, so that the element is on
-        several devices; the device is of another process; there is no such axis.
+      TypeError: ``i`` is something else.
+      ValueError: a slice ends within the pieces of several devices, or has a step; the
+        device is of another process; there is no such axis.
       IndexError: ``i`` is out of range.
 
     Example:
@@ -41,21 +52,24 @@ def shard_of(x: Any, i: int, *, axis: int = 0) -> Any:
       >>> y = jax.device_put(np.arange(6).reshape(2, 3), jax.devices()[0])
       >>> shard_of(y, 1)
       Array([3, 4, 5], dtype=int32)
+      >>> shard_of(y, (1, slice(0, 2)))
+      Array([3, 4], dtype=int32)
     """
-    number = operator.index(i)
+    index = i if type(i) is int else _hashable(i)
     leaves, tree = jax.tree.flatten(x)
-    taken = _take("shard_of", x, leaves, axis, number)
+    taken = _take("shard_of", x, leaves, axis, index)
     return jax.tree.unflatten(tree, [pieces[0] for pieces in taken])
 
 
-def unstack(x: Any, *, axis: int = 0) -> list[Any]:
+def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     """All elements along an axis, each on the device that holds it.
 
     ``[shard_of(x, 0), shard_of(x, 1), ...]``, with one program for each device.
 
     Args:
       x: as for `shard_of`. The leaves of a pytree are equally long along ``axis``.
-      axis: the axis, which the results have not, negative from the end.
+      axis: the axis, which the results have not, negative from the end. Several axes
+        give lists of lists: ``unstack(x, axis=(0, 1))[1][2]`` is ``x[1, 2]``.
 
     Returns:
       A list of arrays, or of pytrees like ``x``.
@@ -70,16 +84,19 @@ def unstack(x: Any, *, axis: int = 0) -> list[Any]:
     """
     leaves, tree = jax.tree.flatten(x)
     taken = _take("unstack", x, leaves, axis, None)
-    lengths = [len(pieces) for pieces in taken]
-    if len(set(lengths)) != 1:
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    sizes = [tuple(np.shape(leaf)[one] for one in axes) for leaf in leaves]
+    if len(set(sizes)) != 1:
         listed = "".join(
-            f"\n  * {_name(x, k)} has {length}" for k, length in enumerate(lengths)
+            f"\n  * {_name(x, k)} has {' x '.join(map(str, size))}"
+            for k, size in enumerate(sizes)
         )
         raise ValueError(
             "unstack needs arrays with equally many elements along axis "
             f"{axis}:{listed or ' there are no arrays'}"
         )
-    return [jax.tree.unflatten(tree, elements) for elements in zip(*taken, strict=True)]
+    elements = (jax.tree.unflatten(tree, pieces) for pieces in zip(*taken, strict=True))
+    return _nested(elements, sizes[0])
 
 
 def unreplicate(tree: Any, *, axis: int = 0) -> Any:
@@ -102,15 +119,18 @@ def unreplicate(tree: Any, *, axis: int = 0) -> Any:
       {'w': array([1., 1.])}
     """
     leaves, structure = jax.tree.flatten(tree)
-    leaves = [_part_here(leaf, axis) for leaf in leaves]
-    taken = _take("unreplicate", tree, leaves, axis, 0)
+    taken = _take("unreplicate", tree, leaves, axis, "first")
     return jax.tree.unflatten(structure, [pieces[0] for pieces in taken])
 
 
 def _take(
-    caller: str, tree: Any, leaves: Sequence[Any], axis: int, index: int | None
+    caller: str,
+    tree: Any,
+    leaves: Sequence[Any],
+    axis: int | tuple[int, ...],
+    index: Index,
 ) -> list[list[Any]]:
-    """For each leaf, the element at ``index`` in a list, or all of them."""
+    """For each leaf, the part at ``index`` in a list, or all its elements."""
     try:
         cuts = cuts_for(tuple(map(placed, leaves)), axis, index)
     except RefusedError as refused:
@@ -126,19 +146,43 @@ def _take(
         results = step.run(*shards, *step.offsets)
         for (leaf, position), piece in zip(step.targets, results, strict=True):
             taken[leaf][position] = piece
-    for leaf, before in cuts.indexed:
-        where = range(cuts.lengths[leaf]) if index is None else [index]
-        taken[leaf] = [leaves[leaf][(*before, k)] for k in where]
+    for leaf, shape, shardings in cuts.joins:
+        pieces = iter(taken[leaf])
+        taken[leaf] = [
+            jax.make_array_from_single_device_arrays(
+                shape, sharding, list(itertools.islice(pieces, sharding.num_devices))
+            )
+            for sharding in shardings
+        ]
+    for leaf, indices in cuts.indexed:
+        taken[leaf] = [leaves[leaf][one] for one in indices]
     return taken
 
 
-def _part_here(leaf: Any, axis: int) -> Any:
-    """The first shard on this process of an array that others have parts of."""
-    if not is_whole(leaf):
-        return leaf
-    shard = leaf.addressable_shards[0].data
-    cut = [k for k, size in enumerate(leaf.shape) if shard.shape[k] != size]
-    return shard if set(cut) <= {axis % max(leaf.ndim, 1)} else leaf
+def _hashable(i: Any) -> Index:
+    """An index that `cuts_for` takes."""
+    if isinstance(i, tuple):
+        return tuple(_item(one) for one in i)
+    return (_item(i),) if isinstance(i, slice) else operator.index(i)
+
+
+def _item(one: Any) -> int | Span:
+    if not isinstance(one, slice):
+        return operator.index(one)
+    if one.step not in (None, 1):
+        raise ValueError(f"shard_of takes slices without a step, got {one}.")
+    edges = (one.start, one.stop)
+    return Span(*(None if edge is None else operator.index(edge) for edge in edges))
+
+
+def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:
+    """Lists of these sizes in each other, filled row-major."""
+    if len(sizes) == 1:
+        return list(elements)
+    return [
+        _nested(itertools.islice(elements, math.prod(sizes[1:])), sizes[1:])
+        for _ in range(sizes[0])
+    ]
 
 
 def _name(tree: Any, leaf: int) -> str:

@@ -53,6 +53,8 @@ def place(
 
 def is_misplaced(array: Any, sharding: Sharding, uncommitted: bool) -> bool:
     """Whether ``array`` does not lie as ``sharding`` says."""
+    if has_no_bytes(array):
+        return False
     if type(array) in _LEFT_TO_JIT:
         return uncommitted
     if not isinstance(array, jax.Array):
@@ -60,6 +62,11 @@ def is_misplaced(array: Any, sharding: Sharding, uncommitted: bool) -> bool:
     if isinstance(array, jax.core.Tracer) or not (array.committed or uncommitted):
         return False
     return not _equivalent(array.sharding, sharding, array.ndim)
+
+
+def has_no_bytes(value: Any) -> bool:
+    """Whether these are tangents of integers: NumPy arrays, on no device."""
+    return getattr(value, "dtype", None) == jax.dtypes.float0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,7 +103,10 @@ def move(value: Any, sharding: Sharding, donate: bool = False) -> jax.Array:
             # weak type.
             return np.asarray(value).item()
         whole = np.asarray(value, kind.dtype)
-        return jax.make_array_from_callback(kind.shape, sharding, lambda i: whole[i])
+        # The type is said for a process that has none of the devices.
+        return jax.make_array_from_callback(
+            kind.shape, sharding, lambda i: whole[i], dtype=kind.dtype
+        )
     if on_host:
         return jax.device_put(value, sharding)
     if not value.is_fully_addressable:

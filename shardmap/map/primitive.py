@@ -18,13 +18,15 @@ with ``xla_pmap_p``.
 
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap.map.names import axis_text
 from shardmap.map.shard_maps import check_shard_maps
 
@@ -38,31 +40,46 @@ class MapPrimitive(jex_core.Primitive):
 
     * ``axis_name``: the name that collectives in ``call_jaxpr`` use, any hashable.
     * ``axis_size``: the number of elements, an int.
-    * ``in_axes``, ``out_axes``: one int or None per operand and per result.
+    * ``in_axes``, ``out_axes``: a tuple of one int or None per operand and per result.
     * ``call_jaxpr``: what one element computes, a jaxpr without constants.
-    * ``name``: the name of the mapped function, for messages and profiles.
-    * ``mesh``: the devices; None for a map inside another that says nothing.
-    * ``mesh_axes``: the mesh axes that the elements are laid over, major to minor;
-      None together with ``mesh``.
-    * ``inner_axes``: the mesh axes for maps inside, one for each level.
-    * ``batch_size``: how many elements a device vectorises; None: all that it has.
-    * ``lowering``: "manual" or "spmd".
 
-    `bind` adds two more: ``layout``, how the elements lie, in words, and
-    ``mesh_jaxpr``, made from ``mesh``.
+    and with whatever else its rules want.
+
+    A primitive of one's own can be bound, and seen in jaxprs: the shapes and effects of
+    its results follow from the parameters. How it runs is told as for any primitive, by
+    ``def_impl`` and the tables of `jax.interpreters`: there are no rules but those that
+    are registered.
 
     Args:
       name: what jaxprs print.
 
     Example:
       >>> import jax, shardmap as sm
-      >>> jaxpr = jax.make_jaxpr(sm.spmap(lambda x: x + 1.0))(jax.numpy.ones(8))
-      >>> [equation.primitive is sm.spmap_p for equation in jaxpr.eqns]
-      [True]
+      >>> loop_p = sm.MapPrimitive("loop")
+      >>> def loop(x):
+      ...     element = jax.make_jaxpr(lambda x: x.sum())(x[0])
+      ...     return loop_p.bind(x, axis_name="i", axis_size=len(x), in_axes=(0,),
+      ...                        out_axes=(0,), call_jaxpr=element.jaxpr)
+      >>> jax.eval_shape(loop, jax.numpy.ones((4, 3)))
+      [ShapeDtypeStruct(shape=(4,), dtype=float32)]
     """
 
     multiple_results = True
     map_primitive = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.def_effectful_abstract_eval(functools.partial(_abstract_eval, name))
+        register_typecheck(self, self._typecheck)
+
+    def _typecheck(self, *operands: Any, **params: Any) -> tuple[Any, Any]:
+        call_jaxpr = params["call_jaxpr"]
+        others = params | {"call_jaxpr": None}
+        for jaxpr in jex_core.jaxprs_in_params(others):
+            check_jaxpr(jaxpr)
+        with bound_axis(params["axis_name"], params["axis_size"]):
+            check_jaxpr(getattr(call_jaxpr, "jaxpr", call_jaxpr))
+        return self.abstract_eval(*(o.aval for o in operands), **params)
 
     def is_high(self, *_: Any, **__: Any) -> bool:
         """No: what is high in ``call_jaxpr`` is lowered where the map is."""
@@ -77,6 +94,9 @@ class MapPrimitive(jex_core.Primitive):
 
         Returns:
           The results, flat, as a list.
+
+        Raises:
+          TypeError: a parameter that every map has is missing.
         """
         if subfuns := params.pop("subfuns", ()):
             # Only there: `checkify` imports the tracing of maps, which needs this file.
@@ -84,9 +104,74 @@ class MapPrimitive(jex_core.Primitive):
 
             [function] = subfuns
             return bind_function(self.bind, function, args, params)
-        params["layout"] = layout_text(**params)
-        params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
+        if missing := [name for name in _OF_EVERY_MAP if name not in params]:
+            raise TypeError(
+                f"{self.name}.bind needs the parameters that every map has: "
+                f"{', '.join(missing)} missing"
+            )
         return super().bind(*args, **params)
+
+
+_OF_EVERY_MAP = ("axis_name", "axis_size", "in_axes", "out_axes", "call_jaxpr")
+
+
+class _SpmapPrimitive(MapPrimitive):
+    """The primitive of `spmap`'s equations, with the rules of all transformations.
+
+    As every `MapPrimitive`, and with these parameters besides:
+
+    * ``name``: the name of the mapped function, for messages and profiles.
+    * ``mesh``: the devices; None for a map inside another that says nothing.
+    * ``mesh_axes``: the mesh axes that the elements are laid over, major to minor;
+      None together with ``mesh``.
+    * ``inner_axes``: the mesh axes for maps inside, one for each level.
+    * ``batch_size``: how many elements a device vectorises; None: all that it has.
+    * ``lowering``: "manual" or "spmd".
+
+    `bind` adds two more: ``layout``, how the elements lie, in words, and
+    ``mesh_jaxpr``, made from ``mesh``.
+
+    Example:
+      >>> import jax, shardmap as sm
+      >>> jaxpr = jax.make_jaxpr(sm.spmap(lambda x: x + 1.0))(jax.numpy.ones(8))
+      >>> [equation.primitive is sm.spmap_p for equation in jaxpr.eqns]
+      [True]
+    """
+
+    def bind(self, *args: Any, **params: Any) -> list[Any]:
+        if "subfuns" not in params:
+            if not params["axis_size"]:
+                return _without_elements(args, **params)
+            params["layout"] = layout_text(**params)
+            params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
+        return super().bind(*args, **params)
+
+
+def _without_elements(
+    operands: Sequence[Any],
+    *,
+    axis_name: Hashable,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    call_jaxpr: Any,
+    **_: Any,
+) -> list[Any]:
+    """The results of a map over an axis of size 0: nothing is computed or laid out."""
+    avals = [
+        insert_axis(var.aval, 0, axis)
+        for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
+    ]
+    if None not in out_axes:
+        return [jax.lax.full(aval.shape, 0, aval.dtype) for aval in avals]
+    # What has no mapped axis is the same for any number of elements, or a collective's.
+    mapped = jax.vmap(
+        lambda _, *args: jax.core.eval_jaxpr(call_jaxpr, (), *args),
+        in_axes=(0, *in_axes),
+        out_axes=list(out_axes),
+        axis_name=axis_name,
+    )
+    # vmap wants at least one mapped operand.
+    return mapped(np.zeros(0, bool), *operands)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -148,21 +233,40 @@ def insert_axis(aval: Any, size: int, axis: int | None) -> jax.core.ShapedArray:
 
 
 def _abstract_eval(
+    primitive: str,
+    /,
     *avals: Any,
     axis_name: Hashable,
     axis_size: int,
     in_axes: tuple[int | None, ...],
     out_axes: tuple[int | None, ...],
     call_jaxpr: Any,
-    **params: Any,
+    **_: Any,
 ) -> tuple[list[jax.core.ShapedArray], set[Any]]:
-    if params["mesh"] is not None:
-        check_shard_maps(params | {"axis_name": axis_name, "call_jaxpr": call_jaxpr})
+    call_jaxpr = getattr(call_jaxpr, "jaxpr", call_jaxpr)
+    for what, axes, variables in (
+        ("operands", in_axes, call_jaxpr.invars),
+        ("results", out_axes, call_jaxpr.outvars),
+    ):
+        if len(axes) != len(variables):
+            raise TypeError(
+                f"{primitive}: call_jaxpr has {len(variables)} {what}, but there are "
+                f"{len(axes)} axes for them: {axes}"
+            )
+    if len(avals) != len(in_axes):
+        raise TypeError(
+            f"{primitive}: {len(avals)} operands, but {len(in_axes)} in_axes: {in_axes}"
+        )
     for aval, axis, var in zip(avals, in_axes, call_jaxpr.invars, strict=True):
+        if axis is not None and aval.shape[axis : axis + 1] != (axis_size,):
+            raise TypeError(
+                f"{primitive}: an operand of {aval.str_short()} mapped at {axis} does "
+                f"not have {axis_size} elements"
+            )
         element = remove_axis(aval, axis)
         if (element.shape, element.dtype) != (var.aval.shape, var.aval.dtype):
             raise TypeError(
-                f"spmap: an operand of {aval.str_short()} mapped at {axis} gives "
+                f"{primitive}: an operand of {aval.str_short()} mapped at {axis} gives "
                 f"{element.str_short()}, but call_jaxpr takes {var.aval.str_short()}"
             )
     out_avals = [
@@ -198,5 +302,11 @@ def happens_outside(effect: Any) -> bool:
     return not hasattr(effect, "name") and type(effect) not in inside
 
 
-spmap_p = MapPrimitive("spmap")
-spmap_p.def_effectful_abstract_eval(_abstract_eval)
+def _spmap_abstract_eval(*avals: Any, **params: Any) -> Any:
+    if params["mesh"] is not None:
+        check_shard_maps(params)
+    return _abstract_eval("spmap", *avals, **params)
+
+
+spmap_p = _SpmapPrimitive("spmap")
+spmap_p.def_effectful_abstract_eval(_spmap_abstract_eval)

@@ -26,12 +26,12 @@ from shardmap.map import (
 )
 from shardmap.map.across import AcrossProcesses, are_rows, check_elements
 from shardmap.map.calls import Call, Element, Options, Prepared, as_arrays, probe_of
-from shardmap.map.constraints import is_partition_axis
 from shardmap.map.layout import (
     MapShardings,
     MeshWalk,
     check_inner_meshes,
     map_mesh,
+    own_walk,
 )
 from shardmap.map.lowering import communicates
 from shardmap.map.primitive import remove_axis, spmap_p
@@ -68,6 +68,7 @@ class FunctionMap:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         are_whole: Sequence[bool] | None = None,
+        alone: bool = True,
     ) -> Call:
         """Checks the arguments of a call and traces the function on one element.
 
@@ -76,6 +77,7 @@ class FunctionMap:
           kwargs: the keyword arguments.
           are_whole: in a map over several processes, which leaves are global arrays;
             what others hold are this process's rows. None: there are no others.
+          alone: whether the map is a program of its own, and no part of another.
         """
         options = self.options
         static = set(options.static_argnums)
@@ -151,7 +153,7 @@ class FunctionMap:
             "batch_size": options.batch_size,
             "lowering": options.lowering,
         }
-        params |= self._place(axis_size, body.jaxpr)
+        params |= self._place(axis_size, body.jaxpr, alone)
         if params["mesh"] is not None and not tracing.inside_map():
             check_inner_meshes(params)
         return Call(leaves, in_tree, body, params, are_whole is not None, is_rows)
@@ -161,7 +163,7 @@ class FunctionMap:
         are_whole = None
         if self.across_processes and not tracing.inside_map():
             are_whole = look(self._leaves(args, kwargs))
-        call = self.read(args, kwargs, are_whole)
+        call = self.read(args, kwargs, are_whole, alone=False)
         if are_whole is not None:
             self.agree(call)
         return self._bind(call)
@@ -242,7 +244,7 @@ class FunctionMap:
         """Once for each kind of call: sees that all processes make it."""
         kind = processes.description(call.params)
         if kind not in self._agreed:
-            processes.agree(call.params)
+            processes.agree(call.params["mesh"], f"spmap of {self.name}", kind)
             self._agreed.add(kind)
 
     def prepare(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Prepared:
@@ -363,7 +365,7 @@ class FunctionMap:
             )
         return map_jit(run, list(mesh.devices.flat), sends, **options)
 
-    def _place(self, axis_size: int, call_jaxpr: Any) -> dict[str, Any]:
+    def _place(self, axis_size: int, call_jaxpr: Any, alone: bool) -> dict[str, Any]:
         """The parameters of the equation that say on which devices it runs."""
         mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
         nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
@@ -371,16 +373,19 @@ class FunctionMap:
             return nowhere
         surroundings.check_devices(self.name, self.options)
         if mesh is not None:
-            if contexts.has_mesh():
-                contexts.check_mesh(f"spmap of {self.name}", mesh)
+            contexts.check_mesh(f"spmap of {self.name}", mesh)
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
         if tracing.inside_map():
             return nowhere
-        mesh = map_mesh(self.options.axis_name, axis_size, call_jaxpr, self._devices())
-        if contexts.has_mesh():
-            contexts.check_mesh(f"spmap of {self.name}", mesh)
-        own, *inner = (n for n in mesh.axis_names if not is_partition_axis(n))
-        return {"mesh": mesh, "mesh_axes": (own,), "inner_axes": tuple(inner)}
+        mesh = map_mesh(
+            self.options.axis_name,
+            axis_size,
+            call_jaxpr,
+            self._devices(),
+            "unused" if alone else "empty",
+        )
+        contexts.check_mesh(f"spmap of {self.name}", mesh)
+        return {"mesh": mesh} | own_walk(mesh)._asdict()
 
     def _axis_size(
         self,

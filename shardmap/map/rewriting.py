@@ -1,5 +1,6 @@
 """Changing the equations of a jaxpr, in whatever other equations hold them too."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
+from shardmap.map.collective_primitives import ALL_TO_ALL, PSUM, REDUCE_SCATTER
 from shardmap.map.primitive import spmap_p
 from shardmap.map.shard_maps import SHARD_MAP, walked_axes, with_manual_axes
 
@@ -20,6 +22,7 @@ def rewrite_jaxpr(
     shadowed: bool = False,
     into_maps: bool = True,
     retype: Callable[[Any], Any] | None = None,
+    renamed: Sequence[Hashable] | None = None,
 ) -> Any:
     """``jaxpr`` with ``change`` applied to each equation, the innermost first.
 
@@ -32,6 +35,8 @@ def rewrite_jaxpr(
       into_maps: whether to change what maps hold, too, those of `jax.shard_map`
         included.
       retype: what to have instead of the aval of each variable.
+      renamed: what the axis is called in the changed equations, none if they do not
+        use it; None: they use it as before.
     """
 
     # Jaxprs are shared: a jitted function that is called twice has one.
@@ -64,15 +69,25 @@ def rewrite_jaxpr(
                 held = {key: rewrite(value, inside) for key, value in params.items()}
                 equation = equation.replace(params=held)
             changed = change(equation, shadowed)
-            equations.extend(changed if isinstance(changed, list) else [changed])
-        # What remains of the effect of using the axis name would be out of date.
-        effects = {
-            effect
-            for effect in jaxpr.effects
-            if shadowed or getattr(effect, "name", _NO_NAME) != axis_name
-        }
+            for new in changed if isinstance(changed, list) else [changed]:
+                effects = rename(new.effects, shadowed)
+                equations.append(new.replace(effects=effects))
+        effects = rename(jaxpr.effects, shadowed)
         changed = jaxpr.replace(eqns=equations, effects=effects)
         return changed if retype is None else _with_avals(changed, retype)
+
+    def rename(effects: Any, shadowed: bool) -> Any:
+        if renamed is None or shadowed:
+            return effects
+        return {
+            new
+            for effect in effects
+            for new in (
+                (dataclasses.replace(effect, name=name) for name in renamed)
+                if getattr(effect, "name", _NO_NAME) == axis_name
+                else (effect,)
+            )
+        }
 
     return rewrite(jaxpr, shadowed)
 
@@ -93,16 +108,28 @@ def _with_avals(jaxpr: Any, retype: Callable[[Any], Any]) -> Any:
     def every(atoms: Sequence[Any]) -> list[Any]:
         return list(map(new, atoms))
 
+    def on_new(effects: Any) -> Any:
+        """The effects, of which some are on a variable: on the new one."""
+        return {
+            dataclasses.replace(effect, input=new(effect.input))
+            if hasattr(effect, "input")
+            else effect
+            for effect in effects
+        }
+
     return jaxpr.replace(
         constvars=every(jaxpr.constvars),
         invars=every(jaxpr.invars),
         outvars=every(jaxpr.outvars),
         eqns=[
             equation.replace(
-                invars=every(equation.invars), outvars=every(equation.outvars)
+                invars=every(equation.invars),
+                outvars=every(equation.outvars),
+                effects=on_new(equation.effects),
             )
             for equation in jaxpr.eqns
         ],
+        effects=on_new(jaxpr.effects),
     )
 
 
@@ -157,15 +184,6 @@ def _typed_with(jaxpr: Any, mesh: Any) -> Any:
     return rewrite_jaxpr(jaxpr, None, lambda e, _: e, into_maps=False, retype=retype)
 
 
-REDUCE_SCATTER = (
-    jax.make_jaxpr(
-        lambda x: jax.lax.psum_scatter(x, "i", tiled=True), axis_env=[("i", 1)]
-    )(np.zeros(1, np.float32))
-    .jaxpr.eqns[-1]
-    .primitive
-)
-
-
 def tile_collectives(jaxpr: Any) -> Any | None:
     """``jaxpr`` with some collectives as JAX differentiates and vectorises them right.
 
@@ -183,7 +201,7 @@ def tile_collectives(jaxpr: Any) -> Any | None:
         if params.get("tiled", True):
             return equation
         tiled = {"params": params | {"tiled": True}}
-        if equation.primitive is jex_core.primitives.all_to_all_p:
+        if equation.primitive is ALL_TO_ALL:
             # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
             found = True
             return equation.replace(**tiled)
@@ -284,7 +302,7 @@ def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:
 
 def _is_sum(equation: Any) -> bool:
     return (
-        equation.primitive is jex_core.primitives.psum_p
+        equation.primitive is PSUM
         and equation.params["axis_index_groups"] is None
         and len(equation.invars) == 1
     )

@@ -4,9 +4,11 @@ Both are the same buffers: neither way copies any.
 """
 
 import functools
+import itertools
 import math
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,31 +27,29 @@ class Rows(NamedTuple):
     Attributes:
       own: the layout of the part on this process, over its own devices.
       whole: the layout over the devices of all processes.
-      axis: the mapped axis; None for what is not mapped, of which each process has the
-        whole.
-      parts: how many times longer the whole is along it.
+      factors: how many times longer the whole is along the first dimensions; None for
+        what is not mapped, of which each process has the whole.
       devices: how many devices of this process have a shard.
       is_copied: whether all of them have the same.
     """
 
     own: NamedSharding
     whole: NamedSharding
-    axis: int | None
-    parts: int
+    factors: tuple[int, ...] | None
     devices: int
     is_copied: bool
 
     def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        if self.axis is None:
-            return tuple(shape)
-        size = shape[self.axis] * self.parts
-        return (*shape[: self.axis], size, *shape[self.axis + 1 :])
+        return self._scaled(shape, operator.mul)
 
     def own_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        if self.axis is None:
-            return tuple(shape)
-        size = shape[self.axis] // self.parts
-        return (*shape[: self.axis], size, *shape[self.axis + 1 :])
+        return self._scaled(shape, operator.floordiv)
+
+    def _scaled(
+        self, shape: Sequence[int], scale: Callable[[int, int], int]
+    ) -> tuple[int, ...]:
+        pairs = itertools.zip_longest(shape, self.factors or (), fillvalue=1)
+        return tuple(scale(size, factor) for size, factor in pairs)
 
     def batched(self, dim: int) -> "Rows":
         """The same with one more dimension, at ``dim``, that is not cut."""
@@ -60,10 +60,12 @@ class Rows(NamedTuple):
                 entries.insert(dim, None)
             return NamedSharding(sharding.mesh, PartitionSpec(*entries))
 
-        axis = self.axis
-        if axis is not None and dim <= axis:
-            axis += 1
-        return self._replace(own=insert(self.own), whole=insert(self.whole), axis=axis)
+        factors = self.factors
+        if factors is not None and dim < len(factors):
+            factors = (*factors[:dim], 1, *factors[dim:])
+        return self._replace(
+            own=insert(self.own), whole=insert(self.whole), factors=factors
+        )
 
     def shards(self, array: jax.Array) -> list[jax.Array]:
         """What the devices of this process hold of an array that lies so."""
@@ -84,11 +86,8 @@ def rows_for(whole: NamedSharding, axis: int | None, parts: int) -> Rows:
     Raises:
       ValueError: the array is cut between processes along another axis too.
     """
-    own = NamedSharding(_local_mesh(whole.mesh), whole.spec)
-    cuts = [
-        math.prod(whole.mesh.shape[name] // own.mesh.shape[name] for name in names)
-        for names in map(_names, whole.spec)
-    ]
+    made = pieces_for(whole)
+    cuts = made.factors or ()
     others = [k for k, count in enumerate(cuts) if count > 1 and k != axis]
     if others:
         raise ValueError(
@@ -96,9 +95,20 @@ def rows_for(whole: NamedSharding, axis: int | None, parts: int) -> Rows:
             "of which each passes its own rows only. Pass global arrays, or put the "
             "mesh axes of maps inside on the devices of one process."
         )
+    return made._replace(factors=None if axis is None else (*(1,) * axis, parts))
+
+
+@functools.lru_cache(maxsize=4096)
+def pieces_for(whole: NamedSharding) -> Rows:
+    """The same where every dimension may be cut between processes."""
+    own = NamedSharding(_local_mesh(whole.mesh), whole.spec)
+    factors = tuple(
+        math.prod(whole.mesh.shape[name] // own.mesh.shape[name] for name in names)
+        for names in map(_names, whole.spec)
+    )
     devices = own.mesh.size
     is_copied = devices > 1 and own.is_fully_replicated
-    return Rows(own, whole, axis, parts, devices, is_copied)
+    return Rows(own, whole, factors, devices, is_copied)
 
 
 def _names(entry: Any) -> tuple[str, ...]:
@@ -143,6 +153,8 @@ def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
       The global array; or a Python scalar, which `jax.jit` takes as it is. A scalar of
       weak type becomes one, as arrays that are made of shards have none.
     """
+    if placement.has_no_bytes(value):
+        return np.zeros(rows.whole_shape(value.shape), value.dtype)
     made_of = _made_of(value)
     if made_of is not None and not placement.is_misplaced(made_of, rows.whole, True):
         return made_of
@@ -161,9 +173,11 @@ def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
     )
 
 
-def to_own(array: jax.Array, rows: Rows) -> jax.Array:
+def to_own(array: Any, rows: Rows) -> Any:
     """This process's rows of a global array that lies as ``rows`` says."""
     shape = rows.own_shape(array.shape)
+    if placement.has_no_bytes(array):
+        return np.zeros(shape, array.dtype)
     if not math.prod(shape):
         return jax.device_put(np.zeros(shape, array.dtype), rows.own)
     own = jax.make_array_from_single_device_arrays(shape, rows.own, rows.shards(array))
@@ -274,3 +288,25 @@ def _convert_batching(
 
 ad.deflinear2(convert_p, _convert_transpose)
 batching.primitive_batchers[convert_p] = _convert_batching
+
+
+def as_global(leaves: Sequence[Any], shardings: Iterable[NamedSharding]) -> list[Any]:
+    """Global arrays of what JAX computes with now, step by step; else the leaves.
+
+    Args:
+      leaves: global arrays, or what is equal on all processes.
+      shardings: how each shall lie.
+    """
+    shardings = list(shardings)
+    if all(s.is_fully_addressable for s in shardings) or look(leaves) is None:
+        return list(leaves)
+    return [
+        convert_p.bind(leaf, rows=_same_everywhere(sharding), to="whole")
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+
+
+def _same_everywhere(whole: NamedSharding) -> Rows:
+    devices = len(whole.addressable_devices)
+    is_copied = devices > 1 and whole.is_fully_replicated
+    return Rows(whole, whole, None, devices, is_copied)

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
-from shardmap.map.collectives import batchable, uses_axis
+from shardmap._jax.typechecks import bound_axis
+from shardmap.map.collectives import uses_axis
 from shardmap.map.mesh_batches import batch_along_mesh
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.rewriting import merge_sums
@@ -319,19 +320,14 @@ def _batch(
 
     ``dims`` and ``avals`` are those of one element's batched operands.
     """
-    jaxpr = batchable(jaxpr, batch.name)
-
-    def element(*args: Any) -> list[Any]:
-        return jax.core.eval_jaxpr(jaxpr, (), *args)
-
     batched: tuple[bool, ...] = ()
 
-    def vectorized(*args: Any) -> list[Any]:
+    def vectorized(*args: Any) -> Any:
         # Asked here, where the map's own axis is bound.
         nonlocal batched
         batched = batched_results(jaxpr, batch, dims)
         out_dims = [0 if is_batched else None for is_batched in batched]
-        return batch.vectorize(element, dims, out_dims)(*args)
+        return batch.vectorize(jaxpr, dims, out_dims)(*args)
 
     return trace_body(vectorized, avals, axis_name, axis_size), batched
 
@@ -395,10 +391,12 @@ def _batching_rule(
 
 @per_jaxpr
 def _without_dead_code(
-    jaxpr: Any, used_outputs: tuple[bool, ...]
+    jaxpr: Any, used_outputs: tuple[bool, ...], axis_name: Hashable, axis_size: int
 ) -> tuple[Any, list[bool]]:
+    # JAX may check what it makes.
+    with bound_axis(axis_name, axis_size):
+        pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
     # A copy, as JAX may give back the jaxpr that it is kept for.
-    pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
     return pruned.replace(), used_inputs
 
 
@@ -408,7 +406,10 @@ def _dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any
         return [False] * len(equation.invars), None
     params = equation.params
     call_jaxpr, used_inputs = _without_dead_code(
-        params["call_jaxpr"], tuple(used_outputs)
+        params["call_jaxpr"],
+        tuple(used_outputs),
+        params["axis_name"],
+        params["axis_size"],
     )
     invars, in_axes, outvars, out_axes = (
         tuple(item for item, used in zip(items, mask, strict=True) if used)

@@ -26,6 +26,7 @@ class SplitAxis:
         empty if the program sees all elements at once.
       devices: how many devices these are, 1 if there are none.
       block: the number of elements on each of them, the last one's perhaps fewer.
+      vectorized_name: what the vectorised axis is called while a block is traced.
     """
 
     name: Hashable
@@ -33,16 +34,16 @@ class SplitAxis:
     device_axes: tuple[str, ...]
     devices: int
     block: int
+    vectorized_name: Hashable = None
+
+    def __post_init__(self) -> None:
+        if self.vectorized_name is None:
+            object.__setattr__(self, "vectorized_name", f"block of {self.name!r}")
 
     @property
     def padding(self) -> int:
         """How many places behind the last element are empty."""
         return self.devices * self.block - self.size
-
-    @property
-    def vectorized_name(self) -> str:
-        """What the vectorised axis is called while a block is traced."""
-        return f"block of {self.name}"
 
     def indices(self) -> jax.Array:
         """The positions along the whole axis of this device's elements."""
@@ -93,16 +94,18 @@ class SplitAxis:
 
     def groups(
         self, names: Sequence[Any], groups: Sequence[Sequence[int]] | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each position: its group's members and number, its place in it."""
-        groups = groups or [range(self.total(names))]
-        total = sum(map(len, groups))
-        members = np.zeros((total, len(groups[0])), np.int32)
+    ) -> tuple[Sequence[Sequence[int]], np.ndarray, np.ndarray]:
+        """The groups; for each position, the number of its group and its place in it.
+
+        Without groups, all are one.
+        """
+        total = self.total(names)
+        groups = groups or [range(total)]
         number, place = np.zeros(total, np.int32), np.zeros(total, np.int32)
         for k, group in enumerate(groups):
             for where, position in enumerate(group):
-                members[position], number[position], place[position] = group, k, where
-        return members, number, place
+                number[position], place[position] = k, where
+        return groups, number, place
 
 
 def pad_last(array: Any, count: int, axis: int) -> Any:

@@ -1,30 +1,35 @@
 """Putting arrays together: one shard for each device, with no stacked copy."""
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from shardmap.map import array_likes, placement, processes
 from shardmap.map.on_device import operand, program
-from shardmap.sharding.named import pmap_sharding
-from shardmap.sharding.spec import Replicated, ShardingSpec
+from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, positive
+from shardmap.sharding.spec import ShardingSpec
 
 
-def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> Any:
+def device_put_sharded(
+    shards: Sequence[Any], devices: Sequence[jax.Device], *, axis: int = 0
+) -> Any:
     """Puts one shard on each device, and makes one array of them.
 
-    The value is ``stack(shards)``, but no stack is made on the host: each shard goes to
-    its device, where it gets the new leading axis. A shard that is there already does
+    The value is ``stack(shards, axis)``, but no stack is made on the host: each shard
+    goes to its device, where it gets the new axis. A shard that is there already does
     not leave it. As `jax.device_put_sharded` up to JAX 0.9.
 
     Args:
       shards: an array for each device, or a pytree of arrays for each device, of equal
         structure, shapes and dtypes.
       devices: as many different devices.
+      axis: where the new axis is in the results, negative from the end.
 
     Returns:
       An array of shape ``(len(devices), *shard.shape)``, or a pytree of such. Its
@@ -34,7 +39,8 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> 
     Raises:
       TypeError: ``shards`` is no sequence, or a shard has something that is no array.
       ValueError: there are no devices or too few or too many shards, a device is
-        there twice or another process's, or shards differ.
+        there twice or another process's, or shards differ; or a shard has too few
+        dimensions for ``axis``.
 
     Example:
       >>> y = device_put_sharded([np.arange(3)], jax.local_devices()[:1])
@@ -63,80 +69,155 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> 
     tree = flat[0][1]
     _check_structures(shards, [structure for _, structure in flat])
     _check_avals(shards, [leaves for leaves, _ in flat])
-    return jax.tree.unflatten(tree, _stack([leaves for leaves, _ in flat], devices))
+    axes = _new_axes("device_put_sharded", "shards[0]", shards[0], axis)
+    columns = list(zip(*[leaves for leaves, _ in flat], strict=True))
+    layouts = [_Layout(one, len(devices), tuple(devices)) for one in axes]
+    return jax.tree.unflatten(tree, _stack(columns, layouts))
 
 
-def device_put_replicated(x: Any, devices: Sequence[jax.Device]) -> Any:
+def device_put_replicated(
+    x: Any,
+    devices: Sequence[jax.Device],
+    *,
+    axis: int | None = 0,
+    axis_size: int | None = None,
+) -> Any:
     """Puts a copy of an array on each device, and makes one array of them.
 
-    The value is ``stack([x] * len(devices))``, but no stack is made on the host. As
-    `jax.device_put_replicated` up to JAX 0.9.
+    The value is ``stack([x] * len(devices), axis)``, but no stack is made on the host.
+    As `jax.device_put_replicated` up to JAX 0.9, and `pxla.replicate` before JAX 0.3.
 
     Args:
       x: an array or a pytree of arrays.
       devices: different devices. If some are another process's, each process that has
         some calls this, with an equal ``x``.
+      axis: where the new axis is in the results, negative from the end. None: there is
+        no new axis, the results are ``x`` itself, whole on each device.
+      axis_size: how long the new axis is, by default as many as there are devices. If
+        fewer, as many devices as go round hold the same element, side by side: what a
+        map with other maps inside takes.
 
     Returns:
-      An array of shape ``(len(devices), *x.shape)``, or a pytree of such, laid out as
-      `device_put_sharded` does.
+      An array of shape ``(axis_size, *x.shape)``, or a pytree of such, laid out as
+      `device_put_sharded` does; where several devices hold the same element, the mesh
+      has a second axis for them.
 
     Raises:
       TypeError: ``x`` has something that is no array.
-      ValueError: there are no devices, or one is there twice.
+      ValueError: there are no devices, or one is there twice; ``axis_size`` does not
+        divide their number; or an array has too few dimensions for ``axis``.
 
     Example:
       >>> y = device_put_replicated({"w": np.ones(2)}, jax.local_devices()[:1])
       >>> y["w"].shape
       (1, 2)
+      >>> device_put_replicated(np.ones(2), jax.local_devices()[:1], axis=1).shape
+      (2, 1)
     """
     _check_devices("device_put_replicated", devices)
-    if processes.several(devices):
-        here = [d for d in devices if d in _sharding(devices).addressable_devices]
-        part = device_put_replicated(x, here)
-        return jax.tree.map(lambda rows: _as_part(rows, devices), part)
+    size = _elements(axis, axis_size, devices)
     leaves, tree = jax.tree.flatten(x)
+    layouts = [
+        _Layout(one, size, tuple(devices))
+        for one in _new_axes("device_put_replicated", "x", x, axis)
+    ]
     on_host = [k for k, leaf in enumerate(leaves) if not isinstance(leaf, jax.Array)]
     arrays = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-    # A broadcast takes no memory, and JAX cuts each device's row from it as a view.
-    rows = [_on_host(leaves[k])[None] for k in on_host]
-    put = jax.device_put(
-        [np.broadcast_to(row, (len(devices), *row.shape[1:])) for row in rows],
-        _sharding(devices),
-    )
-    copies = [_copies(leaves[k], devices) for k in arrays]
-    stacked = _stack(list(zip(*copies, strict=True)), devices)
+    put = _spread([_on_host(leaves[k]) for k in on_host], [layouts[k] for k in on_host])
+    here = layouts[0].here if layouts else ()
+    columns = [_copies(leaves[k], here) for k in arrays]
+    stacked = _stack(columns, [layouts[k] for k in arrays])
     results = dict(zip([*on_host, *arrays], [*put, *stacked], strict=True))
     return jax.tree.unflatten(tree, [results[k] for k in range(len(leaves))])
 
 
-def _as_part(rows: jax.Array, devices: Sequence[jax.Device]) -> jax.Array:
-    """The array over all devices that a process's rows are a part of."""
-    shards = [shard.data for shard in rows.addressable_shards]
-    shape = (len(devices), *rows.shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, _sharding(devices), shards)
+@dataclass(frozen=True)
+class _Layout:
+    """How equally shaped arrays, one for each device, make one."""
+
+    axis: int | None
+    """Where the new axis is in the whole; None: each device has the whole."""
+    size: int
+    """How long it is. If shorter than the devices are many, neighbours have copies."""
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def sharding(self) -> NamedSharding:
+        return _sharding(self)
+
+    @property
+    def here(self) -> tuple[jax.Device, ...]:
+        """The devices that are this process's."""
+        held = self.sharding.addressable_devices
+        return tuple(device for device in self.devices if device in held)
+
+    def shape(self, element: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the whole."""
+        if self.axis is None:
+            return tuple(element)
+        return (*element[: self.axis], self.size, *element[self.axis :])
+
+    def row(self, array: Any, expand_dims: Any) -> Any:
+        """What a device has of the whole: the array with the new axis, of length 1."""
+        return array if self.axis is None else expand_dims(array, (self.axis,))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sharding(layout: _Layout) -> NamedSharding:
+    """For an array of any rank."""
+    if layout.axis is None:
+        spec = ShardingSpec((), (Replicated(len(layout.devices)),))
+    else:
+        entries = [*[None] * layout.axis, Chunked(layout.size)]
+        copies = len(layout.devices) // layout.size
+        copied = [Replicated(copies)] if copies > 1 else []
+        spec = ShardingSpec(entries, [ShardedAxis(0), *copied])
+    return spec.named_sharding(layout.devices)
+
+
+def _spread(arrays: Sequence[np.ndarray], layouts: Sequence[_Layout]) -> Sequence[Any]:
+    """Puts NumPy arrays on all devices of their layouts."""
+    shardings = [layout.sharding for layout in layouts]
+    rows = [w.row(a, np.expand_dims) for a, w in zip(arrays, layouts, strict=True)]
+    shapes = [w.shape(a.shape) for a, w in zip(arrays, layouts, strict=True)]
+    if all(sharding.is_fully_addressable for sharding in shardings):
+        # A broadcast takes no memory, and JAX cuts each device's row from it as a view.
+        return jax.device_put(list(map(np.broadcast_to, rows, shapes)), shardings)
+    # `jax.device_put` would compare the values of all processes.
+    return [
+        jax.make_array_from_single_device_arrays(
+            shape,
+            layout.sharding,
+            jax.device_put([row] * len(layout.here), list(layout.here)),
+        )
+        for shape, layout, row in zip(shapes, layouts, rows, strict=True)
+    ]
 
 
 def _copies(array: jax.Array, devices: Sequence[jax.Device]) -> Sequence[jax.Array]:
     """One copy for each device, on it."""
     if isinstance(array, jax.core.Tracer):
         return [array] * len(devices)
-    sharding = ShardingSpec((), (Replicated(len(devices)),)).named_sharding(devices)
+    sharding = _Layout(None, 1, tuple(devices)).sharding
     (whole,) = placement.place([array], [sharding], uncommitted=True)
     held = {shard.device: shard.data for shard in whole.addressable_shards}
     return [held[device] for device in devices]
 
 
 def _stack(
-    rows: Sequence[Sequence[Any]], devices: Sequence[jax.Device]
+    columns: Sequence[Sequence[Any]], layouts: Sequence[_Layout]
 ) -> list[jax.Array]:
-    """One array for each position in the rows; row ``k`` goes to device ``k``."""
-    columns = list(zip(*rows, strict=True))
+    """One array for each column, whose entry ``k`` goes to the ``k``-th device here."""
+    concrete = [k for k, column in enumerate(columns) if not _traced(column)]
     # While a function is traced, arrays that are no tracers are put as ever.
     with jax.ensure_compile_time_eval():
-        concrete = iter(_assemble([c for c in columns if not _traced(c)], devices))
+        assembled = _assemble(
+            [columns[k] for k in concrete], [layouts[k] for k in concrete]
+        )
+    made = dict(zip(concrete, assembled, strict=True))
     return [
-        jnp.stack(column) if _traced(column) else next(concrete) for column in columns
+        made[k] if k in made else _traced_stack(column, layout)
+        for k, (column, layout) in enumerate(zip(columns, layouts, strict=True))
     ]
 
 
@@ -144,49 +225,75 @@ def _traced(column: Sequence[Any]) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in column)
 
 
+def _traced_stack(column: Sequence[Any], layout: _Layout) -> jax.Array:
+    if layout.axis is None:
+        return column[0]
+    # Copies are one value, and shards as many as there are elements.
+    is_copied = len(column) != layout.size
+    rows = [column[0]] * layout.size if is_copied else column
+    return jnp.stack(rows, layout.axis)
+
+
 def _assemble(
-    columns: Sequence[Sequence[Any]], devices: Sequence[jax.Device]
+    columns: Sequence[Sequence[Any]], layouts: Sequence[_Layout]
 ) -> list[jax.Array]:
-    """As `_stack`, given the leaves of each position."""
-    pieces = [list(row) for row in zip(*columns, strict=True)]
+    """As `_stack`, of arrays that have values."""
+    if not columns:
+        return []
+    here = layouts[0].here
+    rows = [list(row) for row in zip(*columns, strict=True)]
     on_host = [
         (r, c)
-        for r, row in enumerate(pieces)
+        for r, row in enumerate(rows)
         for c, leaf in enumerate(row)
         if not isinstance(leaf, jax.Array)
     ]
     put = jax.device_put(
-        [_on_host(pieces[r][c])[None] for r, c in on_host],
-        [devices[r] for r, _ in on_host],
+        [layouts[c].row(_on_host(rows[r][c]), np.expand_dims) for r, c in on_host],
+        [here[r] for r, _ in on_host],
     )
-    for row, device in zip(pieces, devices, strict=bool(pieces)):
+    for row, device in zip(rows, here, strict=True):
         arrays = [c for c, leaf in enumerate(row) if isinstance(leaf, jax.Array)]
-        for c, array in zip(
-            arrays, _with_axis([row[c] for c in arrays], device), strict=True
-        ):
+        expanded = _with_axes(
+            [row[c] for c in arrays], device, [layouts[c] for c in arrays]
+        )
+        for c, array in zip(arrays, expanded, strict=True):
             row[c] = array
     for (r, c), array in zip(on_host, put, strict=True):
-        pieces[r][c] = array
-    sharding = _sharding(devices)
+        rows[r][c] = array
     return [
         jax.make_array_from_single_device_arrays(
-            (len(devices), *column[0].shape[1:]), sharding, list(column)
+            layout.shape(np.shape(column[0])), layout.sharding, list(pieces)
         )
-        for column in zip(*pieces, strict=True)
+        for column, pieces, layout in zip(
+            columns, zip(*rows, strict=True), layouts, strict=True
+        )
     ]
 
 
-def _with_axis(arrays: Sequence[jax.Array], device: jax.Device) -> list[jax.Array]:
-    """The arrays on a device, with a new leading axis of size 1."""
+def _with_axes(
+    arrays: Sequence[jax.Array], device: jax.Device, layouts: Sequence[_Layout]
+) -> list[jax.Array]:
+    """What a device has of the wholes that its arrays are parts of."""
     there = [SingleDeviceSharding(device)] * len(arrays)
     moved = placement.place(arrays, there, uncommitted=True)
-    if not moved:
-        return []
-    return program(device, _expand, tuple(map(operand, moved)))(*moved)
+    axes = tuple(layout.axis for layout in layouts if layout.axis is not None)
+    if not axes:
+        return moved
+    return program(device, _Expand(axes), tuple(map(operand, moved)))(*moved)
 
 
-def _expand(*arrays: Any) -> list[Any]:
-    return [jax.lax.expand_dims(array, (0,)) for array in arrays]
+@dataclass(frozen=True)
+class _Expand:
+    """A program that gives each array a new axis of length 1."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return [
+            jax.lax.expand_dims(array, (axis,))
+            for array, axis in zip(arrays, self.axes, strict=True)
+        ]
 
 
 def _on_host(leaf: Any) -> np.ndarray:
@@ -194,9 +301,40 @@ def _on_host(leaf: Any) -> np.ndarray:
     return np.asarray(leaf, array_likes.abstract_value(leaf).dtype)
 
 
-def _sharding(devices: Sequence[jax.Device]) -> Sharding:
-    """The leading axis spread over the devices, for an array of any rank."""
-    return pmap_sharding((len(devices),), 0, devices)
+def _elements(
+    axis: int | None, axis_size: int | None, devices: Sequence[jax.Device]
+) -> int:
+    """How many elements a new axis has."""
+    if axis_size is None:
+        return len(devices)
+    if axis is None:
+        raise ValueError(
+            f"device_put_replicated: axis_size is {axis_size}, but with axis=None "
+            "there is no new axis: leave it out."
+        )
+    size = positive(axis_size, "device_put_replicated: axis_size")
+    if len(devices) % size:
+        raise ValueError(
+            f"device_put_replicated: axis_size {size} does not divide the "
+            f"{len(devices)} devices, so that some elements would be on more devices "
+            "than others. Give a divisor, or fewer devices."
+        )
+    return size
+
+
+def _new_axes(caller: str, name: str, tree: Any, axis: int | None) -> list[int | None]:
+    """Where the new axis is in each leaf's result, counted from the front."""
+    axes = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        rank = len(array_likes.abstract_value(leaf).shape)
+        if axis is not None and not -rank - 1 <= axis <= rank:
+            raise ValueError(
+                f"{caller}: {name}{jax.tree_util.keystr(path)} has {rank} dimensions, "
+                f"and no place for a new axis {axis}: give an axis from {-rank - 1} to "
+                f"{rank}"
+            )
+        axes.append(None if axis is None else axis % (rank + 1))
+    return axes
 
 
 def _check_devices(caller: str, devices: Sequence[jax.Device]) -> None:

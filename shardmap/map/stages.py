@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from shardmap.map import arguments
+from shardmap.map import arguments, processes
 from shardmap.map.across import NeedsAnotherProgramError
 from shardmap.map.calls import Call
 from shardmap.map.layout import MapShardings
@@ -32,43 +32,53 @@ class Lowered(jax.stages.Lowered):
       (8, 3)
     """
 
-    __slots__ = ("_across_processes", "in_specs", "out_specs")
+    __slots__ = ("_across", "_agree", "in_specs", "out_specs")
 
     def __init__(
         self,
         lowered: jax.stages.Lowered,
         in_specs: Any,
         out_specs: Any,
-        across_processes: tuple[FunctionMap, Call] | None = None,
+        agree: Callable[[], None],
+        across: Callable[[Any], Callable[..., Any]] | None = None,
     ) -> None:
+        """Adds to what JAX has lowered.
+
+        Args:
+          lowered: JAX's own.
+          in_specs, out_specs: see the class.
+          agree: sees, before the first run, that all processes make it.
+          across: gives, for the compiled function, one of what this process has.
+        """
         for slot in jax.stages.Lowered.__slots__:
             setattr(self, slot, getattr(lowered, slot))
         self.in_specs = in_specs
         self.out_specs = out_specs
-        self._across_processes = across_processes
+        self._agree = agree
+        self._across = across
 
     def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         """Compiles, as `jax.stages.Lowered.compile` does."""
         compiled = super().compile(*args, **kwargs)
-        if self._across_processes is None:
+        if jax.process_count() == 1:
             return compiled
-        return _Compiled(compiled, *self._across_processes)
+        return _Compiled(compiled, self._agree, self._across)
 
 
 class _Compiled(jax.stages.Compiled):
-    """A compiled map over several processes, called with what one of them has."""
+    """A compiled map, perhaps over several processes."""
 
     def __init__(
-        self, compiled: jax.stages.Compiled, function_map: FunctionMap, call: Call
+        self,
+        compiled: jax.stages.Compiled,
+        agree: Callable[[], None],
+        across: Callable[[Any], Callable[..., Any]] | None,
     ) -> None:
         for slot in jax.stages.Compiled.__slots__:
             setattr(self, slot, getattr(compiled, slot))
         vars(self).update(vars(compiled))
-        # Compiled functions are called without the static arguments.
-        self._run = function_map.across(call, compiled)
-        self._agree: Callable[[], None] | None = functools.partial(
-            function_map.agree, call
-        )
+        self._run = across(compiled) if across is not None else compiled
+        self._agree: Callable[[], None] | None = agree
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._agree is not None:
@@ -103,7 +113,8 @@ def lower(
     static = function_map.options.static_argnums
     full_args, mapped_kwargs = _arguments(call, leaves, args, static)
     program = function_map.program(call, kwargs)
-    lowered = program.lower(*full_args, **mapped_kwargs)
+    with processes.lowering_to_look():
+        lowered = program.lower(*full_args, **mapped_kwargs)
 
     in_specs = [
         ShardingSpec.from_named_sharding(leaf.sharding, len(leaf.shape))
@@ -127,7 +138,13 @@ def lower(
         lowered,
         (*by_position, *([kwargs_specs] if kwargs_specs else [])),
         jax.tree.unflatten(call.body.out_tree, out_specs),
-        (function_map, call) if call.is_across_processes else None,
+        functools.partial(function_map.agree, call)
+        if call.is_across_processes
+        else lambda: None,
+        # Compiled functions are called without the static arguments.
+        functools.partial(function_map.across, call)
+        if call.is_across_processes
+        else None,
     )
 
 

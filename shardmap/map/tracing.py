@@ -7,13 +7,20 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex_core
 import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.typechecks import bound_axis
+from shardmap.map.collective_checks import checked_collectives
 from shardmap.map.rewriting import tile_collectives
+from shardmap.map.vectorizing import vectorizable
 
 _INSIDE = "_inside_spmap"
+
+with jax.core.eval_context():
+    TOP_LEVEL = jex_core.find_top_trace(())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +127,10 @@ def trace_body(
     """
     # Where a map is lowered decides on which mesh its body is, and not where it is
     # traced: the values inside must not be typed with the mesh around.
-    with jax.sharding.use_abstract_mesh(mesh or AbstractMesh((), ())):
+    with (
+        jax.sharding.use_abstract_mesh(mesh or AbstractMesh((), ())),
+        bound_axis(axis_name, axis_size),  # JAX may check the jaxpr afterwards.
+    ):
         closed, out_shape = jax.make_jaxpr(
             fun, axis_env=_axis_env(axis_name, axis_size, facts), return_shape=True
         )(*map(shape_dtype_struct, avals))
@@ -128,6 +138,7 @@ def trace_body(
         if closed.consts:
             jaxpr = _without_constants(closed, axis_name, axis_size)
         jaxpr = _tiled(jaxpr) or jaxpr
+        jaxpr = _checked(jaxpr, axis_name, axis_size) or jaxpr
     out_tree = (
         out_shape.tree
         if isinstance(out_shape, Flattened)
@@ -159,6 +170,9 @@ def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
     return kept
 
 
+_checked = per_jaxpr(checked_collectives)
+
+
 @per_jaxpr
 def _tiled(jaxpr: Any) -> Any | None:
     has_collectives = any(hasattr(effect, "name") for effect in jaxpr.effects)
@@ -188,12 +202,17 @@ class Batch(NamedTuple):
     spmd_name: Any = None
 
     def vectorize(
-        self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
+        self,
+        jaxpr: Any,
+        in_dims: Sequence[int | None],
+        out_dims: Any,
+        then: Callable[..., Any] = lambda *results: list(results),
     ) -> Callable[..., Any]:
-        """`jax.vmap` of ``fun``, also where nothing is mapped."""
+        """`jax.vmap` of ``jaxpr`` and ``then``, also where nothing is mapped."""
+        jaxpr = vectorizable(jaxpr, self.name, self.size)
         # vmap wants at least one mapped operand.
         mapped = jax.vmap(
-            lambda _, *args: fun(*args),
+            lambda _, *args: then(*jax.core.eval_jaxpr(jaxpr, (), *args)),
             in_axes=(0, *in_dims),
             out_axes=out_dims,
             axis_name=self.name,
@@ -226,14 +245,11 @@ def batched_results(
         batched = tuple(in_batched)
         return results, tuple(in_batched)
 
-    def observed(*args: Any) -> Any:
-        return observe(*jax.core.eval_jaxpr(jaxpr, (), *args))
-
     avals = []
     for var, dim in zip(jaxpr.invars, dims, strict=True):
         shape = list(var.aval.shape)
         if dim is not None:
             shape.insert(dim, batch.size)
         avals.append(jax.ShapeDtypeStruct(shape, var.aval.dtype))
-    jax.eval_shape(batch.vectorize(observed, dims, 0), *avals)
+    jax.eval_shape(batch.vectorize(jaxpr, dims, 0, observe), *avals)
     return batched

@@ -42,6 +42,35 @@ def hlo_sharding(spec: ShardingSpec) -> HloSharding:
     spec.check_stacked("proto")
     if math.prod(spec.tile_counts) == 1:
         return HloSharding.replicate()
+    order, copies = _tile_order(spec)
+    last_tile_dims = [OpSharding.Type.REPLICATED] if copies > 1 else []
+    return HloSharding.iota_tile(
+        (*spec.tile_counts, copies) if copies > 1 else spec.tile_counts,
+        reshape_dims=spec.mesh_shape,
+        transpose_perm=order,
+        subgroup_types=last_tile_dims,
+    )
+
+
+def listed_proto(spec: ShardingSpec) -> OpSharding:
+    """See `ShardingSpec.sharding_proto`: the form that lists the devices."""
+    spec.check_stacked("proto")
+    proto = OpSharding()
+    if not spec.sharded_axis_sizes:
+        proto.type = OpSharding.Type.REPLICATED
+        return proto
+    order, copies = _tile_order(spec)
+    devices = np.arange(spec.num_shards).reshape(spec.mesh_shape).transpose(order)
+    is_copied = len(spec.mesh_mapping) > len(spec.sharded_axis_sizes)
+    proto.type = OpSharding.Type.OTHER
+    proto.tile_assignment_dimensions = [*spec.tile_counts, *[copies] * is_copied]
+    proto.tile_assignment_devices = devices.reshape(-1).tolist()
+    proto.replicate_on_last_tile_dim = is_copied
+    return proto
+
+
+def _tile_order(spec: ShardingSpec) -> tuple[list[int], int]:
+    """The mesh dimensions in the order of the array's, copies last; and how many."""
     walks = {
         assignment.axis: dimension
         for dimension, assignment in enumerate(spec.mesh_mapping)
@@ -49,13 +78,7 @@ def hlo_sharding(spec: ShardingSpec) -> HloSharding:
     }
     copied = [d for d in range(len(spec.mesh_mapping)) if d not in walks.values()]
     copies = math.prod(spec.mesh_shape[d] for d in copied)
-    last_tile_dims = [OpSharding.Type.REPLICATED] if copies > 1 else []
-    return HloSharding.iota_tile(
-        (*spec.tile_counts, copies) if copies > 1 else spec.tile_counts,
-        reshape_dims=spec.mesh_shape,
-        transpose_perm=[walks[axis] for axis in sorted(walks)] + copied,
-        subgroup_types=last_tile_dims,
-    )
+    return [walks[axis] for axis in sorted(walks)] + copied, copies
 
 
 def mesh_axis_names(

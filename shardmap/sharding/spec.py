@@ -315,15 +315,29 @@ class ShardingSpec:
 
         return proto.hlo_sharding(self)
 
-    def sharding_proto(self) -> OpSharding:
+    def sharding_proto(self, *, tile_assignment_devices: bool = False) -> OpSharding:
         """The equal `OpSharding` proto, in the compact form that lists no devices.
+
+        Args:
+          tile_assignment_devices: list the devices in the proto's field of this name,
+            as JAX did before there was the compact form. Like there, a `Chunked` or a
+            `Replicated` of 1 counts: with any `Chunked` the type is OTHER. The compact
+            form is JAX's of today, of type REPLICATED wherever there is one tile.
 
         Raises:
           ValueError: a dimension is `Unstacked`; use `spec.stacked()`.
 
         >>> ShardingSpec((None,), (Replicated(2),)).sharding_proto().type.name
         'REPLICATED'
+        >>> spec = ShardingSpec((Chunked(2),), (Replicated(2), ShardedAxis(0)))
+        >>> proto = spec.sharding_proto(tile_assignment_devices=True)
+        >>> list(proto.tile_assignment_devices)
+        [0, 2, 1, 3]
         """
+        if tile_assignment_devices:
+            from shardmap.sharding import proto
+
+            return proto.listed_proto(self)
         return self.hlo_sharding().to_proto()
 
     def sdy(self, axis_names: Sequence[str] | None = None) -> str:

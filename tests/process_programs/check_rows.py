@@ -138,7 +138,7 @@ def check_soft_and_ragged_rows():
         whole, mine = numbers(count, 2)
 
         def body(x):
-            return centered(x) + lax.axis_index("i")
+            return centered(x) + lax.axis_index("i").astype(x.dtype)
 
         expected = jax.vmap(body, axis_name="i")(whole)
         y = sm.spmap(body, "i")(mine)

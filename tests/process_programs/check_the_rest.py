@@ -136,7 +136,7 @@ def check_nested_maps():
     whole, mine = numbers(1, LOCAL, 3)
 
     def inner(x):
-        return x - lax.pmean(x, ("i", "j")) + lax.axis_index("j")
+        return x - lax.pmean(x, ("i", "j")) + lax.axis_index("j").astype(x.dtype)
 
     def nested(outer_map, inner_map):
         return outer_map(inner_map(inner, axis_name="j"), axis_name="i")
@@ -227,12 +227,39 @@ def check_copies_and_pieces():
     )
 
 
+def check_parts_of_several_devices():
+    whole = np.arange(PROCESSES * LOCAL * 3, dtype=np.float32)
+    whole = whole.reshape(PROCESSES, LOCAL, 3)
+    mesh = sm.make_mesh({"i": PROCESSES, "j": LOCAL}, jax.devices())
+    g = jax.make_array_from_callback(
+        whole.shape, NamedSharding(mesh, P("i", "j")), lambda i: whole[i]
+    )
+    for part in (sm.shard_of(g, PROCESS), sm.unreplicate(g)):
+        equal(part, whole[PROCESS])
+        assert part.sharding.device_set == set(jax.local_devices())
+    equal(sm.shard_of(g, (PROCESS, slice(-1, None))), whole[PROCESS, -1:])
+    other = (PROCESS + 1) % PROCESSES
+    refused(
+        ValueError,
+        f"its elements {other} to {other} along axis 0",
+        sm.shard_of,
+        g,
+        other,
+    )
+    if LOCAL > 1:
+        equal(sm.unreplicate(sm.unreplicate(g)), whole[PROCESS, 0])
+
+
 def check_copies_on_all_devices():
     row = np.arange(3, dtype=np.float32)
     for value in (row, jnp.asarray(row)):
         z = sm.device_put_replicated(value, jax.devices())
         equal_global(z, np.stack([row] * DEVICES))
         equal(sm.unreplicate(z), row)
+        y = sm.device_put_replicated(value, jax.devices(), axis=1, axis_size=PROCESSES)
+        equal_global(y, np.stack([row] * PROCESSES, 1))
+        x = sm.device_put_replicated(value, jax.devices(), axis=None)
+        equal_global(x, row)
 
 
 # Taps

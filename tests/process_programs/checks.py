@@ -7,17 +7,32 @@ and a line says how it went.
 import sys
 import traceback
 
+import check_agreement
+import check_as_jax_tests
+import check_parts
 import check_rows
 import check_the_rest
+import pytest
 
 
 def main(wanted):
-    modules = vars(check_rows) | vars(check_the_rest)
-    checks = {k: v for k, v in modules.items() if k.startswith("check_")}
+    modules = [
+        check_rows,
+        check_the_rest,
+        check_parts,
+        check_agreement,
+        check_as_jax_tests,
+    ]
+    checks = {
+        name: check
+        for module in modules
+        for name, check in vars(module).items()
+        if name.startswith("check_")
+    }
     for name in wanted or checks:
         try:
             checks[name]()
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             print(f"{name} failed\n{traceback.format_exc()}", flush=True)
         else:
             print(f"{name} passed", flush=True)

@@ -11,6 +11,8 @@ import time
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 
@@ -36,13 +38,17 @@ def stays_away():
 
 
 def main(what):
-    rows = np.ones((jax.local_device_count(), 2))
+    rows = rows_of_one = np.ones((jax.local_device_count(), 2), np.float32)
     total(rows)
     if jax.process_index() == 1:
         {"killed": is_killed, "raises": raises}.get(what, stays_away)()
     function = total
     if what == "stays away from a new function":
         function = sm.spmap(lambda x: lax.pmax(x, "i"), "i")
+    if what == "stays away from a jit":
+        function = jax.jit(sm.spmap(lambda x: lax.pmax(x, "i"), "i"))
+        whole = NamedSharding(sm.make_mesh({"i": 2}, jax.devices()), P("i"))
+        rows = jax.make_array_from_callback((2, 2), whole, lambda _: rows_of_one)
     start = time.monotonic()
     try:
         function(rows)

@@ -1,0 +1,1 @@
+"""What leans on how JAX is made, each with its reason."""

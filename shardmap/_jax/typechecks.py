@@ -1,0 +1,70 @@
+"""How JAX's type checker checks equations of our primitives.
+
+With ``jax_enable_checks`` JAX checks the jaxprs that it makes. It looks into whatever
+jaxprs an equation holds, without the axes that the equation binds, and asks the
+primitive's abstract evaluation for the rest. A primitive that binds axes, or whose
+equations stand for others, has to say itself how they are checked. JAX's own have a
+table for that, `jax._src.core.custom_typechecks`, which no public name leads to.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+try:
+    from jax._src.core import (
+        JaxprTypeError,
+        check_eqn,
+        check_jaxpr,
+        custom_typechecks,
+        extend_axis_env_nd,
+    )
+except ImportError as error:
+    raise ImportError(
+        f"shardmap tells JAX's type checker about its primitives, but {error}. It "
+        "works with JAX 0.10.2 to 0.12: install one of these, or a newer shardmap."
+    ) from error
+
+__all__ = ["bound_axis", "check_jaxpr", "register_typecheck", "type_equation"]
+
+Typed = tuple[Sequence[Any], Any]
+"""The avals of an equation's results, and its effects."""
+
+
+def register_typecheck(primitive: Any, check: Callable[..., Typed]) -> None:
+    """Has JAX check equations of ``primitive`` by ``check``.
+
+    Args:
+      primitive: any primitive.
+      check: takes the operands, variables and literals with an ``aval`` each, and the
+        parameters by name; gives the results' avals and the effects. A TypeError or
+        ValueError of it says what is wrong, to which JAX adds the equation.
+    """
+
+    def typecheck(_: Any, *operands: Any, **params: Any) -> Typed:
+        try:
+            return check(*operands, **params)
+        except JaxprTypeError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise JaxprTypeError(str(error)) from error
+
+    custom_typechecks[primitive] = typecheck
+
+
+def type_equation(
+    primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+) -> Typed:
+    """Checks what would be an equation.
+
+    Returns:
+      The avals of its results, and its effects.
+    """
+    if primitive in custom_typechecks:
+        return custom_typechecks[primitive](None, *operands, **params)
+    return check_eqn(primitive, [operand.aval for operand in operands], params)
+
+
+def bound_axis(name: Hashable, size: int) -> AbstractContextManager[Any]:
+    """Where this is entered, an axis is bound, as in a map's function."""
+    return extend_axis_env_nd([(name, size)])

@@ -1,0 +1,212 @@
+"""Maps of different sizes in one program: they share all of its devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+import shardmap as sm
+from tests.map_programs import assert_same, both_lowerings, float_index, spread
+
+X = spread((16, 3))
+SIZES = [1, 3, 4, 12, 16]
+
+
+def normalized(x):
+    """Needs all elements, empty places none."""
+    largest = lax.pmax(lax.stop_gradient(x), "i")
+    return x / lax.psum(x * x, "i") + largest + float_index("i")
+
+
+def of_two_sizes(map_, one, other):
+    mapped = map_(normalized, axis_name="i")
+    return lambda x: (mapped(x[:one]), mapped(x[:other]))
+
+
+def mesh_in_a_program(fun, *args):
+    (equation,) = jax.make_jaxpr(fun)(*args).jaxpr.eqns
+    return dict(equation.params["mesh"].shape)
+
+
+@both_lowerings
+@pytest.mark.parametrize("other", SIZES)
+@pytest.mark.parametrize("one", [8, 5])
+def test_two_sizes_under_jit(spmap, one, other):
+    ours, theirs = of_two_sizes(spmap, one, other), of_two_sizes(jax.vmap, one, other)
+    assert_same(jax.jit(ours)(X), jax.jit(theirs)(X))
+
+
+WRAPPED = {
+    "scan": lambda fun: (
+        lambda x: lax.scan(lambda c, s: (c + s, fun(c * s)), x, np.ones(2, "f4"))
+    ),
+    "cond": lambda fun: (
+        lambda x: lax.cond(x[0, 0] > 2, lambda x: fun(x)[0], lambda x: fun(x)[0], x)
+    ),
+    "branches of two sizes": lambda fun: (
+        lambda x: lax.cond(
+            x[0, 0] > 2, lambda x: fun(x)[0][:4], lambda x: fun(x)[1][:4], x
+        )
+    ),
+    "while": lambda fun: (
+        lambda x: lax.fori_loop(
+            0, 3, lambda _, x: x * 0.5 + fun(x)[0].sum() + fun(x)[1].sum(), x
+        )
+    ),
+    "grad": lambda fun: jax.grad(lambda x: sum(jnp.sin(r).sum() for r in fun(x))),
+    "vmap": lambda fun: jax.vmap(lambda s: fun(X * s)),
+    "checkpoint": lambda fun: jax.grad(
+        lambda x: sum(jnp.sin(r).sum() for r in jax.checkpoint(fun)(x))
+    ),
+}
+
+
+@both_lowerings
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize("sizes", [(8, 4), (4, 8), (6, 5)], ids=str)
+def test_two_sizes_under_transformations(spmap, wrap, sizes):
+    args = (np.ones(2, "f4"),) if wrap is WRAPPED["vmap"] else (X,)
+    ours, theirs = (wrap(of_two_sizes(map_, *sizes)) for map_ in (spmap, jax.vmap))
+    expected = theirs(*args)
+    assert_same(ours(*args), expected)
+    assert_same(jax.jit(ours)(*args), expected)
+
+
+def test_partitions_of_two_totals_beside_maps():
+    double = lambda x: 2 * x  # noqa: E731
+    cut_in_2 = sm.sharded_jit(double, (2, 1), (2, 1))
+    cut_in_4 = sm.sharded_jit(double, (4, 1), (4, 1))
+    mapped = sm.spmap(double)
+
+    for order in ([cut_in_2, cut_in_4, mapped], [mapped, cut_in_4, cut_in_2]):
+
+        def together(x, order=order):
+            return [fun(x[:8]) for fun in order], mapped(x[:4])
+
+        expected = [2 * X[:8]] * 3, 2 * X[:4]
+        assert_same(jax.tree.map(np.asarray, jax.jit(together)(X)), expected)
+        gradient = jax.grad(lambda x: sum(r.sum() for r in together(x)[0]))
+        assert_same(np.asarray(gradient(X)[:8]), np.full((8, 3), 6, np.float32))
+
+
+def test_a_constraint_inside_runs_where_the_sharded_function_does():
+    inside = sm.sharded_jit(
+        lambda x: sm.with_sharding_constraint(2 * x, (2, 1)), (2, 1), (2, 1)
+    )
+    assert len(inside(X).sharding.device_set) == 2
+    np.testing.assert_array_equal(jax.jit(inside)(X), 2 * X)
+
+
+# Which devices
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (8, {"i": 8}),
+        (16, {"i": 8}),
+        (4, {"i": 8, "_replicas": 1}),
+        (12, {"i": 8, "_replicas": 1}),
+    ],
+)
+def test_a_map_in_a_program_is_laid_over_all_devices(size, expected):
+    assert mesh_in_a_program(sm.spmap(jnp.sin, "i"), np.ones(size)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((4, 2), {"i": 4, "j": 2}),
+        ((2, 2), {"i": 2, "j": 2, "_replicas": 2}),
+        ((2, 3), {"i": 2, "j": 2, "_replicas": 2}),
+        ((3, 2), {"i": 8, "_replicas": 1}),
+    ],
+)
+def test_nested_maps_in_a_program_have_replicas(shape, expected):
+    nested = sm.spmap(sm.spmap(jnp.sin, "j"), "i")
+    assert mesh_in_a_program(nested, np.ones(shape)) == expected
+
+
+def test_the_devices_that_are_given_are_all():
+    four = jax.devices()[2:6]
+    mapped = sm.spmap(jnp.sin, devices=four)
+    results = jax.jit(lambda x: (mapped(x[:4]), mapped(x[:2])))(X)
+    assert all(r.sharding.device_set == set(four) for r in results)
+
+
+def test_a_call_of_its_own_takes_no_more_devices_than_it_needs():
+    assert len(sm.spmap(jnp.sin)(X[:4]).sharding.device_set) == 4
+
+
+def test_results_of_calls_meet_what_is_made_of_them_in_a_trace():
+    few = sm.spmap(jnp.sin)(X[:4])
+    gradient = jax.grad(lambda x: (sm.spmap(jnp.cos)(x) * x).sum())(few)
+    assert gradient.sharding.device_set == few.sharding.device_set
+    cut = sm.sharded_jit(lambda x: x + 1, (2, 1), (2, 1))
+    two = cut(X)
+    gradient = jax.grad(lambda x: (cut(x) * x).sum())(two)
+    assert gradient.sharding.device_set == two.sharding.device_set
+
+
+def test_what_a_trace_evaluates_is_cut_among_replicas():
+    gradient = jax.grad(lambda x: jnp.sin(sm.spmap(jnp.sin, "i")(x)).sum())(X[:4])
+    assert str(sm.spec_of(gradient)) == (
+        "ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))"
+    )
+
+
+# What is seen from outside happens once
+
+
+def note(seen):
+    return lambda x: seen.append(float(x))
+
+
+def effects_of(seen):
+    """What each kind of host call does with an element, and what the program gets."""
+
+    def read(x):
+        seen.append(float(x))
+        return np.float32(x + 1)
+
+    result = jax.ShapeDtypeStruct((), np.float32)
+    return {
+        "tap": lambda x: sm.tap(note(seen), x),
+        "debug": lambda x: (jax.debug.callback(note(seen), x), x)[1],
+        "io": lambda x: io_callback(read, result, x),
+        "ordered io": lambda x: io_callback(read, result, x, ordered=True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        *[(kind, shape) for kind in effects_of([]) for shape in [(4,), (3,)]],
+        *[(kind, (2, 3)) for kind in ("tap", "debug", "io")],
+    ],
+    ids=str,
+)
+def test_effects_happen_once_for_each_element(kind, shape):
+    seen = []
+    fun = effects_of(seen)[kind]
+    for k in range(len(shape)):
+        fun = sm.spmap(fun, f"axis {k}")
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    results = jax.block_until_ready(jax.jit(fun)(x))
+    jax.effects_barrier()
+    assert sorted(seen) == sorted(x.ravel().tolist())
+    np.testing.assert_array_equal(results, x + ("io" in kind))
+
+
+def test_a_tap_says_on_which_device():
+    seen = {}
+
+    def record(value, device):
+        seen[float(value)] = device.id
+
+    tapped = sm.spmap(lambda x: sm.tap(record, x, with_device=True))
+    jax.block_until_ready(jax.jit(tapped)(np.arange(4, dtype=np.float32)))
+    sm.taps_barrier()
+    assert seen == {0: 0, 1: 1, 2: 2, 3: 3}
