@@ -13,6 +13,7 @@ VERSION = re.search(
 EXTRAS = {
     # Whoever tests also checks. The checkers are pinned: new ones find new faults.
     "test": [
+        "cloudpickle",
         "h5py",
         "hypothesis",
         "mypy==2.4.*",

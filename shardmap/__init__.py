@@ -11,7 +11,8 @@ from shardmap.explain.api import explain
 from shardmap.explain.report import Explanation
 from shardmap.map.api import spmap
 from shardmap.map.array_likes import register_shard_handler
-from shardmap.map.mesh_map import mesh_map, mesh_sharding_spec
+from shardmap.map.block_axes import mesh_sharding_spec
+from shardmap.map.mesh_map import mesh_map
 from shardmap.map.partitions import sharded_jit, with_sharding_constraint
 from shardmap.map.pieces import shard_of, unreplicate, unstack
 from shardmap.map.primitive import MapPrimitive, spmap_p

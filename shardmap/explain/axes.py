@@ -205,7 +205,7 @@ class _Walk:
         replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
         # mesh_map makes one map for each mesh axis, all of a function of this name.
         is_block = params["name"] == "block" and (
-            params["mesh_axes"] == (params["axis_name"],)
+            params["mesh_axes"] in ((params["axis_name"],), ())
         )
         if is_block:
             change = (

@@ -9,12 +9,13 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import Mesh, Sharding
 
-from shardmap.map import arguments, functions, tracing
+from shardmap.map import arguments, contexts, functions, pickling, tracing
 from shardmap.map.calls import Options
 from shardmap.map.checks import check_copies_agree
 from shardmap.map.names import UNNAMED
 from shardmap.map.program import FunctionMap
 from shardmap.map.stages import Lowered, lower, trace
+from shardmap.sharding.mesh import auto_mesh
 
 TOP_LEVEL = tracing.TOP_LEVEL
 _find_top_trace = jex_core.find_top_trace
@@ -58,6 +59,8 @@ class MappedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(args, kwargs)
+        if contexts.has_mesh():
+            return self._map.under_mesh(self._run, args, kwargs)
         if not kwargs:
             program, probe, must_lie = self._recent.get(len(args), (None, None, ()))
             if (
@@ -123,6 +126,9 @@ class MappedFunction:
         """A mapped function in a class is a method."""
         return self if instance is None else types.MethodType(self, instance)
 
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, self._fun, self._map.options)
+
     def __repr__(self) -> str:
         return f"<spmap of {self._map.name}>"
 
@@ -178,7 +184,8 @@ def spmap(
         no result has its size. Default: none.
       mesh: a mesh to lay the axis on, instead of ``devices`` or ``backend``. Maps
         inside each other that name different axes of one mesh are one program.
-      mesh_axes: the mesh axes for the elements, a name or several, major to minor.
+      mesh_axes: the mesh axes for the elements, a name or several, major to minor. With
+        ``()`` every device has all elements, as one vectorised operation.
       batch_size: how many elements a device works on at once, where it has more than
         one; it loops over the rest, as `jax.lax.map` does. Default: all at once.
       lowering: ``"manual"``: one program per device, with explicit collectives between
@@ -254,7 +261,7 @@ def spmap(
         backend=backend,
         axis_size=axis_size,
         donate_argnums=donated,
-        mesh=mesh,
+        mesh=None if mesh is None else auto_mesh(mesh),
         mesh_axes=arguments.mesh_axes(mesh, mesh_axes, devices, backend),
         batch_size=arguments.batch_size(batch_size),
         lowering=arguments.lowering(lowering, batch_size),

@@ -81,7 +81,7 @@ def mesh_axes(
             "with it."
         )
     names = (names,) if isinstance(names, str) else tuple(names)
-    if not names or len(set(names)) < len(names) or set(names) - set(mesh.axis_names):
+    if len(set(names)) < len(names) or set(names) - set(mesh.axis_names):
         raise ValueError(
             f"spmap mesh_axes must be axes of the mesh, each once, but got {names} for "
             f"a mesh with axes {mesh.axis_names}."

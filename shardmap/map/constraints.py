@@ -5,6 +5,7 @@ pieces each dimension is cut: the outermost map makes mesh axes for partitions, 
 those for its elements, which no map walks and which are left to the partitioner.
 """
 
+import functools
 import itertools
 import math
 import operator
@@ -13,13 +14,15 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import placement, processes, tracing
+from shardmap.map import contexts, placement, processes, tracing
 from shardmap.map.primitive import mesh_jaxpr
 from shardmap.map.rewriting import rewrite_jaxpr
+from shardmap.sharding.mesh import auto_mesh
 
 Parts = tuple[int | None, ...]
 """A count for each dimension; None: the partitioner may cut it as it likes."""
@@ -254,6 +257,9 @@ def constrain(
     if total is not None and not _is_inside_map():
         alone = alone or jex_core.find_top_trace(()) is tracing.TOP_LEVEL
         mesh = partition_mesh(parts, total, what, alone)
+        if isinstance(x, jax.core.Tracer):
+            _check_devices(mesh, what)
+    x = contexts.untyped(x)
     return _bind(x, parts=parts, total=total, mesh=mesh, what=what, program=program)
 
 
@@ -275,6 +281,18 @@ def alone(jaxpr: Any) -> Any:
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
+def _check_devices(mesh: Mesh, what: str) -> None:
+    """Refuses other devices than those of the program, if `jax.set_mesh` says them."""
+    wanted = list(mesh.devices.flat)
+    if contexts.has_mesh() and (there := contexts.mesh_devices()) != wanted:
+        raise ValueError(
+            f"{what} runs on the devices {[device.id for device in wanted]}, but the "
+            "program that it is a part of runs on those of jax.set_mesh, "
+            f"{[device.id for device in there]}. Ask for as many parts, or set a mesh "
+            "of as many devices."
+        )
+
+
 def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
     return constrain_p.bind(x, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh), **params)
 
@@ -283,10 +301,13 @@ constrain_p = jex_core.Primitive("partitions")
 
 
 def _implementation(
-    x: Any, *, parts: Parts, total: int | None, mesh: Mesh | None, **_: Any
+    x: Any, *, parts: Parts, total: int | None, mesh: Mesh | None, **params: Any
 ) -> Any:
     if mesh is None:
-        return x
+        return jnp.asarray(x)
+    if contexts.has_mesh() and list(mesh.devices.flat) == contexts.mesh_devices():
+        (x,) = contexts.place([x])
+        return _program_under_mesh(parts=parts, total=total, mesh=mesh, **params)(x)
     wanted = tuple(count or 1 for count in parts)
     if total is not None and isinstance(x, jax.Array) and x.committed:
         # It is to meet others that were made outside of any program.
@@ -295,6 +316,12 @@ def _implementation(
             mesh = needed
     (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
     return placed
+
+
+@functools.lru_cache(maxsize=1024)
+def _program_under_mesh(**params: Any) -> Any:
+    """The constraint under `jax.set_mesh`, where results lie on that mesh."""
+    return jax.jit(lambda x: constrain_p.bind(contexts.untyped(x), **params))
 
 
 def _transpose(cotangent: Any, _: Any, **params: Any) -> list[Any]:
@@ -325,7 +352,7 @@ def _lowering(
         mesh, what, lambda: program or f"{what} of {aval.str_short()}, parts {parts}"
     )
     if mesh is None:
-        mesh = jax.sharding.get_abstract_mesh()
+        mesh = auto_mesh(jax.sharding.get_abstract_mesh())
     if mesh.empty:
         if total is not None:
             return [x]  # A map that runs on one device.
@@ -337,10 +364,13 @@ def _lowering(
     run = mlir.lower_fun(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
     )
-    return run(ctx, x)
+    # On a mesh with Explicit axes a constraint would be a check of types.
+    avals = list(map(contexts.untyped_aval, ctx.avals_in))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return run(ctx.replace(avals_in=avals), x)
 
 
-constrain_p.def_abstract_eval(lambda x, **_: x)
+constrain_p.def_abstract_eval(lambda x, **_: contexts.untyped_aval(x))
 constrain_p.def_impl(_implementation)
 ad.deflinear2(constrain_p, _transpose)
 batching.primitive_batchers[constrain_p] = _batch

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import placement, processes
+from shardmap.map import contexts, placement, processes
 from shardmap.map.blocks import block_function
 from shardmap.map.collectives import (
     SUMMING,
@@ -55,6 +55,8 @@ def _implementation(*args: Any, **params: Any) -> list[Any]:
         in_axes = (None,) * len(body.constants) + params["in_axes"]
         plain = params | {"call_jaxpr": body.jaxpr, "in_axes": in_axes}
         return on_one_device(**plain)(*body.constants, *args)
+    if params["mesh"] is not None and contexts.has_mesh():
+        return _program_under_mesh(**params)(*contexts.place(args))
     if REPLICAS in getattr(params["mesh"], "axis_names", ()):
         params = _as_operands_lie(args, params)
     jitted, shardings = _program(**params)
@@ -122,6 +124,14 @@ def _program(**params: Any) -> tuple[Any, tuple[Any, ...] | None]:
     return jitted, operands
 
 
+@functools.lru_cache(maxsize=4096)
+def _program_under_mesh(**params: Any) -> Any:
+    """The same under `jax.set_mesh`, where results lie on that mesh."""
+    run = functools.partial(spmap_p.bind, **params)
+    devices = list(params["mesh"].devices.flat)
+    return map_jit(lambda *args: run(*map(contexts.untyped, args)), devices, True)
+
+
 def communicates(params: dict[str, Any]) -> bool:
     """Whether the program of a map has anything to send between devices."""
     walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
@@ -173,13 +183,9 @@ def partitioned(**params: Any) -> Callable[..., list[Any]]:
 
     def run(*operands: Any) -> list[Any]:
         results = block(
-            *map(
-                jax.lax.with_sharding_constraint,
-                pad(operands, in_axes, axis.padding),
-                operand_shardings,
-            )
+            *map(_cut, pad(operands, in_axes, axis.padding), operand_shardings)
         )
-        constrained = map(jax.lax.with_sharding_constraint, results, result_shardings)
+        constrained = map(_cut, results, result_shardings)
         return unpad(list(constrained), out_axes, axis)
 
     return run
@@ -202,6 +208,18 @@ def _with_taps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
         return equation.replace(params=params | changed)
 
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+def _cut(array: Any, sharding: NamedSharding) -> Any:
+    """The array cut as a map wants it; other dimensions are left to the partitioner.
+
+    It might be an element of a map around, which has them cut already.
+    """
+    entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
+    loose = [PartitionSpec.UNCONSTRAINED if e is None else e for e in entries]
+    return jax.lax.with_sharding_constraint(
+        array, NamedSharding(sharding.mesh, PartitionSpec(*loose))
+    )
 
 
 def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list[Any]:
@@ -255,7 +273,7 @@ def per_device(
     platform = mesh.devices.flat[0].platform
     if platform == "cpu" and len(mesh.axis_names) > 1:
         jaxpr = widen(jaxpr, SUMMING)
-    if axis.devices == 1 < mesh.size:
+    if not mesh_axes or axis.devices == 1 < mesh.size:
         # The partitioner refuses collectives along one device where others are.
         axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
@@ -452,10 +470,7 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         by_partitioner = params["lowering"] == "spmd" and not manual
         run = (partitioned if by_partitioner else per_device)(**params)
         # Operands may be typed with shardings over a mesh of the caller's.
-        avals = [
-            jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
-            for aval in ctx.avals_in
-        ]
+        avals = list(map(contexts.untyped_aval, ctx.avals_in))
         inner = ctx.replace(avals_in=avals, tokens_out=None)
         results = mlir.lower_fun(run)(inner, *args)
         ctx.set_tokens_out(inner.tokens_out)

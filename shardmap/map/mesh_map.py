@@ -1,8 +1,9 @@
 """`mesh_map`: a function of blocks, one for each device of a mesh.
 
-Each mesh axis that cuts something is one map over blocks. An array is reshaped so that
-a dimension cut along mesh axes becomes the axes and, behind them, the block; then the
-axes are mapped, one inside the other, all on the one mesh.
+Each mesh axis is one map over blocks. An array is reshaped so that a dimension cut
+along mesh axes becomes the axes and, behind them, the block; then the axes are mapped,
+one inside the other, all on the one mesh. Along an axis that cuts nothing, nothing is
+mapped, but collectives know its name.
 """
 
 import functools
@@ -15,16 +16,30 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import arguments, functions, placement, processes, tracing
+from shardmap.map import (
+    arguments,
+    contexts,
+    functions,
+    pickling,
+    placement,
+    processes,
+    tracing,
+)
 from shardmap.map.api import explanation, spmap
+from shardmap.map.block_axes import (
+    Axes,
+    dimensions_of,
+    from_blocks,
+    is_axes,
+    reshaped,
+    to_blocks,
+)
 from shardmap.map.rows import as_global
 from shardmap.map.running import map_jit
+from shardmap.map.shard_maps import axes_walked_inside
 from shardmap.map.stages import Lowered
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
+from shardmap.sharding.mesh import auto_mesh
 from shardmap.sharding.spec import ShardingSpec
-
-Axes = dict[str, int]
-"""Mesh axis names, each with the array dimension that it cuts."""
 
 
 class _Options(NamedTuple):
@@ -39,54 +54,23 @@ class _Options(NamedTuple):
         in_axes, out_axes = (
             (tuple(tuple(axes.items()) for axes in leaves), tree)
             for leaves, tree in (
-                jax.tree.flatten(axes, is_leaf=_is_axes)
+                jax.tree.flatten(axes, is_leaf=is_axes)
                 for axes in (self.in_axes, self.out_axes)
             )
         )
         return self._replace(in_axes=in_axes, out_axes=out_axes)
 
 
-def _is_axes(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(name, str) and type(dimension) is int
-        for name, dimension in value.items()
+def _is_free(name: str) -> bool:
+    """Whether a mesh axis that no array names is the map's own to bind.
+
+    It is not where collectives mean the map or the `jax.shard_map` around that walks
+    the axis, and calls it so.
+    """
+    walked = tracing.is_bound(tracing.Walks(name)) or (
+        name in jax.sharding.get_abstract_mesh().manual_axes
     )
-
-
-def _dimensions(axes: Axes, ndim: int) -> list[tuple[str, ...]]:
-    """The mesh axes that cut each dimension, major to minor."""
-    return [
-        tuple(name for name, where in axes.items() if where == dimension)
-        for dimension in range(ndim)
-    ]
-
-
-def _to_blocks(array: Any, axes: Axes, mesh: Mesh, levels: Sequence[str]) -> Any:
-    """The array with the mesh axes that cut it in front, in the order of ``levels``."""
-    shape: list[int] = []
-    where: dict[str, int] = {}
-    for size, names in zip(array.shape, _dimensions(axes, array.ndim), strict=True):
-        for name in names:
-            where[name] = len(shape)
-            shape.append(mesh.shape[name])
-        shape.append(size // math.prod(mesh.shape[name] for name in names))
-    front = [where[name] for name in levels if name in where]
-    return jnp.moveaxis(array.reshape(shape), front, range(len(front)))
-
-
-def _from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
-    """What `_to_blocks` did, undone."""
-    front = [name for name in levels if name in axes]
-    dimensions = _dimensions(axes, array.ndim - len(front))
-    where: dict[str, int] = {}
-    position = 0
-    for names in dimensions:
-        for name in names:
-            where[name], position = position, position + 1
-        position += 1
-    array = jnp.moveaxis(array, range(len(front)), [where[name] for name in front])
-    sizes = iter(array.shape)
-    return array.reshape([math.prod(next(sizes) for _ in (*n, 0)) for n in dimensions])
+    return not (walked and tracing.is_bound(name))
 
 
 class MeshMappedFunction:
@@ -105,7 +89,12 @@ class MeshMappedFunction:
             leaves, in_tree, in_axes = self._map.read(args)
             leaves = as_global(leaves, map(self._map.sharding, in_axes, leaves))
             return self._map.bind(leaves, in_tree, in_axes)
+        if contexts.has_mesh():
+            return self._map.under_mesh(args)
         return self._map.run(args)
+
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, self._fun, self._map.options)
 
     def lower(self, *args: Any) -> Lowered:
         """Lowers the map for these arguments, running nothing.
@@ -178,7 +167,7 @@ class _BlockMap:
     def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
         self.fun = functions.WeakFunction(fun)
         self._name = getattr(fun, "__name__", type(fun).__name__)
-        self._options = options
+        self.options = options
         self._programs: dict[Hashable, Any] = {}
         # Tried first for arguments of the same structure.
         self._recent: dict[Any, Any] = {}
@@ -199,19 +188,34 @@ class _BlockMap:
             self._recent[in_tree] = program
         return result
 
+    def under_mesh(self, args: Any) -> Any:
+        """Runs the map under `jax.set_mesh`, or alone if it has other devices."""
+        if list(self.options.mesh.devices.flat) != contexts.mesh_devices():
+            with jax.set_mesh(contexts.NO_MESH):
+                return self.run(args)
+        return self._under_mesh(args, {})
+
+    @functools.cached_property
+    def _under_mesh(self) -> contexts.UnderMesh:
+        return contexts.UnderMesh(
+            self._name,
+            lambda args, _: self.bind(*self.read(args)),
+            donate_argnums=self.options.donate_argnums,
+        )
+
     def read(self, args: Any) -> tuple[list[Any], Any, list[Axes]]:
         """Checks the arguments of a call: their leaves, structure and axes."""
         leaves, in_tree = jax.tree.flatten(args)
         in_axes = list(
             arguments.broadcast_axes(
-                "in_axes", self._options.in_axes, args, "the arguments", _is_axes
+                "in_axes", self.options.in_axes, args, "the arguments", is_axes
             )
         )
-        mesh = self._options.mesh
+        mesh = self.options.mesh
         problems = []
         for k, (leaf, axes) in enumerate(zip(leaves, in_axes, strict=True)):
             aval = arguments.leaf_aval(leaf)
-            for dimension, names in enumerate(_dimensions(axes, aval.ndim)):
+            for dimension, names in enumerate(dimensions_of(axes, aval.ndim)):
                 pieces = math.prod(mesh.shape[name] for name in names)
                 if aval.shape[dimension] % pieces:
                     what = (
@@ -253,7 +257,7 @@ class _BlockMap:
             out_shape = jax.eval_shape(lambda *leaves: bind(leaves), *structs)
             in_shardings = tuple(map(self.sharding, in_axes, leaves))
             out_shardings = tuple(map(self.sharding, self.out_axes(out_shape)))
-            mesh = self._options.mesh
+            mesh = self.options.mesh
 
             def call(*args: Any) -> Any:
                 leaves = jax.tree.leaves(args)
@@ -275,7 +279,7 @@ class _BlockMap:
                 out_shardings=jax.tree.unflatten(
                     jax.tree.structure(out_shape), out_shardings
                 ),
-                donate_argnums=self._options.donate_argnums,
+                donate_argnums=self.options.donate_argnums,
             )
             made = program, in_shardings, out_shardings
             if is_new:
@@ -288,31 +292,33 @@ class _BlockMap:
         if placement.has_no_bytes(leaf):
             axes = {}
         ndim = max(axes.values(), default=-1) + 1
-        entries = [names or None for names in _dimensions(axes, ndim)]
-        return NamedSharding(self._options.mesh, PartitionSpec(*entries))
+        entries = [names or None for names in dimensions_of(axes, ndim)]
+        return NamedSharding(self.options.mesh, PartitionSpec(*entries))
 
     def out_axes(self, out: Any) -> list[Axes]:
         """The axes of each leaf of a result like ``out``."""
         return list(
             arguments.broadcast_axes(
-                "out_axes", self._options.out_axes, out, "the result", _is_axes
+                "out_axes", self.options.out_axes, out, "the result", is_axes
             )
         )
 
     def bind(self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]) -> Any:
         """Reshapes, maps over one mesh axis inside the other, and reshapes back."""
-        mesh, lowering = self._options.mesh, self._options.lowering
+        mesh, lowering = self.options.mesh, self.options.lowering
         fun = self.fun()
 
         def block(*blocks: Any) -> list[Any]:
-            return jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
+            results = jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
+            # On a mesh without axes there is no map to make arrays of numbers.
+            return results if levels else list(map(jnp.asarray, results))
 
         block.__name__ = self._name
 
         def whole(*blocks: Any) -> Any:
             return fun(*jax.tree.unflatten(in_tree, blocks))
 
-        _, out_shape = jax.make_jaxpr(
+        traced, out_shape = jax.make_jaxpr(
             whole, axis_env=list(mesh.shape.items()), return_shape=True
         )(
             *(
@@ -328,9 +334,15 @@ class _BlockMap:
                     f"shape {shape.shape} does not have."
                 )
         used = {name for axes in [*in_axes, *out_axes] for name in axes}
-        levels = [name for name in mesh.axis_names if name in used]
+        walked_inside = axes_walked_inside(traced)
+        levels = tuple(
+            name
+            for name in mesh.axis_names
+            if name in used or (name not in walked_inside and _is_free(name))
+        )
         mapped = block
         for name in reversed(levels):
+            walked = name in used or not tracing.is_bound(tracing.Walks(name))
             mapped = spmap(
                 mapped,
                 name,
@@ -338,19 +350,19 @@ class _BlockMap:
                 out_axes=[0 if name in axes else None for axes in out_axes],
                 axis_size=mesh.shape[name],
                 mesh=mesh,
-                mesh_axes=name,
+                mesh_axes=name if walked else (),
                 lowering=lowering,
             )
         results = mapped(
             *(
-                _to_blocks(leaf, axes, mesh, levels)
+                reshaped(to_blocks, leaf, axes, levels, mesh)
                 for leaf, axes in zip(leaves, in_axes, strict=True)
             )
         )
         return jax.tree.unflatten(
             jax.tree.structure(out_shape),
             [
-                _from_blocks(result, axes, levels)
+                reshaped(from_blocks, result, axes, levels)
                 for result, axes in zip(results, out_axes, strict=True)
             ],
         )
@@ -358,9 +370,9 @@ class _BlockMap:
     def _block_aval(self, leaf: Any, axes: Axes) -> jax.ShapeDtypeStruct:
         aval = arguments.leaf_aval(leaf)
         shape = [
-            size // math.prod(self._options.mesh.shape[name] for name in names)
+            size // math.prod(self.options.mesh.shape[name] for name in names)
             for size, names in zip(
-                aval.shape, _dimensions(axes, aval.ndim), strict=True
+                aval.shape, dimensions_of(axes, aval.ndim), strict=True
             )
         ]
         return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
@@ -417,8 +429,8 @@ def mesh_map(
       (8, 3)
     """
     for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
-        for leaf in jax.tree.leaves(axes, is_leaf=_is_axes):
-            if not _is_axes(leaf):
+        for leaf in jax.tree.leaves(axes, is_leaf=is_axes):
+            if not is_axes(leaf):
                 raise TypeError(
                     f"mesh_map {name} must be dicts of mesh axis names and dimensions, "
                     f"or (nested) containers of them, but got {leaf!r} in {axes}."
@@ -438,58 +450,10 @@ def mesh_map(
     return MeshMappedFunction(
         fun,
         _Options(
-            mesh,
+            auto_mesh(mesh),
             in_axes,
             out_axes,
             arguments.lowering(lowering, None),
             arguments.index_tuple("donate_argnums", donate_argnums),
         ),
     )
-
-
-def mesh_sharding_spec(
-    axis_sizes: dict[str, int], axis_names: Sequence[str]
-) -> Callable[[int, Axes], ShardingSpec]:
-    """How the blocks of arrays lie on a mesh, as specs.
-
-    JAX had this as `pxla.mesh_sharding_specs`.
-
-    Args:
-      axis_sizes: the size of each mesh axis.
-      axis_names: the mesh axes in the order of the mesh.
-
-    Returns:
-      A function of the array's rank and its axes, as `mesh_map` takes them, that gives
-      the `ShardingSpec`. Several mesh axes on one dimension cut it in the order of the
-      dict.
-
-    Example:
-      >>> import shardmap as sm
-      >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
-      >>> spec(2, {"y": 0})
-      ShardingSpec((Chunked((4,)), None), (Replicated(2), ShardedAxis(0)))
-    """
-
-    def spec(ndim: int, axes: Axes) -> ShardingSpec:
-        for name, dimension in axes.items():
-            if name not in axis_names or not 0 <= dimension < ndim:
-                raise ValueError(
-                    f"axes {axes} do not fit an array of rank {ndim} on a mesh with "
-                    f"axes {tuple(axis_names)}: {name!r} cuts dimension {dimension}."
-                )
-        dimensions = _dimensions(axes, ndim)
-        in_order = [name for names in dimensions for name in names]
-        return ShardingSpec(
-            [
-                Chunked([axis_sizes[name] for name in names]) if names else None
-                for names in dimensions
-            ],
-            [
-                ShardedAxis(in_order.index(name))
-                if name in axes
-                else Replicated(axis_sizes[name])
-                for name in axis_names
-            ],
-        )
-
-    return spec

@@ -1,12 +1,20 @@
 """What is made for a function that `sharded_jit` cuts: calls, read, and programs."""
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding
 
-from shardmap.map import arguments, functions, placement, processes, tracing
+from shardmap.map import (
+    arguments,
+    contexts,
+    functions,
+    placement,
+    processes,
+    tracing,
+)
 from shardmap.map.constraints import (
     alone,
     constrain,
@@ -197,7 +205,7 @@ class Programs:
     def __init__(self, fun: Callable[..., Any], options: Options) -> None:
         self.fun = functions.WeakFunction(fun)
         self.name = getattr(fun, "__name__", type(fun).__name__)
-        self._options = options
+        self.options = options
         self._programs: dict[Any, Any] = {}
 
     def run(self, args: Any, kwargs: Any) -> Any:
@@ -218,6 +226,22 @@ class Programs:
             made = self._program(call), *_lay_out_and_convert(call)
             program, lay_out, convert = self._programs[key] = made
         return run_and_convert(program, convert, lay_out(leaves), {})
+
+    def under_mesh(self, args: Any, kwargs: Any) -> Any:
+        """Runs the function under `jax.set_mesh`, or alone if it has other devices."""
+        _, leaves, _ = self._flatten(args, kwargs)
+        are_whole = list(map(is_whole, leaves))
+        with jax.set_mesh(contexts.NO_MESH):
+            devices = self._read(args, kwargs, are_whole).alone().devices
+        if devices != contexts.mesh_devices() or processes.several(devices):
+            with jax.set_mesh(contexts.NO_MESH):
+                return self.run(args, kwargs)
+        return self.program_under_mesh(args, kwargs)
+
+    @functools.cached_property
+    def program_under_mesh(self) -> contexts.UnderMesh:
+        """What runs the function under `jax.set_mesh`."""
+        return contexts.UnderMesh(self.name, self.bind, self.options.static_argnums)
 
     def _program(self, call: Call) -> Any:
         """What runs calls like this one."""
@@ -273,7 +297,7 @@ class Programs:
 
     def _flatten(self, args: Any, kwargs: Any) -> tuple[list[int], list[Any], Any]:
         count = len(args)
-        static = {k + count if k < 0 else k for k in self._options.static_argnums}
+        static = {k + count if k < 0 else k for k in self.options.static_argnums}
         argnums = [k for k in range(count) if k not in static]
         leaves, tree = jax.tree.flatten((tuple(args[k] for k in argnums), kwargs))
         return argnums, leaves, tree
@@ -306,7 +330,7 @@ class Programs:
           kwargs: the keyword arguments.
           are_whole: which leaves are global arrays; None: all are traced, as such.
         """
-        options = self._options
+        options = self.options
         argnums, leaves, in_tree = self._flatten(args, kwargs)
         avals = self._avals(argnums, args, kwargs, leaves)
         names = self._names(argnums, args, kwargs)
@@ -425,7 +449,7 @@ class Programs:
         )
 
     def _jitted(self) -> Any:
-        return jax.jit(self.fun(), static_argnums=self._options.static_argnums)
+        return jax.jit(self.fun(), static_argnums=self.options.static_argnums)
 
     def _bind(self, call: Call, leaves: Sequence[Any]) -> list[Any]:
         """Runs the function, or adds it to what is being traced."""

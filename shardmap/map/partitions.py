@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 
-from shardmap.map import arguments, functions, processes, tracing
+from shardmap.map import arguments, contexts, functions, pickling, processes, tracing
 from shardmap.map.constraints import constrain
 from shardmap.map.partition_programs import Options, Programs, across
 from shardmap.map.parts import broadcast_parts, check_leaves, check_shapes, leaf_paths
@@ -158,7 +158,12 @@ class ShardedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
+            if contexts.has_mesh():
+                # Values of an eager gradient have types, which those inside have not.
+                return self._programs.program_under_mesh.as_part(args, kwargs)
             return self._programs.bind(args, kwargs)
+        if contexts.has_mesh():
+            return self._programs.under_mesh(args, kwargs)
         return self._programs.run(args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -204,6 +209,9 @@ class ShardedFunction:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A function of a class is a method."""
         return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, self._fun, self._programs.options)
 
     def __repr__(self) -> str:
         return f"<sharded_jit of {self._programs.name}>"

@@ -142,7 +142,7 @@ class _SpmapPrimitive(MapPrimitive):
         if "subfuns" not in params:
             if not params["axis_size"]:
                 return _without_elements(args, **params)
-            params["layout"] = _layout(**params)
+            params["layout"] = layout_text(**params)
             params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
         return super().bind(*args, **params)
 
@@ -191,7 +191,7 @@ def mesh_jaxpr(mesh: Mesh | None) -> Any:
     return closed.jaxpr
 
 
-def _layout(
+def layout_text(
     *,
     axis_name: Hashable,
     axis_size: int,

@@ -15,7 +15,15 @@ from absl import logging
 from jax.sharding import Mesh
 
 import shardmap.map.rules  # noqa: F401 (registers the rules)
-from shardmap.map import arguments, functions, placement, processes, tracing
+from shardmap.map import (
+    arguments,
+    contexts,
+    functions,
+    placement,
+    processes,
+    surroundings,
+    tracing,
+)
 from shardmap.map.across import AcrossProcesses, are_rows, check_elements
 from shardmap.map.calls import Call, Element, Options, Prepared, as_arrays, probe_of
 from shardmap.map.layout import (
@@ -122,12 +130,19 @@ class FunctionMap:
         if tracing.config_value("jax_disable_jit"):
             # The function is called every time then; JAX does not know this object.
             element = functools.partial(element)
-        body = tracing.trace_body(
-            element,
-            list(map(remove_axis, avals, in_axes)),
-            options.axis_name,
-            axis_size,
-        )
+        around = jax.sharding.get_abstract_mesh()
+        try:
+            body = tracing.trace_body(
+                element,
+                list(map(remove_axis, avals, in_axes)),
+                options.axis_name,
+                axis_size,
+                surroundings.facts(self.name, self.options),
+                surroundings.same_mesh(self.options, around),
+            )
+        except (RuntimeError, ValueError) as error:
+            surroundings.explain_specs(self.name, around, error)
+            raise
         params = {
             "axis_name": options.axis_name,
             "axis_size": axis_size,
@@ -153,8 +168,28 @@ class FunctionMap:
             self.agree(call)
         return self._bind(call)
 
+    def under_mesh(
+        self, alone: Callable[[Any, Any], Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
+        if self.across_processes or surroundings.other_devices(self.options):
+            with jax.set_mesh(contexts.NO_MESH):
+                return alone(args, kwargs)
+        return self._under_mesh(args, kwargs)
+
+    @functools.cached_property
+    def _under_mesh(self) -> contexts.UnderMesh:
+        return contexts.UnderMesh(
+            self.name,
+            self.bind,
+            self.options.static_argnums,
+            donate_argnums=self.options.donate_argnums,
+            donate_argnames=self._donate_argnames,
+        )
+
     def _bind(self, call: Call) -> Any:
         operands = [*call.body.constants, *as_arrays(call)]
+        operands = list(map(contexts.untyped, operands))
         if call.is_rows:
             own_operands, own_results = call.rows()
             operands = [
@@ -193,7 +228,7 @@ class FunctionMap:
         return list(map(is_whole, self._leaves(args, kwargs)))
 
     def _devices(self) -> Sequence[jax.Device]:
-        return self.options.devices or processes.all_devices(self.options.backend)
+        return surroundings.devices_of(self.options)
 
     def across(
         self, call: Call, program: Any, statics: dict[int, Any] | None = None
@@ -336,7 +371,9 @@ class FunctionMap:
         nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
         if jax.sharding.get_abstract_mesh().manual_axes:
             return nowhere
+        surroundings.check_devices(self.name, self.options)
         if mesh is not None:
+            contexts.check_mesh(f"spmap of {self.name}", mesh)
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
         if tracing.inside_map():
             return nowhere
@@ -347,6 +384,7 @@ class FunctionMap:
             self._devices(),
             "unused" if alone else "empty",
         )
+        contexts.check_mesh(f"spmap of {self.name}", mesh)
         return {"mesh": mesh} | own_walk(mesh)._asdict()
 
     def _axis_size(

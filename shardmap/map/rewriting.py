@@ -308,6 +308,8 @@ def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:
         if not _is_sum(equation) or equation.params["axes"] != (axis_name,):
             continue
         (inner,), (result,) = equation.invars, equation.outvars
+        if any(var is result for e in jaxpr.eqns for var in e.invars):
+            continue  # A sum of the function's own, which it goes on with.
         merged = _sum_inside(jaxpr, inner, axis_name, equation.effects)
         if merged is not None:
             jaxpr = merged.replace(

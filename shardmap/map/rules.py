@@ -9,6 +9,7 @@ residuals and tangents to the results' tangents. Reverse mode needs no rule for
 partial evaluation then: the first map is known, the second is the one to transpose.
 """
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,9 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
 from shardmap._jax.typechecks import bound_axis
+from shardmap.map.collectives import uses_axis
 from shardmap.map.loops import without_taps_in_loops
+from shardmap.map.mesh_batches import batch_along_mesh
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.rewriting import merge_sums
 from shardmap.map.tracing import (
@@ -135,7 +138,9 @@ def _linearize(
 
 
 def _is_zero(tangent: Any) -> bool:
-    return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
+    if isinstance(tangent, ad.Zero):
+        return True
+    return bool(jax.typeof(tangent).dtype == jax.dtypes.float0)
 
 
 def _jvp_rule(
@@ -163,13 +168,15 @@ def _jvp_rule(
     )
     forward = linearized.forward
     computed = len(forward.jaxpr.outvars) - len(out_axes)
-    values = _bind(forward, primals, in_axes, out_axes + (0,) * computed, params)
+    differ = set(in_axes) != {None} or uses_axis(forward.jaxpr, params["axis_name"])
+    computed_axes = (0 if differ else None,) * computed
+    values = _bind(forward, primals, in_axes, out_axes + computed_axes, params)
     results, residuals = values[: len(out_axes)], values[len(out_axes) :]
 
     known = {
         "operand": (primals, in_axes),
         "result": (results, out_axes),
-        "computed": (residuals, (0,) * computed),
+        "computed": (residuals, computed_axes),
     }
     linear_args, linear_axes = [], []
     for kind, k in linearized.residuals:
@@ -224,7 +231,7 @@ def _transpose(
     cotangent_avals = [v.aval for v, w in zip(jaxpr.outvars, wanted, strict=True) if w]
     cotangent_axes = [a for a, w in zip(out_axes, wanted, strict=True) if w]
 
-    def transposed(*args: Any) -> list[Any]:
+    def transposed(*args: Any, as_one: bool = False) -> list[Any]:
         residuals = args[: len(residual_avals)]
 
         def fun(*operands: Any) -> list[Any]:
@@ -236,7 +243,7 @@ def _transpose(
         # Every element holds a copy of an unmapped result, of which the caller sees
         # one: each copy gets its share of the cotangent.
         cotangents = [
-            ct / axis_size if axis is None else ct
+            ct / axis_size if axis is None and not as_one else ct
             for ct, axis in zip(
                 args[len(residual_avals) :], cotangent_axes, strict=True
             )
@@ -245,13 +252,22 @@ def _transpose(
             cotangents
         )
         return [
-            jax.lax.psum(ct, axis_name) if axis is None else ct
+            jax.lax.psum(ct, axis_name) if axis is None and not as_one else ct
             for ct, axis in zip(operands, linear_axes, strict=True)
         ]
 
-    body = trace_body(
-        transposed, [*residual_avals, *cotangent_avals], axis_name, axis_size
+    trace = functools.partial(
+        trace_body,
+        avals=[*residual_avals, *cotangent_avals],
+        axis_name=axis_name,
+        axis_size=axis_size,
     )
+    if set(in_axes) | set(out_axes) == {None}:
+        # Where nothing differs along the axis there is nothing to add up.
+        body = trace(functools.partial(transposed, as_one=True))
+        if not uses_axis(body.jaxpr, axis_name):
+            return body
+    body = trace(transposed)
     return body._replace(jaxpr=merge_sums(body.jaxpr, axis_name))
 
 
@@ -330,6 +346,14 @@ def _batching_rule(
     out_axes: tuple[int | None, ...],
     **params: Any,
 ) -> tuple[list[Any], list[int | None]]:
+    if axis_data.spmd_name is not None and params["mesh"] is not None:
+        return batch_along_mesh(
+            axis_data,
+            args,
+            dims,
+            params
+            | {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes},
+        )
     # Operands keep their layout: the mapped axis and the batch axis are counted in
     # the array that has both.
     map_axes: list[int | None] = []

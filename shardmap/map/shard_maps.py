@@ -37,6 +37,27 @@ def with_manual_axes(mesh: AbstractMesh, names: frozenset[str]) -> AbstractMesh:
     return mesh.update_axis_types(dict.fromkeys(names, AxisType.Manual))
 
 
+def axes_walked_inside(jaxpr: Any) -> set[str]:
+    """The mesh axes that maps and shard_maps in ``jaxpr`` walk.
+
+    A map of which no array has the mapped axis only binds a name.
+    """
+    walked: set[str] = set()
+    waiting, seen = [jaxpr], {id(jaxpr)}
+    while waiting:
+        for equation in waiting.pop().eqns:
+            params = equation.params
+            if equation.primitive is SHARD_MAP:
+                walked |= walked_axes(equation)
+            elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
+                walked |= set(params.get("mesh_axes") or ())
+            for inner in jex_core.jaxprs_in_params(params):
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    waiting.append(inner)
+    return walked
+
+
 def has_shard_maps(jaxpr: Any) -> bool:
     """Whether there is any in ``jaxpr``, at any level."""
     return next(_shard_maps(jaxpr, frozenset()), None) is not None

@@ -1,5 +1,6 @@
 """From Python functions to the jaxprs that the map primitive carries."""
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -23,20 +24,41 @@ with jax.core.eval_context():
     TOP_LEVEL = jex_core.find_top_trace(())
 
 
-def _axis_env(axis_name: Hashable, axis_size: int) -> list[tuple[Hashable, int]]:
-    return [(axis_name, axis_size), (_INSIDE, 1)]
+@dataclasses.dataclass(frozen=True)
+class RunsOn:
+    """Bound as an axis of one around an element: the devices of the whole program."""
+
+    devices: tuple[jax.Device, ...]
 
 
-def inside_map() -> bool:
-    """Whether the function of a map's element is being traced.
+@dataclasses.dataclass(frozen=True)
+class Walks:
+    """Bound as an axis of one around an element: a mesh axis that its map walks."""
+
+    mesh_axis: str
+
+
+def _axis_env(
+    axis_name: Hashable, axis_size: int, facts: Sequence[RunsOn | Walks] = ()
+) -> list[tuple[Hashable, int]]:
+    return [(axis_name, axis_size), (_INSIDE, 1), *((fact, 1) for fact in facts)]
+
+
+def is_bound(axis_name: Hashable) -> bool:
+    """Whether something around binds this name.
 
     Asked of JAX's own axis environment, which every cache of JAX takes into account.
     """
     try:
-        jax.lax.axis_size(_INSIDE)
+        jax.lax.axis_size(axis_name)
     except NameError:
         return False
     return True
+
+
+def inside_map() -> bool:
+    """Whether the function of a map's element is being traced."""
+    return is_bound(_INSIDE)
 
 
 def config_value(name: str) -> Any:
@@ -85,21 +107,33 @@ class Body(NamedTuple):
 
 
 def trace_body(
-    fun: Callable[..., Any], avals: Sequence[Any], axis_name: Hashable, axis_size: int
+    fun: Callable[..., Any],
+    avals: Sequence[Any],
+    axis_name: Hashable,
+    axis_size: int,
+    facts: Sequence[RunsOn | Walks] = (),
+    mesh: AbstractMesh | None = None,
 ) -> Body:
     """Traces ``fun`` with the axis bound, its constants moved to the front.
 
     JAX keeps the jaxpr as long as ``fun`` lives: tracing the same function object
     with equal avals again is cheap and gives the same jaxpr object.
+
+    Args:
+      fun: the function of one element.
+      avals: of its arguments.
+      axis_name, axis_size: of the map.
+      facts: what maps inside can ask about this one, with `is_bound`.
+      mesh: what ``fun`` sees as the mesh of `jax.set_mesh`; None: none.
     """
     # Where a map is lowered decides on which mesh its body is, and not where it is
     # traced: the values inside must not be typed with the mesh around.
     with (
-        jax.sharding.use_abstract_mesh(AbstractMesh((), ())),
+        jax.sharding.use_abstract_mesh(mesh or AbstractMesh((), ())),
         bound_axis(axis_name, axis_size),  # JAX may check the jaxpr afterwards.
     ):
         closed, out_shape = jax.make_jaxpr(
-            fun, axis_env=_axis_env(axis_name, axis_size), return_shape=True
+            fun, axis_env=_axis_env(axis_name, axis_size, facts), return_shape=True
         )(*map(shape_dtype_struct, avals))
         jaxpr = closed.jaxpr
         if closed.consts:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.sharding.entries import positive
 
@@ -47,6 +48,29 @@ def make_mesh(
             f"--xla_force_host_platform_device_count={needed} before JAX starts"
         )
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
+
+
+AnyMesh = TypeVar("AnyMesh", Mesh, AbstractMesh)
+
+
+def auto_mesh(mesh: AnyMesh) -> AnyMesh:
+    """The same mesh with Auto axes for those that are Explicit.
+
+    `jax.make_mesh` makes axes that are part of the types of arrays. Maps say themselves
+    how arrays lie.
+
+    >>> auto_mesh(jax.make_mesh((1,), ("data",))).axis_types
+    (Auto,)
+    """
+    if AxisType.Explicit not in mesh.axis_types:
+        return mesh
+    types = tuple(
+        AxisType.Auto if axis_type == AxisType.Explicit else axis_type
+        for axis_type in mesh.axis_types
+    )
+    if isinstance(mesh, AbstractMesh):
+        return mesh.update(axis_types=types)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
 
 
 def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:

@@ -1,0 +1,130 @@
+"""Which mesh axes cut which dimensions, and arrays reshaped to have them in front."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from shardmap.map import contexts
+from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
+from shardmap.sharding.spec import ShardingSpec
+
+Axes = dict[str, int]
+"""Mesh axis names, each with the array dimension that it cuts."""
+
+
+def is_axes(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and type(dimension) is int
+        for name, dimension in value.items()
+    )
+
+
+def dimensions_of(axes: Axes, ndim: int) -> list[tuple[str, ...]]:
+    """The mesh axes that cut each dimension, major to minor."""
+    return [
+        tuple(name for name, where in axes.items() if where == dimension)
+        for dimension in range(ndim)
+    ]
+
+
+def reshaped(fun: Callable[..., Any], array: Any, axes: Axes, *rest: Any) -> Any:
+    """``fun(array, axes, *rest)``, also for what has a sharding in its type.
+
+    Of an array with values only `jax.jit` makes one without.
+    """
+    if not axes:
+        return array
+    if not contexts.is_typed(jax.typeof(array)):
+        return fun(array, axes, *rest)
+    return _in_jit(fun, array, tuple(axes.items()), rest)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _in_jit(
+    fun: Callable[..., Any],
+    array: Any,
+    axes: Sequence[tuple[str, int]],
+    rest: Sequence[Any],
+) -> Any:
+    return fun(contexts.untyped(array), dict(axes), *rest)
+
+
+def to_blocks(array: Any, axes: Axes, levels: Sequence[str], mesh: Mesh) -> Any:
+    """The array with the mesh axes that cut it in front, in the order of ``levels``."""
+    shape: list[int] = []
+    where: dict[str, int] = {}
+    for size, names in zip(array.shape, dimensions_of(axes, array.ndim), strict=True):
+        for name in names:
+            where[name] = len(shape)
+            shape.append(mesh.shape[name])
+        shape.append(size // math.prod(mesh.shape[name] for name in names))
+    front = [where[name] for name in levels if name in where]
+    return jnp.moveaxis(array.reshape(shape), front, range(len(front)))
+
+
+def from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
+    """What `to_blocks` did, undone."""
+    front = [name for name in levels if name in axes]
+    dimensions = dimensions_of(axes, array.ndim - len(front))
+    where: dict[str, int] = {}
+    position = 0
+    for names in dimensions:
+        for name in names:
+            where[name], position = position, position + 1
+        position += 1
+    array = jnp.moveaxis(array, range(len(front)), [where[name] for name in front])
+    sizes = iter(array.shape)
+    return array.reshape([math.prod(next(sizes) for _ in (*n, 0)) for n in dimensions])
+
+
+def mesh_sharding_spec(
+    axis_sizes: dict[str, int], axis_names: Sequence[str]
+) -> Callable[[int, Axes], ShardingSpec]:
+    """How the blocks of arrays lie on a mesh, as specs.
+
+    JAX had this as `pxla.mesh_sharding_specs`.
+
+    Args:
+      axis_sizes: the size of each mesh axis.
+      axis_names: the mesh axes in the order of the mesh.
+
+    Returns:
+      A function of the array's rank and its axes, as `mesh_map` takes them, that gives
+      the `ShardingSpec`. Several mesh axes on one dimension cut it in the order of the
+      dict.
+
+    Example:
+      >>> import shardmap as sm
+      >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
+      >>> spec(2, {"y": 0})
+      ShardingSpec((Chunked((4,)), None), (Replicated(2), ShardedAxis(0)))
+    """
+
+    def spec(ndim: int, axes: Axes) -> ShardingSpec:
+        for name, dimension in axes.items():
+            if name not in axis_names or not 0 <= dimension < ndim:
+                raise ValueError(
+                    f"axes {axes} do not fit an array of rank {ndim} on a mesh with "
+                    f"axes {tuple(axis_names)}: {name!r} cuts dimension {dimension}."
+                )
+        dimensions = dimensions_of(axes, ndim)
+        in_order = [name for names in dimensions for name in names]
+        return ShardingSpec(
+            [
+                Chunked([axis_sizes[name] for name in names]) if names else None
+                for names in dimensions
+            ],
+            [
+                ShardedAxis(in_order.index(name))
+                if name in axes
+                else Replicated(axis_sizes[name])
+                for name in axis_names
+            ],
+        )
+
+    return spec

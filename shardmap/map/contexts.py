@@ -1,0 +1,166 @@
+"""Maps under `jax.set_mesh`, and arrays of meshes with Explicit axes.
+
+A program under `jax.set_mesh` runs on the devices of that mesh. So do the maps in it,
+and those that are called under it as programs of their own: they are made and run as
+`jax.jit` would, and what they give lies on that mesh. A map that names other devices
+is none of these programs; called by itself, it runs outside of the mesh.
+
+The type of an array says how it lies along Explicit axes. Maps say that themselves, so
+they take arrays without such types.
+"""
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from shardmap.map import array_likes, placement, tracing
+from shardmap.map.running import map_jit
+
+NO_MESH = Mesh(np.empty((), dtype=object), ())
+
+
+def has_mesh() -> bool:
+    """Whether a map here is under a mesh of `jax.set_mesh`, and in no other map."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not (mesh.empty or mesh.manual_axes or tracing.inside_map())
+
+
+def mesh_devices() -> list[jax.Device]:
+    """The devices of the mesh of `jax.set_mesh`; none if there is no such mesh."""
+    # What is being traced runs on them too.
+    with jax.core.eval_context():
+        return list(jax.sharding.get_mesh().devices.flat)
+
+
+def place(leaves: Sequence[Any]) -> list[Any]:
+    """Arguments of a program under `jax.set_mesh`, on the devices of that mesh.
+
+    If it has Explicit axes they lie on that mesh, so that what is made of them does.
+    """
+    with jax.core.eval_context():
+        mesh = jax.sharding.get_mesh()
+    has_types = AxisType.Explicit in mesh.axis_types
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def fits(leaf: Any) -> bool:
+        if isinstance(leaf, jax.core.Tracer):
+            return True
+        if has_types:
+            sharding = getattr(leaf, "sharding", None)
+            return getattr(sharding, "mesh", None) == mesh
+        if not isinstance(leaf, jax.Array):
+            return not array_likes.is_array_like(leaf)
+        return not leaf.committed or leaf.sharding.device_set == everywhere.device_set
+
+    misplaced = [k for k, leaf in enumerate(leaves) if not fits(leaf)]
+    placed = list(leaves)
+    if misplaced:
+        # Moving is a program of its own.
+        with jax.core.eval_context(), jax.set_mesh(NO_MESH):
+            for k in misplaced:
+                placed[k] = placement.move(leaves[k], everywhere)
+    return placed
+
+
+class UnderMesh:
+    """A mapped function as a program under `jax.set_mesh`, which `jax.jit` makes."""
+
+    def __init__(
+        self,
+        name: str,
+        bind: Callable[[Sequence[Any], dict[str, Any]], Any],
+        static_argnums: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return bind(args, kwargs)
+
+        run.__name__ = run.__qualname__ = name
+        self.static_argnums = static_argnums
+        options["static_argnums"] = tuple(static_argnums)
+        self._part = jax.jit(run, **options)
+        self._program = map_jit(run, mesh_devices(), communicates=True, **options)
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs the program on arguments that lie anywhere."""
+        static = {k % len(args) for k in self.static_argnums if k < len(args)}
+        argnums = [k for k in range(len(args)) if k not in static]
+        leaves, tree = jax.tree.flatten(([args[k] for k in argnums], kwargs))
+        placed, kwargs = jax.tree.unflatten(tree, place(leaves))
+        laid_out = dict(zip(argnums, placed, strict=True))
+        results = self._program(
+            *(laid_out.get(k, arg) for k, arg in enumerate(args)), **kwargs
+        )
+        leaves, tree = jax.tree.flatten(results)
+        return jax.tree.unflatten(tree, place(leaves))
+
+    def as_part(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Adds the program to what is being traced."""
+        return self._part(*args, **kwargs)
+
+
+def check_mesh(name: str, mesh: Mesh) -> None:
+    """Refuses a map's mesh that has no name in the types of what is around it.
+
+    XLA cannot split an axis of one mesh in a program into those of another.
+
+    Raises:
+      ValueError: names the map and both meshes.
+    """
+    if not has_mesh():
+        return
+    with jax.core.eval_context():
+        there = jax.sharding.get_mesh()
+    if AxisType.Explicit not in there.axis_types:
+        return
+    steps, steps_there = (
+        set(itertools.accumulate(m.devices.shape, operator.mul, initial=1))
+        for m in (mesh, there)
+    )
+    if mesh.size != there.size or not steps <= steps_there:
+        raise ValueError(
+            f"{name} runs on a mesh {dict(mesh.shape)}, which is not made of whole "
+            f"axes of the mesh of jax.set_mesh, {dict(there.shape)}, whose axes are "
+            "Explicit: give it mesh= and mesh_axes= of that mesh."
+        )
+
+
+# Types
+
+
+def is_typed(aval: Any) -> bool:
+    """Whether a type says how the array lies."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
+
+
+def untyped(array: Any) -> Any:
+    """A traced array whose type does not say how it lies."""
+    return untyped_p.bind(array) if is_typed(jax.typeof(array)) else array
+
+
+def untyped_aval(aval: Any) -> jax.core.ShapedArray:
+    """The type without how the array lies."""
+    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _transpose(cotangent: Any, operand: Any) -> list[Any]:
+    # Of a tangent the type may be gone already.
+    if not is_typed(operand.aval):
+        return [cotangent]
+    return [jax.sharding.reshard(cotangent, operand.aval.sharding)]
+
+
+untyped_p = jex_core.Primitive("untyped")
+untyped_p.def_abstract_eval(untyped_aval)
+untyped_p.def_impl(lambda x: x)
+ad.deflinear2(untyped_p, _transpose)
+batching.defvectorized(untyped_p)
+mlir.register_lowering(untyped_p, lambda ctx, x: [x])

@@ -1,0 +1,399 @@
+"""Mesh axes that no array names, that nobody walks, that several maps name."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+
+MESH = sm.make_mesh({"x": 2, "y": 4})
+LOWERINGS = ["manual", "spmd"]
+X = np.arange(8, dtype=np.float32) / 8
+
+
+def double(v):
+    return 2 * v
+
+
+def collectives(fun, *args):
+    """The collectives in the compiled program of a function."""
+    text = jax.jit(fun).lower(*args).compile().as_text()
+    return re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", text)
+
+
+# mesh_map binds them all
+
+
+@jax.custom_vjp
+def summed_backward(v):
+    return jnp.sin(v)
+
+
+summed_backward.defvjp(
+    lambda v: (jnp.sin(v), v), lambda v, g: (lax.psum(g * jnp.cos(v), "y"),)
+)
+
+
+def own_part(v):
+    """Each device along y has a part of the work."""
+    part = lax.dynamic_slice_in_dim(v, lax.axis_index("y"), 1)
+    return lax.psum(jnp.sin(part).sum(), ("y", "x"))
+
+
+UNNAMED = {
+    "summed over both": (lambda v: lax.psum(v.sum(), ("x", "y")), {}),
+    "mean over the unnamed": (lambda v: lax.pmean(v**2, "y"), {"x": 0}),
+    "its size": (lambda v: v * lax.axis_size("y") + lax.psum(1, "y"), {"x": 0}),
+    "its index": (
+        lambda v: v * lax.axis_index("y").astype(np.float32),
+        {"x": 0, "y": 0},
+    ),
+    "its part": (own_part, {}),
+    "sums only backward": (summed_backward, {"x": 0}),
+    "nothing of it": (lambda v: jnp.sin(v) * v, {"x": 0}),
+}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("name", UNNAMED)
+def test_mesh_map_binds_axes_that_no_array_names(name, lowering):
+    fun, out_axes = UNNAMED[name]
+    mapped = sm.mesh_map(fun, MESH, {"x": 0}, out_axes, lowering=lowering)
+    spec = P(tuple(out_axes)) if out_axes else P()
+    expected = jax.jit(
+        jax.shard_map(fun, mesh=MESH, in_specs=P("x"), out_specs=spec, check_vma=False)
+    )
+    np.testing.assert_allclose(mapped(X), expected(X), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(mapped)(X), expected(X), rtol=1e-6)
+    both = np.stack([X, -X])
+    np.testing.assert_allclose(
+        jax.vmap(mapped)(both), np.stack([expected(x) for x in both]), rtol=1e-6
+    )
+    gradients = [jax.grad(lambda v, f=f: (f(v) ** 2).sum()) for f in (mapped, expected)]
+    ours, theirs = gradients[0](X), jax.jit(gradients[1])(X)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(gradients[0])(X), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_every_device_sums_one():
+    total = sm.mesh_map(lambda b: lax.psum(b.sum(), ("x", "y")), MESH, {"x": 0}, {})
+    assert float(total(np.arange(8, dtype=np.float32))) == 112
+    assert float(jax.jit(total)(np.arange(8, dtype=np.float32))) == 112
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_an_axis_that_nothing_uses_costs_nothing(lowering):
+    mapped = sm.mesh_map(
+        lambda v: jnp.sin(v) * v, MESH, {"x": 0}, {"x": 0}, lowering=lowering
+    )
+    assert collectives(mapped, X) == []
+    assert collectives(jax.grad(lambda v: (mapped(v) ** 2).sum()), X) == []
+    # Nothing is reshaped for it either.
+    reshapes = [
+        e.params["new_sizes"]
+        for e in jax.make_jaxpr(mapped)(X).eqns
+        if e.primitive.name == "reshape"
+    ]
+    assert reshapes == [(2, 4), (8,)]
+
+
+def test_blocks_on_both_axes_need_no_collective_by_the_partitioner():
+    axes = {"x": 0, "y": 0}
+    mapped = sm.mesh_map(double, MESH, axes, axes, lowering="spmd")
+    assert collectives(mapped, X) == []
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("axis_name", ["i", "y"])
+def test_an_axis_that_a_map_around_walks(axis_name, lowering):
+    # The map around calls it "y" as well, or it has no other name.
+    x = np.arange(32, dtype=np.float32).reshape(4, 8) / 32
+    inner = sm.mesh_map(
+        lambda b: lax.psum(jnp.sin(b), ("x", "y")),
+        MESH,
+        {"x": 0},
+        {},
+        lowering=lowering,
+    )
+    mapped = sm.spmap(inner, axis_name, mesh=MESH, mesh_axes="y", lowering=lowering)
+    blocks = np.sin(x).reshape(4, 2, 4).sum(1)
+    expected = (
+        np.broadcast_to(blocks.sum(0), (4, 4)) if axis_name == "y" else 4 * blocks
+    )
+    np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
+    gradient = jax.grad(lambda v: (mapped(v) ** 2).sum())(x)
+    numeric = 2 * 4 * np.tile(expected, (1, 2)) * np.cos(x)
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_an_axis_that_a_map_inside_walks(lowering):
+    def inside(b):
+        inner = sm.spmap(lambda v: v / lax.psum(v, "j"), "j", mesh=MESH, mesh_axes="y")
+        return inner(b) * lax.psum(1, "x")
+
+    mapped = sm.mesh_map(inside, MESH, {"x": 0}, {"x": 0}, lowering=lowering)
+    x = X + 1
+    expected = 2 * (x.reshape(2, 4) / x.reshape(2, 4).sum(1, keepdims=True)).reshape(8)
+    np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
+    # One in which only a name is bound does not count.
+    nested = sm.mesh_map(
+        lambda b: (
+            sm.mesh_map(
+                lambda c: lax.psum(c, "y"), MESH, {"x": 0}, {"x": 0}, lowering=lowering
+            )(b[0])
+            + lax.psum(1.0, "y")
+        ),
+        MESH,
+        {"y": 0},
+        {"y": 0},
+        lowering=lowering,
+    )
+    rows = np.arange(16, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_allclose(
+        nested(rows), np.tile(rows.sum(0), 4).reshape(16) + 4, rtol=1e-6
+    )
+
+
+def test_explain_shows_all_axes():
+    mapped = sm.mesh_map(lambda b: lax.psum(b.sum(), ("x", "y")), MESH, {"x": 0}, {})
+    text = str(mapped.explain(X))
+    assert "'x'" in text
+    assert "'y'" in text
+    assert mapped.lower(X).in_specs[0] == sm.ShardingSpec(
+        (sm.Chunked((2,)),), (sm.ShardedAxis(0), sm.Replicated(4))
+    )
+
+
+# The transposed sum of a sum that the function goes on with
+
+
+def test_gradient_of_a_sum_of_a_sum_inside():
+    def part(v):
+        return lax.psum(jnp.sin(v[lax.axis_index("y")]), "y")
+
+    def inner(axis):
+        return sm.spmap(axis, "y", in_axes=None, out_axes=None, axis_size=4)
+
+    mapped = sm.spmap(inner(lambda v: lax.psum(part(v), "x")), "x", out_axes=None)
+    x = X.reshape(2, 4)
+    gradient = jax.grad(lambda v: mapped(v) ** 2)(x)
+    np.testing.assert_allclose(gradient, 2 * np.sin(x).sum() * np.cos(x), rtol=1e-6)
+
+
+# mesh_axes=()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_map_that_is_only_vectorised(lowering):
+    options = {"mesh": MESH, "mesh_axes": (), "lowering": lowering}
+    mapped = sm.spmap(lambda v: v - lax.pmean(v, "i"), "i", **options)
+    result = mapped(X)
+    np.testing.assert_allclose(result, X - X.mean(), rtol=1e-6)
+    assert result.sharding.is_fully_replicated
+    assert len(result.sharding.device_set) == 8
+    assert "1 device x 8 vectorised" in str(jax.make_jaxpr(mapped)(X))
+    np.testing.assert_allclose(jax.jit(mapped)(X), X - X.mean(), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(lambda v: (mapped(v) ** 2).sum())(X), 2 * (X - X.mean()), atol=1e-6
+    )
+    in_batches = sm.spmap(lambda v: 2 * v, mesh=MESH, mesh_axes=(), batch_size=3)
+    np.testing.assert_array_equal(in_batches(X), 2 * X)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(("outer", "inner"), [((), "y"), ("y", ()), ((), ())])
+def test_vectorised_maps_around_and_inside(outer, inner, lowering):
+    x = X.reshape(4, 2)
+    mapped = sm.spmap(
+        sm.spmap(
+            lambda v: v * lax.psum(v, ("i", "j")),
+            "i",
+            mesh=MESH,
+            mesh_axes=inner,
+            lowering=lowering,
+        ),
+        "j",
+        mesh=MESH,
+        mesh_axes=outer,
+        lowering=lowering,
+    )
+    np.testing.assert_allclose(mapped(x), x * x.sum(), rtol=1e-6)
+    gradient = jax.grad(lambda v: mapped(v).sum())(x)
+    np.testing.assert_allclose(gradient, np.full((4, 2), 2 * x.sum()), rtol=1e-6)
+
+
+def test_a_vectorised_map_on_a_mesh_of_one_device():
+    one = sm.make_mesh({"x": 1})
+    mapped = sm.spmap(double, mesh=one, mesh_axes=())
+    np.testing.assert_array_equal(mapped(X), 2 * X)
+
+
+# Maps beside each other
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_maps_beside_each_other_walk_one_axis(lowering):
+    def walk(fun, name, axis):
+        return sm.spmap(fun, name, mesh=MESH, mesh_axes=axis, lowering=lowering)
+
+    def both(a, b):
+        sums = walk(lambda v: lax.psum(v, "i"), "i", "y")(a)
+        means = walk(lambda v: v - lax.pmean(v, "j"), "j", "y")(b)
+        return sums, means
+
+    a, b = X[:4], X[4:]
+    sums, means = jax.jit(both)(a, b)
+    np.testing.assert_allclose(sums, np.full(4, a.sum()), rtol=1e-6)
+    np.testing.assert_allclose(means, b - b.mean(), atol=1e-6)
+    inside = walk(both, "k", "x")
+    sums, means = inside(np.stack([a, b]), np.stack([b, a]))
+    np.testing.assert_allclose(sums[:, 0], [a.sum(), b.sum()], rtol=1e-6)
+    np.testing.assert_allclose(means, [b - b.mean(), a - a.mean()], atol=1e-6)
+
+
+# Devices of maps inside
+
+
+def test_devices_of_a_map_inside():
+    devices = jax.devices()
+    inner = sm.spmap(double, devices=devices[:4])
+    x = X.reshape(2, 4)
+    mapped = sm.spmap(inner, devices=devices[:4])
+    np.testing.assert_array_equal(mapped(x), 2 * x)
+    assert mapped(x).sharding.device_set == set(devices[:4])
+    around = sm.make_mesh({"x": 4}, devices[:4])
+    mapped = sm.spmap(inner, mesh=around, mesh_axes="x")
+    np.testing.assert_array_equal(mapped(x), 2 * x)
+    backend = sm.spmap(sm.spmap(double, backend="cpu"))
+    np.testing.assert_array_equal(backend(x), 2 * x)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+@pytest.mark.parametrize("around", [{}, {"mesh": MESH, "mesh_axes": "x"}])
+@pytest.mark.parametrize("inside", [[0, 1, 2, 3], [7, 6, 5, 4, 3, 2, 1, 0]])
+def test_other_devices_of_a_map_inside_are_refused(inside, around, wrap):
+    devices = [jax.devices()[k] for k in inside]
+    mapped = wrap(sm.spmap(sm.spmap(double, devices=devices), **around))
+    message = re.escape(f"spmap of double names the devices {inside}, but is inside")
+    with pytest.raises(ValueError, match=message):
+        mapped(X.reshape(2, 4))
+
+
+# jax.vmap(..., spmd_axis_name=)
+
+
+def centered(lowering, **options):
+    return sm.spmap(
+        lambda v: v - lax.pmean(v, "i"),
+        "i",
+        mesh=MESH,
+        mesh_axes="x",
+        lowering=lowering,
+        **options,
+    )
+
+
+BATCH = np.arange(24, dtype=np.float32).reshape(4, 2, 3) / 24
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_batch_lies_along_its_mesh_axis(lowering):
+    mapped = centered(lowering)
+    along = jax.vmap(mapped, spmd_axis_name="y")
+    expected = BATCH - BATCH.mean(1, keepdims=True)
+    for run in (along, jax.jit(along)):
+        np.testing.assert_allclose(run(BATCH), expected, atol=1e-6)
+        # Each device has its own part of the batch.
+        assert run(BATCH).sharding.spec[:2] == ("y", "x")
+        assert run(BATCH).sharding.shard_shape(BATCH.shape) == (1, 1, 3)
+    gradient = jax.grad(lambda v: (along(v) ** 2).sum())(BATCH)
+    np.testing.assert_allclose(gradient, 2 * expected, atol=1e-6)
+    per_example = jax.vmap(
+        jax.grad(lambda v: (mapped(v) ** 2).sum()), spmd_axis_name="y"
+    )
+    np.testing.assert_allclose(per_example(BATCH), 2 * expected, atol=1e-6)
+    assert per_example(BATCH).sharding.spec[:2] == ("y", "x")
+    assert along(BATCH).sharding == along(BATCH).sharding
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_batches_elsewhere_and_of_any_length(lowering):
+    mapped = centered(lowering)
+    along = jax.vmap(mapped, in_axes=1, out_axes=2, spmd_axis_name="y")
+    expected = BATCH - BATCH.mean(1, keepdims=True)
+    np.testing.assert_allclose(
+        along(BATCH.swapaxes(0, 1)), expected.transpose(1, 2, 0), atol=1e-6
+    )
+    six = np.concatenate([BATCH, BATCH[:2]])
+    np.testing.assert_allclose(
+        jax.vmap(mapped, spmd_axis_name="y")(six),
+        np.concatenate([expected, expected[:2]]),
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_names_and_shared_values_of_a_batch(lowering):
+    def fun(v, w):
+        return lax.psum(v, ("i", "b")) + lax.axis_index("b").astype(np.float32), w
+
+    mapped = sm.spmap(
+        fun,
+        "i",
+        in_axes=(0, None),
+        out_axes=(0, None),
+        mesh=MESH,
+        mesh_axes="x",
+        lowering=lowering,
+    )
+    along = jax.vmap(
+        mapped,
+        in_axes=(0, None),
+        out_axes=(0, None),
+        axis_name="b",
+        spmd_axis_name="y",
+    )
+    sums, shared = along(BATCH, np.float32(2))
+    index = np.arange(4, dtype=np.float32).reshape(4, 1, 1)
+    expected = np.broadcast_to(BATCH.sum((0, 1)) + index, BATCH.shape)
+    np.testing.assert_allclose(sums, expected, rtol=1e-6)
+    assert float(shared) == 2
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_batches_of_batches_and_of_blocks(lowering):
+    cube = sm.make_mesh({"c": 2, "b": 2, "a": 2})
+    mapped = sm.spmap(double, mesh=cube, mesh_axes="a", lowering=lowering)
+    twice = jax.vmap(jax.vmap(mapped, spmd_axis_name="b"), spmd_axis_name="c")
+    x = X.reshape(2, 2, 2)
+    np.testing.assert_array_equal(twice(x), 2 * x)
+    assert twice(x).sharding.spec == P("c", "b", "a")
+    over_two = jax.vmap(mapped, spmd_axis_name=("c", "b"))(X.reshape(4, 2))
+    assert over_two.sharding.spec == P(("c", "b"), "a")
+    for axes, other in (({"x": 0}, "y"), ({"y": 0}, "x")):
+        blocks = sm.mesh_map(jnp.sin, MESH, axes, axes, lowering=lowering)
+        along = jax.vmap(blocks, spmd_axis_name=other)
+        x = np.arange(32, dtype=np.float32).reshape(4, 8)
+        np.testing.assert_allclose(along(x), np.sin(x), rtol=1e-6)
+        assert along(x).sharding.spec == P(other, *axes)
+        gradient = jax.vmap(
+            jax.grad(lambda v, f=blocks: f(v).sum()), spmd_axis_name=other
+        )
+        np.testing.assert_allclose(gradient(x), np.cos(x), rtol=1e-5, atol=1e-6)
+
+
+def test_mesh_axes_that_a_batch_cannot_have():
+    with pytest.raises(
+        ValueError, match="spmd_axis_name='z' of spmap of <lambda>: the map runs on a"
+    ):
+        jax.vmap(centered("manual"), spmd_axis_name="z")(BATCH)
+    with pytest.raises(ValueError, match=r"the map of vmap\(.*\) around it walks 'x'"):
+        jax.vmap(centered("manual"), spmd_axis_name="x")(BATCH)
+    with pytest.raises(ValueError, match="Give spmap a mesh= that has 'j', and others"):
+        jax.jit(jax.vmap(sm.spmap(double), spmd_axis_name="j"))(BATCH)

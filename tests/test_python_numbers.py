@@ -1,0 +1,80 @@
+"""Python's numbers as arguments, results, tangents and constants of all that maps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+
+MESH = sm.make_mesh({"x": 2, "y": 4})
+X = np.arange(8, dtype=np.float32)
+SPMAPPED = {"in_axes": (0, None), "out_axes": (0, None)}
+
+# Each takes X and a number, and gives 2 * X or X, and a number.
+FUNCTIONS = {
+    "spmap": sm.spmap(lambda v, s: (s * v, 3), **SPMAPPED),
+    "spmap, spmd": sm.spmap(lambda v, s: (s * v, 3), **SPMAPPED, lowering="spmd"),
+    "spmap in spmap": lambda v, s: sm.spmap(
+        sm.spmap(lambda u, t: (t * u, 3), **SPMAPPED), **SPMAPPED
+    )(v.reshape(2, 4), s),
+    "mesh_map": sm.mesh_map(
+        lambda v, s: (s * v, 3), MESH, ({"x": 0}, {}), ({"x": 0}, {})
+    ),
+    "mesh_map of wholes": sm.mesh_map(lambda v, s: (s * v, 3), MESH, ({}, {}), {}),
+    "mesh_map, no axes": sm.mesh_map(
+        lambda v, s: (s * v, 3), sm.make_mesh({}), ({}, {}), {}
+    ),
+    "sharded_jit": sm.sharded_jit(lambda v, s: (s * v, 3), ((8,), None), ((8,), None)),
+    "constraint": lambda v, s: sm.with_sharding_constraint((s * v, 3), ((8,), None)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numbers_go_in_and_out(name):
+    fun = FUNCTIONS[name]
+
+    def check(pair, expected):
+        product, number = pair
+        np.testing.assert_array_equal(np.reshape(product, X.shape), expected)
+        assert int(number) == 3
+        assert isinstance(number, jax.Array)
+
+    check(fun(X, 2.0), 2 * X)
+    check(jax.jit(fun)(X, 2.0), 2 * X)
+    check(jax.jit(lambda v: fun(v, 2.0))(X), 2 * X)
+    with jax.disable_jit():
+        assert int(fun(jnp.asarray(X), 2.0)[1]) == 3
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numbers_are_differentiated(name):
+    def product(s):
+        return FUNCTIONS[name](X, s)[0].reshape(8)
+
+    for run in (product, jax.jit(product)):
+        value, tangent = jax.jvp(run, (2.0,), (1.0,))
+        np.testing.assert_array_equal(value, 2 * X)
+        np.testing.assert_array_equal(tangent, X)
+        _, linear = jax.linearize(run, 2.0)
+        np.testing.assert_array_equal(linear(0.5), X / 2)
+        assert float(jax.grad(lambda s, f=run: f(s).sum())(2.0)) == 28
+        np.testing.assert_array_equal(jax.jacfwd(run)(2.0), X)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numbers_beside_what_is_vectorised(name):
+    fun = FUNCTIONS[name]
+    products = jax.vmap(lambda v: fun(v, 2.0)[0])(np.stack([X, -X]))
+    np.testing.assert_array_equal(products.reshape(2, 8), np.stack([2 * X, -2 * X]))
+    scaled = jax.vmap(lambda s: fun(X, s)[0])(np.ones(3, np.float32))
+    np.testing.assert_array_equal(scaled.reshape(3, 8), np.stack([X] * 3))
+
+
+def test_the_tangent_of_a_number():
+    def total(t):
+        return sm.spmap(lambda v: t * v, "i")(X).sum()
+
+    value, tangent = jax.jvp(total, (0.2,), (1.0,))
+    np.testing.assert_allclose(value, 5.6, rtol=1e-6)
+    assert float(tangent) == 28
