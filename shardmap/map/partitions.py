@@ -131,7 +131,7 @@ class _Call(NamedTuple):
     """How one call is cut, but not its arrays."""
 
     in_tree: Any
-    statics: tuple[tuple[int, Any], ...]
+    statics: tuple[tuple[int, arguments.Static | None], ...]
     in_parts: list[Counts]
     out_tree: Any
     out_parts: list[Counts]
@@ -197,8 +197,10 @@ class ShardedFunction:
         )
         # They find the function by a weak reference, to an equal one perhaps.
         self._fun = self._programs.fun()
+        self._static = options.static_argnums
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = arguments.wrap_statics(args, self._static)
         if jex_core.find_top_trace(()) is not TOP_LEVEL:
             return self._programs.bind(args, kwargs)
         return self._programs.run(args, kwargs)
@@ -213,7 +215,7 @@ class ShardedFunction:
         Returns:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
-        traced, call = self._programs.trace(args, kwargs)
+        traced, call = self._trace(args, kwargs)
         in_specs, out_specs = (
             [
                 ShardingSpec.from_named_sharding(sharding, aval.ndim)
@@ -236,8 +238,11 @@ class ShardedFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
-        traced, _ = self._programs.trace(args, kwargs)
+        traced, _ = self._trace(args, kwargs)
         return traced
+
+    def _trace(self, args: Any, kwargs: Any) -> tuple[jax.stages.Traced, _Call]:
+        return self._programs.trace(arguments.wrap_statics(args, self._static), kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A function of a class is a method."""
@@ -258,6 +263,13 @@ class _Programs:
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self._options = options
         self._programs: dict[Any, Any] = {}
+
+        def with_statics(*args: Any, **kwargs: Any) -> Any:
+            values = (a.value if isinstance(a, arguments.Static) else a for a in args)
+            return self.fun()(*values, **kwargs)
+
+        # One object, by which JAX finds a trace again.
+        self._with_statics = functions.described_like(with_statics, fun, self.name)
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Runs the function on arguments that lie anywhere."""
@@ -297,6 +309,7 @@ class _Programs:
             _, leaves, _ = self._flatten(args, kwargs)
             return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
 
+        functions.described_like(run, self.fun(), self.name)
         structs = [
             jax.ShapeDtypeStruct(
                 aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
@@ -308,6 +321,7 @@ class _Programs:
             run,
             call,
             static_argnums=tuple(k for k, _ in call.statics),
+            static_argnames=(),
             out_shardings=jax.tree.unflatten(call.out_tree, results),
         )
         return program.trace(*call.positional(given), **keywords), call
@@ -362,7 +376,8 @@ class _Programs:
         in_parts += [None] * (len(leaves) - len(in_parts))
         check_shapes(what, names, avals, in_parts)
 
-        traced = self._jitted().trace(*args, **kwargs)
+        statics = tuple((k, arg) for k, arg in enumerate(args) if k not in argnums)
+        traced = self._jitted(statics).trace(*args, **kwargs)
         out = traced.out_info
         out_names = leaf_paths("result", out)
         out_avals = list(map(arguments.leaf_aval, jax.tree.leaves(out)))
@@ -385,7 +400,7 @@ class _Programs:
         )
         return _Call(
             in_tree,
-            tuple((k, arg) for k, arg in enumerate(args) if k not in argnums),
+            statics,
             in_parts,
             jax.tree.structure(out),
             out_parts,
@@ -394,8 +409,9 @@ class _Programs:
             out_avals,
         )
 
-    def _jitted(self) -> Any:
-        return jax.jit(self.fun(), static_argnums=self._options.static_argnums)
+    def _jitted(self, statics: Iterable[tuple[int, Any]]) -> Any:
+        static = tuple(k for k, _ in statics)
+        return jax.jit(self._with_statics, static_argnums=static, static_argnames=())
 
     def _bind(self, call: _Call, leaves: Sequence[Any]) -> list[Any]:
         """Runs the function, or adds it to what is being traced."""
@@ -407,7 +423,9 @@ class _Programs:
             ]
 
         given, kwargs = jax.tree.unflatten(call.in_tree, cut(leaves, call.in_parts))
-        results = jax.tree.leaves(self._jitted()(*call.positional(given), **kwargs))
+        results = jax.tree.leaves(
+            self._jitted(call.statics)(*call.positional(given), **kwargs)
+        )
         return cut(results, call.out_parts)
 
     def _jit(self, run: Callable[..., Any], call: _Call, **options: Any) -> Any:
@@ -423,5 +441,5 @@ class _Programs:
             )
             return run(*args, **kwargs)
 
-        logged.__name__ = logged.__qualname__ = self.name
+        functions.described_like(logged, run, self.name)
         return map_jit(logged, call.devices, communicates=True, **options)
