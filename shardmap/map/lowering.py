@@ -35,9 +35,15 @@ from shardmap.map.tracing import config_value
 
 def _implementation(*args: Any, **params: Any) -> list[Any]:
     if config_value("jax_disable_jit") or config_value("jax_debug_nans"):
-        return on_one_device(**params)(*args)
+        return list(map(_as_array, on_one_device(**params)(*args)))
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
+
+
+def _as_array(value: Any) -> Any:
+    """What a function gives back as it got it may be NumPy's, not JAX's."""
+    is_jax = isinstance(value, jax.Array) or value.dtype == jax.dtypes.float0
+    return value if is_jax else jnp.asarray(value)
 
 
 @functools.lru_cache(maxsize=4096)

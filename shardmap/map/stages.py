@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from shardmap.map import arguments
+from shardmap.map import arguments, tracing
 from shardmap.map.across import NeedsAnotherProgramError
 from shardmap.map.calls import Call
 from shardmap.map.layout import MapShardings
@@ -49,21 +49,34 @@ class Lowered(jax.stages.Lowered):
 
     def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         """Compiles, as `jax.stages.Lowered.compile` does."""
-        compiled = super().compile(*args, **kwargs)
+        compiled = _Compiled(super().compile(*args, **kwargs))
         if self._across_processes is None:
             return compiled
-        return _Compiled(compiled, *self._across_processes)
+        return _CompiledAcrossProcesses(compiled, *self._across_processes)
 
 
 class _Compiled(jax.stages.Compiled):
-    """A compiled map over several processes, called with what one of them has."""
+    """A compiled map, which is called under `jax.disable_jit` too."""
 
-    def __init__(
-        self, compiled: jax.stages.Compiled, function_map: FunctionMap, call: Call
-    ) -> None:
+    def __init__(self, compiled: jax.stages.Compiled) -> None:
         for slot in jax.stages.Compiled.__slots__:
             setattr(self, slot, getattr(compiled, slot))
         vars(self).update(vars(compiled))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if tracing.config_value("jax_disable_jit"):
+            with jax.disable_jit(False):
+                return super().__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class _CompiledAcrossProcesses(_Compiled):
+    """A compiled map over several processes, called with what one of them has."""
+
+    def __init__(
+        self, compiled: _Compiled, function_map: FunctionMap, call: Call
+    ) -> None:
+        super().__init__(compiled)
         # Compiled functions are called without the static arguments.
         self._run = function_map.across(call, compiled)
         self._agree: Callable[[], None] | None = functools.partial(
