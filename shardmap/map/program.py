@@ -14,7 +14,7 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
-import shardmap.map.rules  # noqa: F401 (registers the rules)
+import shardmap.map.remat  # noqa: F401 (registers the rules, its own and those before)
 from shardmap.map import arguments, functions, placement, processes, tracing
 from shardmap.map.across import AcrossProcesses, are_rows, check_elements
 from shardmap.map.calls import Call, Element, Options, Prepared, as_arrays, probe_of
