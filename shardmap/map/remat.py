@@ -1,8 +1,8 @@
 """How the map behaves under `jax.checkpoint`: its policy looks inside.
 
 What the policy saves of an element is saved, mapped, by one map; what it does not is
-computed again by another. The function of one element is split by JAX's own rule for
-`jax.checkpoint` in `jax.checkpoint`.
+computed again by another. What one element computes is split by JAX's own rule for a
+`jax.checkpoint` inside of another.
 """
 
 import functools
@@ -25,6 +25,20 @@ def _remat_params() -> dict[str, Any]:
     """The parameters of an equation of `jax.checkpoint`; ``jaxpr`` is what it runs."""
     [equation] = jax.make_jaxpr(jax.checkpoint(jax.lax.sin))(0.0).eqns
     return equation.params
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_offloading(policy: Callable[..., Any]) -> Callable[..., Any]:
+    """The policy that saves on the devices what this one saves on the host.
+
+    What goes from one map to the other has no memory space of its own.
+    """
+
+    def saves(*args: Any, **params: Any) -> Any:
+        case = policy(*args, **params)
+        return True if hasattr(case, "dst") else case
+
+    return saves
 
 
 def _split_rule(
@@ -52,7 +66,7 @@ def _split_rule(
         primitive=_remat_p, params=_remat_params() | {"jaxpr": params["call_jaxpr"]}
     )
     known, staged, unknown_out, available_out, _ = under_axis(
-        lambda: split(policy, unknown_in, available_in, element),
+        lambda: split(_without_offloading(policy), unknown_in, available_in, element),
         params["axis_name"],
         params["axis_size"],
     )
