@@ -51,12 +51,15 @@ class MappedFunction:
         )
         # The map finds the function by a weak reference, to an equal one perhaps.
         self._fun = self._map.fun()
+        self._static = options.static_argnums
         # The last program for each number of arguments is tried first. It refuses what
         # it is not for; where that happens often, every call is looked up.
         self._recent: dict[int, tuple[Any, Any, Any]] = {}
         self._refusals = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._static:
+            args = arguments.wrap_statics(args, self._static)
         if _find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(args, kwargs)
         if contexts.has_mesh():
@@ -99,10 +102,12 @@ class MappedFunction:
         Returns:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
+        args = arguments.wrap_statics(args, self._static)
         return lower(self._map, args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Traces the map for these arguments, as `jax.jit(fun).trace` does."""
+        args = arguments.wrap_statics(args, self._static)
         return trace(self._map, args, kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:

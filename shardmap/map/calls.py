@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from shardmap.map import array_likes, functions, tracing
+from shardmap.map import arguments, array_likes, functions, tracing
 from shardmap.map.layout import MapShardings, map_shardings
 from shardmap.map.rows import Rows, parts_along, rows_for
 
@@ -40,7 +40,8 @@ class Options(NamedTuple):
                 for axes in (self.in_axes, self.out_axes)
             )
         )
-        return self._replace(in_axes=in_axes, out_axes=out_axes)
+        axis_name = arguments.typed(self.axis_name)
+        return self._replace(axis_name=axis_name, in_axes=in_axes, out_axes=out_axes)
 
 
 class Element:
@@ -54,7 +55,7 @@ class Element:
         self,
         fun: functions.WeakFunction,
         in_tree: Any,
-        statics: tuple[tuple[int, Any], ...],
+        statics: tuple[tuple[int, arguments.Static], ...],
     ) -> None:
         self._fun = fun
         self._in_tree = in_tree
@@ -63,8 +64,8 @@ class Element:
     def __call__(self, *leaves: Any) -> tracing.Flattened:
         args, kwargs = jax.tree.unflatten(self._in_tree, leaves)
         args = list(args)
-        for argnum, value in self._statics:
-            args.insert(argnum, value)
+        for argnum, static in self._statics:
+            args.insert(argnum, static.value)
         return tracing.Flattened(*jax.tree.flatten(self._fun()(*args, **kwargs)))
 
 

@@ -5,6 +5,7 @@ stand in a loop: what is made has to be found again by the function, not by the 
 that `spmap` returned. And it must not keep the function alive.
 """
 
+import inspect
 import threading
 import types
 import weakref
@@ -86,6 +87,26 @@ def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], Any]) ->
         if key not in values:
             values[key] = make()
         return values[key]
+
+
+def described_like(run: Any, fun: Callable[..., Any], name: str) -> Any:
+    """``run``, with the name and the arguments' names of ``fun``, which JAX prints.
+
+    Of defaults, which may hold ``fun``, it says only that there are some.
+    """
+    run.__name__ = run.__qualname__ = name
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):  # Some builtins have none.
+        return run
+    empty = inspect.Parameter.empty
+    run.__signature__ = inspect.Signature(
+        [
+            p.replace(annotation=empty, default=empty if p.default is empty else None)
+            for p in signature.parameters.values()
+        ]
+    )
+    return run
 
 
 def _forget(owner: _Owner) -> None:

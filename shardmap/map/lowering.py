@@ -54,7 +54,7 @@ def _implementation(*args: Any, **params: Any) -> list[Any]:
         )
         in_axes = (None,) * len(body.constants) + params["in_axes"]
         plain = params | {"call_jaxpr": body.jaxpr, "in_axes": in_axes}
-        return on_one_device(**plain)(*body.constants, *args)
+        return list(map(_as_array, on_one_device(**plain)(*body.constants, *args)))
     if params["mesh"] is not None and contexts.has_mesh():
         return _program_under_mesh(**params)(*contexts.place(args))
     if REPLICAS in getattr(params["mesh"], "axis_names", ()):
@@ -104,6 +104,12 @@ def _without_calls(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Body:
         axis_name,
         axis_size,
     )
+
+
+def _as_array(value: Any) -> Any:
+    """What a function gives back as it got it may be NumPy's, not JAX's."""
+    is_jax = isinstance(value, jax.Array) or value.dtype == jax.dtypes.float0
+    return value if is_jax else jnp.asarray(value)
 
 
 @functools.lru_cache(maxsize=4096)

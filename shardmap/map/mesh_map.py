@@ -270,7 +270,7 @@ class _BlockMap:
                 )
                 return bind(leaves)
 
-            call.__name__ = call.__qualname__ = self._name
+            functions.described_like(call, self.fun(), self._name)
             program = map_jit(
                 call,
                 list(mesh.devices.flat),
@@ -279,7 +279,12 @@ class _BlockMap:
                 out_shardings=jax.tree.unflatten(
                     jax.tree.structure(out_shape), out_shardings
                 ),
-                donate_argnums=self.options.donate_argnums,
+                donate_argnums=[
+                    argnum
+                    for argnum in self.options.donate_argnums
+                    if argnum < len(in_tree.children())
+                ],
+                donate_argnames=(),
             )
             made = program, in_shardings, out_shardings
             if is_new:

@@ -64,7 +64,7 @@ class Call(NamedTuple):
     """
 
     in_tree: Any
-    statics: tuple[tuple[int, Any], ...]
+    statics: tuple[tuple[int, arguments.Static], ...]
     in_parts: list[Counts]
     out_tree: Any
     out_parts: list[Counts]
@@ -208,6 +208,13 @@ class Programs:
         self.options = options
         self._programs: dict[Any, Any] = {}
 
+        def with_statics(*args: Any, **kwargs: Any) -> Any:
+            values = (a.value if isinstance(a, arguments.Static) else a for a in args)
+            return self.fun()(*values, **kwargs)
+
+        # One object, by which JAX finds a trace again.
+        self._with_statics = functions.described_like(with_statics, fun, self.name)
+
     def run(self, args: Any, kwargs: Any) -> Any:
         """Runs the function on arguments that lie anywhere."""
         argnums, leaves, in_tree = self._flatten(args, kwargs)
@@ -263,6 +270,7 @@ class Programs:
             _, leaves, _ = self._flatten(args, kwargs)
             return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
 
+        functions.described_like(run, self.fun(), self.name)
         structs = [
             jax.ShapeDtypeStruct(
                 aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
@@ -274,6 +282,7 @@ class Programs:
             run,
             call,
             static_argnums=tuple(k for k, _ in call.statics),
+            static_argnames=(),
             out_shardings=jax.tree.unflatten(call.out_tree, results),
         )
         return program.trace(*call.positional(given), **keywords), call
@@ -381,7 +390,8 @@ class Programs:
             dynamic, kwargs = jax.tree.unflatten(in_tree, given)
             as_given = dict(zip(argnums, dynamic, strict=True))
             args = [as_given.get(k, arg) for k, arg in enumerate(args)]
-        traced = self._jitted().trace(*args, **kwargs)
+        statics = tuple((k, arg) for k, arg in enumerate(args) if k not in argnums)
+        traced = self._jitted(statics).trace(*args, **kwargs)
         out = traced.out_info
         out_names = leaf_paths("result", out)
         out_avals = list(map(arguments.leaf_aval, jax.tree.leaves(out)))
@@ -415,7 +425,7 @@ class Programs:
             check_own_count(what, total or 1, options.local_num_partitions)
         return Call(
             in_tree,
-            tuple((k, arg) for k, arg in enumerate(args) if k not in argnums),
+            statics,
             in_parts,
             jax.tree.structure(out),
             out_parts,
@@ -448,8 +458,9 @@ class Programs:
             f"{tuple(out_parts)}, operations {processes.operations(jaxpr)}"
         )
 
-    def _jitted(self) -> Any:
-        return jax.jit(self.fun(), static_argnums=self.options.static_argnums)
+    def _jitted(self, statics: Iterable[tuple[int, Any]]) -> Any:
+        static = tuple(k for k, _ in statics)
+        return jax.jit(self._with_statics, static_argnums=static, static_argnames=())
 
     def _bind(self, call: Call, leaves: Sequence[Any]) -> list[Any]:
         """Runs the function, or adds it to what is being traced."""
@@ -468,7 +479,9 @@ class Programs:
             results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
             return cut(results, call.out_parts)
         given, kwargs = jax.tree.unflatten(call.in_tree, operands)
-        results = jax.tree.leaves(self._jitted()(*call.positional(given), **kwargs))
+        results = jax.tree.leaves(
+            self._jitted(call.statics)(*call.positional(given), **kwargs)
+        )
         return cut(results, call.out_parts)
 
     def _jit(self, run: Callable[..., Any], call: Call, **options: Any) -> Any:
@@ -484,5 +497,5 @@ class Programs:
             )
             return run(*args, **kwargs)
 
-        logged.__name__ = logged.__qualname__ = self.name
+        functions.described_like(logged, run, self.name)
         return map_jit(logged, call.devices, communicates=True, **options)

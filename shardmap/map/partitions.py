@@ -15,7 +15,7 @@ import jax.extend.core as jex_core
 
 from shardmap.map import arguments, contexts, functions, pickling, processes, tracing
 from shardmap.map.constraints import constrain
-from shardmap.map.partition_programs import Options, Programs, across
+from shardmap.map.partition_programs import Call, Options, Programs, across
 from shardmap.map.parts import broadcast_parts, check_leaves, check_shapes, leaf_paths
 from shardmap.map.stages import Lowered
 from shardmap.sharding.spec import ShardingSpec
@@ -155,8 +155,10 @@ class ShardedFunction:
         )
         # They find the function by a weak reference, to an equal one perhaps.
         self._fun = self._programs.fun()
+        self._static = options.static_argnums
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = arguments.wrap_statics(args, self._static)
         if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
             if contexts.has_mesh():
                 # Values of an eager gradient have types, which those inside have not.
@@ -176,7 +178,7 @@ class ShardedFunction:
         Returns:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
-        traced, call = self._programs.trace(args, kwargs)
+        traced, call = self._trace(args, kwargs)
         with processes.lowering_to_look() as agree:
             lowered = traced.lower()
         in_specs, out_specs = (
@@ -203,8 +205,11 @@ class ShardedFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
-        traced, _ = self._programs.trace(args, kwargs)
+        traced, _ = self._trace(args, kwargs)
         return traced
+
+    def _trace(self, args: Any, kwargs: Any) -> tuple[jax.stages.Traced, Call]:
+        return self._programs.trace(arguments.wrap_statics(args, self._static), kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A function of a class is a method."""

@@ -14,7 +14,7 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
-import shardmap.map.rules  # noqa: F401 (registers the rules)
+import shardmap.map.remat  # noqa: F401 (registers the rules, its own and those before)
 from shardmap.map import (
     arguments,
     contexts,
@@ -73,7 +73,7 @@ class FunctionMap:
         """Checks the arguments of a call and traces the function on one element.
 
         Args:
-          args: the positional arguments.
+          args: the positional arguments, those that are static each as a `Static`.
           kwargs: the keyword arguments.
           are_whole: in a map over several processes, which leaves are global arrays;
             what others hold are this process's rows. None: there are no others.
@@ -347,10 +347,13 @@ class FunctionMap:
             _log_compile(call.params)
             return self._bind(call)
 
-        run.__name__ = run.__qualname__ = self.name
+        functions.described_like(run, self.fun(), self.name)
+        static = self.options.static_argnums
+        count = len(in_tree.children()[0].children()) + len(static)
         options: dict[str, Any] = {
-            "static_argnums": self.options.static_argnums,
-            "donate_argnums": self.options.donate_argnums,
+            "static_argnums": static,
+            "static_argnames": (),
+            "donate_argnums": [k for k in self.options.donate_argnums if k < count],
             "donate_argnames": self._donate_argnames,
         }
         if mesh is None or shardings is None:
@@ -452,11 +455,13 @@ class FunctionMap:
                 "as jax.lax.pmean, or give out_axes a position for the mapped axis."
             )
 
-    def _unhashable(self, statics: Sequence[tuple[int, Any]]) -> ValueError:
+    def _unhashable(
+        self, statics: Sequence[tuple[int, arguments.Static]]
+    ) -> ValueError:
         listed = ", ".join(
-            f"argument {argnum} of type {type(value)}"
-            for argnum, value in statics
-            if not _is_hashable(value)
+            f"argument {argnum} of type {type(static.value)}"
+            for argnum, static in statics
+            if not _is_hashable(static)
         )
         return ValueError(
             f"Non-hashable static arguments are used in spmap of {self.name}: "

@@ -55,8 +55,7 @@ class _Linearized(NamedTuple):
 
     Attributes:
       forward: gives the results, then the residuals that have to be computed.
-      residuals: where each residual is found: ("operand", k), ("result", k) or
-        ("computed", k).
+      residuals: where each residual is found, as `residual_sources` gives it.
       tangent: takes the residuals and the nonzero tangents, gives the tangents of
         the inexact results.
     """
@@ -64,6 +63,32 @@ class _Linearized(NamedTuple):
     forward: Body
     residuals: tuple[tuple[str, int], ...]
     tangent: Body
+
+
+def residual_sources(
+    residuals: Sequence[Any], operands: Sequence[Any], results: Sequence[Any]
+) -> tuple[list[Any], tuple[tuple[str, int], ...]]:
+    """Which residuals have to be computed, and where each one is then found.
+
+    That is ("operand", k), ("result", k) or ("computed", k).
+    """
+    computed: list[Any] = []
+    sources = []
+    for residual in residuals:
+        for kind, known in (
+            ("operand", operands),
+            ("result", results),
+            ("computed", computed),
+        ):
+            # By identity: a literal does not compare.
+            place = [k for k, other in enumerate(known) if other is residual]
+            if place:
+                sources.append((kind, place[0]))
+                break
+        else:
+            computed.append(residual)
+            sources.append(("computed", len(computed) - 1))
+    return computed, tuple(sources)
 
 
 def _is_inexact(aval: Any) -> bool:
@@ -98,23 +123,7 @@ def _linearize(
     variables = traced.jaxpr.outvars[len(inexact) :]
     operands = traced.jaxpr.invars[len(traced.constants) :]
     results = traced.jaxpr.outvars[: len(inexact)]
-    computed: list[Any] = []
-    sources = []
-    for variable in variables:
-        for kind, known in (
-            ("operand", operands),
-            ("result", results),
-            ("computed", computed),
-        ):
-            # By identity: a literal does not compare.
-            place = [k for k, other in enumerate(known) if other is variable]
-            if place:
-                sources.append((kind, place[0]))
-                break
-        else:
-            computed.append(variable)
-            sources.append(("computed", len(computed) - 1))
-
+    computed, sources = residual_sources(variables, operands, results)
     pruned = traced.jaxpr.replace(outvars=[*results, *computed])
     tangent_avals = [
         aval.to_tangent_aval() for aval, nz in zip(avals, nonzero, strict=True) if nz
@@ -134,7 +143,7 @@ def _linearize(
     tangent_body = tangent_body._replace(
         jaxpr=without_taps_in_loops(tangent_body.jaxpr)
     )
-    return _Linearized(traced._replace(jaxpr=pruned), tuple(sources), tangent_body)
+    return _Linearized(traced._replace(jaxpr=pruned), sources, tangent_body)
 
 
 def _is_zero(tangent: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from shardmap.map import arguments, processes
+from shardmap.map import arguments, processes, tracing
 from shardmap.map.across import NeedsAnotherProgramError
 from shardmap.map.calls import Call
 from shardmap.map.layout import MapShardings
@@ -60,13 +60,11 @@ class Lowered(jax.stages.Lowered):
     def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         """Compiles, as `jax.stages.Lowered.compile` does."""
         compiled = super().compile(*args, **kwargs)
-        if jax.process_count() == 1:
-            return compiled
         return _Compiled(compiled, self._agree, self._across)
 
 
 class _Compiled(jax.stages.Compiled):
-    """A compiled map, perhaps over several processes."""
+    """A compiled map, perhaps over several processes, also under `jax.disable_jit`."""
 
     def __init__(
         self,
@@ -78,12 +76,16 @@ class _Compiled(jax.stages.Compiled):
             setattr(self, slot, getattr(compiled, slot))
         vars(self).update(vars(compiled))
         self._run = across(compiled) if across is not None else compiled
-        self._agree: Callable[[], None] | None = agree
+        several = jax.process_count() > 1
+        self._agree: Callable[[], None] | None = agree if several else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._agree is not None:
             self._agree()
             self._agree = None
+        if tracing.config_value("jax_disable_jit"):
+            with jax.disable_jit(False):
+                return self._run(*args, **kwargs)
         try:
             return self._run(*args, **kwargs)
         except NeedsAnotherProgramError:

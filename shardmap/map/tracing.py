@@ -148,6 +148,20 @@ def trace_body(
     return Body(jaxpr, tuple(closed.consts), out_tree)
 
 
+def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> Any:
+    """What ``fun()`` gives where the axis is bound, nothing being computed."""
+    given = None
+
+    def run() -> tuple[()]:
+        nonlocal given
+        given = fun()
+        return ()
+
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        jax.make_jaxpr(run, axis_env=_axis_env(axis_name, axis_size))()
+    return given
+
+
 def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
     """The aval as `jax.make_jaxpr` takes it, weak type kept."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
