@@ -15,7 +15,8 @@ import jax.extend.core as jex_core
 
 from shardmap.map import arguments, contexts, functions, pickling, processes, tracing
 from shardmap.map.constraints import constrain
-from shardmap.map.partition_programs import Call, Options, Programs, across
+from shardmap.map.partition_calls import Call, Options, across
+from shardmap.map.partition_programs import Programs
 from shardmap.map.parts import broadcast_parts, check_leaves, check_shapes, leaf_paths
 from shardmap.map.stages import Lowered
 from shardmap.sharding.spec import ShardingSpec

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-from absl import logging
 from jax.sharding import Mesh
 
 import shardmap.map.remat  # noqa: F401 (registers the rules, its own and those before)
@@ -21,6 +20,7 @@ from shardmap.map import (
     functions,
     placement,
     processes,
+    refusals,
     surroundings,
     tracing,
 )
@@ -34,6 +34,7 @@ from shardmap.map.layout import (
     own_walk,
 )
 from shardmap.map.lowering import communicates
+from shardmap.map.names import axis_text
 from shardmap.map.primitive import remove_axis, spmap_p
 from shardmap.map.rows import convert_p, is_whole, look, parts_along
 from shardmap.map.running import map_jit
@@ -126,7 +127,7 @@ class FunctionMap:
         try:
             element = self._element(in_tree, statics)
         except TypeError:
-            raise self._unhashable(statics) from None
+            raise refusals.unhashable(self.name, statics) from None
         if tracing.config_value("jax_disable_jit"):
             # The function is called every time then; JAX does not know this object.
             element = functools.partial(element)
@@ -425,69 +426,17 @@ class FunctionMap:
         )
         axes = arguments.normalize_out_axes(axes, avals)
         if None in axes:
-            self._check_unmapped(axes, body, in_axes, axis_size)
+            batch = tracing.Batch(self.options.axis_name, axis_size)
+            refusals.check_unmapped(self.name, axes, body, in_axes, batch)
         return axes
-
-    def _check_unmapped(
-        self,
-        out_axes: Sequence[int | None],
-        body: tracing.Body,
-        in_axes: Sequence[int | None],
-        axis_size: int,
-    ) -> None:
-        """Refuses ``out_axes=None`` for a result that differs between elements."""
-        dims = (None,) * len(body.constants) + tuple(
-            None if axis is None else 0 for axis in in_axes
-        )
-        batch = tracing.Batch(self.options.axis_name, axis_size)
-        differs = tracing.batched_results(body.jaxpr, batch, dims)
-        names = arguments.result_names(body.out_tree)
-        bad = [
-            f"\n  * {name}"
-            for name, axis, differ in zip(names, out_axes, differs, strict=True)
-            if axis is None and differ
-        ]
-        if bad:
-            raise ValueError(
-                "spmap has mapped output but out_axes is None: these results of "
-                f"{self.name} can differ between the elements of the axis:"
-                f"{''.join(bad)}\nCombine them with a collective over the axis, such "
-                "as jax.lax.pmean, or give out_axes a position for the mapped axis."
-            )
-
-    def _unhashable(
-        self, statics: Sequence[tuple[int, arguments.Static]]
-    ) -> ValueError:
-        listed = ", ".join(
-            f"argument {argnum} of type {type(static.value)}"
-            for argnum, static in statics
-            if not _is_hashable(static)
-        )
-        return ValueError(
-            f"Non-hashable static arguments are used in spmap of {self.name}: "
-            f"{listed}. What static_broadcasted_argnums names needs __hash__ and "
-            "__eq__."
-        )
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _log_compile(params: dict[str, Any]) -> None:
-    level = (
-        logging.WARNING if tracing.config_value("jax_log_compiles") else logging.DEBUG
-    )
     mesh = params["mesh"]
-    logging.log(
-        level,
-        "shardmap: compiling %s: axis %r of %d elements on devices %s, elements %s",
+    tracing.log_compile(
+        "%s: %s of %d elements on devices %s, elements %s",
         params["name"],
-        params["axis_name"],
+        axis_text(params["axis_name"]),
         params["axis_size"],
         "around it" if mesh is None else [device.id for device in mesh.devices.flat],
         [var.aval.str_short() for var in params["call_jaxpr"].invars],
