@@ -426,3 +426,16 @@ def test_what_is_refused_of_several_axes(around):
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         outer(sm.spmap(body, "y"), axis_name="x")(numbers(2, 3))
+
+
+@both_lowerings
+def test_positions_along_outer_and_inner_axes(spmap):
+    # JAX's type checker knows what an axis_index is called.
+    mesh = sm.make_mesh({"a": 2, "b": 2, "c": 2})
+
+    def body(v):
+        return v + lax.axis_index(("o", "i"))
+
+    inner = spmap(body, "i", mesh=mesh, mesh_axes=("c", "a"))
+    got = spmap(inner, "o", mesh=mesh, mesh_axes="b")(np.zeros((2, 4), np.int32))
+    np.testing.assert_array_equal(got, np.arange(8).reshape(2, 4))

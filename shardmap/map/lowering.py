@@ -408,7 +408,8 @@ def _one_element(
 ) -> Callable[..., Any]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
 
-    renamed = in_mesh_order(rename_axis(jaxpr, axis.name, axis.device_axes), mesh)
+    (mesh_axis,) = axis.device_axes
+    renamed = in_mesh_order(rename_axis(jaxpr, axis.name, mesh_axis), mesh)
 
     def element(*blocks: Any) -> list[Any]:
         operands = [

@@ -28,20 +28,22 @@ class _MapsName:
         return repr(self.name)
 
 
-def rename_axis(jaxpr: Any, old: Hashable, new: Sequence[Hashable]) -> Any:
-    """``jaxpr`` whose collectives over ``old`` are over ``new``, major to minor."""
+def rename_axis(jaxpr: Any, old: Hashable, new: Hashable) -> Any:
+    """``jaxpr`` whose collectives over ``old`` are over ``new``."""
 
     def change(equation: Any, shadowed: bool) -> Any:
         if shadowed or equation.primitive not in COLLECTIVES:
             return equation
         names = axis_names(equation.params)
+        if old not in names:
+            return equation
         key = "axes" if "axes" in equation.params else "axis_name"
-        renamed: list[Hashable] = []
-        for name in names:
-            renamed.extend(new if name == old else [name])
-        return equation.replace(params=equation.params | {key: tuple(renamed)})
+        renamed: Any = tuple(new if name == old else name for name in names)
+        if not isinstance(equation.params[key], tuple):
+            (renamed,) = renamed
+        return equation.replace(params=equation.params | {key: renamed})
 
-    return rewrite_jaxpr(jaxpr, old, change, renamed=new)
+    return rewrite_jaxpr(jaxpr, old, change, renamed=[new])
 
 
 def told_apart(
@@ -55,7 +57,7 @@ def told_apart(
     def new_name(name: Hashable, jaxpr: Any) -> tuple[Hashable, Any]:
         if name not in mesh_axes:
             return name, jaxpr
-        return _MapsName(name), rename_axis(jaxpr, name, [_MapsName(name)])
+        return _MapsName(name), rename_axis(jaxpr, name, _MapsName(name))
 
     def change(equation: Any, shadowed: bool) -> Any:
         if equation.primitive is not spmap_p:
