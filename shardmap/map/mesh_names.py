@@ -35,11 +35,15 @@ def rename_axis(jaxpr: Any, old: Hashable, new: Sequence[Hashable]) -> Any:
         if shadowed or equation.primitive not in COLLECTIVES:
             return equation
         names = axis_names(equation.params)
+        if old not in names:
+            return equation
         key = "axes" if "axes" in equation.params else "axis_name"
-        renamed: list[Hashable] = []
+        renamed: Any = []
         for name in names:
             renamed.extend(new if name == old else [name])
-        return equation.replace(params=equation.params | {key: tuple(renamed)})
+        is_one = len(renamed) == 1 and not isinstance(equation.params[key], tuple)
+        renamed = renamed[0] if is_one else tuple(renamed)
+        return equation.replace(params=equation.params | {key: renamed})
 
     return rewrite_jaxpr(jaxpr, old, change, renamed=new)
 
