@@ -14,6 +14,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import io_callback
+from jax.sharding import AbstractMesh
 
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.names import REPLICAS
@@ -136,7 +137,10 @@ def _on_first(equation: Any, sizes: dict[str, int]) -> Any:
         jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
         for atom in equation.invars
     ]
-    [made] = jax.make_jaxpr(jax.jit(run), axis_env=list(sizes.items()))(*operands).eqns
+    # Typed with the mesh where it is lowered, not with the one around.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        traced = jax.make_jaxpr(jax.jit(run), axis_env=list(sizes.items()))(*operands)
+    [made] = traced.eqns
     return equation.replace(
         primitive=made.primitive, params=made.params, effects=made.effects
     )
