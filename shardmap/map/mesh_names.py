@@ -13,7 +13,12 @@ import jax
 import numpy as np
 from jax import lax
 
-from shardmap.map.collective_primitives import COLLECTIVES, PPERMUTE, axis_names
+from shardmap.map.collective_primitives import (
+    AXIS_INDEX,
+    COLLECTIVES,
+    PPERMUTE,
+    axis_names,
+)
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr
 
@@ -39,7 +44,10 @@ def rename_axis(jaxpr: Any, old: Hashable, new: Sequence[Hashable]) -> Any:
         renamed: list[Hashable] = []
         for name in names:
             renamed.extend(new if name == old else [name])
-        return equation.replace(params=equation.params | {key: tuple(renamed)})
+        # JAX takes the effect of an axis_index from the parameter as it is.
+        alone = equation.primitive is AXIS_INDEX and len(renamed) == 1
+        value = renamed[0] if alone else tuple(renamed)
+        return equation.replace(params=equation.params | {key: value})
 
     return rewrite_jaxpr(jaxpr, old, change, renamed=new)
 
