@@ -186,6 +186,24 @@ def test_gradient_of_a_sum_of_a_sum_inside():
     np.testing.assert_allclose(gradient, 2 * np.sin(x).sum() * np.cos(x), rtol=1e-6)
 
 
+def test_the_index_along_an_axis_that_maps_inside_name_so():
+    # JAX checks the effects of the equation against its parameters.
+    inner = sm.spmap(
+        lambda v: v * lax.axis_index("y").astype(np.float32),
+        "y",
+        in_axes=None,
+        axis_size=4,
+        mesh=MESH,
+        mesh_axes="y",
+    )
+    mapped = sm.spmap(inner, "x", mesh=MESH, mesh_axes="x")
+    expected = np.outer(X[:2], np.arange(4, dtype=np.float32))
+    with jax.enable_checks(True):
+        np.testing.assert_array_equal(mapped(X[:2]), expected)
+        gradient = jax.grad(lambda v: mapped(v).sum())(X[:2])
+    np.testing.assert_array_equal(gradient, [6, 6])
+
+
 # mesh_axes=()
 
 

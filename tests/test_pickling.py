@@ -76,7 +76,8 @@ def test_round_trip(name):
 
 
 def test_a_map_on_an_abstract_mesh():
-    large = jax.sharding.AbstractMesh((64,), ("i",))
+    kinds = (jax.sharding.AxisType.Auto,)
+    large = jax.sharding.AbstractMesh((64,), ("i",), kinds)
     mapped = sm.spmap(lambda x: x, mesh=large, mesh_axes="i")
     read = cloudpickle.loads(cloudpickle.dumps(mapped))
     (equation,) = jax.make_jaxpr(read)(np.ones(64, np.float32)).eqns

@@ -85,11 +85,10 @@ class Programs:
     def under_mesh(self, args: Any, kwargs: Any) -> Any:
         """Runs the function under `jax.set_mesh`, or alone if it has other devices."""
         _, leaves, _ = self._flatten(args, kwargs)
-        are_whole = list(map(is_whole, leaves))
+        there = contexts.mesh_devices()
         with jax.set_mesh(contexts.NO_MESH):
-            devices = self._read(args, kwargs, are_whole).alone().devices
-        if devices != contexts.mesh_devices() or processes.several(devices):
-            with jax.set_mesh(contexts.NO_MESH):
+            call = self._read(args, kwargs, list(map(is_whole, leaves))).alone()
+            if call.devices != there or processes.several(there):
                 return self.run(args, kwargs)
         return self.program_under_mesh(args, kwargs)
 
