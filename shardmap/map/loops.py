@@ -15,8 +15,8 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.extend.core.primitives import while_p
-from jax.interpreters import batching
 
+from shardmap._jax.while_loops import vectorize_loops
 from shardmap.map.rewriting import rewrite_jaxpr
 from shardmap.map.tap_primitive import is_tapped, tap_effect, tap_p
 from shardmap.map.tracing import Batch, shape_dtype_struct, vectorize_some
@@ -149,17 +149,11 @@ def without_taps_in_loops(jaxpr: Any) -> Any:
     return rewrite_jaxpr(jaxpr, None, change) if is_tapped(jaxpr) else jaxpr
 
 
-# The only rule of JAX's own that is replaced: a tap has no say in the loop around it.
-_batching_rule_of_jax = batching.fancy_primitive_batchers[while_p]
-
-
 def _batching_rule(
     axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], **params: Any
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
-    if not is_tapped(params["cond_jaxpr"]):
-        return _batching_rule_of_jax(axis_data, args, dims, **params)
     batch = Batch(axis_data.name, axis_data.size, axis_data.spmd_name)
     return vectorize_some(with_condition_in_body(**params), batch, args, dims)
 
 
-batching.fancy_primitive_batchers[while_p] = _batching_rule
+vectorize_loops(is_tapped, _batching_rule)

@@ -1,0 +1,33 @@
+"""The one rule of JAX's own that is replaced: only for loops with effects of ours."""
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+
+
+def counted(tapped):
+    """Steps until 2; each element takes its own number of them."""
+
+    def goes_on(x):
+        is_less = x < 2
+        return sm.tap(lambda _: None, is_less) if tapped else is_less
+
+    return lambda x: lax.while_loop(goes_on, lambda x: x + 1, x)
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+def test_elements_that_have_ended_stay_as_they_are(tapped):
+    got = jax.vmap(counted(tapped))(np.arange(5, dtype=np.int32))
+    np.testing.assert_array_equal(got, [2, 2, 2, 3, 4])
+
+
+def test_loops_without_taps_are_vectorised_by_jax():
+    x = np.arange(5, dtype=np.int32)
+    [loop] = jax.make_jaxpr(jax.vmap(counted(False)))(x).eqns
+    assert [e.primitive.name for e in loop.params["cond_jaxpr"].jaxpr.eqns] == [
+        "lt",
+        "reduce_or",
+    ]
