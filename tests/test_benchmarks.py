@@ -3,6 +3,7 @@
 import json
 from xml.etree import ElementTree
 
+import jax
 import pytest
 
 from benchmarks import __main__ as command_line
@@ -196,6 +197,7 @@ def test_all_rows_of_the_plan_are_there():
 
 
 @pytest.mark.parametrize("benchmark", rows.BENCHMARKS, ids=lambda b: b.name)
+@jax.numpy_rank_promotion("allow")  # They broadcast, as users do.
 def test_every_row_runs(benchmark):
     result = harness.measure(benchmark, repeats=2)
     assert OURS in result.samples
