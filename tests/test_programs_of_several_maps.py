@@ -157,6 +157,29 @@ def test_what_a_trace_evaluates_is_cut_among_replicas():
     )
 
 
+# Meshes that cannot be one
+
+
+def test_maps_that_cut_the_devices_otherwise_are_refused():
+    nested = sm.spmap(sm.spmap(jnp.sin))
+    x, y = np.ones((4, 2), np.float32), np.ones((2, 4), np.float32)
+    with pytest.raises(
+        NotImplementedError,
+        match=r"spmap of sin runs on 2 x 4 devices, spmap of sin in the same program "
+        r"on 4 x 2 devices: XLA cannot cut one program both ways.*sizes \(2, 2, 2\)",
+    ):
+        jax.jit(lambda x, y: (nested(x), nested(y)))(x, y)
+    mesh = sm.make_mesh({"a": 2, "b": 2, "c": 2})
+
+    def on_mesh(outer, inner):
+        inside = sm.spmap(jnp.sin, mesh=mesh, mesh_axes=inner)
+        return sm.spmap(inside, mesh=mesh, mesh_axes=outer)
+
+    first, second = on_mesh(("a", "b"), "c"), on_mesh("a", ("b", "c"))
+    got = jax.jit(lambda x, y: (first(x), second(y)))(x, y)
+    assert_same(got, (np.sin(x), np.sin(y)))
+
+
 # What is seen from outside happens once
 
 

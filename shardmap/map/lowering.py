@@ -34,6 +34,7 @@ from shardmap.map.layout import (
 )
 from shardmap.map.mesh_names import in_mesh_order, rename_axis, told_apart
 from shardmap.map.names import REPLICAS
+from shardmap.map.one_program import check_meshes
 from shardmap.map.primitive import spmap_p
 from shardmap.map.rewriting import rewrite_jaxpr, under_mesh, widen
 from shardmap.map.running import map_jit
@@ -468,13 +469,15 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         processes.agree_to_lower(
             mesh, f"spmap of {params['name']}", lambda: processes.description(params)
         )
+    by_partitioner = params["lowering"] == "spmd" and not manual
+    if not (manual or by_partitioner):
+        check_meshes(ctx.module_context.context, params["name"], mesh)
     params["mesh"] = mesh = _with_manual_axes(mesh, manual)
     params["axis_name"], jaxpr = told_apart(
         params["axis_name"], params["call_jaxpr"], mesh.axis_names
     )
     params["call_jaxpr"] = in_mesh_order(jaxpr, mesh)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        by_partitioner = params["lowering"] == "spmd" and not manual
         run = (partitioned if by_partitioner else per_device)(**params)
         # Operands may be typed with shardings over a mesh of the caller's.
         avals = list(map(contexts.untyped_aval, ctx.avals_in))
