@@ -281,8 +281,8 @@ DATA_AND_MODEL = sm.make_mesh({"data": 2, "model": 4})
 )
 def test_the_jaxpr_names_the_layout(size, options, layout):
     mapped = sm.spmap(lambda x: x + 1, "i", **options)
-    jaxpr = jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((size,), np.float32))
-    assert f"layout=axis 'i' of {layout}\n" in str(jaxpr)
+    traced = mapped.trace(jax.ShapeDtypeStruct((size,), np.float32))
+    assert f"layout=axis 'i' of {layout}\n" in str(traced.jaxpr)
 
 
 def test_the_jaxpr_names_the_layout_of_maps_inside():

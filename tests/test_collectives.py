@@ -193,7 +193,7 @@ def test_arrays_without_entries(spmap, size):
     def fun(x, w):
         pieces = jnp.stack([x] * size)
         return (
-            lax.psum(x, "i") * w,
+            lax.psum(x, "i") * w[None],
             lax.all_gather(x, "i"),
             lax.all_gather(x, "i", axis=1, tiled=True),
             lax.all_to_all(pieces, "i", 0, 1),
@@ -303,7 +303,7 @@ NESTED = {
     "outer": lambda x: lax.psum(x, "i") + float_index("i"),
     "both": lambda x: lax.psum(x, ("i", "j")) + lax.pmax(x, ("j", "i")),
     "index of both": lambda x: x * float_index(("i", "j")),
-    "mixed": lambda x: lax.all_gather(lax.psum(x, "i"), "j") * lax.pmean(x, "j"),
+    "mixed": lambda x: lax.all_gather(lax.psum(x, "i"), "j") * lax.pmean(x, "j")[None],
 }
 
 

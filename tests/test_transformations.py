@@ -295,7 +295,7 @@ def inside_scan(fun):
 
 def inside_cond(fun):
     def chosen(x, w):
-        return lax.cond(w.sum() < 10, fun, lambda x, w: fun(w * x, x[0]), x, w)
+        return lax.cond(w.sum() < 10, fun, lambda x, w: fun(w[None] * x, x[0]), x, w)
 
     return chosen
 

@@ -415,7 +415,9 @@ def _without_dead_code(
 
 def _dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
     equation = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
-    if not any(used_outputs) and not equation.effects:
+    # The use of an axis name is none that anybody sees.
+    is_seen = any(not hasattr(effect, "name") for effect in equation.effects)
+    if not any(used_outputs) and not is_seen:
         return [False] * len(equation.invars), None
     params = equation.params
     call_jaxpr, used_inputs = _without_dead_code(
@@ -434,8 +436,12 @@ def _dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any
         )
     )
     changed = {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes}
+    gone = params["call_jaxpr"].effects - call_jaxpr.effects
     return used_inputs, equation.replace(
-        invars=list(invars), outvars=list(outvars), params=params | changed
+        invars=list(invars),
+        outvars=list(outvars),
+        params=params | changed,
+        effects=equation.effects - gone,
     )
 
 

@@ -7,8 +7,10 @@ permutation over several moves wrongly.
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+from jax.extend.core.primitives import closed_call_p
 from jax.interpreters import batching
 
 from shardmap._jax.typechecks import register_typecheck, type_equation
@@ -29,6 +31,9 @@ def vectorizable(jaxpr: Any, name: Hashable, size: int) -> Any:
 
     def change(equation: Any, shadowed: bool) -> Any:
         nonlocal found
+        if equation.primitive is closed_call_p:
+            found = True
+            return _as_jit(equation)
         if (
             equation.primitive is not ALL_TO_ALL
             or equation.params["axis_index_groups"] is None
@@ -40,6 +45,21 @@ def vectorizable(jaxpr: Any, name: Hashable, size: int) -> Any:
     # Maps inside have this done to them when they are vectorised.
     changed = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
     return changed if found else jaxpr
+
+
+def _as_jit(equation: Any) -> Any:
+    """A call as `jax.jit` makes it.
+
+    JAX names other calls when it vectorises them, which its type checker refuses.
+    """
+    structs, results = (
+        [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms]
+        for atoms in (equation.invars, equation.outvars)
+    )
+    like = jax.jit(lambda *_: [jax.lax.empty(r.shape, r.dtype) for r in results])
+    [call] = jax.make_jaxpr(like)(*structs).eqns
+    params = call.params | {"jaxpr": equation.params["call_jaxpr"]}
+    return equation.replace(primitive=call.primitive, params=params)
 
 
 def _batching_rule(
