@@ -23,6 +23,7 @@ from shardmap.explain.source import definition_of
 from shardmap.map import arguments
 from shardmap.map.api import MappedFunction
 from shardmap.map.mesh_map import MeshMappedFunction
+from shardmap.map.partitions import ShardedFunction
 
 
 def explain(
@@ -189,9 +190,11 @@ def _as_array(leaf: Any) -> Any:
 
 
 def _traced(fun: Any, args: Any, kwargs: Any) -> Any:
-    """The function as `jax.jit` traces it."""
-    if isinstance(fun, MappedFunction):
+    """The function as it is traced when it is called, by itself or by `jax.jit`."""
+    if isinstance(fun, MappedFunction) and isinstance(fun.mesh, AbstractMesh):
         fun = jax.jit(fun, static_argnums=fun.static_argnums)
+    elif isinstance(fun, MappedFunction | ShardedFunction):
+        return fun.trace(*args, **kwargs)
     elif not isinstance(fun, jax.stages.Wrapped):
         fun = jax.jit(fun)
     return fun.trace(*args, **kwargs)

@@ -203,10 +203,7 @@ class _Walk:
         width = min(params["batch_size"] or block, block)
         steps = -(-block // width)
         replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
-        # mesh_map makes one map for each mesh axis, all of a function of this name.
-        is_block = params["name"] == "block" and (
-            params["mesh_axes"] in ((params["axis_name"],), ())
-        )
+        is_block = params.get("kind") == "mesh_map"
         if is_block:
             change = (
                 "The mesh's shape says how many devices; in_axes and out_axes of "

@@ -127,6 +127,11 @@ class MappedFunction:
         """The positions of arguments that are compile-time constants."""
         return self._map.options.static_argnums
 
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh to lay the axis on, if one was given; perhaps an abstract one."""
+        return self._map.options.mesh
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A mapped function in a class is a method."""
         return self if instance is None else types.MethodType(self, instance)
@@ -273,3 +278,12 @@ def spmap(
         check_replicas=check_replicas,
     )
     return MappedFunction(fun, options)
+
+
+def mapped_as(
+    kind: str, fun: Callable[..., Any], *args: Any, **options: Any
+) -> MappedFunction:
+    """What `spmap` gives, to be told as another kind of map by `explain`."""
+    return MappedFunction(
+        fun, spmap(fun, *args, **options)._map.options._replace(kind=kind)
+    )

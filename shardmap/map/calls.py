@@ -15,7 +15,7 @@ from shardmap.map.rows import Rows, parts_along, rows_for
 
 
 class Options(NamedTuple):
-    """The arguments of `spmap` but the function."""
+    """The arguments of `spmap` but the function, and what made the map of them."""
 
     axis_name: Hashable
     in_axes: Any
@@ -30,6 +30,7 @@ class Options(NamedTuple):
     batch_size: int | None
     lowering: str
     check_replicas: bool
+    kind: str = "spmap"
 
     def key(self) -> Hashable:
         """Hashable, equal for equal options, whatever containers the axes are in."""

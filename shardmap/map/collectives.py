@@ -222,9 +222,17 @@ def _highest(dtype: Any) -> Any:
     return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
 
 
+def _max(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.max(block, dimensions, initial=_lowest(block.dtype))
+
+
+def _min(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.min(block, dimensions, initial=_highest(block.dtype))
+
+
 _SUM = Reduction(_sum, lax.psum, jax.ops.segment_sum, jnp.add, lambda dtype: 0)
-_MAX = Reduction(jnp.max, lax.pmax, jax.ops.segment_max, jnp.maximum, _lowest)
-_MIN = Reduction(jnp.min, lax.pmin, jax.ops.segment_min, jnp.minimum, _highest)
+_MAX = Reduction(_max, lax.pmax, jax.ops.segment_max, jnp.maximum, _lowest)
+_MIN = Reduction(_min, lax.pmin, jax.ops.segment_min, jnp.minimum, _highest)
 
 
 def _reduce_scatter_rule(

@@ -25,7 +25,7 @@ from shardmap.map import (
     processes,
     tracing,
 )
-from shardmap.map.api import explanation, spmap
+from shardmap.map.api import explanation, mapped_as
 from shardmap.map.block_axes import (
     Axes,
     dimensions_of,
@@ -36,7 +36,7 @@ from shardmap.map.block_axes import (
 )
 from shardmap.map.rows import as_global
 from shardmap.map.running import map_jit
-from shardmap.map.shard_maps import axes_walked_inside
+from shardmap.map.shard_maps import axes_used_inside
 from shardmap.map.stages import Lowered
 from shardmap.sharding.mesh import auto_mesh
 from shardmap.sharding.spec import ShardingSpec
@@ -339,16 +339,17 @@ class _BlockMap:
                     f"shape {shape.shape} does not have."
                 )
         used = {name for axes in [*in_axes, *out_axes] for name in axes}
-        walked_inside = axes_walked_inside(traced)
+        used_inside = axes_used_inside(traced)
         levels = tuple(
             name
             for name in mesh.axis_names
-            if name in used or (name not in walked_inside and _is_free(name))
+            if name in used or (name not in used_inside and _is_free(name))
         )
         mapped = block
         for name in reversed(levels):
             walked = name in used or not tracing.is_bound(tracing.Walks(name))
-            mapped = spmap(
+            mapped = mapped_as(
+                "mesh_map",
                 mapped,
                 name,
                 in_axes=tuple(0 if name in axes else None for axes in in_axes),

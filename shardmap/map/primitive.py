@@ -127,6 +127,7 @@ class _SpmapPrimitive(MapPrimitive):
     * ``inner_axes``: the mesh axes for maps inside, one for each level.
     * ``batch_size``: how many elements a device vectorises; None: all that it has.
     * ``lowering``: "manual" or "spmd".
+    * ``kind``: what made the map, "spmap" or "mesh_map", for `explain`.
 
     `bind` adds two more: ``layout``, how the elements lie, in words, and
     ``mesh_jaxpr``, made from ``mesh``.

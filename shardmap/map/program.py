@@ -153,6 +153,7 @@ class FunctionMap:
             "name": self.name,
             "batch_size": options.batch_size,
             "lowering": options.lowering,
+            "kind": options.kind,
         }
         params |= self._place(axis_size, body.jaxpr, alone)
         if params["mesh"] is not None and not tracing.inside_map():

@@ -297,6 +297,8 @@ def as_global(leaves: Sequence[Any], shardings: Iterable[NamedSharding]) -> list
       leaves: global arrays, or what is equal on all processes.
       shardings: how each shall lie.
     """
+    if jax.process_count() == 1:
+        return list(leaves)
     shardings = list(shardings)
     if all(s.is_fully_addressable for s in shardings) or look(leaves) is None:
         return list(leaves)

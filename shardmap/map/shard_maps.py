@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map.names import axis_text
 
@@ -37,8 +37,8 @@ def with_manual_axes(mesh: AbstractMesh, names: frozenset[str]) -> AbstractMesh:
     return mesh.update_axis_types(dict.fromkeys(names, AxisType.Manual))
 
 
-def axes_walked_inside(jaxpr: Any) -> set[str]:
-    """The mesh axes that maps and shard_maps in ``jaxpr`` walk.
+def axes_used_inside(jaxpr: Any) -> set[str]:
+    """The mesh axes that maps and shard_maps in ``jaxpr`` walk, and constraints cut by.
 
     A map of which no array has the mapped axis only binds a name.
     """
@@ -49,6 +49,8 @@ def axes_walked_inside(jaxpr: Any) -> set[str]:
             params = equation.params
             if equation.primitive is SHARD_MAP:
                 walked |= walked_axes(equation)
+            elif isinstance(sharding := params.get("sharding"), NamedSharding):
+                walked |= _axes_of(sharding.spec)
             elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
                 walked |= set(params.get("mesh_axes") or ())
             for inner in jex_core.jaxprs_in_params(params):
@@ -56,6 +58,11 @@ def axes_walked_inside(jaxpr: Any) -> set[str]:
                     seen.add(id(inner))
                     waiting.append(inner)
     return walked
+
+
+def _axes_of(spec: PartitionSpec) -> set[str]:
+    entries = [e if isinstance(e, tuple) else (e,) for e in spec]
+    return {name for names in entries for name in names if isinstance(name, str)}
 
 
 def has_shard_maps(jaxpr: Any) -> bool:
