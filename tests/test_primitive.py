@@ -52,7 +52,7 @@ def test_parameters(spmap):
     inner = params["call_jaxpr"]
     assert [v.aval.shape for v in inner.invars] == [(3,), (3,)]
     assert [e.primitive.name for e in inner.eqns] == ["mul", "psum"]
-    assert params["mesh"].devices.tolist() == jax.devices()[:4]
+    assert params["mesh"].devices.ravel().tolist() == jax.devices()
     assert params["mesh_axes"] == ("i",)
 
 

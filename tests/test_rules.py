@@ -128,10 +128,13 @@ def test_a_result_that_is_a_residual_lies_as_the_result_does(out_axes):
 
 @both_lowerings
 def test_residuals_do_not_move_between_devices(spmap):
-    def loss(x):
-        return (spmap(lambda x: jnp.sin(x) * jnp.cos(x * x))(x) ** 2).sum()
+    devices = jax.devices()[:4]
 
-    lying = jax.device_put(X, sm.pmap_sharding(X.shape, devices=jax.devices()[:4]))
+    def loss(x):
+        fun = spmap(lambda x: jnp.sin(x) * jnp.cos(x * x), devices=devices)
+        return (fun(x) ** 2).sum()
+
+    lying = jax.device_put(X, sm.pmap_sharding(X.shape, devices=devices))
     text = jax.jit(jax.grad(loss)).lower(lying).compile().as_text()
     for collective in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
         assert collective not in text
@@ -153,7 +156,8 @@ def test_nothing_active_makes_no_tangent_map(spmap):
 
 @both_lowerings
 def test_dead_results_are_not_computed(spmap):
-    fun = spmap(lambda x, y: (x * 2, lax.psum(jnp.sin(y), "i")), "i")
+    devices = jax.devices()[:4]
+    fun = spmap(lambda x, y: (x * 2, lax.psum(jnp.sin(y), "i")), "i", devices=devices)
     text = jax.jit(lambda x, y: fun(x, y)[0]).lower(X, X).compile().as_text()
     assert "all-reduce" not in text
     assert "sine" not in text
