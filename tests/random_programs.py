@@ -21,9 +21,6 @@ from jax import lax
 
 import shardmap as sm
 
-TAPS_OF_SOME_ELEMENTS = False
-"""Whether branches and loops that elements take on their own tap."""
-
 LOCAL = ["sine", "weight", "shift", "random", "tap"]
 REDUCTIONS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 COLLECTIVES = [
@@ -136,9 +133,6 @@ class Machine:
             return self.collective(kind, number, state, scope)
         if inside is None:
             return self.local(kind, number, state, scope)
-
-        if kind in ("branch", "while") and not TAPS_OF_SOME_ELEMENTS:
-            scope = scope._replace(taps=False)
 
         def body(state: State, scope: Scope = scope) -> State:
             return self.run(inside, state, scope)
