@@ -223,11 +223,15 @@ def _highest(dtype: Any) -> Any:
 
 
 def _max(block: Any, dimensions: Sequence[int]) -> Any:
-    return jnp.max(block, dimensions, initial=_lowest(block.dtype))
+    return jnp.max(
+        block, dimensions, initial=np.array(_lowest(block.dtype), block.dtype)
+    )
 
 
 def _min(block: Any, dimensions: Sequence[int]) -> Any:
-    return jnp.min(block, dimensions, initial=_highest(block.dtype))
+    return jnp.min(
+        block, dimensions, initial=np.array(_highest(block.dtype), block.dtype)
+    )
 
 
 _SUM = Reduction(_sum, lax.psum, jax.ops.segment_sum, jnp.add, lambda dtype: 0)

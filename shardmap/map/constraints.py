@@ -17,7 +17,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap.map import contexts, placement, processes, tracing
 from shardmap.map.primitive import mesh_jaxpr
@@ -364,10 +364,13 @@ def _lowering(
     run = mlir.lower_fun(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
     )
-    # On a mesh with Explicit axes a constraint would be a check of types.
     avals = list(map(contexts.untyped_aval, ctx.avals_in))
+    untyped = ctx.replace(avals_in=avals)
+    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        return run(untyped, x)
+    # On a mesh with Explicit axes a constraint would be a check of types.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return run(ctx.replace(avals_in=avals), x)
+        return run(untyped, x)
 
 
 constrain_p.def_abstract_eval(lambda x, **_: contexts.untyped_aval(x))

@@ -471,7 +471,7 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         )
     by_partitioner = params["lowering"] == "spmd" and not manual
     if not (manual or by_partitioner):
-        check_meshes(ctx.module_context.context, params["name"], mesh)
+        check_meshes(ctx.module_context.host_callbacks, params["name"], mesh)
     params["mesh"] = mesh = _with_manual_axes(mesh, manual)
     params["axis_name"], jaxpr = told_apart(
         params["axis_name"], params["call_jaxpr"], mesh.axis_names

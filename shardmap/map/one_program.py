@@ -6,31 +6,40 @@ the other, such as 4 x 2 and 2 x 4, and then ends the whole process.
 
 import itertools
 import operator
-import weakref
+import threading
 from typing import Any
 
 from jax.sharding import Mesh
 
-_meshes: weakref.WeakKeyDictionary[Any, dict[Mesh, str]] = weakref.WeakKeyDictionary()
+
+class _Lowered(threading.local):
+    """The program that a thread lowers, and the meshes in it with their maps' names."""
+
+    program: Any = None
+    meshes: dict[Mesh, str]
+
+
+_lowered = _Lowered()
 
 
 def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
     """Refuses a map whose mesh cannot be one with those of other maps.
 
     Args:
-      program: anything that stands for what is being lowered, as long as that is.
+      program: any object that there is one of for each program that is lowered.
       name: of the map's function.
       mesh: that the map runs on.
 
     Raises:
       NotImplementedError: names both functions, both meshes and a mesh for both.
     """
-    others = _meshes.setdefault(program, {})
-    for other, other_name in others.items():
+    if _lowered.program is not program:
+        _lowered.program, _lowered.meshes = program, {}
+    for other, other_name in _lowered.meshes.items():
         cuts, other_cuts = _cuts(mesh), _cuts(other)
         if other.size == mesh.size and not (cuts <= other_cuts or other_cuts <= cuts):
             both = sorted(cuts | other_cuts)
-            sizes = [b // a for a, b in itertools.pairwise([1, *both])]
+            sizes = [b // a for a, b in itertools.pairwise(both)]
             raise NotImplementedError(
                 f"spmap of {name} runs on {_text(mesh)}, spmap of {other_name} in the "
                 f"same program on {_text(other)}: XLA cannot cut one program both "
@@ -38,12 +47,12 @@ def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
                 f"with axes of sizes {tuple(sizes)}, several axes to a map where it "
                 "needs them, or call them outside of your own jax.jit."
             )
-    others.setdefault(mesh, name)
+    _lowered.meshes.setdefault(mesh, name)
 
 
 def _cuts(mesh: Mesh) -> set[int]:
     """Into how many pieces the devices are cut by the first axis, first two, ..."""
-    return set(itertools.accumulate(mesh.shape.values(), operator.mul)) - {1}
+    return {1, *itertools.accumulate(mesh.shape.values(), operator.mul)}
 
 
 def _text(mesh: Mesh) -> str:
