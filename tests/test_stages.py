@@ -1,7 +1,10 @@
 """Lowering and compiling ahead of time, as `jax.jit` has them; and without jit."""
 
 import gc
+import os
 import re
+import subprocess
+import sys
 import weakref
 
 import jax
@@ -172,6 +175,20 @@ def test_results_without_jit_are_jax_arrays(spmap):
         assert result.sharding.device_set
     np.testing.assert_array_equal(results[0], X)
     np.testing.assert_array_equal(results[4], np.full(8, 2, np.float32))
+
+
+def test_import_without_jit():
+    program = (
+        "import numpy as np, shardmap as sm; print(sm.spmap(abs)(np.arange(3) - 1))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"JAX_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "[1 0 1]\n", run.stderr
 
 
 @every_kind

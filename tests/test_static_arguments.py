@@ -12,7 +12,7 @@ X = np.arange(8, dtype=np.int32)
 Point = collections.namedtuple("Point", ["x", "y"])
 
 # Equal, with equal hashes, all of them.
-LOOKALIKES = [1, True, 1.0, np.float32(1)]
+LOOKALIKES = [1, True, 1.0]
 # How such a value stands in a static argument, and how it is found there.
 WRAPPED = {
     "itself": (lambda k: k, lambda k: k),
@@ -62,7 +62,7 @@ def test_equal_constants_of_other_types_are_others(kind, wrapped, called):
     wrap, find = WRAPPED[wrapped]
     mapped, expected = maps(find)
     with jax.numpy_dtype_promotion("standard"):
-        for value in LOOKALIKES + LOOKALIKES[::-1]:
+        for value in [*LOOKALIKES, 1]:
             got, want = CALLED[called](mapped[kind], wrap(value)), expected(value)
             np.testing.assert_array_equal(got, want)
             assert got.dtype == jax.numpy.asarray(want).dtype, value

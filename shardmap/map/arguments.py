@@ -54,7 +54,10 @@ class Static:
         return hash(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and typed(self.value) == typed(other.value)
+        if not isinstance(other, Static):
+            return False
+        mine, its = self.value, other.value
+        return mine is its or typed(mine) == typed(its)
 
     def __repr__(self) -> str:
         return repr(self.value)
