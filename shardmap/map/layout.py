@@ -82,14 +82,14 @@ class MeshWalk(NamedTuple):
 Spread = Callable[[int, int], int]
 """How many devices an axis lies on, from its size and the number of devices."""
 
-Spare = Literal["unused", "replicas", "empty"]
+Spare = Literal["unused", "shared"]
 """What becomes of devices that an outermost map does not need.
 
 * "unused": they are not in its mesh, as it is a program of its own.
-* "replicas": as many are replicas of each that it needs, where the number divides.
-* "empty": the same, but a map without maps and partitions inside is laid over all
-  devices, some without an element. Of several meshes in one program JAX takes the first
-  to describe all results, and can, if it is the same for all such maps.
+* "shared": a map without maps and partitions inside is laid over all devices, some
+  without an element. Of several meshes in one program JAX takes the first to describe
+  all results, and can, if it is the same for all such maps. Of others, as many are
+  replicas of each device that they need, where the number divides.
 """
 
 
@@ -128,7 +128,7 @@ def map_mesh(
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, devices_for)
     shared = spare != "unused" and not rest and math.prod(sizes) < count
     is_flat = len(sizes) == len(groups) == 1 and not partitions
-    if shared and is_flat and spare == "empty":
+    if shared and is_flat:
         sizes = [count]
     elif shared:
         spread = math.gcd if len(groups) > 1 else _all_devices_for

@@ -25,7 +25,6 @@ from shardmap.map.evaluation import evaluate
 from shardmap.map.host_calls import calls_host, on_first_devices
 from shardmap.map.layout import (
     MeshWalk,
-    Spare,
     inner_walk,
     map_mesh,
     map_shardings,
@@ -65,32 +64,28 @@ def _implementation(*args: Any, **params: Any) -> list[Any]:
 
 
 def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
-    """A map on all devices of its mesh as a program of its own.
+    """A map that is evaluated, on as many devices as its operands lie on.
 
-    Operands may lie on just those devices that it would have if it were called outside
-    of any trace: then they were made so, and what comes of them here is to meet them.
-    Else it has replicas on the others.
+    It has all devices of its mesh, unless operands lie on just those that it would have
+    if it were called outside of any trace: then they were made so, and what comes of
+    them here is to meet them.
     """
-
-    def mesh_of(spare: Spare) -> Mesh:
-        return map_mesh(
-            params["axis_name"],
-            params["axis_size"],
-            params["call_jaxpr"],
-            list(params["mesh"].devices.flat),
-            spare,
-        )
-
-    mesh = mesh_of("unused")
+    mesh = map_mesh(
+        params["axis_name"],
+        params["axis_size"],
+        params["call_jaxpr"],
+        list(params["mesh"].devices.flat),
+        "unused",
+    )
     needed = set(mesh.devices.flat)
-    if not any(
+    if any(
         isinstance(arg, jax.Array)
         and arg.committed
         and arg.sharding.device_set == needed
         for arg in args
     ):
-        mesh = mesh_of("replicas")
-    return params | {"mesh": mesh} | own_walk(mesh)._asdict()
+        return params | {"mesh": mesh} | own_walk(mesh)._asdict()
+    return params
 
 
 @per_jaxpr

@@ -387,7 +387,7 @@ class FunctionMap:
             axis_size,
             call_jaxpr,
             self._devices(),
-            "unused" if alone else "empty",
+            "unused" if alone else "shared",
         )
         contexts.check_mesh(f"spmap of {self.name}", mesh)
         return {"mesh": mesh} | own_walk(mesh)._asdict()
