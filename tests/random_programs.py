@@ -43,6 +43,7 @@ class Scope(NamedTuple):
       alive: whether this is done at all.
       taps: whether to tap.
       level: how many maps of the program are around.
+      has_vmap: whether a plain `jax.vmap` is around inside the map.
     """
 
     names: tuple[str, ...]
@@ -50,6 +51,7 @@ class Scope(NamedTuple):
     alive: Any
     taps: bool
     level: int
+    has_vmap: bool = False
 
 
 class Which(NamedTuple):
@@ -172,6 +174,7 @@ class Machine:
             names=(*scope.names, name) if kind == "map" else scope.names,
             taps=scope.taps and kind == "map",
             level=scope.level + (kind == "map"),
+            has_vmap=scope.has_vmap or kind == "vmap",
         )
 
         def element(scale: Any, count: Any, w: Any, alive: Any, state: State) -> State:
@@ -212,7 +215,9 @@ class Machine:
                 # JAX's derivative of it is of scalars only.
                 sources[:], x = sources[0], lax.stop_gradient(x)
             return State(*(self.move(kind, v, chosen, sources) for v in (x, n)))
-        chosen = which(scope, rng, "even")
+        # JAX cannot vectorise an all_to_all with groups.
+        grouped = "none" if kind == "exchange" and scope.has_vmap else "even"
+        chosen = which(scope, rng, grouped)
         first, second = rng.integers(6, size=2).tolist()
         tiled = bool(rng.integers(2))
         results = []
