@@ -36,7 +36,7 @@ test: $(STAMP)
 	@$(RUN) pytest -n auto --maxprocesses 8 $(ARGS)
 
 test-deep: $(STAMP)
-	@HYPOTHESIS_PROFILE=nightly $(RUN) pytest -n auto --maxprocesses 8 tests/test_random_programs.py $(ARGS)
+	@HYPOTHESIS_PROFILE=nightly $(RUN) pytest -n auto --maxprocesses 8 tests/together/test_random_programs.py $(ARGS)
 
 docs: $(STAMP)
 	@$(RUN) pytest tests/test_docs.py $(ARGS)

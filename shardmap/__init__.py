@@ -7,21 +7,21 @@
 ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 """
 
+from shardmap.api.mesh_blocks import mesh_sharding_spec
+from shardmap.api.mesh_map import mesh_map
+from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
+from shardmap.api.spmap import spmap
+from shardmap.api.taps import tap, tap_print, taps_barrier
+from shardmap.arrays.array_likes import register_shard_handler
+from shardmap.arrays.pieces import shard_of, unreplicate, unstack
+from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 from shardmap.explain.api import explain
 from shardmap.explain.report import Explanation
-from shardmap.map.api import spmap
-from shardmap.map.array_likes import register_shard_handler
-from shardmap.map.block_axes import mesh_sharding_spec
-from shardmap.map.mesh_map import mesh_map
-from shardmap.map.partitions import sharded_jit, with_sharding_constraint
-from shardmap.map.pieces import shard_of, unreplicate, unstack
-from shardmap.map.primitive import MapPrimitive, spmap_p
-from shardmap.map.stacking import device_put_replicated, device_put_sharded
-from shardmap.map.taps import tap, tap_print, taps_barrier
+from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+from shardmap.plan.engine.slices import EACH
 from shardmap.plan.notation import register_rule
 from shardmap.plan.plan import ShardPlan, plan
-from shardmap.plan.shards import Shard
-from shardmap.plan.slices import EACH
+from shardmap.plan.run.shards import Shard
 from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
 from shardmap.sharding.named import pmap_sharding, spec_of
 from shardmap.sharding.spec import (

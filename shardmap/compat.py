@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shardmap.map.api import spmap as pmap
-from shardmap.map.api import spmap as soft_pmap
-from shardmap.map.stacking import device_put_replicated, device_put_sharded
+from shardmap.api.spmap import spmap as pmap
+from shardmap.api.spmap import spmap as soft_pmap
+from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 from shardmap.sharding.named import pmap_sharding
 from shardmap.sharding.spec import (
     Chunked,

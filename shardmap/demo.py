@@ -19,7 +19,7 @@ from jax import lax
 
 import shardmap as sm
 from shardmap.commands.parsing import Parser
-from shardmap.explain.text import picture
+from shardmap.explain.draw.text import picture
 
 DEVICES = 8
 DIGITS_PER_DEVICE = 16

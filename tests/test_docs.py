@@ -118,6 +118,6 @@ def test_docstring_examples(name):
 
 
 def test_docstring_examples_are_found():
-    module = importlib.import_module("shardmap.explain.text")
+    module = importlib.import_module("shardmap.explain.draw.text")
     found = doctest.DocTestFinder(exclude_empty=True).find(module)
-    assert "shardmap.explain.text.picture" in [test.name for test in found]
+    assert "shardmap.explain.draw.text.picture" in [test.name for test in found]

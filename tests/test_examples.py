@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from command_line import SETTINGS
+
+from tests.command_line import SETTINGS
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = {
@@ -33,7 +34,7 @@ BROKEN = {
     "block, [(1, 1), (0, 0)] if dimension == 0 else [(0, 0), (1, 1)])",
     "pca": "program.project = lambda table, mean, directions: table @ directions",
 }
-# tests/test_resume.py runs this one, which is meant to be killed.
+# tests/plan/run/test_checkpoint.py runs this one, which is meant to be killed.
 ELSEWHERE = {"resume"}
 
 

@@ -15,33 +15,59 @@ import shardmap
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "shardmap"
-# From the bottom up: a module imports from its own room and from those before it.
+# From the bottom up: a module imports from its own room and from those before it. The
+# room of a module is the longest of these names that its own begins with.
 ROOMS = [
     "_jax",
     "sharding",
+    "arrays",
+    "map.primitives",
+    "map.collectives",
     "map",
+    "map.rules",
+    "map.lowering",
+    "plan.engine",
+    "plan.lax.control",
+    "plan.lax",
+    "plan.run",
     "plan",
+    "explain.interconnect",
+    "explain.report",
+    "explain.read",
+    "explain.draw",
     "explain",
+    "api.calls",
+    "api",
     "compat",
     "__init__",
     "commands",
 ]
 ROOM_OF_PROGRAMS = "commands"
 PROGRAMS = {"__main__", "demo"}
-# A mapped function explains itself.
-UPWARD = {"map.api": ["explain.api"]}
+UPWARD = {
+    "map.primitives.map_primitive": ["map.rules.checkify"],
+    "plan.run.checkpoint": ["plan.plan"],
+    "plan.run.run": ["plan.plan"],
+    "plan.run.shards": ["plan.plan"],
+    "explain.report": ["explain.draw.html", "explain.draw.page"],
+    "explain.api": ["api.calls.arguments", "api.mesh_map", "api.sharded_jit", "api.spmap"],
+}
+CIRCLES = [
+]
 LONGEST_FILE = 500
+MOST_FILES = 12
 
 
 def module_name(path):
-    """`shardmap/map/api.py` is `map.api`, `shardmap/map/__init__.py` is `map`."""
+    """`shardmap/api/spmap.py` is `api.spmap`, `shardmap/map/__init__.py` is `map`."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
 def room(module):
-    first = module.partition(".")[0]
-    return ROOM_OF_PROGRAMS if first in PROGRAMS else first
+    if module.partition(".")[0] in PROGRAMS:
+        return ROOM_OF_PROGRAMS
+    return max((r for r in ROOMS if f"{module}.".startswith(f"{r}.")), key=len)
 
 
 def imports(source):
@@ -52,7 +78,8 @@ def imports(source):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "write imports from the package's root"
-            names = [node.module]
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else node.module for name in inner]
         else:
             continue
         for name in names:
@@ -70,24 +97,61 @@ def upward_imports(module, source):
     )
 
 
+def circles(graph):
+    """The modules that import themselves, by way of others, in a graph of imports."""
+
+    def reached(module):
+        found, waiting = set(), [module]
+        while waiting:
+            new = graph.get(waiting.pop(), set()) - found
+            found |= new
+            waiting += new
+        return found
+
+    return sorted(module for module in graph if module in reached(module))
+
+
 SOURCES = {module_name(path): path.read_text() for path in PACKAGE.rglob("*.py")}
+MODULES = {f"shardmap.{module}" for module in SOURCES}
 
 
 @pytest.mark.parametrize("module", sorted(SOURCES))
-def test_a_module_imports_only_from_rooms_above_it(module):
+def test_a_module_imports_only_from_rooms_below_it(module):
     assert upward_imports(module, SOURCES[module]) == UPWARD.get(module, [])
 
 
 def test_an_upward_import_is_found():
-    assert upward_imports("sharding.spec", "from shardmap.map.api import spmap") == [
-        "map.api"
+    assert upward_imports("sharding.spec", "from shardmap.api.spmap import spmap") == [
+        "api.spmap"
     ]
-    assert upward_imports("map.api", "def f():\n    import shardmap.explain.text") == [
-        "explain.text"
+    assert upward_imports(
+        "api.spmap", "def f():\n    import shardmap.commands.show"
+    ) == ["commands.show"]
+    assert upward_imports("map.tracing", "from shardmap.map.rules import remat") == [
+        "map.rules.remat"
     ]
-    assert upward_imports("explain.text", "import shardmap") == ["__init__"]
-    assert upward_imports("map.api", "from shardmap.map import rules") == []
+    assert upward_imports("explain.draw.text", "import shardmap") == ["__init__"]
+    assert upward_imports("map.rules.remat", "from shardmap.map import tracing") == []
     assert upward_imports("__main__", "import shardmap.demo, jax") == []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {module: imports(source) for module, source in SOURCES.items()}
+    assert [name for name in circles(graph) if name not in CIRCLES] == []
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
+
+
+def test_no_folder_has_too_many_files():
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
+    counts = {
+        str(folder.relative_to(ROOT)): len(files)
+        for folder in folders
+        if (files := [f for f in folder.glob("*.py") if f.stem != "__init__"])
+    }
+    assert {folder: n for folder, n in counts.items() if n > MOST_FILES} == {}
 
 
 PRIVATE = re.compile(r"jax\._src|jaxlib\._")

@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardmap.commands.parsing import Parser, evaluate
-from shardmap.explain.grids import GAP
-from shardmap.explain.text import picture
+from shardmap.explain.draw.grids import GAP
+from shardmap.explain.draw.text import picture
 from shardmap.sharding.entries import (
     Chunked,
     NoSharding,

@@ -10,20 +10,20 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, scan_p, while_p
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
-from shardmap.explain import arrays, vmaps
-from shardmap.explain.axes import axes_of
-from shardmap.explain.collectives import collectives_of, has
-from shardmap.explain.hlo import compiled_collectives
+from shardmap.api.calls import arguments
+from shardmap.api.mesh_map import MeshMappedFunction
+from shardmap.api.sharded_jit import ShardedFunction
+from shardmap.api.spmap import MappedFunction
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
-from shardmap.explain.matching import reported
-from shardmap.explain.remarks import remarks_on
+from shardmap.explain.read import arrays, vmaps
+from shardmap.explain.read.axes import axes_of
+from shardmap.explain.read.collectives import collectives_of, has
+from shardmap.explain.read.hlo import compiled_collectives
+from shardmap.explain.read.matching import reported
+from shardmap.explain.read.remarks import remarks_on
+from shardmap.explain.read.source import definition_of
 from shardmap.explain.report import Axis, Cost, Explanation
-from shardmap.explain.source import definition_of
-from shardmap.map import arguments
-from shardmap.map.api import MappedFunction
-from shardmap.map.mesh_map import MeshMappedFunction
-from shardmap.map.partitions import ShardedFunction
 
 
 def explain(

@@ -268,12 +268,12 @@ class Explanation:
         return _plain(self)
 
     def __str__(self) -> str:
-        from shardmap.explain import page
+        from shardmap.explain.draw import page
 
         return page.page(self)
 
     def _repr_html_(self) -> str:
-        from shardmap.explain import html
+        from shardmap.explain.draw import html
 
         return html.fragment(self)
 
@@ -283,7 +283,7 @@ class Explanation:
         Args:
           path: the file to write.
         """
-        from shardmap.explain import html
+        from shardmap.explain.draw import html
 
         pathlib.Path(path).write_text(html.page(self), encoding="utf-8")
 

@@ -20,8 +20,9 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import array_likes, placement, tracing
-from shardmap.map.running import map_jit
+from shardmap.arrays import array_likes, placement
+from shardmap.arrays.running import map_jit
+from shardmap.map import tracing
 
 NO_MESH = Mesh(np.empty((), dtype=object), ())
 

@@ -19,15 +19,15 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap.map import placement, processes
-from shardmap.map.constraints import (
+from shardmap.arrays import placement, processes
+from shardmap.map.constraint import (
     axes_for_partitions,
     constrain_p,
     is_partition_axis,
     partition_cuts,
 )
-from shardmap.map.names import REPLICAS, UNNAMED
-from shardmap.map.primitive import spmap_p
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED
+from shardmap.map.primitives.map_primitive import spmap_p
 
 
 def devices_for(axis_size: int, available: int) -> int:

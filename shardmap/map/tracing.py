@@ -13,10 +13,10 @@ from absl import logging
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.typechecks import bound_axis
-from shardmap.map.collective_checks import checked_collectives
-from shardmap.map.primitive import remove_axis
-from shardmap.map.rewriting import tile_collectives
-from shardmap.map.vectorizing import vectorizable
+from shardmap.map.collectives.checks import checked_collectives
+from shardmap.map.collectives.vectorizing import vectorizable
+from shardmap.map.primitives.map_primitive import remove_axis
+from shardmap.map.primitives.rewriting import tile_collectives
 
 _INSIDE = "_inside_spmap"
 

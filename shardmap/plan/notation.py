@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
+from shardmap.plan.engine.nodes import Node, flatten
+from shardmap.plan.engine.rules import Axis, Factor, Factors, Reason, Rule, RuleMaker
 from shardmap.plan.lax.table import CALLS, TABLE
-from shardmap.plan.program import Node, flatten
-from shardmap.plan.rules import Axis, Factor, Factors, Reason, Rule, RuleMaker
 
 WHOLE = Reason("its rule says that this axis is needed whole")
 COMBINERS = ("add", "and", "max", "min", "mul", "or", "xor")

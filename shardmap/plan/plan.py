@@ -19,19 +19,19 @@ import jax
 import numpy as np
 
 from shardmap.plan import report
-from shardmap.plan.buffers import holds, read_box, start_dtype
-from shardmap.plan.cuts import input_cuts
-from shardmap.plan.keys import is_key, itemsize, key_impl
+from shardmap.plan.engine.keys import is_key, itemsize, key_impl
+from shardmap.plan.engine.nodes import Node, Refused, Value, flatten
+from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.recipe import Recipe, Static, emit
+from shardmap.plan.engine.rules import Points
+from shardmap.plan.engine.slices import shape_of
+from shardmap.plan.engine.stages import Stage, sample, stages_of
+from shardmap.plan.in_slices import input_cuts
 from shardmap.plan.lax import prefix
 from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT, WHEN_PARTIAL
-from shardmap.plan.program import Node, Refused, Value, flatten
-from shardmap.plan.propagate import Analysis
-from shardmap.plan.recipe import Recipe, Static, emit
-from shardmap.plan.rules import Points
-from shardmap.plan.run import run
-from shardmap.plan.shards import Accumulator, Shard, Shards
-from shardmap.plan.slices import shape_of
-from shardmap.plan.stages import Stage, sample, stages_of
+from shardmap.plan.run.buffers import holds, read_box, start_dtype
+from shardmap.plan.run.run import run
+from shardmap.plan.run.shards import Accumulator, Shard, Shards
 
 
 def plan(

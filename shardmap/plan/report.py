@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shardmap.map.arguments import result_names
-from shardmap.plan.program import Value
-from shardmap.plan.slices import pieces
-from shardmap.plan.stages import Stage
+from shardmap.api.calls.arguments import result_names
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.slices import pieces
+from shardmap.plan.engine.stages import Stage
 
 if TYPE_CHECKING:
     from shardmap.plan.plan import ShardPlan

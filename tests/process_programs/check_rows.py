@@ -22,7 +22,7 @@ from world import (
 )
 
 import shardmap as sm
-from shardmap.map import rows
+from shardmap.arrays import rows
 
 # Rows in, rows out
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap.plan.program import Node
-from shardmap.plan.rules import Factor, Factors, Reason, RuleMaker
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import Factor, Factors, Reason, RuleMaker
 
 CORE = Reason(
     "the operation works on the whole of this axis", "cut a batch axis instead"

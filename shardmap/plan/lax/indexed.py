@@ -9,11 +9,19 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.buffers import identity
-from shardmap.plan.keys import is_key
+from shardmap.plan.engine.keys import is_key
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import (
+    Axis,
+    Factor,
+    Factors,
+    Local,
+    Reason,
+    RuleMaker,
+    bind,
+)
 from shardmap.plan.lax.shape import out_size
-from shardmap.plan.program import Node
-from shardmap.plan.rules import Axis, Factor, Factors, Local, Reason, RuleMaker, bind
+from shardmap.plan.run.buffers import identity
 
 INDEXED = Reason(
     "which elements are taken is known only when it runs",

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.buffers import identity
-from shardmap.plan.lax.shape import linked_but
-from shardmap.plan.program import Node, Operand, Program, Rewrite
-from shardmap.plan.rules import (
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite
+from shardmap.plan.engine.rules import (
     UNCUT,
     Factor,
     Factors,
@@ -32,7 +30,9 @@ from shardmap.plan.rules import (
     meet,
     nothing_passes,
 )
-from shardmap.plan.slices import Box, Interval, Window
+from shardmap.plan.engine.slices import Box, Interval, Window
+from shardmap.plan.lax.shape import linked_but
+from shardmap.plan.run.buffers import identity
 
 CARRIED = Reason(
     "each element depends on all before it", "cut another axis, which is independent"

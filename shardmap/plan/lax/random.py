@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.keys import key_impl
-from shardmap.plan.program import Node
-from shardmap.plan.rules import (
+from shardmap.plan.engine.keys import key_impl
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import (
     Factor,
     Factors,
     Local,

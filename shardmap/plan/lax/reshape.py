@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.lax.shape import traced
-from shardmap.plan.program import Node, Operand, Program, Rewrite
-from shardmap.plan.rules import (
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite
+from shardmap.plan.engine.rules import (
     UNCUT,
     Factor,
     Forward,
@@ -28,7 +27,8 @@ from shardmap.plan.rules import (
     RuleMaker,
     first_passes,
 )
-from shardmap.plan.slices import Box, Interval, Window
+from shardmap.plan.engine.slices import Box, Interval, Window
+from shardmap.plan.lax.shape import traced
 
 INNER = Reason(
     "reshape merges or splits this axis behind another one, so that a piece of it is "

@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.program import Node, Operand, Program, Rewrite, Scalar
-from shardmap.plan.rules import (
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Scalar
+from shardmap.plan.engine.rules import (
     UNCUT,
     Factor,
     Factors,
@@ -24,7 +24,7 @@ from shardmap.plan.rules import (
     first_passes,
     meet,
 )
-from shardmap.plan.slices import Box, Interval, Window, refine
+from shardmap.plan.engine.slices import Box, Interval, Window, refine
 
 
 def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:

@@ -7,13 +7,12 @@ import jax
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap.map.primitive import spmap_p
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.plan.engine.nodes import Calls, Operand, Program, Rewrite
+from shardmap.plan.engine.rules import RuleMaker, RuleTable
 from shardmap.plan.lax import (
     batched,
-    branches,
     indexed,
-    loops,
-    mapped,
     pointwise,
     prefix,
     random,
@@ -23,8 +22,7 @@ from shardmap.plan.lax import (
     special,
     window,
 )
-from shardmap.plan.program import Calls, Operand, Program, Rewrite
-from shardmap.plan.rules import RuleMaker, RuleTable
+from shardmap.plan.lax.control import branches, loops, mapped
 
 
 def _custom_vmap_p() -> Any:

@@ -6,10 +6,10 @@ from typing import Any
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import Axis, Factor, Factors, Local, Reason, RuleMaker
+from shardmap.plan.engine.slices import Window
 from shardmap.plan.lax.shape import out_size
-from shardmap.plan.program import Node
-from shardmap.plan.rules import Axis, Factor, Factors, Local, Reason, RuleMaker
-from shardmap.plan.slices import Window
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
 GROUPED = Reason(

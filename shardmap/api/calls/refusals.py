@@ -1,0 +1,65 @@
+"""What a call of a mapped function is refused for, once its arguments are read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardmap.api.calls import arguments
+from shardmap.map import tracing
+
+
+def check_unmapped(
+    name: str,
+    out_axes: Sequence[int | None],
+    body: tracing.Body,
+    in_axes: Sequence[int | None],
+    batch: tracing.Batch,
+) -> None:
+    """Refuses ``out_axes=None`` for a result that differs between elements.
+
+    Args:
+      name: the function's.
+      out_axes: where each result has the mapped axis.
+      body: what one element computes.
+      in_axes: the same of the operands behind the body's constants.
+      batch: the mapped axis.
+    """
+    dims = (None,) * len(body.constants) + tuple(
+        None if axis is None else 0 for axis in in_axes
+    )
+    differs = tracing.batched_results(body.jaxpr, batch, dims)
+    names = arguments.result_names(body.out_tree)
+    bad = [
+        f"\n  * {result}"
+        for result, axis, differ in zip(names, out_axes, differs, strict=True)
+        if axis is None and differ
+    ]
+    if bad:
+        raise ValueError(
+            "spmap has mapped output but out_axes is None: these results of "
+            f"{name} can differ between the elements of the axis:"
+            f"{''.join(bad)}\nCombine them with a collective over the axis, such "
+            "as jax.lax.pmean, or give out_axes a position for the mapped axis."
+        )
+
+
+def unhashable(
+    name: str, statics: Sequence[tuple[int, arguments.Static]]
+) -> ValueError:
+    """The error for static arguments that cannot be part of a key."""
+    listed = ", ".join(
+        f"argument {argnum} of type {type(static.value)}"
+        for argnum, static in statics
+        if not _is_hashable(static)
+    )
+    return ValueError(
+        f"Non-hashable static arguments are used in spmap of {name}: {listed}. What "
+        "static_broadcasted_argnums names needs __hash__ and __eq__."
+    )
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

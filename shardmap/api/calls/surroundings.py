@@ -1,0 +1,84 @@
+"""What a map asks of the program around it: other maps, and `jax.set_mesh`."""
+
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from shardmap.api.calls.call import Options
+from shardmap.arrays import processes
+from shardmap.map import contexts, tracing
+
+
+def devices_of(options: Options) -> Sequence[jax.Device]:
+    """The devices of a map without a mesh: its own, those that are set, or all."""
+    if options.devices is not None:
+        return options.devices
+    if options.backend is None and contexts.has_mesh():
+        return contexts.mesh_devices()
+    return processes.all_devices(options.backend)
+
+
+def _program_devices(options: Options) -> list[jax.Device]:
+    if options.mesh is None:
+        return list(devices_of(options))
+    # An abstract mesh, of which `explain` estimates the cost, has none.
+    return list(options.mesh.devices.flat) if isinstance(options.mesh, Mesh) else []
+
+
+def other_devices(options: Options) -> list[jax.Device]:
+    """The devices that a map names, if they are not those of `jax.set_mesh`."""
+    devices = _program_devices(options)
+    return [] if devices == contexts.mesh_devices() else devices
+
+
+def check_devices(name: str, options: Options) -> None:
+    """Refuses such devices in a program under `jax.set_mesh`."""
+    if contexts.has_mesh() and (devices := other_devices(options)):
+        raise ValueError(
+            f"spmap of {name} names the devices {[device.id for device in devices]}, "
+            "but the program that it is a part of runs on those of jax.set_mesh, "
+            f"{[device.id for device in contexts.mesh_devices()]}. Leave out devices, "
+            "backend and mesh, or set a mesh of these devices."
+        )
+
+
+def facts(name: str, options: Options) -> list[tracing.RunsOn | tracing.Walks]:
+    """What maps inside a map can ask about it.
+
+    Raises:
+      ValueError: it is inside another map, and names devices that this one has not.
+    """
+    known: list[tracing.RunsOn | tracing.Walks] = [
+        tracing.Walks(mesh_axis) for mesh_axis in options.mesh_axes or ()
+    ]
+    if not tracing.inside_map():
+        return [*known, tracing.RunsOn(tuple(_program_devices(options)))]
+    if options.devices is not None or options.backend is not None:
+        devices = devices_of(options)
+        if not tracing.is_bound(tracing.RunsOn(tuple(devices))):
+            raise ValueError(
+                f"spmap of {name} names the devices "
+                f"{[device.id for device in devices]}, but is inside another map that "
+                "runs on others, or on these in another order. Nested maps are one "
+                "program: leave devices and backend out of the inner one."
+            )
+    return known
+
+
+def same_mesh(options: Options, around: AbstractMesh) -> AbstractMesh | None:
+    """The mesh of a map, if it is that of `jax.set_mesh`."""
+    if options.mesh is None or around.empty:
+        return None
+    mesh = options.mesh.abstract_mesh
+    return mesh if mesh.shape_tuple == around.shape_tuple else None
+
+
+def explain_specs(name: str, around: AbstractMesh, error: Exception) -> None:
+    """Says what a `jax.sharding.PartitionSpec` inside a map wants, if it was that."""
+    if "PartitionSpec" in str(error) and not around.empty:
+        error.add_note(
+            f"spmap of {name} does not run on the mesh of jax.set_mesh, "
+            f"{dict(around.shape)}, whose axes a PartitionSpec would name: give it "
+            "mesh= and mesh_axes= of that mesh."
+        )

@@ -1,0 +1,226 @@
+"""`sharded_jit` and `with_sharding_constraint`: values cut into partitions.
+
+The partitioner splits the program; the function stays written for whole values. Alone
+it runs on as many devices as there are partitions. Inside `spmap` each element of the
+mapped axis has that many devices.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+
+from shardmap.api import pickling
+from shardmap.api.calls import arguments, kept
+from shardmap.api.calls.stages import Lowered
+from shardmap.api.partition_calls import Call, Options, across
+from shardmap.api.partition_programs import Programs
+from shardmap.api.parts import broadcast_parts, check_leaves, check_shapes, leaf_paths
+from shardmap.arrays import processes
+from shardmap.map import contexts, tracing
+from shardmap.map.constraint import constrain
+from shardmap.sharding.spec import ShardingSpec
+
+
+def with_sharding_constraint(x: Any, parts: Any) -> Any:
+    """Says into how many partitions each dimension of a value is cut.
+
+    Inside `sharded_jit` or `spmap` it directs the partitioner. Alone it lays out ``x``
+    over the first local devices. The values stay the same, and so does the gradient.
+
+    Args:
+      x: a pytree of arrays.
+      parts: a tuple with a count for each dimension, such as ``(2, 1)``; None for what
+        every device has whole; or a pytree prefix of ``x`` with these as leaves. A
+        tuple of ints is always one leaf. A `jax.sharding.PartitionSpec` of counts,
+        ``P(2, 1)``, is taken too.
+
+    Returns:
+      ``x``, cut into these parts.
+
+    Raises:
+      TypeError: ``parts`` has other leaves.
+      ValueError: counts that do not fit or divide an array, or too few devices.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> x = sm.with_sharding_constraint(np.ones((4, 6)), (2, 1))
+      >>> sm.spec_of(x)
+      ShardingSpec((Chunked((2,)), None), (ShardedAxis(0),))
+    """
+    what = "with_sharding_constraint"
+    check_leaves(f"{what} parts", parts)
+    leaves, tree = jax.tree.flatten(x)
+    each = broadcast_parts(what, "parts", parts, x, "the value")
+    avals = list(map(arguments.leaf_aval, leaves))
+    check_shapes(what, leaf_paths("x", x), avals, each)
+    return jax.tree.unflatten(tree, list(map(constrain, leaves, each)))
+
+
+def sharded_jit(
+    fun: Callable[..., Any],
+    in_parts: Any,
+    out_parts: Any,
+    num_partitions: int | None = None,
+    static_argnums: int | Iterable[int] = (),
+    *,
+    local_in_parts: Any = None,
+    local_out_parts: Any = None,
+    local_num_partitions: int | None = None,
+) -> "ShardedFunction":
+    """Compiles a function for several devices, each with a partition of the values.
+
+    All parts, those of constraints inside too, have the same total, and the function
+    runs on that many devices: on the first local ones if it is called alone, on that
+    many for each element inside `spmap`. Partition k, counted row-major, is on the k-th
+    device.
+
+    If there are more partitions than this process has devices, they are those of all
+    processes, on equally many devices of each, in process order. Arguments and results
+    are global arrays then, or, where local parts say so, what this process has of them.
+
+    Args:
+      fun: a function of whole arrays.
+      in_parts: how positional arguments are cut: a tuple with a count for each
+        dimension, such as ``(2, 1)``; None for what every device has whole; or a pytree
+        prefix of the tuple of arguments with these as leaves. A tuple of ints is always
+        one leaf. A `jax.sharding.PartitionSpec` of counts, ``P(2, 1)``, is taken too.
+        Static arguments may have an entry or none. Keyword arguments are whole.
+      out_parts: the same for the result.
+      num_partitions: the total, of all processes together, if no parts say it.
+      static_argnums: positions of arguments that are compile-time constants.
+      local_in_parts: how this process's pieces of the arguments are cut, in the same
+        way as ``in_parts``: with ``(4, 1)`` over two processes, ``(2, 1)``. Such an
+        argument is half as long as the whole. None: nothing is passed in pieces.
+        Global arrays are taken as such in any case, and so is what is traced.
+      local_out_parts: the same for the result. None: results are global arrays.
+      local_num_partitions: how many of the partitions are on this process, to be
+        checked.
+
+    Returns:
+      The compiled function, with ``lower`` and ``trace`` as `jax.jit` gives them. It
+      works under `jax.jit`, `jax.grad` and `jax.vmap`, and inside `spmap`.
+
+    Raises:
+      TypeError: leaves of other types. When called: an argument that JAX cannot
+        compute with.
+      ValueError: a count below 1. When called: parts that do not fit or divide an
+        array, totals that differ, too few devices, local parts of other shapes than
+        this process has.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> product = sm.sharded_jit(lambda x, y: x @ y, ((2, 1), None), (2, 1))
+      >>> y = product(np.ones((4, 3)), np.ones((3, 6)))
+      >>> [shard.data.shape for shard in y.addressable_shards]
+      [(2, 6), (2, 6)]
+    """
+    if not callable(fun):
+        raise TypeError(f"sharded_jit expects a callable, but got {fun!r}.")
+    for name, parts in (
+        ("in_parts", in_parts),
+        ("out_parts", out_parts),
+        ("local_in_parts", local_in_parts),
+        ("local_out_parts", local_out_parts),
+        ("num_partitions", None if num_partitions is None else (num_partitions,)),
+        (
+            "local_num_partitions",
+            None if local_num_partitions is None else (local_num_partitions,),
+        ),
+    ):
+        check_leaves(f"sharded_jit {name}", parts)
+    static = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
+    in_parts, local_in_parts = (
+        tuple(parts) if isinstance(parts, list) else parts
+        for parts in (in_parts, local_in_parts)
+    )
+    options = Options(
+        in_parts,
+        out_parts,
+        num_partitions,
+        local_in_parts,
+        local_out_parts,
+        local_num_partitions,
+        tuple(static),
+    )
+    return ShardedFunction(fun, options)
+
+
+class ShardedFunction:
+    """A function compiled for partitions; what `sharded_jit` returns."""
+
+    def __init__(self, fun: Callable[..., Any], options: Options) -> None:
+        functools.update_wrapper(self, fun)
+        self._programs: Programs = kept.kept_for(
+            fun, options.key(), lambda: Programs(fun, options)
+        )
+        # They find the function by a weak reference, to an equal one perhaps.
+        self._fun = self._programs.fun()
+        self._static = options.static_argnums
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = arguments.wrap_statics(args, self._static)
+        if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
+            if contexts.has_mesh():
+                # Values of an eager gradient have types, which those inside have not.
+                return self._programs.program_under_mesh.as_part(args, kwargs)
+            return self._programs.bind(args, kwargs)
+        if contexts.has_mesh():
+            return self._programs.under_mesh(args, kwargs)
+        return self._programs.run(args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Lowers the function for these arguments, running nothing.
+
+        Args:
+          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
+          **kwargs: the same, by keyword.
+
+        Returns:
+          A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
+        """
+        traced, call = self._trace(args, kwargs)
+        with processes.lowering_to_look() as agree:
+            lowered = traced.lower()
+        in_specs, out_specs = (
+            [
+                ShardingSpec.from_named_sharding(sharding, aval.ndim)
+                for sharding, aval in zip(shardings, avals, strict=True)
+            ]
+            for shardings, avals in zip(
+                call.shardings(), (call.in_avals, call.out_avals), strict=True
+            )
+        )
+        args_specs, kwargs_specs = jax.tree.unflatten(call.in_tree, in_specs)
+        no_statics = call._replace(statics=tuple((k, None) for k, _ in call.statics))
+        return Lowered(
+            lowered,
+            (
+                *no_statics.positional(args_specs),
+                *([kwargs_specs] if kwargs_specs else []),
+            ),
+            jax.tree.unflatten(call.out_tree, out_specs),
+            agree,
+            functools.partial(across, call),
+        )
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
+        traced, _ = self._trace(args, kwargs)
+        return traced
+
+    def _trace(self, args: Any, kwargs: Any) -> tuple[jax.stages.Traced, Call]:
+        return self._programs.trace(arguments.wrap_statics(args, self._static), kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A function of a class is a method."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, self._fun, self._programs.options)
+
+    def __repr__(self) -> str:
+        return f"<sharded_jit of {self._programs.name}>"

@@ -1,0 +1,218 @@
+"""Taps: seeing the values of a running program on the host, and printing them."""
+
+import dataclasses
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import jax
+import jax.numpy as jnp
+
+from shardmap.map.primitives.tap import CALLBACK, TapCall, failures, tap_p
+
+
+def tap(
+    func: Callable[..., Any],
+    x: Any,
+    *,
+    result: Any = None,
+    result_shape: Any = None,
+    with_device: bool = False,
+    device_index: int | None = None,
+) -> Any:
+    """Calls a host function with a value of a running program.
+
+    Inside a map ``func`` is called once on each device, with that device's instance of
+    ``x``; in a plain `jax.jit`, once with the whole value; outside both, at once.
+    Calls of one device come in program order, also when nothing else uses the value.
+    Between devices there is no order, and ``func`` is called from several threads.
+
+    * Where a device computes several elements of a map, there is one call for each.
+    * Inside `jax.vmap` one call has all elements: the leaves that differ have a new
+      leading axis, and both branches of a `jax.lax.cond` are called if its predicate
+      is one of the things that differ.
+    * In maps inside maps, what the outer function computes is computed, and tapped,
+      on each device that one of its elements has.
+    * Differentiation taps the values of the function, once, and no derivatives. A
+      custom rule's own taps are called in addition.
+    * With ``lowering="spmd"`` the device is the one that the element is laid on, and
+      the first device of the program calls for all.
+
+    Args:
+      func: called as ``func(value)``, with a pytree like ``x`` of NumPy arrays of its
+        own. It must not call JAX. If it raises, the program goes on, the exception is
+        logged, and `taps_barrier` raises it; outside a program, ``tap`` does.
+      x: a pytree of arrays. Random keys are given as `jax.random.key_data`.
+      result: what to return instead of ``x``. Default: ``x``.
+      result_shape: what ``func`` returns, as a pytree of `jax.ShapeDtypeStruct`, if
+        its value is to be returned to the program. Inside `jax.vmap` there is one call
+        for each element then. Where ``func`` raises, the program goes on with NaN, or
+        zero. There is no derivative.
+      with_device: whether to call ``func(value, device)``, with the `jax.Device` that
+        the value is on.
+      device_index: to call for this device only, counted along the devices of the
+        program, which are those of the mesh in order. Outside a map, where one device
+        calls with the whole value: which one, instead of the first. Outside a program
+        it has no meaning.
+
+    Returns:
+      ``x`` or ``result``, unchanged; with ``result_shape``, what ``func`` returned.
+
+    Raises:
+      TypeError: ``func`` is not callable, a leaf of ``x`` is no array, or one of
+        ``result_shape`` has no shape and dtype.
+      ValueError: ``result`` and ``result_shape`` are both given, ``device_index`` is
+        no device of the program, or it is given together with ``result_shape`` in a
+        map, where every device needs a result.
+      NotImplementedError: what ``func`` returned would have to be differentiated.
+      RuntimeError: outside a program, if ``func`` raises.
+
+    Example:
+      >>> import numpy as np, shardmap as sm
+      >>> seen = {}
+      >>> def note(value, device):
+      ...     seen[device.id] = float(value)
+      >>> @sm.spmap
+      ... def square(x):
+      ...     return sm.tap(note, x, with_device=True) ** 2
+      >>> square(np.arange(3.0))
+      Array([0., 1., 4.], dtype=float32)
+      >>> sm.taps_barrier()
+      >>> sorted(seen.items())
+      [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+      A value comes back with ``result_shape``:
+
+      >>> def weigh(value, device):
+      ...     return value * 10 ** device.id
+      >>> @sm.spmap
+      ... def weighed(x):
+      ...     return sm.tap(weigh, x, result_shape=x, with_device=True)
+      >>> weighed(np.ones(3, np.float32))
+      Array([  1.,  10., 100.], dtype=float32)
+    """
+    if not callable(func):
+        raise TypeError(f"tap expects a callable, but got {func!r}.")
+    if device_index is not None and operator.index(device_index) < 0:
+        raise ValueError(f"tap expects a device_index from 0 on, got {device_index}.")
+    promised: list[Any] = []
+    result_tree = None
+    if result_shape is not None:
+        if result is not None:
+            raise ValueError(
+                "tap got result and result_shape: it returns either what it is given "
+                "or what the function returns."
+            )
+        promised, result_tree = jax.tree.flatten(result_shape)
+    leaves, tree = jax.tree.flatten(x)
+    call = TapCall(
+        func,
+        with_device,
+        device_index,
+        tree,
+        tuple(map(_promised, promised)),
+        result_tree,
+    )
+    returned = tap_p.bind(
+        *map(_plain, leaves), call=call, callback=CALLBACK, mesh=None, mesh_axes=()
+    )
+    if result_tree is not None:
+        return jax.tree.unflatten(result_tree, returned)
+    return x if result is None else result
+
+
+def _promised(leaf: Any) -> jax.ShapeDtypeStruct:
+    """What `jax.jit` makes of an array like a leaf of ``result_shape``."""
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        raise TypeError(
+            "tap expects a result_shape whose leaves have a shape and a dtype, such as "
+            f"jax.ShapeDtypeStruct, but one is {leaf!r}."
+        )
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"tap cannot return {dtype} from the host. Return the data of keys, and "
+            "use jax.random.wrap_key_data."
+        )
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _plain(leaf: Any) -> Any:
+    """``leaf`` as NumPy can hold it."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class _Print:
+    fmt: str
+    with_device: bool
+    file: TextIO | None
+
+    __name__ = "tap_print"
+
+    def __call__(self, value: Any, device: jax.Device) -> None:
+        text = self.fmt.format(value)
+        if self.with_device:
+            text = f"{device}: {text}"
+        # One call, so that the lines of several devices stay whole.
+        (self.file or sys.stdout).write(text + "\n")
+
+
+def tap_print(
+    x: Any,
+    fmt: str = "{}",
+    *,
+    result: Any = None,
+    with_device: bool = False,
+    device_index: int | None = None,
+    file: TextIO | None = None,
+) -> Any:
+    """Prints a value of a running program, a line for each call; see `tap`.
+
+    Args:
+      x: a pytree of arrays.
+      fmt: where the value goes in the text, as for `str.format`.
+      result: what to return instead of ``x``. Default: ``x``.
+      with_device: whether the text begins with the device, such as "cpu:0: ".
+      device_index: to print for this device only; see `tap`.
+      file: where to write. Default: what is `sys.stdout` at that time.
+
+    Returns:
+      ``x`` or ``result``, unchanged.
+
+    Example:
+      >>> import io, numpy as np, shardmap as sm
+      >>> lines = io.StringIO()
+      >>> f = sm.spmap(lambda x: sm.tap_print(x, "x is {:.1f}", file=lines))
+      >>> y = f(np.array([2.5]))
+      >>> sm.taps_barrier()
+      >>> lines.getvalue().splitlines()
+      ['x is 2.5']
+    """
+    printer = _Print(fmt, with_device, file)
+    return tap(printer, x, result=result, with_device=True, device_index=device_index)
+
+
+def taps_barrier() -> None:
+    """Waits for all taps of the programs that this thread has started.
+
+    Raises:
+      RuntimeError: a tap has failed since the last time, in any thread: names the host
+        function, the device and what was raised, which is the cause. The programs
+        themselves went on, and their results are there.
+
+    Example:
+      >>> import numpy as np, shardmap as sm
+      >>> def check(x):
+      ...     assert x >= 0, "negative"
+      >>> y = sm.spmap(lambda x: sm.tap(check, x))(np.array([1.0, -2.0]))
+      >>> sm.taps_barrier()
+      Traceback (most recent call last):
+      RuntimeError: the tap check failed on device cpu:1: AssertionError: negative
+    """
+    jax.effects_barrier()
+    failures.raise_first()

@@ -1,0 +1,169 @@
+"""Arrays onto the devices where a map wants them."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from jax.sharding import Sharding
+
+from shardmap.arrays import array_likes
+from shardmap.arrays.running import map_jit
+from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
+from shardmap.sharding.spec import ShardingSpec
+
+# Types of which `jax.jit` itself gives each device its part.
+_LEFT_TO_JIT = frozenset([np.ndarray, bool, int, float, complex])
+
+
+def place(
+    arrays: Sequence[Any],
+    shardings: Sequence[Sharding] | None,
+    uncommitted: bool = False,
+    donate: Sequence[bool] | None = None,
+) -> list[Any]:
+    """Lays out arrays as a map wants them.
+
+    Args:
+      arrays: arrays, scalars, array-likes and values of types with a handler.
+      shardings: one for each; None leaves all of them alone.
+      uncommitted: also those that are not committed to devices, such as NumPy arrays,
+        instead of leaving them to `jax.jit`. True among several processes.
+      donate: for each whether it may be freed when it had to be moved.
+
+    Returns:
+      The arrays; those that lie as wanted already are the same objects.
+    """
+    if shardings is None:
+        return list(arrays)
+    if donate is None:
+        donate = (False,) * len(arrays)
+    # Among several processes `jax.jit` cuts nothing itself.
+    uncommitted = uncommitted or jax.process_count() > 1
+    return [
+        move(array, sharding, donated)
+        if is_misplaced(array, sharding, uncommitted or donated)
+        else array
+        for array, sharding, donated in zip(arrays, shardings, donate, strict=True)
+    ]
+
+
+def is_misplaced(array: Any, sharding: Sharding, uncommitted: bool) -> bool:
+    """Whether ``array`` does not lie as ``sharding`` says."""
+    if has_no_bytes(array):
+        return False
+    if type(array) in _LEFT_TO_JIT:
+        return uncommitted
+    if not isinstance(array, jax.Array):
+        return uncommitted or array_likes.is_array_like(array)
+    if isinstance(array, jax.core.Tracer) or not (array.committed or uncommitted):
+        return False
+    return not _equivalent(array.sharding, sharding, array.ndim)
+
+
+def has_no_bytes(value: Any) -> bool:
+    """Whether these are tangents of integers: NumPy arrays, on no device."""
+    return getattr(value, "dtype", None) == jax.dtypes.float0
+
+
+@functools.lru_cache(maxsize=4096)
+def _equivalent(one: Sharding, other: Sharding, ndim: int) -> bool:
+    return one.is_equivalent_to(other, ndim)
+
+
+def move(value: Any, sharding: Sharding, donate: bool = False) -> jax.Array:
+    """Copies a value to where ``sharding`` says.
+
+    A `jax.Array` goes from device to device and not through the host. If the devices
+    are not all this process's, a value that is must be equal on all processes.
+
+    Args:
+      value: as for `place`.
+      sharding: where the result shall lie.
+      donate: frees the memory of ``value``, if it is a `jax.Array`, but for what the
+        result uses of it, where a device had the right part already.
+    """
+    logging.debug(
+        "shardmap: moved %s from %s to %s",
+        array_likes.abstract_value(value).str_short(),
+        getattr(value, "sharding", "the host"),
+        sharding,
+    )
+    on_host = not isinstance(value, jax.Array)
+    if on_host and array_likes.is_array_like(value):
+        return array_likes.lay_out(value, sharding)
+    if not sharding.is_fully_addressable and (on_host or value.is_fully_addressable):
+        # `jax.device_put` would compare the values of all processes, each time.
+        kind = array_likes.abstract_value(value)
+        if kind.weak_type and not kind.shape:
+            # A Python scalar is equal on all devices, and an array of shards has no
+            # weak type.
+            return np.asarray(value).item()
+        whole = np.asarray(value, kind.dtype)
+        # The type is said for a process that has none of the devices.
+        return jax.make_array_from_callback(
+            kind.shape, sharding, lambda i: whole[i], dtype=kind.dtype
+        )
+    if on_host:
+        return jax.device_put(value, sharding)
+    if not value.is_fully_addressable:
+        return _recut(sharding)(value)
+    held = array_likes.boxes(value.sharding, value.shape)
+    wanted = array_likes.boxes(sharding, value.shape)
+    pieces_are_there = len(held) == 1 or set(wanted.values()) <= set(held.values())
+    reordered = set(held) == set(wanted) and list(held) != list(wanted)
+    if pieces_are_there or reordered:
+        moved = jax.device_put(value, sharding)
+        kept = held.items() & wanted.items()
+    else:
+        moved = _recut_and_put(value, sharding)
+        kept = set()
+    if donate and not kept:
+        value.delete()
+    elif donate:
+        for shard in value.addressable_shards:
+            if (shard.device, held[shard.device]) not in kept:
+                shard.data.delete()
+    return moved
+
+
+def _recut_and_put(array: jax.Array, sharding: Sharding) -> jax.Array:
+    """`jax.device_put`, but never through the host.
+
+    `jax.device_put` takes an array from several devices through the host where a device
+    wants a piece that is not the whole piece of another.
+    """
+    held = array_likes.boxes(array.sharding, array.shape)
+    wanted = array_likes.boxes(sharding, array.shape)
+    if list(held) == list(wanted):
+        return _recut(sharding)(array)
+    # To other devices: cut on the old ones, if these can hold the pieces, else on the
+    # new ones, else from one copy of the whole.
+    pieces = ShardingSpec.from_sharding(sharding, array.shape).tile_counts
+    if len(held) % math.prod(pieces) == 0:
+        cut = _recut(_cut_and_copied(pieces, list(held)))(array)
+        return jax.device_put(cut, sharding)
+    pieces = ShardingSpec.from_sharding(array.sharding, array.shape).tile_counts
+    if len(wanted) % math.prod(pieces) == 0:
+        there = jax.device_put(array, _cut_and_copied(pieces, list(wanted)))
+        return _recut(sharding)(there)
+    whole = _recut(_cut_and_copied((1,) * array.ndim, list(held)))(array)
+    return jax.device_put(whole.addressable_data(0), sharding)
+
+
+@functools.lru_cache(maxsize=1024)
+def _recut(sharding: Sharding) -> Any:
+    """A program that lays out an array anew on the devices that it is on."""
+    devices = list(sharding.device_set)
+    return map_jit(lambda x: x, devices, communicates=True, out_shardings=sharding)
+
+
+def _cut_and_copied(pieces: Sequence[int], devices: Sequence[jax.Device]) -> Sharding:
+    """Each dimension in so many pieces, and as many copies of each as there is room."""
+    entries = [Chunked(n) if n > 1 else None for n in pieces]
+    axes = [ShardedAxis(k) for k in range(sum(n > 1 for n in pieces))]
+    copies = Replicated(len(devices) // math.prod(pieces))
+    return ShardingSpec(entries, [*axes, copies]).named_sharding(devices)

@@ -1,0 +1,341 @@
+"""An explanation as a page: for a browser, or for a notebook.
+
+The page holds all that it needs: its style and its pictures. Nothing is fetched, and
+no script runs. It follows the reader's light or dark scheme, and fits a phone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import NamedTuple
+
+from shardmap.explain.draw import svg
+from shardmap.explain.draw.page import duration
+from shardmap.explain.draw.style import css
+from shardmap.explain.report import (
+    ArrayLayout,
+    Axis,
+    Collective,
+    Cost,
+    Explanation,
+    Remark,
+)
+from shardmap.plan.report import size
+
+CLASS = "shardmap-report"
+# An array beyond these has its line, and no picture: a page of a model's hundreds of
+# parameters is to stay a page.
+MOST_PICTURES = 24
+# Says to the browser what is true anyway: nothing is fetched, and there is no script.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+UNKNOWN = "unknown"
+
+
+def page(explanation: Explanation) -> str:
+    """The explanation as a whole HTML document.
+
+    >>> from shardmap.explain.report import Explanation
+    >>> nothing = Explanation("f", (), 1, "cpu", (), (), (), None, None, (), ())
+    >>> page(nothing).splitlines()[0]
+    '<!DOCTYPE html>'
+    """
+    body = (
+        "html { color-scheme: light dark } body { margin: 0; background: var(--back) }"
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{escape(explanation.name)} explained</title>
+<style>
+{css(f".{CLASS}")}
+{body}
+body.{CLASS} {{ max-width: none }}
+main {{ max-width: 62rem; margin: 0 auto; padding: 1.6rem 1rem 3rem }}
+</style>
+</head>
+<body class="{CLASS}">
+<main>
+{_content(explanation)}
+</main>
+</body>
+</html>
+"""
+
+
+def fragment(explanation: Explanation) -> str:
+    """The explanation as one element, to stand in another page.
+
+    >>> from shardmap.explain.report import Explanation
+    >>> nothing = Explanation("f", (), 1, "cpu", (), (), (), None, None, (), ())
+    >>> fragment(nothing).splitlines()[0]
+    '<div class="shardmap-report">'
+    """
+    style = css(f".{CLASS}")
+    content = _content(explanation)
+    return (
+        f'<div class="{CLASS}">\n<style>\n{style}\ndiv.{CLASS} {{ padding: 1rem }}\n'
+        f"</style>\n{content}\n</div>"
+    )
+
+
+def _content(explanation: Explanation) -> str:
+    return "\n".join(
+        [
+            _header(explanation),
+            *_section("Worth a look", map(_remark, explanation.remarks)),
+            *_section("Mesh", _mesh(explanation)),
+            *_section("Axes", map(_axis, explanation.axes)),
+            *_section("Arrays", _arrays(explanation.arrays)),
+            *_section("Between devices", _collectives(explanation)),
+            *_section("Cost of a call, per device", _cost(explanation.cost)),
+            *_section("Notes", _notes(explanation.notes)),
+        ]
+    )
+
+
+def _section(title: str, content: Iterator[str]) -> Iterator[str]:
+    """A section, or nothing where there is no content."""
+    parts = list(content)
+    if parts:
+        yield f"<section>\n<h2>{escape(title)}</h2>"
+        yield from parts
+        yield "</section>"
+
+
+def _header(explanation: Explanation) -> str:
+    devices = _count(explanation.num_devices, "device")
+    devices += f" ({explanation.device_kind or 'abstract'})"
+    sizes = " x ".join(f"{name} {size:,}" for name, size in explanation.mesh)
+    where = f"{devices}, mesh {sizes}" if sizes else devices
+    return (
+        f'<header>\n<h1>{_code(explanation.name)}</h1>\n<p class="lead">'
+        f"{escape(where)}</p>\n</header>"
+    )
+
+
+def _remark(remark: Remark) -> str:
+    return (
+        f'<div class="remark"><p>{_sentence(remark.text)}</p>'
+        f'<p class="advice">{escape(remark.advice)}</p>{_source(remark.source)}</div>'
+    )
+
+
+def _mesh(explanation: Explanation) -> Iterator[str]:
+    if explanation.mesh and explanation.num_devices > 1:
+        drawn = svg.mesh(explanation.mesh)
+        yield _box(drawn.picture, "the mesh")
+        yield f'<p class="quiet">{escape(drawn.caption)}</p>'
+
+
+def _axis(axis: Axis) -> str:
+    name = "An axis" if axis.name is None else f"Axis {_code(axis.name)}"
+    count = "unknown size" if axis.size is None else f"{axis.size:,}"
+    title = f'{name} of {count} <span class="quiet">{escape(axis.kind)}</span>'
+    # Deeper than this there is no room on a phone.
+    indent = min(axis.depth, 5)
+    return (
+        f'<div class="axis" style="margin-left:{indent * 0.9:.1f}rem"><h3>{title}</h3>'
+        f'<p class="layout">{escape(axis.layout)}</p><p>{_sentence(axis.running)}</p>'
+        f'<p class="quiet">{escape(axis.change)}</p>{_source(axis.source)}</div>'
+    )
+
+
+def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
+    if not arrays:
+        return
+    yield '<div class="arrays">'
+    yield from (_array(array) for array in arrays[:MOST_PICTURES])
+    yield "</div>"
+    rest = arrays[MOST_PICTURES:]
+    if rest:
+        yield f'<p class="quiet">{_count(len(rest), "more array")}</p>'
+        yield _table(_ARRAY_COLUMNS, rest, "more arrays")
+
+
+def _array(array: ArrayLayout) -> str:
+    whole = size(array.bytes)
+    parts = [
+        f"<h3>{_code(array.path)}</h3>",
+        f'<p class="quiet">{escape(array.role)}, {_code(_type(array))}, {whole}</p>',
+        f"<p>{_sentence(array.layout)}</p>",
+    ]
+    if array.shard_shape is not None and array.shard_bytes is not None:
+        parts.append(
+            f'<p class="quiet">On a device {_code(array.shard_shape)}, '
+            f"{size(array.shard_bytes)}</p>"
+        )
+    if array.spec is not None:
+        if array.spec.num_shards > 1:
+            drawn = svg.array(array.path, array.spec, array.shape)
+            parts.append(_box(drawn.picture, f"pieces of {array.path}"))
+            if drawn.caption:
+                parts.append(f'<p class="quiet">{escape(drawn.caption)}</p>')
+        parts.append(f'<p class="quiet">{_code(array.spec)}</p>')
+    return f'<div class="array">{"".join(parts)}</div>'
+
+
+def _collectives(explanation: Explanation) -> Iterator[str]:
+    collectives = explanation.collectives
+    if not collectives:
+        yield "<p>Nothing moves between devices.</p>"
+        return
+    times = [each.seconds for each in collectives if each.seconds is not None]
+    columns = [c for c in _COLLECTIVE_COLUMNS if c.title != "Time" or times]
+    yield _table(columns, collectives, "collectives")
+    joined, together = explanation.interconnect, explanation.seconds
+    if joined is not None and together:
+        yield (
+            f'<p class="quiet">Together about {duration(together)}, estimated for '
+            f"{escape(joined.name)}: {joined.bandwidth / 1e9:,.4g} GB/s from a device, "
+            f"{duration(joined.latency)} a message ({escape(joined.source)}).</p>"
+        )
+
+
+def _cost(cost: Cost | None) -> Iterator[str]:
+    if cost is None:
+        return
+    values = (
+        ("Floating point operations", _quantity(cost.flops)),
+        ("Bytes read and written", _bytes(cost.bytes_accessed)),
+        ("Operations per byte", _quantity(cost.intensity)),
+        ("Memory at its peak", _bytes(cost.peak_bytes)),
+    )
+    rows = (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in values)
+    yield f"<dl>{''.join(rows)}</dl>"
+    yield (
+        f'<p class="quiet">In memory: arguments {_bytes(cost.argument_bytes)}, results '
+        f"{_bytes(cost.output_bytes)}, temporary {_bytes(cost.temporary_bytes)}.</p>"
+    )
+
+
+def _notes(notes: Sequence[str]) -> Iterator[str]:
+    if notes:
+        items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        yield f'<ul class="quiet">{items}</ul>'
+
+
+# Tables, which become lists of rows on a phone.
+
+
+class _Column(NamedTuple):
+    title: str
+    value: Callable[..., str]
+    is_number: bool = False
+
+
+_ARRAY_COLUMNS = (
+    _Column("Array", lambda a: _code(a.path)),
+    _Column("Role", lambda a: escape(a.role)),
+    _Column("Type", lambda a: _code(_type(a))),
+    _Column("Layout", lambda a: escape(a.layout)),
+    _Column("Bytes", lambda a: size(a.bytes), True),
+    _Column("On a device", lambda a: _bytes(a.shard_bytes), True),
+)
+_COLLECTIVE_COLUMNS = (
+    _Column("What", lambda c: _kind(c)),
+    _Column("Over", lambda c: _code(", ".join(c.axes)) if c.axes else UNKNOWN),
+    _Column("Devices", lambda c: _number(c.group_size), True),
+    _Column("Times", lambda c: _number(c.count), True),
+    _Column("In, each", lambda c: size(c.bytes_in), True),
+    _Column("Out, each", lambda c: size(c.bytes_out), True),
+    _Column("Sent, all", lambda c: _bytes(c.link_bytes), True),
+    _Column(
+        "Time", lambda c: UNKNOWN if c.seconds is None else duration(c.seconds), True
+    ),
+    _Column("Where", lambda c: _where(c)),
+)
+
+
+def _table(columns: Sequence[_Column], rows: Sequence[object], name: str) -> str:
+    heads = "".join(
+        f'<th scope="col"{_kind_of(column)}>{column.title}</th>' for column in columns
+    )
+    lines = "\n".join(f"<tr>{''.join(_cells(columns, row))}</tr>" for row in rows)
+    return _box(
+        f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>",
+        name,
+    )
+
+
+def _cells(columns: Sequence[_Column], row: object) -> Iterator[str]:
+    for column in columns:
+        yield (
+            f'<td data-label="{column.title}"{_kind_of(column)}>'
+            f"<span>{column.value(row)}</span></td>"
+        )
+
+
+def _kind_of(column: _Column) -> str:
+    return ' class="number"' if column.is_number else ""
+
+
+def _kind(collective: Collective) -> str:
+    if collective.operation is None:
+        return escape(collective.kind)
+    return f"{escape(collective.kind)} ({_code(collective.operation)})"
+
+
+def _where(collective: Collective) -> str:
+    parts = [] if collective.source is None else [_code(collective.source)]
+    if collective.added_by_partitioner:
+        parts.append("put in by the compiler")
+    if collective.in_compiled is False:
+        parts.append("merged or removed by the compiler")
+    return ", ".join(parts) or UNKNOWN
+
+
+# Words and numbers.
+
+
+def _box(content: str, name: str) -> str:
+    """Scrolls on its own where it is wider than the page, also by keyboard."""
+    return (
+        f'<div class="box" tabindex="0" role="group" aria-label="{escape(name)}">'
+        f"{content}</div>"
+    )
+
+
+def _code(value: object) -> str:
+    return f"<code>{escape(str(value))}</code>"
+
+
+def _source(source: str | None) -> str:
+    return "" if source is None else f'<p class="quiet">{_code(source)}</p>'
+
+
+def _type(array: ArrayLayout) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _number(count: int | None) -> str:
+    return UNKNOWN if count is None else f"{count:,}"
+
+
+def _bytes(count: float | None) -> str:
+    return UNKNOWN if count is None else size(round(count))
+
+
+def _quantity(value: float | None) -> str:
+    """A number with a prefix for thousands.
+
+    >>> _quantity(1234567.0), _quantity(12.0), _quantity(None)
+    ('1.23 M', '12', 'unknown')
+    """
+    if value is None:
+        return UNKNOWN
+    prefixes = ["", "k", "M", "G", "T", "P"]
+    while abs(value) >= 1000 and len(prefixes) > 1:
+        value /= 1000
+        del prefixes[0]
+    return f"{value:.3g} {prefixes[0]}".strip()
+
+
+def _sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    return escape(text[:1].upper() + text[1:].rstrip(".") + ".") if text else ""

@@ -1,0 +1,210 @@
+"""An explanation as a page of text, for a terminal."""
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+
+from shardmap.explain.draw.text import picture
+from shardmap.explain.interconnect import Interconnect
+from shardmap.explain.report import (
+    ArrayLayout,
+    Axis,
+    Collective,
+    Cost,
+    Explanation,
+    Remark,
+)
+from shardmap.plan.report import size
+
+NARROWEST = 40
+_BOLD, _WARN, _FAINT, _PLAIN = "\033[1m", "\033[33m", "\033[2m", "\033[0m"
+
+
+def page(
+    explanation: Explanation, width: int | None = None, colour: bool | None = None
+) -> str:
+    """The explanation as text.
+
+    Args:
+      explanation: what to write.
+      width: how many columns there are. Default: the terminal's.
+      colour: whether to use colours. Default: if standard output is a terminal and the
+        environment does not have ``NO_COLOR``.
+
+    Returns:
+      The text, without a newline at its end.
+    """
+    if width is None:
+        width = shutil.get_terminal_size().columns
+    if colour is None:
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    lines = _Writer(max(width, NARROWEST), colour)
+    lines.head(f"{explanation.name}: {_where(explanation)}")
+    for remark in explanation.remarks:
+        _remark(lines, remark)
+    if explanation.axes:
+        lines.section("Axes")
+        for axis in explanation.axes:
+            _axis(lines, axis)
+    lines.section("Arrays")
+    for array in explanation.arrays:
+        _array(lines, array)
+    lines.section("Collectives")
+    if not explanation.collectives:
+        lines.add("none: nothing moves between devices", 2)
+    for collective in explanation.collectives:
+        _collective(lines, collective)
+    if explanation.collectives and explanation.seconds is not None:
+        assert explanation.interconnect is not None
+        _wires(lines, explanation.interconnect, explanation.seconds)
+    if explanation.cost is not None:
+        lines.section("Cost of one call, on one device")
+        for line in _cost(explanation.cost):
+            lines.add(line, 2)
+    if explanation.notes:
+        lines.section("Notes")
+        for note in explanation.notes:
+            lines.add(note, 2)
+    return "\n".join(lines.lines)
+
+
+class _Writer:
+    """Collects lines that fit the width."""
+
+    def __init__(self, width: int, colour: bool) -> None:
+        self.width, self.colour = width, colour
+        self.lines: list[str] = []
+
+    def add(self, text: str, indent: int = 0, style: str = "") -> None:
+        """Adds a paragraph; its lines but the first go in a little more."""
+        for line in textwrap.wrap(
+            text,
+            self.width,
+            initial_indent=" " * indent,
+            subsequent_indent=" " * (indent + 2),
+            break_on_hyphens=False,
+        ):
+            if style and self.colour:
+                line = f"{style}{line}{_PLAIN}"
+            self.lines.append(line)
+
+    def head(self, text: str) -> None:
+        self.add(text, style=_BOLD)
+
+    def section(self, title: str) -> None:
+        self.lines.append("")
+        self.head(title)
+
+    def block(self, text: str, indent: int) -> None:
+        """Adds lines as they are."""
+        self.lines += [f"{' ' * indent}{line}".rstrip() for line in text.splitlines()]
+
+
+def _where(explanation: Explanation) -> str:
+    count = explanation.num_devices
+    kind = explanation.device_kind or "abstract"
+    text = f"{count:,} {kind} device{'s' * (count != 1)}"
+    if explanation.mesh:
+        axes = ", ".join(f"{name!r}: {length:,}" for name, length in explanation.mesh)
+        text += f", mesh {axes}"
+    return text
+
+
+def _remark(lines: _Writer, remark: Remark) -> None:
+    source = f" [{remark.source}]" if remark.source else ""
+    lines.add(f"! {remark.text}.{source} {remark.advice}", 0, _WARN)
+
+
+def _axis(lines: _Writer, axis: Axis) -> None:
+    indent = 2 + 2 * axis.depth
+    lines.add(f"{axis} ({axis.kind})", indent)
+    lines.add(f"{axis.running}.", indent + 4)
+    lines.add(f"To change: {axis.change}", indent + 4)
+    if axis.source:
+        lines.add(axis.source, indent + 4, _FAINT)
+
+
+def _array(lines: _Writer, array: ArrayLayout) -> None:
+    shape = ",".join(map(str, array.shape))
+    lines.add(f"{array.path}: {array.dtype}[{shape}], {size(array.bytes)}", 2)
+    text = array.layout
+    if array.shard_shape is not None and array.shard_bytes is not None:
+        text += f"; a device has {array.shard_shape}, {size(array.shard_bytes)}"
+    lines.add(text, 6)
+    if array.spec is None or array.spec.num_shards == 1:
+        return
+    lines.add(repr(array.spec), 6, _FAINT)
+    for pieces in (8, 6, 4, 3):
+        drawn = picture(array.spec, array.shape, max_pieces=pieces, max_grids=2)
+        # What it is about is said above.
+        _, _, boxes = drawn.partition("\n")
+        if max(map(len, boxes.splitlines())) + 2 <= lines.width:
+            lines.block(boxes, 2)
+            return
+
+
+def _collective(lines: _Writer, collective: Collective) -> None:
+    count = "some" if collective.count is None else f"{collective.count:,}"
+    over = "".join(f" {name!r}" for name in collective.axes)
+    what = collective.operation and f"{collective.operation} over{over}"
+    group = collective.group_size
+    devices = "" if group is None else f"{group:,} devices"
+    parts = ", ".join(filter(None, (what, devices)))
+    text = (
+        f"{count} x {collective.kind} ({parts}): {size(collective.bytes_in)} in, "
+        f"{size(collective.bytes_out)} out"
+    )
+    if collective.link_bytes is not None:
+        text += f"; a device sends {size(collective.link_bytes)}"
+    if collective.seconds is not None:
+        text += f", about {duration(collective.seconds)}"
+    lines.add(text, 2)
+    if collective.added_by_partitioner:
+        lines.add("put in by the compiler: the program has no such operation", 6)
+    if collective.in_compiled is False:
+        lines.add("not in the compiled program", 6)
+    if collective.source:
+        lines.add(collective.source, 6, _FAINT)
+
+
+def _wires(lines: _Writer, wires: Interconnect, seconds: float) -> None:
+    lines.add(
+        f"Together about {duration(seconds)} on {wires.name} "
+        f"({wires.bandwidth / 1e9:,g} GB/s a device, {duration(wires.latency)} a "
+        f"message; {wires.source}). n bytes on g devices: an all-reduce sends "
+        "2n(g-1)/g in 2(g-1) messages as a ring, 2n log2 g in 2 log2 g as a tree, the "
+        "faster counts; all-gather n(g-1), reduce-scatter and all-to-all n(g-1)/g in "
+        "g-1; collective-permute n in 1.",
+        2,
+    )
+
+
+def _cost(cost: Cost) -> Iterator[str]:
+    for value, text in (
+        (cost.flops, "flops"),
+        (cost.bytes_accessed, "bytes accessed"),
+        (cost.intensity, "flops a byte (arithmetic intensity)"),
+    ):
+        yield f"{'unknown' if value is None else f'{value:,.4g}'} {text}"
+    parts = (
+        ("arguments", cost.argument_bytes),
+        ("results", cost.output_bytes),
+        ("temporary", cost.temporary_bytes),
+    )
+    peak = "unknown" if cost.peak_bytes is None else size(cost.peak_bytes)
+    known = [f"{name} {size(value)}" for name, value in parts if value is not None]
+    yield f"{peak} of memory at the peak" + (f" ({', '.join(known)})" if known else "")
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> duration(0.0000123), duration(2.5)
+    ('12.3 us', '2.5 s')
+    """
+    for unit, length in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

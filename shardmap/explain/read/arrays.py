@@ -1,0 +1,174 @@
+"""How the inputs and outputs of a program lie on the devices."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.extend.core as jex_core
+from jax.sharding import NamedSharding, Sharding
+
+from shardmap.api.calls import arguments
+from shardmap.explain.read.primitives import SHARD_MAP
+from shardmap.explain.report import ArrayLayout
+from shardmap.map.layout import map_shardings
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.sharding.spec import ShardingSpec
+
+UNUSED = "not used by the program"
+UNKNOWN = "as the compiler decides"
+
+
+def input_names(
+    fun: Callable[..., Any], info: Any, argnums: Sequence[int]
+) -> list[str]:
+    """The key path of each input.
+
+    Args:
+      fun: the function.
+      info: positional and keyword arguments, as trees.
+      argnums: the positions of the positional ones, if that is known.
+    """
+    args, kwargs = info
+    if len(args) != len(argnums):
+        paths = jax.tree_util.tree_leaves_with_path(args)
+        names = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths]
+        return names + arguments.leaf_names(fun, (), (), kwargs)
+    return arguments.leaf_names(fun, argnums, args, kwargs)
+
+
+def array_layouts(
+    role: Literal["input", "output"],
+    names: Sequence[str],
+    avals: Sequence[Any],
+    layouts: Sequence[Any],
+) -> list[ArrayLayout]:
+    """The layouts of some arrays.
+
+    Args:
+      role: what they are.
+      names: their key paths.
+      avals: their shapes and dtypes.
+      layouts: for each a `ShardingSpec`, a sharding, or a word that there is none.
+    """
+    return [
+        _array(role, name, aval, layout)
+        for name, aval, layout in zip(names, avals, layouts, strict=True)
+    ]
+
+
+def _array(
+    role: Literal["input", "output"], name: str, aval: Any, layout: Any
+) -> ArrayLayout:
+    shape = tuple(aval.shape)
+    itemsize = aval.dtype.itemsize
+    spec, shard_shape = None, None
+    if isinstance(layout, ShardingSpec):
+        spec = layout
+    elif isinstance(layout, Sharding):
+        shard_shape = layout.shard_shape(shape)
+        try:
+            spec = ShardingSpec.from_sharding(layout, shape)
+        except ValueError:
+            layout = str(layout)
+    if spec is not None:
+        shard_shape = spec.shard_shape(shape)
+        layout = describe(spec)
+    return ArrayLayout(
+        role=role,
+        path=name,
+        shape=shape,
+        dtype=str(aval.dtype),
+        spec=spec,
+        shard_shape=None if shard_shape is None else tuple(shard_shape),
+        bytes=math.prod(shape) * itemsize,
+        shard_bytes=None if shard_shape is None else math.prod(shard_shape) * itemsize,
+        layout=layout,
+    )
+
+
+def describe(spec: ShardingSpec) -> str:
+    """How an array is cut, in a few words.
+
+    >>> from shardmap import Chunked, Replicated, ShardedAxis
+    >>> describe(ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4))))
+    'dimension 0 in 2 pieces, each on 4 devices'
+    >>> describe(ShardingSpec((None,), (Replicated(4),)))
+    'whole on each of 4 devices'
+    """
+    if spec.num_shards == 1:
+        return "whole on one device"
+    cuts = [
+        f"dimension {dimension} in {count:,} pieces"
+        for dimension, count in enumerate(spec.tile_counts)
+        if count > 1
+    ]
+    copies = spec.num_shards // math.prod(spec.tile_counts)
+    if not cuts:
+        return f"whole on each of {copies:,} devices"
+    return ", ".join(cuts) + (f", each on {copies:,} devices" if copies > 1 else "")
+
+
+def shardings_in(jaxpr: Any) -> tuple[list[Any], list[Any]]:
+    """How inputs and outputs of a program lie, as far as its maps say it.
+
+    An input that goes straight to a map lies as the map wants it, and a result that
+    comes straight from one as it makes it.
+
+    Args:
+      jaxpr: the program.
+
+    Returns:
+      For inputs and for outputs, each a `NamedSharding` or `UNKNOWN`.
+    """
+    taken: dict[Any, Any] = {}
+    made: dict[Any, Any] = {}
+    for equation in jaxpr.eqns:
+        ins, outs = _equation_shardings(equation)
+        for atom, sharding in zip(equation.invars, ins, strict=True):
+            if not isinstance(atom, jex_core.Literal) and sharding is not UNKNOWN:
+                taken.setdefault(atom, sharding)
+        made.update(zip(equation.outvars, outs, strict=True))
+
+    def layout(atom: Any, known: dict[Any, Any]) -> Any:
+        if isinstance(atom, jex_core.Literal):
+            return UNKNOWN
+        return known.get(atom, UNKNOWN)
+
+    return (
+        [layout(var, taken) for var in jaxpr.invars],
+        [layout(atom, made) for atom in jaxpr.outvars],
+    )
+
+
+def _equation_shardings(equation: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    params = equation.params
+    if equation.primitive is spmap_p and params["mesh"] is not None:
+        shardings = map_shardings(params)
+        return shardings.operands, shardings.results
+    if equation.primitive is SHARD_MAP:
+        mesh = params["mesh"]
+        return (
+            [NamedSharding(mesh, spec) for spec in params["in_specs"]],
+            [NamedSharding(mesh, spec) for spec in params["out_specs"]],
+        )
+    inner = list(jex_core.jaxprs_in_params(params))
+    if len(inner) == 1 and _calls(equation, inner[0]):
+        return shardings_in(inner[0])
+    return [UNKNOWN] * len(equation.invars), [UNKNOWN] * len(equation.outvars)
+
+
+def _calls(equation: Any, jaxpr: Any) -> bool:
+    """Whether the equation only calls the jaxpr, as `jax.jit` does."""
+    return [atom.aval.shape for atom in equation.invars] == [
+        var.aval.shape for var in jaxpr.invars
+    ] and [var.aval.shape for var in equation.outvars] == [
+        atom.aval.shape for atom in jaxpr.outvars
+    ]
+
+
+def device_count(sharding: Any) -> int:
+    """How many devices a sharding has."""
+    if isinstance(sharding, ShardingSpec):
+        return sharding.num_shards
+    return sharding.num_devices if isinstance(sharding, Sharding) else 1

@@ -1,0 +1,345 @@
+"""Which axes a program is repeated over, and how each of them runs."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex_core
+from jax.extend.core.primitives import scan_p, slice_p, squeeze_p, while_p
+from jax.sharding import AbstractMesh
+
+from shardmap.explain.read import vmaps
+from shardmap.explain.read.primitives import SHARD_MAP
+from shardmap.explain.read.source import source_of
+from shardmap.explain.report import Axis, AxisKind
+from shardmap.map.layout import MeshWalk, inner_walk
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED
+from shardmap.map.primitives.map_primitive import spmap_p
+
+_VMAP = "one batched operation: no parallel processes, all on each device at once"
+_CHANGE_VMAP = (
+    "Write spmap for vmap to lay it on devices, or jax.lax.map with batch_size= to "
+    "bound the memory."
+)
+_CHANGE_LOOP = (
+    "jax.lax.map takes batch_size=, how many steps to vectorise; where no step needs "
+    "the one before, vmap does all at once and spmap lays them on devices."
+)
+
+
+class _Around(NamedTuple):
+    """What is around a jaxpr.
+
+    Attributes:
+      axis: the number of the axis directly around it.
+      mesh: that of the outermost map around it.
+      inner_axes: the mesh axes left for the maps in it.
+    """
+
+    axis: int | None = None
+    mesh: Any = None
+    inner_axes: tuple[str, ...] = ()
+
+
+def axes_of(jaxpr: Any, source: str | None = None) -> tuple[Axis, ...]:
+    """The axes of a program, each before those inside it.
+
+    Args:
+      jaxpr: the program, traced with or without marks for vmaps.
+      source: where the function is, for axes around all of its lines.
+    """
+    walk = _Walk(source)
+    walk.scope(jaxpr, _Around())
+    return tuple(walk.axes)
+
+
+class _Walk:
+    def __init__(self, source: str | None) -> None:
+        self.axes: list[Axis] = []
+        self._source = source
+        self._seen: dict[Any, int] = {}
+
+    def _add(
+        self,
+        around: _Around,
+        kind: AxisKind,
+        name: Any,
+        layout: tuple[int | None, int, int | None, int | None],
+        equation: Any,
+        running: str,
+        change: str,
+    ) -> int:
+        """Adds an axis, if it is not there already, and gives its number."""
+        size, devices, vectorised, steps = layout
+        source = source_of(equation) or self._source
+        text = None if name is None or name == UNNAMED else str(name)
+        backward = vmaps.is_backward(equation)
+        key = (around.axis, kind, text, layout, None if backward else source)
+        # Differentiation repeats an axis, on the way back.
+        forward = (around.axis, kind, text, layout, None)
+        if key not in self._seen:
+            inside = None if around.axis is None else self.axes[around.axis]
+            axis = Axis(
+                name=text,
+                size=size,
+                kind=kind,
+                devices=devices,
+                vectorised=vectorised,
+                steps=steps,
+                depth=0 if inside is None else inside.depth + 1,
+                inside=around.axis,
+                source=source,
+                running=running,
+                change=change,
+            )
+            self.axes.append(axis)
+            self._seen[key] = len(self.axes) - 1
+            self._seen.setdefault(forward, len(self.axes) - 1)
+        return self._seen[key]
+
+    def scope(self, jaxpr: Any, around: _Around, open_vmaps: int = 0) -> None:
+        """Adds the axes in a jaxpr, but its outermost ``open_vmaps`` vmaps."""
+        made_by = {var: e for e in jaxpr.eqns for var in e.outvars}
+        # The jaxpr itself, then the vmaps around an equation, with where they end.
+        stack: list[tuple[_Around, int]] = [(around, len(jaxpr.eqns))] * (
+            1 + open_vmaps
+        )
+        opened = list(stack)
+        rest_of_loop = False
+        for number, equation in enumerate(jaxpr.eqns):
+            depth = vmaps.levels(equation)
+            rest_of_loop &= depth > 0
+            if rest_of_loop:
+                continue
+            del stack[depth + 1 :]
+            while stack[-1][1] <= number:
+                stack.pop()
+            if vmaps.is_backward(equation):
+                # The way back goes through the same vmaps.
+                stack += opened[len(stack) : depth + 1]
+            if depth >= len(stack):
+                begun = vmaps.begin(jaxpr, number, len(stack) - 1)
+                for name, size in begun.vmaps:
+                    vmap = self._vmap(stack[-1][0], name, size, begun.deduced, equation)
+                    stack.append((vmap, begun.end))
+                opened = [(each, len(jaxpr.eqns)) for each, _ in stack]
+            here, _ = stack[-1]
+            if equation.primitive is scan_p:
+                rest_of_loop = self._scan(equation, here, made_by)
+            elif equation.primitive is spmap_p:
+                self._spmap(equation, here, depth)
+            elif equation.primitive is SHARD_MAP:
+                self._shard_map(equation, here, _is_pmap(jaxpr, equation))
+            elif equation.primitive is while_p:
+                self._while(equation, here)
+            else:
+                for inner in jex_core.jaxprs_in_params(equation.params):
+                    self.scope(inner, here)
+
+    def _vmap(
+        self,
+        around: _Around,
+        name: Any,
+        size: int | None,
+        deduced: bool,
+        equation: Any,
+    ) -> _Around:
+        running = _VMAP
+        if deduced:
+            running += (
+                "; its size is deduced from the shapes"
+                if size is not None
+                else "; its size is not visible in the middle of a program"
+            )
+        layout = (size, 1, size, 1)
+        number = self._add(
+            around, "vmap", name, layout, equation, running, _CHANGE_VMAP
+        )
+        return around._replace(axis=number)
+
+    def _scan(self, equation: Any, around: _Around, made_by: Any) -> bool:
+        """Adds a loop; True if a vmap behind it computes what is left of its axis."""
+        length = equation.params["length"]
+        body = equation.params["jaxpr"]
+        batch = _batch_of_map(equation, made_by)
+        if batch is None:
+            running = f"{length:,} steps, one after another"
+            layout: Any = (length, 1, 1, length)
+            number = self._add(
+                around, "loop", None, layout, equation, running, _CHANGE_LOOP
+            )
+            self.scope(body, around._replace(axis=number))
+            return False
+        size, width = batch
+        steps = -(-size // width)
+        running = f"{steps:,} steps, one after another, each of {width:,} vectorised"
+        change = (
+            f"Give jax.lax.map another batch_size= than {width}, or write spmap for "
+            "it, which lays the elements on devices."
+        )
+        layout = (size, 1, width, steps)
+        number = self._add(around, "loop", None, layout, equation, running, change)
+        self.scope(body, around._replace(axis=number), open_vmaps=1)
+        return size % width != 0
+
+    def _while(self, equation: Any, around: _Around) -> None:
+        number = self._add(
+            around,
+            "while",
+            None,
+            (None, 1, 1, None),
+            equation,
+            "steps one after another, as many as the values ask for",
+            "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps.",
+        )
+        for inner in jex_core.jaxprs_in_params(equation.params):
+            self.scope(inner, around._replace(axis=number))
+
+    def _spmap(self, equation: Any, around: _Around, depth: int) -> None:
+        params = equation.params
+        size = params["axis_size"]
+        mesh, walk = map_place(equation, around.mesh, around.inner_axes)
+        devices = 1 if walk is None else walk.device_count(mesh)
+        block = -(-size // devices)
+        width = min(params["batch_size"] or block, block)
+        steps = -(-block // width)
+        replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
+        is_block = params.get("kind") == "mesh_map"
+        if is_block:
+            change = (
+                "The mesh's shape says how many devices; in_axes and out_axes of "
+                "mesh_map, which dimensions they cut."
+            )
+        elif around.mesh is None or params["mesh_axes"] is not None:
+            change = (
+                "Give devices=, or mesh= and mesh_axes=, for other devices; "
+                "batch_size= to vectorise fewer elements at once; axis_size=, or "
+                "longer arrays, for more elements."
+            )
+        else:
+            change = (
+                "The outermost map has the devices: give it more of them, or give both "
+                "maps mesh= and mesh_axes= of one mesh."
+            )
+        number = self._add(
+            around,
+            "mesh_map" if is_block else "spmap",
+            params["axis_name"],
+            (size, devices, width, steps),
+            equation,
+            _how_it_runs(devices, width, steps, params["lowering"], replicas),
+            change,
+        )
+        inner_axes = around.inner_axes if walk is None else walk.inner_axes
+        # A map that is vectorised has the vmaps around it inside.
+        self.scope(params["call_jaxpr"], _Around(number, mesh, inner_axes), depth)
+
+    def _shard_map(self, equation: Any, around: _Around, is_pmap: bool) -> None:
+        params = equation.params
+        mesh = params["mesh"]
+        manual = params["newly_manual_axes"]
+        for name in mesh.axis_names:
+            if name not in manual:
+                continue
+            size = mesh.shape[name]
+            number = self._add(
+                around,
+                "pmap" if is_pmap else "shard_map",
+                name,
+                (size, size, 1, 1),
+                equation,
+                _how_it_runs(size, 1, 1, "manual"),
+                "Give jax.pmap devices=; its axis has one element on each of them, "
+                "where that of shardmap.spmap may be of any length."
+                if is_pmap
+                else "The shape of mesh= says how many devices, in_specs= and "
+                "out_specs= what they cut.",
+            )
+            around = around._replace(axis=number)
+        self.scope(params["jaxpr"], around)
+
+
+def _how_it_runs(
+    devices: int, width: int, steps: int, lowering: str, replicas: int = 1
+) -> str:
+    if devices == 1:
+        parts = ["on one device"]
+    else:
+        parts = [f"on {devices:,} devices at once"]
+        if lowering == "spmd":
+            parts[0] += ", cut by the partitioner"
+    if replicas > 1:
+        parts.append(f"{replicas:,} replicas of each")
+    if width > 1:
+        parts.append(f"{width:,} elements are one batched operation")
+    if steps > 1:
+        parts.append(f"{steps:,} times, one after another")
+    return ", ".join(parts)
+
+
+def map_place(
+    equation: Any, mesh: Any, inner_axes: tuple[str, ...]
+) -> tuple[Any, MeshWalk | None]:
+    """The mesh of a map, and where on it the map goes; None: on each device whole.
+
+    Args:
+      equation: the map's.
+      mesh: that of the outermost map around it, or None.
+      inner_axes: the mesh axes left for maps inside.
+    """
+    params = equation.params
+    if mesh is not None:
+        return mesh, inner_walk(equation, mesh, inner_axes)
+    if params["mesh"] is None:
+        return None, None
+    return params["mesh"], MeshWalk(params["mesh_axes"], params["inner_axes"])
+
+
+def _batch_of_map(equation: Any, made_by: Any) -> tuple[int, int] | None:
+    """Size and batch size of the `jax.lax.map` with ``batch_size`` that a scan is.
+
+    Such a scan takes an array that was cut, on the same line of the program, into
+    steps and batches, and each step of it is one vmap.
+    """
+    length = equation.params["length"]
+    body = equation.params["jaxpr"]
+    if not body.eqns or any(vmaps.levels(inner) == 0 for inner in body.eqns):
+        return None
+    for atom, var in zip(equation.invars, body.invars, strict=True):
+        if isinstance(atom, jex_core.Literal) or var.aval.ndim == 0:
+            continue
+        width = var.aval.shape[0]
+        reshape = made_by.get(atom)
+        if atom.aval.shape != (length, *var.aval.shape) or reshape is None:
+            continue
+        whole = reshape.invars[0]
+        flat = (length * width, *var.aval.shape[1:])
+        if whole.aval.shape != flat or source_of(reshape) != source_of(equation):
+            continue
+        cut = made_by.get(whole)
+        if cut is not None and cut.primitive is slice_p:
+            if source_of(cut) == source_of(equation):
+                return cut.invars[0].aval.shape[0], width
+        return math.prod(whole.aval.shape[:1]), width
+    return None
+
+
+def _is_pmap(jaxpr: Any, equation: Any) -> bool:
+    """Whether a shard_map is what `jax.pmap` makes: blocks of one, squeezed at once."""
+    mesh, body = equation.params["mesh"], equation.params["jaxpr"]
+    if len(jaxpr.eqns) != 1 or isinstance(mesh, AbstractMesh):
+        return False
+    if len(mesh.axis_names) != 1:
+        return False
+    first_use: dict[Any, Any] = {}
+    for inner in body.eqns:
+        for atom in inner.invars:
+            if not isinstance(atom, jex_core.Literal):
+                first_use.setdefault(atom, inner)
+    mapped = [
+        var
+        for var, outer in zip(body.invars, equation.invars, strict=True)
+        if var.aval.shape != outer.aval.shape
+    ]
+    return bool(mapped) and all(
+        var in first_use and first_use[var].primitive is squeeze_p for var in mapped
+    )

@@ -1,0 +1,265 @@
+"""What is worth changing in a program: found, with numbers, and what to do instead."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex_core
+from jax.extend.core.primitives import (
+    all_gather_p,
+    conv_general_dilated_p,
+    dot_general_p,
+)
+
+from shardmap.explain.read.collectives import nbytes
+from shardmap.explain.read.primitives import PARTS, SHARD_MAP
+from shardmap.explain.read.source import source_of
+from shardmap.explain.report import ArrayLayout, Axis, Remark
+from shardmap.map.layout import map_shardings
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.plan.report import size
+
+LARGE = 1 << 20
+"""From how many bytes on a value is large."""
+
+_ON_DEVICES = ("spmap", "mesh_map", "shard_map", "pmap")
+
+
+def remarks_on(
+    closed: Any,
+    axes: Sequence[Axis],
+    arrays: Sequence[ArrayLayout],
+    num_devices: int,
+    available: int | None,
+) -> tuple[Remark, ...]:
+    """The remarks on a program.
+
+    Args:
+      closed: the program, with its constants.
+      axes: its axes.
+      arrays: its inputs and outputs.
+      num_devices: how many devices it runs on.
+      available: how many there are; None if the mesh has no devices.
+    """
+    jaxpr = closed.jaxpr
+    return (
+        *_copies(arrays),
+        *_constants(closed.consts, num_devices),
+        *_made_whole(jaxpr, num_devices),
+        *_sliced_gathers(jaxpr),
+        *_short_axes(axes, num_devices, available),
+        *_outside(jaxpr, num_devices),
+    )
+
+
+def _copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
+    return [
+        Remark(
+            f"{array.path} of {size(array.bytes)} is whole on each of "
+            f"{array.num_devices:,} devices: {size(array.bytes * array.num_devices)} "
+            "in all",
+            "If a device needs only a part of it, cut it: map it, or name a mesh axis "
+            "for one of its dimensions.",
+            array.path,
+        )
+        for array in arrays
+        if array.bytes >= LARGE
+        and array.num_devices is not None
+        and array.num_devices > 1
+        and array.shard_bytes == array.bytes
+    ]
+
+
+def _constants(constants: Sequence[Any], num_devices: int) -> list[Remark]:
+    return [
+        Remark(
+            f"a constant of {size(constant.nbytes)} and shape "
+            f"{tuple(constant.shape)} is part of the program, whole on each of "
+            f"{num_devices:,} devices",
+            "Make it an argument: it is then laid out like one, and not compiled in.",
+            None,
+        )
+        for constant in constants
+        if num_devices > 1 and constant.nbytes >= LARGE
+    ]
+
+
+def _made_whole(jaxpr: Any, num_devices: int) -> list[Remark]:
+    """Values that the program makes, and then gives a map whole."""
+    found = []
+    for scope in _scopes(jaxpr) if num_devices > 1 else ():
+        made = {var for equation in scope.eqns for var in equation.outvars}
+        for equation in scope.eqns:
+            for atom in _taken_whole(equation):
+                is_made = not isinstance(atom, jex_core.Literal) and atom in made
+                if is_made and nbytes(atom.aval) >= LARGE:
+                    found.append(
+                        Remark(
+                            f"a value of {size(nbytes(atom.aval))} and shape "
+                            f"{atom.aval.shape} is made outside the map, and given to "
+                            "it whole, on each of its devices",
+                            "If an element needs only a part of it, map it; if it is "
+                            "quickly made, make it inside.",
+                            source_of(equation),
+                        )
+                    )
+    return found
+
+
+def _taken_whole(equation: Any) -> list[Any]:
+    """The operands that each device of a map has whole."""
+    params = equation.params
+    if equation.primitive is spmap_p and params["mesh"] is not None:
+        # A map inside may cut what this one does not.
+        specs = [sharding.spec for sharding in map_shardings(params).operands]
+    elif equation.primitive is SHARD_MAP:
+        specs = params["in_specs"]
+    else:
+        return []
+    return [a for a, spec in zip(equation.invars, specs, strict=True) if not any(spec)]
+
+
+def _sliced_gathers(jaxpr: Any) -> list[Remark]:
+    found = []
+    for scope in _scopes(jaxpr):
+        uses: dict[Any, list[Any]] = {}
+        for equation in scope.eqns:
+            for atom in equation.invars:
+                if not isinstance(atom, jex_core.Literal):
+                    uses.setdefault(atom, []).append(equation)
+        results = {v for v in scope.outvars if not isinstance(v, jex_core.Literal)}
+        for equation in scope.eqns:
+            if equation.primitive is not all_gather_p:
+                continue
+            (gathered,) = equation.outvars
+            users = uses.get(gathered, [])
+            if not users or gathered in results:
+                continue
+            if all(user.primitive in PARTS for user in users):
+                used = max(sum(nbytes(v.aval) for v in u.outvars) for u in users)
+                found.append(
+                    Remark(
+                        f"all_gather gives every device {size(nbytes(gathered.aval))}, "
+                        f"of which at most {size(used)} at a time are used: its "
+                        "result is only sliced",
+                        "Slice before the collective, or send only that part: "
+                        "ppermute to one device, all_to_all for a piece to each.",
+                        source_of(equation),
+                    )
+                )
+    return found
+
+
+def _short_axes(
+    axes: Sequence[Axis], num_devices: int, available: int | None
+) -> list[Remark]:
+    found = []
+    for axis in axes:
+        if axis.kind not in _ON_DEVICES or axis.idle_places == 0:
+            continue
+        name = "an axis" if axis.name is None else f"axis {axis.name!r}"
+        found.append(
+            Remark(
+                f"{name} of {axis.size:,} does not divide: {axis.layout} have "
+                f"room for {axis.idle_places:,} more, which compute nothing of use, "
+                "and its arrays are whole on every device between calls",
+                f"Make it a multiple of {axis.devices:,}.",
+                axis.source,
+            )
+        )
+    outer = [a for a in axes if a.kind in _ON_DEVICES]
+    if available is None or num_devices >= available or not outer:
+        return found
+    axis = outer[0]
+    name = "an axis" if axis.name is None else f"axis {axis.name!r}"
+    found.append(
+        Remark(
+            f"{name} of {axis.size:,} runs on {num_devices:,} of {available:,} "
+            f"devices: {available - num_devices:,} are idle",
+            "A longer axis, or a second one inside, has work for the others.",
+            axis.source,
+        )
+    )
+    return found
+
+
+def _outside(jaxpr: Any, num_devices: int) -> list[Remark]:
+    """Heavy operations before any map, on values that no map has cut."""
+    found: list[Remark] = []
+    if num_devices > 1 and _has_map(jaxpr):
+        _search_outside(jaxpr, [False] * len(jaxpr.invars), found)
+    return found
+
+
+def _search_outside(
+    jaxpr: Any, invars_cut: Sequence[bool], found: list[Remark]
+) -> list[bool]:
+    """Adds a remark for each; gives which results come from a map."""
+    cut = dict(zip(jaxpr.invars, invars_cut, strict=True))
+    for equation in jaxpr.eqns:
+        if equation.primitive in (spmap_p, SHARD_MAP):
+            for atom in equation.invars:
+                if not isinstance(atom, jex_core.Literal):
+                    cut.setdefault(atom, False)
+            cut.update((var, True) for var in equation.outvars)
+            continue
+        from_map = [
+            not isinstance(atom, jex_core.Literal) and cut.get(atom, False)
+            for atom in equation.invars
+        ]
+        inner = list(jex_core.jaxprs_in_params(equation.params))
+        if len(inner) == 1 and len(inner[0].invars) == len(from_map):
+            results = _search_outside(inner[0], from_map, found)
+            if len(results) == len(equation.outvars):
+                cut.update(zip(equation.outvars, results, strict=True))
+                continue
+        flops = _flops(equation)
+        if flops >= LARGE and not any(from_map):
+            found.append(
+                Remark(
+                    f"{equation.primitive} of {flops:,} flops is outside the map: "
+                    "each device does all of it, or one does, unless the compiler "
+                    "finds a way to cut it",
+                    "Do it inside the map, on each element's part, or map it too.",
+                    source_of(equation),
+                )
+            )
+        cut.update((var, any(from_map)) for var in equation.outvars)
+    return [
+        not isinstance(atom, jex_core.Literal) and cut.get(atom, False)
+        for atom in jaxpr.outvars
+    ]
+
+
+def _flops(equation: Any) -> int:
+    """Roughly, of products: two for each number read and each number written."""
+    if equation.primitive is dot_general_p:
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
+        depth = math.prod(shape[dimension] for dimension in contracted)
+    elif equation.primitive is conv_general_dilated_p:
+        kernel = equation.invars[1].aval.shape
+        depth = math.prod(kernel) // max(kernel)
+    else:
+        return 0
+    return 2 * depth * math.prod(equation.outvars[0].aval.shape)
+
+
+def _scopes(jaxpr: Any) -> list[Any]:
+    """The jaxpr and all that are in it, each once."""
+    found, seen = [jaxpr], {id(jaxpr)}
+    for scope in found:
+        for equation in scope.eqns:
+            for inner in jex_core.jaxprs_in_params(equation.params):
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    found.append(inner)
+    return found
+
+
+def _has_map(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive in (spmap_p, SHARD_MAP)
+        for scope in _scopes(jaxpr)
+        for equation in scope.eqns
+    )

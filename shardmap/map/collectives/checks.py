@@ -1,0 +1,136 @@
+"""What is asked of collectives, once for all lowerings: where a body is traced.
+
+JAX looks at some of it where it lowers a collective, at some of it never.
+"""
+
+import collections
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+
+from shardmap._jax.primitives import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    COLLECTIVES,
+    PBROADCAST,
+    PPERMUTE,
+    REDUCE_SCATTER,
+    axis_names,
+)
+from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+
+
+def checked_collectives(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Any | None:
+    """Refuses collectives that name what is not there.
+
+    Args:
+      jaxpr: what one element of a map computes.
+      axis_name: the map's axis.
+      axis_size: the number of its elements. Other axes are bound where this is called.
+
+    Returns:
+      ``jaxpr`` whose permutations count from the front; None if they all did.
+
+    Raises:
+      ValueError: names the collective, its axes and their size, and what is wrong.
+    """
+    changed = False
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        nonlocal changed
+        if equation.primitive not in COLLECTIVES:
+            return equation
+        params = equation.params
+        names = [name for name in axis_names(params) if not isinstance(name, int)]
+        try:
+            sizes = [
+                axis_size if name == axis_name else jax.lax.axis_size(name)
+                for name in names
+            ]
+        except NameError:
+            return equation  # An axis of devices, of a program that is lowered.
+        total = math.prod(sizes)
+        if equation.primitive is REDUCE_SCATTER:
+            what = "psum_scatter"
+        else:
+            what = equation.primitive.name
+        where = f"{what} over {_axes_text(names)} of size {total}"
+        if repeated := _repeated(names):
+            raise ValueError(f"{where} names {axis_text(repeated[0])} more than once.")
+        groups = params.get("axis_index_groups")
+        if groups is not None:
+            even = equation.primitive in (ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER)
+            _check_groups(where, groups, total, even)
+        if equation.primitive is PBROADCAST:
+            _check_index(where, "source", params["source"], 0, total)
+        if equation.primitive is not PPERMUTE:
+            return equation
+        pairs = _from_the_front(where, params["perm"], total)
+        if pairs == tuple(params["perm"]):
+            return equation
+        changed = True
+        return equation.replace(params=params | {"perm": pairs})
+
+    # Maps inside were traced on their own.
+    new = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+    return new if changed else None
+
+
+def _axes_text(names: Sequence[Hashable]) -> str:
+    listed = " and ".join(map(repr, names))
+    return axis_text(names[0]) if len(names) == 1 else f"axes {listed} together"
+
+
+def _repeated(items: Sequence[Any]) -> list[Any]:
+    return [item for item, n in collections.Counter(items).items() if n > 1]
+
+
+def _check_groups(
+    where: str, groups: Sequence[Sequence[int]], total: int, even: bool
+) -> None:
+    # That they have each index up to some number once, JAX has seen to.
+    given = sum(map(len, groups))
+    if given != total:
+        raise ValueError(
+            f"{where}: its axis_index_groups {_listed(groups)} have {given} indices. "
+            f"Each index from 0 to {total - 1} must be in one group."
+        )
+    sizes = sorted({len(group) for group in groups})
+    if even and len(sizes) > 1:
+        raise ValueError(
+            f"{where}: its axis_index_groups must all be of one size, but "
+            f"{_listed(groups)} have {sizes[0]} and {sizes[-1]} indices. Only psum, "
+            "pmax and pmin take groups that differ."
+        )
+
+
+def _listed(groups: Sequence[Sequence[int]]) -> str:
+    text = str([list(map(int, group)) for group in groups])
+    return text if len(text) < 200 else f"{text[:200]} ..."
+
+
+def _check_index(where: str, what: str, index: int, lowest: int, total: int) -> None:
+    if not lowest <= index < total:
+        raise ValueError(
+            f"{where} has no element {index}, which its {what} names. Its elements "
+            f"are 0 to {total - 1}."
+        )
+
+
+def _from_the_front(
+    where: str, perm: Sequence[tuple[int, int]], total: int
+) -> tuple[tuple[int, int], ...]:
+    for pair in perm:
+        for index in pair:
+            _check_index(where, f"perm {pair}", index, -total, total)
+    pairs = tuple((start % total, end % total) for start, end in perm)
+    for ends in zip(*pairs, strict=True):
+        if _repeated(ends):
+            raise ValueError(
+                "ppermute sources and destinations must be unique, got "
+                f"{tuple(perm)} over {where.partition(' over ')[2]}."
+            )
+    return pairs

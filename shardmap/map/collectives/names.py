@@ -1,0 +1,118 @@
+"""Names of mapped axes and of mesh axes: which one a collective means, in what order.
+
+Where a map is lowered to one element on each device, its axis is called as the mesh
+calls it, in the maps inside too.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from shardmap._jax.primitives import COLLECTIVES, PPERMUTE, axis_names
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class _MapsName:
+    """The name of a map's axis, told apart from a mesh axis that is called so."""
+
+    name: Hashable
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+
+def rename_axis(jaxpr: Any, old: Hashable, new: Hashable) -> Any:
+    """``jaxpr`` whose collectives over ``old`` are over ``new``."""
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        if shadowed or equation.primitive not in COLLECTIVES:
+            return equation
+        names = axis_names(equation.params)
+        if old not in names:
+            return equation
+        key = "axes" if "axes" in equation.params else "axis_name"
+        renamed: Any = tuple(new if name == old else name for name in names)
+        if not isinstance(equation.params[key], tuple):
+            (renamed,) = renamed
+        return equation.replace(params=equation.params | {key: renamed})
+
+    return rewrite_jaxpr(jaxpr, old, change, renamed=[new])
+
+
+def told_apart(
+    axis_name: Hashable, jaxpr: Any, mesh_axes: Collection[str]
+) -> tuple[Hashable, Any]:
+    """A map's axis name and its jaxpr where no map binds the name of a mesh axis.
+
+    Else a collective over a mesh axis could mean a map inside by that name.
+    """
+
+    def new_name(name: Hashable, jaxpr: Any) -> tuple[Hashable, Any]:
+        if name not in mesh_axes:
+            return name, jaxpr
+        return _MapsName(name), rename_axis(jaxpr, name, _MapsName(name))
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        if equation.primitive is not spmap_p:
+            return equation
+        params = equation.params
+        name, body = new_name(params["axis_name"], params["call_jaxpr"])
+        return equation.replace(params=params | {"axis_name": name, "call_jaxpr": body})
+
+    return new_name(axis_name, rewrite_jaxpr(jaxpr, None, change))
+
+
+Pairs = Sequence[tuple[int, int]]
+
+
+def permute(x: Any, names: Sequence[str], pairs: Pairs) -> Any:
+    """`jax.lax.ppermute` over mesh axes, the first one of ``names`` the major one."""
+    order = jax.sharding.get_abstract_mesh().axis_names
+    if set(names) <= set(order):
+        sizes = [lax.axis_size(name) for name in names]
+        names, pairs = _in_mesh_order(names, sizes, pairs, order)
+    return lax.ppermute(x, tuple(names), pairs)
+
+
+def in_mesh_order(jaxpr: Any, mesh: Any) -> Any:
+    """``jaxpr`` whose permutations over mesh axes name them in the order of the mesh.
+
+    JAX numbers devices in that order whatever that of the names, or refuses.
+    """
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        if equation.primitive is not PPERMUTE:
+            return equation
+        names = axis_names(equation.params)
+        if not set(names) <= set(mesh.shape):
+            return equation
+        sizes = [mesh.shape[name] for name in names]
+        pairs = equation.params["perm"]
+        names, pairs = _in_mesh_order(names, sizes, pairs, mesh.axis_names)
+        return equation.replace(
+            params=equation.params | {"axis_name": names, "perm": pairs}
+        )
+
+    # What maps hold is put in order where they are lowered.
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+def _in_mesh_order(
+    names: Sequence[str], sizes: Sequence[int], pairs: Pairs, order: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
+    """The same permutation with its axes in another order."""
+    ordered = sorted(range(len(names)), key=lambda k: order.index(names[k]))
+    numbers = np.empty(math.prod(sizes), np.int64)
+    numbers[np.arange(numbers.size).reshape(sizes).transpose(ordered).ravel()] = (
+        np.arange(numbers.size)
+    )
+    return tuple(names[k] for k in ordered), tuple(
+        (int(numbers[start]), int(numbers[end])) for start, end in pairs
+    )

@@ -1,0 +1,429 @@
+"""Collectives over an axis whose elements lie in blocks on devices.
+
+An axis of ``size`` elements lies on ``devices`` devices, ``block`` elements on each, in
+order; the last block may be partly empty. A block is one vectorised operation, so a
+collective has two parts: what a device can do with its own elements, and then one
+collective between devices, of the least size.
+
+JAX vectorises the function of one element, control flow and all. For that the
+collectives over the axis are replaced by equations of `split_p`, whose vectorisation
+rule finds the whole block in its hands and looks up what to do in `RULES`.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import batching
+
+from shardmap._jax.primitives import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    AXIS_INDEX,
+    PBROADCAST,
+    PMAX,
+    PMIN,
+    PPERMUTE,
+    PSUM,
+    RAGGED_ALL_TO_ALL,
+    REDUCE_SCATTER,
+    axis_names,
+)
+from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
+from shardmap.map.collectives.names import permute
+from shardmap.map.collectives.split_axis import SplitAxis, pad_last
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.shard_maps import has_shard_maps
+
+split_p = jex_core.Primitive("split_collective")
+split_p.multiple_results = True
+
+Rule = Callable[..., tuple[Any, bool]]
+"""Takes the axis, the block (elements in front) and the equation's parameters; gives
+the result and whether it differs between elements (these in front again)."""
+
+RULES: dict[Any, Rule] = {}
+
+
+def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
+    """``jaxpr`` with its collectives over ``axis`` ready for a block of elements."""
+
+    def split(equation: Any, shadowed: bool) -> Any:
+        if shadowed or not is_collective(equation, axis.name):
+            return equation
+        return equation.replace(
+            primitive=split_p,
+            params={
+                "axis": axis,
+                "collective": equation.primitive,
+                "params": tuple(sorted(equation.params.items())),
+            },
+        )
+
+    return rewrite_jaxpr(jaxpr, axis.name, split, renamed=())
+
+
+def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
+    """The collective equations over the axis, in whatever other equations hold them."""
+    found = []
+
+    def collect(equation: Any, shadowed: bool) -> Any:
+        if not shadowed and is_collective(equation, name):
+            found.append(equation)
+        return equation
+
+    rewrite_jaxpr(jaxpr, name, collect)
+    return found
+
+
+def lowers_per_device(jaxpr: Any, name: Hashable, platform: str) -> bool:
+    """Whether JAX lowers all collectives over the axis for one element per device.
+
+    It lacks pbroadcast on CPU, and all_gather of random keys and of arrays without
+    entries. What a `jax.shard_map` holds has types with its mesh, which only
+    vectorising makes anew.
+    """
+    if has_shard_maps(jaxpr):
+        return False
+    for equation in uses_axis(jaxpr, name):
+        if equation.primitive is PBROADCAST and platform == "cpu":
+            return False
+        if equation.primitive is ALL_GATHER:
+            aval = equation.invars[0].aval
+            if not aval.size or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+                return False
+    return True
+
+
+def is_collective(equation: Any, name: Hashable) -> bool:
+    """Whether the equation itself is a collective over the axis."""
+    return equation.primitive in RULES and name in axis_names(equation.params)
+
+
+def has_collectives(jaxpr: Any) -> bool:
+    """Whether there is any collective but `jax.lax.axis_index` in ``jaxpr``."""
+    return any(
+        (equation.primitive in RULES and equation.primitive is not AXIS_INDEX)
+        or any(map(has_collectives, jex_core.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
+def _batching_rule(
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    axis: SplitAxis,
+    collective: Any,
+    params: tuple[tuple[str, Any], ...],
+) -> tuple[list[Any], list[int | None]]:
+    assert axis_data.name == axis.vectorized_name
+    blocks: list[Any] = [
+        jnp.broadcast_to(arg, (axis.block, *arg.shape))
+        if dim is None
+        else jnp.moveaxis(arg, dim, 0)
+        for arg, dim in zip(args, dims, strict=True)
+    ]
+    results, differs = [], []
+    for block in blocks or [None]:
+        result, differ = RULES[collective](axis, block, **dict(params))
+        results.append(result)
+        differs.append(0 if differ else None)
+    return results, differs
+
+
+def _typecheck(
+    *operands: Any, axis: SplitAxis, collective: Any, params: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    with bound_axis(axis.name, axis.size):
+        avals, effects = type_equation(collective, operands, dict(params))
+    others = {e for e in effects if getattr(e, "name", None) != axis.name}
+    return avals, others
+
+
+batching.fancy_primitive_batchers[split_p] = _batching_rule
+register_typecheck(split_p, _typecheck)
+
+
+# Reductions
+
+
+class Reduction(NamedTuple):
+    """How elements combine.
+
+    Attributes:
+      local: over dimensions of one device's array.
+      between: over mesh axes, as `jax.lax.psum`.
+      segments: over groups of rows, as `jax.ops.segment_sum`.
+      combine: of two arrays.
+      identity: the value that changes nothing, for a dtype.
+    """
+
+    local: Callable[..., Any]
+    between: Callable[..., Any]
+    segments: Callable[..., Any]
+    combine: Callable[[Any, Any], Any]
+    identity: Callable[[Any], Any]
+
+    def __call__(
+        self,
+        axis: SplitAxis,
+        block: Any,
+        *,
+        axes: Sequence[Any],
+        axis_index_groups: Any = None,
+    ) -> tuple[Any, bool]:
+        """The rule of the collective."""
+        present = axis.present(block, self.identity(block.dtype))
+        if axis_index_groups is not None:
+            groups, number, _ = axis.groups(axes, axis_index_groups)
+            mine = jnp.asarray(number)[axis.positions(axes)]
+            partial = self.segments(present, mine, len(groups))
+            return self.finish(axis, partial, axes)[mine], True
+        dimensions = tuple(a + 1 for a in axes if isinstance(a, int))
+        return self.finish(axis, self.local(present, (0, *dimensions)), axes), False
+
+    def start(self, aval: Any) -> jax.Array:
+        """What to accumulate parts of a block from."""
+        return jnp.full(aval.shape, self.identity(aval.dtype), aval.dtype)
+
+    def accumulate(self, before: Any, part: Any, present: Any) -> Any:
+        """``before`` combined with the elements of a part that are ``present``."""
+        shape = (-1,) + (1,) * (part.ndim - 1)
+        fill = lax.full_like(part, self.identity(part.dtype))
+        values = jnp.where(present.reshape(shape), part, fill)
+        return self.combine(before, self.local(values, (0,)))
+
+    def finish(self, axis: SplitAxis, value: Any, axes: Sequence[Any]) -> Any:
+        """This device's value combined with those of the others."""
+        others = tuple(n for n in axes if n != axis.name and not isinstance(n, int))
+        names = (*axis.device_axes, *others)
+        return self.between(value, names) if names else value
+
+
+def _sum(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.sum(block, dimensions, dtype=block.dtype)
+
+
+def _lowest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf
+    return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.inf
+    return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
+
+
+def _max(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.max(
+        block, dimensions, initial=np.array(_lowest(block.dtype), block.dtype)
+    )
+
+
+def _min(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.min(
+        block, dimensions, initial=np.array(_highest(block.dtype), block.dtype)
+    )
+
+
+_SUM = Reduction(_sum, lax.psum, jax.ops.segment_sum, jnp.add, lambda dtype: 0)
+_MAX = Reduction(_max, lax.pmax, jax.ops.segment_max, jnp.maximum, _lowest)
+_MIN = Reduction(_min, lax.pmin, jax.ops.segment_min, jnp.minimum, _highest)
+
+
+def _reduce_scatter_rule(
+    axis: SplitAxis,
+    block: Any,
+    *,
+    axis_name: Sequence[Any],
+    scatter_dimension: int,
+    axis_index_groups: Any,
+    tiled: bool,
+    axis_size: int,
+) -> tuple[Any, bool]:
+    # Pieces in front: each element of a group gets one.
+    shape = list(block.shape)
+    dimension = scatter_dimension + 1
+    pieces = [axis_size, shape[dimension] // axis_size] if tiled else [axis_size]
+    block = block.reshape(*shape[:dimension], *pieces, *shape[dimension + 1 :])
+    block = jnp.moveaxis(block, dimension, 1)
+    if axis_name == (axis.name,) and axis_index_groups is None:
+        total = _sum(axis.present(block, 0), (0,))
+        total = pad_last(total, axis.padding, 0)
+        if axis.device_axes:
+            total = lax.psum_scatter(total, axis.device_axes, tiled=True)
+        return total, True
+    _, _, place = axis.groups(axis_name, axis_index_groups)
+    mine = jnp.asarray(place)[axis.positions(axis_name)]
+    total, differs = _SUM(
+        axis, block, axes=tuple(axis_name), axis_index_groups=axis_index_groups
+    )
+    if not differs:
+        return total[mine], True
+    return jax.vmap(lambda pieces, k: pieces[k])(total, mine), True
+
+
+# Rearrangements
+
+
+def _merge(array: Any, dimension: int) -> Any:
+    """Two neighbouring dimensions as one."""
+    shape = array.shape
+    merged = shape[dimension] * shape[dimension + 1]
+    return array.reshape(*shape[:dimension], merged, *shape[dimension + 2 :])
+
+
+def _all_gather_rule(
+    axis: SplitAxis,
+    block: Any,
+    *,
+    axis_name: Sequence[Any],
+    all_gather_dimension: int,
+    axis_index_groups: Any,
+    tiled: bool,
+    axis_size: int,
+) -> tuple[Any, bool]:
+    everything = axis.gather(block, axis_name)
+    dimension, differs = all_gather_dimension, axis_index_groups is not None
+    if differs:
+        groups, number, _ = axis.groups(axis_name, axis_index_groups)
+        members = np.asarray(groups, np.int32)[number]
+        mine = jnp.asarray(members)[axis.positions(axis_name)]
+        everything, dimension = everything[mine], dimension + 1
+    result = jnp.moveaxis(everything, int(differs), dimension)
+    return (_merge(result, dimension) if tiled else result), differs
+
+
+def _all_to_all_rule(
+    axis: SplitAxis,
+    block: Any,
+    *,
+    axis_name: Any,
+    split_axis: int,
+    concat_axis: int,
+    axis_index_groups: Any,
+    tiled: bool,
+) -> tuple[Any, bool]:
+    names = axis_names({"axis_name": axis_name})
+    groups, number, place = axis.groups(names, axis_index_groups)
+    count = len(groups[0])
+    # The pieces for each element in front: (own elements, pieces, ...).
+    shape = list(block.shape)
+    cut = [count, shape[split_axis + 1] // count]
+    block = block.reshape(*shape[: split_axis + 1], *cut, *shape[split_axis + 2 :])
+    block = jnp.moveaxis(block, split_axis + 1, 1)
+    if names == (axis.name,) and axis_index_groups is None:
+        block = pad_last(block, axis.padding, 1)
+        if axis.device_axes:
+            block = lax.all_to_all(
+                block, axis.device_axes, split_axis=1, concat_axis=0, tiled=True
+            )
+        received = jnp.moveaxis(block[: axis.size], 1, 0)
+    else:
+        everything = axis.gather(block, names)
+        members = np.asarray(groups, np.int32)[number]
+        mine = axis.positions(names)
+        received = jax.vmap(lambda group, k: everything[group, k])(
+            jnp.asarray(members)[mine], jnp.asarray(place)[mine]
+        )
+    # (own elements, sources, ...): sources one after another along concat_axis.
+    result = jnp.moveaxis(received, 1, concat_axis + 1)
+    return _merge(result, concat_axis + 1), True
+
+
+def _ppermute_rule(
+    axis: SplitAxis, block: Any, *, axis_name: Sequence[Any], perm: Any
+) -> tuple[Any, bool]:
+    names = axis_names({"axis_name": axis_name})
+    if names != (axis.name,):
+        source = np.full(axis.total(names), -1, np.int32)
+        for start, end in perm:
+            source[end] = start
+        mine = jnp.asarray(source)[axis.positions(names)]
+        moved = axis.gather(block, names)[mine]
+        arrived = jnp.expand_dims(mine >= 0, range(1, moved.ndim))
+        return jnp.where(arrived, moved, jnp.zeros((), moved.dtype)), True
+
+    # One round for each distance between devices: pack, send, unpack.
+    rounds: dict[int, list[list[tuple[int, int]]]] = {}
+    for start, end in perm:
+        device, target = start // axis.block, end // axis.block
+        sent = rounds.setdefault(
+            (target - device) % axis.devices, [[] for _ in range(axis.devices)]
+        )
+        sent[device].append((start % axis.block, end % axis.block))
+    here = lax.axis_index(axis.device_axes) if axis.device_axes else 0
+    # One place more, for what is not for this device: XLA's CPU compiler of JAX 0.10
+    # takes a wrong element where an index is out of range.
+    result = pad_last(jnp.zeros_like(block), 1, 0)
+    for distance, sent in sorted(rounds.items()):
+        width = max(map(len, sent))
+        packed_from = np.zeros((axis.devices, width), np.int32)
+        unpacked_to = np.full((axis.devices, width), axis.block, np.int32)
+        for device, moves in enumerate(sent):
+            target = (device + distance) % axis.devices
+            for k, (start, end) in enumerate(moves):
+                packed_from[device, k], unpacked_to[target, k] = start, end
+        packed = block[jnp.asarray(packed_from)[here]]
+        if distance:
+            pairs = [
+                (device, (device + distance) % axis.devices)
+                for device, moves in enumerate(sent)
+                if moves
+            ]
+            packed = permute(packed, axis.device_axes, pairs)
+        result = result.at[jnp.asarray(unpacked_to)[here]].set(packed)
+    return result[: axis.block], True
+
+
+def _pbroadcast_rule(
+    axis: SplitAxis, block: Any, *, axis_name: Any, source: int
+) -> tuple[Any, bool]:
+    names = axis_names({"axis_name": axis_name})
+    if not jnp.issubdtype(block.dtype, np.number):
+        return axis.gather(block, names)[source], False
+    chosen = jnp.expand_dims(axis.positions(names) == source, range(1, block.ndim))
+    if axis.padding:
+        present = axis.indices() < axis.size
+        chosen &= jnp.expand_dims(present, range(1, block.ndim))
+    only = jnp.where(chosen, block, jnp.zeros((), block.dtype))
+    return _SUM(axis, only, axes=names)
+
+
+def _axis_index_rule(
+    axis: SplitAxis, block: None, *, axis_name: Any
+) -> tuple[Any, bool]:
+    return axis.indices(), True
+
+
+def _ragged_all_to_all_rule(axis: SplitAxis, *_: Any, **__: Any) -> tuple[Any, bool]:
+    raise NotImplementedError(
+        f"ragged_all_to_all over axis {axis.name!r}: its {axis.size} elements lie "
+        f"{axis.block} on each of {axis.devices} devices, and ragged_all_to_all works "
+        "for one element on each device only. Use all_to_all, or more devices."
+    )
+
+
+REDUCTIONS: dict[Any, Reduction] = {PSUM: _SUM, PMAX: _MAX, PMIN: _MIN}
+
+SUMMING = {*REDUCTIONS, REDUCE_SCATTER, PBROADCAST}
+"""Those that reduce between devices."""
+
+RULES.update(REDUCTIONS)
+RULES |= {
+    AXIS_INDEX: _axis_index_rule,
+    ALL_GATHER: _all_gather_rule,
+    PPERMUTE: _ppermute_rule,
+    PBROADCAST: _pbroadcast_rule,
+    REDUCE_SCATTER: _reduce_scatter_rule,
+    ALL_TO_ALL: _all_to_all_rule,
+    RAGGED_ALL_TO_ALL: _ragged_all_to_all_rule,
+}

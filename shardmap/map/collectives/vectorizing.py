@@ -1,0 +1,88 @@
+"""Jaxprs with collectives, as `jax.vmap` takes them.
+
+It knows no groups, of most collectives only those over one axis, and numbers what a
+permutation over several moves wrongly.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jax.extend.core.primitives import closed_call_p
+from jax.interpreters import batching
+
+from shardmap._jax.primitives import ALL_TO_ALL
+from shardmap._jax.typechecks import register_typecheck, type_equation
+from shardmap.map.collectives.rules import split_collectives, uses_axis
+from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+
+grouped_p = jex_core.Primitive("grouped_all_to_all")
+
+
+def vectorizable(jaxpr: Any, name: Hashable, size: int) -> Any:
+    """``jaxpr`` for `jax.vmap` along an axis ``name``, perhaps None, of ``size``."""
+    if name is not None and uses_axis(jaxpr, name):
+        axis = SplitAxis(name, size, (), 1, size, vectorized_name=name)
+        jaxpr = split_collectives(jaxpr, axis)
+    found = False
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        nonlocal found
+        if equation.primitive is closed_call_p:
+            found = True
+            return _as_jit(equation)
+        if (
+            equation.primitive is not ALL_TO_ALL
+            or equation.params["axis_index_groups"] is None
+        ):
+            return equation
+        found = True
+        return equation.replace(primitive=grouped_p)
+
+    # Maps inside have this done to them when they are vectorised.
+    changed = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+    return changed if found else jaxpr
+
+
+def _as_jit(equation: Any) -> Any:
+    """A call as `jax.jit` makes it.
+
+    JAX names other calls when it vectorises them, which its type checker refuses.
+    """
+    structs, results = (
+        [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms]
+        for atoms in (equation.invars, equation.outvars)
+    )
+    like = jax.jit(lambda *_: [jax.lax.empty(r.shape, r.dtype) for r in results])
+    [call] = jax.make_jaxpr(like)(*structs).eqns
+    params = call.params | {"jaxpr": equation.params["call_jaxpr"]}
+    return equation.replace(primitive=call.primitive, params=params)
+
+
+def _batching_rule(
+    _: Any,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    split_axis: int,
+    concat_axis: int,
+    **params: Any,
+) -> tuple[Any, int | None]:
+    """An all_to_all with groups over other axes."""
+    (x,), (dim,) = args, dims
+    if dim is not None:
+        x = jnp.moveaxis(x, dim, 0)
+        split_axis, concat_axis = split_axis + 1, concat_axis + 1
+    axes = {"split_axis": split_axis, "concat_axis": concat_axis}
+    return ALL_TO_ALL.bind(x, **axes, **params), None if dim is None else 0
+
+
+def _typecheck(*operands: Any, **params: Any) -> tuple[Any, Any]:
+    return type_equation(ALL_TO_ALL, operands, params)
+
+
+batching.fancy_primitive_batchers[grouped_p] = _batching_rule
+register_typecheck(grouped_p, _typecheck)

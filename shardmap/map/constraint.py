@@ -1,0 +1,381 @@
+"""The constraint that cuts a value into partitions, as an equation of a jaxpr.
+
+Outside of maps the equation names its devices. Inside a map it says only into how many
+pieces each dimension is cut: the outermost map makes mesh axes for partitions, behind
+those for its elements, which no map walks and which are left to the partitioner.
+"""
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from shardmap.arrays import placement, processes
+from shardmap.map import contexts, tracing
+from shardmap.map.primitives.map_primitive import mesh_jaxpr
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.sharding.mesh import auto_mesh
+
+Parts = tuple[int | None, ...]
+"""A count for each dimension; None: the partitioner may cut it as it likes."""
+
+_AXIS_PREFIX = "_partitions"
+
+
+def is_partition_axis(name: Any) -> bool:
+    """Whether a mesh axis is one for partitions."""
+    return isinstance(name, str) and name.startswith(_AXIS_PREFIX)
+
+
+def total_partitions(parts: Parts) -> int:
+    """How many pieces there are."""
+    return math.prod(count or 1 for count in parts)
+
+
+# Meshes
+
+
+def partition_axes(layouts: Collection[Parts], total: int) -> dict[str, int]:
+    """The fewest mesh axes, and their sizes, that can say all of these parts.
+
+    For (4, 1) alone it is one axis of 4; for (4, 1) and (2, 2) it is two of 2.
+    """
+    ends = {1, total}
+    for parts in layouts:
+        ends.update(itertools.accumulate((n or 1 for n in parts), operator.mul))
+    steps = list(itertools.pairwise(sorted(ends)))
+    if all(end % start == 0 for start, end in steps):
+        sizes = [end // start for start, end in steps]
+    else:
+        sizes = _prime_factors(total)
+    return {f"{_AXIS_PREFIX}{k}": size for k, size in enumerate(sizes)}
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors = []
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def _devices_for(total: int, what: str) -> list[list[jax.Device]]:
+    """The devices for partitions outside of maps, of each process that has some.
+
+    They are this process's, if it has as many as there are partitions; else those of
+    all processes, of each equally many.
+
+    Raises:
+      ValueError: names ``what``, the devices it needs and those that there are.
+    """
+    devices = jax.local_devices()
+    if total <= len(devices):
+        return [devices]
+    count = jax.process_count()
+    if count == 1:
+        raise ValueError(
+            f"{what} computation requires {total} devices, but only {len(devices)} "
+            "devices are available. Ask for fewer parts, or, to try it on CPU, set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={total} before JAX "
+            "starts."
+        )
+    by_process = [jax.local_devices(process) for process in range(count)]
+    fewest = min(map(len, by_process))
+    if total > fewest * count or total % count:
+        raise ValueError(
+            f"{what} computation requires {total} devices, which are more than the "
+            f"{len(devices)} of this process, and so equally many of each of {count} "
+            f"processes. They have {[len(each) for each in by_process]}. Ask for a "
+            f"multiple of {count} partitions, {fewest * count} at most."
+        )
+    return [each[:fewest] for each in by_process]
+
+
+def partition_mesh(
+    parts: Parts,
+    total: int,
+    what: str = "with_sharding_constraint",
+    alone: bool = True,
+) -> Mesh:
+    """The mesh of a value outside of maps.
+
+    Alone, partition k is on device k, of the local ones or, if these are too few, of
+    those of all processes. In a program that has more of the devices, each has as many
+    of them, where the number of devices divides.
+
+    Raises:
+      ValueError: names ``what``, the devices it needs and those that there are.
+    """
+    groups = _devices_for(total, what)
+    available = len(groups) * len(groups[0])
+    axes = partition_axes([parts], total)
+    if not alone and available % total == 0:
+        # The same mesh for all parts: JAX describes all results on the first one.
+        total = available
+        axes = partition_axes([tuple(_prime_factors(total))], total)
+    axes = axes or {f"{_AXIS_PREFIX}0": 1}
+    devices = [device for each in groups for device in each[: total // len(groups)]]
+    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
+    return Mesh(grid, tuple(axes))
+
+
+def partition_cuts(parts: Parts, mesh: Any) -> dict[int, tuple[str, ...]]:
+    """Which dimensions are cut, and along which axes of the mesh.
+
+    Raises:
+      ValueError: the mesh has no axes for these parts.
+    """
+    unused = [name for name in mesh.axis_names if is_partition_axis(name)]
+    cuts = {}
+    for dimension, count in enumerate(parts):
+        names: list[str] = []
+        left = count or 1
+        for name in unused:
+            if left > 1 and left % mesh.shape[name] == 0:
+                names.append(name)
+                left //= mesh.shape[name]
+        if left > 1:
+            raise ValueError(
+                f"parts {parts} need {total_partitions(parts)} devices for each "
+                f"element, but the mesh around them, {dict(mesh.shape)}, has no axes "
+                "for partitions. Leave mesh and mesh_axes out of the outermost spmap, "
+                "so that it makes them, or cut along other axes of your own mesh with "
+                "jax.lax.with_sharding_constraint; inside of jax.shard_map there are "
+                "none."
+            )
+        if names:
+            cuts[dimension] = tuple(names)
+            unused = [name for name in unused if name not in names]
+    return cuts
+
+
+def partition_sharding(parts: Parts, mesh: Any) -> NamedSharding:
+    """The sharding of a value with these parts."""
+    entries: list[Any] = [
+        PartitionSpec.UNCONSTRAINED if count is None else None for count in parts
+    ]
+    for dimension, names in partition_cuts(parts, mesh).items():
+        entries[dimension] = names[0] if len(names) == 1 else names
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+# What a jaxpr asks for
+
+
+def constraints_in(jaxpr: Any) -> list[Any]:
+    """The constraint equations, at every level, in order."""
+    found: list[Any] = []
+    seen: set[int] = set()
+
+    def search(jaxpr: Any) -> None:
+        # Jaxprs are shared: a jitted function that is called twice has one.
+        if id(jaxpr) in seen:
+            return
+        seen.add(id(jaxpr))
+        for equation in jaxpr.eqns:
+            if equation.primitive is constrain_p:
+                found.append(equation)
+            for inner in jex_core.jaxprs_in_params(equation.params):
+                search(inner)
+
+    search(jaxpr)
+    return found
+
+
+def axes_for_partitions(
+    jaxpr: Any, axis_name: Any, axis_size: int, available: int
+) -> dict[str, int]:
+    """The mesh axes that the constraints in a map's function need, and their sizes.
+
+    Args:
+      jaxpr: what one element computes.
+      axis_name: the map's, for errors.
+      axis_size: the same.
+      available: how many devices there are.
+
+    Raises:
+      ValueError: constraints that ask for different totals, or too many devices.
+    """
+    equations = constraints_in(jaxpr)
+    totals = dict.fromkeys(equation.params["total"] for equation in equations)
+    totals.pop(None, None)
+    if len(totals) > 1:
+        first, second, *_ = totals
+        raise ValueError(
+            f"inside spmap over {axis_name!r}, one sharded_jit or "
+            f"with_sharding_constraint has {second} total partitions but {first} are "
+            "expected, as another one has: all of them must agree."
+        )
+    total = next(iter(totals), 1)
+    if total > available:
+        raise ValueError(
+            f"spmap over {axis_name!r} with {total} partitions inside requires at "
+            f"least {total} devices ({axis_size} elements x {total} partitions = "
+            f"{axis_size * total} for one element at a time on each), but only "
+            f"{available} devices are available."
+        )
+    return partition_axes([equation.params["parts"] for equation in equations], total)
+
+
+# The primitive
+
+
+def constrain(
+    x: Any,
+    parts: Parts | None,
+    total: int | None = None,
+    what: str = "with_sharding_constraint",
+    alone: bool = False,
+    program: str = "",
+) -> Any:
+    """Cuts a value into partitions.
+
+    Args:
+      x: an array.
+      parts: the counts; None: every device has the whole value.
+      total: how many devices; needed where ``parts`` does not tell.
+      what, alone: see `partition_mesh`.
+      program: what other processes have to run as well, if they do not tell by this
+        value.
+    """
+    if parts is None:
+        parts = (1,) * jax.typeof(x).ndim
+    else:
+        total = total_partitions(parts)
+    mesh = None
+    if total is not None and not _is_inside_map():
+        alone = alone or jex_core.find_top_trace(()) is tracing.TOP_LEVEL
+        mesh = partition_mesh(parts, total, what, alone)
+        if isinstance(x, jax.core.Tracer):
+            _check_devices(mesh, what)
+    x = contexts.untyped(x)
+    return _bind(x, parts=parts, total=total, mesh=mesh, what=what, program=program)
+
+
+def _is_inside_map() -> bool:
+    return bool(tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def alone(jaxpr: Any) -> Any:
+    """``jaxpr`` whose constraints are those of a program of its own."""
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is not constrain_p or params["mesh"] is None:
+            return equation
+        mesh = partition_mesh(params["parts"], params["total"])
+        changed = {"mesh": mesh, "mesh_jaxpr": mesh_jaxpr(mesh)}
+        return equation.replace(params=params | changed)
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+def _check_devices(mesh: Mesh, what: str) -> None:
+    """Refuses other devices than those of the program, if `jax.set_mesh` says them."""
+    wanted = list(mesh.devices.flat)
+    if contexts.has_mesh() and (there := contexts.mesh_devices()) != wanted:
+        raise ValueError(
+            f"{what} runs on the devices {[device.id for device in wanted]}, but the "
+            "program that it is a part of runs on those of jax.set_mesh, "
+            f"{[device.id for device in there]}. Ask for as many parts, or set a mesh "
+            "of as many devices."
+        )
+
+
+def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
+    return constrain_p.bind(x, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh), **params)
+
+
+constrain_p = jex_core.Primitive("partitions")
+
+
+def _implementation(
+    x: Any, *, parts: Parts, total: int | None, mesh: Mesh | None, **params: Any
+) -> Any:
+    if mesh is None:
+        return jnp.asarray(x)
+    if contexts.has_mesh() and list(mesh.devices.flat) == contexts.mesh_devices():
+        (x,) = contexts.place([x])
+        return _program_under_mesh(parts=parts, total=total, mesh=mesh, **params)(x)
+    wanted = tuple(count or 1 for count in parts)
+    if total is not None and isinstance(x, jax.Array) and x.committed:
+        # It is to meet others that were made outside of any program.
+        needed = partition_mesh(wanted, total)
+        if x.sharding.device_set == set(needed.devices.flat):
+            mesh = needed
+    (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
+    return placed
+
+
+@functools.lru_cache(maxsize=1024)
+def _program_under_mesh(**params: Any) -> Any:
+    """The constraint under `jax.set_mesh`, where results lie on that mesh."""
+    return jax.jit(lambda x: constrain_p.bind(contexts.untyped(x), **params))
+
+
+def _transpose(cotangent: Any, _: Any, **params: Any) -> list[Any]:
+    return [constrain_p.bind(cotangent, **params)]
+
+
+def _batch(
+    args: Sequence[Any], dims: Sequence[int], *, parts: Parts, **params: Any
+) -> tuple[Any, int]:
+    (x,), (dim,) = args, dims
+    parts = (*parts[:dim], None, *parts[dim:])
+    return constrain_p.bind(x, parts=parts, **params), dim
+
+
+def _lowering(
+    ctx: Any,
+    x: Any,
+    *,
+    parts: Parts,
+    total: int | None,
+    mesh: Any,
+    what: str,
+    program: str,
+    **_: Any,
+) -> Any:
+    (aval,) = ctx.avals_in
+    processes.agree_to_lower(
+        mesh, what, lambda: program or f"{what} of {aval.str_short()}, parts {parts}"
+    )
+    if mesh is None:
+        mesh = auto_mesh(jax.sharding.get_abstract_mesh())
+    if mesh.empty:
+        if total is not None:
+            return [x]  # A map that runs on one device.
+        devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
+        mesh = AbstractMesh((devices,), (f"{_AXIS_PREFIX}0",))
+    if any(name.startswith(_AXIS_PREFIX) for name in mesh.manual_axes):
+        return [x]  # A map that calls the host: each device runs a program of its own.
+    sharding = partition_sharding(parts, mesh)
+    run = mlir.lower_fun(
+        lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
+    )
+    avals = list(map(contexts.untyped_aval, ctx.avals_in))
+    untyped = ctx.replace(avals_in=avals)
+    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        return run(untyped, x)
+    # On a mesh with Explicit axes a constraint would be a check of types.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return run(untyped, x)
+
+
+constrain_p.def_abstract_eval(lambda x, **_: contexts.untyped_aval(x))
+constrain_p.def_impl(_implementation)
+ad.deflinear2(constrain_p, _transpose)
+batching.primitive_batchers[constrain_p] = _batch
+mlir.register_lowering(constrain_p, _lowering)

@@ -1,0 +1,146 @@
+"""Calls of the host from programs of several devices that all compute the same.
+
+In maps inside maps, what the outer function computes is computed on each device that
+one of its elements has, and on every copy of a mesh. JAX's own callbacks are called on
+one of these devices: the first.
+"""
+
+import functools
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import io_callback
+from jax.sharding import AbstractMesh
+
+from shardmap.map.layout import MeshWalk, inner_walk
+from shardmap.map.primitives.axis import REPLICAS
+from shardmap.map.primitives.map_primitive import happens_outside, spmap_p
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.tap import tap_p
+
+_SHAPE = jax.ShapeDtypeStruct((), "float32")
+_PURE = (
+    jax.make_jaxpr(lambda: jax.pure_callback(lambda: 0.0, _SHAPE))()
+    .jaxpr.eqns[0]
+    .primitive
+)
+
+
+@functools.lru_cache(maxsize=1)
+def io_effects() -> set[Any]:
+    """The effects of `jax.experimental.io_callback`, ordered and not."""
+    jaxprs = [
+        jax.make_jaxpr(functools.partial(io_callback, lambda: None, None, ordered=o))()
+        for o in (False, True)
+    ]
+    return {effect for closed in jaxprs for effect in closed.jaxpr.effects}
+
+
+def has_effect(equation: Any) -> bool:
+    """Whether anything happens in an equation that is seen outside of it."""
+    return any(map(happens_outside, equation.effects))
+
+
+def happens_here(equation: Any) -> bool:
+    """Whether an equation has an effect, and not only holds others that have."""
+    # A tap's jaxpr is there for JAX to look at; it is not run.
+    jaxprs = jex_core.jaxprs_in_params(equation.params)
+    return has_effect(equation) and (
+        equation.primitive is tap_p or not any(True for _ in jaxprs)
+    )
+
+
+def calls_host(jaxpr: Any, mesh: Any, mesh_axes: Collection[str]) -> bool:
+    """Whether anything in ``jaxpr`` calls the host in a way that needs all mesh axes.
+
+    JAX calls the host where a program is written per device along every axis of its
+    mesh, and a tap has to know which device it is on along each. `jax.debug.callback`
+    can do without one of them, but not tell replicas.
+
+    Args:
+      jaxpr: what one element computes.
+      mesh: the mesh of the map.
+      mesh_axes: those of its axes that the map walks.
+    """
+    effects = set(filter(happens_outside, jaxpr.effects))
+    free = set(mesh.axis_names) - set(mesh_axes)
+    return (
+        bool(effects - _debug_effects())
+        or bool(effects and (len(free) > 1 or REPLICAS in free))
+        or _has_pure(jaxpr)
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _debug_effects() -> set[Any]:
+    jaxpr = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr
+    return set(jaxpr.effects)
+
+
+def _has_pure(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive is _PURE
+        or any(map(_has_pure, jex_core.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
+def on_first_devices(
+    jaxpr: Any, mesh: Any, walk: MeshWalk, around: Collection[str] = ()
+) -> Any:
+    """``jaxpr``, of a map, whose callbacks are called on one device for each element.
+
+    Taps are left as they are: they say which device they are on.
+
+    Args:
+      jaxpr: what one element computes.
+      mesh: the mesh, all of whose axes are written per device.
+      walk: where the map goes.
+      around: the mesh axes that maps around it walk.
+    """
+    walked = {*around, *walk.mesh_axes}
+    free = tuple(name for name in mesh.axis_names if name not in walked)
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is spmap_p:
+            inner = inner_walk(equation, mesh, walk.inner_axes) or MeshWalk((), ())
+            inside = on_first_devices(params["call_jaxpr"], mesh, inner, walked)
+            return equation.replace(params=params | {"call_jaxpr": inside})
+        if not free or equation.primitive is tap_p or not happens_here(equation):
+            return equation
+        return _on_first(equation, {name: mesh.shape[name] for name in free})
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+def _on_first(equation: Any, sizes: dict[str, int]) -> Any:
+    """The equation on the first device along axes; its results on all."""
+    names = tuple(sizes)
+
+    def call(*operands: Any) -> list[Any]:
+        results = equation.primitive.bind(*operands, **equation.params)
+        return list(results) if equation.primitive.multiple_results else [results]
+
+    def skip(*_: Any) -> list[Any]:
+        return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+
+    def run(*operands: Any) -> list[Any]:
+        results = lax.cond(lax.axis_index(names) == 0, call, skip, *operands)
+        return [lax.psum(r, names).astype(r.dtype) for r in results]
+
+    operands = [
+        jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+        for atom in equation.invars
+    ]
+    # Typed with the mesh where it is lowered, not with the one around.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        traced = jax.make_jaxpr(jax.jit(run), axis_env=list(sizes.items()))(*operands)
+    [made] = traced.eqns
+    return equation.replace(
+        primitive=made.primitive, params=made.params, effects=made.effects
+    )

@@ -1,0 +1,313 @@
+"""The map as a JAX primitive: what one equation of a jaxpr says.
+
+A map runs ``call_jaxpr`` once for each element of an axis::
+
+    { lambda ; a:f32[8,3]. let
+        b:f32[8] = spmap[axis_name=i axis_size=8 in_axes=(0,) out_axes=(0,)
+                         call_jaxpr={ lambda ; c:f32[3]. let ... in (d,) }
+                         name=f mesh=Mesh('i': 8) mesh_axes=('i',) ...] a
+      in (b,) }
+
+Seen from outside, an operand has the mapped axis at ``in_axes[k]`` (``None``: every
+element gets the whole operand); seen by ``call_jaxpr`` the axis is gone. Results get
+it back at ``out_axes[k]``.
+
+The idea and the name come from ``jax.core.MapPrimitive``, which JAX deleted together
+with ``xla_pmap_p``.
+"""
+
+import functools
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
+from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.shard_maps import check_shard_maps
+
+__all__ = ["MapPrimitive", "spmap_p"]
+
+
+class MapPrimitive(jex_core.Primitive):
+    """A primitive that maps a jaxpr over an axis.
+
+    Bind it with flat operands and these parameters:
+
+    * ``axis_name``: the name that collectives in ``call_jaxpr`` use, any hashable.
+    * ``axis_size``: the number of elements, an int.
+    * ``in_axes``, ``out_axes``: a tuple of one int or None per operand and per result.
+    * ``call_jaxpr``: what one element computes, a jaxpr without constants.
+
+    and with whatever else its rules want.
+
+    A primitive of one's own can be bound, and seen in jaxprs: the shapes and effects of
+    its results follow from the parameters. How it runs is told as for any primitive, by
+    ``def_impl`` and the tables of `jax.interpreters`: there are no rules but those that
+    are registered.
+
+    Args:
+      name: what jaxprs print.
+
+    Example:
+      >>> import jax, shardmap as sm
+      >>> loop_p = sm.MapPrimitive("loop")
+      >>> def loop(x):
+      ...     element = jax.make_jaxpr(lambda x: x.sum())(x[0])
+      ...     return loop_p.bind(x, axis_name="i", axis_size=len(x), in_axes=(0,),
+      ...                        out_axes=(0,), call_jaxpr=element.jaxpr)
+      >>> jax.eval_shape(loop, jax.numpy.ones((4, 3)))
+      [ShapeDtypeStruct(shape=(4,), dtype=float32)]
+    """
+
+    multiple_results = True
+    map_primitive = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.def_effectful_abstract_eval(functools.partial(_abstract_eval, name))
+        register_typecheck(self, self._typecheck)
+
+    def _typecheck(self, *operands: Any, **params: Any) -> tuple[Any, Any]:
+        call_jaxpr = params["call_jaxpr"]
+        others = params | {"call_jaxpr": None}
+        for jaxpr in jex_core.jaxprs_in_params(others):
+            check_jaxpr(jaxpr)
+        with bound_axis(params["axis_name"], params["axis_size"]):
+            check_jaxpr(getattr(call_jaxpr, "jaxpr", call_jaxpr))
+        return self.abstract_eval(*(o.aval for o in operands), **params)
+
+    def is_high(self, *_: Any, **__: Any) -> bool:
+        """No: what is high in ``call_jaxpr`` is lowered where the map is."""
+        return False
+
+    def bind(self, *args: Any, **params: Any) -> list[Any]:
+        """Binds the primitive: runs it, or adds its equation to a jaxpr being traced.
+
+        Args:
+          *args: the operands, flat, mapped axes included.
+          **params: see the class.
+
+        Returns:
+          The results, flat, as a list.
+
+        Raises:
+          TypeError: a parameter that every map has is missing.
+        """
+        if subfuns := params.pop("subfuns", ()):
+            # Only there: `checkify` imports the tracing of maps, which needs this file.
+            from shardmap.map.rules.checkify import bind_function
+
+            [function] = subfuns
+            return bind_function(self.bind, function, args, params)
+        if missing := [name for name in _OF_EVERY_MAP if name not in params]:
+            raise TypeError(
+                f"{self.name}.bind needs the parameters that every map has: "
+                f"{', '.join(missing)} missing"
+            )
+        return super().bind(*args, **params)
+
+
+_OF_EVERY_MAP = ("axis_name", "axis_size", "in_axes", "out_axes", "call_jaxpr")
+
+
+class _SpmapPrimitive(MapPrimitive):
+    """The primitive of `spmap`'s equations, with the rules of all transformations.
+
+    As every `MapPrimitive`, and with these parameters besides:
+
+    * ``name``: the name of the mapped function, for messages and profiles.
+    * ``mesh``: the devices; None for a map inside another that says nothing.
+    * ``mesh_axes``: the mesh axes that the elements are laid over, major to minor;
+      None together with ``mesh``.
+    * ``inner_axes``: the mesh axes for maps inside, one for each level.
+    * ``batch_size``: how many elements a device vectorises; None: all that it has.
+    * ``lowering``: "manual" or "spmd".
+    * ``kind``: what made the map, "spmap" or "mesh_map", for `explain`.
+
+    `bind` adds two more: ``layout``, how the elements lie, in words, and
+    ``mesh_jaxpr``, made from ``mesh``.
+
+    Example:
+      >>> import jax, shardmap as sm
+      >>> jaxpr = jax.make_jaxpr(sm.spmap(lambda x: x + 1.0))(jax.numpy.ones(8))
+      >>> [equation.primitive is sm.spmap_p for equation in jaxpr.eqns]
+      [True]
+    """
+
+    def bind(self, *args: Any, **params: Any) -> list[Any]:
+        if "subfuns" not in params:
+            if not params["axis_size"]:
+                return _without_elements(args, **params)
+            params["layout"] = layout_text(**params)
+            params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
+        return super().bind(*args, **params)
+
+
+def _without_elements(
+    operands: Sequence[Any],
+    *,
+    axis_name: Hashable,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    call_jaxpr: Any,
+    **_: Any,
+) -> list[Any]:
+    """The results of a map over an axis of size 0: nothing is computed or laid out."""
+    avals = [
+        insert_axis(var.aval, 0, axis)
+        for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
+    ]
+    if None not in out_axes:
+        return [jax.lax.full(aval.shape, 0, aval.dtype) for aval in avals]
+    # What has no mapped axis is the same for any number of elements, or a collective's.
+    mapped = jax.vmap(
+        lambda _, *args: jax.core.eval_jaxpr(call_jaxpr, (), *args),
+        in_axes=(0, *in_axes),
+        out_axes=list(out_axes),
+        axis_name=axis_name,
+    )
+    # vmap wants at least one mapped operand.
+    return mapped(np.zeros(0, bool), *operands)
+
+
+@functools.lru_cache(maxsize=1024)
+def mesh_jaxpr(mesh: Mesh | None) -> Any:
+    """A jaxpr whose only equation constrains a value to ``mesh``.
+
+    `jax.jit` learns which devices a program needs by looking for such equations, in
+    the jaxprs that other equations hold too. Without one it would compile a program
+    with a map in it for one device.
+    """
+    if mesh is None:
+        return None
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    closed = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, everywhere))(
+        0.0
+    )
+    return closed.jaxpr
+
+
+def layout_text(
+    *,
+    axis_name: Hashable,
+    axis_size: int,
+    mesh: Any,
+    mesh_axes: tuple[str, ...] | None,
+    batch_size: int | None,
+    **_: Any,
+) -> str:
+    """How many devices, how many elements at once on each, and how often."""
+    axis = f"{axis_text(axis_name)} of {axis_size:,}"
+    if mesh is None or mesh_axes is None:
+        return f"{axis}, as the map around it decides"
+    devices = math.prod(mesh.shape[name] for name in mesh_axes)
+    block = -(-axis_size // devices)
+    width = min(batch_size or block, block)
+    steps, rest, empty = -(-block // width), block % width, devices * block - axis_size
+    return (
+        f"{axis} = {devices:,} device{'s' * (devices > 1)} x {width:,} vectorised x "
+        f"{steps:,} step{'s' * (steps > 1)}"
+        + f", the last of {rest:,}" * (rest > 0)
+        + f", {empty:,} place{'s' * (empty > 1)} empty" * (empty > 0)
+    )
+
+
+def remove_axis(aval: Any, axis: int | None) -> jax.core.ShapedArray:
+    """The aval that one element sees of an operand."""
+    shape = aval.shape
+    if axis is not None:
+        shape = shape[:axis] + shape[axis + 1 :]
+    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def insert_axis(aval: Any, size: int, axis: int | None) -> jax.core.ShapedArray:
+    """The aval of all elements' results together."""
+    shape = aval.shape
+    if axis is not None:
+        shape = (*shape[:axis], size, *shape[axis:])
+    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _abstract_eval(
+    primitive: str,
+    /,
+    *avals: Any,
+    axis_name: Hashable,
+    axis_size: int,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    call_jaxpr: Any,
+    **_: Any,
+) -> tuple[list[jax.core.ShapedArray], set[Any]]:
+    call_jaxpr = getattr(call_jaxpr, "jaxpr", call_jaxpr)
+    for what, axes, variables in (
+        ("operands", in_axes, call_jaxpr.invars),
+        ("results", out_axes, call_jaxpr.outvars),
+    ):
+        if len(axes) != len(variables):
+            raise TypeError(
+                f"{primitive}: call_jaxpr has {len(variables)} {what}, but there are "
+                f"{len(axes)} axes for them: {axes}"
+            )
+    if len(avals) != len(in_axes):
+        raise TypeError(
+            f"{primitive}: {len(avals)} operands, but {len(in_axes)} in_axes: {in_axes}"
+        )
+    for aval, axis, var in zip(avals, in_axes, call_jaxpr.invars, strict=True):
+        if axis is not None and aval.shape[axis : axis + 1] != (axis_size,):
+            raise TypeError(
+                f"{primitive}: an operand of {aval.str_short()} mapped at {axis} does "
+                f"not have {axis_size} elements"
+            )
+        element = remove_axis(aval, axis)
+        if (element.shape, element.dtype) != (var.aval.shape, var.aval.dtype):
+            raise TypeError(
+                f"{primitive}: an operand of {aval.str_short()} mapped at {axis} gives "
+                f"{element.str_short()}, but call_jaxpr takes {var.aval.str_short()}"
+            )
+    out_avals = [
+        insert_axis(var.aval, axis_size, axis)
+        for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
+    ]
+    # The effects of using this map's axis name, and of references that elements make
+    # for themselves, end where the map ends.
+    effects = {
+        effect
+        for effect in call_jaxpr.effects
+        if getattr(effect, "name", None) != axis_name
+    }
+    return out_avals, effects - _references().effects
+
+
+@functools.lru_cache(maxsize=1)
+def _references() -> Any:
+    """A jaxpr that makes a reference, and reads, writes and adds to it."""
+
+    def fun(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[...] = x
+        ref[...] += x
+        return ref[...] + jax.freeze(ref)
+
+    return jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), "float32"))
+
+
+def happens_outside(effect: Any) -> bool:
+    """Whether an effect is more than the use of an axis name or of a reference."""
+    inside = {type(e) for eqn in _references().eqns for e in eqn.effects}
+    return not hasattr(effect, "name") and type(effect) not in inside
+
+
+def _spmap_abstract_eval(*avals: Any, **params: Any) -> Any:
+    if params["mesh"] is not None:
+        check_shard_maps(params)
+    return _abstract_eval("spmap", *avals, **params)
+
+
+spmap_p = _SpmapPrimitive("spmap")
+spmap_p.def_effectful_abstract_eval(_spmap_abstract_eval)

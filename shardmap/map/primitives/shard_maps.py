@@ -1,0 +1,132 @@
+"""`jax.shard_map` inside of maps: where both can be one program.
+
+A shard_map names its mesh. The map around it runs on one too, and each axis of a mesh
+can be walked once.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from shardmap.map.primitives.axis import axis_text
+
+SHARD_MAP = (
+    jax.make_jaxpr(
+        jax.shard_map(
+            lambda x: x,
+            mesh=AbstractMesh((1,), ("i",)),
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+        )
+    )(0.0)
+    .jaxpr.eqns[0]
+    .primitive
+)
+
+
+def walked_axes(equation: Any) -> frozenset[str]:
+    """The mesh axes along which the program of a shard_map is written per device."""
+    return frozenset(equation.params["newly_manual_axes"])
+
+
+def with_manual_axes(mesh: AbstractMesh, names: frozenset[str]) -> AbstractMesh:
+    """The mesh as it is called where a program is written per device along axes."""
+    return mesh.update_axis_types(dict.fromkeys(names, AxisType.Manual))
+
+
+def axes_used_inside(jaxpr: Any) -> set[str]:
+    """The mesh axes that maps and shard_maps in ``jaxpr`` walk, and constraints cut by.
+
+    A map of which no array has the mapped axis only binds a name.
+    """
+    walked: set[str] = set()
+    waiting, seen = [jaxpr], {id(jaxpr)}
+    while waiting:
+        for equation in waiting.pop().eqns:
+            params = equation.params
+            if equation.primitive is SHARD_MAP:
+                walked |= walked_axes(equation)
+            elif isinstance(sharding := params.get("sharding"), NamedSharding):
+                walked |= _axes_of(sharding.spec)
+            elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
+                walked |= set(params.get("mesh_axes") or ())
+            for inner in jex_core.jaxprs_in_params(params):
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    waiting.append(inner)
+    return walked
+
+
+def _axes_of(spec: PartitionSpec) -> set[str]:
+    entries = [e if isinstance(e, tuple) else (e,) for e in spec]
+    return {name for names in entries for name in names if isinstance(name, str)}
+
+
+def has_shard_maps(jaxpr: Any) -> bool:
+    """Whether there is any in ``jaxpr``, at any level."""
+    return next(_shard_maps(jaxpr, frozenset()), None) is not None
+
+
+def _shard_maps(
+    jaxpr: Any, walked: frozenset[str]
+) -> Iterator[tuple[Any, frozenset[str]]]:
+    """The shard_map equations, and what maps around them walk besides ``walked``."""
+    # Jaxprs are shared: a jitted function that is called twice has one.
+    waiting, seen = [(jaxpr, walked)], {(id(jaxpr), walked)}
+    while waiting:
+        jaxpr, walked = waiting.pop()
+        for equation in jaxpr.eqns:
+            if equation.primitive is SHARD_MAP:
+                yield equation, walked
+                continue
+            inside = walked | set(equation.params.get("mesh_axes") or ())
+            for inner in jex_core.jaxprs_in_params(equation.params):
+                if (id(inner), inside) not in seen:
+                    seen.add((id(inner), inside))
+                    waiting.append((inner, inside))
+
+
+def check_shard_maps(params: dict[str, Any]) -> None:
+    """Refuses a `jax.shard_map` inside a map that cannot be part of its program.
+
+    Args:
+      params: of the map's equation.
+
+    Raises:
+      ValueError: names the map, both meshes or the mesh axis.
+    """
+    mesh, manual = params["mesh"], params["lowering"] == "manual"
+    walked = frozenset(params["mesh_axes"] or ()) | set(params["inner_axes"])
+    for equation, around in _shard_maps(params["call_jaxpr"], walked):
+        inner = equation.params["mesh"]
+        if mesh.abstract_mesh.shape_tuple == inner.abstract_mesh.shape_tuple:
+            same_mesh = not isinstance(inner, Mesh) or _devices(inner) == _devices(mesh)
+            both = sorted(walked_axes(equation) & around)
+        else:
+            same_mesh, both = False, []
+        if same_mesh and not (manual and both):
+            continue
+        if isinstance(inner, Mesh) and _devices(inner) == _devices(mesh):
+            if not manual:
+                continue
+            other_way = ", or give spmap lowering='spmd'"
+        else:
+            other_way = ""
+        problem = (
+            f"both walk mesh axes {both}"
+            if both
+            else f"the map runs on {mesh}, the shard_map on {inner}"
+        )
+        raise ValueError(
+            f"spmap of {params['name']} over {axis_text(params['axis_name'])} and the "
+            f"jax.shard_map inside it cannot be one program: {problem}. Give spmap "
+            "the same mesh= and mesh_axes= which shard_map's axis_names= leave out"
+            f"{other_way}, or put shardmap.spmap in place of jax.shard_map."
+        )
+
+
+def _devices(mesh: Mesh) -> list[jax.Device]:
+    return list(mesh.devices.flat)

@@ -1,0 +1,359 @@
+"""The tap as a JAX primitive: a host function is called with the values of a program.
+
+A tap is one equation, `tap_p`, with the tapped values as operands, and as results what
+the host function returns, if that is asked for. Mostly it is not, so differentiation
+and vectorisation have little to do with it. Its lowering adds the number of the device
+and calls `jax.experimental.io_callback`.
+
+Taps of one device run in program order, which only ordered effects give: XLA runs
+callbacks that do not depend on each other in any order.
+"""
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.experimental import io_callback
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, Mesh
+
+from shardmap.map.primitives.axis import REPLICAS
+
+
+class _Failures:
+    """The first failure of a tap since it was last raised, and how many came after it.
+
+    A callback that raises spoils the results of its program on all devices, and the
+    tokens that order later programs. So the taps of a program never raise: what they
+    would raise waits here for `taps_barrier`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: tuple[str, BaseException] | None = None
+        self._others = 0
+
+    def add(self, message: str, exception: BaseException) -> None:
+        logging.error("%s", message, exc_info=exception)
+        with self._lock:
+            if self._first is None:
+                self._first = message, exception
+            else:
+                self._others += 1
+
+    def raise_first(self) -> None:
+        with self._lock:
+            first, others = self._first, self._others
+            self._first, self._others = None, 0
+        if first is not None:
+            message, exception = first
+            if others:
+                message += f" (and {others} more calls of taps failed)"
+            raise RuntimeError(message) from exception
+
+
+failures = _Failures()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TapCall:
+    """What a tap calls.
+
+    Attributes:
+      func: the host function.
+      with_device: whether it is given the device behind the value.
+      device_index: the only device of the program that calls; None: all do.
+      tree: the structure of the value.
+      results: the leaves of what it returns; empty if that is not asked for.
+      result_tree: the structure of what it returns; None likewise.
+    """
+
+    func: Callable[..., Any]
+    with_device: bool
+    device_index: int | None
+    tree: Any
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    result_tree: Any
+
+    @property
+    def name(self) -> str:
+        return getattr(self.func, "__name__", repr(self.func))
+
+    def __call__(self, device: jax.Device, leaves: Sequence[Any]) -> list[np.ndarray]:
+        # Copies, as the memory is the program's.
+        value = jax.tree.unflatten(self.tree, map(np.array, leaves))
+        returned = self.func(value, device) if self.with_device else self.func(value)
+        return [] if self.result_tree is None else self._as_promised(returned)
+
+    def _as_promised(self, returned: Any) -> list[np.ndarray]:
+        leaves, tree = jax.tree.flatten(returned)
+        if tree != self.result_tree:
+            raise TypeError(f"returned {tree}, but result_shape is {self.result_tree}")
+        arrays = []
+        for leaf, promised in zip(map(np.asarray, leaves), self.results, strict=True):
+            if leaf.shape != promised.shape or not np.can_cast(
+                leaf.dtype, promised.dtype, "same_kind"
+            ):
+                raise TypeError(
+                    f"returned {leaf.dtype}{list(leaf.shape)}, but result_shape says "
+                    f"{promised.dtype}{list(promised.shape)}"
+                )
+            arrays.append(leaf.astype(promised.dtype))
+        return arrays
+
+    def in_program(self, places: "Places", *values: Any) -> tuple[np.ndarray, ...]:
+        """The callback of a compiled program: never raises."""
+        count = len(places.numbered)
+        device = places.device([int(number) for number in values[:count]])
+        if device is not None:
+            try:
+                return tuple(self(device, values[count:]))
+            except BaseException as exception:
+                failures.add(self.failed(device, exception), exception)
+        return tuple(_missing(result, device is None) for result in self.results)
+
+    def failed(self, device: jax.Device, exception: BaseException) -> str:
+        return (
+            f"the tap {self.name} failed on device {device}: "
+            f"{type(exception).__name__}: {exception}"
+        )
+
+
+def _missing(result: jax.ShapeDtypeStruct, skipped: bool) -> np.ndarray:
+    """What a program goes on with where there is no call, or where it has failed."""
+    is_number = not skipped and jnp.issubdtype(result.dtype, jnp.inexact)
+    return np.full(result.shape, np.nan if is_number else 0, result.dtype)
+
+
+class Places(NamedTuple):
+    """Which device a call is from, by numbers that the program gives.
+
+    Attributes:
+      devices: the devices along mesh axes, None for those that do not call.
+      axes: the names of these axes.
+      numbered: the axes that each number is along, major to minor.
+    """
+
+    devices: np.ndarray
+    axes: tuple[str, ...] = ("device",)
+    numbered: tuple[tuple[str, ...], ...] = ()
+
+    def device(self, numbers: Sequence[int]) -> Any:
+        """The device of a call; None if it does not call.
+
+        It is the first one along axes without a number, and none if numbers disagree.
+        """
+        sizes = dict(zip(self.axes, self.devices.shape, strict=True))
+        found: dict[str, Any] = {}
+        for names, number in zip(self.numbered, numbers, strict=True):
+            shape = [sizes[name] for name in names]
+            for name, place in zip(names, np.unravel_index(number, shape), strict=True):
+                if found.setdefault(name, place) != place:
+                    return None
+        return self.devices[tuple(found.get(name, 0) for name in self.axes)]
+
+    def only(self, chosen: np.ndarray) -> "Places":
+        """The same with calls from ``chosen`` devices alone."""
+        devices = self.devices.copy()
+        devices[~chosen] = None
+        return self._replace(devices=devices)
+
+
+# The primitive
+
+tap_p = jex_core.Primitive("tap")
+tap_p.multiple_results = True
+
+# Every tap's equation holds this jaxpr: where there is one of its own callbacks, JAX
+# tells the lowering which devices a program is for.
+CALLBACK = jax.make_jaxpr(lambda: io_callback(lambda: (), (), ordered=True))().jaxpr
+(_ordered_io,) = CALLBACK.effects
+(_debug,) = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr.effects
+
+
+class _TapEffect(type(_ordered_io), type(_debug)):  # type: ignore[misc]
+    """Keeps taps in order, on several devices too, and is allowed everywhere.
+
+    JAX asks for the class of an effect. The first is one that it orders on each
+    device, the second one that it allows in checkpoint and in custom derivatives.
+    """
+
+    def __str__(self) -> str:
+        return "Tap"
+
+
+tap_effect = _TapEffect()
+
+
+def is_tapped(jaxpr: Any) -> bool:
+    """Whether ``jaxpr`` has a tap anywhere."""
+    return tap_effect in jaxpr.effects
+
+
+def _abstract_eval(*_: Any, call: TapCall, **__: Any) -> tuple[list[Any], set[Any]]:
+    results = [jax.core.ShapedArray(r.shape, r.dtype) for r in call.results]
+    return results, {tap_effect}
+
+
+def _implementation(*leaves: Any, call: TapCall, **_: Any) -> list[Any]:
+    # The programs before it come first.
+    jax.effects_barrier()
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    first = arrays[0] if arrays else jnp.zeros(())
+    device = first.addressable_shards[0].device
+    try:
+        results = call(device, arrays)
+    except Exception as exception:
+        raise RuntimeError(call.failed(device, exception)) from exception
+    return list(map(jnp.asarray, results))
+
+
+def _jvp_rule(
+    primals: Any, tangents: Any, *, call: TapCall, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    if not all(isinstance(t, ad.Zero) for t in tangents) and any(
+        jnp.issubdtype(result.dtype, jnp.inexact) for result in call.results
+    ):
+        raise NotImplementedError(
+            f"the tap {call.name} returns values to a program that is differentiated, "
+            "and a host function has no derivative. Put the call into a function with "
+            "jax.custom_jvp or jax.custom_vjp, or jax.lax.stop_gradient around x."
+        )
+    results = tap_p.bind(*primals, call=call, **params)
+    return results, [ad.Zero(jax.typeof(r).to_tangent_aval()) for r in results]
+
+
+def _transpose_rule(_: Any, *leaves: Any, **__: Any) -> list[None]:
+    # Reached by tapping a linear function's unknown input: it has no value to show.
+    return [None] * len(leaves)
+
+
+def _batching_rule(
+    leaves: Sequence[Any], dims: Sequence[int | None], *, call: TapCall, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    moved = [
+        leaf if dim is None else jnp.moveaxis(leaf, dim, 0)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+    if call.result_tree is None:
+        return tap_p.bind(*moved, call=call, **params), []
+
+    # What it returns is for one element.
+    def element(batched: Sequence[Any]) -> list[Any]:
+        rest = iter(batched)
+        each = [
+            leaf if dim is None else next(rest)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+        return tap_p.bind(*each, call=call, **params)
+
+    batched = [m for m, dim in zip(moved, dims, strict=True) if dim is not None]
+    results = jax.lax.map(element, batched)
+    return results, [0] * len(results)
+
+
+def _places(
+    context: Any, call: TapCall, mesh: Any, mesh_axes: tuple[tuple[str, ...], ...]
+) -> Places:
+    """Which devices call from this place in a program.
+
+    Inside `jax.shard_map` every device calls, with its instance of the value. Outside,
+    a value belongs to the program: it is whole, and one device calls. In a map by the
+    partitioner one device calls for all, and is told whose value it is.
+    """
+    around = getattr(context, "mesh", None)
+    if around is None:
+        if mesh is not None:
+            return _chosen(Places(mesh.devices, mesh.axis_names, mesh_axes), call)
+        all_devices = Places(np.array(context.device_assignment, dtype=object))
+        whole = call if call.device_index else dataclasses.replace(call, device_index=0)
+        [device] = filter(None, _chosen(all_devices, whole).devices)
+        return Places(np.array([device], dtype=object))
+    names = around.axis_names
+    known = isinstance(around, Mesh) and AxisType.Manual not in around.axis_types
+    if not known or context.manual_axes != frozenset(names):
+        raise NotImplementedError(
+            f"the tap {call.name} is inside a shard_map over only some axes of its "
+            "mesh, or inside two of them. Taps work inside one jax.shard_map over all "
+            "axes of a jax.sharding.Mesh, and inside maps of shardmap at any depth."
+        )
+    places = Places(around.devices, names, (names, *mesh_axes))
+    copies = [k for k, name in enumerate(names) if name.startswith(REPLICAS)]
+    if copies:
+        is_first = np.indices(around.devices.shape)[copies].max(0) == 0
+        places = places.only(is_first)
+    return _chosen(places, call)
+
+
+def _chosen(places: Places, call: TapCall) -> Places:
+    """Where only one device of the program is asked for, only that one."""
+    index, count = call.device_index, places.devices.size
+    if index is None:
+        return places
+    if index >= count:
+        raise ValueError(
+            f"the tap {call.name} has device_index={index}, but the program is for "
+            f"{count} device{'s' * (count > 1)}, counted from 0."
+        )
+    if call.result_tree is not None and places.numbered:
+        raise ValueError(
+            f"the tap {call.name} has device_index={index} and result_shape, but in a "
+            "map every device needs a result. Leave one of them out."
+        )
+    numbers = np.arange(count).reshape(places.devices.shape)
+    return places.only(numbers == index)
+
+
+def _lowering(
+    ctx: Any,
+    *operands: Any,
+    call: TapCall,
+    mesh: Any,
+    mesh_axes: tuple[tuple[str, ...], ...],
+    **_: Any,
+) -> Any:
+    context = ctx.module_context.axis_context
+    places = _places(context, call, mesh, mesh_axes)
+    callback = functools.partial(call.in_program, places)
+    own = getattr(context, "mesh", None)
+    copies = (
+        [] if own is None else [n for n in own.axis_names if n.startswith(REPLICAS)]
+    )
+
+    def run(*operands: Any) -> list[Any]:
+        index = [] if own is None else [jax.lax.axis_index(own.axis_names)]
+        results = io_callback(callback, call.results, *index, *operands, ordered=True)
+        if copies:
+            # Zeros but from the one that calls.
+            results = [jax.lax.psum(r, copies).astype(r.dtype) for r in results]
+        return list(results)
+
+    token = ctx.tokens_in.get(tap_effect)
+    inner = ctx.replace(tokens_in=mlir.TokenSet({_ordered_io: token}), tokens_out=None)
+    results = mlir.lower_fun(run)(inner, *operands)
+    token = inner.tokens_out.get(_ordered_io)
+    ctx.set_tokens_out(mlir.TokenSet({tap_effect: token}))
+    if next(filter(None, places.devices.flat)).platform == "cpu":
+        # io_callback makes JAX arrays of the values first. For that it needs a thread
+        # of those that are all in callbacks, if there are as many devices, and waits
+        # forever. So the program calls without what io_callback puts around it.
+        ctx.module_context.host_callbacks[-1] = lambda token, *values: (
+            token,
+            *callback(*values),
+        )
+    return results
+
+
+tap_p.def_effectful_abstract_eval(_abstract_eval)
+tap_p.def_impl(_implementation)
+ad.primitive_jvps[tap_p] = _jvp_rule
+ad.primitive_transposes[tap_p] = _transpose_rule
+batching.primitive_batchers[tap_p] = _batching_rule
+mlir.register_lowering(tap_p, _lowering)

@@ -1,0 +1,74 @@
+"""Maps under `jax.experimental.checkify`.
+
+checkify binds a primitive whose equation has a ``call_jaxpr`` anew: without it, with
+the error so far as the first operands, and with a function, ``subfuns[0]``, that takes
+the error's leaves and the operands of one element and gives the error's leaves and the
+results. That is how calls are bound; a map has to say which element's error counts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.linear_util import WrappedFun
+
+from shardmap.map.primitives.map_primitive import remove_axis
+from shardmap.map.tracing import trace_body
+
+
+def bind_function(
+    bind: Callable[..., list[Any]],
+    function: WrappedFun,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+) -> list[Any]:
+    """Binds a map of ``function``: `checkify`'s way to functionalise a map's checks.
+
+    Args:
+      bind: the map primitive's own bind.
+      function: of one element, over flat operands.
+      operands: the error's leaves, which every element gets, then the map's operands.
+      params: the map's parameters, without ``call_jaxpr``.
+
+    Returns:
+      The leaves of the error of the first element that has one, then the results.
+    """
+    errors = len(operands) - len(params["in_axes"])
+    in_axes = (None,) * errors + params["in_axes"]
+    avals = list(map(remove_axis, map(jax.typeof, operands), in_axes))
+    body = trace_body(
+        lambda *args: function.call_wrapped(*args),
+        avals,
+        params["axis_name"],
+        params["axis_size"],
+    )
+    count = len(body.jaxpr.outvars) - len(params["out_axes"])
+    results = bind(
+        *body.constants,
+        *operands,
+        **params
+        | {
+            "call_jaxpr": body.jaxpr,
+            "in_axes": (None,) * len(body.constants) + in_axes,
+            "out_axes": (0,) * count + params["out_axes"],
+        },
+    )
+    return _first_error(results[:count]) + results[count:]
+
+
+def _first_error(leaves: list[Any]) -> list[Any]:
+    """What one element says, of all elements' errors.
+
+    An error begins with its predicates, one for each kind of error, as booleans; then
+    come as many codes, as integers.
+    """
+    predicates = []
+    for leaf in leaves:
+        if leaf.dtype != bool:
+            break
+        predicates.append(leaf)
+    if not predicates:
+        return leaves
+    element = jnp.argmax(jnp.stack(predicates).any(0))
+    return [leaf[element] for leaf in leaves]

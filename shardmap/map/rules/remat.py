@@ -1,0 +1,161 @@
+"""How the map behaves under `jax.checkpoint`: its policy looks inside.
+
+What the policy saves of an element is saved, mapped, by one map; what it does not is
+computed again by another. What one element computes is split by JAX's own rule for a
+`jax.checkpoint` inside of another.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.interpreters import partial_eval
+
+from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
+from shardmap.map.rules.transformations import residual_sources
+from shardmap.map.tracing import per_jaxpr, under_axis
+
+_remat_p = jex_core.primitives.remat_p
+
+
+@functools.lru_cache(maxsize=1)
+def _remat_params() -> dict[str, Any]:
+    """The parameters of an equation of `jax.checkpoint`; ``jaxpr`` is what it runs."""
+    [equation] = jax.make_jaxpr(jax.checkpoint(jax.lax.sin))(0.0).eqns
+    return equation.params
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_offloading(policy: Callable[..., Any]) -> Callable[..., Any]:
+    """The policy that saves on the devices what this one saves on the host.
+
+    What goes from one map to the other has no memory space of its own.
+    """
+
+    def saves(*args: Any, **params: Any) -> Any:
+        case = policy(*args, **params)
+        return True if hasattr(case, "dst") else case
+
+    return saves
+
+
+def _split_rule(
+    policy: Callable[..., Any],
+    unknown_in: Sequence[bool],
+    available_in: Sequence[bool],
+    equation: Any,
+) -> tuple[Any, Any, Sequence[bool], Sequence[bool], list[Any]]:
+    """Splits a map in what runs forward and what runs backward.
+
+    Args:
+      policy: tells for a primitive, avals and parameters whether to save the results.
+      unknown_in: the operands that are known only backward.
+      available_in: those that are there backward.
+      equation: the map.
+
+    Returns:
+      the map that runs forward and the one that runs backward, either may be None;
+      which results are unknown forward; which are available backward; the variables
+      to be saved.
+    """
+    params = equation.params
+    split = partial_eval.partial_eval_jaxpr_custom_rules[_remat_p]
+    element = equation.replace(
+        primitive=_remat_p, params=_remat_params() | {"jaxpr": params["call_jaxpr"]}
+    )
+    known, staged, unknown_out, available_out, _ = under_axis(
+        lambda: split(_without_offloading(policy), unknown_in, available_in, element),
+        params["axis_name"],
+        params["axis_size"],
+    )
+
+    def chosen(items: Sequence[Any], mask: Sequence[bool], wanted: bool) -> list[Any]:
+        return [item for item, m in zip(items, mask, strict=True) if m is wanted]
+
+    operands = chosen(equation.invars, unknown_in, False)
+    operand_axes = chosen(params["in_axes"], unknown_in, False)
+    results = chosen(equation.outvars, unknown_out, False)
+    result_axes = chosen(params["out_axes"], unknown_out, False)
+    jaxpr, sources = _without_copies(
+        known.params["jaxpr"],
+        tuple(not isinstance(v, jex_core.DropVar) for v in results),
+    )
+    computed = [
+        jex_core.Var(insert_axis(v.aval, params["axis_size"], 0))
+        for v in jaxpr.outvars[len(results) :]
+    ]
+    found = {
+        "operand": list(zip(operands, operand_axes, strict=True)),
+        "result": list(zip(results, result_axes, strict=True)),
+        "computed": [(v, 0) for v in computed],
+    }
+    residuals = [found[kind][k] for kind, k in sources]
+    forward = _part(
+        equation,
+        jaxpr,
+        list(zip(operands, operand_axes, strict=True)),
+        [*zip(results, result_axes, strict=True), *found["computed"]],
+    )
+    there = chosen(equation.invars, available_in, True)
+    backward = _part(
+        equation,
+        staged.params["jaxpr"],
+        [
+            *residuals,
+            *zip(there, chosen(params["in_axes"], available_in, True), strict=True),
+        ],
+        list(
+            zip(
+                chosen(equation.outvars, available_out, True),
+                chosen(params["out_axes"], available_out, True),
+                strict=True,
+            )
+        ),
+    )
+    saved = [v for v, _ in residuals if isinstance(v, jex_core.Var) and v not in there]
+    return forward, backward, unknown_out, available_out, list(dict.fromkeys(saved))
+
+
+@per_jaxpr
+def _without_copies(
+    jaxpr: Any, kept: tuple[bool, ...]
+) -> tuple[Any, tuple[tuple[str, int], ...]]:
+    """The forward part without residuals that are there already, and where all are.
+
+    ``kept`` marks the results that somebody takes; residuals come after all results.
+    """
+    results, residuals = jaxpr.outvars[: len(kept)], jaxpr.outvars[len(kept) :]
+    computed, sources = residual_sources(
+        residuals,
+        jaxpr.invars,
+        [v if k else None for v, k in zip(results, kept, strict=True)],
+    )
+    return jaxpr.replace(outvars=[*results, *computed]), sources
+
+
+def _part(
+    equation: Any,
+    jaxpr: Any,
+    operands: Sequence[tuple[Any, int | None]],
+    results: Sequence[tuple[Any, int | None]],
+) -> Any | None:
+    """The map of a part, of variables and their axes; None if it does nothing."""
+    params = equation.params | {
+        "call_jaxpr": jaxpr,
+        "in_axes": tuple(axis for _, axis in operands),
+        "out_axes": tuple(axis for _, axis in results),
+    }
+    _, effects = spmap_p.abstract_eval(*(v.aval for v, _ in operands), **params)
+    if not results and not effects:
+        return None
+    return equation.replace(
+        invars=[v for v, _ in operands],
+        outvars=[v for v, _ in results],
+        params=params,
+        effects=effects,
+    )
+
+
+partial_eval.partial_eval_jaxpr_custom_rules[spmap_p] = _split_rule

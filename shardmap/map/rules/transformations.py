@@ -1,0 +1,451 @@
+"""How the map behaves under grad, jvp, vmap and their compositions.
+
+Every rule works in the same way: it transforms the function of one element with
+JAX's own public transformation, traces the result with the axis bound, and binds
+the map again. So any composition of transformations of a map is a program of maps.
+
+The jvp rule binds two maps: one for the results and the residuals, one, linear, from
+residuals and tangents to the results' tangents. Reverse mode needs no rule for
+partial evaluation then: the first map is known, the second is the one to transpose.
+"""
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, partial_eval
+
+from shardmap._jax.typechecks import bound_axis
+from shardmap.map.collectives.rules import uses_axis
+from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
+from shardmap.map.primitives.rewriting import merge_sums
+from shardmap.map.rules.mesh_batches import batch_along_mesh
+from shardmap.map.rules.while_loops import without_taps_in_loops
+from shardmap.map.tracing import (
+    Batch,
+    Body,
+    batched_results,
+    per_jaxpr,
+    shape_dtype_struct,
+    trace_body,
+)
+
+
+def _bind(
+    body: Body, args: Sequence[Any], in_axes: Any, out_axes: Any, params: dict[str, Any]
+) -> list[Any]:
+    """Binds a map of ``body``; its constants go to every element whole."""
+    return spmap_p.bind(
+        *body.constants,
+        *args,
+        in_axes=(None,) * len(body.constants) + tuple(in_axes),
+        out_axes=tuple(out_axes),
+        call_jaxpr=body.jaxpr,
+        **params,
+    )
+
+
+# Forward mode
+
+
+class _Linearized(NamedTuple):
+    """The two maps of the jvp rule.
+
+    Attributes:
+      forward: gives the results, then the residuals that have to be computed.
+      residuals: where each residual is found, as `residual_sources` gives it.
+      tangent: takes the residuals and the nonzero tangents, gives the tangents of
+        the inexact results.
+    """
+
+    forward: Body
+    residuals: tuple[tuple[str, int], ...]
+    tangent: Body
+
+
+def residual_sources(
+    residuals: Sequence[Any], operands: Sequence[Any], results: Sequence[Any]
+) -> tuple[list[Any], tuple[tuple[str, int], ...]]:
+    """Which residuals have to be computed, and where each one is then found.
+
+    That is ("operand", k), ("result", k) or ("computed", k).
+    """
+    computed: list[Any] = []
+    sources = []
+    for residual in residuals:
+        for kind, known in (
+            ("operand", operands),
+            ("result", results),
+            ("computed", computed),
+        ):
+            # By identity: a literal does not compare.
+            place = [k for k, other in enumerate(known) if other is residual]
+            if place:
+                sources.append((kind, place[0]))
+                break
+        else:
+            computed.append(residual)
+            sources.append(("computed", len(computed) - 1))
+    return computed, tuple(sources)
+
+
+def _is_inexact(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+@per_jaxpr
+def _linearize(
+    jaxpr: Any, nonzero: tuple[bool, ...], axis_name: Hashable, axis_size: int
+) -> _Linearized:
+    avals = [var.aval for var in jaxpr.invars]
+    inexact = [_is_inexact(var.aval) for var in jaxpr.outvars]
+    residual_tree = None
+
+    def forward(*primals: Any) -> Any:
+        nonlocal residual_tree
+
+        def differentiated(*active: Any) -> Any:
+            rest = iter(active)
+            merged = [
+                next(rest) if nz else p for p, nz in zip(primals, nonzero, strict=True)
+            ]
+            results = jax.core.eval_jaxpr(jaxpr, (), *merged)
+            return [r for r, i in zip(results, inexact, strict=True) if i], results
+
+        active = [p for p, nz in zip(primals, nonzero, strict=True) if nz]
+        _, linear, results = jax.linearize(differentiated, *active, has_aux=True)
+        residuals, residual_tree = jax.tree.flatten(linear)
+        return results, residuals
+
+    traced = trace_body(forward, avals, axis_name, axis_size)
+    variables = traced.jaxpr.outvars[len(inexact) :]
+    operands = traced.jaxpr.invars[len(traced.constants) :]
+    results = traced.jaxpr.outvars[: len(inexact)]
+    computed, sources = residual_sources(variables, operands, results)
+    pruned = traced.jaxpr.replace(outvars=[*results, *computed])
+    tangent_avals = [
+        aval.to_tangent_aval() for aval, nz in zip(avals, nonzero, strict=True) if nz
+    ]
+
+    def tangent(residuals: Any, tangents: Any) -> Any:
+        return jax.tree.unflatten(residual_tree, residuals)(*tangents)
+
+    residual_avals = [variable.aval for variable in variables]
+    count = len(residual_avals)
+    tangent_body = trace_body(
+        lambda *args: tangent(args[:count], args[count:]),
+        [*residual_avals, *tangent_avals],
+        axis_name,
+        axis_size,
+    )
+    tangent_body = tangent_body._replace(
+        jaxpr=without_taps_in_loops(tangent_body.jaxpr)
+    )
+    return _Linearized(traced._replace(jaxpr=pruned), sources, tangent_body)
+
+
+def _is_zero(tangent: Any) -> bool:
+    if isinstance(tangent, ad.Zero):
+        return True
+    return bool(jax.typeof(tangent).dtype == jax.dtypes.float0)
+
+
+def _jvp_rule(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    call_jaxpr: Any,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    **params: Any,
+) -> tuple[list[Any], list[Any]]:
+    nonzero = tuple(not _is_zero(tangent) for tangent in tangents)
+    if not any(nonzero):
+        results = spmap_p.bind(
+            *primals,
+            call_jaxpr=call_jaxpr,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            **params,
+        )
+        return results, [_zero_tangent(result) for result in results]
+
+    linearized = _linearize(
+        call_jaxpr, nonzero, params["axis_name"], params["axis_size"]
+    )
+    forward = linearized.forward
+    computed = len(forward.jaxpr.outvars) - len(out_axes)
+    differ = set(in_axes) != {None} or uses_axis(forward.jaxpr, params["axis_name"])
+    computed_axes = (0 if differ else None,) * computed
+    values = _bind(forward, primals, in_axes, out_axes + computed_axes, params)
+    results, residuals = values[: len(out_axes)], values[len(out_axes) :]
+
+    known = {
+        "operand": (primals, in_axes),
+        "result": (results, out_axes),
+        "computed": (residuals, computed_axes),
+    }
+    linear_args, linear_axes = [], []
+    for kind, k in linearized.residuals:
+        linear_args.append(known[kind][0][k])
+        linear_axes.append(known[kind][1][k])
+    for tangent, axis, nz in zip(tangents, in_axes, nonzero, strict=True):
+        if nz:
+            linear_args.append(tangent)
+            linear_axes.append(axis)
+    inexact = [_is_inexact(var.aval) for var in call_jaxpr.outvars]
+    tangents_out = iter(
+        _bind(
+            linearized.tangent,
+            linear_args,
+            linear_axes,
+            [axis for axis, i in zip(out_axes, inexact, strict=True) if i],
+            params,
+        )
+    )
+    return results, [
+        next(tangents_out) if i else _zero_tangent(result)
+        for result, i in zip(results, inexact, strict=True)
+    ]
+
+
+def _zero_tangent(result: Any) -> ad.Zero:
+    return ad.Zero(jax.typeof(result).to_tangent_aval())
+
+
+# Reverse mode
+
+
+@per_jaxpr
+def _transpose(
+    jaxpr: Any,
+    linear: tuple[bool, ...],
+    wanted: tuple[bool, ...],
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    axis_name: Hashable,
+    axis_size: int,
+) -> Body:
+    """The map from residuals and cotangents of results to cotangents of operands.
+
+    ``linear`` marks the operands that want a cotangent, ``wanted`` the results that
+    have one.
+    """
+    avals = [var.aval for var in jaxpr.invars]
+    residual_avals = [a for a, lin in zip(avals, linear, strict=True) if not lin]
+    linear_avals = [a for a, lin in zip(avals, linear, strict=True) if lin]
+    linear_axes = [a for a, lin in zip(in_axes, linear, strict=True) if lin]
+    cotangent_avals = [v.aval for v, w in zip(jaxpr.outvars, wanted, strict=True) if w]
+    cotangent_axes = [a for a, w in zip(out_axes, wanted, strict=True) if w]
+
+    def transposed(*args: Any, as_one: bool = False) -> list[Any]:
+        residuals = args[: len(residual_avals)]
+
+        def fun(*operands: Any) -> list[Any]:
+            known, unknown = iter(residuals), iter(operands)
+            merged = [next(unknown) if lin else next(known) for lin in linear]
+            results = jax.core.eval_jaxpr(jaxpr, (), *merged)
+            return [r for r, w in zip(results, wanted, strict=True) if w]
+
+        # Every element holds a copy of an unmapped result, of which the caller sees
+        # one: each copy gets its share of the cotangent.
+        cotangents = [
+            ct / axis_size if axis is None and not as_one else ct
+            for ct, axis in zip(
+                args[len(residual_avals) :], cotangent_axes, strict=True
+            )
+        ]
+        operands = jax.linear_transpose(fun, *map(shape_dtype_struct, linear_avals))(
+            cotangents
+        )
+        return [
+            jax.lax.psum(ct, axis_name) if axis is None and not as_one else ct
+            for ct, axis in zip(operands, linear_axes, strict=True)
+        ]
+
+    trace = functools.partial(
+        trace_body,
+        avals=[*residual_avals, *cotangent_avals],
+        axis_name=axis_name,
+        axis_size=axis_size,
+    )
+    if set(in_axes) | set(out_axes) == {None}:
+        # Where nothing differs along the axis there is nothing to add up.
+        body = trace(functools.partial(transposed, as_one=True))
+        if not uses_axis(body.jaxpr, axis_name):
+            return body
+    body = trace(transposed)
+    return body._replace(jaxpr=merge_sums(body.jaxpr, axis_name))
+
+
+def _transpose_rule(
+    cotangents: Sequence[Any],
+    *args: Any,
+    call_jaxpr: Any,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    **params: Any,
+) -> list[Any]:
+    linear = tuple(isinstance(arg, ad.UndefinedPrimal) for arg in args)
+    wanted = tuple(not _is_zero(ct) for ct in cotangents)
+    if not any(wanted):
+        return [
+            ad.Zero(a.aval) if lin else None
+            for a, lin in zip(args, linear, strict=True)
+        ]
+    body = _transpose(
+        call_jaxpr,
+        linear,
+        wanted,
+        in_axes,
+        out_axes,
+        params["axis_name"],
+        params["axis_size"],
+    )
+    residuals = [a for a, lin in zip(args, linear, strict=True) if not lin]
+    residual_axes = [a for a, lin in zip(in_axes, linear, strict=True) if not lin]
+    results = _bind(
+        body,
+        [*residuals, *(ct for ct, w in zip(cotangents, wanted, strict=True) if w)],
+        [*residual_axes, *(a for a, w in zip(out_axes, wanted, strict=True) if w)],
+        [a for a, lin in zip(in_axes, linear, strict=True) if lin],
+        params,
+    )
+    given = iter(results)
+    return [next(given) if lin else None for lin in linear]
+
+
+# Vectorisation
+
+
+@per_jaxpr
+def _batch(
+    jaxpr: Any,
+    batch: Batch,
+    dims: tuple[int | None, ...],
+    avals: tuple[Any, ...],
+    axis_name: Hashable,
+    axis_size: int,
+) -> tuple[Body, tuple[bool, ...]]:
+    """The batched body, and which of its results are batched (at 0).
+
+    ``dims`` and ``avals`` are those of one element's batched operands.
+    """
+    batched: tuple[bool, ...] = ()
+
+    def vectorized(*args: Any) -> Any:
+        # Asked here, where the map's own axis is bound.
+        nonlocal batched
+        batched = batched_results(jaxpr, batch, dims)
+        out_dims = [0 if is_batched else None for is_batched in batched]
+        return batch.vectorize(jaxpr, dims, out_dims)(*args)
+
+    return trace_body(vectorized, avals, axis_name, axis_size), batched
+
+
+def _batching_rule(
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    call_jaxpr: Any,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    **params: Any,
+) -> tuple[list[Any], list[int | None]]:
+    if axis_data.spmd_name is not None and params["mesh"] is not None:
+        return batch_along_mesh(
+            axis_data,
+            args,
+            dims,
+            params
+            | {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes},
+        )
+    # Operands keep their layout: the mapped axis and the batch axis are counted in
+    # the array that has both.
+    map_axes: list[int | None] = []
+    element_dims: list[int | None] = []
+    for dim, axis in zip(dims, in_axes, strict=True):
+        if dim is None or axis is None:
+            map_axes.append(axis)
+            element_dims.append(dim)
+        else:
+            map_axes.append(axis + (dim <= axis))
+            element_dims.append(dim - (axis < dim))
+    avals = tuple(
+        remove_axis(jax.typeof(arg), axis)
+        for arg, axis in zip(args, map_axes, strict=True)
+    )
+    # Inside, a name that both have means the map's axis.
+    shadowed = axis_data.name == params["axis_name"]
+    body, batched = _batch(
+        call_jaxpr,
+        Batch(
+            None if shadowed else axis_data.name, axis_data.size, axis_data.spmd_name
+        ),
+        tuple(element_dims),
+        avals,
+        params["axis_name"],
+        params["axis_size"],
+    )
+    # A batched result has the batch at 0 and everything else behind it.
+    result_axes = [
+        axis + 1 if is_batched and axis is not None else axis
+        for axis, is_batched in zip(out_axes, batched, strict=True)
+    ]
+    results = _bind(body, args, map_axes, result_axes, params)
+    return results, [0 if is_batched else None for is_batched in batched]
+
+
+# Dead code
+
+
+@per_jaxpr
+def _without_dead_code(
+    jaxpr: Any, used_outputs: tuple[bool, ...], axis_name: Hashable, axis_size: int
+) -> tuple[Any, list[bool]]:
+    # JAX may check what it makes.
+    with bound_axis(axis_name, axis_size):
+        pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
+    # A copy, as JAX may give back the jaxpr that it is kept for.
+    return pruned.replace(), used_inputs
+
+
+def _dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
+    equation = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
+    # The use of an axis name is none that anybody sees.
+    is_seen = any(not hasattr(effect, "name") for effect in equation.effects)
+    if not any(used_outputs) and not is_seen:
+        return [False] * len(equation.invars), None
+    params = equation.params
+    call_jaxpr, used_inputs = _without_dead_code(
+        params["call_jaxpr"],
+        tuple(used_outputs),
+        params["axis_name"],
+        params["axis_size"],
+    )
+    invars, in_axes, outvars, out_axes = (
+        tuple(item for item, used in zip(items, mask, strict=True) if used)
+        for items, mask in (
+            (equation.invars, used_inputs),
+            (params["in_axes"], used_inputs),
+            (equation.outvars, used_outputs),
+            (params["out_axes"], used_outputs),
+        )
+    )
+    changed = {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes}
+    gone = params["call_jaxpr"].effects - call_jaxpr.effects
+    return used_inputs, equation.replace(
+        invars=list(invars),
+        outvars=list(outvars),
+        params=params | changed,
+        effects=equation.effects - gone,
+    )
+
+
+ad.primitive_jvps[spmap_p] = _jvp_rule
+ad.primitive_transposes[spmap_p] = _transpose_rule
+batching.fancy_primitive_batchers[spmap_p] = _batching_rule
+partial_eval.dce_rules[spmap_p] = _dce_rule

@@ -1,0 +1,50 @@
+"""Random keys, which have dtypes of their own and no NumPy form."""
+
+import functools
+from typing import Any
+
+import jax
+
+from shardmap.plan.engine.nodes import Refused
+
+IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+def is_key(aval: Any) -> bool:
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def data_aval(aval: Any) -> Any:
+    """The aval of what is stored: random keys are stored as their bits."""
+    if is_key(aval):
+        return jax.eval_shape(jax.random.key_data, aval)
+    return aval
+
+
+@functools.cache
+def _names() -> dict[Any, str]:
+    return {
+        jax.eval_shape(functools.partial(jax.random.key, impl=name), 0).dtype: name
+        for name in IMPLEMENTATIONS
+    }
+
+
+def key_impl(aval: Any) -> str | None:
+    """The name of the implementation, None for what is no key.
+
+    Raises:
+      Refused: JAX does not know the implementation by name.
+    """
+    if not is_key(aval):
+        return None
+    if aval.dtype not in _names():
+        raise Refused(f"keys of the type {aval.dtype} have no known implementation")
+    return _names()[aval.dtype]
+
+
+def itemsize(aval: Any) -> int:
+    """The bytes of one element as it is stored."""
+    if is_key(aval):
+        data = data_aval(aval)
+        return data.dtype.itemsize * data.shape[-1]
+    return aval.dtype.itemsize

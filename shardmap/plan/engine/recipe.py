@@ -1,0 +1,236 @@
+"""From boxes of results back to boxes of inputs, and the code in between.
+
+`trace_back` walks the nodes from last to first. Each box wanted of a node's results is
+asked of the node's rule, which says what boxes of the operands it takes. What comes out
+is a `Recipe`: which boxes to read, and the steps from there to the results. All in it
+but positions is static; recipes with equal keys run the same compiled function.
+
+A value may be wanted in several boxes, as ``x`` in ``x + x.T``. They become one box
+where that costs nothing, else the value is computed or read once for each.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
+from shardmap.plan.engine.rules import Factor, Rule
+from shardmap.plan.engine.slices import (
+    Box,
+    Interval,
+    contains,
+    hull_of,
+    merge,
+    shape_of,
+    volume,
+)
+
+MOST_VERSIONS = 4
+"""In how many boxes a value may be computed before they become one."""
+
+
+class Ref(NamedTuple):
+    """A part of a computed box.
+
+    Attributes:
+      slot: which one; -1 for an array without elements.
+      starts: where the part starts in the box, None if it is all of it.
+      shape: the part's shape.
+    """
+
+    slot: int
+    starts: tuple[int, ...] | None
+    shape: tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """One equation for one shard. Results go to the slots from ``first`` on."""
+
+    node: int
+    ins: tuple[Ref | None, ...]
+    static: Any
+    start_count: int
+    first: int
+
+
+class Static(NamedTuple):
+    """All of a recipe that a compiled function depends on."""
+
+    read_values: tuple[Value, ...]
+    read_shapes: tuple[tuple[int, ...], ...]
+    steps: tuple[Step, ...]
+    outs: tuple[Ref | None, ...]
+
+
+class Recipe(NamedTuple):
+    """How to compute boxes of some values.
+
+    Attributes:
+      reads: the boxes of inputs to read.
+      starts: the positions to hand over.
+      static: the rest.
+    """
+
+    reads: tuple[tuple[Value, Box], ...]
+    starts: tuple[int, ...]
+    static: Static
+
+
+Loops = Mapping[int, Mapping[Factor, Interval]]
+"""Node number -> contracted factor -> the part of it to run over."""
+
+
+def relevant_nodes(
+    nodes: Sequence[Node], outputs: Collection[Operand], stops: Collection[Value]
+) -> list[Node]:
+    """Those that the outputs depend on, from last to first, up to ``stops``."""
+    wanted = {value for value in outputs if isinstance(value, Value)} - set(stops)
+    found = []
+    for node in reversed(nodes):
+        if any(out in wanted and out not in stops for out in node.outs):
+            found.append(node)
+            wanted.update(v for v in node.ins if isinstance(v, Value))
+    return found
+
+
+def trace_back(
+    backwards: Sequence[Node],
+    rules: Mapping[int, Rule],
+    demands: Sequence[tuple[Operand, Box] | None],
+    stops: Collection[Value],
+    loops: Loops,
+    versions: int = MOST_VERSIONS,
+) -> Recipe:
+    """The recipe for the boxes of values in ``demands``.
+
+    Args:
+      backwards: the nodes, from last to first.
+      rules: their rules, by node number.
+      demands: the values and the boxes of them; None for one that is not wanted.
+      stops: values that are read, though nodes would give them.
+      loops: which contracted factors run over a part only.
+      versions: how many boxes of one value to keep apart.
+    """
+    wanted: dict[Value, list[Box]] = {}
+
+    def want(value: Operand, box: Box) -> None:
+        if isinstance(value, Value) and (volume(box) or not value.size):
+            wanted.setdefault(value, []).append(box)
+
+    for demand in demands:
+        if demand is not None:
+            want(*demand)
+    visits: list[tuple[Node, Sequence[Box | None], Any]] = []
+    for node in backwards:
+        choices: list[list[Box | None]]
+        if len(node.outs) == 1:
+            out = node.outs[0]
+            if out in stops or out not in wanted:
+                continue
+            choices = [[box] for box in merge(wanted[out], versions)]
+        else:
+            boxes = [
+                None if out in stops else hull_of(wanted.get(out, ()))
+                for out in node.outs
+            ]
+            if all(box is None for box in boxes):
+                continue
+            choices = [boxes]
+        for boxes in choices:
+            need = rules[node.number].backward(boxes, loops.get(node.number, {}))
+            visits.append((node, boxes, need))
+            for value, box in zip(node.ins, need.boxes, strict=True):
+                if box is not None:
+                    want(value, box)
+
+    made: dict[Value, list[tuple[Box, int]]] = {}
+    reads: list[tuple[Value, Box]] = []
+    for value in sorted(wanted, key=lambda value: value.number):
+        if value in stops or value.producer is None:
+            for box in merge(wanted[value], versions):
+                made.setdefault(value, []).append((box, len(reads)))
+                reads.append((value, box))
+
+    def find(value: Operand, box: Box | None) -> Ref | None:
+        if box is None or isinstance(value, Scalar):
+            return None
+        if not volume(box) and value.size:
+            return Ref(-1, None, shape_of(box))
+        for outer, slot in made[value]:
+            if contains(outer, box):
+                shape = shape_of(box)
+                if shape == shape_of(outer):
+                    return Ref(slot, None, shape)
+                inside = zip(box, outer, strict=True)
+                return Ref(slot, tuple(max(a[0] - b[0], 0) for a, b in inside), shape)
+        raise AssertionError(f"no box of {value.number} holds {box}")
+
+    slots = len(reads)
+    steps = []
+    starts: list[int] = []
+    for node, boxes, need in reversed(visits):
+        refs = tuple(
+            find(value, box) for value, box in zip(node.ins, need.boxes, strict=True)
+        )
+        steps.append(Step(node.number, refs, need.static, len(need.starts), slots))
+        starts.extend(need.starts)
+        for out, made_box in zip(node.outs, boxes, strict=True):
+            if made_box is not None:
+                made.setdefault(out, []).append((made_box, slots))
+            slots += 1
+    outs = tuple(None if demand is None else find(*demand) for demand in demands)
+    values = tuple(value for value, _ in reads)
+    shapes = tuple(shape_of(box) for _, box in reads)
+    static = Static(values, shapes, tuple(steps), outs)
+    return Recipe(tuple(reads), tuple(starts), static)
+
+
+def take(values: Mapping[int, Any], ref: Ref, dtype: Any) -> Any:
+    """The part of a computed box that ``ref`` means."""
+    if ref.slot < 0:
+        return jnp.zeros(ref.shape, dtype)
+    value = values[ref.slot]
+    if ref.starts is None:
+        return value
+    limits = [a + n for a, n in zip(ref.starts, ref.shape, strict=True)]
+    return lax.slice(value, ref.starts, limits)
+
+
+def emit(
+    static: Static,
+    nodes: Mapping[int, Node],
+    rules: Mapping[int, Rule],
+    demanded: Sequence[Operand | None],
+) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+    """The function that runs a recipe: ``(boxes that were read, starts) -> results``.
+
+    Args:
+      static: the recipe.
+      nodes: by number.
+      rules: by node number.
+      demanded: the values whose boxes were asked for.
+    """
+
+    def function(reads: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
+        slots: dict[int, Any] = dict(enumerate(reads))
+
+        def read(value: Operand | None, ref: Ref | None) -> Any:
+            if isinstance(value, Scalar):
+                return value.value
+            if ref is None or value is None:
+                return None
+            return take(slots, ref, value.aval.dtype)
+
+        position = 0
+        for step in static.steps:
+            node = nodes[step.node]
+            ins = [read(v, ref) for v, ref in zip(node.ins, step.ins, strict=True)]
+            own = [starts[position + k] for k in range(step.start_count)]
+            position += step.start_count
+            outs = rules[step.node].emit(ins, step.static, own)
+            slots.update(enumerate(outs, step.first))
+        return [read(v, ref) for v, ref in zip(demanded, static.outs, strict=True)]
+
+    return function

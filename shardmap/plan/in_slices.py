@@ -1,0 +1,108 @@
+"""What users write in ``in_slices``, checked and brought to one form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap.plan.engine.rules import UNCUT, Points
+from shardmap.plan.engine.slices import EACH, _Each, cut_points
+
+
+def input_cuts(
+    in_slices: Any, args: tuple[Any, ...], avals: Sequence[Any]
+) -> list[list[Points]]:
+    """The cuts of each axis of each leaf of the arguments.
+
+    Raises:
+      TypeError: something in ``in_slices`` is no cut.
+      ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    specs = _spread(in_slices, args, "in_slices")
+    assert len(specs) == len(avals)
+    problems: list[str] = []
+    cuts: list[list[Points]] = []
+    kinds: set[type] = set()
+    for k, (path, spec, aval) in enumerate(zip(paths, specs, avals, strict=True)):
+        shape = np.shape(aval)
+        name = f"args{jax.tree_util.keystr(path)} of shape {shape}"
+        row = [UNCUT] * len(shape)
+        for axis, cut in _items(spec, shape):
+            try:
+                number = _axis(axis, len(shape))
+                points = cut_points(cut, shape[number])
+            except (TypeError, ValueError) as error:
+                kinds.add(type(error))
+                problems.append(f"* {name}, axis {axis}: {error}")
+                continue
+            if points:
+                row[number] = Points(points, False, frozenset({(k, number)}))
+        cuts.append(row)
+    if problems:
+        kind = TypeError if kinds == {TypeError} else ValueError
+        raise kind(
+            "plan cannot cut the arguments as in_slices says:\n"
+            + "\n".join(problems)
+            + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
+            "(start, stop) pairs, or EACH."
+        ) from None
+    return cuts
+
+
+def _axis(axis: Any, rank: int) -> int:
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+        raise TypeError(f"an axis must be an int, got {axis!r}")
+    if not -rank <= axis < rank:
+        raise ValueError(f"there are only {rank} axes")
+    return int(axis) % rank
+
+
+def _items(spec: Any, shape: Sequence[int]) -> list[tuple[Any, Any]]:
+    if spec is None:
+        return []
+    if isinstance(spec, _Each):
+        return [(axis, EACH) for axis in range(len(shape))]
+    return list(spec.items())
+
+
+def _spread(spec: Any, tree: Any, where: str) -> list[Any]:
+    """One spec per leaf of ``tree``, of which ``spec`` is a prefix."""
+    children = _children(tree)
+    count = len(jax.tree.leaves(tree))
+    if children is None or spec is None or isinstance(spec, _Each):
+        if children is None and not (spec is None or isinstance(spec, dict | _Each)):
+            raise TypeError(
+                f"{where} is {spec!r}, but stands for one array: give None, EACH or a "
+                "dict {axis: cut}"
+            )
+        return [spec] * count
+    if isinstance(spec, dict):
+        if isinstance(tree, dict) and set(spec) == set(tree):
+            return [
+                found
+                for key in sorted(tree)
+                for found in _spread(spec[key], tree[key], f"{where}[{key!r}]")
+            ]
+        if all(isinstance(key, int | np.integer) for key in spec):
+            return [spec] * count
+        raise ValueError(f"{where} has the keys {list(spec)}, the arguments have not")
+    if not isinstance(spec, tuple | list) or len(spec) != len(children):
+        raise ValueError(
+            f"{where} must be None, EACH, a dict {{axis: cut}}, or a sequence of "
+            f"{len(children)} of them, one for each part of the arguments, got {spec!r}"
+        )
+    return [
+        found
+        for k, (part, child) in enumerate(zip(spec, children, strict=True))
+        for found in _spread(part, child, f"{where}[{k}]")
+    ]
+
+
+def _children(tree: Any) -> list[Any] | None:
+    """The parts of a container, None for a leaf."""
+    children, treedef = jax.tree.flatten(tree, is_leaf=lambda part: part is not tree)
+    if jax.tree_util.treedef_is_leaf(treedef):
+        return None
+    return children

@@ -1,0 +1,255 @@
+"""Rules of loops and branches: their bodies are programs of their own.
+
+What a loop needs of its operands is a fixed point: a carried value must enter in the
+box in which it leaves, and that box may grow until nothing more is asked. An axis that
+the body maps index by index onto itself stays cut; any other ends up whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from shardmap.plan.engine.keys import is_key
+from shardmap.plan.engine.nodes import Calls, Node, Program, Value, flatten
+from shardmap.plan.engine.propagate import Unions
+from shardmap.plan.engine.recipe import Recipe, emit, relevant_nodes, trace_back
+from shardmap.plan.engine.rules import (
+    UNCUT,
+    Forward,
+    Link,
+    Lost,
+    Points,
+    Reason,
+    RuleTable,
+    meet,
+    nothing_passes,
+)
+from shardmap.plan.engine.slices import Box, Window, hull_of, shape_of
+
+MIXED = Reason(
+    "the body of the loop or branch mixes this axis",
+    "cut an axis that the body treats index by index",
+)
+Boxes = Sequence[Box | None]
+
+
+class Body:
+    """A jaxpr inside an equation, ready to be sliced."""
+
+    def __init__(self, jaxpr: Any, table: RuleTable, calls: Calls) -> None:
+        self.program: Program = flatten(jaxpr, calls)
+        self.rules = {n.number: table.rule(n) for n in self.program.nodes}
+        self.nodes = {n.number: n for n in self.program.nodes}
+        outputs = self.program.outputs
+        self.stops = frozenset([*self.program.inputs, *self.program.constants])
+        self.backwards = relevant_nodes(self.program.nodes, outputs, self.stops)
+
+    def loops(self) -> tuple[Unions, set[Any]]:
+        """Which axes are one loop, and the axes at which a loop would break."""
+        unions, broken = Unions(), set()
+        for node in self.program.nodes:
+            linked = set()
+            for group in self.rules[node.number].links():
+                keys = []
+                sides = {link.side for link in group}
+                for link in group:
+                    operand = (node.ins if link.side == "in" else node.outs)[
+                        link.number
+                    ]
+                    if isinstance(operand, Value):
+                        keys.append((operand.number, link.axis))
+                for key in keys[1:]:
+                    unions.unite(keys[0], key)
+                if sides == {"in", "out"}:
+                    linked.update(keys)
+                elif keys and sides == {"in"}:
+                    broken.add(keys[0])
+            for operand in node.ins:
+                if isinstance(operand, Value):
+                    for axis, size in enumerate(operand.shape):
+                        if size != 1 and (operand.number, axis) not in linked:
+                            broken.add((operand.number, axis))
+        return unions, broken
+
+    def trace(self, boxes: Boxes) -> Recipe:
+        """The recipe for boxes of the outputs.
+
+        Its starts end with those of the constants' boxes.
+        """
+        demands = [
+            None if box is None else (value, box)
+            for value, box in zip(self.program.outputs, boxes, strict=True)
+        ]
+        recipe = trace_back(
+            self.backwards, self.rules, demands, self.stops, {}, versions=1
+        )
+        for value, box in recipe.reads:
+            if value in self.program.constants:
+                begin = tuple(start for start, _ in box)
+                recipe = recipe._replace(starts=recipe.starts + begin)
+        return recipe
+
+    def needs(self, recipe: Recipe) -> list[Box | None]:
+        """The boxes of the inputs that a recipe reads."""
+        read = dict(recipe.reads)
+        return [read.get(value) for value in self.program.inputs]
+
+    def run(
+        self, recipe: Recipe, wanted: Boxes, inputs: Sequence[Any], starts: Any
+    ) -> list[Any]:
+        """The wanted boxes of the outputs, from the boxes that `needs` said."""
+        values = [
+            value if box is not None else None
+            for value, box in zip(self.program.outputs, wanted, strict=True)
+        ]
+        given = dict(zip(self.program.inputs, inputs, strict=True))
+        given.update(self.program.constants)
+        place = sum(step.start_count for step in recipe.static.steps)
+        reads = []
+        for value, box in recipe.reads:
+            read = given[value]
+            if value in self.program.constants:
+                begin = [starts[place + k] for k in range(len(box))]
+                place += len(box)
+                read = lax.dynamic_slice(jnp.asarray(read), begin, shape_of(box))
+            reads.append(read)
+        return emit(recipe.static, self.nodes, self.rules, values)(reads, starts)
+
+
+class Frozen:
+    """A static part that equal recipes share, and a recipe to run it with."""
+
+    def __init__(self, key: Any, content: Any) -> None:
+        self.key, self.content = key, content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frozen) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class Inner:
+    """What the rules of loops and branches share.
+
+    ``signature`` names, per operand and result, the axes that are one loop.
+    """
+
+    cheap = False
+    complete: frozenset[int] = frozenset()
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.ins: list[list[Any]] = [[None] * len(s) for s in node.in_shapes]
+        self.outs: list[list[Any]] = [[None] * len(s) for s in node.out_shapes]
+
+    def name_loops(
+        self,
+        body: Body,
+        pairs: Sequence[tuple[int, int]],
+        ins: Mapping[int, tuple[int, int]],
+        outs: Mapping[int, tuple[int, int]],
+    ) -> None:
+        """Names the axes that the body treats index by index.
+
+        Args:
+          body: the body.
+          pairs: (output, input) of the body that are carried.
+          ins: input of the body -> (operand, axes that the operand has in front).
+          outs: output of the body -> (result, axes that the result has in front).
+        """
+        unions, broken = body.loops()
+        inputs, outputs = body.program.inputs, body.program.outputs
+        for out, into in pairs:
+            value = outputs[out]
+            for axis in range(len(inputs[into].shape)):
+                key = inputs[into].number, axis
+                if isinstance(value, Value):
+                    unions.unite((value.number, axis), key)
+        bad = {unions.find(key) for key in broken}
+        for operands, places, names in (
+            (inputs, ins, self.ins),
+            (outputs, outs, self.outs),
+        ):
+            for k, (number, front) in places.items():
+                operand = operands[k]
+                if not isinstance(operand, Value):
+                    continue
+                for axis in range(len(operand.shape)):
+                    root = unions.find((operand.number, axis))
+                    if root not in bad:
+                        names[number][axis + front] = root
+
+    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+        found: dict[Any, list[Points]] = {}
+        lost = []
+        for axes, row in zip(self.ins, cuts, strict=True):
+            for name, cut in zip(axes, row, strict=True):
+                if name is not None:
+                    found.setdefault(name, []).append(cut)
+                elif cut.at:
+                    lost.append(Lost(cut.origins, MIXED))
+        met = {name: meet(row) for name, row in found.items()}
+        return Forward(
+            [[met.get(name, UNCUT) for name in axes] for axes in self.outs], {}, lost
+        )
+
+    def links(self) -> list[list[Link]]:
+        groups: dict[Any, list[Link]] = {}
+        for side, operands in (("in", self.ins), ("out", self.outs)):
+            for k, axes in enumerate(operands):
+                for axis, name in enumerate(axes):
+                    if name is not None:
+                        groups.setdefault(name, []).append(Link(side, k, axis))
+        return list(groups.values())
+
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        return []
+
+    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
+        return nothing_passes(combiner, pending)
+
+
+def hulls(a: Boxes, b: Boxes) -> list[Box | None]:
+    return [hull_of(pair) for pair in zip(a, b, strict=True)]
+
+
+def fit(values: list[Any], needs: Boxes, given: Boxes) -> list[Any]:
+    """Cuts carried boxes down to what the body reads of them."""
+    fitted = list(values)
+    for k, outer in enumerate(given):
+        inner = needs[k]
+        if inner is not None and outer is not None and inner != outer:
+            begin = [a[0] - b[0] for a, b in zip(inner, outer, strict=True)]
+            stop = [a[1] - b[0] for a, b in zip(inner, outer, strict=True)]
+            fitted[k] = lax.slice(values[k], begin, stop)
+    return fitted
+
+
+def parts(results: list[Any], parts: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
+    rest = iter(starts)
+    for k, part in enumerate(parts):
+        if part is not None:
+            offsets = [next(rest) for _ in part]
+            results[k] = lax.dynamic_slice(results[k], offsets, part)
+    return results
+
+
+def as_carried(value: Any, aval: Any) -> Any:
+    """The value with the dtype of what is carried; literals may have another."""
+    if is_key(aval):
+        return value
+    return lax.convert_element_type(value, aval.dtype)
+
+
+def fits(needs: Boxes, carry: Boxes) -> Any:
+    """Where the boxes that a body reads lie in those that are carried."""
+    inner = needs[len(needs) - len(carry) :]
+    return tuple(
+        None
+        if a is None or b is None
+        else tuple((x[0] - y[0], x[1] - y[0]) for x, y in zip(a, b, strict=True))
+        for a, b in zip(inner, carry, strict=True)
+    )

@@ -1,0 +1,107 @@
+"""The rule of ``cond``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from shardmap.plan.engine.nodes import Calls, Node
+from shardmap.plan.engine.propagate import Unions
+from shardmap.plan.engine.recipe import Recipe
+from shardmap.plan.engine.rules import Factor, Need, RuleTable
+from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of, whole
+from shardmap.plan.lax.control.body import (
+    Body,
+    Boxes,
+    Frozen,
+    Inner,
+    as_carried,
+    fit,
+    fits,
+)
+
+
+class Cond(Inner):
+    """``cond``: each operand in the hull of what the branches need."""
+
+    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
+        super().__init__(node)
+        self.bodies = [Body(jaxpr, table, calls) for jaxpr in node.params["branches"]]
+        named = []
+        for body in self.bodies:
+            self.name_loops(
+                body,
+                [],
+                {k: (k + 1, 0) for k in range(len(node.ins) - 1)},
+                {k: (k, 0) for k in range(len(node.outs))},
+            )
+            named.append((self.ins, self.outs))
+            self.ins = [[None] * len(s) for s in node.in_shapes]
+            self.outs = [[None] * len(s) for s in node.out_shapes]
+        self._agree(named)
+
+    def _agree(self, named: Sequence[Any]) -> None:
+        """Keeps the loops that are named in every branch."""
+        unions = Unions()
+        broken = set()
+        for ins, outs in named:
+            first: dict[Any, Any] = {}
+            for k, axes in enumerate([*ins, *outs]):
+                for axis, name in enumerate(axes):
+                    key = (k, axis)
+                    if name is None:
+                        broken.add(key)
+                    else:
+                        unions.unite(first.setdefault(name, key), key)
+        bad = {unions.find(key) for key in broken if key[0] > 0}
+        count = len(self.ins)
+        for k, axes in enumerate([*self.ins, *self.outs]):
+            target = self.ins[k] if k < count else self.outs[k - count]
+            for axis in range(len(axes)):
+                root = unions.find((k, axis))
+                if k and root not in bad:
+                    target[axis] = root
+
+    def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
+        recipes = [body.trace(boxes) for body in self.bodies]
+        each = [b.needs(r) for b, r in zip(self.bodies, recipes, strict=True)]
+        needed = [hull_of(row) for row in zip(*each, strict=True)]
+        starts = [start for recipe in recipes for start in recipe.starts]
+        key = (
+            tuple(recipe.static for recipe in recipes),
+            tuple(None if box is None else shape_of(box) for box in needed),
+            tuple(fits(row, needed) for row in each),
+        )
+        content = (recipes, each, needed, boxes)
+        index: Box = whole(self.node.in_shapes[0])
+        return Need((index, *needed), Frozen(key, content), tuple(starts))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        recipes, each, needed, boxes = static.content
+        index, *operands = values
+        position = 0
+        branches = []
+        for body, recipe, needs in zip(self.bodies, recipes, each, strict=True):
+            own = starts[position : position + len(recipe.starts)]
+            position += len(recipe.starts)
+
+            def branch(
+                *operands: Any,
+                body: Body = body,
+                recipe: Recipe = recipe,
+                needs: Boxes = needs,
+                own: Sequence[Any] = own,
+            ) -> list[Any]:
+                inputs = fit(list(operands), needs, needed)
+                outs = body.run(recipe, boxes, inputs, own)
+                return [
+                    as_carried(o, out.aval)
+                    for o, out in zip(outs, self.node.outs, strict=True)
+                    if o is not None
+                ]
+
+            branches.append(branch)
+        made = iter(lax.switch(index, branches, *operands))
+        return [None if box is None else next(made) for box in boxes]

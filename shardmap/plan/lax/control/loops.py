@@ -1,0 +1,262 @@
+"""Rules of ``scan`` and ``while``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from shardmap.plan.engine.nodes import Calls, Node
+from shardmap.plan.engine.rules import Factor, Need, RuleTable
+from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of, whole
+from shardmap.plan.lax.control.body import (
+    Body,
+    Boxes,
+    Frozen,
+    Inner,
+    as_carried,
+    fit,
+    fits,
+    hulls,
+    parts,
+)
+
+
+class Scan(Inner):
+    """``scan``: consts, carries, and a leading axis that is run along."""
+
+    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
+        super().__init__(node)
+        params = node.params
+        if "num_consts" in params:
+            self.consts, self.carries = params["num_consts"], params["num_carry"]
+        else:
+            sections = params["ft_in"].unpack()
+            self.consts, self.carries = (len(list(part.vals)) for part in sections[:2])
+        self.body = Body(params["jaxpr"], table, calls)
+        first = self.consts + self.carries
+        self.name_loops(
+            self.body,
+            [(k, self.consts + k) for k in range(self.carries)],
+            {k: (k, int(k >= first)) for k in range(len(node.ins))},
+            {k: (k, int(k >= self.carries)) for k in range(len(node.outs))},
+        )
+        if not self.carries:
+            for axes in (*self.ins[first:], *self.outs):
+                axes[0] = "along"
+
+    def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
+        carry = list(boxes[: self.carries])
+        rows = boxes[self.carries :]
+        along = (0, self.node.params["length"])
+        if not self.carries:
+            spans = [box[:1] for box in rows if box is not None]
+            span = hull_of(spans)
+            assert span is not None
+            [along] = span
+        inner: list[Box | None] = [None if box is None else box[1:] for box in rows]
+        while True:
+            recipe = self.body.trace([*carry, *inner])
+            needs = self.body.needs(recipe)
+            entering = needs[self.consts : self.consts + self.carries]
+            grown = hulls(carry, entering)
+            if grown == carry:
+                break
+            carry = grown
+        # A carried box that the body does not read still enters as it leaves.
+        needed = [*needs[: self.consts], *carry]
+        for box in needs[self.consts + self.carries :]:
+            needed.append(None if box is None else (along, *box))
+        pieces: list[Any] = []
+        starts = list(recipe.starts)
+        made = [*carry, *[None if b is None else (along, *b) for b in inner]]
+        for asked, full in zip(boxes, made, strict=True):
+            part = None
+            if asked is not None and full is not None and asked != full:
+                part = shape_of(asked)
+                starts += [a[0] - b[0] for a, b in zip(asked, full, strict=True)]
+            pieces.append(part)
+        shapes = tuple(None if box is None else shape_of(box) for box in needed)
+        kept = tuple(None if box is None else shape_of(box) for box in made)
+        inside = fits(needs[: self.consts + self.carries], carry)
+        key = (
+            recipe.static,
+            along[1] - along[0],
+            shapes,
+            (kept, inside),
+            tuple(pieces),
+        )
+        content = recipe, [(*carry, *inner), needs]
+        return Need(tuple(needed), Frozen(key, content), tuple(starts))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        _, length, _, _, pieces = static.key
+        recipe, (wanted, needs) = static.content
+        own = starts[: len(recipe.starts)]
+        first = self.consts + self.carries
+        consts, entering, rows = (
+            values[: self.consts],
+            values[self.consts : first],
+            values[first:],
+        )
+        live = [k for k in range(self.carries) if wanted[k] is not None]
+
+        def body(carried: Any, row: Any) -> Any:
+            inputs: list[Any] = [None] * len(values)
+            inputs[: self.consts] = consts
+            for k, value in zip(live, carried, strict=True):
+                inputs[self.consts + k] = value
+            given = iter(row)
+            for k in range(first, len(values)):
+                if needs[k] is not None:
+                    inputs[k] = next(given)
+            inputs = fit(
+                inputs, needs, [*needs[: self.consts], *wanted[: self.carries]]
+            )
+            outs = self.body.run(recipe, wanted, inputs, own)
+            leaving = [as_carried(outs[k], avals[k]) for k in live]
+            return leaving, [o for o in outs[self.carries :] if o is not None]
+
+        avals = [out.aval for out in self.node.outs]
+        initial = [as_carried(entering[k], avals[k]) for k in live]
+        final, stacked = lax.scan(
+            body,
+            initial,
+            [
+                row
+                for row, box in zip(rows, needs[first:], strict=True)
+                if box is not None
+            ],
+            length=length,
+            reverse=self.node.params["reverse"],
+            unroll=self.node.params["unroll"],
+        )
+        results: list[Any] = [None] * len(wanted)
+        for k, value in zip(live, final, strict=True):
+            results[k] = value
+        rest = iter(stacked)
+        for k in range(self.carries, len(wanted)):
+            if wanted[k] is not None:
+                results[k] = next(rest)
+        return parts(results, pieces, starts[len(recipe.starts) :])
+
+
+class While(Inner):
+    """``while``: the condition decides for all that is carried.
+
+    A mapped loop has a condition with leading axes, which its carried values share; an
+    element whose condition is false stays as it is.
+    """
+
+    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
+        super().__init__(node)
+        params = node.params
+        self.test = Body(params["cond_jaxpr"], table, calls)
+        self.body = Body(params["body_jaxpr"], table, calls)
+        self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
+        self.front = self.tests + self.consts
+        self.rank = len(self.test.program.outputs[0].shape)
+        carries = len(node.outs)
+        consts = {k: (self.tests + k, 0) for k in range(self.consts)}
+        entering = {self.consts + k: (self.front + k, 0) for k in range(carries)}
+        self.name_loops(
+            self.body,
+            [(k, self.consts + k) for k in range(carries)],
+            consts | entering,
+            {k: (k, 0) for k in range(carries)},
+        )
+        self._name_condition()
+
+    def _name_condition(self) -> None:
+        shape = self.test.program.outputs[0].shape
+        looked = self.test.needs(self.test.trace([whole(shape)]))
+        shared = {
+            name: k for out in self.outs for k, name in enumerate(out[: self.rank])
+        }
+        gone = set()
+        for k, out in enumerate(self.outs):
+            if looked[self.tests + k] is not None:
+                gone |= {*out[self.rank :]} - {None}
+        for axes in (*self.ins, *self.outs):
+            axes[:] = [
+                None
+                if name in gone or name is None
+                else ("mapped", shared[name])
+                if name in shared
+                else name
+                for name in axes
+            ]
+
+    def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
+        carry = list(boxes)
+        while True:
+            before = list(carry)
+            lead = hull_of(box[: self.rank] for box in carry if box is not None)
+            assert lead is not None
+            test = self.test.trace([lead])
+            looked = self.test.needs(test)
+            carry = hulls(carry, looked[self.tests :])
+            carry = [box and (*lead, *box[self.rank :]) for box in carry]
+            recipe = self.body.trace(carry)
+            needs = self.body.needs(recipe)
+            carry = hulls(carry, needs[self.consts :])
+            if carry == before:
+                break
+        needed = (*looked[: self.tests], *needs[: self.consts], *carry)
+        pieces: list[Any] = []
+        starts = [*test.starts, *recipe.starts]
+        for asked, full in zip(boxes, carry, strict=True):
+            part = None
+            if asked is not None and full is not None and asked != full:
+                part = shape_of(asked)
+                starts += [a[0] - b[0] for a, b in zip(asked, full, strict=True)]
+            pieces.append(part)
+        shapes = tuple(None if box is None else shape_of(box) for box in needed)
+        inside = fits(needs, carry), fits(looked, carry)
+        key = (test.static, recipe.static, shapes, tuple(pieces), inside)
+        content = (test, recipe, tuple(carry), looked, needs, lead)
+        return Need(needed, Frozen(key, content), tuple(starts))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        pieces = static.key[3]
+        test, recipe, carry, looked, needs, lead = static.content
+        count = len(test.starts)
+        first, second = starts[:count], starts[count : count + len(recipe.starts)]
+        live = [k for k, box in enumerate(carry) if box is not None]
+        avals = [out.aval for out in self.node.outs]
+
+        def spread(carried: Any, consts: Sequence[Any], boxes: Any) -> list[Any]:
+            inputs: list[Any] = [None] * len(carry)
+            for k, value in zip(live, carried, strict=True):
+                inputs[k] = value
+            given = [*boxes[: len(consts)], *carry]
+            return fit([*consts, *inputs], boxes, given)
+
+        def goes_on(carried: Any) -> Any:
+            inputs = spread(carried, values[: self.tests], looked)
+            return self.test.run(test, [lead], inputs, first)[0]
+
+        def body(carried: Any) -> Any:
+            inputs = spread(carried, values[self.tests : self.front], needs)
+            outs = self.body.run(recipe, carry, inputs, second)
+            new = [as_carried(outs[k], avals[k]) for k in live]
+            if not self.rank:
+                return new
+            mask = goes_on(carried)
+            return [
+                lax.select(lax.broadcast_in_dim(mask, a.shape, range(self.rank)), a, b)
+                for a, b in zip(new, carried, strict=True)
+            ]
+
+        final = lax.while_loop(
+            lambda carried: goes_on(carried).any() if self.rank else goes_on(carried),
+            body,
+            [as_carried(values[self.front + k], avals[k]) for k in live],
+        )
+        results: list[Any] = [None] * len(carry)
+        for k, value in zip(live, final, strict=True):
+            results[k] = value
+        return parts(results, pieces, starts[count + len(recipe.starts) :])

@@ -1,0 +1,107 @@
+"""The rule of a map inside a plan.
+
+Without collectives over its axis the elements of a map are independent, and each shard
+maps its own. With them, every shard maps all elements and cuts what else it can.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from shardmap.plan.engine.nodes import Calls, Node
+from shardmap.plan.engine.rules import Factor, Need, RuleTable
+from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
+from shardmap.plan.lax.control.body import Body, Boxes, Frozen, Inner, parts
+
+
+class Mapped(Inner):
+    """``spmap``: the mapped axis, and the axes of its body."""
+
+    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
+        super().__init__(node)
+        params = node.params
+        self.in_axes, self.out_axes = params["in_axes"], params["out_axes"]
+        self.size, self.name = params["axis_size"], params["axis_name"]
+        self.independent = not params["call_jaxpr"].effects
+        self.body = Body(params["call_jaxpr"], table, calls)
+        self.name_loops(
+            self.body,
+            [],
+            {k: (k, 0) for k in range(len(node.ins))},
+            {k: (k, 0) for k in range(len(node.outs))},
+        )
+        for names, axes in ((self.ins, self.in_axes), (self.outs, self.out_axes)):
+            for row, axis in zip(names, axes, strict=True):
+                if axis is not None:
+                    row.pop()
+                    row.insert(axis, "elements" if self.independent else None)
+
+    def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
+        along = (0, self.size)
+        if self.independent:
+            spans = [
+                (box[axis],)
+                for box, axis in zip(boxes, self.out_axes, strict=True)
+                if box is not None and axis is not None
+            ]
+            [along] = hull_of(spans) or [(0, 1)]
+        inner = [
+            None if box is None else _without(box, axis)
+            for box, axis in zip(boxes, self.out_axes, strict=True)
+        ]
+        recipe = self.body.trace(inner)
+        needs = self.body.needs(recipe)
+        needed = tuple(
+            None if box is None else _with(box, axis, along)
+            for box, axis in zip(needs, self.in_axes, strict=True)
+        )
+        starts = list(recipe.starts)
+        pieces: list[Any] = []
+        for asked, one, axis in zip(boxes, inner, self.out_axes, strict=True):
+            part = None
+            if asked is not None and one is not None:
+                full = _with(one, axis, along)
+                if full != asked:
+                    part = shape_of(asked)
+                    starts += [a[0] - b[0] for a, b in zip(asked, full, strict=True)]
+            pieces.append(part)
+        shapes = tuple(None if box is None else shape_of(box) for box in needed)
+        key = (recipe.static, along[1] - along[0], shapes, tuple(pieces))
+        return Need(needed, Frozen(key, (recipe, inner)), tuple(starts))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        _, size, _, pieces = static.key
+        recipe, inner = static.content
+        own = starts[: len(recipe.starts)]
+
+        def element(*inputs: Any) -> Any:
+            outs = self.body.run(recipe, inner, inputs, own)
+            return [out for out in outs if out is not None]
+
+        axes = [
+            None if value is None else axis
+            for value, axis in zip(values, self.in_axes, strict=True)
+        ]
+        mapped = jax.vmap(element, axes, 0, axis_name=self.name, axis_size=size)
+        made = iter(mapped(*values))
+        results: list[Any] = []
+        for box, axis in zip(inner, self.out_axes, strict=True):
+            if box is None:
+                results.append(None)
+            elif axis is None:
+                results.append(lax.index_in_dim(next(made), 0, keepdims=False))
+            else:
+                results.append(jax.numpy.moveaxis(next(made), 0, axis))
+        return parts(results, pieces, starts[len(recipe.starts) :])
+
+
+def _without(box: Box, axis: int | None) -> Box:
+    return box if axis is None else (*box[:axis], *box[axis + 1 :])
+
+
+def _with(box: Box, axis: int | None, interval: Interval) -> Box:
+    return box if axis is None else (*box[:axis], interval, *box[axis:])

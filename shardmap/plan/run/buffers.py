@@ -1,0 +1,89 @@
+"""Where results of shards are put together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap.plan.engine.keys import data_aval, is_key
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.slices import Box, slices
+
+COMBINE: Mapping[str, Any] = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def identity(combiner: str, dtype: Any) -> Any:
+    """What changes nothing when it is combined."""
+    dtype = np.dtype(dtype)
+    if combiner in ("add", "or", "xor"):
+        return np.zeros((), dtype)
+    if combiner == "mul":
+        return np.ones((), dtype)
+    if dtype.kind == "b":
+        return np.array(combiner in ("and", "min"))
+    if combiner == "and":
+        return np.array(-1).astype(dtype)
+    if jax.numpy.issubdtype(dtype, np.inexact):
+        return np.array(np.inf if combiner == "min" else -np.inf).astype(dtype)
+    limits = np.iinfo(dtype)
+    return np.array(limits.max if combiner == "min" else limits.min, dtype)
+
+
+def new_buffer(value: Value, combiner: str) -> np.ndarray:
+    aval = data_aval(value.aval)
+    if combiner == "insert":
+        return np.zeros(aval.shape, aval.dtype)
+    return np.full(aval.shape, identity(combiner, aval.dtype), aval.dtype)
+
+
+def put(buffer: Any, box: Box, combiner: str, part: Any) -> None:
+    """Writes a shard's result into anything with ``__getitem__``, ``__setitem__``."""
+    index: Any = slices(box)
+    part = np.asarray(part)
+    if combiner != "insert":
+        part = COMBINE[combiner](np.asarray(buffer[index]), part)
+    if not index and not isinstance(buffer, np.ndarray):
+        index = ()
+    buffer[index] = part
+
+
+def start_dtype(starts: Sequence[int]) -> Any:
+    if all(abs(start) < 2**31 for start in starts):
+        return np.int32
+    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError("a shard starts behind 2**31 elements: enable x64 in JAX")
+    return np.int64
+
+
+def holds(array: Any, dtype: Any) -> bool:
+    """Whether JAX would see this type in an array-like, or this number has it."""
+    if isinstance(array, bool | int | float | complex):
+        return bool(np.can_cast(type(array), dtype, "same_kind"))
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return bool(array.dtype == dtype)
+    return bool(jax.dtypes.canonicalize_dtype(array.dtype) == dtype)
+
+
+def read_box(array: Any, box: Box, aval: Any) -> Any:
+    """A box of an array-like, as NumPy or JAX array of the aval's dtype."""
+    part = array
+    if box:
+        index: Any = slices(box)
+        is_whole = all(b == (0, size) for b, size in zip(box, aval.shape, strict=True))
+        part = array if is_whole and hasattr(array, "nbytes") else array[index]
+    if is_key(aval):
+        if not jax.numpy.issubdtype(part.dtype, jax.dtypes.prng_key):
+            return part  # Stored as bits already.
+        return jax.random.key_data(part)
+    if isinstance(part, jax.Array):
+        return part
+    return np.asarray(part, aval.dtype)

@@ -1,0 +1,288 @@
+"""Running a plan: here, in threads, in other processes.
+
+Whatever runs the shards, their results are put together in the order of the shards, so
+that the same plan gives the same bytes each time.
+"""
+
+import collections
+import contextlib
+import importlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+)
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from shardmap.plan.engine.keys import data_aval, itemsize
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.slices import shape_of
+from shardmap.plan.run.checkpoint import Checkpoint
+from shardmap.plan.run.remote import exported, run_exported
+from shardmap.plan.run.shards import Accumulator, Shard
+
+if TYPE_CHECKING:
+    from shardmap.plan.plan import ShardPlan
+
+READ_AHEAD = 2
+"""How many shards are read or computed at once in this process by default."""
+
+LARGE = 2**25
+"""From how many bytes on a shard is read only when the one before it is done."""
+
+
+class ShardError(RuntimeError):
+    """A shard failed for good. The cause is the last error."""
+
+
+def run(
+    plan: "ShardPlan",
+    args: tuple[Any, ...],
+    out: Any,
+    *,
+    executor: Executor | None,
+    max_in_flight: int | None,
+    progress: bool,
+    retries: int,
+    checkpoint: Any,
+) -> Any:
+    """See `ShardPlan.run`."""
+    leaves = plan.leaves(args)
+    places = outputs(plan, out)
+    if max_in_flight is not None and max_in_flight < 1:
+        raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
+    saved = None if checkpoint is None else Checkpoint(checkpoint, plan, leaves)
+    acc = Accumulator(plan, {value: array for value, array in places if value})
+    with contextlib.ExitStack() as stack:
+        work: _Work
+        if executor is None:
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            work = _Here(plan, leaves, acc, pool)
+            large = any(bytes_read(plan, k) > LARGE for k in range(len(plan.stages)))
+            ahead = max_in_flight or (1 if large else READ_AHEAD)
+        elif isinstance(executor, ThreadPoolExecutor):
+            work = _Threads(plan, leaves, acc, executor)
+            ahead = max_in_flight or 2 * (os.cpu_count() or 1)
+        else:
+            work = _Elsewhere(plan, leaves, acc, executor)
+            ahead = max_in_flight or 2 * (os.cpu_count() or 1)
+        step = stack.enter_context(_bar(plan, progress))
+        for number in range(len(plan.stages)):
+            shards = plan.stage_shards(number)
+            for shard, result in _in_order(shards, work, ahead, retries, saved):
+                acc.put(shard, result)
+                step()
+    return plan.finished(acc, places)
+
+
+def bytes_read(plan: "ShardPlan", stage: int) -> int:
+    """What the first shard of a stage reads."""
+    reads = plan.stages[stage].recipe(0)[1].reads
+    return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
+
+
+def outputs(plan: "ShardPlan", out: Any) -> list[tuple[Value | None, Any]]:
+    """Per output, its value and the array-like to put it in, if there is one.
+
+    Raises:
+      ValueError: ``out`` does not fit; all that is wrong is listed.
+    """
+    count = plan.out_tree.num_leaves
+    given: list[Any] = [None] * count
+    if out is not None:
+        given = jax.tree.leaves(out, is_leaf=lambda leaf: leaf is None)
+        if len(given) != count:
+            raise ValueError(
+                f"out has {len(given)} arrays, but the function returns {count}"
+            )
+    problems = []
+    found: list[tuple[Value | None, Any]] = []
+    taken = set()
+    for k, (operand, array) in enumerate(zip(plan.program.outputs, given, strict=True)):
+        if array is not None:
+            aval = data_aval(operand.aval)
+            shape, dtype = tuple(array.shape), np.dtype(array.dtype)
+            if shape != aval.shape or dtype != aval.dtype:
+                problems.append(
+                    f"* output {k} is {aval.dtype}{list(aval.shape)}, out has "
+                    f"{dtype}{list(shape)}"
+                )
+            elif isinstance(array, np.ndarray) and not array.flags.writeable:
+                problems.append(f"* out for output {k} is read-only")
+        first = isinstance(operand, Value) and operand not in taken
+        if isinstance(operand, Value) and array is not None and first:
+            taken.add(operand)
+            found.append((operand, array))
+        else:
+            found.append((None, array))
+    if problems:
+        raise ValueError("plan.run cannot write to out:\n" + "\n".join(problems))
+    return found
+
+
+def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Gives a thread this thread's settings of JAX that a shard depends on."""
+    x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def settings() -> Iterator[None]:
+        with jax.enable_x64(x64), jax.default_device(device):
+            yield
+
+    return settings
+
+
+class _Work:
+    """One way to get the result of a shard."""
+
+    def __init__(
+        self, plan: "ShardPlan", leaves: Sequence[Any], acc: Accumulator, executor: Any
+    ) -> None:
+        self.plan, self.leaves, self.acc = plan, leaves, acc
+        self.executor: Executor = executor
+        self.settings = _settings()
+
+    def read(self, shard: Shard) -> tuple[Any, ...]:
+        return self.plan.read(shard.recipe, self.leaves, self.acc.kept)
+
+    def submit(self, shard: Shard) -> Future:
+        raise NotImplementedError
+
+    def result(self, shard: Shard, future: Future) -> Any:
+        return future.result()
+
+
+class _Here(_Work):
+    """Reads and starts shards in a thread, while this one waits and writes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        devices = jax.local_devices()
+        # CPU devices share their cores: only one gets the work.
+        several = len(devices) > 1 and devices[0].platform != "cpu"
+        self.devices = itertools.cycle(devices if several else [None])
+
+    def submit(self, shard: Shard) -> Future:
+        return self.executor.submit(self.start, shard, next(self.devices))
+
+    def start(self, shard: Shard, device: Any) -> Any:
+        with self.settings():
+            args = self.read(shard)
+            if device is not None:
+                args = jax.device_put(args, device)
+            return shard.function(*args)
+
+    def result(self, shard: Shard, future: Future) -> Any:
+        return [np.asarray(part) for part in future.result()]
+
+
+class _Threads(_Work):
+    """Every thread reads, computes and waits for its shard."""
+
+    def submit(self, shard: Shard) -> Future:
+        return self.executor.submit(self.whole, shard)
+
+    def whole(self, shard: Shard) -> Any:
+        with self.settings():
+            return [np.asarray(part) for part in shard.function(*self.read(shard))]
+
+
+class _Elsewhere(_Work):
+    """Sends exported functions and NumPy arrays, which are read here."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.blobs: dict[Any, bytes] = {}
+
+    def submit(self, shard: Shard) -> Future:
+        args = tuple(np.asarray(arg) for arg in self.read(shard))
+        key = shard.stage, shard.recipe.static
+        if key not in self.blobs:
+            self.blobs[key] = exported(shard.function, args)
+        return self.executor.submit(run_exported, self.blobs[key], args)
+
+
+def _in_order(
+    shards: Sequence[Shard],
+    work: _Work,
+    ahead: int,
+    retries: int,
+    saved: Checkpoint | None,
+) -> Iterator[tuple[Shard, Any]]:
+    """The results of the shards, at most ``ahead`` of them under way."""
+    waiting: collections.deque[tuple[Shard, Future | None, Any]] = collections.deque()
+    numbers = iter(range(len(shards)))
+    try:
+        while True:
+            for number in itertools.islice(numbers, ahead - len(waiting)):
+                shard = shards[number]
+                done = None if saved is None else saved.load(shard)
+                future = _submitted(work, shard) if done is None else None
+                waiting.append((shard, future, done))
+            if not waiting:
+                return
+            shard, future, result = waiting.popleft()
+            if future is not None:
+                result = _result(shard, future, work, retries)
+                if saved is not None:
+                    saved.save(shard, result)
+            yield shard, result
+    finally:
+        for _, future, _ in waiting:
+            if future is not None:
+                future.cancel()
+
+
+def _result(shard: Shard, future: Future, work: _Work, retries: int) -> Any:
+    for attempt in itertools.count(1):
+        try:
+            return work.result(shard, future)
+        except BrokenExecutor as error:
+            raise ShardError(
+                f"the executor broke down while shard {shard.number} of stage "
+                f"{shard.stage} was under way ({error}); run again with a new one, "
+                "checkpoint= keeps what is done"
+            ) from error
+        except Exception as error:
+            if attempt > retries:
+                raise ShardError(
+                    f"shard {shard.number} of stage {shard.stage} failed "
+                    f"{attempt} times; it reads {shard.in_slices}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            future = _submitted(work, shard)
+    raise AssertionError
+
+
+def _submitted(work: _Work, shard: Shard) -> Future:
+    """A future of the shard, which also holds an error of reading or submitting."""
+    try:
+        return work.submit(shard)
+    except Exception as error:
+        failed: Future = Future()
+        failed.set_exception(error)
+        return failed
+
+
+@contextlib.contextmanager
+def _bar(plan: "ShardPlan", progress: bool) -> Iterator[Callable[[], Any]]:
+    if not progress:
+        yield lambda: None
+        return
+    try:
+        tqdm = importlib.import_module("tqdm")
+    except ImportError as error:
+        raise ImportError(
+            "progress=True needs the package tqdm: pip install tqdm"
+        ) from error
+    with tqdm.tqdm(total=plan.num_shards, unit="shard") as bar:
+        yield bar.update

@@ -1,0 +1,328 @@
+"""What JAX's type checker says about our equations, and about those we change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+from shardmap._jax.typechecks import bound_axis, check_jaxpr
+from shardmap.map.collectives.rules import split_collectives
+from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.collectives.vectorizing import vectorizable
+from shardmap.map.lowering.blocks import _cut
+from shardmap.map.lowering.effects import call_for_each
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+
+X = np.arange(8, dtype=np.float32)
+AXIS = SplitAxis("i", 8, (), 1, 8)
+
+
+@pytest.fixture(autouse=True)
+def _checked():
+    with jax.enable_checks(True):
+        yield
+
+
+def center(v):
+    return v - lax.pmean(v, "i")
+
+
+def scanned(v):
+    return lax.scan(lambda c, _: (c + lax.psum(v, "i"), None), v, None, length=3)[0]
+
+
+def looped(v):
+    return lax.while_loop(
+        lambda s: s[0] < 3,
+        lambda s: (s[0] + 1, s[1] + lax.psum(s[1], "i")),
+        (np.int32(0), v),
+    )[1]
+
+
+def branched(v):
+    return lax.cond(lax.psum(v, "i") > 0, center, lambda v: -v, v)
+
+
+@jax.custom_jvp
+def with_jvp(v):
+    return v * lax.psum(v, "i")
+
+
+@with_jvp.defjvp
+def _with_jvp(primals, tangents):
+    (v,), (t,) = primals, tangents
+    return with_jvp(v), t * lax.psum(v, "i") + v * lax.psum(t, "i")
+
+
+@jax.custom_vjp
+def with_vjp(v):
+    return v * lax.psum(v, "i")
+
+
+with_vjp.defvjp(
+    lambda v: (with_vjp(v), v),
+    lambda v, ct: (ct * lax.psum(v, "i") + lax.psum(ct * v, "i"),),
+)
+
+
+def gathered(v):
+    return lax.all_gather(v, "i").sum() + lax.axis_index("i").astype(v.dtype)
+
+
+def tapped(v):
+    return sm.tap(lambda _: None, v) * lax.psum(v, "i")
+
+
+def tapped_in_scan(v):
+    return lax.scan(lambda c, _: (tapped(c) / 100, None), v, None, length=2)[0]
+
+
+def partitioned(v):
+    rows = sm.with_sharding_constraint(v * np.ones((4, 2), np.float32), (2, 1))
+    return rows.sum() + lax.psum(v, "i")
+
+
+def nested(v):
+    return sm.spmap(lambda w: w * lax.psum(w + v, ("i", "j")), "j")(
+        v * np.ones(3, np.float32)
+    ).sum()
+
+
+def nested_scan(v):
+    def step(c, _):
+        mapped = sm.spmap(lambda w: w + lax.psum(w, ("i", "j")), "j")
+        return mapped(c * np.ones(2, np.float32)).sum() / 100, None
+
+    return lax.scan(step, v, None, length=2)[0]
+
+
+ELEMENTS = [
+    *(center, scanned, looped, branched, with_jvp, with_vjp, gathered),
+    *(jax.jit(center), jax.checkpoint(scanned), tapped, tapped_in_scan),
+    *(partitioned, nested, nested_scan),
+]
+NAMES = [getattr(f, "__name__", "with_" + type(f).__name__) for f in ELEMENTS]
+
+
+TRANSFORMATIONS = {
+    "grad": lambda mapped: jax.grad(lambda x: mapped(x).sum()),
+    "vmap": lambda mapped: lambda x: jax.vmap(mapped, in_axes=1)(jnp.stack([x, x], 1)),
+    "checkpoint": lambda mapped: jax.grad(lambda x: jax.checkpoint(mapped)(x).sum()),
+    "scan": lambda mapped: (
+        lambda x: lax.scan(lambda c, _: (mapped(c) / 100, None), x, None, length=2)[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [4, 11])
+@pytest.mark.parametrize(
+    ("fun", "transformation"),
+    [
+        pytest.param(fun, transformation, id=f"{name}-{transformation}")
+        for fun, name in zip(ELEMENTS, NAMES, strict=True)
+        for transformation in TRANSFORMATIONS
+        # JAX does not differentiate a while loop backwards.
+        if fun is not looped or transformation in ("vmap", "scan")
+    ],
+)
+def test_programs_of_maps_are_well_typed(fun, transformation, size):
+    x = np.linspace(0.5, 1, size, dtype=np.float32)
+    manual, spmd = (
+        jax.jit(TRANSFORMATIONS[transformation](sm.spmap(fun, "i", lowering=lowering)))
+        for lowering in ("manual", "spmd")
+    )
+    check_jaxpr(jax.make_jaxpr(manual)(x).jaxpr)
+    np.testing.assert_allclose(manual(x), spmd(x), rtol=2e-5)
+
+
+# Planted faults
+
+
+def traced(fun, *args):
+    """A jaxpr of one equation, and the equation."""
+    jaxpr = jax.make_jaxpr(fun)(*args).jaxpr
+    (equation,) = jaxpr.eqns
+    return jaxpr, equation
+
+
+def with_params(**changed):
+    def change(equation):
+        params = {
+            name: value(equation.params[name]) if callable(value) else value
+            for name, value in changed.items()
+        }
+        return equation.replace(params=equation.params | params)
+
+    return change
+
+
+def with_other_result(equation):
+    """With a result of another shape."""
+    aval = jax.typeof(X[:3])
+    return equation.replace(outvars=[type(v)(aval) for v in equation.outvars])
+
+
+BODY = jax.make_jaxpr(center, axis_env=[("i", 8)])(np.float32(0)).jaxpr
+OTHER_BODY = jax.make_jaxpr(center, axis_env=[("i", 8)])(X).jaxpr
+EFFECT_OF_J = jax.make_jaxpr(lambda v: lax.psum(v, "j"), axis_env=[("j", 2)])(X).effects
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (with_params(axis_size=9), "does not have 9 elements"),
+        (with_params(in_axes=(1,)), "mapped at 1 does not have 8 elements"),
+        (with_params(in_axes=(None,)), r"gives float32\[8\], but call_jaxpr takes"),
+        (with_params(in_axes=(0, 0)), "has 1 operands, but there are 2 axes"),
+        (with_params(out_axes=()), "has 1 results, but there are 0 axes"),
+        (with_params(out_axes=(None,)), "inconsistently typed as f32"),
+        (with_params(call_jaxpr=OTHER_BODY), r"but call_jaxpr takes float32\[8\]"),
+        (
+            with_params(call_jaxpr=lambda body: body.replace(eqns=body.eqns[:-1])),
+            "not defined",
+        ),
+        (
+            with_params(
+                call_jaxpr=lambda body: body.replace(
+                    eqns=[*body.eqns[:-1], with_other_result(body.eqns[-1])]
+                )
+            ),
+            "inconsistently typed",
+        ),
+        (with_params(mesh_jaxpr=BODY.replace(eqns=[])), "not defined"),
+        (
+            lambda e: e.replace(outvars=[type(e.outvars[0])(jax.typeof(X[:3]))]),
+            "binder",
+        ),
+        (lambda e: e.replace(effects=EFFECT_OF_J), "Inferred effects do not match"),
+    ],
+)
+def test_an_ill_typed_map_is_refused(change, said):
+    jaxpr, equation = traced(sm.spmap(center, "i"), X)
+    check_jaxpr(jaxpr)
+    changed = change(equation)
+    planted = jaxpr.replace(eqns=[changed], outvars=changed.outvars)
+    with pytest.raises(TypeError, match=said):
+        check_jaxpr(planted)
+
+
+@pytest.mark.parametrize(
+    ("fun", "change", "said"),
+    [
+        (lambda x: sm.tap(print, x), lambda e: e.replace(effects=set()), "not match"),
+        (
+            lambda x: sm.with_sharding_constraint(x, (2,)),
+            with_other_result,
+            "inconsistently typed",
+        ),
+        (
+            lambda x: sm.with_sharding_constraint(x, (2,)),
+            with_params(mesh_jaxpr=BODY.replace(eqns=[])),
+            "not defined",
+        ),
+    ],
+)
+def test_an_ill_typed_tap_or_constraint_is_refused(fun, change, said):
+    jaxpr, equation = traced(fun, X)
+    check_jaxpr(jaxpr)
+    changed = change(equation)
+    with pytest.raises(TypeError, match=said):
+        check_jaxpr(jaxpr.replace(eqns=[changed]))
+
+
+def test_an_axis_that_no_map_binds_is_refused():
+    jaxpr, equation = traced(sm.spmap(center, "i"), X)
+    renamed = equation.replace(params=equation.params | {"axis_name": "j"})
+    with pytest.raises(NameError, match="unbound axis name: i"):
+        check_jaxpr(jaxpr.replace(eqns=[renamed]))
+
+
+def test_any_map_primitive_is_checked():
+    primitive = sm.MapPrimitive("of_one_s_own")
+    jaxpr, equation = traced(sm.spmap(center, "i"), X)
+    own = equation.replace(primitive=primitive)
+    check_jaxpr(jaxpr.replace(eqns=[own]))
+    own = own.replace(params=own.params | {"axis_size": 9})
+    with pytest.raises(TypeError, match="does not have 9 elements"):
+        check_jaxpr(jaxpr.replace(eqns=[own]))
+
+
+# What stands in for equations while a block is traced
+
+
+def in_scan(fun):
+    return lambda v: lax.scan(lambda c, _: (fun(c), None), v, None, length=2)[0]
+
+
+def spoiled(jaxpr):
+    """With a first equation whose result has another shape, or whose effect is gone."""
+    first, *rest = jaxpr.eqns
+    outvars = [type(v)(jax.typeof(X[:5])) for v in first.outvars]
+    return jaxpr.replace(eqns=[first.replace(outvars=outvars, effects=set()), *rest])
+
+
+def grouped(v):
+    return lax.all_to_all(v, "k", 0, 0, axis_index_groups=[[0, 1], [2, 3]], tiled=True)
+
+
+def numbered(v):
+    return lax.axis_index("i") + v.astype(np.int32)
+
+
+def split(jaxpr):
+    return split_collectives(jaxpr, AXIS)
+
+
+@pytest.mark.parametrize("scans", [False, True])
+@pytest.mark.parametrize(
+    ("fun", "change"),
+    [
+        (lambda v: lax.psum(v, "i"), split),
+        (lambda v: lax.pmax(v, ("k", "i")), split),
+        (lambda v: numbered(v).astype(v.dtype), split),
+        (grouped, lambda jaxpr: vectorizable(jaxpr, "i", 8)),
+        (lambda v: sm.tap(lambda _: None, v), lambda j: call_for_each(j, AXIS)),
+    ],
+    ids=["psum", "pmax", "axis_index", "grouped", "tap"],
+)
+def test_what_stands_in_for_equations_is_checked(fun, change, scans):
+    v = np.zeros(8, np.float32)
+    axes = [("i", 8), ("k", 4)]
+    traced = jax.make_jaxpr(in_scan(fun) if scans else fun, axis_env=axes)(v)
+    jaxpr = change(traced.jaxpr)
+    with bound_axis("k", 4):
+        check_jaxpr(jaxpr)
+        if scans:  # JAX does not look into them.
+            jaxpr = jaxpr.eqns[0].params["jaxpr"].jaxpr
+            check_jaxpr(jaxpr)
+        with pytest.raises(TypeError, match=r"inconsistently typed|do not match"):
+            check_jaxpr(spoiled(jaxpr))
+
+
+def test_renaming_an_axis_renames_its_effects():
+    jaxpr = jax.make_jaxpr(in_scan(center), axis_env=[("i", 8)])(X).jaxpr
+
+    def change(equation, shadowed):
+        if "axes" not in equation.params:
+            return equation
+        return equation.replace(params=equation.params | {"axes": ("k",)})
+
+    renamed = rewrite_jaxpr(jaxpr, "i", change, renamed=("k",))
+    with bound_axis("k", 8):
+        check_jaxpr(renamed)
+    assert {effect.name for effect in renamed.effects} == {"k"}
+
+
+def test_the_parts_of_a_function_that_is_looped_over_are_well_typed():
+    def fun(v, whole):
+        late = lax.psum(v * lax.axis_index("i"), "i") * whole
+        return lax.scan(lambda c, _: (c * whole, None), v, None, 2)[0], late + whole
+
+    v = np.int32(1)
+    jaxpr = jax.make_jaxpr(fun, axis_env=[("i", 8)])(v, v).jaxpr
+    parts = _cut(jaxpr, AXIS, (0, None), 2)
+    for part in (parts.before, parts.after):
+        check_jaxpr(part)
+        assert part.effects == set()

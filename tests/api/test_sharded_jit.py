@@ -1,0 +1,479 @@
+"""`sharded_jit` and `with_sharding_constraint` alone: parts, devices, messages.
+
+The cases of JAX's own test of `sharded_jit`, with its numbers, come first.
+"""
+
+import functools
+import gc
+import logging
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import logging as absl_logging
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
+from shardmap.sharding.named import spec_of
+from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
+from tests.api.partition_checks import assert_close, buffers, spread
+
+X, Y = spread(8, 8), np.cos(spread(8, 8))
+
+
+def pieces_in_order(array):
+    """The pieces by number of their device."""
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
+    assert [shard.device for shard in shards] == jax.devices()[: len(shards)]
+    return [np.asarray(shard.data) for shard in shards]
+
+
+# Alone
+
+
+def test_a_replicated_result_is_whole_on_both_devices():
+    got = sharded_jit(lambda x, y: x + y, (P(2, 1), P(2, 1)), None)(X, Y)
+    assert_close(got, jnp.asarray(X + Y))
+    assert buffers(got) == [(8, 8)] * 2
+    assert spec_of(got) == ShardingSpec((None, None), (Replicated(2),))
+
+
+ARGUMENTS = (X, (Y, [1.0, X + Y]))
+
+
+@pytest.mark.parametrize(
+    "in_parts",
+    [(None, (P(2, 1), [None, P(2, 1)])), [None, ((2, 1), [None, (2, 1)])], None],
+    ids=["P", "tuples", "None"],
+)
+def test_parts_are_a_pytree_prefix_of_the_arguments(in_parts):
+    def fun(x, rest):
+        y, (a, z) = rest
+        return (x @ y) * a + z
+
+    got = sharded_jit(fun, in_parts, P(2, 1))(*ARGUMENTS)
+    assert_close(got, jax.jit(fun)(*ARGUMENTS))
+    assert buffers(got) == [(4, 8)] * 2
+
+
+def test_one_tuple_of_ints_is_for_all_arguments():
+    got = sharded_jit(lambda x, y: x - y, (2, 1), (1, 2))(X, Y)
+    assert_close(got, jnp.asarray(X - Y))
+    assert buffers(got) == [(8, 4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("out_parts", "shapes"),
+    [
+        (
+            (P(2, 1), ((P(1, 2), None), P(2, 1))),
+            [(4, 8), (8, 4), (8, 8), (4, 8)],
+        ),
+        (None, [(8, 8)] * 4),
+    ],
+    ids=["nested", "None"],
+)
+def test_parts_are_a_pytree_prefix_of_the_result(out_parts, shapes):
+    def fun(x):
+        return x + 1, ((x + 2, x + 3), x + 4)
+
+    got = sharded_jit(fun, P(2, 1), out_parts)(X)
+    assert_close(got, jax.jit(fun)(X))
+    assert [buffers(leaf) for leaf in jax.tree.leaves(got)] == [[s] * 2 for s in shapes]
+
+
+@pytest.mark.parametrize("in_parts", [(P(2, 1), None), (P(2, 1),)], ids=["all", "x"])
+@pytest.mark.parametrize("static", [1, (1,), -1])
+def test_static_arguments(in_parts, static):
+    got = sharded_jit(lambda x, y: x + y(), in_parts, P(2, 1), static_argnums=static)(
+        X, lambda: 3
+    )
+    assert_close(got, jnp.asarray(X + 3))
+    assert buffers(got) == [(4, 8)] * 2
+
+
+def test_keyword_arguments_are_whole():
+    got = sharded_jit(lambda x, *, y: x + y, (2, 1), (2, 1))(X, y=Y)
+    assert_close(got, jnp.asarray(X + Y))
+
+
+def test_without_any_parts_there_is_one_device():
+    got = sharded_jit(lambda x: x + 1, None, None)(1.0)
+    assert float(got) == 2.0
+    assert buffers(got) == [()]
+
+
+def test_num_partitions_says_how_many_devices_where_no_parts_do():
+    got = sharded_jit(lambda x: with_sharding_constraint(x, None) + 1, None, None, 4)(X)
+    assert_close(got, jnp.asarray(X + 1))
+    assert buffers(got) == [(8, 8)] * 4
+
+
+@pytest.mark.parametrize(
+    ("parts", "shape"), [(P(2, 1), (4, 8)), (P(1, 2), (8, 4)), (None, (8, 8))]
+)
+def test_a_constraint_inside(parts, shape):
+    def fun(x):
+        return with_sharding_constraint(x + 1, P(1, 2)) * 2
+
+    got = sharded_jit(fun, parts, parts)(X)
+    assert_close(got, jax.jit(lambda x: (x + 1) * 2)(X))
+    assert buffers(got) == [shape] * 2
+
+
+def test_a_constraint_inside_a_loop_inside_jit():
+    @jax.jit
+    def count(x):
+        def step(x):
+            return with_sharding_constraint(x + 1, P(2, 1))
+
+        return jax.lax.while_loop(lambda x: x[0, 0] < X[0, 0] + 9.5, step, x)
+
+    got = sharded_jit(count, None, None)(X)
+    assert_close(got, jnp.asarray(X + 10))
+    assert buffers(got) == [(8, 8)] * 2
+
+
+def test_the_gradient_of_a_constraint():
+    def gradient(parts, z, cotangent):
+        def fun(z):
+            return jnp.sin(z if parts is None else with_sharding_constraint(z, parts))
+
+        return jax.vjp(fun, z)[1](cotangent)[0]
+
+    got = sharded_jit(functools.partial(gradient, P(2, 2)), P(4, 1), None)(X, Y)
+    assert_close(got, jax.jit(functools.partial(gradient, None))(X, Y))
+    assert buffers(got) == [(8, 8)] * 4
+
+
+def test_two_calls_compile_once(caplog):
+    traces = []
+
+    def fun(x):
+        traces.append(x)
+        return x * 2
+
+    doubled = sharded_jit(fun, P(2), P(2))
+    with jax.log_compiles():
+        for start in (X[0], Y[0]):
+            assert_close(doubled(start), jnp.asarray(start * 2))
+    compiled = [
+        m for m in caplog.messages if "Finished XLA compilation of jit(fun)" in m
+    ]
+    assert (len(traces), len(compiled)) == (1, 1)
+    doubled(np.arange(6.0))
+    assert len(traces) == 2
+
+
+def test_built_anew_in_a_loop_compiles_once():
+    traces = []
+
+    def fun(x):
+        traces.append(x)
+        return x * 2
+
+    for _ in range(3):
+        assert_close(sharded_jit(fun, P(2), P(2))(X[0]), jnp.asarray(X[0] * 2))
+    assert len(traces) == 1
+    assert buffers(sharded_jit(fun, P(4), P(4))(X[0])) == [(2,)] * 4
+
+
+def test_what_is_made_goes_with_the_function():
+    def fun(x):
+        return x + 1
+
+    sharded_jit(fun, P(2), P(2))(X[0])
+    reference = weakref.ref(fun)
+    del fun
+    jax.clear_caches()
+    gc.collect()
+    assert reference() is None
+
+
+def test_one_line_per_compile(caplog):
+    absl_logging.get_absl_logger().propagate = True
+    doubled = sharded_jit(lambda x: x * 2, P(2, 1), P(2, 1))
+    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
+        doubled(X)
+        doubled(Y)
+    lines = [m for m in caplog.messages if "shardmap: compiling" in m]
+    assert lines == [
+        "shardmap: compiling <lambda>: 2 partitions on devices [0, 1], arguments "
+        "['float32[8,8]']"
+    ]
+
+
+# Stages
+
+
+def scaled(x, n, y, *, z):
+    return {"sum": x * n + y["y"], "z": z}
+
+
+def test_what_is_lowered_takes_the_arguments_as_the_function_does():
+    split = sharded_jit(
+        scaled, (P(2, 1), None, {"y": P(1, 2)}), {"sum": P(1, 2), "z": None}, None, 1
+    )
+    args, elsewhere = (X, 3, {"y": Y}), jax.device_put(Y, jax.devices()[5])
+    lowered = split.lower(X, 3, {"y": elsewhere}, z=elsewhere)
+    assert_close(lowered.compile()(X, {"y": Y}, z=Y), split(*args, z=Y))
+    rows = ShardingSpec((Chunked((2,)), None), (ShardedAxis(0),))
+    columns = ShardingSpec((None, Chunked((2,))), (ShardedAxis(0),))
+    whole = ShardingSpec((None, None), (Replicated(2),))
+    assert lowered.in_specs == (rows, None, {"y": columns}, {"z": whole})
+    assert lowered.out_specs == {"sum": columns, "z": whole}
+    assert lowered.out_info["sum"].shape == (8, 8)
+
+
+def test_what_is_traced():
+    split = sharded_jit(scaled, None, None, 2, static_argnums=1)
+    shape = jax.ShapeDtypeStruct((8, 8), np.float32)
+    traced = split.trace(shape, 3, {"y": shape}, z=shape)
+    assert jax.tree.structure(traced.out_info) == jax.tree.structure({"sum": 0, "z": 0})
+    compiled = traced.lower().compile()
+    assert buffers(compiled(X, {"y": Y}, z=Y)["sum"]) == [(8, 8)] * 2
+
+
+def test_a_sharded_function_looks_like_the_function():
+    split = sharded_jit(scaled, None, None)
+    assert split.__wrapped__ is scaled
+    assert repr(split) == "<sharded_jit of scaled>"
+    with pytest.raises(
+        ValueError, match="in_parts of x has 2 total partitions but 4 are"
+    ):
+        sharded_jit(scaled, P(2, 1), None, 4, 1).lower(X, 3, {"y": Y}, z=Y)
+
+
+def test_calls_of_other_kinds_have_programs_of_their_own():
+    split = sharded_jit(lambda x, n: list(x[:n]), None, None, 2, static_argnums=1)
+    for size, n in ((4, 2), (4, 3), (5, 5)):
+        assert_close(split(X[:size], n), list(jnp.asarray(X[:n])))
+    assert_close(split(np.arange(4), 2), list(jnp.arange(2)))
+
+
+ANNOTATIONS = ["sharding={devices=[2,1]<=[2]}", "sharding={replicated}"]
+
+
+@pytest.mark.parametrize(
+    "sharded",
+    [
+        sharded_jit(lambda x, y: x + y, (P(2, 1), P(2, 1)), None),
+        sharded_jit(
+            lambda x, y: with_sharding_constraint(x, P(2, 1)) + y, None, None, 2
+        ),
+        sharded_jit(
+            lambda x, y: with_sharding_constraint(x, None) + y, P(2, 1), P(2, 1)
+        ),
+    ],
+    ids=["arguments", "constraint", "replicated constraint"],
+)
+def test_the_hlo_is_annotated(sharded):
+    text = sharded.lower(X, Y).as_text("hlo")
+    for annotation in ANNOTATIONS:
+        assert annotation in text
+
+
+def test_in_a_program_all_devices_have_partitions():
+    sharded = sharded_jit(lambda x: x + 1, P(2, 1), P(2, 1))
+    text = jax.jit(sharded).lower(X).as_text("hlo")
+    assert "sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}" in text
+
+
+@pytest.mark.parametrize("parts", [(4, 1), (2, 2), (1, 4), (8, 1), (3, 2), (2, 3)])
+def test_partition_k_is_on_device_k(parts):
+    x = spread(24, 24)
+    wanted = [
+        column
+        for row in np.split(x, parts[0])
+        for column in np.split(row, parts[1], axis=1)
+    ]
+    results = (
+        sharded_jit(lambda x: x * 1, parts, parts)(x),
+        with_sharding_constraint(x, parts),
+    )
+    for got in results:
+        assert_close(pieces_in_order(got), wanted)
+        sharding = [Chunked(count) if count > 1 else None for count in parts]
+        axes = [ShardedAxis(k) for k in range(sum(count > 1 for count in parts))]
+        assert spec_of(got) == ShardingSpec(sharding, axes)
+
+
+def test_parts_of_several_kinds_in_one_program():
+    def fun(x, y):
+        z = with_sharding_constraint(x @ y, (3, 2))
+        return with_sharding_constraint(z + 1, (1, 6)), z
+
+    x, y = spread(6, 6), spread(6, 6)
+    got = sharded_jit(fun, ((2, 3), (6, 1)), ((6, 1), (1, 6)))(x, y)
+    assert_close(got, (jnp.asarray(x @ y + 1), jnp.asarray(x @ y)))
+    assert buffers(got[0]) == [(1, 6)] * 6
+
+
+PLACES = {
+    "numpy": np.asarray,
+    "uncommitted": jnp.asarray,
+    "another device": lambda x: jax.device_put(x, jax.devices()[6]),
+    "other devices": lambda x: jax.device_put(
+        x, NamedSharding(Mesh(jax.devices()[4:], "d"), P(None, "d"))
+    ),
+    "as wanted": lambda x: with_sharding_constraint(x, (2, 1)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_arguments_may_lie_anywhere(place):
+    x = place(X)
+    assert_close(sharded_jit(jnp.sin, (2, 1), None)(x), jnp.sin(X))
+    assert buffers(with_sharding_constraint(x, (1, 4))) == [(8, 2)] * 4
+
+
+def test_a_constraint_under_jit_takes_all_devices():
+    got = jax.jit(lambda x: with_sharding_constraint({"a": x, "b": x}, (2, 2)))(X)
+    assert_close(got, {"a": jnp.asarray(X), "b": jnp.asarray(X)})
+    assert spec_of(got["a"]).tile_counts == (2, 2)
+    assert len(got["a"].sharding.device_set) == 8
+
+
+def test_a_total_that_does_not_divide_keeps_to_its_devices():
+    got = jax.jit(lambda x: with_sharding_constraint(x, (3, 1)))(X[:6])
+    assert len(got.sharding.device_set) == 3
+
+
+def test_a_replicated_constraint_alone_changes_nothing():
+    assert_close(with_sharding_constraint(jnp.asarray(X), None), jnp.asarray(X))
+    got = jax.jit(lambda x: with_sharding_constraint(x, None))(X)
+    assert buffers(got) == [(8, 8)]
+
+
+def test_a_method_can_be_decorated():
+    class Model:
+        scale = 3.0
+
+        @functools.partial(
+            sharded_jit, in_parts=(None, (2,)), out_parts=(2,), static_argnums=0
+        )
+        def method(self, x):
+            return self.scale * x
+
+    assert_close(Model().method(X[0]), jnp.asarray(3 * X[0]))
+    assert Model.method.__name__ == "method"
+
+
+# What is wrong
+
+
+def test_too_few_devices():
+    with pytest.raises(
+        ValueError,
+        match="sharded_jit computation requires 9 devices, but only 8 devices are",
+    ):
+        sharded_jit(lambda x: x, P(9), None)(np.ones(9))
+    with pytest.raises(
+        ValueError,
+        match="with_sharding_constraint computation requires 9 devices, but only 8",
+    ):
+        with_sharding_constraint(np.ones(9), (9,))
+
+
+def constrained(parts):
+    return lambda x: with_sharding_constraint(x, parts)
+
+
+@pytest.mark.parametrize(
+    ("sharded", "message"),
+    [
+        (
+            sharded_jit(lambda x: x, (2, 1), (2, 2)),
+            r"out_parts of result has 4 total partitions but 2 are expected, as "
+            r"in_parts of x has",
+        ),
+        (
+            sharded_jit(constrained((1, 2)), (2, 2), (2, 2)),
+            r"with_sharding_constraint has 2 total partitions but 4 are expected, as "
+            r"in_parts of x",
+        ),
+        (
+            sharded_jit(lambda x: x, (2, 1), None, num_partitions=4),
+            r"in_parts of x has 2 total partitions but 4 are expected, as "
+            r"num_partitions",
+        ),
+        (
+            sharded_jit(
+                lambda x: constrained((8, 1))(constrained((2, 1))(x)), None, None
+            ),
+            r"with_sharding_constraint has 8 total partitions but 2 are expected",
+        ),
+    ],
+)
+def test_totals_that_differ(sharded, message):
+    for fun in (sharded, jax.jit(sharded)):
+        with pytest.raises(ValueError, match=message):
+            fun(X)
+
+
+@pytest.mark.parametrize(
+    ("in_parts", "out_parts", "message"),
+    [
+        (
+            ({"a": (2, 1), "b": None},),
+            None,
+            r"tree\['a'\] is float32\[5,8\]: dimension 0 of size 5 is not divisible by "
+            r"2 parts",
+        ),
+        (
+            (2, 4),
+            None,
+            r"tree\['a'\] .* dimension 0 of size 5 [^.]*tree\['b'\] is float32\[4\] "
+            r"\(rank 1\), but parts \(2, 4\) are for rank 2",
+        ),
+        (
+            None,
+            [(1, 3), None],
+            r"result\[0\] is float32\[5,8\]: dimension 1 of size 8 is not divisible by "
+            r"3 parts",
+        ),
+        (({"a": None},), None, r"in_parts must be a pytree prefix of the positional"),
+        (None, [None], r"out_parts must be a pytree prefix of the"),
+    ],
+)
+def test_parts_that_do_not_fit(in_parts, out_parts, message):
+    def fun(tree):
+        return [tree["a"], tree["b"]]
+
+    tree = {"a": spread(5, 8), "b": spread(4)}
+    with pytest.raises(ValueError, match="(?s)sharded_jit of fun .*" + message):
+        sharded_jit(fun, in_parts, out_parts)(tree)
+
+
+def test_a_constraint_that_does_not_fit():
+    with pytest.raises(ValueError, match=r"x\['a'\] is float32\[5\]: dimension 0 of"):
+        with_sharding_constraint({"a": spread(5)}, (2,))
+    with pytest.raises(ValueError, match=r"x is float32\[5\] \(rank 1\), but parts"):
+        with_sharding_constraint(spread(5), (1, 2))
+
+
+@pytest.mark.parametrize("parts", [2, "x", (2, "x"), (2.0,), P("x"), (True, 2)])
+def test_parts_that_are_none(parts):
+    for make in (
+        lambda: sharded_jit(jnp.sin, parts, None),
+        lambda: sharded_jit(jnp.sin, None, parts),
+        lambda: with_sharding_constraint(X, parts),
+    ):
+        with pytest.raises(TypeError, match="must be a tuple of ints, None, or"):
+            make()
+
+
+def test_other_mistakes():
+    with pytest.raises(ValueError, match=r"in_parts must be counts of at least 1"):
+        sharded_jit(jnp.sin, (2, 0), None)
+    with pytest.raises(ValueError, match=r"num_partitions must be counts of at least"):
+        sharded_jit(jnp.sin, None, None, 0)
+    with pytest.raises(TypeError, match="sharded_jit expects a callable, but got 3"):
+        sharded_jit(3, None, None)
+    with pytest.raises(
+        TypeError, match=r"argument name of type .*str.* static_argnums"
+    ):
+        sharded_jit(lambda x, name: x, None, None)(X, "x")

@@ -1,0 +1,466 @@
+"""Taps: who calls the host function, on which devices and in which order.
+
+The cases with numbers from the old `host_callback` tests are in the first part.
+"""
+
+import functools
+import io
+import re
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import shardmap as sm
+from shardmap.api import taps
+from shardmap.map.primitives.tap import is_tapped
+from tests.api.tap_recorder import (
+    TWO,
+    Recorder,
+    numbered,
+    recorder_fixture,  # noqa: F401
+    spmap_on_two,
+    tapped_map_of_map,
+)
+
+
+def whole(mesh_devices):
+    mesh = Mesh(np.array(mesh_devices), "d")
+    return NamedSharding(mesh, PartitionSpec("d"))
+
+
+# The old cases
+
+
+def test_eager(recorder):
+    x = 3.0
+    result = recorder.tap((2 * x, 3 * x), result=4 * x)
+    assert result == 12.0
+    assert recorder.wait() == {0: [(6.0, 9.0)]}
+
+
+def test_call_is_done_when_an_eager_tap_returns(recorder):
+    recorder.tap(jnp.float32(3.0))
+    assert recorder.calls == {0: [3.0]}
+    recorder.wait()
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_jit_on_each_device_in_turn(recorder, k):
+    @jax.jit
+    def two_taps(x):
+        return recorder.tap(recorder.tap(x) + 1)
+
+    for device in jax.devices()[: k + 1]:
+        assert two_taps(jax.device_put(111, device)) == 112
+    assert recorder.wait() == {device: [111, 112] for device in range(k + 1)}
+
+
+def test_map(recorder):
+    f = spmap_on_two(lambda x: recorder.tap(2 * x))
+    np.testing.assert_array_equal(f(np.arange(2, dtype=np.int32)), [0, 2])
+    assert recorder.wait() == {0: [0], 1: [2]}
+
+
+def test_map_of_a_pair(recorder):
+    def cube(x):
+        y, square = recorder.tap((x, x * x))
+        return y * square
+
+    np.testing.assert_array_equal(spmap_on_two(cube)(np.array([3, 4])), [27, 64])
+    assert recorder.wait() == {0: [(3, 9)], 1: [(4, 16)]}
+
+
+def test_map_of_vmap(recorder):
+    f = spmap_on_two(jax.vmap(lambda x: recorder.tap(2 * x)))
+    np.testing.assert_array_equal(f(numbered(2, 3)), 2 * numbered(2, 3))
+    assert recorder.wait() == {0: [[0, 2, 4]], 1: [[20, 22, 24]]}
+
+
+def test_map_of_map_of_vmap(recorder):
+    f = sm.spmap(sm.spmap(jax.vmap(lambda x: recorder.tap(2 * x) ** 2)))
+    x = numbered(2, 4, 3)
+    np.testing.assert_array_equal(f(x), (2 * x) ** 2)
+    assert recorder.wait() == {
+        4 * i + j: [(2 * x[i, j]).tolist()] for i in range(2) for j in range(4)
+    }
+
+
+def test_map_of_map_with_work_around(recorder):
+    x = numbered(2, 1, 3)
+    f = spmap_on_two(tapped_map_of_map(recorder))
+    np.testing.assert_array_equal(f(x), 2 * (x + 1) + 1)
+    calls = recorder.wait()
+    for before, inside, after in calls.values():
+        assert np.shape(before) == np.shape(after) == (1, 3)
+        assert np.size(inside) == 3
+    flat = {d: [np.ravel(v).tolist() for v in values] for d, values in calls.items()}
+    assert flat == {
+        0: [[1, 2, 3], [2, 4, 6], [3, 5, 7]],
+        1: [[101, 102, 103], [202, 204, 206], [203, 205, 207]],
+    }
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2), (2, 4), (4, 2), (3, 2)])
+def test_map_of_map_with_work_around_on_more_devices(recorder, shape):
+    """What the outer function computes is there on each device of its element."""
+    x = numbered(*shape)
+    f = sm.spmap(tapped_map_of_map(recorder))
+    np.testing.assert_array_equal(f(x), 2 * (x + 1) + 1)
+    outer, inner = shape[:2]
+    assert recorder.wait() == {
+        inner * i + j: [
+            (x[i] + 1).tolist(),
+            (2 * (x[i, j] + 1)).tolist(),
+            (2 * (x[i] + 1) + 1).tolist(),
+        ]
+        for i in range(outer)
+        for j in range(inner)
+    }
+
+
+def test_jvp_of_map_of_vmap(recorder):
+    f = spmap_on_two(jax.vmap(lambda x: recorder.tap(2 * x)))
+    x = numbered(2, 2, 3)
+    y, tangent = jax.jvp(f, [x], [np.full_like(x, 0.1)])
+    np.testing.assert_array_equal(y, 2 * x)
+    np.testing.assert_allclose(tangent, np.full_like(x, 0.2))
+    assert recorder.wait() == {
+        0: [[[0, 2, 4], [20, 22, 24]]],
+        1: [[[200, 202, 204], [220, 222, 224]]],
+    }
+
+
+def test_vmap_of_map(recorder):
+    f = jax.vmap(spmap_on_two(lambda x: recorder.tap(2 * x)))
+    x = numbered(2, 2, 3)
+    np.testing.assert_array_equal(f(x), 2 * x)
+    assert recorder.wait() == {
+        0: [[[0, 2, 4], [200, 202, 204]]],
+        1: [[[20, 22, 24], [220, 222, 224]]],
+    }
+
+
+def test_jit_with_work_around_a_map(recorder):
+    """Outside the map values are whole, and the first device's."""
+    x = numbered(2, 3)
+    f = jax.jit(tapped_map_of_map(recorder))
+    np.testing.assert_array_equal(f(x), 2 * (x + 1) + 1)
+    assert recorder.wait() == {
+        0: [[[1, 2, 3], [11, 12, 13]], [2, 4, 6], [[3, 5, 7], [23, 25, 27]]],
+        1: [[22, 24, 26]],
+    }
+
+
+def test_cond_of_map(recorder):
+    """Could not be done when the old test was written."""
+    f = spmap_on_two(lambda x: recorder.tap(2 * x))
+
+    @jax.jit
+    def either(x):
+        return jax.lax.cond(x[0] < 5, f, lambda x: x, x)
+
+    np.testing.assert_array_equal(either(numbered(2)), [0, 2])
+    np.testing.assert_array_equal(either(numbered(2) + 5), [5, 6])
+    assert recorder.wait() == {0: [0], 1: [2]}
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_sharded_jit_without_a_map(recorder, order):
+    x = np.array([[0, 1, 2], [10, 11, 12]], np.int32)
+    placed = jax.device_put(x, whole([TWO[k] for k in order]))
+    f = jax.jit(lambda x: 5 * recorder.tap(x @ jnp.ones((3, 4), jnp.int32)))
+    np.testing.assert_array_equal(f(placed), [[15] * 4, [165] * 4])
+    assert recorder.wait() == {order[0]: [[[3, 3, 3, 3], [33, 33, 33, 33]]]}
+
+
+def test_what_was_called_is_computed_with(recorder):
+    f = spmap_on_two(lambda x: 3 * recorder.tap(2 * x))
+    np.testing.assert_array_equal(f(np.arange(2)), [0, 6])
+    assert recorder.wait() == {0: [0], 1: [2]}
+
+
+def test_a_tap_is_one_equation_with_an_effect(recorder):
+    def f(x):
+        return jnp.sin(recorder.tap(x))
+
+    jaxpr = jax.make_jaxpr(spmap_on_two(f, "i"))(np.ones(1)).jaxpr
+    (equation,) = jaxpr.eqns
+    inside = equation.params["call_jaxpr"]
+    assert [e.primitive.name for e in inside.eqns] == ["tap", "sin"]
+    assert [str(e) for e in jaxpr.effects] == ["Tap"]
+    assert is_tapped(inside)
+    assert not is_tapped(jax.make_jaxpr(jnp.sin)(1.0).jaxpr)
+
+
+# Order
+
+
+def test_taps_of_a_device_are_in_order(recorder):
+    """The values come at different times, and none depends on another."""
+
+    def f(x):
+        for k in range(20):
+            late = jnp.sin(x @ x.T).sum() if k % 3 == 0 else x[0, 0]
+            recorder.tap(k + 0 * late.astype(int))
+        return x
+
+    mapped = sm.spmap(f)
+    for _ in range(5):
+        mapped(np.ones((8, 100, 100), np.float32))
+        assert recorder.wait() == {device: [*range(20)] for device in range(8)}
+
+
+def test_programs_are_in_order(recorder):
+    def slow(value, device):
+        time.sleep(0.01)
+        recorder(value, device)
+
+    f = sm.spmap(lambda x: taps.tap(slow, x, with_device=True))
+    g = jax.jit(lambda x: recorder.tap(x))
+    expected = {device: [] for device in range(8)}
+    for k in range(4):
+        f(np.full(8, k))
+        recorder.tap(jax.device_put(10 + k, jax.devices()[3]))
+        g(jax.device_put(20 + k, jax.devices()[k]))
+        for device, calls in expected.items():
+            calls += [k] + [10 + k] * (device == 3) + [20 + k] * (device == k)
+    assert recorder.wait() == expected
+
+
+def test_taps_in_loops_are_in_order(recorder):
+    def f(x):
+        def step(carry, k):
+            return recorder.tap(carry + k), None
+
+        recorder.tap(x - 100)
+        x, _ = jax.lax.scan(step, x, jnp.arange(3))
+        x = jax.lax.while_loop(lambda x: x < 7, lambda x: recorder.tap(x + 1), x)
+        return recorder.tap(x * 10)
+
+    np.testing.assert_array_equal(spmap_on_two(f)(np.array([0, 3])), [70, 70])
+    assert recorder.wait() == {
+        0: [-100, 0, 1, 3, 4, 5, 6, 7, 70],
+        1: [-97, 3, 4, 6, 7, 70],
+    }
+
+
+def test_large_values_on_all_devices_do_not_hang(recorder):
+    """The copies must not wait for a thread: all of them are in callbacks."""
+    calls = []
+
+    def look(value):
+        calls.append(value.nbytes)
+
+    def f(x):
+        for k in range(10):
+            taps.tap(look, x + k)
+        return jax.lax.psum(x[0, 0], "i")
+
+    mapped = sm.spmap(f, "i")
+    for _ in range(3):
+        mapped(np.ones((8, 1000, 1000), np.float32))
+    taps.taps_barrier()
+    assert calls == [4_000_000] * 8 * 10 * 3
+
+
+def test_threads(recorder):
+    """Each thread's own barrier waits for its own programs."""
+    finished = []
+
+    def work(k):
+        mine = Recorder()
+        f = sm.spmap(lambda x: recorder.tap(mine.tap(x)) + k)
+        for _ in range(5):
+            f(np.full(k + 1, k))
+            assert mine.wait() == {device: [k] for device in range(k + 1)}
+        finished.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(finished) == [*range(8)]
+    calls = recorder.wait()
+    assert {device: sorted(values) for device, values in calls.items()} == {
+        device: [k for k in range(device, 8) for _ in range(5)] for device in range(8)
+    }
+
+
+# Devices
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("step", [1, -1])
+def test_devices(recorder, count, step):
+    devices = jax.devices()[::step][:count]
+    f = sm.spmap(lambda x: recorder.tap(x), devices=devices)
+    np.testing.assert_array_equal(f(np.arange(count)), np.arange(count))
+    assert recorder.wait() == {device.id: [k] for k, device in enumerate(devices)}
+
+
+def test_the_device_is_a_jax_device():
+    seen = []
+    taps.tap(lambda value, device: seen.append(device), 1.0, with_device=True)
+    jax.jit(
+        lambda x: taps.tap(lambda _, device: seen.append(device), x, with_device=1)
+    )(jax.device_put(1.0, TWO[1]))
+    taps.taps_barrier()
+    assert seen == TWO
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_eager_tap_of_a_placed_array(recorder, k):
+    recorder.tap(jax.device_put(1.5, jax.devices()[k]))
+    assert recorder.wait() == {k: [1.5]}
+
+
+def test_eager_tap_of_a_sharded_array_has_the_whole_value(recorder):
+    recorder.tap(jax.device_put(np.arange(4), whole(jax.devices()[4:])))
+    assert recorder.wait() == {4: [[0, 1, 2, 3]]}
+
+
+def test_inside_shard_map(recorder):
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    spec = PartitionSpec("b", "a")
+    f = jax.shard_map(
+        lambda x: recorder.tap(x).sum(keepdims=True),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+    )
+    x = numbered(2, 4)
+    np.testing.assert_array_equal(jax.jit(f)(x), x)
+    assert recorder.wait() == {
+        2 * a + b: [[[10 * b + a]]] for a in range(4) for b in range(2)
+    }
+
+
+@pytest.mark.parametrize("inner_axes", [{"b"}, set()])
+def test_shard_maps_that_cannot_be_tapped(recorder, inner_axes):
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+
+    def tapped(x):
+        return recorder.tap(x)
+
+    def f(x):
+        if not inner_axes:
+            return tapped(x)
+        spec = PartitionSpec("b")
+        return jax.shard_map(
+            tapped, in_specs=spec, out_specs=spec, axis_names=inner_axes
+        )(x)
+
+    spec = PartitionSpec("a")
+    outer = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"a"})
+    with pytest.raises(NotImplementedError, match=r"the tap .*Recorder.*inside one"):
+        jax.jit(outer)(np.ones(8))
+
+
+# Failures
+
+
+def refuse_large(value):
+    if value > 2:
+        raise ValueError(f"{value} is large")
+
+
+def test_a_failure_names_the_tap():
+    y = sm.spmap(lambda x: taps.tap(refuse_large, x) + 1)(np.arange(4))
+    np.testing.assert_array_equal(y, [1, 2, 3, 4])
+    message = "the tap refuse_large failed on device cpu:3: ValueError: 3 is large"
+    with pytest.raises(RuntimeError, match=f"^{message}$") as caught:
+        taps.taps_barrier()
+    assert isinstance(caught.value.__cause__, ValueError)
+    taps.taps_barrier()
+
+
+def test_more_failures_are_counted():
+    sm.spmap(lambda x: taps.tap(refuse_large, x))(np.full(8, 3))
+    with pytest.raises(RuntimeError, match=r"3 is large \(and 7 more calls of taps"):
+        taps.taps_barrier()
+
+
+def test_an_eager_failure_is_raised_at_once():
+    with pytest.raises(RuntimeError, match=r"refuse_large failed on device cpu:1: Val"):
+        taps.tap(refuse_large, jax.device_put(5, TWO[1]))
+    taps.taps_barrier()
+
+
+def test_everything_works_after_a_failure(recorder):
+    """With a collective behind the tap, and with the next programs under way."""
+
+    def f(x):
+        x = recorder.tap(taps.tap(refuse_large, x))
+        return jax.lax.psum(taps.tap(refuse_large, x + 1), "i")
+
+    mapped = sm.spmap(f, "i")
+    for _ in range(3):
+        for _ in range(3):
+            assert mapped(np.arange(4))[0] == 10
+        with pytest.raises(RuntimeError, match=r"and 8 more calls of taps failed"):
+            taps.taps_barrier()
+        assert mapped(np.zeros(4, int))[0] == 4
+        assert recorder.wait() == {device: [device] * 3 + [0] for device in range(4)}
+    assert sm.spmap(lambda x: x + 1)(np.arange(8))[7] == 8
+
+
+def test_what_is_no_exception_is_reported_too():
+    def leave(_):
+        raise SystemExit(3)
+
+    jax.jit(lambda x: taps.tap(leave, x))(1.0)
+    with pytest.raises(RuntimeError, match=r"the tap leave failed .*: SystemExit: 3"):
+        taps.taps_barrier()
+
+
+def test_a_failure_is_logged(caplog):
+    jax.jit(lambda x: taps.tap(refuse_large, x))(7)
+    with pytest.raises(RuntimeError):
+        taps.taps_barrier()
+    assert "the tap refuse_large failed on device cpu:0" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_functions_without_a_name():
+    call = functools.partial(refuse_large)
+    with pytest.raises(RuntimeError, match=re.escape(f"the tap {call!r} failed")):
+        taps.tap(call, 9)
+
+
+# Printing
+
+
+def test_print(capsys):
+    x = jax.jit(lambda x: taps.tap_print(x))(np.arange(3))
+    taps.taps_barrier()
+    assert capsys.readouterr().out == "[0 1 2]\n"
+    np.testing.assert_array_equal(x, [0, 1, 2])
+
+
+def test_print_with_text_and_device():
+    file = io.StringIO()
+
+    @spmap_on_two
+    def f(x):
+        return taps.tap_print(x, "x is {:.2f}", result=-x, with_device=True, file=file)
+
+    np.testing.assert_array_equal(f(np.array([0.5, 1.25])), [-0.5, -1.25])
+    taps.taps_barrier()
+    lines = file.getvalue().splitlines()
+    assert sorted(lines) == ["cpu:0: x is 0.50", "cpu:1: x is 1.25"]
+
+
+def test_print_of_a_pytree(capsys):
+    taps.tap_print({"a": np.arange(2)}, "before: {}")
+    assert capsys.readouterr().out == "before: {'a': array([0, 1], dtype=int32)}\n"
+
+
+def test_print_of_something_the_text_does_not_fit():
+    with pytest.raises(RuntimeError, match=r"the tap tap_print failed .*: IndexError"):
+        taps.tap_print(1.0, "{} {}")

@@ -1,0 +1,305 @@
+"""Pieces of arrays: the right values, from the right device, and from no other."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from shardmap.arrays.pieces import shard_of, unreplicate, unstack
+from tests.strategies import specs
+
+HOST = np.arange(8 * 3, dtype=np.float32).reshape(8, 3)
+
+
+def over(pspec, shape=(8,), names="i", devices=slice(None)):
+    grid = np.array(jax.devices())[devices].reshape(shape)
+    return NamedSharding(Mesh(grid, tuple(names)), pspec)
+
+
+def rows(value=HOST, devices=slice(None)):
+    return jax.device_put(value, over(P("i"), (-1,), devices=devices))
+
+
+def check(piece, value, device):
+    assert piece.devices() == {device}
+    assert isinstance(piece.sharding, SingleDeviceSharding)
+    assert piece.dtype == value.dtype
+    np.testing.assert_array_equal(piece, value)
+
+
+@pytest.mark.parametrize("i", [*range(8), -1, -8, np.int64(3)])
+def test_an_element_is_on_its_own_device(i):
+    check(shard_of(rows(), i), HOST[i], jax.devices()[i])
+
+
+def test_devices_in_another_order():
+    array = rows(devices=[5, 2, 7, 0, 1, 6, 3, 4])
+    for k, number in enumerate([5, 2, 7, 0, 1, 6, 3, 4]):
+        check(shard_of(array, k), HOST[k], jax.devices()[number])
+    assert [p.device.id for p in unstack(array)] == [5, 2, 7, 0, 1, 6, 3, 4]
+
+
+def test_no_other_device_is_read():
+    array = rows(HOST + 1)
+    # Without its first shard JAX takes the whole array for deleted.
+    for k in set(range(8)) - {0, 3}:
+        array.addressable_data(k).delete()
+    check(shard_of(array, 3), HOST[3] + 1, jax.devices()[3])
+    with pytest.raises(RuntimeError, match="deleted"):
+        shard_of(array, 4)
+
+
+def test_pieces_meet_arrays_on_any_device():
+    elsewhere = jax.device_put(HOST[0], jax.devices()[6])
+    for k, piece in enumerate(unstack(rows())):
+        assert not piece.committed
+        total = piece + elsewhere
+        check(total, HOST[k] + HOST[0], jax.devices()[6])
+    x = rows()
+    check(shard_of(x, 1) + shard_of(x, 2), HOST[1] + HOST[2], jax.devices()[0])
+
+
+def test_results_of_maps():
+    y = sm.spmap(lambda x: x * 2)(HOST)
+    for k, piece in enumerate(unstack(y)):
+        check(piece, HOST[k] * 2, jax.devices()[k])
+
+
+# Layouts
+
+SOFT = np.arange(16 * 6, dtype=np.int32).reshape(16, 6)
+
+
+@pytest.mark.parametrize("i", [0, 1, 5, 15, -3])
+def test_blocks_of_more_than_one_element(i):
+    check(shard_of(rows(SOFT), i), SOFT[i], jax.devices()[i % 16 // 2])
+
+
+def test_all_of_blocks_of_more_than_one_element():
+    pieces = unstack(rows(SOFT))
+    assert len(pieces) == 16
+    for k, piece in enumerate(pieces):
+        check(piece, SOFT[k], jax.devices()[k // 2])
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_another_axis(axis):
+    array = jax.device_put(SOFT, over(P(None, "i"), devices=slice(3), shape=(3,)))
+    check(shard_of(array, 3, axis=axis), SOFT[:, 3], jax.devices()[1])
+    for k, piece in enumerate(unstack(array, axis=axis)):
+        check(piece, SOFT[:, k], jax.devices()[k // 2])
+    check(unreplicate(array, axis=axis), SOFT[:, 0], jax.devices()[0])
+
+
+def test_copies_give_the_first_of_them():
+    array = jax.device_put(SOFT, over(P("i"), (4, 2), "ik"))
+    for k, piece in enumerate(unstack(array)):
+        check(piece, SOFT[k], jax.devices()[k // 4 * 2])
+    whole = jax.device_put(SOFT, over(P()))
+    check(shard_of(whole, 9), SOFT[9], jax.devices()[0])
+
+
+def test_an_array_on_one_device():
+    array = jax.device_put(SOFT, jax.devices()[5])
+    check(shard_of(array, 9), SOFT[9], jax.devices()[5])
+    assert all(piece.devices() == {jax.devices()[5]} for piece in unstack(array))
+
+
+@given(data=st.data())
+def test_any_layout_that_has_elements_whole(data):
+    spec = data.draw(specs(max_devices=8, max_ndim=1, unstacked=False))
+    rank = len(spec.sharding)
+    axis = data.draw(st.integers(0, 2))
+    entries = [None] * 3
+    if rank:
+        entries[axis] = spec.sharding[0]
+    spec = type(spec)(entries, spec.mesh_mapping)
+    devices = data.draw(st.permutations(jax.devices()))[: spec.num_shards]
+    value = np.arange(24**3, dtype=np.float32).reshape(24, 24, 24)
+    array = jax.device_put(value, spec.named_sharding(devices))
+    i = data.draw(st.integers(-24, 23))
+    piece = shard_of(array, i, axis=axis)
+    np.testing.assert_array_equal(piece, value.take(i, axis))
+    held = [
+        shard.device
+        for shard in array.addressable_shards
+        if i % 24 in range(24)[shard.index[axis]]
+    ]
+    assert piece.device in held
+
+
+def test_empty_arrays():
+    empty = jax.device_put(np.zeros((8, 0)), over(P("i")))
+    assert shard_of(empty, 2).shape == (0,)
+    assert unstack(jnp.zeros((0, 3))) == []
+
+
+def test_keys():
+    keys = jax.random.split(jax.random.key(0), 16)
+    array = jax.device_put(keys, over(P("i")))
+    for k, piece in enumerate(unstack(array)):
+        assert piece.dtype == keys.dtype
+        assert piece.devices() == {jax.devices()[k // 2]}
+        one = shard_of(array, k)
+        for key in (piece, one):
+            np.testing.assert_array_equal(
+                jax.random.key_data(key), jax.random.key_data(keys)[k]
+            )
+
+
+def test_dtypes_and_weak_types():
+    for dtype in [np.bool_, np.int8, jnp.bfloat16, np.complex64]:
+        value = np.arange(8).astype(dtype)
+        check(shard_of(rows(value), 2), value[2], jax.devices()[2])
+    weak = jnp.broadcast_to(jnp.asarray(1.0), (4,))
+    assert weak.weak_type
+    assert shard_of(weak, 0).weak_type
+
+
+# Trees
+
+
+def tree():
+    return {
+        "w": rows(),
+        "b": (rows(SOFT), jax.device_put(HOST, over(P()))),
+        "host": HOST,
+        "none": None,
+    }
+
+
+def test_an_element_of_a_tree():
+    piece = shard_of(tree(), 3)
+    assert piece["none"] is None
+    check(piece["w"], HOST[3], jax.devices()[3])
+    check(piece["b"][0], SOFT[3], jax.devices()[1])
+    check(piece["b"][1], HOST[3], jax.devices()[0])
+    assert isinstance(piece["host"], np.ndarray)
+    np.testing.assert_array_equal(piece["host"], HOST[3])
+
+
+def test_all_elements_of_a_tree():
+    made = {"w": rows(), "b": (rows(SOFT[:8]), HOST)}
+    pieces = unstack(made)
+    assert len(pieces) == 8
+    for k, piece in enumerate(pieces):
+        check(piece["w"], HOST[k], jax.devices()[k])
+        check(piece["b"][0], SOFT[k], jax.devices()[k])
+        np.testing.assert_array_equal(piece["b"][1], HOST[k])
+
+
+def test_unreplicate():
+    first = unreplicate(tree())
+    check(first["w"], HOST[0], jax.devices()[0])
+    check(first["b"][0], SOFT[0], jax.devices()[0])
+    check(first["b"][1], HOST[0], jax.devices()[0])
+    np.testing.assert_array_equal(first["host"], HOST[0])
+
+
+def test_fifty_leaves_on_one_device():
+    pieces = shard_of([rows(HOST + k) for k in range(50)], 5)
+    assert len(pieces) == 50
+    for k, piece in enumerate(pieces):
+        check(piece, HOST[5] + k, jax.devices()[5])
+
+
+# Under transformations: x[i]
+
+
+def test_jit_grad_and_vmap():
+    array = rows()
+    np.testing.assert_array_equal(jax.jit(lambda x: shard_of(x, -2))(array), HOST[-2])
+    for k, piece in enumerate(jax.jit(unstack)(array)):
+        np.testing.assert_array_equal(piece, HOST[k])
+    np.testing.assert_array_equal(jax.vmap(lambda x: shard_of(x, 1))(array), HOST[:, 1])
+    expected = np.zeros_like(HOST)
+    expected[3] = 2 * HOST[3]
+
+    def loss(x):
+        return (shard_of(x, 3) ** 2).sum()
+
+    for f in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        np.testing.assert_array_equal(f(array), expected)
+    columns = jax.grad(lambda x: unstack(x, axis=1)[2].sum())(array)
+    np.testing.assert_array_equal(columns, np.eye(3)[2] * np.ones((8, 1)))
+
+
+def test_pieces_are_differentiable():
+    piece = shard_of(rows(), 3)
+    np.testing.assert_array_equal(jax.grad(lambda x: (x**2).sum())(piece), 2 * HOST[3])
+
+
+def test_an_array_that_a_traced_function_closes_over():
+    array = rows()
+    f = jax.jit(lambda x: x + shard_of(array, 2))
+    np.testing.assert_array_equal(f(1.0), HOST[2] + 1)
+
+
+def test_inside_a_map():
+    f = sm.spmap(lambda x: shard_of(x, 1))
+    np.testing.assert_array_equal(f(HOST), HOST[:, 1])
+
+
+def test_a_deleted_array():
+    array = rows(HOST + 1)
+    array.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        shard_of(array, 0)
+
+
+def test_threads():
+    """Ten threads index one array at once, each ten times."""
+    array = rows()
+
+    def read(number):
+        return [np.asarray(shard_of(array, number % 8)) for _ in range(10)]
+
+    with ThreadPoolExecutor(10) as threads:
+        for number, results in enumerate(threads.map(read, range(10))):
+            for result in results:
+                np.testing.assert_array_equal(result, HOST[number % 8])
+
+
+# Errors
+
+
+@pytest.mark.parametrize("i", [8, -9])
+@pytest.mark.parametrize("value", [HOST, rows], ids=["host", "devices"])
+def test_out_of_range(i, value):
+    array = value() if callable(value) else value
+    message = (
+        rf"shard_of: x\[0\] of shape \(8, 3\) has size 8 along axis 0: index {i} is out"
+    )
+    with pytest.raises(IndexError, match=message):
+        shard_of([array], i)
+    with pytest.raises(IndexError, match=f"index {i} is out of range"):
+        jax.jit(lambda x: shard_of(x, i))(array)
+
+
+def test_no_such_axis():
+    with pytest.raises(
+        ValueError, match=r"shard_of: x of shape \(8, 3\) has no axis 2"
+    ):
+        shard_of(rows(), 0, axis=2)
+    with pytest.raises(ValueError, match=r"unreplicate: x\[1\] of shape \(\) has no"):
+        unreplicate([HOST, 1.0])
+
+
+def test_lengths_that_differ():
+    message = r"elements along axis 0:\n  \* x\['a'\] has 8\n  \* x\['b'\] has 16"
+    with pytest.raises(ValueError, match=message):
+        unstack({"a": rows(), "b": rows(SOFT)})
+    with pytest.raises(ValueError, match="there are no arrays"):
+        unstack({})
+
+
+def test_an_index_that_is_none():
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted"):
+        shard_of(rows(), 1.0)

@@ -1,0 +1,328 @@
+"""Parts along several axes, and of what several devices hold: nothing is sent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from shardmap.arrays.pieces import shard_of, unreplicate, unstack
+from tests.strategies import specs
+
+GRID = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
+
+
+def over(pspec, **sizes):
+    devices = np.array(jax.devices())[: np.prod(list(sizes.values()))]
+    return NamedSharding(Mesh(devices.reshape(*sizes.values()), tuple(sizes)), pspec)
+
+
+def nested(value=GRID, **options):
+    inner = sm.spmap(lambda x: x + 1, "j", **options)
+    return sm.spmap(inner, "i", **options)(value)
+
+
+def check(part, value, devices):
+    """The part has this value, and each device has its piece of it."""
+    assert part.shape == value.shape
+    assert part.dtype == value.dtype
+    assert [shard.device for shard in part.addressable_shards] == devices
+    for shard in part.addressable_shards:
+        np.testing.assert_array_equal(shard.data, value[shard.index])
+
+
+# Maps in maps
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+def test_an_element_of_a_map_in_a_map(lowering):
+    n = nested(lowering=lowering)
+    for i, j in np.ndindex(2, 4):
+        for index in [(i, j), (i - 2, np.int64(j))]:
+            piece = shard_of(n, index)
+            check(piece, GRID[i, j] + 1, [jax.devices()[4 * i + j]])
+            assert not piece.committed
+
+
+def test_no_other_device_is_read():
+    n = nested()
+    # Without its first shard JAX takes the whole array for deleted.
+    for k in set(range(8)) - {0, 6}:
+        n.addressable_data(k).delete()
+    check(shard_of(n, (1, 2)), GRID[1, 2] + 1, [jax.devices()[6]])
+    with pytest.raises(RuntimeError, match="deleted"):
+        shard_of(n, (1, 3))
+
+
+def test_a_row_of_a_map_in_a_map_stays_on_its_devices():
+    n = nested()
+    check(shard_of(n, 1), GRID[1] + 1, jax.devices()[4:])
+    check(shard_of(n, 2, axis=1), GRID[:, 2] + 1, jax.devices()[2::4])
+    assert shard_of(n, 1).committed
+    for k, row in enumerate(unstack(n)):
+        check(row, GRID[k] + 1, jax.devices()[4 * k : 4 * k + 4])
+    check(unreplicate(n), GRID[0] + 1, jax.devices()[:4])
+    check(unreplicate(unreplicate(n)), GRID[0, 0] + 1, jax.devices()[:1])
+
+
+def test_a_row_may_be_taken_apart_again():
+    n = nested()
+    for i, row in enumerate(unstack(n)):
+        for j, piece in enumerate(unstack(row)):
+            check(piece, GRID[i, j] + 1, [jax.devices()[4 * i + j]])
+
+
+def test_all_elements_of_a_map_in_a_map():
+    n = nested()
+    for axes, value in [((0, 1), GRID), ((1, 0), GRID.swapaxes(0, 1))]:
+        pieces = unstack(n, axis=axes)
+        assert [len(row) for row in pieces] == [value.shape[1]] * value.shape[0]
+        for i, j in np.ndindex(value.shape[:2]):
+            k = 4 * i + j if axes == (0, 1) else 4 * j + i
+            check(pieces[i][j], value[i, j] + 1, [jax.devices()[k]])
+
+
+def test_several_elements_on_a_device():
+    value = np.arange(4 * 8 * 2, dtype=np.int32).reshape(4, 8, 2)
+    n = jax.device_put(value, over(P("i", "j"), i=2, j=4))
+    pieces = unstack(n, axis=(0, 1))
+    for i, j in np.ndindex(4, 8):
+        check(shard_of(n, (i, j)), value[i, j], [jax.devices()[i // 2 * 4 + j // 2]])
+        check(pieces[i][j], value[i, j], [jax.devices()[i // 2 * 4 + j // 2]])
+    check(shard_of(n, 3), value[3], jax.devices()[4:])
+    for j, part in enumerate(unstack(n, axis=1)):
+        check(part, value[:, j], jax.devices()[j // 2 :: 4])
+
+
+def test_three_levels():
+    value = np.arange(8 * 3, dtype=np.float32).reshape(2, 2, 2, 3)
+    f = sm.spmap(sm.spmap(sm.spmap(lambda x: 2 * x)))
+    n = f(value)
+    pieces = unstack(n, axis=(0, 1, 2))
+    for k, index in enumerate(np.ndindex(2, 2, 2)):
+        check(shard_of(n, index), 2 * value[index], [jax.devices()[k]])
+        i, j, k2 = index
+        check(pieces[i][j][k2], 2 * value[index], [jax.devices()[k]])
+
+
+# Slices
+
+
+def test_the_piece_of_one_device():
+    y = jax.device_put(GRID.reshape(8, 3), over(P("i"), i=4))
+    for k in range(4):
+        check(
+            shard_of(y, slice(2 * k, 2 * k + 2)),
+            GRID.reshape(8, 3)[2 * k : 2 * k + 2],
+            [jax.devices()[k]],
+        )
+    assert not shard_of(y, slice(2, 4)).committed
+
+
+@pytest.mark.parametrize(
+    ("index", "devices"),
+    [
+        (slice(0, 4), [0]),
+        (slice(5, 7), [1]),
+        (slice(-4, None), [3]),
+        (slice(4, 12), [1, 2]),
+        (slice(None), [0, 1, 2, 3]),
+        (slice(6, 6), [1]),
+        (slice(9, 2), [2]),
+        (slice(16, 99), [3]),
+        ((slice(4, 8), 1), [1]),
+        ((slice(8, None), slice(1, 3)), [2, 3]),
+        ((7, slice(0, 1), 1), [1]),
+        ((), [0, 1, 2, 3]),
+    ],
+)
+def test_slices(index, devices):
+    value = np.arange(16 * 3 * 2, dtype=np.int32).reshape(16, 3, 2)
+    y = jax.device_put(value, over(P("i"), i=4))
+    check(shard_of(y, index), value[index], [jax.devices()[k] for k in devices])
+
+
+def test_a_part_outlives_its_array():
+    y = jax.device_put(GRID.reshape(8, 3) + 1, over(P("i"), i=4))
+    part = shard_of(y, slice(2, 6))
+    y.delete()
+    check(part, GRID.reshape(8, 3)[2:6] + 1, jax.devices()[1:3])
+
+
+def test_slices_that_share_a_length_share_a_program():
+    from shardmap.arrays.on_device import program
+
+    y = jax.device_put(np.zeros((80, 11)), over(P("i"), i=4))
+    before = program.cache_info().misses
+    for k in range(15):
+        shard_of(y, slice(k, k + 5))
+    assert program.cache_info().misses == before + 1
+
+
+# Partitions and copies
+
+
+def test_an_element_of_a_partitioned_map_stays_on_its_devices():
+    f = sm.sharded_jit(lambda x: x + 1, in_parts=P(2, 1), out_parts=P(2, 1))
+    value = np.arange(4 * 4 * 6, dtype=np.float32).reshape(4, 4, 6)
+    y = sm.spmap(f)(value)
+    for k, part in enumerate(unstack(y)):
+        check(part, value[k] + 1, jax.devices()[2 * k : 2 * k + 2])
+        check(shard_of(y, k), value[k] + 1, jax.devices()[2 * k : 2 * k + 2])
+    check(shard_of(y, (3, slice(2, 4))), value[3, 2:4] + 1, [jax.devices()[7]])
+
+
+def test_of_copies_the_first():
+    value = np.arange(4 * 3, dtype=np.int32).reshape(4, 3)
+    y = jax.device_put(value, over(P("i"), i=4, replicas=2))
+    for k in range(4):
+        check(shard_of(y, k), value[k], [jax.devices()[2 * k]])
+        check(unstack(y)[k], value[k], [jax.devices()[2 * k]])
+    z = jax.device_put(GRID, over(P("i", "j"), i=2, r=2, j=2))
+    check(shard_of(z, 1), GRID[1], jax.devices()[4:6])
+    check(shard_of(z, (1, slice(2, 4))), GRID[1, 2:], [jax.devices()[5]])
+
+
+@given(data=st.data())
+def test_any_part_of_any_layout(data):
+    spec = data.draw(specs(max_devices=8, max_ndim=3, unstacked=False))
+    rank = len(spec.sharding)
+    if rank == 0:
+        return
+    devices = data.draw(st.permutations(jax.devices()))[: spec.num_shards]
+    value = np.arange(24**rank, dtype=np.float32).reshape((24,) * rank)
+    array = jax.device_put(value, spec.named_sharding(devices))
+    pieces = spec.shard_shape(value.shape)
+    axis = data.draw(st.integers(0, rank - 1))
+    edges = st.integers(-24, 24)
+    index = tuple(
+        data.draw(st.integers(-24, 23) | st.builds(slice, edges, edges))
+        for _ in range(data.draw(st.integers(1, rank - axis)))
+    )
+    refused = False
+    for size, one in zip(pieces[axis:], index, strict=False):
+        if isinstance(one, slice):
+            start, stop, _ = one.indices(24)
+            touched = {k // size for k in range(start, stop)}
+            refused |= len(touched) > 1 and (start % size != 0 or stop % size != 0)
+    if refused:
+        with pytest.raises(ValueError, match="is neither whole pieces nor within one"):
+            shard_of(array, index, axis=axis)
+        return
+    part = shard_of(array, index, axis=axis)
+    expected = value[(slice(None),) * axis + index]
+    check(part, expected, [shard.device for shard in part.addressable_shards])
+    held = {shard.device: value[shard.index] for shard in array.addressable_shards}
+    for shard in part.addressable_shards:
+        assert set(np.ravel(shard.data)) <= set(held[shard.device].ravel())
+
+
+# Trees, keys, transformations
+
+
+def test_trees_of_different_layouts():
+    tree = {
+        "n": nested(),
+        "one": jax.device_put(GRID, jax.devices()[5]),
+        "host": GRID,
+        "columns": jax.device_put(GRID, over(P(None, "j"), j=4)),
+    }
+    part = shard_of(tree, (1, slice(2, 3)))
+    check(part["n"], GRID[1, 2:3] + 1, [jax.devices()[6]])
+    check(part["one"], GRID[1, 2:3], [jax.devices()[5]])
+    assert isinstance(part["host"], np.ndarray)
+    np.testing.assert_array_equal(part["host"], GRID[1, 2:3])
+    check(part["columns"], GRID[1, 2:3], [jax.devices()[2]])
+    for i, row in enumerate(unstack(tree)):
+        check(row["n"], GRID[i] + 1, jax.devices()[4 * i : 4 * i + 4])
+        check(row["columns"], GRID[i], jax.devices()[:4])
+    for i, row in enumerate(unstack(tree, axis=(0, -1))):
+        assert len(row) == 3
+        np.testing.assert_array_equal(row[2]["host"], GRID[i, :, 2])
+        check(row[2]["n"], GRID[i, :, 2] + 1, jax.devices()[4 * i : 4 * i + 4])
+
+
+def test_keys():
+    keys = jax.random.split(jax.random.key(0), (2, 8))
+    array = jax.device_put(keys, over(P("i", "j"), i=2, j=4))
+    data = jax.random.key_data(keys)
+    for part, index in [
+        (shard_of(array, (1, 3)), (1, 3)),
+        (shard_of(array, 1), 1),
+        (shard_of(array, (0, slice(2, 4))), (0, slice(2, 4))),
+        (unstack(array)[1], 1),
+    ]:
+        assert part.dtype == keys.dtype
+        np.testing.assert_array_equal(jax.random.key_data(part), data[index])
+
+
+def test_inside_of_transformations_it_is_plain_indexing():
+    n = nested()
+    index = (1, slice(1, 4))
+    np.testing.assert_array_equal(
+        jax.jit(lambda x: shard_of(x, index))(n), GRID[index] + 1
+    )
+    rows = jax.jit(lambda x: unstack(x, axis=(0, 1)))(n)
+    np.testing.assert_array_equal(rows[1][3], GRID[1, 3] + 1)
+
+    def loss(x):
+        return (shard_of(x, index) ** 2).sum()
+
+    expected = np.zeros_like(GRID)
+    expected[index] = 2 * (GRID[index] + 1)
+    np.testing.assert_array_equal(jax.grad(loss)(n), expected)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda x: shard_of(x, (1, slice(0, 2))))(jnp.asarray(GRID)),
+        GRID[:, 1, 0:2],
+    )
+    mapped = sm.spmap(lambda x: shard_of(x, (slice(1, 3), 0)))
+    np.testing.assert_array_equal(mapped(GRID), GRID[:, 1:3, 0])
+
+
+def test_a_part_may_be_mapped():
+    sums = sm.spmap(jnp.sum)(shard_of(nested(), 1))
+    np.testing.assert_array_equal(sums, (GRID[1] + 1).sum(1))
+
+
+# Errors
+
+
+def test_slices_that_end_within_pieces_are_refused():
+    array = jax.device_put(np.zeros((3, 8)), over(P(None, "i"), i=4))
+    message = (
+        r"shard_of: x\['w'\] of shape \(3, 8\) is cut along axis 1 into pieces of 2, "
+        r"and 1:5 is neither whole pieces nor within one: index it as x\[i\], or take "
+        "whole pieces"
+    )
+    with pytest.raises(ValueError, match=message):
+        shard_of({"w": array}, slice(1, 5), axis=1)
+
+
+def test_indices_of_another_kind_are_refused():
+    y = nested()
+    with pytest.raises(ValueError, match=r"without a step, got slice\(0, 2, 2\)"):
+        shard_of(y, slice(0, 2, 2))
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted"):
+        shard_of(y, (0, 1.0))
+    with pytest.raises(TypeError, match="'ellipsis' object cannot be interpreted"):
+        shard_of(y, (..., 1))
+    with pytest.raises(ValueError, match=r"x of shape \(2, 4, 3\) has no axis 3"):
+        shard_of(y, (0, 0), axis=2)
+    with pytest.raises(
+        IndexError, match="size 4 along axis 1: index 4 is out of range"
+    ):
+        shard_of(y, (0, 4))
+    with pytest.raises(ValueError, match=r"lacks an axis once only, got \(0, -3\)"):
+        unstack(y, axis=(0, -3))
+    with pytest.raises(IndexError, match="size 0 along axis 0: index 0 is out"):
+        unreplicate(np.zeros((0, 2)))
+
+
+def test_lengths_that_differ_along_one_of_two_axes():
+    message = r"along axis \(0, 1\):\n  \* x\[0\] has 2 x 4\n  \* x\[1\] has 2 x 3"
+    with pytest.raises(ValueError, match=message):
+        unstack([GRID, GRID[:, :3]], axis=(0, 1))

@@ -1,0 +1,210 @@
+"""Laying out what a map is given: what stays as it is, and how the rest gets there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from shardmap.arrays.placement import is_misplaced, move, place
+from tests.strategies import specs
+
+HOST = np.arange(24 * 24, dtype=np.float32).reshape(24, 24)
+
+
+def over(devices, pspec, name="i"):
+    return NamedSharding(Mesh(np.array(devices), name), pspec)
+
+
+def rows():
+    return jax.device_put(HOST, over(jax.devices(), P("i")))
+
+
+def columns():
+    return jax.device_put(HOST, over(jax.devices(), P(None, "i")))
+
+
+@pytest.fixture
+def no_host_copies(monkeypatch):
+    """Makes every copy of a device array to the host an error."""
+
+    def refuse(array):
+        raise AssertionError(f"an array of shape {array.shape} went to the host")
+
+    monkeypatch.setattr(type(jnp.zeros(())), "_value", property(refuse))
+
+
+def check(moved, sharding, value=HOST):
+    assert moved.sharding.is_equivalent_to(sharding, moved.ndim)
+    assert moved.committed
+    for shard in moved.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), value[shard.index])
+
+
+# What stays as it is
+
+
+def test_an_array_that_lies_right_is_the_same_object():
+    array = rows()
+    others = [over(jax.devices(), P("k"), "k"), over(jax.devices(), P("i", None))]
+    for sharding in others:
+        assert place([array], [sharding])[0] is array
+        assert place([array], [sharding], uncommitted=True)[0] is array
+
+
+def test_what_jit_lays_out_is_left_to_it():
+    values = [HOST, np.float32(1), 1, 2.0, True, 1j, jnp.zeros(8)]
+    sharding = over(jax.devices(), P())
+    for value, result in zip(values, place(values, [sharding] * 7), strict=True):
+        assert result is value
+
+
+def test_no_shardings_leave_all_alone():
+    array = rows()
+    assert place([array, 1], None)[0] is array
+
+
+def test_uncommitted_values_are_laid_out_on_request():
+    sharding = over(jax.devices(), P("i"))
+    for value in [HOST, jnp.asarray(HOST)]:
+        check(place([value], [sharding], uncommitted=True)[0], sharding)
+
+
+def test_tracers_are_left_alone():
+    sharding = over(jax.devices(), P("i"))
+
+    @jax.jit
+    def f(x):
+        assert not is_misplaced(x, sharding, True)
+        return x
+
+    f(columns())
+
+
+# What is moved
+
+
+def cases():
+    devices = jax.devices()
+    cut, other, whole = P("i"), P(None, "i"), P()
+    one = SingleDeviceSharding(devices[3])
+    return {
+        "one to all": (one, over(devices, cut)),
+        "one to a copy on each": (one, over(devices, whole)),
+        "one to another": (one, SingleDeviceSharding(devices[5])),
+        "all to one": (over(devices, cut), one),
+        "copies to one": (over(devices, whole), one),
+        "copies to pieces": (over(devices, whole), over(devices, cut)),
+        "pieces to copies": (over(devices, cut), over(devices, whole)),
+        "rows to columns": (over(devices, cut), over(devices, other)),
+        "another order": (over(devices, cut), over(devices[::-1], cut)),
+        "another order and cut": (over(devices, cut), over(devices[::-1], other)),
+        "actors to learners": (over(devices[:4], cut), over(devices[4:], cut)),
+        "copies to fewer": (over(devices, whole), over(devices[:2], whole)),
+        "pieces to fewer": (over(devices, cut), over(devices[2:6], cut)),
+        "pieces to more": (over(devices[:4], cut), over(devices, cut)),
+        "overlapping sets": (over(devices[:6], cut), over(devices[3:7], other)),
+        "sizes with no common cut": (over(devices[:3], cut), over(devices, other)),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_moving_goes_from_device_to_device(name, no_host_copies, monkeypatch):
+    source, target = cases()[name]
+    array = jax.device_put(HOST, source)
+    moved = move(array, target)
+    moved.block_until_ready()
+    monkeypatch.undo()
+    check(moved, target)
+    check(array, source)
+
+
+def test_the_guard_against_host_copies_works(no_host_copies):
+    with pytest.raises(AssertionError, match="went to the host"):
+        np.asarray(rows())
+
+
+@given(data=st.data())
+def test_any_layout_to_any_other(data):
+    def layout():
+        spec = data.draw(specs(max_devices=8, max_ndim=2, unstacked=False))
+        while len(spec.sharding) < 2:
+            spec = type(spec)((*spec.sharding, None), spec.mesh_mapping)
+        devices = data.draw(st.permutations(jax.devices()))[: spec.num_shards]
+        return spec.named_sharding(devices)
+
+    source, target = layout(), layout()
+    check(move(jax.device_put(HOST, source), target), target)
+
+
+def test_keys_are_moved():
+    keys = jax.random.split(jax.random.key(0), 8)
+    array = jax.device_put(keys, over(jax.devices(), P("i")))
+    moved = move(array, over(jax.devices()[:4], P("i")))
+    assert moved.dtype == keys.dtype
+    assert len(moved.sharding.device_set) == 4
+    np.testing.assert_array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
+
+
+def test_moving_under_a_mesh_that_is_set():
+    target = over(jax.devices(), P(None, "i"))
+    mesh = jax.make_mesh((4, 2), ("a", "b"))
+    with jax.set_mesh(mesh):
+        moved = move(rows(), target)
+    check(moved, target)
+
+
+def test_place_moves_only_what_lies_wrong():
+    right, wrong = rows(), columns()
+    sharding = over(jax.devices(), P("i"))
+    first, second = place([right, wrong], [sharding] * 2)
+    assert first is right
+    check(second, sharding)
+
+
+# Donation
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_donated_array_is_freed_when_it_was_moved(name):
+    source, target = cases()[name]
+    array = jax.device_put(HOST, source)
+    shards = [shard.data for shard in array.addressable_shards]
+    moved = move(array, target, donate=True)
+    check(moved, target)
+    # Whoever donates the result frees what it uses of the donated array.
+    moved.delete()
+    assert all(shard.is_deleted() for shard in shards)
+    assert array.is_deleted()
+
+
+@pytest.mark.parametrize("source", [P(), P("i")])
+def test_what_a_device_has_already_is_used(source):
+    array = jax.device_put(jnp.asarray(HOST) + 0, over(jax.devices()[:4], source))
+    shards = [shard.data for shard in array.addressable_shards]
+    target = over(jax.devices()[3:1:-1], P())
+    if source == P("i"):
+        target = over([jax.devices()[k] for k in (0, 5, 2, 6)], source)
+    moved = move(array, target, donate=True)
+    check(moved, target)
+    pointers = {s.data.unsafe_buffer_pointer() for s in moved.addressable_shards}
+    kept = [shard for shard in shards if not shard.is_deleted()]
+    assert len(kept) == 2
+    assert {shard.unsafe_buffer_pointer() for shard in kept} <= pointers
+
+
+def test_an_array_that_lies_right_is_not_freed_by_moving():
+    array = rows()
+    (same,) = place([array], [over(jax.devices(), P("i"))], donate=[True])
+    assert same is array
+    assert not array.is_deleted()
+
+
+def test_place_frees_what_may_be_freed():
+    kept, donated = columns(), columns()
+    place([kept, donated], [over(jax.devices(), P("i"))] * 2, donate=[False, True])
+    assert not kept.is_deleted()
+    assert donated.is_deleted()

@@ -1,0 +1,361 @@
+"""Maps over several processes, which the tests start on this machine.
+
+The checks themselves are in process_programs/; each start runs many.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from benchmarks import harness, process_rows
+from benchmarks.harness import OURS
+from shardmap.api import parts as parts_module
+from shardmap.arrays import processes, rows
+from shardmap.map import layout
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAMS = ROOT / "tests" / "process_programs"
+SECONDS = 100
+# For other numbers of processes and devices than those that all checks are made with.
+FEW = [
+    "check_rows_in_rows_out",
+    "check_index_and_size_are_global",
+    "check_collectives",
+    "check_soft_and_ragged_rows",
+    "check_global_in_global_out",
+    "check_grad_outside",
+    "check_nested_maps",
+    "check_mesh_map",
+    "check_many_queued_calls",
+]
+FEW_PROGRAMS = [
+    "check_mesh_maps_are_told_apart",
+    "check_maps_in_a_jit_are_told_apart",
+    "check_partitions_are_told_apart",
+    "check_parts_of_this_process",
+    "check_parts_cut_two_dimensions_between_processes",
+    "check_tangents_of_integers",
+    "check_collectives_in_every_dtype",
+    "check_gather_along_a_mesh",
+    "check_a_traced_map_is_evaluated",
+    "check_callbacks_of_this_process",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """As much of a device as a mesh looks at."""
+
+    id: int
+    process_index: int
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+    client: None = None
+
+
+def devices_of(*processes):
+    return [Device(k, process) for k, process in enumerate(processes)]
+
+
+def test_devices_by_process():
+    devices = devices_of(1, 1, 0, 0)
+    assert processes.by_process(devices) == [devices[:2], devices[2:]]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0, 1), (0, 0, 1)])
+def test_devices_that_give_no_contiguous_rows_are_refused(order):
+    with pytest.raises(
+        ValueError,
+        match=r"the devices of each process must stand together, and be equally many.*"
+        rf"got devices of processes {re.escape(str(list(order)))}",
+    ):
+        processes.by_process(devices_of(*order))
+
+
+@pytest.mark.parametrize(
+    ("elements", "inner", "shape", "ids"),
+    [
+        (8, None, (8,), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (2, None, (2,), [0, 4]),
+        (12, None, (6,), [0, 1, 2, 4, 5, 6]),
+        (10, None, (2,), [0, 4]),
+        (7, None, (7,), [0, 1, 2, 3, 4, 5, 6]),
+        (4, 2, (4, 2), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (2, 3, (2, 3), [0, 1, 2, 4, 5, 6]),
+    ],
+)
+def test_each_process_has_its_own_part_of_the_mesh(elements, inner, shape, ids):
+    def body(x):
+        return x if inner is None else sm.spmap(lambda y: y)(x)
+
+    jaxpr = jax.make_jaxpr(body)(np.ones(inner or 1)).jaxpr
+    mesh = layout.map_mesh(
+        "i", elements, jaxpr, devices_of(0, 0, 0, 0, 1, 1, 1, 1), "unused"
+    )
+    assert mesh.devices.shape == shape
+    assert [device.id for device in mesh.devices.flat] == ids
+
+
+def described(fun, *args, **options):
+    jaxpr = jax.make_jaxpr(sm.spmap(fun, "i", **options))(*args)
+    return processes.description(jaxpr.eqns[0].params)
+
+
+def test_what_tells_functions_apart():
+    x = np.ones((8, 3))
+    text = described(lambda x: lax.psum(x, "i"), x)
+    assert text.startswith(
+        "<lambda>, axis 'i' of 8, elements (float32[3]), in_axes (0,), out_axes (0,), "
+        "operations "
+    )
+    assert described(lambda y: lax.psum(y, "i"), x) == text
+    others = [
+        described(lambda x: lax.pmax(x, "i"), x),
+        described(lambda x: lax.psum(x, "i"), x[:, :2]),
+        described(lambda x: lax.psum(x, "i"), x, out_axes=None),
+        described(lambda x: jax.jit(lambda x: lax.psum(x, "i") * 2)(x), x),
+    ]
+    assert len({text, *others}) == 5
+
+
+def test_what_collectives_say_tells_functions_apart():
+    x = np.ones((4, 2, 3), np.float32)
+
+    def over(**options):
+        def inner(x):
+            return lax.psum(x, **options)
+
+        return described(lambda x: sm.spmap(inner, "j")(x), x)
+
+    def turned(perm):
+        return described(lambda x: lax.ppermute(x, "i", perm), x)
+
+    texts = [
+        over(axis_name="i"),
+        over(axis_name="j"),
+        over(axis_name=("i", "j")),
+        over(axis_name="i", axis_index_groups=[[0, 1], [2, 3]]),
+        over(axis_name="i", axis_index_groups=[[0, 2], [1, 3]]),
+        turned([(0, 1), (1, 0), (2, 3), (3, 2)]),
+        turned([(0, 3), (3, 0), (2, 1), (1, 2)]),
+    ]
+    assert len(set(texts)) == len(texts)
+    assert over(axis_name="i") == texts[0]
+
+
+def test_a_description_has_nothing_of_this_process_in_it():
+    described_elsewhere = """
+import jax, numpy as np, shardmap as sm
+from shardmap.map import processes
+
+class Name:
+    pass
+
+def body(x):
+    return jax.nn.relu(x) + jax.pure_callback(np.sin, x, x) + jax.lax.psum(x, name)
+
+name = Name()
+jaxpr = jax.make_jaxpr(sm.spmap(body, name))(np.ones(8))
+print(processes.description(jaxpr.eqns[0].params))
+"""
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", described_elsewhere],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    (text,) = texts
+    assert text.startswith("body, an axis of 8")
+
+
+def test_the_time_limit(monkeypatch):
+    assert processes.time_limit() == 600
+    monkeypatch.setenv(processes.TIME_LIMIT, "a while")
+    with pytest.raises(ValueError, match="a number of seconds, but is 'a while'"):
+        processes.time_limit()
+
+
+def test_without_a_time_limit_nobody_is_asked(monkeypatch):
+    monkeypatch.setattr(processes, "_exchange", None)
+    mesh = sm.make_mesh({"i": 8})
+    with pytest.raises(RuntimeError, match="a collective with the other processes"):
+        processes.agree(mesh, "it", "what it is")
+    monkeypatch.setenv(processes.TIME_LIMIT, "0")
+    processes.agree(mesh, "it", "what it is")
+
+
+def test_local_parts_of_one_process_are_all_parts():
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+    def split(**local):
+        return sm.sharded_jit(lambda x: x + x.sum(), (2, 2), (2, 2), **local)
+
+    whole = split(local_in_parts=(2, 2), local_out_parts=(2, 2), local_num_partitions=4)
+    np.testing.assert_array_equal(whole(x), x + 28)
+    np.testing.assert_array_equal(jax.jit(whole)(x), x + 28)
+    with pytest.raises(
+        ValueError,
+        match=r"local_in_parts of x is \(1, 2\), but of \(2, 2\) partitions, 4 in all, "
+        r"this process has 4, which are \(2, 2\)",
+    ):
+        split(local_in_parts=(1, 2))(x)
+    with pytest.raises(ValueError, match="local_out_parts of result is"):
+        split(local_out_parts=(1, 1))(x)
+    with pytest.raises(
+        ValueError, match="local_num_partitions 2, but of the 4 partitions 4 are on"
+    ):
+        split(local_num_partitions=2)(x)
+    with pytest.raises(TypeError, match="sharded_jit local_in_parts must be a tuple"):
+        split(local_in_parts="2")
+
+
+@pytest.mark.parametrize(
+    ("parts", "count", "box"),
+    [
+        ((4,), 2, (2,)),
+        ((4, 2), 4, (2, 2)),
+        ((2, 4), 2, (1, 2)),
+        ((2, 2, 2), 1, (1, 1, 1)),
+        ((3, 2), 6, (3, 2)),
+        ((3, 2), 3, None),
+        ((2, 3), 2, None),
+    ],
+)
+def test_the_block_that_a_process_has(parts, count, box):
+    assert parts_module._own_box(parts, count) == box
+
+
+def test_rows_of_arrays_that_are_cut_otherwise_too_are_refused(monkeypatch):
+    mesh = sm.make_mesh({"i": 4, "j": 2})
+    half = jax.sharding.Mesh(mesh.devices[:2, :1], mesh.axis_names)
+    monkeypatch.setattr(rows, "_local_mesh", lambda mesh: half)
+    rows.rows_for.cache_clear()
+    rows.pieces_for.cache_clear()
+    with pytest.raises(
+        ValueError, match="a map inside cuts dimension 1 of an array between processes"
+    ):
+        rows.rows_for(NamedSharding(mesh, P("i", "j")), 0, 2)
+    made = rows.rows_for(NamedSharding(mesh, P(None, "i")), 1, 2)
+    assert made.whole_shape((5, 6)) == (5, 12)
+    assert made.own_shape((5, 12)) == (5, 6)
+    rows.rows_for.cache_clear()
+    rows.pieces_for.cache_clear()
+
+
+def test_batched_rows_have_one_more_dimension():
+    mesh = sm.make_mesh({"i": 4})
+    made = rows.rows_for(NamedSharding(mesh, P(None, "i")), 1, 2)
+    specs = [made.batched(dim).whole.spec for dim in range(3)]
+    assert specs == [P(None, None, "i"), P(None, None, "i"), P(None, "i")]
+    assert [made.batched(dim).factors for dim in range(3)] == [
+        (1, 1, 2),
+        (1, 1, 2),
+        (1, 2),
+    ]
+
+
+def start(count, devices, program, *arguments, **environment):
+    """Runs a program in processes of its own, and gives what they wrote."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "shardmap", "run"),
+            *("-n", str(count), "--devices-per-process", str(devices)),
+            *("--grace", "3", str(PROGRAMS / program), *arguments),
+        ],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=ROOT,
+    )
+
+
+def checks_in(path):
+    return re.findall(r"^def (check_\w+)", path.read_text(), re.M)
+
+
+ALL = {path.stem: checks_in(path) for path in sorted(PROGRAMS.glob("check_*.py"))}
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "wanted"),
+    [
+        *(pytest.param(2, 2, checks, id=f"2-2-{name}") for name, checks in ALL.items()),
+        pytest.param(2, 1, [*FEW, *FEW_PROGRAMS], id="2-1"),
+        pytest.param(4, 1, FEW, id="4-1"),
+        pytest.param(4, 1, FEW_PROGRAMS, id="4-1-programs"),
+        pytest.param(4, 2, FEW, id="4-2"),
+    ],
+)
+def test_what_holds_in_every_process(count, devices, wanted):
+    result = start(count, devices, "checks.py", *wanted)
+    passed = re.findall(r"^\[(\d)\] (check_\w+) passed$", result.stdout, re.M)
+    expected = {(str(process), name) for process in range(count) for name in wanted}
+    assert expected - set(passed) == set(), result.stdout + result.stderr
+    assert result.returncode == 0
+
+
+LOST = "total: a collective with the other processes failed. One of them has ended"
+
+
+@pytest.mark.parametrize(
+    ("what", "environment", "message", "code"),
+    [
+        ("killed", {}, LOST, 137),
+        ("raises", {}, LOST, 1),
+        (
+            "stays away from a new function",
+            {"SHARDMAP_PROCESS_TIMEOUT": "2"},
+            r"after 2 s: spmap of <lambda>: waited 2 s for the other processes to call "
+            r"it too: <lambda>, axis 'i' of 2, .*Processes \[0, 1\] take part",
+            3,
+        ),
+        (
+            "stays away from a jit",
+            {"SHARDMAP_PROCESS_TIMEOUT": "2"},
+            r"after 2 s: spmap of <lambda>: waited 2 s for the other processes to call "
+            r"it too: <lambda>, axis 'i' of 2, ",
+            3,
+        ),
+        (
+            "stays away from a known function",
+            {"XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=2"},
+            rf"after 2 s: {LOST}.*\n\[0\] because of .*Timed out waiting 2000ms",
+            3,
+        ),
+    ],
+)
+def test_the_others_do_not_wait_for_ever(what, environment, message, code):
+    result = start(2, 1, "failures.py", what, **environment)
+    assert re.search(message, result.stdout), result.stdout + result.stderr
+    assert result.returncode == code
+
+
+def test_the_benchmark_runs():
+    result = harness.measure(process_rows.BENCHMARKS[0], repeats=2)
+    assert {
+        name: len(times) for name, times in result.samples.items()
+    } == dict.fromkeys(
+        [
+            OURS,
+            process_rows.OURS_ON_GLOBAL,
+            process_rows.PMAP,
+            process_rows.SHARD_MAP,
+        ],
+        2,
+    )

@@ -1,0 +1,161 @@
+"""`python -m shardmap doctor`: what it finds, and when something is broken."""
+
+import re
+
+import pytest
+
+from shardmap.commands import doctor
+from tests.command_line import ROOT, refusal, shardmap
+
+# As a probe finds them on a good machine.
+FOUND = {
+    "platform": "gpu",
+    "kind": "a GPU",
+    "count": 8,
+    "cores": 8,
+    "x64": True,
+    "disable_jit": False,
+    "sum": 36.0,
+    "right": 36.0,
+}
+FLAG = "--xla_force_host_platform_device_count"
+
+
+def needed(package):
+    """A requirement as setup.py has it."""
+    return re.search(rf'"({package}[<>=][^"]*)"', (ROOT / "setup.py").read_text())[1]
+
+
+def test_a_machine_where_all_is_well():
+    result = shardmap("doctor", XLA_FLAGS=f"{FLAG}=4", JAX_PLATFORMS="cpu")
+    assert result.stderr == ""
+    assert result.returncode == 0
+    assert re.search(r"^ok      jax \d+\.\d+", result.stdout, re.M)
+    assert "ok      4 devices on platform cpu (cpu), " in result.stdout
+    assert "ok      a psum over 4 devices is right" in result.stdout
+    assert "\n  JAX_PLATFORMS=cpu\n" in result.stdout
+    assert f"\n  XLA_FLAGS={FLAG}=4\n" in result.stdout
+    assert "several runs with collectives in flight" in result.stdout
+    assert "BROKEN" not in result.stdout
+
+
+def test_a_flag_that_ends_the_process_is_found():
+    result = shardmap("doctor", XLA_FLAGS="--xla_no_such_flag=1")
+    assert result.stderr == ""
+    assert result.returncode == 1
+    broken = re.findall(r"^BROKEN  (.*)$", result.stdout, re.M)
+    assert len(broken) == 1
+    assert broken[0].startswith("JAX does not start: ")
+    assert "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1" in broken[0]
+
+
+def test_a_start_that_takes_for_ever_is_found():
+    assert doctor.start_jax(seconds=0.01) == {
+        "error": "JAX did not start and run a map within 0.01 seconds"
+    }
+
+
+def test_the_probe_sees_this_process():
+    found = doctor.start_jax()
+    assert found.keys() == FOUND.keys()
+    wanted = {"platform": "cpu", "count": 8, "sum": 36.0, "right": 36.0}
+    assert {key: found[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("version", "outside"),
+    [
+        ("0.10.1", True),
+        ("0.10.2", False),
+        ("0.10.2.dev3", False),
+        ("0.12.0.1", False),
+        ("0.13.0", True),
+        ("1.0", True),
+        ("0.9.9", True),
+    ],
+)
+def test_versions_outside_of_the_range_are_broken(version, outside):
+    rule = needed("jax")
+    ((problem, text),) = doctor.versions({"jax": version}, ["jaxlib>9", rule])
+    assert problem == outside
+    said = "shardmap needs" if outside else "in the range"
+    assert text == f"jax {version}; {said} {rule}"
+
+
+def test_the_versions_here_are_in_the_range():
+    rules = [needed("jax"), needed("jaxlib")]
+    assert [p for p, _ in doctor.versions(doctor.installed(), rules)] == [False, False]
+
+
+def test_a_plain_checkout_has_no_ranges():
+    lines = list(doctor.versions({"jax": "0.1"}, []))
+    assert lines == [(False, f"jax 0.1; {doctor.UNKNOWN}")]
+    assert doctor.extras([]) == [doctor.UNKNOWN]
+
+
+def test_requirements_are_those_of_the_metadata(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", {"shardmap": ["a"]}.get)
+    assert doctor.requirements() == ["a"]
+
+    def not_found(name):
+        raise doctor.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", not_found)
+    assert doctor.requirements() == []
+
+
+def test_extras_say_what_is_missing():
+    assert doctor.extras(
+        [
+            "jax<0.13,>=0.10.2",
+            'pytest; extra == "test"',
+            "numpy[x]>=1; extra == 'test'",
+            'no-such-package==2.*; extra == "bench"',
+            'pytest; extra == "bench"',
+            'neither-here; extra == "bench"',
+        ]
+    ) == [
+        "bench: missing no-such-package, neither-here; pip install 'shardmap[bench]'",
+        "test: installed",
+    ]
+
+
+def test_a_wrong_sum_is_broken():
+    assert list(doctor.devices(FOUND)) == [
+        (False, "8 devices on platform gpu (a GPU), 8 CPU cores"),
+        (False, "a psum over 8 devices is right"),
+    ]
+    assert list(doctor.devices({**FOUND, "sum": 8.0}))[1] == (
+        True,
+        "a psum over 8 devices is 8, not 36",
+    )
+    assert list(doctor.devices({"error": "no"})) == [(True, "JAX does not start: no")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "environment", "limits"),
+    [
+        ({}, {}, []),
+        ({"error": "no"}, {}, []),
+        ({"count": 1}, {}, ["more than one device"]),
+        ({"count": 1, "platform": "cpu"}, {}, ["more than one device"]),
+        ({"platform": "cpu"}, {}, ["several runs with collectives in flight"]),
+        ({"platform": "cpu"}, {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "False"}, []),
+        (
+            {"platform": "cpu", "cores": 2},
+            {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"},
+            ["t"],
+        ),
+        ({"x64": False}, {}, ["64-bit numbers"]),
+        ({"disable_jit": True}, {}, ["measuring"]),
+    ],
+)
+def test_limits_are_those_of_the_machine(changes, environment, limits):
+    found = doctor.limits({**FOUND, **changes}, environment)
+    assert len(found) == len(limits)
+    for line, start in zip(found, limits, strict=True):
+        assert line.startswith(start)
+
+
+def test_it_takes_no_arguments():
+    assert refusal(doctor.main, "cpu") == "unrecognized arguments: cpu"

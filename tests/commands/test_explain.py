@@ -1,0 +1,269 @@
+"""`python -m shardmap explain`: finding the function, reading arguments, refusing."""
+
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardmap as sm
+from shardmap.commands import example
+from shardmap.commands.explain import (
+    find_function,
+    load,
+    main,
+    read_argument,
+    read_interconnect,
+)
+from tests.command_line import call, refusal, shardmap
+
+PREDICT = "shardmap.commands.example:predict"
+ARRAYS = ("--arg", "f32[64,32]", "--arg", "f32[256,64]")
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Writes a file of the user's into an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    modules = sys.modules.copy()
+
+    def write(text, name="mine.py"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    yield write
+    for name in set(sys.modules) - set(modules):
+        del sys.modules[name]
+
+
+def array(dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+# What it prints.
+
+
+def test_it_prints_the_explanation():
+    expected = sm.explain(example.predict)(
+        array(jnp.float32, 64, 32), array(jnp.float32, 256, 64)
+    )
+    result = call(main, PREDICT, *ARRAYS)
+    assert result == (0, f"{expected}\n", "")
+    assert "axis 'batch' of 256 = 8 devices x 32 vectorised x 1 step" in result.stdout
+
+
+def test_times_are_for_the_interconnect_that_is_named():
+    expected = sm.explain(example.predict, interconnect="nvlink4")(
+        array(jnp.float32, 64, 32), array(jnp.float32, 256, 64)
+    )
+    result = call(main, PREDICT, *ARRAYS, "--interconnect", "nvlink4")
+    assert result.stdout == f"{expected}\n"
+    assert expected.collectives[0].seconds > 0
+    own = read_interconnect("5e9,3e-6")
+    assert (own.bandwidth, own.latency) == (5e9, 3e-6)
+
+
+def test_the_page_is_written(tmp_path):
+    file = tmp_path / "out.html"
+    assert call(main, PREDICT, *ARRAYS, "--html", str(file)).returncode == 0
+    expected = sm.explain(example.predict)(
+        array(jnp.float32, 64, 32), array(jnp.float32, 256, 64)
+    )
+    expected.save(tmp_path / "expected.html")
+    assert file.read_text() == (tmp_path / "expected.html").read_text()
+
+
+def test_virtual_devices_are_made_before_jax_starts(program):
+    """Also where the environment asks for others."""
+    file = program("import shardmap as sm\nf = sm.spmap(lambda x: x + 1, 'i')")
+    result = shardmap(
+        *("explain", f"{file}:f", "--arg", "f32[12]", "--devices", "6"),
+        XLA_FLAGS="--xla_force_host_platform_device_count=3",
+    )
+    assert result.stderr == ""
+    assert "axis 'i' of 12 = 6 devices x 2 vectorised x 1 step" in result.stdout
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("f32[8,128]", array(jnp.float32, 8, 128)),
+        (" f32[ 8 , 128 ] ", array(jnp.float32, 8, 128)),
+        ("bf16[4]", array(jnp.bfloat16, 4)),
+        ("i32[]", array(jnp.int32)),
+        ("u8[0]", array(jnp.uint8, 0)),
+        ("c64[1]", array(jnp.complex64, 1)),
+        ("bool[2]", array(jnp.bool_, 2)),
+        ("f8_e4m3fn[2]", array(jnp.float8_e4m3fn, 2)),
+        ("float16[2]", array(jnp.float16, 2)),
+        ("key[3]", array(jax.eval_shape(jax.random.key, 0).dtype, 3)),
+        ("3", 3),
+        ("-0.5", -0.5),
+        ("None", None),
+        ("'i32[]'", "i32[]"),
+        ("[]", []),
+        (
+            '{"w": f32[3], "b": [i32[], (2, True)]}',
+            {"w": array(jnp.float32, 3), "b": [array(jnp.int32), (2, True)]},
+        ),
+    ],
+)
+def test_arguments(text, value):
+    assert read_argument(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("f32", r"f32 needs a shape in brackets: f32\[\] for one number"),
+        ("(f32, 1)", "f32 needs a shape in brackets"),
+        ("f32(3)", r"--arg calls nothing: write f32\[8,128\] for an array"),
+        ("f32[-1]", r"whole numbers, such as f32\[8,128\], got \(-1,\)"),
+        ("f32[2.0]", "needs a shape of whole numbers"),
+        ("f32[True]", "needs a shape of whole numbers"),
+        ("f32[1:2]", "--arg cannot have '1:2' in it"),
+        ("f33[1]", "--arg has an unknown dtype 'f33': write f32, bf16"),
+        ("object[1]", "unknown dtype 'object'"),
+        ("ndarray[1]", "unknown dtype 'ndarray'"),
+        ("f64[1]", "f64, which JAX makes float32 unless JAX_ENABLE_X64=1 is set"),
+        ("f32[1", "--arg 'f32.1' cannot be read: '.' was never closed"),
+        ("f32[2][3]", "--arg cannot have"),
+        ("{**{}}", r"--arg cannot have \*\* in it"),
+        ("[x for x in 'y']", "--arg cannot have"),
+        ("f32[(yield)]", "--arg cannot have"),
+        ("{[]: 1}", "unhashable type"),
+        ("{'a': f32[1], 2: f32[1]}", "sort"),
+        ("", "--arg '' cannot be read"),
+    ],
+)
+def test_wrong_arguments(text, reason):
+    assert re.search(reason, refusal(main, PREDICT, "--arg", text))
+
+
+# The function.
+
+
+def test_functions_are_found_as_python_finds_them(program):
+    program("def f(x): return x\nclass C:\n    g = staticmethod(f)", "mine.py")
+    function, name = find_function("mine:C.g")
+    assert (function(3), name) == (3, "C.g")
+    program("import beside\nf = beside.f", "main.py")
+    program("def f(x): return x + 1", "beside.py")
+    assert find_function("main.py:f")[0](3) == 4
+
+
+def test_a_file_is_found_from_any_folder(program, tmp_path, monkeypatch):
+    file = program(
+        "import dataclasses\n"
+        "@dataclasses.dataclass\nclass Scale:\n    by: 'float' = 2.0\n"
+        "def f(x): return x * Scale().by"
+    )
+    monkeypatch.chdir("/")
+    assert find_function(f"{file}:f")[0](3) == 6.0
+
+
+def test_a_file_does_not_hide_a_module(program):
+    file = program("f = abs", "numpy.py")
+    assert load(str(file)).f is abs
+    assert sys.modules["numpy"] is np
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("mine", "expected MODULE:FUNCTION, such as train.py:step .* got 'mine'"),
+        ("mine:", "expected MODULE:FUNCTION"),
+        (":f", "expected MODULE:FUNCTION"),
+        ("other:f", "there is no module other here"),
+        ("other.inner:f", "there is no module other.inner here"),
+        ("mine.inner:f", "there is no module mine.inner here"),
+        ("other.py:f", "there is no file other.py"),
+        ("..other:f", "importing ..other failed: TypeError: the 'package' argument"),
+        ("mine:g", "mine has no g"),
+        ("mine:f.g", "mine has no f.g"),
+        ("mine:three", "three of mine is of type int, no function"),
+    ],
+)
+def test_functions_that_are_not_there(function, reason, program):
+    program("def f(x): return x\nthree = 3")
+    assert re.search(reason, refusal(main, function))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("\n1 / 0", "importing mine.py failed: ZeroDivisionError: division by zero "),
+        ("\nimport sys; sys.exit(3)", "importing mine.py failed: SystemExit: 3 "),
+        ("\nimport no_such_module", "ModuleNotFoundError: No module named 'no_such_m"),
+        ("\nraise ValueError('a\\nb\\n\\nc')", "failed: ValueError: a b (mine.py:2)"),
+        ("\nassert 0", "importing mine.py failed: AssertionError (mine.py:2)"),
+    ],
+)
+def test_a_module_that_fails_is_told_in_a_line(text, reason, program):
+    program(text)
+    said = refusal(main, "mine.py:f")
+    assert reason in said
+    assert said.endswith(" (mine.py:2)")
+    assert refusal(main, "mine:f") == said.replace(
+        "importing mine.py", "importing mine"
+    )
+
+
+def test_a_module_that_cannot_be_read_is_told_in_a_line(program):
+    program("x = = 1")
+    said = refusal(main, "mine.py:f")
+    assert said.startswith("importing mine.py failed: SyntaxError: invalid syntax")
+
+
+def test_a_function_that_fails_is_told_in_a_line(program):
+    program("import jax.numpy as jnp\ndef f(x):\n    return jnp.reshape(x, 7)")
+    said = refusal(main, "mine.py:f", "--arg", "f32[3]")
+    assert said.startswith("f cannot be explained: TypeError: ")
+    assert said.endswith(" (mine.py:3)")
+    said = refusal(main, "mine.py:f")
+    assert "missing 1 required positional argument: 'x'" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--devices", "0"], "--devices must be at least 1, got 0"),
+        (["--devices", "x"], "argument --devices: invalid int value: 'x'"),
+        (["--interconnect", "wire"], "--interconnect must be one of tpu-v4, .*'wire'"),
+        (["--interconnect", "1,2,3"], "--interconnect must be one of"),
+        (["--interconnect", "0,1"], "has a bandwidth above 0 bytes per second"),
+        (["--html", "no/such/folder/x.html"], "No such file or directory: 'no/such"),
+        (["--hmtl", "x.html"], "unrecognized arguments: --hmtl"),
+    ],
+)
+def test_wrong_options(options, reason):
+    assert re.search(reason, refusal(main, PREDICT, *ARRAYS, *options))
+
+
+WORDS = [
+    *("f32", "i32", "key", "bool", "[", "]", "(", ")", "{", "}", ",", ":", "'a'", "1"),
+    *("-", "8", "None", "*", ".", "=", "lambda", "\0", "\udcff", " ", "\n", "1e999"),
+]
+
+
+@given(st.one_of(st.text(max_size=12), st.lists(st.sampled_from(WORDS)).map("".join)))
+def test_no_argument_gives_a_traceback(text):
+    result = call(main, PREDICT, f"--arg={text}")
+    assert result.returncode == 2  # It takes two.
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@given(st.text("ab.:/_\0\udcff -0é\\", max_size=8))
+def test_no_function_gives_a_traceback(text):
+    result = call(main, text)
+    assert result.returncode in (0, 2)
+    assert result.stderr.count("\n") == (result.returncode == 2)

@@ -1,0 +1,167 @@
+"""The command line, run as a user runs it: in a process of its own."""
+
+import importlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from shardmap.__main__ import COMMANDS
+from tests.command_line import ROOT, call, python, shardmap
+
+# Runs the command line, or other code, in a process that cannot import a module.
+WITHOUT_MODULE = """
+import runpy, sys
+sys.modules[{module!r}] = None
+{code}
+"""
+RUN = "sys.argv[1:] = {arguments!r}; runpy.run_module('shardmap', run_name='__main__')"
+
+
+def without_module(module, *arguments, code=RUN):
+    code = code.format(arguments=list(arguments))
+    return python("-c", WITHOUT_MODULE.format(module=module, code=code))
+
+
+def test_no_command_says_what_there_is():
+    result = shardmap()
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert "usage: python -m shardmap COMMAND" in result.stdout
+    for name, command in COMMANDS.items():
+        assert re.search(
+            rf"^  {name} +{re.escape(command.summary)}$", result.stdout, re.M
+        )
+    assert shardmap("--help").stdout == result.stdout
+
+
+def test_an_unknown_command_gets_one_line_and_code_2():
+    result = shardmap("dmeo")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == (
+        "python -m shardmap: unknown command 'dmeo'; the commands are: demo, show, "
+        "explain, run, doctor\n"
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_a_help_text_work(name, tmp_path):
+    """In a folder with the script that they name, and nothing else."""
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
+    help_text = call(importlib.import_module(COMMANDS[name].module).main, "--help")
+    assert (help_text.returncode, help_text.stderr) == (0, "")
+    examples = re.findall(r"^  python -m (shardmap .*)$", help_text.stdout, re.M)
+    assert examples
+    for example in examples:
+        result = shardmap(*shlex.split(example)[1:], cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, ""), example
+        assert result.stdout
+
+
+def test_a_reader_that_goes_away_ends_it_quietly():
+    """As `head` does, before anything is written."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardmap"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    process.stderr.close()
+
+
+def test_control_c_ends_it_quietly(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time; print('waiting', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardmap", "explain", f"{tmp_path}/slow.py:f"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdout.readline() == b"waiting\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_text_that_no_encoding_has_is_still_written():
+    """A file name need not be text; shown on a terminal of ASCII it is escaped."""
+    result = shardmap(
+        *("show", "P('é')", "--shape", "2", "--mesh", "é=1"), PYTHONIOENCODING="ascii"
+    )
+    assert result.stderr == ""
+    assert result.stdout.startswith("P('\\xe9') on a mesh of \\xe9=1\n")
+
+
+def test_a_missing_extra_gets_one_line_and_code_2():
+    result = without_module("sklearn", "demo")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == (
+        "python -m shardmap: demo needs sklearn, which is not installed; "
+        "pip install 'shardmap[demo]' brings it\n"
+    )
+
+
+def test_the_missing_extra_is_what_makes_the_difference():
+    """The test above takes sklearn away, and does nothing else to the process."""
+    result = without_module("sklearn", code="import sklearn")
+    assert "ModuleNotFoundError: import of sklearn halted" in result.stderr
+    assert without_module("no_such_module", "demo", "--help").returncode == 0
+
+
+def test_everything_but_the_demo_works_without_extras():
+    assert without_module("sklearn").returncode == 0
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return shardmap("demo")
+
+
+def test_the_demo_passes_its_own_checks(demo):
+    assert demo.stderr == ""
+    assert demo.returncode == 0
+    accuracy = re.search(r"^ok   held-out accuracy (\S+),", demo.stdout, re.M)
+    assert float(accuracy[1]) >= 0.95
+    difference = re.search(r"^ok   .* at most (\S+) from the same", demo.stdout, re.M)
+    assert float(difference[1]) < 1e-5
+
+
+def test_the_demo_shows_progress(demo):
+    epochs = re.findall(r"^  epoch +(\d+) of 20 .* loss \d", demo.stdout, re.M)
+    assert [int(epoch) for epoch in epochs] == list(range(1, 21))
+
+
+def test_the_demo_shows_the_layout_that_the_readme_shows(demo):
+    readme = (ROOT / "README.md").read_text()
+    (shown,) = re.findall(r"^```text\n(images\n.*?)^```", readme, re.M | re.S)
+    assert shown in demo.stdout
+
+
+def test_the_demo_shows_the_spec_and_the_proto_of_the_batch(demo):
+    shown = demo.stdout.partition("The images' spec\n")[2].split("\n\n")[0]
+    assert [line.strip() for line in shown.splitlines()] == [
+        "ShardingSpec((Chunked((8,)), None, None), (ShardedAxis(0),))",
+        "and its OpSharding proto",
+        "type: OTHER",
+        "tile_assignment_dimensions: 8",
+        "tile_assignment_dimensions: 1",
+        "tile_assignment_dimensions: 1",
+        "iota_reshape_dims: 8",
+        "iota_transpose_perm: 0",
+    ]
+
+
+def test_the_demo_fails_when_it_has_not_learnt():
+    result = shardmap("demo", "--epochs", "0")
+    assert result.returncode == 1
+    assert "MISS held-out accuracy 0.000" in result.stdout

@@ -1,0 +1,206 @@
+"""`python -m shardmap run`, with scripts that do not import JAX."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from shardmap.commands import run
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text(
+            "import os, signal, sys, time\n"
+            "me = int(os.environ['SLURM_PROCID'])\n" + textwrap.dedent(text)
+        )
+        return str(path)
+
+    return write
+
+
+def test_lines_begin_with_the_number_of_the_process(script, capfd):
+    path = script("print('out', sys.argv[1:]); print('error', file=sys.stderr)")
+    assert run.main(["-n", "2", path, "--steps", "3", "-n"]) == 0
+    out, error = capfd.readouterr()
+    assert sorted(out.splitlines()) == [
+        f"[{k}] out ['--steps', '3', '-n']" for k in range(2)
+    ]
+    assert sorted(error.splitlines()) == ["[0] error", "[1] error"]
+
+
+def test_what_a_process_is_told(script, capfd, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", f"{run.DEVICE_FLAG.pattern[:-3]}8 --other")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "9")
+    path = script(
+        """
+        names = ["SLURM_NTASKS", "JAX_NUM_CPU_DEVICES", "JAX_LOCAL_DEVICE_IDS"]
+        print(*(os.environ[name] for name in names), os.environ["XLA_FLAGS"].strip())
+        print("OMPI_COMM_WORLD_SIZE" in os.environ, os.environ["HOME"])
+        print("address", os.environ["JAX_COORDINATOR_ADDRESS"])
+        """
+    )
+    assert run.main(["-n", "2", "--devices-per-process", "3", path]) == 0
+    lines = sorted(capfd.readouterr().out.splitlines())
+    addresses = [line[4:] for line in lines if "address" in line]
+    assert len(set(addresses)) == 1
+    assert re.fullmatch(r"address 127\.0\.0\.1:\d+", addresses[0])
+    assert [line for line in lines if "address" not in line] == [
+        "[0] 2 3 0,1,2 --other",
+        f"[0] False {os.environ['HOME']}",
+        "[1] 2 3 3,4,5 --other",
+        f"[1] False {os.environ['HOME']}",
+    ]
+
+
+def test_the_script_is_the_main_module(script, tmp_path, capfd):
+    (tmp_path / "beside.py").write_text("value = 7")
+    path = script(
+        "import beside; print(__name__, __file__ == sys.argv[0], beside.value)"
+    )
+    assert run.main(["-n", "1", path]) == 0
+    assert capfd.readouterr().out == "[0] __main__ True 7\n"
+
+
+def test_ports_differ():
+    assert run.free_port() != run.free_port()
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "text"),
+    [
+        ("raise KeyError('lost')", 1, "[1] KeyError: 'lost'"),
+        ("sys.exit(7)", 7, "process 1 ended with code 7"),
+        ("sys.exit('no data')", 1, "[1] no data"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "process 1 ended with code 137"),
+    ],
+)
+def test_when_one_fails_all_end(failure, code, text, script, capfd):
+    path = script(
+        f"""
+        if me == 1:
+            {failure}
+        time.sleep(60)
+        """
+    )
+    start = time.monotonic()
+    assert run.main(["-n", "3", path]) == code
+    assert time.monotonic() - start < 30
+    error = capfd.readouterr().err
+    assert text in error
+    assert "run_script" not in error
+
+
+def test_the_first_failure_counts(script):
+    path = script("time.sleep(1.5 * me); sys.exit(3 + me)")
+    assert run.main(["-n", "2", path]) == 3
+
+
+def test_who_does_not_end_is_ended(script, capfd):
+    path = script(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+        time.sleep(0.5)
+        if me == 0:
+            sys.exit(4)
+        while True:
+            time.sleep(1)
+        """
+    )
+    assert run.main(["-n", "2", "--grace", "0.5", path]) == 4
+    assert "[1] asked" in capfd.readouterr().out
+
+
+def started(path, *options):
+    """The command in a process of its own, once its processes run, and their ids."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardmap", "run", "-n", "2", *options, path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    )
+    ids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+    return process, ids
+
+
+def are_gone(ids):
+    """Whether these processes end within ten seconds."""
+    deadline = time.monotonic() + 10
+    while any(pathlib.Path(f"/proc/{number}").exists() for number in ids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="looks into /proc")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_signals_are_passed_on(number, code, script):
+    path = script(
+        """
+        def asked(number, frame):
+            print(me, "asked", number, flush=True)
+            sys.exit(1)
+        for number in signal.SIGINT, signal.SIGTERM:
+            signal.signal(number, asked)
+        print(os.getpid())
+        time.sleep(60)
+        """
+    )
+    process, ids = started(path)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert sorted(out.splitlines()) == [
+        f"[{k}] {k} asked {number.value}" for k in range(2)
+    ]
+    assert process.returncode == code
+    assert are_gone(ids)
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="looks into /proc")
+def test_a_killed_command_leaves_no_process_behind(script):
+    path = script(
+        """
+        import subprocess
+        child = subprocess.Popen(["sleep", "60"])
+        print(os.getpid(), child.pid, flush=True)
+        time.sleep(60)
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardmap", "run", "-n", "2", path],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    lines = [process.stdout.readline().split()[1:] for _ in range(2)]
+    process.kill()
+    process.communicate(timeout=30)
+    assert are_gone([int(number) for line in lines for number in line])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2", "nowhere.py"], "run: there is no file nowhere.py"),
+        (["-n", "0", "x.py"], "argument -n/--processes: must be at least 1, got 0"),
+        (["x.py"], "the following arguments are required: -n/--processes"),
+    ],
+)
+def test_wrong_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run.main(arguments)
+    assert message in capsys.readouterr().err

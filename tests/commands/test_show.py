@@ -1,0 +1,237 @@
+"""`python -m shardmap show`: what it shows, and what it refuses."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shardmap.commands.show import MOST_DEVICES, main, page, read_mesh, read_shape
+from shardmap.explain.draw.text import picture
+from shardmap.sharding.spec import spec_to_indices
+from tests.command_line import call, refusal
+from tests.strategies import specs_and_shapes
+
+SPEC = "ShardingSpec((Chunked(4), None), (ShardedAxis(0), Replicated(2)))"
+
+
+def shown_indices(text):
+    """Device to index, as the lines of the page have it."""
+    lines = re.findall(r"^  device +(\d+)  (\[.*\])$", text, re.M)
+    return {int(device): index for device, index in lines}
+
+
+def written(index, shape):
+    """An index of JAX's or of a spec's, as it is written between brackets."""
+    parts = []
+    for item, size in zip(index, shape, strict=True):
+        if isinstance(item, int):
+            parts.append(str(item))
+        elif item.indices(size) == (0, size, 1) and item.stop is None:
+            parts.append(":")
+        else:
+            parts.append(f"{item.start}:{item.stop}")
+    return f"[{', '.join(parts) or '()'}]"
+
+
+def test_a_spec_in_every_form():
+    assert page(SPEC, "8,64", None).split("\n\n") == [
+        "ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))",
+        "(8, 64) on 8 devices, (2, 64) on each: dimension 0 across\n"
+        "       0:2   2:4   4:6   6:8\n"
+        "     +-----+-----+-----+-----+\n"
+        "     | 0-1 | 2-3 | 4-5 | 6-7 |\n"
+        "     +-----+-----+-----+-----+",
+        "Indices\n"
+        "  device 0  [0:2, :]\n"
+        "  device 1  [0:2, :]\n"
+        "  device 2  [2:4, :]\n"
+        "  device 3  [2:4, :]\n"
+        "  device 4  [4:6, :]\n"
+        "  device 5  [4:6, :]\n"
+        "  device 6  [6:8, :]\n"
+        "  device 7  [6:8, :]",
+        "OpSharding proto\n"
+        "  type: OTHER\n"
+        "  tile_assignment_dimensions: 4\n"
+        "  tile_assignment_dimensions: 1\n"
+        "  tile_assignment_dimensions: 2\n"
+        "  replicate_on_last_tile_dim: true\n"
+        "  iota_reshape_dims: 8\n"
+        "  iota_transpose_perm: 0",
+        "HLO\n  {devices=[4,1,2]<=[8] last_tile_dim_replicate}",
+        'Shardy\n  sdy.mesh @mesh = <["axis0"=4, "axis1"=2]>\n'
+        '  #sdy.sharding<@mesh, [{"axis0"}, {}]>',
+    ]
+
+
+def test_the_names_of_a_mesh_are_those_of_the_shardy_text():
+    assert '<["data"=4, "model"=2]>' in page(SPEC, "8,64", "data=4,model=2")
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [("data", None), (None, "data"), (("model", "data"),), ("model", "data"), ()],
+)
+def test_a_partition_spec_lies_where_jax_puts_it(partitions):
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    sharding = NamedSharding(mesh, PartitionSpec(*partitions))
+    expected = {
+        device.id: written(index, (8, 16))
+        for device, index in sharding.devices_indices_map((8, 16)).items()
+    }
+    text = f"P({', '.join(map(repr, partitions))})"
+    result = page(text, "8,16", "data=4,model=2")
+    assert shown_indices(result) == expected
+    assert result.startswith(f"{text} on a mesh of data=4, model=2\nShardingSpec(")
+
+
+@given(specs_and_shapes(max_devices=12))
+def test_any_spec_is_shown(spec_and_shape):
+    spec, shape = spec_and_shape
+    text = page(repr(spec), repr(shape), None)
+    indices = spec_to_indices(shape, spec)
+    assert shown_indices(text) == {
+        device: written(index, shape) for device, index in enumerate(indices)
+    }
+    assert picture(spec, shape) in text
+    outside = spec.stacked()
+    assert f"\nHLO\n  {outside.hlo_sharding()}\n" in text
+    assert "\n  ".join(["Shardy", *outside.sdy().splitlines()]) in text
+    assert ("have no Unstacked" in text) == ("Unstacked" in repr(spec))
+    fields = text.partition("OpSharding proto\n")[2].partition("\n\n")[0]
+    kind = outside.sharding_proto().type.name
+    assert fields.startswith(f"  type: {kind}")
+
+
+def test_a_large_mesh_is_shortened():
+    text = page("P(('a', 'b'), 'c')", "4096,64", "a=64,b=64,c=4")
+    assert len(text.splitlines()) < 60
+    assert list(shown_indices(text)) == [*range(10), 16383]
+    assert "\n  ...\n  device 16383  [4095:4096, 48:64]\n" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("8,64", (8, 64)), (" ( 8 , 64 ) ", (8, 64)), ("8", (8,)), ("", ()), ("()", ())],
+)
+def test_shapes(text, shape):
+    assert read_shape(text) == shape
+
+
+def test_meshes():
+    assert read_mesh(" data = 4 , model=2") == {"data": 4, "model": 2}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "jax.sharding.PartitionSpec('x')",
+        "PartitionSpec('x')",
+        "sm.ShardingSpec([sm.Chunked([2])], mesh_mapping=[sm.ShardedAxis(axis=0)])",
+    ],
+)
+def test_ways_to_write_a_spec(spec):
+    assert "{devices=[2]<=[2]}" in page(spec, "4", "x=2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["P('x')", "--shape", "4"], "a PartitionSpec names the axes of a mesh"),
+        (
+            ["P('z')", "--shape", "4", "--mesh", "x=2"],
+            "the mesh axis 'z' of SPEC is not in --mesh x=2",
+        ),
+        (
+            ["P('x', 'x')", "--shape", "4,4", "--mesh", "x=2"],
+            "the mesh axis 'x' stands in SPEC 2 times: it can cut an array once",
+        ),
+        (
+            ["P('x', None)", "--shape", "4", "--mesh", "x=2"],
+            r"P\('x', None\) has 2 entries, but the array has only 1 dimensions",
+        ),
+        (["P('x')", "--shape", "3", "--mesh", "x=2"], "does not divide into 2 equal"),
+        (["P(3)", "--shape", "4", "--mesh", "x=2"], "must be None, the name of a mesh"),
+        ([SPEC, "--shape", "8"], r"shape \(8,\) has 1 dimensions, but"),
+        ([SPEC, "--shape", "8,x"], "--shape needs whole numbers, such as 8,64, got"),
+        ([SPEC, "--shape", "8,-1"], "--shape needs sizes of 0 or more, got '8,-1'"),
+        ([SPEC], "the following arguments are required: --shape"),
+        ([SPEC, "--shape", "8,64", "--mseh", "x=2"], "unrecognized arguments: --mseh"),
+        ([SPEC, "--shape", "8,64", "--mesh", "x=8"], r"has the shape \(8,\), but the"),
+        ([SPEC, "--shape", "8,64", "--mesh", "x"], "--mesh needs a name=size for each"),
+        ([SPEC, "--shape", "8,64", "--mesh", "x=2,x=2"], "names that differ"),
+        ([SPEC, "--shape", "8,64", "--mesh", "x=0"], "sizes of 1 or more"),
+        (["Chunked(4)", "--shape", "8"], r"must be a ShardingSpec or a PartitionSpec"),
+        (["Chunked(0)", "--shape", "8"], "a number of chunks in Chunked must be at"),
+        (["Chunked()", "--shape", "8"], "missing 1 required positional argument"),
+        (["ShardingSpec((", "--shape", "8"], "cannot be read: '[(]' was never closed"),
+        (["Shardng(4)", "--shape", "8"], "SPEC has an unknown name 'Shardng'"),
+        (["(lambda: 0)()", "--shape", "8"], "SPEC cannot have"),
+        (["P(*'x')", "--shape", "8", "--mesh", "x=2"], r"SPEC cannot have \"\*'x'\""),
+        (["__import__('os').abort()", "--shape", "8"], "SPEC has an unknown name"),
+        (["P.__class__('x')", "--shape", "8"], "unknown name 'P.__class__'"),
+        ([SPEC, "--shape", "8,64", "--two\nlines"], "arguments: --two lines$"),
+        (
+            [f"P({'[' * 90}0{']' * 90})", "--shape", "8"],
+            "must be None, the name of a mesh axis or a tuple of names",
+        ),
+    ],
+)
+def test_refusals(arguments, reason):
+    given = arguments.split(" ") if isinstance(arguments, str) else arguments
+    assert re.search(reason, refusal(main, *given))
+
+
+@pytest.mark.parametrize("depth", [250, 900, 5000, 100_000])
+@pytest.mark.parametrize("opening", ["(", "-", "f("])
+def test_depth_is_refused(opening, depth):
+    """Python's own parser gives up in several ways."""
+    text = f"P({opening * depth}1{')' * opening.count('(') * depth})"
+    said = refusal(main, text, "--shape", "8")
+    assert re.search("cannot be read: |SPEC cannot have|has an unknown name", said)
+    assert len(said) < 300
+
+
+def test_odd_strings_give_no_warning():
+    """Python warns of the backslash, which here is an error."""
+    assert "\\\\d" in page(r"P('\d')", "2", r"\d=1")
+
+
+def test_too_many_devices_are_refused_before_any_work():
+    text = "ShardingSpec((), (Replicated(10**30),))"
+    assert "cannot have '10 ** 30'" in refusal(main, text, "--shape", "()")
+    text = f"ShardingSpec((), (Replicated({10**30}),))"
+    assert f"at most {MOST_DEVICES:,}" in refusal(main, text, "--shape", "()")
+
+
+def pieces_of_text():
+    """Text that is nearly right, or not at all."""
+    words = [
+        *("P", "ShardingSpec", "Chunked", "Unstacked", "NoSharding", "ShardedAxis"),
+        *("Replicated", "(", ")", ",", "[", "]", "{", "}", "'x'", "None", "1", "-1"),
+        *("4", "0.5", "*", "**", "=", ":", "lambda", " ", "\n", "\\", "'", "x.y", "\0"),
+        *("True", "...", "f'{x}'", "b'x'", "1j", "10" * 9, "\udcff", "é"),
+    ]
+    return st.one_of(
+        st.text(max_size=20), st.lists(st.sampled_from(words)).map("".join)
+    )
+
+
+@given(
+    spec=st.one_of(
+        pieces_of_text(), st.sampled_from([SPEC, "P('x')", "P(('x', 'y'))"])
+    ),
+    shape=st.one_of(pieces_of_text(), st.sampled_from(["8,64", "8", "()"])),
+    mesh=st.one_of(st.none(), pieces_of_text(), st.sampled_from(["x=2", "x=4,y=2"])),
+)
+def test_no_input_gives_a_traceback(spec, shape, mesh):
+    arguments = [spec, f"--shape={shape}"] + (
+        [] if mesh is None else [f"--mesh={mesh}"]
+    )
+    result = call(main, *arguments)
+    assert (result.returncode, bool(result.stderr)) in [(0, False), (2, True)]
+    assert result.stderr.count("\n") == (result.returncode == 2)

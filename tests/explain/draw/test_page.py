@@ -1,0 +1,165 @@
+"""An explanation as text: what it says, how wide it is, and when it has colours."""
+
+import io
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+from shardmap.explain.draw.page import duration, page
+
+WIDTHS = [40, 60, 80, 132]
+
+
+def fun(x, w):
+    return lax.psum(x * w.sum(), "i"), lax.all_gather(x, "i")[0]
+
+
+@pytest.fixture(scope="module")
+def report():
+    mapped = sm.spmap(fun, "i", in_axes=(0, None))
+    x = jax.ShapeDtypeStruct((16, 256), np.float32)
+    w = jax.ShapeDtypeStruct((1 << 19,), np.float32)
+    return sm.explain(mapped, interconnect="nvlink4")(x, w)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_too_wide(report, width):
+    lines = page(report, width).split("\n")
+    # A spec or a path is one word.
+    assert [line for line in lines if len(line) > width and " " in line.strip()] == []
+
+
+def test_it_has_all_that_is_known(report):
+    text = " ".join(page(report, 100).split())
+    for expected in (
+        "fun: 8 cpu devices, mesh 'i': 8",
+        "axis 'i' of 16 = 8 devices x 2 vectorised x 1 step (spmap)",
+        "To change: Give devices=",
+        "x: float32[16,256], 16.0 KiB",
+        "a device has (2, 256), 2.0 KiB",
+        "w: float32[524288], 2.0 MiB whole on each of 8 devices",
+        "result[1]: float32[16,256]",
+        "1 x all-reduce (psum over 'i', 8 devices): 1.0 KiB in, 1.0 KiB out",
+        "1 x all-gather (all_gather over 'i', 8 devices): 2.0 KiB in, 16.0 KiB out",
+        "on nvlink4 (450 GB/s a device, 2 us a message",
+        "flops",
+        "of memory at the peak",
+        "! w of 2.0 MiB is whole on each of 8 devices",
+        "! all_gather gives every device 16.0 KiB",
+    ):
+        assert expected in text
+
+
+def test_remarks_come_first(report):
+    lines = page(report, 200).split("\n")
+    assert lines[1].startswith("!")
+    assert lines.index("Axes") > max(
+        k for k, line in enumerate(lines) if line.startswith("!")
+    )
+
+
+def test_a_narrow_terminal_has_narrow_pictures(report):
+    wide, narrow = page(report, 120), page(report, 50)
+    assert [f"{k}:{k + 2}" in wide for k in range(0, 16, 2)] == [True] * 8
+    assert "6:8" not in narrow
+    assert "..." in narrow
+
+
+def test_the_terminal_says_how_wide_it_is(report, monkeypatch):
+    for width in WIDTHS:
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert str(report) == page(report, width, colour=False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_colour", "coloured"),
+    [
+        (io.StringIO, None, False),
+        (Terminal, None, True),
+        (Terminal, "", True),
+        (Terminal, "1", False),
+    ],
+)
+def test_colours(report, monkeypatch, stream, no_colour, coloured):
+    monkeypatch.setattr(sys, "stdout", stream())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_colour is not None:
+        monkeypatch.setenv("NO_COLOR", no_colour)
+    assert ("\033[" in str(report)) == coloured
+
+
+def test_colours_change_nothing_else(report):
+    text = page(report, 80, colour=True)
+    for code in ("\033[0m", "\033[1m", "\033[2m", "\033[33m"):
+        text = text.replace(code, "")
+    assert text == page(report, 80, colour=False)
+
+
+def test_a_program_on_one_device():
+    text = page(sm.explain(jax.vmap(jnp.negative))(np.ones((4, 3))), 80)
+    assert "(vmap)" in text
+    assert "none: nothing moves between devices" in text
+    assert "+--" not in text
+
+
+def test_what_is_not_known():
+    def loop(x):
+        return lax.while_loop(lambda x: lax.pmax(x.sum(), "i") > 1, lambda x: x / 2, x)
+
+    text = page(sm.explain(sm.spmap(loop, "i"))(np.ones((8, 3))), 100)
+    assert "axis of unknown size = 1 device x 1 vectorised x unknown steps" in text
+    assert "some x all-reduce (pmax over 'i', 8 devices)" in text
+
+
+def test_what_the_compiler_changed():
+    @sm.spmap(axis_name="i")
+    def wasteful(x):
+        lax.psum(x + 1, "i")
+        return x
+
+    text = page(sm.explain(wasteful)(np.ones((11, 3))), 100)
+    assert "not in the compiled program" in text
+    assert "put in by the compiler: the program has no such operation" in text
+
+
+def test_the_time_of_all_together_is_of_those_that_are_compiled():
+    @sm.spmap(axis_name="i")
+    def wasteful(x):
+        lax.all_gather(x, "i")
+        return lax.psum(x, "i")
+
+    report = sm.explain(wasteful, interconnect="pcie5")(np.ones((8, 3), np.float32))
+    gone, kept = report.collectives
+    assert (gone.in_compiled, kept.in_compiled) == (False, True)
+    assert report.seconds == report.to_dict()["seconds"] == kept.seconds
+    assert f"Together about {duration(kept.seconds)} on pcie5" in page(report, 200)
+    assert sm.explain(wasteful)(np.ones((8, 3))).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(3.0, "3 s"), (0.0125, "12.5 ms"), (4e-6, "4 us"), (5e-9, "5 ns"), (0.0, "0 ns")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_html(report, tmp_path):
+    """The page of `save` and the part of a notebook are about the same."""
+    path = tmp_path / "report.html"
+    report.save(path)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    for part in (text, report._repr_html_()):
+        assert "all-gather" in part
+        assert report.axes[0].layout in part

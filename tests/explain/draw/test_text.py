@@ -1,0 +1,160 @@
+"""Pictures of layouts: fixed pictures, and what every picture must say."""
+
+import inspect
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from shardmap.explain.draw.text import picture
+from shardmap.sharding.spec import (
+    Chunked,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
+
+
+def test_scalar_with_copies_is_one_box():
+    spec = ShardingSpec((), (Replicated(8),))
+    assert picture(spec, ()) == inspect.cleandoc("""
+        () on 8 devices, all of it on each
+             +-----+
+             | 0-7 |
+             +-----+
+    """)
+
+
+def test_scalar_on_one_device():
+    spec = ShardingSpec((), ())
+    assert picture(spec, ()).split("\n")[0] == "() on 1 device, all of it on each"
+
+
+def test_unstacked_dimension_is_labelled_by_index():
+    spec = ShardingSpec((None, Unstacked(4)), (ShardedAxis(0),))
+    assert picture(spec, (5, 4)) == inspect.cleandoc("""
+        (5, 4) on 4 devices, (5,) on each: dimension 1 across
+               0   1   2   3
+             +---+---+---+---+
+             | 0 | 1 | 2 | 3 |
+             +---+---+---+---+
+    """)
+
+
+def test_two_cut_dimensions_make_rows_and_columns():
+    spec = ShardingSpec((Chunked(2), Chunked(4)), (ShardedAxis(1), ShardedAxis(0)))
+    assert picture(spec, (8, 8)) == inspect.cleandoc("""
+        (8, 8) on 8 devices, (4, 2) on each: dimension 0 down, 1 across
+                  0:2   2:4   4:6   6:8
+                +-----+-----+-----+-----+
+            0:4 |  0  |  2  |  4  |  6  |
+                +-----+-----+-----+-----+
+            4:8 |  1  |  3  |  5  |  7  |
+                +-----+-----+-----+-----+
+    """)
+
+
+def test_copies_that_are_not_neighbours_are_listed():
+    spec = ShardingSpec((Chunked(2),), (Replicated(2), ShardedAxis(0)))
+    assert "| 0,2 | 1,3 |" in picture(spec, (4,))
+
+
+def test_many_scattered_copies_are_shortened():
+    spec = ShardingSpec((Chunked(2),), (Replicated(9), ShardedAxis(0)))
+    assert "| 0,2,...,16 | 1,3,...,17 |" in picture(spec, (4,))
+
+
+def test_three_cut_dimensions_make_one_grid_per_outer_piece():
+    spec = ShardingSpec(
+        (Chunked(2), None, Chunked(2), Unstacked(2)),
+        (ShardedAxis(0), ShardedAxis(1), ShardedAxis(2)),
+    )
+    text = picture(spec, (4, 3, 6, 2))
+    assert text.split("\n")[0].endswith("(2, 3, 3) on each: dimension 2 down, 3 across")
+    assert "  [0:2, :, :, :]" in text.split("\n")
+    assert "  [2:4, :, :, :]" in text.split("\n")
+    assert numbers_in_boxes(text) == list(range(8))
+
+
+def test_long_dimensions_and_many_grids_are_left_out():
+    spec = ShardingSpec((Unstacked(100),), (ShardedAxis(0),))
+    text = picture(spec, (100,), max_pieces=4)
+    assert "|  0  |  1  | ... | 99  |" in text
+    spec = ShardingSpec(
+        (Unstacked(6), Unstacked(2), Unstacked(2)),
+        (ShardedAxis(0), ShardedAxis(1), ShardedAxis(2)),
+    )
+    assert picture(spec, (6, 2, 2), max_grids=4).endswith("\n  ... and 2 more")
+
+
+def test_picture_of_a_large_mesh_stays_small():
+    side = 1 << 9
+    spec = ShardingSpec(
+        (Unstacked(side), Unstacked(side)), (ShardedAxis(0), ShardedAxis(1))
+    )
+    assert len(picture(spec, (side, side))) < 2000
+
+
+def test_a_shape_that_does_not_fit_is_refused():
+    spec = ShardingSpec((Chunked(4),), (ShardedAxis(0),))
+    with pytest.raises(ValueError, match="6"):
+        picture(spec, (6,))
+
+
+def numbers_in_boxes(text):
+    """The device numbers of all boxes, in reading order, ranges written out."""
+    numbers = []
+    for box in re.findall(r"(?<=\|)[ \d,-]+(?=\|)", text):
+        for run in box.strip().split(","):
+            first, _, last = run.partition("-")
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+@st.composite
+def layouts(draw):
+    """A spec of up to three dimensions, with a shape that it cuts."""
+    kinds = draw(
+        st.lists(st.sampled_from(["whole", "chunked", "unstacked"]), max_size=3)
+    )
+    sharding, shape, sharded = [], [], 0
+    for kind in kinds:
+        pieces = draw(st.integers(1, 3))
+        if kind == "whole":
+            sharding.append(None)
+            shape.append(draw(st.integers(0, 3)))
+        elif kind == "chunked":
+            sharding.append(Chunked(pieces))
+            shape.append(pieces * draw(st.integers(1, 3)))
+        else:
+            sharding.append(Unstacked(pieces))
+            shape.append(pieces)
+        sharded += kind != "whole"
+    mapping = [ShardedAxis(axis) for axis in range(sharded)]
+    mapping += [Replicated(n) for n in draw(st.lists(st.integers(1, 2), max_size=2))]
+    mapping = draw(st.permutations(mapping))
+    return ShardingSpec(tuple(sharding), tuple(mapping)), tuple(shape)
+
+
+@hypothesis.given(layouts())
+def test_every_device_is_drawn_once(layout):
+    spec, shape = layout
+    text = picture(spec, shape, max_pieces=100, max_grids=100)
+    assert sorted(numbers_in_boxes(text)) == list(range(int(np.prod(spec.mesh_shape))))
+
+
+@hypothesis.given(layouts())
+def test_boxes_follow_the_indices(layout):
+    """Reading the boxes in order walks the pieces in the order of their indices."""
+    spec, shape = layout
+    holders = {}
+    for device, index in enumerate(spec.indices(shape).reshape(-1)):
+        start = tuple(i.start or 0 if isinstance(i, slice) else i for i in index)
+        stop = tuple(i.stop if isinstance(i, slice) else i for i in index)
+        holders.setdefault((start, str(stop)), []).append(device)
+    expected = [device for key in sorted(holders) for device in sorted(holders[key])]
+    text = picture(spec, shape, max_pieces=100, max_grids=100)
+    assert numbers_in_boxes(text) == expected

@@ -1,0 +1,366 @@
+"""Collectives: what the program says, what the arithmetic says, what XLA compiled."""
+
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from shardmap.explain.read.hlo import compiled_collectives
+
+DEVICES = 8
+MESH = sm.make_mesh({"data": 4, "model": 2})
+
+
+def shape(*dimensions, dtype=np.float32):
+    return jax.ShapeDtypeStruct(dimensions, dtype)
+
+
+def table(report):
+    """What is sent, without where and how long."""
+    return [
+        (each.operation, each.axes, each.group_size, each.count, each.bytes_in)
+        for each in report.collectives
+    ]
+
+
+def instructions(fun, *args):
+    """How many collectives the compiled program has, by a count of its own."""
+    if not hasattr(fun, "lower"):
+        fun = jax.jit(fun)
+    text = fun.lower(*args).compile().as_text()
+    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    return len(re.findall(rf" (?:{kinds})\(", text))
+
+
+def shift(x):
+    size = lax.axis_size("i")
+    return lax.ppermute(x, "i", [(k, (k + 1) % size) for k in range(size)])
+
+
+def every(x):
+    """One row for each element of the axis."""
+    return jnp.broadcast_to(x, (lax.axis_size("i"), *x.shape)) * x.sum()
+
+
+# For each: the function, and what a device puts in and gets out, in numbers, if it has
+# ``block`` elements of ``length`` numbers.
+COLLECTIVES = {
+    "psum": (
+        "all-reduce",
+        lambda x: lax.psum(x, "i"),
+        lambda length, block: (length, length),
+    ),
+    "pmax": (
+        "all-reduce",
+        lambda x: lax.pmax(x, "i"),
+        lambda length, block: (length, length),
+    ),
+    "pmin": (
+        "all-reduce",
+        lambda x: lax.pmin(x, "i"),
+        lambda length, block: (length, length),
+    ),
+    "all_gather": (
+        "all-gather",
+        lambda x: lax.all_gather(x, "i"),
+        lambda length, block: (block * length, DEVICES * block * length),
+    ),
+    "psum_scatter": (
+        "reduce-scatter",
+        lambda x: lax.psum_scatter(every(x), "i"),
+        lambda length, block: (DEVICES * block * length, block * length),
+    ),
+    "all_to_all": (
+        "all-to-all",
+        lambda x: lax.all_to_all(every(x), "i", 0, 0),
+        lambda length, block: (DEVICES * block * block * length,) * 2,
+    ),
+    "ppermute": (
+        "collective-permute",
+        shift,
+        # Of the others the next one is on the same device.
+        lambda length, block: (length, length),
+    ),
+}
+
+
+def check_spmap(operation, length, block, dtype):
+    kind, fun, sizes = COLLECTIVES[operation]
+    x = shape(DEVICES * block, length, dtype=dtype)
+    mapped = sm.spmap(fun, "i")
+    (each,) = sm.explain(mapped)(x).collectives
+    itemsize = np.dtype(dtype).itemsize
+    assert (each.kind, each.operation, each.axes) == (kind, operation, ("i",))
+    assert (each.group_size, each.count) == (DEVICES, 1)
+    assert (each.bytes_in, each.bytes_out) == tuple(
+        itemsize * size for size in sizes(length, block)
+    )
+    assert each.in_compiled is True
+    assert each.added_by_partitioner is False
+    assert instructions(mapped, x) == 1
+
+
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_every_collective_of_a_map(operation, block):
+    check_spmap(operation, 5, block, np.float32)
+
+
+@hypothesis.settings(max_examples=12)
+@hypothesis.given(
+    st.sampled_from(list(COLLECTIVES)),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.sampled_from([np.float32, np.int32]),
+)
+def test_collectives_of_any_size(operation, length, block, dtype):
+    check_spmap(operation, length, block, dtype)
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_pmap_and_shard_map_send_what_spmap_sends(operation):
+    _, fun, _ = COLLECTIVES[operation]
+    x = shape(DEVICES, 5)
+    expected = table(sm.explain(sm.spmap(fun, "i"))(x))
+    assert table(sm.explain(jax.pmap(fun, "i"))(x)) == expected
+    sharded = jax.shard_map(
+        lambda block: fun(block[0])[None],
+        mesh=sm.make_mesh({"i": DEVICES}),
+        in_specs=P("i"),
+        out_specs=P("i"),
+        check_vma=False,
+    )
+    assert table(sm.explain(sharded)(x)) == expected
+
+
+def test_a_shard_map_that_checks_what_varies():
+    mesh = sm.make_mesh({"i": DEVICES})
+    fun = jax.shard_map(
+        lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()
+    )
+    assert table(sm.explain(fun)(shape(8, 3))) == [("psum", ("i",), 8, 1, 12)]
+
+
+@pytest.mark.parametrize(
+    ("axis", "group_size"), [("i", 2), ("j", 4), (("i", "j"), 8), (("j", "i"), 8)]
+)
+def test_axes_of_nested_maps(axis, group_size):
+    fun = sm.spmap(sm.spmap(lambda x: lax.psum(x, axis), "j"), "i")
+    names = axis if isinstance(axis, tuple) else (axis,)
+    (each,) = sm.explain(fun)(shape(2, 4, 3)).collectives
+    assert (set(each.axes), each.group_size) == (set(names), group_size)
+    assert (each.bytes_in, each.in_compiled) == (12, True)
+
+
+def test_an_inner_map_whose_elements_are_one_batched_operation_sends_nothing():
+    fun = sm.spmap(sm.spmap(lambda x: lax.psum(x, "j"), "j"), "i")
+    assert sm.explain(fun)(shape(8, 4, 3)).collectives == ()
+
+
+def test_blocks_of_nested_maps():
+    fun = sm.spmap(sm.spmap(lambda x: lax.psum(x, ("i", "j")), "j"), "i")
+    x = shape(4, 8, 3)
+    report = sm.explain(fun)(x)
+    sent = sum(each.in_compiled is True for each in report.collectives)
+    assert sent == instructions(fun, x)
+    assert {each.bytes_in for each in report.collectives} == {12}
+
+
+def test_mesh_map():
+    fun = sm.mesh_map(
+        lambda x, w: lax.psum(x @ w, "model"),
+        MESH,
+        in_axes=({"data": 0, "model": 1}, {"model": 0}),
+        out_axes={"data": 0},
+    )
+    report = sm.explain(fun)(shape(8, 6), shape(6, 3))
+    # Each device has (2, 3) of the product.
+    assert table(report) == [("psum", ("model",), 2, 1, 24)]
+
+
+def test_vmap_around_a_map_sends_more_at_once():
+    fun = jax.vmap(sm.spmap(lambda x: lax.psum(x, "i"), "i"))
+    report = sm.explain(fun)(shape(5, 8, 3))
+    assert table(report) == [("psum", ("i",), 8, 1, 60)]
+    assert report.collectives[0].in_compiled
+
+
+def test_groups():
+    groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    fun = sm.spmap(lambda x: lax.psum(x, "i", axis_index_groups=groups), "i")
+    report = sm.explain(fun)(shape(8, 3))
+    assert table(report) == [("psum", ("i",), 4, 1, 12)]
+    assert report.collectives[0].in_compiled
+
+
+def test_one_device_sends_nothing():
+    fun = sm.spmap(lambda x: lax.psum(x, "i"), "i", devices=jax.devices()[:1])
+    assert sm.explain(fun)(shape(8, 3)).collectives == ()
+
+
+# How often
+
+
+def test_loops_multiply():
+    def step(x, _):
+        x, _ = lax.scan(lambda x, _: (lax.psum(x, "i") / 9, None), x, length=3)
+        return lax.pmax(x, "i") / 2, None
+
+    fun = sm.spmap(lambda x: lax.scan(step, x, length=5)[0], "i")
+    report = sm.explain(fun)(shape(8, 3))
+    assert sorted(table(report)) == [
+        ("pmax", ("i",), 8, 5, 12),
+        ("psum", ("i",), 8, 15, 12),
+    ]
+    for each in report.collectives:
+        assert each.in_compiled
+        ring = 2 * each.bytes_in * 7 // 8
+        assert each.link_bytes == each.count * ring
+
+
+def test_the_compiled_loop_has_as_many_steps():
+    """XLA knows it, too: the counts agree."""
+    fun = jax.jit(
+        lambda x: lax.fori_loop(
+            0, 6, lambda _, x: sm.spmap(lambda x: lax.psum(x, "i"), "i")(x) / 9, x
+        )
+    )
+    x = shape(8, 3)
+    (each,) = sm.explain(fun)(x).collectives
+    (compiled,) = compiled_collectives(fun.lower(x).compile().as_text())
+    assert each.count == compiled.count == 6
+
+
+def test_a_loop_without_a_fixed_end_is_not_counted():
+    def fun(x):
+        return lax.while_loop(lambda x: lax.pmax(x.sum(), "i") > 1, lambda x: x / 2, x)
+
+    (each,) = sm.explain(sm.spmap(fun, "i"), interconnect="pcie5")(
+        shape(8, 3)
+    ).collectives
+    assert each.count is None
+    assert each.seconds is None
+    assert each.link_bytes is None
+
+
+def test_the_loop_of_a_map_sends_once():
+    """Its steps add up on the device first."""
+    fun = sm.spmap(lambda x: lax.psum(x, "i"), "i", batch_size=2)
+    x = shape(32, 3)
+    report = sm.explain(fun)(x)
+    assert table(report) == [("psum", ("i",), 8, 1, 12)]
+    assert instructions(fun, x) == 1
+
+
+def test_branches_are_noted():
+    def fun(x):
+        return lax.cond(x.sum() > 0, lambda x: lax.psum(x, "i"), lambda x: x, x)
+
+    report = sm.explain(sm.spmap(fun, "i"))(shape(8, 3))
+    assert table(report) == [("psum", ("i",), 8, 1, 12)]
+    assert any("branch" in note for note in report.notes)
+
+
+# What the compiler adds, removes, and changes
+
+
+def test_what_the_partitioner_adds_is_marked():
+    fun = jax.jit(
+        jnp.dot,
+        in_shardings=(
+            NamedSharding(MESH, P(None, "model")),
+            NamedSharding(MESH, P("model")),
+        ),
+        out_shardings=NamedSharding(MESH, P()),
+    )
+    args = shape(8, 4), shape(4, 6)
+    (each,) = sm.explain(fun)(*args).collectives
+    assert (each.kind, each.group_size) == ("all-reduce", 2)
+    assert each.added_by_partitioner
+    assert each.in_compiled
+    assert (each.operation, each.axes, each.source) == (None, (), None)
+    assert each.bytes_in == 8 * 6 * 4
+    assert instructions(fun, *args) == 1
+
+
+@pytest.mark.parametrize("operation", ["psum", "pmax"])
+def test_the_partitioner_does_the_reductions_of_a_map(operation):
+    _, fun, _ = COLLECTIVES[operation]
+    report = sm.explain(sm.spmap(fun, "i", lowering="spmd"))(shape(24, 5))
+    assert table(report) == [(operation, ("i",), 8, 1, 20)]
+    assert report.collectives[0].in_compiled
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_nothing_that_the_partitioner_does_is_left_out(operation):
+    _, fun, _ = COLLECTIVES[operation]
+    x = shape(24, 5)
+    mapped = sm.spmap(fun, "i", lowering="spmd")
+    report = sm.explain(mapped)(x)
+    compiled = [each for each in report.collectives if each.in_compiled]
+    assert len(compiled) == instructions(mapped, x)
+
+
+def test_an_axis_that_does_not_divide_is_moved_by_the_compiler():
+    x = shape(11, 3)
+    mapped = sm.spmap(lambda x: x * 2)
+    report = sm.explain(mapped)(x)
+    assert report.collectives
+    assert all(each.added_by_partitioner for each in report.collectives)
+    assert len(report.collectives) == instructions(mapped, x)
+
+
+def test_what_xla_removes_is_said():
+    def fun(x):
+        lax.psum(x + 1, "i")  # Nobody wants it.
+        return lax.psum(x, "i")
+
+    report = sm.explain(sm.spmap(fun, "i"))(shape(8, 3))
+    assert sorted(each.in_compiled for each in report.collectives) == [False, True]
+    assert report.notes == (
+        "1 collective is in the program and not in the compiled one: XLA removed, "
+        "merged or replaced what it did not need.",
+    )
+
+
+def test_what_xla_sends_together_is_said():
+    def fun(x):
+        return lax.psum(x, "i"), lax.psum(x * 2, "i")
+
+    x = shape(8, 3)
+    mapped = sm.spmap(fun, "i")
+    report = sm.explain(mapped)(x)
+    assert [each.in_compiled for each in report.collectives] == [True, True]
+    together = 2 - instructions(mapped, x)
+    assert len(report.notes) == together
+
+
+def test_other_bytes_than_the_program_says_are_said():
+    """On CPU XLA adds up numbers of 16 bits as numbers of 32."""
+    fun = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    report = sm.explain(fun)(shape(8, 3, dtype=jnp.bfloat16))
+    (each,) = report.collectives
+    assert each.in_compiled
+    assert each.bytes_in in (6, 12)
+    assert len(report.notes) == (each.bytes_in == 12)
+
+
+def test_sources():
+    def fun(x):
+        total = lax.psum(x, "i")  # First.
+        return total + lax.pmax(x, "i")  # Second.
+
+    with open(__file__, encoding="utf-8") as file:
+        lines = file.readlines()
+    found = sm.explain(sm.spmap(fun, "i"))(shape(24, 3)).collectives
+    for each, comment in zip(found, ("# First.", "# Second."), strict=True):
+        number = int(each.source.split(" ")[0].rpartition(":")[2])
+        assert lines[number - 1].strip().endswith(comment)

@@ -1,0 +1,158 @@
+"""Reading XLA's text of a compiled program: all that a text can say."""
+
+import pytest
+
+from shardmap.explain.read.hlo import compiled_collectives
+
+
+def module(*lines, partitions=8):
+    return "\n".join(
+        [
+            f"HloModule jit_f, is_scheduled=true, num_partitions={partitions}",
+            "",
+            "ENTRY %main (p: f32[4]) -> f32[4] {",
+            *(f"  {line}" for line in lines),
+            "}",
+        ]
+    )
+
+
+def sent(*lines):
+    return [
+        (each.kind, each.group_size, each.bytes_in, each.bytes_out)
+        for each in compiled_collectives(module(*lines))
+    ]
+
+
+GROUPS = [
+    ("{{0,1,2,3},{4,5,6,7}}", 4),
+    ("[2,4]<=[8]", 4),
+    ("[4,2]<=[2,4]T(1,0)", 2),
+    ("mesh['i'=8] {'i'}", 8),
+    ("mesh['i'=2,'j'=4] {'j'}", 4),
+    ("mesh['i'=2,'j'=4] {'i','j'}", 8),
+    ("mesh['i'=8] {'i':(1)2}", 2),
+    ("mesh['a'=1,'b'=2,'c'=4], device_ids=([4,2]T(1,0)) {'b'}", 2),
+    ("{}", 8),
+]
+
+
+@pytest.mark.parametrize(("groups", "size"), GROUPS)
+def test_groups_in_every_notation(groups, size):
+    line = f"%x = f32[4]{{0}} all-reduce(%p), replica_groups={groups}, to_apply=%add"
+    assert sent(line) == [("all-reduce", size, 16, 16)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("pred", 3), ("s8", 3), ("bf16", 6), ("f32", 12), ("c128", 48), ("u4", 2)],
+)
+def test_sizes_of_types(dtype, size):
+    line = f"%x = {dtype}[3]{{0}} all-reduce(%p), replica_groups={{{{0,1}}}}"
+    assert sent(line) == [("all-reduce", 2, size, size)]
+
+
+def test_what_goes_in_and_out():
+    groups = "replica_groups={{0,1,2,3}}"
+    assert sent(
+        f"%a = f32[8]{{0}} all-gather(%p), {groups}, dimensions={{0}}",
+        f"%b = f32[2]{{0}} reduce-scatter(%a), {groups}, dimensions={{0}}",
+        f"%c = (f32[2]{{0}}, f32[2]{{0}}, /*index=2*/f32[2]{{0}}) all-to-all(%a, %a), "
+        f"{groups}",
+        f"%d = f32[] all-reduce(%e), {groups}",
+    ) == [
+        ("all-gather", 4, 8, 32),
+        ("reduce-scatter", 4, 32, 8),
+        ("all-to-all", 4, 24, 24),
+        ("all-reduce", 4, 4, 4),
+    ]
+
+
+def test_several_values_of_one_instruction():
+    found = compiled_collectives(
+        module("%x = (f32[3]{0}, f32[]) all-reduce(%p, %q), replica_groups={{0,1}}")
+    )
+    assert [each.bytes_in for each in found] == [12, 4]
+    assert len({each.instruction for each in found}) == 1
+
+
+def test_permutations_count_those_that_take_part():
+    pairs = "source_target_pairs={{0,1},{1,2},{2,0}}"
+    line = f"%x = f32[2]{{0}} collective-permute(%p), channel_id=1, {pairs}"
+    assert sent(line) == [("collective-permute", 3, 8, 8)]
+    pairs = "source_target_pairs={{0,0},{1,1}}"
+    line = f"%x = f32[2]{{0}} collective-permute(%p), channel_id=1, {pairs}"
+    assert sent(line) == []
+
+
+def test_starts_of_those_that_run_on_the_side():
+    """As on GPUs: an instruction that starts, and one that waits."""
+    groups = "replica_groups={{0,1,2,3}}"
+    assert sent(
+        f"%a = (f32[2]{{0}}, f32[8]{{0}}) all-gather-start(%p), {groups}",
+        "%b = f32[8]{0} all-gather-done(%a)",
+        f"%c = f32[2]{{0}} all-reduce-start(%p), {groups}",
+        "%d = f32[2]{0} all-reduce-done(%c)",
+        "%e = (f32[2]{0}, f32[2]{0}, u32[], u32[]) collective-permute-start(%p), "
+        "source_target_pairs={{0,1},{1,0}}",
+        "%f = f32[2]{0} collective-permute-done(%e)",
+    ) == [
+        ("all-gather", 4, 8, 32),
+        ("all-reduce", 4, 8, 8),
+        ("collective-permute", 2, 8, 8),
+    ]
+
+
+def test_groups_of_one_send_nothing():
+    assert sent("%x = f32[4]{0} all-reduce(%p), replica_groups={{0},{1}}") == []
+
+
+LOOP = """HloModule jit_f, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%inner (p: f32[4]) -> f32[4] {
+  ROOT %x = f32[4]{0} all-reduce(%p), replica_groups={{0,1}}, to_apply=%add
+}
+
+%body (p: f32[4]) -> f32[4] {
+  ROOT %y = f32[4]{0} call(%p), to_apply=%inner
+}
+
+%cond (p: f32[4]) -> pred[] {
+  ROOT %z = pred[] constant(true)
+}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %v = f32[4]{0} while(%p), condition=%cond, body=%body$TRIPS
+  ROOT %w = f32[4]{0} conditional(%i, %v), branch_computations={%inner, %inner}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("trips", "counts"),
+    [
+        (', backend_config={"known_trip_count":{"n":"7"}}', [7, 1, 1]),
+        ("", [None, 1, 1]),
+    ],
+)
+def test_loops_and_branches(trips, counts):
+    found = compiled_collectives(LOOP.replace("$TRIPS", trips))
+    assert [each.count for each in found] == counts
+
+
+def test_where_it_comes_from():
+    (each,) = compiled_collectives(
+        module(
+            "%x = f32[4]{0} all-reduce(%p), replica_groups={{0,1}}, "
+            'metadata={op_name="jit(f)/shard_map/psum" stack_frame_id=1}'
+        )
+    )
+    assert each.operation == "psum"
+
+
+def test_an_empty_program():
+    assert compiled_collectives("") == []

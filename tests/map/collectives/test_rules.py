@@ -1,0 +1,491 @@
+"""Collectives over axes of any length, against vmap and against plain loops."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+import shardmap as sm
+from shardmap.map.collectives.rules import RULES
+from tests.map_programs import assert_same, both_lowerings, float_index
+
+SIZES = [1, 3, 8, 12, 16, 17]
+
+
+def array(*shape, dtype=np.float32):
+    values = np.random.default_rng(len(shape)).permutation(int(np.prod(shape)))
+    return (values.reshape(shape) % 97 - 40).astype(dtype)
+
+
+def ring(size, step=1):
+    return [(k, (k + step) % size) for k in range(size)]
+
+
+BODIES = {
+    "psum": lambda x, n: lax.psum(x, "i"),
+    "psum of a constant": lambda x, n: x * 0 + lax.psum(1, "i"),
+    "psum of an unmapped value": lambda x, n: x + lax.psum(jnp.ones(3), "i"),
+    "pmean": lambda x, n: lax.pmean(x, "i"),
+    "pmax": lambda x, n: lax.pmax(x, "i"),
+    "pmin": lambda x, n: lax.pmin(x, "i"),
+    "normalise": lambda x, n: x / lax.psum(jnp.abs(x) + 1, "i"),
+    "all_gather": lambda x, n: lax.all_gather(x, "i"),
+    "all_gather axis 1": lambda x, n: lax.all_gather(x, "i", axis=1) * x[0],
+    "all_gather tiled": lambda x, n: lax.all_gather(x, "i", tiled=True),
+    "ppermute by 1": lambda x, n: lax.ppermute(x, "i", ring(n)),
+    "ppermute back by 3": lambda x, n: lax.ppermute(x, "i", ring(n, n - 3 % n)),
+    "ppermute reversed": lambda x, n: lax.ppermute(
+        x, "i", [(k, n - 1 - k) for k in range(n)]
+    ),
+    "pshuffle": lambda x, n: lax.pshuffle(
+        x, "i", list(np.random.default_rng(n).permutation(n))
+    ),
+    "all_to_all": lambda x, n: lax.all_to_all(
+        jnp.outer(jnp.arange(1.0, n + 1), x), "i", 0, 0
+    ),
+    "all_to_all to another axis": lambda x, n: lax.all_to_all(
+        jnp.outer(jnp.arange(1.0, n + 1), x), "i", 0, 1
+    ),
+    "all_to_all tiled": lambda x, n: lax.all_to_all(
+        jnp.outer(jnp.arange(1.0, 2 * n + 1), x), "i", 0, 1, tiled=True
+    ),
+    "psum_scatter": lambda x, n: lax.psum_scatter(
+        jnp.outer(x, jnp.arange(1.0, n + 1)), "i", scatter_dimension=1
+    ),
+    "psum_scatter tiled": lambda x, n: lax.psum_scatter(
+        jnp.outer(jnp.arange(1.0, 2 * n + 1), x), "i", tiled=True
+    ),
+    "axis_index": lambda x, n: x * float_index("i"),
+    "axis_size": lambda x, n: x * lax.axis_size("i"),
+    "pbroadcast": lambda x, n: lax.psum(
+        jnp.where(lax.axis_index("i") == n // 2, x, 0), "i"
+    ),
+    "in a scan": lambda x, n: lax.scan(
+        lambda c, _: (c / 2 + lax.pmean(c, "i"), c), x, None, length=3
+    ),
+    "in a while": lambda x, n: lax.while_loop(
+        lambda c: c[0] < 3,
+        lambda c: (c[0] + 1, lax.ppermute(c[1], "i", ring(n))),
+        (0, x),
+    )[1],
+    "in a cond": lambda x, n: lax.cond(
+        x[0] > 0, lambda v: v + float_index("i"), lambda v: -v, x
+    ),
+    "in jit": lambda x, n: jax.jit(lambda v: lax.psum(v, "i") + float_index("i"))(x),
+    "in checkpoint": lambda x, n: jax.checkpoint(lambda v: lax.pmean(jnp.sin(v), "i"))(
+        x
+    ),
+}
+
+
+def both(name, size, **options):
+    body = functools.partial(lambda x, n, f: f(x, n), n=size, f=BODIES[name])
+    return sm.spmap(body, "i", **options), jax.vmap(body, axis_name="i")
+
+
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5),
+        actual,
+        expected,
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "lowering"),
+    [(size, "manual") for size in SIZES] + [(8, "spmd"), (17, "spmd")],
+)
+@pytest.mark.parametrize("name", BODIES)
+def test_collective(name, size, lowering):
+    mapped, expected = both(name, size, lowering=lowering)
+    x = array(size, 3)
+    assert_close(mapped(x), expected(x))
+
+
+# JAX has no derivative of pmax and pmin, of loops of unknown length in reverse, and a
+# wrong one of all_to_all from one axis to another.
+WITHOUT_GRADIENT = ["pmax", "pmin", "in a while", "all_to_all to another axis"]
+
+
+@pytest.mark.parametrize("size", [3, 17])
+@pytest.mark.parametrize("name", sorted(set(BODIES) - set(WITHOUT_GRADIENT)))
+def test_gradient(name, size):
+    def gradient(fun):
+        def loss(x):
+            return sum((leaf**2).sum() for leaf in jax.tree.leaves(fun(x)))
+
+        return jax.jit(jax.grad(loss))
+
+    mapped, expected = both(name, size, lowering="spmd" if size == 17 else "manual")
+    x = array(size, 3) / 50
+    assert_close(gradient(mapped)(x), gradient(expected)(x))
+
+
+def test_tangents_through_a_while_loop():
+    mapped, expected = both("in a while", 17)
+    x = array(17, 3)
+    assert_close(jax.jvp(mapped, (x,), (x + 1,)), jax.jvp(expected, (x,), (x + 1,)))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["psum", "ppermute reversed", "all_to_all tiled"])
+def test_over_given_devices(name, devices):
+    mapped, expected = both(name, 7, devices=jax.devices()[-devices:])
+    x = array(7, 3)
+    result = mapped(x)
+    assert_close(result, expected(x))
+    used = -(-7 // -(-7 // devices))
+    assert result.sharding.device_set == set(jax.devices()[-devices:][:used])
+
+
+@both_lowerings
+@pytest.mark.parametrize(
+    "dtype", [np.int32, np.int8, np.uint32, np.bool_, jnp.bfloat16]
+)
+@pytest.mark.parametrize("collective", [lax.psum, lax.pmax, lax.pmin, lax.all_gather])
+def test_dtypes(spmap, collective, dtype):
+    x = array(11, 3).astype(dtype)
+    mapped = spmap(lambda x: collective(x, "i"), "i")(x)
+    expected = jax.vmap(lambda x: collective(x, "i"), axis_name="i")(x)
+    assert mapped.dtype == expected.dtype
+    np.testing.assert_array_equal(
+        np.asarray(mapped, np.float32), np.asarray(expected, np.float32)
+    )
+
+
+@both_lowerings
+@pytest.mark.parametrize("size", [8, 11])
+def test_random_keys(spmap, size):
+    def fun(key):
+        keys = jax.random.split(key, 2 * size)
+        return (
+            lax.all_gather(key, "i"),
+            lax.ppermute(key, "i", ring(size)),
+            lax.all_to_all(keys[:size], "i", 0, 0),
+            lax.all_to_all(keys, "i", 0, 0, tiled=True),
+        )
+
+    keys = jax.random.split(jax.random.key(1), size)
+    assert_same(spmap(fun, "i")(keys), jax.vmap(fun, axis_name="i")(keys))
+
+
+@both_lowerings
+@pytest.mark.parametrize("size", [8, 11])
+def test_pbroadcast_of_any_dtype(spmap, size):
+    # jax.vmap has no rule for it.
+    x = array(size, 3)
+    keys = jax.random.split(jax.random.key(1), size)
+    for values in (x, x > 0, x.astype(np.int8), x.astype(np.complex64), keys):
+        values = jnp.asarray(values)
+        got = spmap(lambda x: lax.pbroadcast(x, "i", 5), "i")(values)
+        assert_same(got, jnp.stack([values[5]] * size))
+
+
+@both_lowerings
+@pytest.mark.parametrize("size", [8, 11])
+def test_arrays_without_entries(spmap, size):
+    def fun(x, w):
+        pieces = jnp.stack([x] * size)
+        return (
+            lax.psum(x, "i") * w[None],
+            lax.all_gather(x, "i"),
+            lax.all_gather(x, "i", axis=1, tiled=True),
+            lax.all_to_all(pieces, "i", 0, 1),
+            lax.psum_scatter(pieces, "i"),
+            lax.ppermute(x, "i", ring(size)),
+            lax.axis_index("i"),
+        )
+
+    args = np.ones((size, 2, 0), np.float32), np.ones(0, np.float32)
+    options = {"axis_name": "i", "in_axes": (0, None)}
+    expected = jax.vmap(fun, **options)(*args)
+    assert_same(spmap(fun, **options)(*args), expected)
+    assert_same(jax.jit(spmap(fun, **options))(*args), expected)
+
+
+@both_lowerings
+@pytest.mark.parametrize("shape", [(2, 4), (3, 3), (16, 2)])
+def test_bfloat16_in_maps_inside_maps(spmap, shape):
+    # XLA's CPU compiler aborts the process at what JAX makes of these.
+    def body(x):
+        pieces = jnp.stack([x] * shape[0])
+        return (
+            lax.psum(x, "i"),
+            lax.psum((x, x.astype(np.float32)), ("j", "i")),
+            lax.pmax(x, "j") + lax.pmin(x, "i"),
+            lax.psum_scatter(pieces, "i", tiled=True),
+        )
+
+    def nested(map_):
+        return map_(map_(body, axis_name="j"), axis_name="i")
+
+    x = array(*shape, 2).astype(jnp.bfloat16)
+    assert_same(nested(spmap)(x), nested(jax.vmap)(x))
+
+
+# Groups, which vmap does not have
+
+
+def loop_groups(x, groups, combine):
+    """For each element, ``combine`` of its group's elements and its place in it."""
+    out = [None] * len(x)
+    for group in groups:
+        for place, k in enumerate(group):
+            out[k] = combine([x[member] for member in group], place)
+    return np.stack(out)
+
+
+GROUPED = {
+    "psum": (
+        lambda x, g: lax.psum(x, "i", axis_index_groups=g),
+        lambda members, place: sum(members),
+    ),
+    "pmax": (
+        lambda x, g: lax.pmax(x, "i", axis_index_groups=g),
+        lambda members, place: np.max(members, 0),
+    ),
+    "pmin": (
+        lambda x, g: lax.pmin(x, "i", axis_index_groups=g),
+        lambda members, place: np.min(members, 0),
+    ),
+    "all_gather": (
+        lambda x, g: lax.all_gather(x, "i", axis_index_groups=g),
+        lambda members, place: np.stack(members),
+    ),
+    "all_gather tiled": (
+        lambda x, g: lax.all_gather(x, "i", axis_index_groups=g, tiled=True),
+        lambda members, place: np.concatenate(members),
+    ),
+    "all_to_all": (
+        lambda x, g: lax.all_to_all(x, "i", 0, 0, axis_index_groups=g, tiled=True),
+        lambda members, place: np.concatenate(
+            [np.split(m, len(members))[place] for m in members]
+        ),
+    ),
+    "psum_scatter": (
+        lambda x, g: lax.psum_scatter(x, "i", axis_index_groups=g, tiled=True),
+        lambda members, place: np.split(sum(members), len(members))[place],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param([[0, 1, 2, 3], [4, 5, 6, 7]], id="8 in halves"),
+        pytest.param([[0, 4], [1, 5], [2, 6], [3, 7]], id="8 in pairs"),
+        pytest.param([[5, 0, 3], [1, 2, 4]], id="6 in another order"),
+        pytest.param([list(range(0, 12, 2)), list(range(1, 12, 2))], id="12"),
+        pytest.param([[k, 17 - k] for k in range(9)], id="18"),
+    ],
+)
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+def test_groups(name, groups, lowering):
+    collective, combine = GROUPED[name]
+    size = sum(map(len, groups))
+    x = array(size, 6 * len(groups[0]))
+    result = sm.spmap(lambda x: collective(x, groups), "i", lowering=lowering)(x)
+    np.testing.assert_allclose(result, loop_groups(x, groups, combine), rtol=1e-6)
+
+
+# Nested axes, either of them long
+
+
+NESTED = {
+    "inner": lambda x: lax.psum(x, "j") + float_index("j"),
+    "outer": lambda x: lax.psum(x, "i") + float_index("i"),
+    "both": lambda x: lax.psum(x, ("i", "j")) + lax.pmax(x, ("j", "i")),
+    "index of both": lambda x: x * float_index(("i", "j")),
+    "mixed": lambda x: lax.all_gather(lax.psum(x, "i"), "j") * lax.pmean(x, "j")[None],
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "lowering"),
+    [(shape, "manual") for shape in [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2), (10, 10)]]
+    + [((2, 4), "spmd"), ((3, 5), "spmd")],
+)
+@pytest.mark.parametrize("name", NESTED)
+def test_nested(name, shape, lowering):
+    body = NESTED[name]
+    x = array(*shape, 2)
+    expected = jax.vmap(jax.vmap(body, axis_name="j"), axis_name="i")(x)
+    mapped = sm.spmap(sm.spmap(body, "j", lowering=lowering), "i", lowering=lowering)
+    assert_close(mapped(x), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2)])
+def test_nested_where_vmap_has_no_rule(shape):
+    outer, inner = shape
+
+    def body(x):
+        return (
+            lax.all_gather(x, ("i", "j")),
+            lax.all_gather(x, ("j", "i"), tiled=True),
+            lax.psum(lax.ppermute(x, "j", [(0, 1)]), "i"),
+            lax.ppermute(x, ("i", "j"), [(0, outer * inner - 1), (1, 0)]),
+        )
+
+    x = array(outer, inner, 2)
+    gathered, reversed_, permuted, moved = sm.spmap(sm.spmap(body, "j"), "i")(x)
+    in_order = x.reshape(-1, 2)
+    by_column = x.transpose(1, 0, 2).reshape(-1)
+    np.testing.assert_array_equal(gathered, np.broadcast_to(in_order, gathered.shape))
+    np.testing.assert_array_equal(
+        reversed_, np.broadcast_to(by_column, reversed_.shape)
+    )
+    expected = np.zeros_like(x)
+    expected[:, 1] = x[:, 0].sum(0)
+    np.testing.assert_array_equal(permuted, expected)
+    expected = np.zeros_like(in_order)
+    expected[-1], expected[0] = in_order[0], in_order[1]
+    np.testing.assert_array_equal(moved, expected.reshape(x.shape))
+
+
+# Loops
+
+
+LOOPED = {
+    "elementwise": (lambda x: jnp.sin(x) * 2, 0),
+    "index": (lambda x: x + float_index("i"), 0),
+    "final psum": (lambda x: lax.psum(x * 2, "i"), None),
+    "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
+    "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),
+    "several": (
+        lambda x: (x * 2, lax.psum(x, "i"), lax.pmin(x, "i") * 3, 7.0),
+        (1, None, 0, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("size", [5, 16, 41])
+@pytest.mark.parametrize("name", LOOPED)
+def test_batch_size(name, size, batch_size):
+    body, out_axes = LOOPED[name]
+    x = array(size, 3)
+    result = sm.spmap(body, "i", out_axes=out_axes, batch_size=batch_size)(x)
+    expected = jax.vmap(body, axis_name="i", out_axes=out_axes)(x)
+    assert_close(result, expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_batch_size_under_grad(batch_size):
+    weights, x = array(3, 2) / 40, array(41, 3) / 40
+
+    def loss(mapped):
+        return lambda w, x: (mapped(w, x) ** 2).sum()
+
+    def body(w, x):
+        return jnp.tanh(x @ w)
+
+    mapped = sm.spmap(body, in_axes=(None, 0), batch_size=batch_size)
+    expected = jax.grad(loss(jax.vmap(body, in_axes=(None, 0))), (0, 1))(weights, x)
+    assert_close(jax.grad(loss(mapped), (0, 1))(weights, x), expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x / lax.psum(x, "i"),
+        lambda x: lax.all_gather(x, "i"),
+        lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), None), x, None, length=2)[0],
+        lambda x: lax.psum(lax.psum(x, "i"), "i"),
+    ],
+)
+def test_a_collective_in_the_middle_of_a_loop_is_refused(body):
+    text = (
+        r"batch_size=2 is less than the 5 elements of axis 'i' on each device, but "
+        r"(psum|all_gather) over that axis stands in the middle of the function: .* "
+        r"Leave batch_size out, give at least 5, or make the collective the last step"
+    )
+    with pytest.raises(ValueError, match=text):
+        sm.spmap(body, "i", batch_size=2)(array(40, 3))
+
+
+# What goes between devices
+
+
+def between_devices(mapped, *args):
+    """How many collectives the compiled program has, by kind."""
+    text = mapped.lower(*args).compile().as_text()
+    kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+    found = re.findall(rf" ({kinds})\(", text)
+    return {kind: found.count(kind) for kind in set(found)}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("psum", {"all-reduce": 1}),
+        ("pmax", {"all-reduce": 1}),
+        ("all_gather", {"all-gather": 1}),
+        ("ppermute by 1", {"collective-permute": 1}),
+        ("all_to_all", {"all-to-all": 1}),
+        ("psum_scatter", {"reduce-scatter": 1}),
+        ("axis_index", {}),
+    ],
+)
+def test_one_collective_between_devices(name, expected):
+    mapped, _ = both(name, 32)
+    assert between_devices(mapped, array(32, 3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("psum", {"all-reduce": 1}), ("axis_index", {})]
+)
+def test_the_partitioner_puts_collectives_in(name, expected):
+    mapped, _ = both(name, 32, lowering="spmd")
+    assert between_devices(mapped, array(32, 3)) == expected
+    assert mapped(array(32, 3)).sharding.spec[0] == "i"
+
+
+def test_a_shift_sends_one_element_of_each_block():
+    mapped, _ = both("ppermute by 1", 32)
+    text = mapped.lower(array(32, 3)).compile().as_text()
+    (sent,) = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute\(", text)
+    assert sent == "1,3"
+
+
+def test_every_collective_of_jax_has_a_rule():
+    names = {primitive.name for primitive in RULES}
+    assert names == {
+        "psum", "pmax", "pmin", "all_gather", "ppermute", "pbroadcast",
+        "reduce_scatter", "all_to_all", "axis_index", "ragged_all_to_all",
+    }  # fmt: skip
+
+
+@given(
+    size=st.integers(1, 30),
+    devices=st.integers(1, 8),
+    data=st.data(),
+)
+def test_any_permutation(size, devices, data):
+    targets = data.draw(st.permutations(range(size)))
+    kept = data.draw(st.integers(0, size))
+    pairs = list(enumerate(targets))[:kept]
+    mapped = sm.spmap(
+        lambda x: lax.ppermute(x, "i", pairs), "i", devices=jax.devices()[:devices]
+    )
+    expected = np.zeros(size, np.float32)
+    for start, end in pairs:
+        expected[end] = start + 1
+    np.testing.assert_array_equal(mapped(np.arange(1.0, size + 1)), expected)
+
+
+def test_a_permutation_that_leaves_elements_out_then_a_sum():
+    # Indices out of range go wrong in XLA's CPU compiler of JAX 0.10.
+    def body(x):
+        return x + lax.ppermute(x, "i", [(0, 2)])
+
+    x = np.array([1, 2, 3], np.int32)
+    np.testing.assert_array_equal(
+        sm.spmap(body, "i", devices=jax.devices()[:2])(x), [1, 2, 4]
+    )

@@ -1,0 +1,82 @@
+"""Running reductions along the axis that is cut."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from jax import lax
+
+from shardmap.plan.lax.prefix import KINDS
+from shardmap.plan.plan import plan
+from tests.plan.lax.test_rules import assert_same, cuts
+from tests.plan.plan_programs import X, ints
+
+ODD = np.where(X > 1, np.nan, np.where(X < -1.5, -np.inf, X))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", [primitive.name for primitive in KINDS])
+@pytest.mark.parametrize("x", [ODD, ints(8, 6)], ids=["floats", "ints"])
+def test_any_cut_of_a_running_reduction(name, reverse, x):
+    if name == "cumlogsumexp" and x.dtype == np.int32:
+        x = X.astype(np.complex64)
+
+    def fun(x):
+        return getattr(lax, name)(jnp.negative(x), axis=0, reverse=reverse) * 2
+
+    want = jax.jit(fun)(x)
+
+    @settings(max_examples=2)
+    @given(cuts((x,)))
+    def check(in_slices):
+        made = plan(fun, x, in_slices=in_slices)
+        assert_same(made.run(x), want, 1e-4)
+        assert made.num_shards > 1
+
+    check()
+
+
+def test_its_three_stages():
+    made = plan(lambda x: jnp.cumsum(x, 0), X, in_slices=({0: (3, 5)},))
+    assert [stage.num_shards for stage in made.stages] == [2, 1, 2]
+    rows = [shard.in_slices[0][0] for shard in made.stage_shards(2)]
+    assert rows == [slice(0, 3), slice(3, 8)]
+    assert made.out_slices == {0: [(0, 3), (3, 8)]}
+
+
+def test_one_after_the_other():
+    def fun(x):
+        first = jnp.cumsum(x, 0)
+        return jnp.cumsum(first / (1 + jnp.abs(first)), 0), first[::-1]
+
+    made = plan(fun, X, in_slices=({0: 4},))
+    assert_same(made.run(X), jax.jit(fun)(X), 1e-4)
+    assert [stage.num_shards for stage in made.stages][-1] == 4
+
+
+def test_its_gradient():
+    def fun(x):
+        return jax.grad(lambda x: (jnp.cumsum(x, 0) ** 2).sum())(x)
+
+    made = plan(fun, X, in_slices=({0: 4},))
+    assert_same(made.run(X), jax.jit(fun)(X), 1e-4)
+    assert made.num_shards > 8
+
+
+def test_one_function_called_with_different_cuts():
+    @jax.jit
+    def running(x):
+        return jnp.cumsum(x, 0)
+
+    def fun(x, y):
+        return running(x), running(y)
+
+    made = plan(fun, X, X, in_slices=({0: (3, 5)}, {0: (6, 2)}))
+    assert_same(made.run(X, X), jax.jit(fun)(X, X), 1e-4)
+
+
+def test_whole_without_partial_results():
+    made = plan(lambda x: jnp.cumsum(x, 0), X, in_slices=({0: 4},), partial=False)
+    assert made.num_shards == 1
+    assert "each element depends on all before it" in made.explain()

@@ -1,0 +1,375 @@
+"""Running plans: every executor gives the same bytes; faults are retried or told."""
+
+import multiprocessing
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.plan import plan
+from shardmap.plan.run.run import ShardError
+from tests.plan.lax.test_rules import assert_same
+from tests.plan.plan_programs import reals
+
+X, W = reals(64, 8), reals(8, 4)
+
+
+def columns(x, w):
+    mean = x.mean(0)
+    deviation = jnp.sqrt((x * x).mean(0) - mean * mean + 1e-3)
+    return jnp.tanh(((x - mean[None]) / deviation[None]) @ w).sum(0), x @ w
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan(columns, X, W, in_slices=({0: 8}, None))
+
+
+@pytest.fixture(scope="module")
+def want():
+    return jax.jit(columns)(X, W)
+
+
+@pytest.fixture(scope="module")
+def dask_client():
+    distributed = pytest.importorskip("distributed", reason="a Dask cluster needs it")
+    pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(params=["here", "threads", "processes", "dask"], scope="module")
+def executor(request):
+    if request.param == "here":
+        yield None
+    elif request.param == "dask":
+        yield request.getfixturevalue("dask_client").get_executor()
+    elif request.param == "threads":
+        with ThreadPoolExecutor(2) as pool:
+            yield pool
+    else:
+        pytest.importorskip("flatbuffers")
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            yield pool
+
+
+@pytest.mark.parametrize("max_in_flight", [None, 1])
+def test_every_executor_gives_the_same_bytes(made, want, executor, max_in_flight):
+    got = made.run(X, W, executor=executor, max_in_flight=max_in_flight)
+    assert_same(got, want, 1e-4)
+    again = made.run(X, W)
+    for a, b in zip(got, again, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_every_executor_knows_64_bit_numbers(executor):
+    with jax.enable_x64(True):
+        x = reals(6, 2).astype(np.float64) + 1e-12
+        i = np.array([2, 2**40, 5], np.int64)
+
+        def fun(x, i):
+            return x.sum(0), x * i[1].astype(x.dtype), i + 1
+
+        made = plan(fun, x, i, in_slices=({0: 3}, None))
+        assert_same(made.run(x, i, executor=executor), jax.jit(fun)(x, i), 1e-14)
+
+
+class Recorded:
+    """An array-like that counts what is read of it, and fails when told to.
+
+    `failures` are pairs (first row, which reading of it): whatever else is read in
+    between, these fail.
+    """
+
+    def __init__(self, array, failures=()):
+        self.array, self.failures = array, frozenset(failures)
+        self.shape, self.dtype = array.shape, array.dtype
+        self.reads = []
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index):
+        with self.lock:
+            self.reads.append(index)
+            if (index[0].start, self.reads.count(index)) in self.failures:
+                raise OSError("the disk is gone")
+        return self.array[index]
+
+
+def test_shards_read_their_own_slices_only(made):
+    x = Recorded(X)
+    made.run(x, W)
+    rows = [(index[0].start, index[0].stop) for index in x.reads]
+    assert rows == [(k, k + 8) for k in range(0, 64, 8)] * 2
+
+
+def test_in_flight_bounds_what_is_read_ahead(made):
+    x = Recorded(X)
+    finished = []
+
+    class Out:
+        shape, dtype = (64, 4), np.dtype(np.float32)
+
+        def __setitem__(self, index, part):
+            if index is not Ellipsis:
+                finished.append(len(x.reads))
+
+        def __getitem__(self, index):
+            raise AssertionError("inserting reads nothing")
+
+    made.run(x, W, out=(None, Out()), max_in_flight=2)
+    assert len(finished) == 8
+    # Each read at most two shards ahead, of this output's stage.
+    assert all(reads <= k + 3 for k, reads in enumerate(finished))
+
+
+def test_failures_are_retried(made, want, executor):
+    x = Recorded(X, failures=[(8, 1), (32, 2)])
+    assert_same(made.run(x, W, retries=1, executor=executor), want, 1e-4)
+    assert len(x.reads) == 16 + 2
+
+
+def test_a_failure_that_stays_is_told(made):
+    x = Recorded(X, failures=[(16, 1), (16, 2)])
+    with pytest.raises(
+        ShardError, match=r"shard 2 of stage 0 failed 2 times.*slice\(16, 24.*disk"
+    ) as info:
+        made.run(x, W, retries=1, max_in_flight=1)
+    assert isinstance(info.value.__cause__, OSError)
+
+
+def test_out_is_filled_and_returned(made, want, tmp_path):
+    memmap = np.lib.format.open_memmap(
+        tmp_path / "out.npy", "w+", shape=(64, 4), dtype=np.float32
+    )
+    sums = np.full(4, 99, np.float32)
+    got = made.run(X, W, out=(sums, memmap))
+    assert got[0] is sums
+    assert got[1] is memmap
+    assert_same((sums, np.asarray(memmap)), want, 1e-4)
+
+
+@pytest.mark.parametrize("library", ["zarr", "h5py"])
+def test_arrays_of_other_libraries(made, want, library, tmp_path):
+    module = pytest.importorskip(library)
+    if library == "zarr":
+        x = module.create_array(tmp_path / "x", shape=X.shape, dtype=X.dtype)
+        out = module.create_array(tmp_path / "out", shape=(64, 4), dtype=X.dtype)
+        x[...] = X
+    else:
+        file = module.File(tmp_path / "x.h5", "w")
+        x = file.create_dataset("x", data=X)
+        out = file.create_dataset("out", (64, 4), np.float32)
+    planned = plan(columns, x, W, in_slices=({0: 8}, None))
+    sums, _ = planned.run(x, W, out=(None, out))
+    assert_same((sums, np.asarray(out[...])), want, 1e-4)
+
+
+def test_one_value_in_two_places(want):
+    made = plan(lambda x: (x * 2, x * 2, x, 7), X, in_slices=({0: 4},))
+    out = tuple(np.zeros(X.shape, np.float32) for _ in range(3))
+    seven = np.zeros((), np.int32)
+    made.run(X, out=(*out, seven))
+    np.testing.assert_array_equal(out[0], X * 2)
+    np.testing.assert_array_equal(out[1], X * 2)
+    np.testing.assert_array_equal(out[2], X)
+    assert seven == 7
+
+
+def test_bad_outs_are_told_before_anything_runs(made):
+    x = Recorded(X)
+    locked = np.zeros((64, 4), np.float32)
+    locked.flags.writeable = False
+    with pytest.raises(ValueError, match=r"output 0 is float32\[4\].*\n.*read-only"):
+        made.run(x, W, out=(np.zeros(5, np.float32), locked))
+    with pytest.raises(ValueError, match=r"out has 1 arrays, .* returns 2"):
+        made.run(x, W, out=locked)
+    with pytest.raises(ValueError, match="max_in_flight must be at least 1, got 0"):
+        made.run(x, W, max_in_flight=0)
+    assert x.reads == []
+
+
+def test_a_disk_that_is_full(made):
+    class Full:
+        shape, dtype = (64, 4), np.dtype(np.float32)
+
+        def __getitem__(self, index):
+            return np.zeros((64, 4), np.float32)[index]
+
+        def __setitem__(self, index, part):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        made.run(X, W, out=(None, Full()))
+
+
+def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
+    want = made.run(X, W)
+    with pytest.raises(ShardError, match="the disk is gone"):
+        made.run(
+            Recorded(X, failures=[(24, 2)]), W, checkpoint=tmp_path, max_in_flight=1
+        )
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 16 - 11
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+    done = Recorded(X)
+    made.run(done, W, checkpoint=tmp_path)
+    assert done.reads == []
+
+
+def test_a_half_written_shard_is_not_done(made, tmp_path):
+    want = made.run(X, W, checkpoint=tmp_path)
+    path = tmp_path / "0-3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    pathlib.Path(tmp_path / "0-4.part").write_bytes(b"half")
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 1
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_the_checkpoint_of_another_plan_is_refused(made, tmp_path):
+    made.run(X, W, checkpoint=tmp_path)
+    other = plan(columns, X, W, in_slices=({0: 4}, None))
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        other.run(X, W, checkpoint=tmp_path)
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(ValueError, match="not empty and no checkpoint"):
+        made.run(X, W, checkpoint=tmp_path)
+
+
+def test_the_checkpoint_of_other_arguments_is_refused(made, tmp_path):
+    made.run(X, W, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
+        made.run(X, W + 1, checkpoint=tmp_path)
+    key, other = jax.random.split(jax.random.key(0))
+    noisy = plan(lambda key, x: x + jax.random.uniform(key), key, 2.0)
+    noisy.run(key, 2.0, checkpoint=tmp_path / "noisy")
+    with pytest.raises(ValueError, match=r"made with other values of args\[0\]"):
+        noisy.run(other, 2.0, checkpoint=tmp_path / "noisy")
+    with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
+        noisy.run(key, 3.0, checkpoint=tmp_path / "noisy")
+
+
+def _die(*args):
+    os._exit(1)
+
+
+def test_a_killed_worker_is_told_and_nothing_is_lost(made, tmp_path):
+    pytest.importorskip("flatbuffers")
+
+    class Killer(ProcessPoolExecutor):
+        """Kills its worker at the fourth shard."""
+
+        count = 0
+
+        def submit(self, *args):
+            self.count += 1
+            return super().submit(_die if self.count == 4 else args[0], *args[1:])
+
+    context = multiprocessing.get_context("spawn")
+    with (
+        Killer(1, mp_context=context) as pool,
+        pytest.raises(ShardError, match=r"executor broke down.*checkpoint= keeps"),
+    ):
+        made.run(X, W, executor=pool, checkpoint=tmp_path, max_in_flight=1)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 13
+    for a, b in zip(got, made.run(X, W), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_a_killed_dask_worker_costs_nothing(made, dask_client):
+    """Dask gives the worker's shards to another one; the bytes stay the same."""
+    killed = []
+
+    class Killer(Recorded):
+        def __getitem__(self, index):
+            if len(self.reads) == 5:
+                killed.extend(dask_client.run(os.getpid).values())
+                os.kill(killed[0], signal.SIGKILL)
+            return super().__getitem__(index)
+
+    got = made.run(Killer(X), W, executor=dask_client.get_executor())
+    assert len(killed) >= 1
+    for a, b in zip(got, made.run(X, W), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+SLOW = """
+import sys, time
+from tests.plan.run.test_run import W, X, Recorded, columns
+from shardmap.plan.plan import plan
+
+class Slow(Recorded):
+    def __getitem__(self, index):
+        print("read", flush=True)
+        time.sleep(0.1)
+        return super().__getitem__(index)
+
+made = plan(columns, X, W, in_slices=({0: 8}, None))
+out = np.lib.format.open_memmap(sys.argv[2], "w+", np.float32, (64, 4))
+made.run(Slow(X), W, checkpoint=sys.argv[1], out=(None, out))
+"""
+
+
+def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
+    folder, out = tmp_path / "done", tmp_path / "out.npy"
+    command = [sys.executable, "-c", "import numpy as np" + SLOW, folder, out]
+    root = pathlib.Path(__file__).parents[3]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        for _ in range(12):  # In the second stage, which writes ``out``.
+            assert process.stdout.readline() == "read\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in told
+    want = made.run(X, W)
+    kept = len(list(folder.glob("*.bin")))
+    assert 8 < kept < 16
+    rows = 8 * (kept - 8 - 1)
+    np.testing.assert_allclose(np.load(out)[:rows], want[1][:rows], rtol=1e-5)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=folder)
+    assert len(x.reads) == 16 - kept
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_a_bar_needs_tqdm(made, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ImportError, match="pip install tqdm"):
+        made.run(X, W, progress=True)
+
+
+def test_a_bar(made, capsys):
+    pytest.importorskip("tqdm")
+    made.run(X, W, progress=True)
+    assert "16/16" in capsys.readouterr().err
+
+
+def test_a_plan_runs_in_several_threads_at_once(made):
+    want = made.run(X, W)
+    with ThreadPoolExecutor(3) as pool:
+        for got in pool.map(lambda _: made.run(X, W), range(3)):
+            for a, b in zip(got, want, strict=True):
+                assert a.tobytes() == b.tobytes()

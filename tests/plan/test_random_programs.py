@@ -1,0 +1,153 @@
+"""Whole programs under any cuts: the same result as the function itself."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from shardmap.plan.engine.slices import EACH
+from shardmap.plan.plan import plan
+from tests.plan.lax.test_rules import assert_same
+from tests.plan.plan_programs import conv, max_pool, reals
+from tests.plan.plan_random import random_program
+
+MOST_SHARDS = 300
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10**6))
+def test_random_compositions(seed):
+    fun, args, in_slices = random_program(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = jax.jit(fun)(*args)
+        made = plan(fun, *args, in_slices=in_slices)
+        if made.num_shards <= MOST_SHARDS:
+            assert_same(made.run(*args), want, tolerance=2e-3)
+
+
+def block(params, x):
+    """A small transformer block with causal attention."""
+
+    def normalised(x):
+        variance = x.var(-1, keepdims=True)
+        return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(variance + 1e-5)
+
+    batch, time, width = x.shape
+    heads = 2
+    h = normalised(x)
+    query, key, value = (
+        (h @ params[name])
+        .reshape(batch, time, heads, width // heads)
+        .transpose(0, 2, 1, 3)
+        for name in ("query", "key", "value")
+    )
+    scores = jnp.einsum("bhtd,bhsd->bhts", query, key) / np.sqrt(width // heads)
+    scores = jnp.where(jnp.tril(jnp.ones((time, time), bool)), scores, -1e9)
+    mixed = jnp.einsum("bhts,bhsd->bhtd", jax.nn.softmax(scores, -1), value)
+    x = x + mixed.transpose(0, 2, 1, 3).reshape(batch, time, width) @ params["out"]
+    return x + jax.nn.gelu(normalised(x) @ params["up"]) @ params["down"]
+
+
+WIDTH = 8
+BLOCK = {
+    **{
+        name: reals(WIDTH, WIDTH, seed=k) * 0.3
+        for k, name in enumerate(["query", "key", "value", "out"])
+    },
+    "up": reals(WIDTH, 16) * 0.3,
+    "down": reals(16, WIDTH) * 0.3,
+}
+TOKENS = reals(4, 6, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("cut", "fewest", "stages"), [({0: 4}, 4, 1), ({1: 3}, 3, None), ({2: 2}, 2, None)]
+)
+def test_a_transformer_block(cut, fewest, stages):
+    made = plan(block, BLOCK, TOKENS, in_slices=(None, cut))
+    assert_same(made.run(BLOCK, TOKENS), jax.jit(block)(BLOCK, TOKENS), 2e-4)
+    assert made.num_shards >= fewest
+    assert stages is None or len(made.stages) == stages
+
+
+def test_the_gradient_of_a_transformer_block():
+    def loss(params, x):
+        return (block(params, x) ** 2).mean()
+
+    fun = jax.value_and_grad(loss)
+    made = plan(fun, BLOCK, TOKENS, in_slices=(None, {0: 4}))
+    assert_same(made.run(BLOCK, TOKENS), jax.jit(fun)(BLOCK, TOKENS), 2e-4)
+    assert made.num_shards == 4
+    assert len(made.stages) == 1
+    assert set(jax.tree.leaves(made.shards[0].combiner)) == {"add"}
+
+
+NET = {
+    "first": reals(3, 3, 3, 4) * 0.3,
+    "bias": reals(4),
+    "second": reals(3, 3, 4, 6) * 0.3,
+    "last": reals(6, 5),
+}
+IMAGES, LABELS = reals(4, 8, 8, 3), np.eye(5, dtype=np.float32)[:4]
+
+
+def net(params, images):
+    h = jax.nn.relu(conv(images, params["first"]) + params["bias"][None, None, None])
+    h = jax.nn.relu(conv(max_pool(h), params["second"]))
+    return h.mean((1, 2)) @ params["last"]
+
+
+def train_step(params, images, labels):
+    def loss(params):
+        return -(jax.nn.log_softmax(net(params, images)) * labels).sum()
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+
+@pytest.mark.parametrize("cut", [{0: 4}, {1: 2}, {0: 2, 2: 3}])
+def test_a_convolutional_net(cut):
+    made = plan(net, NET, IMAGES, in_slices=(None, cut))
+    assert_same(made.run(NET, IMAGES), jax.jit(net)(NET, IMAGES), 2e-4)
+    assert made.num_shards > 1
+
+
+@pytest.mark.parametrize("cut", [{0: 4}, {1: 2}])
+def test_a_training_step(cut):
+    args = (NET, IMAGES, LABELS)
+    made = plan(train_step, *args, in_slices=(None, cut, {0: 4}))
+    assert_same(made.run(*args), jax.jit(train_step)(*args), 2e-4)
+    assert made.num_shards > 1
+
+
+def test_a_second_derivative():
+    def fun(x):
+        return jax.hessian(lambda x: (jnp.tanh(x) ** 3).sum() + x.prod())(x)
+
+    x = reals(4)
+    made = plan(fun, x, in_slices=EACH)
+    assert_same(made.run(x), jax.jit(fun)(x), 1e-4)
+
+
+def test_a_recurrent_net():
+    def fun(weights, inputs):
+        def step(carry, x):
+            carry = jnp.tanh(carry @ weights + x)
+            return carry, carry.sum(-1)
+
+        return lax.scan(step, jnp.zeros(inputs.shape[1:]), inputs)
+
+    weights, inputs = reals(6, 6) * 0.3, reals(5, 8, 6)
+    made = plan(fun, weights, inputs, in_slices=(None, {1: 4}))
+    assert_same(made.run(weights, inputs), jax.jit(fun)(weights, inputs), 1e-4)
+    assert made.num_shards == 4
+    # A piece of the time axis needs all before it, and a feature needs them all.
+    whole = plan(fun, weights, inputs, in_slices=(None, {0: 5, 2: 2}))
+    assert whole.num_shards == 1
+    assert "mixes this axis" in whole.explain()

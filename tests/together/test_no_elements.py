@@ -1,0 +1,157 @@
+"""Maps over an axis of size 0: what `jax.vmap` gives, or refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+from shardmap.api.calls.across import check_elements
+from tests.map_programs import both_lowerings
+
+X = np.zeros((0, 3), np.float32)
+W = np.ones(3, np.float32)
+
+
+def same(results, expected):
+    assert jax.tree.structure(results) == jax.tree.structure(expected)
+    for one, other in zip(
+        jax.tree.leaves(results), jax.tree.leaves(expected), strict=True
+    ):
+        assert isinstance(one, jax.Array)
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_array_equal(one, other)
+
+
+def several(x, w):
+    i = lax.axis_index("i")
+    return {"sum": x.sum(), "rows": (x * w, lax.psum(x, "i")), "index": i, "w": w}
+
+
+@both_lowerings
+def test_shapes_and_dtypes_are_those_of_vmap(spmap):
+    options = {"in_axes": (0, None), "axis_name": "i"}
+    f, expected = spmap(several, **options), jax.vmap(several, **options)(X, W)
+    same(f(X, W), expected)
+    same(jax.jit(f)(X, W), expected)
+    same(f(jnp.asarray(X), W), expected)
+    assert jax.eval_shape(f, X, W) == jax.eval_shape(lambda: expected)
+    same(f.lower(X, W).compile()(X, W), expected)
+    with jax.disable_jit():
+        shapes = jax.tree.map(jnp.shape, f(X, W))
+    assert shapes == jax.tree.map(jnp.shape, expected)
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda x: lax.psum(x, "i"),
+        lambda x: lax.pmean(x, "i"),
+        lambda x: lax.pmax(x, "i"),
+        lambda x: lax.all_gather(x, "i"),
+        lambda x: lax.ppermute(x, "i", []),
+        lambda x: lax.psum(1, "i") + jnp.zeros((), jnp.int32),
+    ],
+    ids=["psum", "pmean", "pmax", "all_gather", "ppermute", "size"],
+)
+@both_lowerings
+def test_collectives_are_those_of_vmap(spmap, collective):
+    same(spmap(collective, "i")(X), jax.vmap(collective, axis_name="i")(X))
+
+
+@both_lowerings
+def test_results_without_the_axis(spmap):
+    def totals(x, w):
+        return lax.psum(x, "i"), lax.pmax(x, "i"), lax.pmean(x, "i"), 2 * w
+
+    options = {"in_axes": (0, None), "out_axes": None, "axis_name": "i"}
+    f, expected = spmap(totals, **options), jax.vmap(totals, **options)(X, W)
+    same(f(X, W), expected)
+    same(jax.jit(f)(X, W), expected)
+    grads = jax.grad(lambda w: f(X, w)[3].sum())(W)
+    np.testing.assert_array_equal(grads, [2, 2, 2])
+
+
+@both_lowerings
+@pytest.mark.parametrize(("in_axis", "out_axis"), [(0, 1), (1, 0), (-1, None)])
+def test_axes(spmap, in_axis, out_axis):
+    def total(x):
+        return lax.psum(x, "i")
+
+    options = {"in_axes": in_axis, "out_axes": out_axis, "axis_name": "i"}
+    x = np.moveaxis(X, 0, in_axis)
+    same(spmap(total, **options)(x), jax.vmap(total, **options)(x))
+
+
+@both_lowerings
+def test_gradients(spmap):
+    def loss(mapped, x, w):
+        return mapped(lambda x, w: jnp.sin(x) * w, in_axes=(0, None))(x, w).sum()
+
+    for wrap in (lambda f: f, jax.jit):
+        grads = wrap(jax.grad(lambda *a: loss(spmap, *a), argnums=(0, 1)))(X, W)
+        same(grads, jax.grad(lambda *a: loss(jax.vmap, *a), argnums=(0, 1))(X, W))
+
+
+@both_lowerings
+def test_under_vmap_scan_and_cond(spmap):
+    f = spmap(lambda x: x + 1)
+    assert jax.vmap(f)(np.zeros((5, 0, 3), np.float32)).shape == (5, 0, 3)
+    assert jax.vmap(f, in_axes=1, out_axes=1)(X).shape == (0, 3)
+    carried, _ = lax.scan(lambda c, _: (f(c), None), jnp.asarray(X), length=3)
+    assert carried.shape == (0, 3)
+    assert lax.cond(True, f, lambda x: x, jnp.asarray(X)).shape == (0, 3)
+
+
+@both_lowerings
+@pytest.mark.parametrize("shape", [(0, 4, 2), (4, 0, 2), (0, 0, 2)])
+def test_nested(spmap, shape):
+    def body(x):
+        return x + lax.psum(x, "j")
+
+    x = np.zeros(shape, np.float32)
+    nested = spmap(spmap(body, "j"), "i")
+    expected = jax.vmap(jax.vmap(body, axis_name="j"), axis_name="i")(x)
+    for f in (nested, jax.jit(nested)):
+        same(f(x), expected)
+    mesh = sm.make_mesh({"a": 4, "b": 2})
+    inner = spmap(body, "j", mesh=mesh, mesh_axes="b")
+    same(spmap(inner, "i", mesh=mesh, mesh_axes="a")(x), expected)
+
+
+@both_lowerings
+def test_results_lie_whole_on_the_devices(spmap):
+    mesh = sm.make_mesh({"a": 4, "b": 2})
+    result = spmap(lambda x: x, mesh=mesh, mesh_axes="a")(X)
+    assert result.sharding.is_fully_replicated
+    assert result.sharding.device_set == set(jax.devices())
+    one = spmap(lambda x: x, devices=jax.devices()[3:])(X)
+    assert one.devices() == {jax.devices()[3]}
+
+
+def test_no_element_calls_the_host():
+    seen = []
+    f = sm.spmap(lambda x: sm.tap(seen.append, x))
+    assert f(X).shape == (0, 3)
+    sm.taps_barrier()
+    assert seen == []
+
+
+@both_lowerings
+def test_keys_and_partitions(spmap):
+    keys = jax.random.split(jax.random.key(0), 0)
+    made = spmap(lambda key: jax.random.split(key, 2))(keys)
+    assert (made.shape, made.dtype) == ((0, 2), keys.dtype)
+    cut = sm.sharded_jit(lambda x: x + 1, in_parts=None, out_parts=None)
+    assert spmap(cut)(X).shape == (0, 3)
+
+
+def test_axis_size_0():
+    assert sm.spmap(lambda: jnp.ones(3), axis_size=0)().shape == (0, 3)
+
+
+def test_rows_of_no_elements_are_refused():
+    message = "spmap of f over 2 processes needs at least one row on each"
+    with pytest.raises(ValueError, match=message):
+        check_elements("f", 0, 2, None, 2)
