@@ -18,7 +18,7 @@ from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 from shardmap.explain.api import explain
 from shardmap.explain.report import Explanation
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.plan.engine.slices import EACH
+from shardmap.plan.in_slices import EACH
 from shardmap.plan.notation import register_rule
 from shardmap.plan.plan import ShardPlan, plan
 from shardmap.plan.run.shards import Shard

@@ -19,6 +19,7 @@ PACKAGE = ROOT / "shardmap"
 # room of a module is the longest of these names that its own begins with.
 ROOMS = [
     "_jax",
+    "units",
     "sharding",
     "arrays",
     "map.primitives",
@@ -45,14 +46,33 @@ ROOMS = [
 ROOM_OF_PROGRAMS = "commands"
 PROGRAMS = {"__main__", "demo"}
 UPWARD = {
-    "map.primitives.map_primitive": ["map.rules.checkify"],
     "plan.run.checkpoint": ["plan.plan"],
     "plan.run.run": ["plan.plan"],
     "plan.run.shards": ["plan.plan"],
+    "plan.run.workers": ["plan.plan"],
     "explain.report": ["explain.draw.html", "explain.draw.page"],
-    "explain.api": ["api.calls.arguments", "api.mesh_map", "api.sharded_jit", "api.spmap"],
+    "explain.api": [
+        "api.mesh_map",
+        "api.sharded_jit",
+        "api.spmap",
+    ],
 }
 CIRCLES = [
+    "api.mesh_map",
+    "api.spmap",
+    "explain.api",
+    "explain.draw.html",
+    "explain.draw.page",
+    "explain.report",
+    "plan.plan",
+    "plan.report",
+    "plan.run.checkpoint",
+    "plan.run.run",
+    "plan.run.shards",
+    "plan.run.workers",
+    "sharding.named",
+    "sharding.proto",
+    "sharding.spec",
 ]
 LONGEST_FILE = 500
 MOST_FILES = 12

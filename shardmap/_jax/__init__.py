@@ -1,1 +1,1 @@
-"""What leans on how JAX is made, each with its reason."""
+"""What depends on how JAX is made, with the reason and a check that fails loudly."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What users call, and how a call becomes a program."""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap.api import pickling
-from shardmap.api.calls import arguments, kept
+from shardmap.api.calls import kept, options
 from shardmap.api.calls.stages import Lowered
 from shardmap.api.mesh_blocks import (
     Axes,
@@ -28,10 +28,10 @@ from shardmap.api.mesh_blocks import (
     to_blocks,
 )
 from shardmap.api.spmap import explanation, mapped_as
-from shardmap.arrays import placement, processes
+from shardmap.arrays import array_likes, placement, trees
 from shardmap.arrays.rows import as_global
 from shardmap.arrays.running import map_jit
-from shardmap.map import contexts, tracing
+from shardmap.map import agreement, contexts, tracing
 from shardmap.map.primitives.shard_maps import axes_used_inside
 from shardmap.sharding.mesh import auto_mesh
 from shardmap.sharding.spec import ShardingSpec
@@ -110,11 +110,11 @@ class MeshMappedFunction:
                     aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
                 )
                 for aval, sharding in zip(
-                    map(arguments.leaf_aval, leaves), shardings, strict=True
+                    map(array_likes.leaf_aval, leaves), shardings, strict=True
                 )
             ],
         )
-        with processes.lowering_to_look() as agree:
+        with agreement.lowering_to_look() as agree:
             lowered = program.lower(*structs)
         out_info = jax.tree.leaves(lowered.out_info)
         in_specs, out_specs = (
@@ -202,14 +202,14 @@ class _BlockMap:
         """Checks the arguments of a call: their leaves, structure and axes."""
         leaves, in_tree = jax.tree.flatten(args)
         in_axes = list(
-            arguments.broadcast_axes(
+            trees.broadcast_axes(
                 "in_axes", self.options.in_axes, args, "the arguments", is_axes
             )
         )
         mesh = self.options.mesh
         problems = []
         for k, (leaf, axes) in enumerate(zip(leaves, in_axes, strict=True)):
-            aval = arguments.leaf_aval(leaf)
+            aval = array_likes.leaf_aval(leaf)
             for dimension, names in enumerate(dimensions_of(axes, aval.ndim)):
                 pieces = math.prod(mesh.shape[name] for name in names)
                 if aval.shape[dimension] % pieces:
@@ -222,7 +222,7 @@ class _BlockMap:
                 what = f"it has no dimension {highest}, which {axes} names"
                 problems.append((k, aval, what))
         if problems:
-            paths = arguments.leaf_names(self.fun(), range(len(args)), args, {})
+            paths = trees.leaf_names(self.fun(), range(len(args)), args, {})
             listed = "".join(
                 f"\n  * {paths[k]} is {aval.str_short()}: {what}"
                 for k, aval, what in problems
@@ -241,7 +241,7 @@ class _BlockMap:
         is_new: bool = False,
     ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
         """What runs calls like this one, and how arguments and results lie."""
-        avals = [arguments.leaf_aval(leaf) for leaf in leaves]
+        avals = [array_likes.leaf_aval(leaf) for leaf in leaves]
         key = in_tree, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals)
         if is_new or key not in self._programs:
             bind = functools.partial(self.bind, in_tree=in_tree, in_axes=in_axes)
@@ -298,7 +298,7 @@ class _BlockMap:
     def out_axes(self, out: Any) -> list[Axes]:
         """The axes of each leaf of a result like ``out``."""
         return list(
-            arguments.broadcast_axes(
+            trees.broadcast_axes(
                 "out_axes", self.options.out_axes, out, "the result", is_axes
             )
         )
@@ -369,7 +369,7 @@ class _BlockMap:
         )
 
     def _block_aval(self, leaf: Any, axes: Axes) -> jax.ShapeDtypeStruct:
-        aval = arguments.leaf_aval(leaf)
+        aval = array_likes.leaf_aval(leaf)
         shape = [
             size // math.prod(self.options.mesh.shape[name] for name in names)
             for size, names in zip(
@@ -454,7 +454,7 @@ def mesh_map(
             auto_mesh(mesh),
             in_axes,
             out_axes,
-            arguments.lowering(lowering, None),
-            arguments.index_tuple("donate_argnums", donate_argnums),
+            options.lowering(lowering, None),
+            options.index_tuple("donate_argnums", donate_argnums),
         ),
     )

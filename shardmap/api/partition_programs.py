@@ -23,13 +23,13 @@ from shardmap.api.parts import (
     check_shapes,
     counted,
     is_leaf,
-    leaf_paths,
     whole_aval,
 )
-from shardmap.arrays import processes
+from shardmap.arrays import array_likes, processes, trees
 from shardmap.arrays.rows import is_whole, look
 from shardmap.arrays.running import map_jit, run_and_convert
-from shardmap.map import contexts, tracing
+from shardmap.arrays.trees import leaf_paths
+from shardmap.map import agreement, contexts, tracing
 from shardmap.map.constraint import constrain, constraints_in, partition_mesh
 
 
@@ -134,7 +134,7 @@ class Programs:
             return jax.tree.unflatten(call.out_tree, self._bind(call, leaves))
         # JAX runs step by step what it differentiates.
         mesh = partition_mesh((), call.total or 1, WHAT)
-        processes.agree_to_lower(mesh, WHAT, lambda: call.program)
+        agreement.agree_to_lower(mesh, WHAT, lambda: call.program)
         call = call.alone()
         in_pieces, out_pieces = call.pieces()
         results = self._bind(call, converted(leaves, in_pieces, "whole"))
@@ -153,7 +153,7 @@ class Programs:
         avals = []
         for k, leaf in enumerate(leaves):
             try:
-                avals.append(arguments.leaf_aval(leaf))
+                avals.append(array_likes.leaf_aval(leaf))
             except TypeError:
                 names = self._names(argnums, args, kwargs)
                 raise TypeError(
@@ -165,7 +165,7 @@ class Programs:
 
     def _names(self, argnums: list[int], args: Any, kwargs: Any) -> list[str]:
         dynamic = [args[k] for k in argnums]
-        return arguments.leaf_names(self.fun(), argnums, dynamic, kwargs)
+        return trees.leaf_names(self.fun(), argnums, dynamic, kwargs)
 
     def _read(self, args: Any, kwargs: Any, are_whole: Sequence[bool] | None) -> Call:
         """Checks a call, and traces the function to see what it asks for.
@@ -230,7 +230,7 @@ class Programs:
         traced = self._jitted(statics).trace(*args, **kwargs)
         out = traced.out_info
         out_names = leaf_paths("result", out)
-        out_avals = list(map(arguments.leaf_aval, jax.tree.leaves(out)))
+        out_avals = list(map(array_likes.leaf_aval, jax.tree.leaves(out)))
         out_parts, out_local = (
             broadcast_parts(what, name, parts, out, "the result")
             for name, parts in (
@@ -291,7 +291,7 @@ class Programs:
         )
         return (
             f"{self.name}, {total or 1} partitions, arguments ({listed}), out_parts "
-            f"{tuple(out_parts)}, operations {processes.operations(jaxpr)}"
+            f"{tuple(out_parts)}, operations {agreement.operations(jaxpr)}"
         )
 
     def _jitted(self, statics: Iterable[tuple[int, Any]]) -> Any:

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from shardmap.api.calls import arguments
-from shardmap.map.constraint import partition_mesh, total_partitions
+from shardmap.arrays import trees
+from shardmap.map.constraint import partition_mesh
+from shardmap.sharding.partitions import total_partitions
 
 Counts = tuple[int, ...] | None
 """Of pieces along each dimension; None: every device has the whole value."""
@@ -49,20 +50,10 @@ def broadcast_parts(
     what: str, name: str, parts: Any, tree: Any, described: str
 ) -> list[Counts]:
     """The counts for each leaf of ``tree``, from a pytree prefix of it."""
-    leaves = arguments.broadcast_axes(
-        name, parts, tree, described, is_leaf, caller=what
-    )
+    leaves = trees.broadcast_axes(name, parts, tree, described, is_leaf, caller=what)
     return [
         tuple(1 if count is None else count for count in leaf) if leaf else None
         for leaf in leaves
-    ]
-
-
-def leaf_paths(root: str, tree: Any) -> list[str]:
-    """How a caller would write each leaf."""
-    return [
-        root + jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
 
 

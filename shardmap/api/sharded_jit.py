@@ -18,9 +18,10 @@ from shardmap.api.calls import arguments, kept
 from shardmap.api.calls.stages import Lowered
 from shardmap.api.partition_calls import Call, Options, across
 from shardmap.api.partition_programs import Programs
-from shardmap.api.parts import broadcast_parts, check_leaves, check_shapes, leaf_paths
-from shardmap.arrays import processes
-from shardmap.map import contexts, tracing
+from shardmap.api.parts import broadcast_parts, check_leaves, check_shapes
+from shardmap.arrays import array_likes
+from shardmap.arrays.trees import leaf_paths
+from shardmap.map import agreement, contexts, tracing
 from shardmap.map.constraint import constrain
 from shardmap.sharding.spec import ShardingSpec
 
@@ -55,7 +56,7 @@ def with_sharding_constraint(x: Any, parts: Any) -> Any:
     check_leaves(f"{what} parts", parts)
     leaves, tree = jax.tree.flatten(x)
     each = broadcast_parts(what, "parts", parts, x, "the value")
-    avals = list(map(arguments.leaf_aval, leaves))
+    avals = list(map(array_likes.leaf_aval, leaves))
     check_shapes(what, leaf_paths("x", x), avals, each)
     return jax.tree.unflatten(tree, list(map(constrain, leaves, each)))
 
@@ -183,7 +184,7 @@ class ShardedFunction:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
         traced, call = self._trace(args, kwargs)
-        with processes.lowering_to_look() as agree:
+        with agreement.lowering_to_look() as agree:
             lowered = traced.lower()
         in_specs, out_specs = (
             [

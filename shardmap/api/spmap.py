@@ -10,8 +10,8 @@ import jax.extend.core as jex_core
 from jax.sharding import Mesh, Sharding
 
 from shardmap.api import pickling
-from shardmap.api.calls import arguments, kept
-from shardmap.api.calls.call import Options
+from shardmap.api.calls import arguments, kept, options
+from shardmap.api.calls.options import Options
 from shardmap.api.calls.programs import FunctionMap
 from shardmap.api.calls.replicas import check_copies_agree
 from shardmap.api.calls.stages import Lowered, lower, trace
@@ -247,16 +247,16 @@ def spmap(
         )
     if not callable(fun):
         raise TypeError(f"spmap expects a callable, but got {fun!r}.")
-    arguments.check_axes("in_axes", in_axes)
-    arguments.check_axes("out_axes", out_axes)
+    options.check_axes("in_axes", in_axes)
+    options.check_axes("out_axes", out_axes)
     if devices is not None:
         devices = tuple(devices)
         if not devices:
             raise ValueError("'devices' argument to spmap must be non-empty, or None.")
-    static = arguments.index_tuple(
+    static = options.index_tuple(
         "static_broadcasted_argnums", static_broadcasted_argnums
     )
-    donated = arguments.index_tuple("donate_argnums", donate_argnums)
+    donated = options.index_tuple("donate_argnums", donate_argnums)
     if both := sorted(set(static) & set(donated)):
         raise ValueError(
             f"spmap static_broadcasted_argnums {static} and donate_argnums {donated} "
@@ -264,7 +264,7 @@ def spmap(
         )
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
-    options = Options(
+    chosen = Options(
         axis_name=UNNAMED if axis_name is None else axis_name,
         in_axes=in_axes,
         out_axes=out_axes,
@@ -274,12 +274,12 @@ def spmap(
         axis_size=axis_size,
         donate_argnums=donated,
         mesh=None if mesh is None else auto_mesh(mesh),
-        mesh_axes=arguments.mesh_axes(mesh, mesh_axes, devices, backend),
-        batch_size=arguments.batch_size(batch_size),
-        lowering=arguments.lowering(lowering, batch_size),
+        mesh_axes=options.mesh_axes(mesh, mesh_axes, devices, backend),
+        batch_size=options.batch_size(batch_size),
+        lowering=options.lowering(lowering, batch_size),
         check_replicas=check_replicas,
     )
-    return MappedFunction(fun, options)
+    return MappedFunction(fun, chosen)
 
 
 def mapped_as(

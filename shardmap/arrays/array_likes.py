@@ -165,3 +165,14 @@ def boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[jax.Device, Box]:
     """What each device of this process holds, in the order of the shards."""
     held = sharding.addressable_devices_indices_map(shape)
     return {device: box(index, shape) for device, index in held.items()}
+
+
+def leaf_aval(leaf: Any) -> Any:
+    """The abstract value of an argument: shape, dtype, weak type.
+
+    Raises:
+      TypeError: ``leaf`` is nothing that JAX can compute with.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.ShapedArray):
+        return jax.core.ShapedArray(leaf.shape, leaf.dtype, leaf.weak_type)
+    return abstract_value(leaf)

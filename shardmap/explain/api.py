@@ -2,28 +2,29 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 from jax.extend.core.primitives import cond_p, scan_p, while_p
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh
 
-from shardmap.api.calls import arguments
 from shardmap.api.mesh_map import MeshMappedFunction
 from shardmap.api.sharded_jit import ShardedFunction
 from shardmap.api.spmap import MappedFunction
+from shardmap.arrays import array_likes, trees
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
 from shardmap.explain.read import arrays, vmaps
 from shardmap.explain.read.axes import axes_of
 from shardmap.explain.read.collectives import collectives_of, has
+from shardmap.explain.read.compiled import cost_of, layouts_of
 from shardmap.explain.read.hlo import compiled_collectives
 from shardmap.explain.read.matching import reported
+from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
 from shardmap.explain.read.remarks import remarks_on
 from shardmap.explain.read.source import definition_of
-from shardmap.explain.report import Axis, Cost, Explanation
+from shardmap.explain.report import Axis, Explanation
 
 
 def explain(
@@ -101,7 +102,7 @@ def _explain(
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
     traced = _traced(fun, args, kwargs)
     jaxpr = traced.jaxpr.jaxpr
-    meshes = _meshes(jaxpr)
+    meshes = meshes_of(jaxpr)
     abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
     axes = _axes(fun, args, kwargs, jaxpr)
     cost, sent_by_xla, text = None, None, ""
@@ -112,10 +113,10 @@ def _explain(
     else:
         lowered = _lowered(fun, traced, args, kwargs)
         compiled = lowered.compile()
-        layouts_in, layouts_out = _layouts(lowered, compiled, traced)
+        layouts_in, layouts_out = layouts_of(lowered, compiled, traced)
         text = compiled.as_text() or ""
         sent_by_xla = compiled_collectives(text) if text else None
-        cost = _cost(compiled)
+        cost = cost_of(compiled)
     out_info = jax.tree.leaves(traced.out_info)
     described = (
         *arrays.array_layouts(
@@ -126,7 +127,7 @@ def _explain(
         ),
         *arrays.array_layouts(
             "output",
-            arguments.result_names(jax.tree.structure(traced.out_info)),
+            trees.result_names(jax.tree.structure(traced.out_info)),
             out_info,
             layouts_out,
         ),
@@ -135,7 +136,7 @@ def _explain(
     num_devices = max(
         [1, *map(arrays.device_count, layouts), *(m.size for m in meshes)]
     )
-    device = None if abstract else _device(layouts, meshes)
+    device = None if abstract else device_of(layouts, meshes)
     of_program = collectives_of(jaxpr)
     sent, notes = reported(of_program, sent_by_xla, wires)
     if abstract:
@@ -157,7 +158,7 @@ def _explain(
         )
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
-        mesh=_mesh(meshes, layouts),
+        mesh=axes_of_meshes(meshes, layouts),
         num_devices=num_devices,
         device_kind=None if device is None else device.device_kind,
         axes=axes,
@@ -235,78 +236,5 @@ def _lowered(fun: Any, traced: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _struct(leaf: Any) -> Any:
-    aval = arguments.leaf_aval(leaf)
+    aval = array_likes.leaf_aval(leaf)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-
-
-def _meshes(jaxpr: Any) -> list[Any]:
-    """The meshes that a program's equations name, the largest first."""
-    found, seen = [], {id(jaxpr)}
-    waiting = [jaxpr]
-    while waiting:
-        for equation in waiting.pop().eqns:
-            mesh = equation.params.get("mesh")
-            if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty:
-                found.append(mesh)
-            for inner in jex_core.jaxprs_in_params(equation.params):
-                if id(inner) not in seen:
-                    seen.add(id(inner))
-                    waiting.append(inner)
-    return sorted(found, key=lambda mesh: -mesh.size)
-
-
-def _mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
-    candidates = [*meshes, *named]
-    if not candidates:
-        return ()
-    return tuple(max(candidates, key=lambda mesh: mesh.size).shape.items())
-
-
-def _device(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
-    for mesh in meshes:
-        return mesh.devices.flat[0]
-    for sharding in layouts:
-        if isinstance(sharding, Sharding):
-            return next(iter(sharding.device_set))
-    return jax.local_devices()[0]
-
-
-def _layouts(lowered: Any, compiled: Any, traced: Any) -> tuple[list[Any], list[Any]]:
-    """How inputs and outputs lie: by the map's own word, or by the compiler's."""
-    count_in = len(jax.tree.leaves(traced.args_info))
-    count_out = len(jax.tree.leaves(traced.out_info))
-    specs_in = jax.tree.leaves(getattr(lowered, "in_specs", None))
-    specs_out = jax.tree.leaves(getattr(lowered, "out_specs", None))
-    if len(specs_in) != count_in:
-        specs_in = [
-            arrays.UNUSED if sharding is None else sharding
-            for sharding in jax.tree.leaves(
-                compiled.input_shardings, is_leaf=lambda leaf: leaf is None
-            )
-        ]
-    if len(specs_out) != count_out:
-        specs_out = jax.tree.leaves(compiled.output_shardings)
-    return specs_in, specs_out
-
-
-def _cost(compiled: Any) -> Cost:
-    analysis = compiled.cost_analysis() or {}
-    memory = compiled.memory_analysis()
-    sizes: list[Any] = [
-        getattr(memory, f"{part}_size_in_bytes", None)
-        for part in ("argument", "output", "temp", "alias")
-    ]
-    peak = None
-    if memory is not None:
-        # Temporary values are in one block, which is there as long as the call runs.
-        argument, output, temporary, alias = sizes
-        peak = argument + output + temporary - alias
-    return Cost(
-        flops=analysis.get("flops"),
-        bytes_accessed=analysis.get("bytes accessed"),
-        peak_bytes=peak,
-        argument_bytes=sizes[0],
-        output_bytes=sizes[1],
-        temporary_bytes=sizes[2],
-    )

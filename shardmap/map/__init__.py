@@ -1,1 +1,1 @@
-"""The axis map: one primitive, its rules, its lowering, and what users call."""
+"""The axis map as JAX sees it: its primitive, its rules, its lowering."""

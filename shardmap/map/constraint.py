@@ -6,10 +6,7 @@ those for its elements, which no map walks and which are left to the partitioner
 """
 
 import functools
-import itertools
-import math
-import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,58 +14,26 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from shardmap.arrays import placement, processes
-from shardmap.map import contexts, tracing
+from shardmap.arrays import placement
+from shardmap.map import agreement, contexts, tracing
 from shardmap.map.primitives.map_primitive import mesh_jaxpr
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.sharding.mesh import auto_mesh
+from shardmap.sharding.partitions import (
+    AXIS_PREFIX,
+    Parts,
+    partition_axes,
+    partition_sharding,
+    prime_factors,
+    total_partitions,
+)
 
-Parts = tuple[int | None, ...]
 """A count for each dimension; None: the partitioner may cut it as it likes."""
-
-_AXIS_PREFIX = "_partitions"
-
-
-def is_partition_axis(name: Any) -> bool:
-    """Whether a mesh axis is one for partitions."""
-    return isinstance(name, str) and name.startswith(_AXIS_PREFIX)
-
-
-def total_partitions(parts: Parts) -> int:
-    """How many pieces there are."""
-    return math.prod(count or 1 for count in parts)
 
 
 # Meshes
-
-
-def partition_axes(layouts: Collection[Parts], total: int) -> dict[str, int]:
-    """The fewest mesh axes, and their sizes, that can say all of these parts.
-
-    For (4, 1) alone it is one axis of 4; for (4, 1) and (2, 2) it is two of 2.
-    """
-    ends = {1, total}
-    for parts in layouts:
-        ends.update(itertools.accumulate((n or 1 for n in parts), operator.mul))
-    steps = list(itertools.pairwise(sorted(ends)))
-    if all(end % start == 0 for start, end in steps):
-        sizes = [end // start for start, end in steps]
-    else:
-        sizes = _prime_factors(total)
-    return {f"{_AXIS_PREFIX}{k}": size for k, size in enumerate(sizes)}
-
-
-def _prime_factors(number: int) -> list[int]:
-    factors = []
-    divisor = 2
-    while number > 1:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return factors
 
 
 def _devices_for(total: int, what: str) -> list[list[jax.Device]]:
@@ -124,51 +89,11 @@ def partition_mesh(
     if not alone and available % total == 0:
         # The same mesh for all parts: JAX describes all results on the first one.
         total = available
-        axes = partition_axes([tuple(_prime_factors(total))], total)
-    axes = axes or {f"{_AXIS_PREFIX}0": 1}
+        axes = partition_axes([tuple(prime_factors(total))], total)
+    axes = axes or {f"{AXIS_PREFIX}0": 1}
     devices = [device for each in groups for device in each[: total // len(groups)]]
     grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes))
-
-
-def partition_cuts(parts: Parts, mesh: Any) -> dict[int, tuple[str, ...]]:
-    """Which dimensions are cut, and along which axes of the mesh.
-
-    Raises:
-      ValueError: the mesh has no axes for these parts.
-    """
-    unused = [name for name in mesh.axis_names if is_partition_axis(name)]
-    cuts = {}
-    for dimension, count in enumerate(parts):
-        names: list[str] = []
-        left = count or 1
-        for name in unused:
-            if left > 1 and left % mesh.shape[name] == 0:
-                names.append(name)
-                left //= mesh.shape[name]
-        if left > 1:
-            raise ValueError(
-                f"parts {parts} need {total_partitions(parts)} devices for each "
-                f"element, but the mesh around them, {dict(mesh.shape)}, has no axes "
-                "for partitions. Leave mesh and mesh_axes out of the outermost spmap, "
-                "so that it makes them, or cut along other axes of your own mesh with "
-                "jax.lax.with_sharding_constraint; inside of jax.shard_map there are "
-                "none."
-            )
-        if names:
-            cuts[dimension] = tuple(names)
-            unused = [name for name in unused if name not in names]
-    return cuts
-
-
-def partition_sharding(parts: Parts, mesh: Any) -> NamedSharding:
-    """The sharding of a value with these parts."""
-    entries: list[Any] = [
-        PartitionSpec.UNCONSTRAINED if count is None else None for count in parts
-    ]
-    for dimension, names in partition_cuts(parts, mesh).items():
-        entries[dimension] = names[0] if len(names) == 1 else names
-    return NamedSharding(mesh, PartitionSpec(*entries))
 
 
 # What a jaxpr asks for
@@ -349,7 +274,7 @@ def _lowering(
     **_: Any,
 ) -> Any:
     (aval,) = ctx.avals_in
-    processes.agree_to_lower(
+    agreement.agree_to_lower(
         mesh, what, lambda: program or f"{what} of {aval.str_short()}, parts {parts}"
     )
     if mesh is None:
@@ -358,8 +283,8 @@ def _lowering(
         if total is not None:
             return [x]  # A map that runs on one device.
         devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
-        mesh = AbstractMesh((devices,), (f"{_AXIS_PREFIX}0",))
-    if any(name.startswith(_AXIS_PREFIX) for name in mesh.manual_axes):
+        mesh = AbstractMesh((devices,), (f"{AXIS_PREFIX}0",))
+    if any(name.startswith(AXIS_PREFIX) for name in mesh.manual_axes):
         return [x]  # A map that calls the host: each device runs a program of its own.
     sharding = partition_sharding(parts, mesh)
     run = mlir.lower_fun(

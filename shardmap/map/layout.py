@@ -17,17 +17,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from shardmap.arrays import placement, processes
-from shardmap.map.constraint import (
-    axes_for_partitions,
-    constrain_p,
-    is_partition_axis,
-    partition_cuts,
-)
+from shardmap.arrays import processes
+from shardmap.map.constraint import axes_for_partitions
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.sharding.partitions import is_partition_axis
 
 
 def devices_for(axis_size: int, available: int) -> int:
@@ -276,108 +272,4 @@ def _check_inner_meshes(
 # How arrays lie
 
 
-class MapShardings(NamedTuple):
-    """How the operands and the results of an outermost map lie on its devices."""
-
-    operands: tuple[NamedSharding, ...]
-    results: tuple[NamedSharding, ...]
-
-
-def map_shardings(params: dict[str, Any]) -> MapShardings:
-    """The layout of a map and of the maps inside it, as seen from outside.
-
-    An operand that goes straight to a map inside, or a result that comes straight from
-    one, is cut along that map's mesh axes too, and the same for partitions. A
-    dimension that does not divide among its devices is whole on all of them, as JAX
-    has no arrays with uneven shards.
-
-    Args:
-      params: the parameters of the map's equation.
-    """
-    mesh = params["mesh"]
-    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
-    operands, results = _map_cuts(params, mesh, walk)
-    # Tangents of integers are NumPy arrays, which several processes do not cut.
-    operands = [
-        {} if placement.has_no_bytes(var.aval) else cut
-        for var, cut in zip(params["call_jaxpr"].invars, operands, strict=True)
-    ]
-    # XLA gives every device the whole of a result without entries.
-    results = [
-        cut if params["axis_size"] * math.prod(var.aval.shape) else {}
-        for var, cut in zip(params["call_jaxpr"].outvars, results, strict=True)
-    ]
-    return MapShardings(
-        *(
-            tuple(NamedSharding(mesh, _spec(cut)) for cut in cuts)
-            for cuts in (operands, results)
-        )
-    )
-
-
-def partition_spec(mesh_axes: tuple[str, ...], axis: int | None) -> PartitionSpec:
-    """The spec of an array whose dimension ``axis`` is cut along ``mesh_axes``."""
-    return _spec({} if axis is None else {axis: mesh_axes})
-
-
-_Cuts = dict[int, tuple[str, ...]]
 """Which dimensions of an array are cut, each along some mesh axes."""
-
-
-def _spec(cuts: _Cuts) -> PartitionSpec:
-    entries: list[Any] = [None] * (max(cuts, default=-1) + 1)
-    for dimension, mesh_axes in cuts.items():
-        entries[dimension] = mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes
-    return PartitionSpec(*entries)
-
-
-def _map_cuts(
-    params: dict[str, Any], mesh: Any, walk: MeshWalk
-) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts of a map's operands and results, maps inside included."""
-    divides = params["axis_size"] % walk.device_count(mesh) == 0
-
-    def outside(axis: int | None, cuts: _Cuts) -> _Cuts:
-        if axis is None:
-            return cuts
-        shifted = {dim + (dim >= axis): names for dim, names in cuts.items()}
-        own = {axis: walk.mesh_axes} if divides and walk.mesh_axes else {}
-        return own | shifted
-
-    operands, results = _element_cuts(params["call_jaxpr"], mesh, walk.inner_axes)
-    return (
-        list(map(outside, params["in_axes"], operands)),
-        list(map(outside, params["out_axes"], results)),
-    )
-
-
-def _element_cuts(
-    jaxpr: Any, mesh: Any, inner_axes: Sequence[str]
-) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts that maps and constraints make in the inputs and outputs."""
-    uses: dict[Any, list[_Cuts]] = {var: [] for var in jaxpr.invars}
-    made: dict[Any, _Cuts] = {}
-    for equation in jaxpr.eqns:
-        cuts: Sequence[_Cuts] = [{}] * len(equation.invars)
-        if equation.primitive is spmap_p:
-            walk = inner_walk(equation, mesh, inner_axes) or MeshWalk((), ())
-            cuts, results = _map_cuts(equation.params, mesh, walk)
-            made.update(zip(equation.outvars, results, strict=True))
-        elif equation.primitive is constrain_p:
-            cuts = [partition_cuts(equation.params["parts"], mesh)]
-            made[equation.outvars[0]] = cuts[0]
-        for atom, cut in zip(equation.invars, cuts, strict=True):
-            # Literals are not hashable, and never inputs.
-            if not isinstance(atom, jex_core.Literal) and atom in uses:
-                uses[atom].append(cut)
-    for atom in jaxpr.outvars:
-        if not isinstance(atom, jex_core.Literal) and atom in uses:
-            uses[atom].append({})
-    agreed = [
-        cuts[0] if cuts and all(cut == cuts[0] for cut in cuts) else {}
-        for cuts in uses.values()
-    ]
-    return agreed, [
-        {} if isinstance(atom, jex_core.Literal) else made.get(atom, {})
-        for atom in jaxpr.outvars
-    ]

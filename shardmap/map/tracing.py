@@ -14,9 +14,9 @@ from jax.sharding import AbstractMesh
 
 from shardmap._jax.typechecks import bound_axis
 from shardmap.map.collectives.checks import checked_collectives
+from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.primitives.map_primitive import remove_axis
-from shardmap.map.primitives.rewriting import tile_collectives
 
 _INSIDE = "_inside_spmap"
 

@@ -1,5 +1,6 @@
 """What users write in ``in_slices``, checked and brought to one form."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,6 @@ import jax
 import numpy as np
 
 from shardmap.plan.engine.rules import UNCUT, Points
-from shardmap.plan.engine.slices import EACH, _Each, cut_points
 
 
 def input_cuts(
@@ -106,3 +106,105 @@ def _children(tree: Any) -> list[Any] | None:
     if jax.tree_util.treedef_is_leaf(treedef):
         return None
     return children
+
+
+class _Each:
+    """The cut into pieces of length 1; alone, the cut of every axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from shardmap.plan.plan import plan
+      >>> plan(jnp.cos, jnp.ones((2, 3)), in_slices=({1: EACH},)).num_shards
+      3
+      >>> plan(jnp.cos, jnp.ones((2, 3)), in_slices=EACH).num_shards
+      6
+    """
+
+    def __repr__(self) -> str:
+        return "EACH"
+
+    def __reduce__(self) -> str:
+        return "EACH"
+
+
+EACH = _Each()
+
+
+def _integer(value: Any, what: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{what} must be an integer, got {value!r}")
+
+
+def cut_points(cut: Any, size: int) -> tuple[int, ...]:
+    """The interior points of a cut as users write it.
+
+    Args:
+      cut: a number of near-equal pieces, a tuple of lengths, a list of (start, stop)
+        pairs, `EACH`, or None for no cut.
+      size: the size of the axis.
+
+    Returns:
+      The points, ascending, without 0 and ``size``.
+
+    Raises:
+      TypeError: ``cut`` is none of these.
+      ValueError: the pieces do not cover the axis, or there are fewer than one.
+
+    >>> cut_points(3, 10), cut_points(EACH, 3), cut_points([(0, 1), (1, 3)], 3)
+    ((4, 7), (1, 2), (1,))
+    """
+    if cut is None:
+        return ()
+    if isinstance(cut, _Each):
+        return tuple(range(1, size))
+    if isinstance(cut, tuple):
+        return _from_lengths(cut, size)
+    if isinstance(cut, list):
+        return _from_pairs(cut, size)
+    count = _integer(cut, "a cut (a number, a tuple, a list, or EACH)")
+    if count < 1:
+        raise ValueError(f"a number of pieces must be at least 1, got {count}")
+    count = min(count, max(size, 1))
+    quotient, larger = divmod(size, count)
+    return tuple(k * quotient + min(k, larger) for k in range(1, count))
+
+
+def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:
+    lengths = [_integer(n, "a piece length") for n in cut]
+    if any(n < 0 for n in lengths) or sum(lengths) != size:
+        raise ValueError(
+            f"piece lengths {cut} sum to {sum(lengths)}, but the axis has size {size}"
+            if all(n >= 0 for n in lengths)
+            else f"a piece length is negative in {cut}"
+        )
+    points, stop = set(), 0
+    for length in lengths:
+        stop += length
+        points.add(stop)
+    return tuple(sorted(points - {0, size}))
+
+
+def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
+    pairs = []
+    for pair in cut:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(f"a list of cuts holds (start, stop) pairs, got {pair!r}")
+        pairs.append(tuple(_integer(n, "a start or stop") for n in pair))
+    position = 0
+    for start, stop in sorted(pairs):
+        if start != position or stop < start:
+            raise ValueError(
+                f"the pieces {sorted(pairs)} leave a gap, overlap or run backwards at "
+                f"{position}, on an axis of size {size}"
+            )
+        position = stop
+    if position != size:
+        raise ValueError(
+            f"the pieces {sorted(pairs)} end at {position}, but the axis has size "
+            f"{size}"
+        )
+    return tuple(sorted({stop for _, stop in pairs} - {0, size}))

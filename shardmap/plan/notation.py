@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 
+from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, flatten
-from shardmap.plan.engine.rules import Axis, Factor, Factors, Reason, Rule, RuleMaker
+from shardmap.plan.engine.rules import Axis, Factor, Reason, Rule, RuleMaker
 from shardmap.plan.lax.table import CALLS, TABLE
 
 WHOLE = Reason("its rule says that this axis is needed whole")

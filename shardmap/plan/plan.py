@@ -20,15 +20,13 @@ import numpy as np
 
 from shardmap.plan import report
 from shardmap.plan.engine.keys import is_key, itemsize, key_impl
-from shardmap.plan.engine.nodes import Node, Refused, Value, flatten
+from shardmap.plan.engine.nodes import Refused, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, Static, emit
-from shardmap.plan.engine.rules import Points
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage, sample, stages_of
 from shardmap.plan.in_slices import input_cuts
-from shardmap.plan.lax import prefix
-from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT, WHEN_PARTIAL
+from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.buffers import holds, read_box, start_dtype
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Accumulator, Shard, Shards
@@ -78,7 +76,7 @@ def plan(
     )
     out_tree = jax.tree.structure(out_shape)
     try:
-        analysis = _analysed(closed, cuts, partial)
+        analysis = analysed(closed, cuts, partial)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
@@ -86,31 +84,7 @@ def plan(
     return ShardPlan(analysis, in_tree, out_tree, cuts, names)
 
 
-MOST_ROUNDS = 8
 """How often a program is written anew, as each cut that goes on may meet a next end."""
-
-
-def _analysed(closed: Any, cuts: list[list[Points]], partial: bool) -> Analysis:
-    """The analysis of a program in which what could be cut is written so that it is."""
-    rewrites: dict[Any, Any] = {}
-    running: list[tuple[Node, Points]] = []
-    for _ in range(MOST_ROUNDS):
-        program = flatten(closed, CALLS._replace(rewrites=CALLS.rewrites | rewrites))
-        analysis = Analysis(program, TABLE, cuts, partial)
-        ended = [ended.node for ended in analysis.ended]
-        summed = [program.nodes[slot.node] for slot in analysis.slots]
-        found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
-        found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
-        found = {q: rewrite for q, rewrite in found.items() if rewrite}
-        along = [n for n in ended if n.primitive in prefix.KINDS]
-        if not partial or (not along and found.keys() <= rewrites.keys()):
-            break
-        for node in along:
-            [operand] = node.ins
-            assert isinstance(operand, Value)
-            running.append((node, analysis.cuts[operand][node.params["axis"]]))
-        rewrites |= found | prefix.rewrite(running)
-    return analysis
 
 
 def _aval(leaf: Any) -> Any:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shardmap.api.calls.arguments import result_names
+from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import pieces
 from shardmap.plan.engine.stages import Stage
+from shardmap.units import size
 
 if TYPE_CHECKING:
     from shardmap.plan.plan import ShardPlan
@@ -105,17 +106,3 @@ def _stage(plan: "ShardPlan", stage: Stage) -> str:
 
 def _names(plan: "ShardPlan", values: Iterable[Value]) -> list[str]:
     return [_name(plan, value) for value in values]
-
-
-def size(count: int) -> str:
-    """A number of bytes for people.
-
-    >>> size(1536), size(12)
-    ('1.5 KiB', '12 B')
-    """
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.1f} {unit}" if unit != "B" else f"{count} B"
-        amount /= 1024
-    return f"{amount:.1f} TiB"

@@ -11,8 +11,8 @@ from shardmap._jax.typechecks import bound_axis, check_jaxpr
 from shardmap.map.collectives.rules import split_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.vectorizing import vectorizable
-from shardmap.map.lowering.blocks import _cut
 from shardmap.map.lowering.effects import call_for_each
+from shardmap.map.lowering.loops import _cut
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 X = np.arange(8, dtype=np.float32)

@@ -22,7 +22,7 @@ from benchmarks import harness, process_rows
 from benchmarks.harness import OURS
 from shardmap.api import parts as parts_module
 from shardmap.arrays import processes, rows
-from shardmap.map import layout
+from shardmap.map import agreement, layout
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "process_programs"
@@ -109,7 +109,7 @@ def test_each_process_has_its_own_part_of_the_mesh(elements, inner, shape, ids):
 
 def described(fun, *args, **options):
     jaxpr = jax.make_jaxpr(sm.spmap(fun, "i", **options))(*args)
-    return processes.description(jaxpr.eqns[0].params)
+    return agreement.description(jaxpr.eqns[0].params)
 
 
 def test_what_tells_functions_apart():
@@ -157,7 +157,7 @@ def test_what_collectives_say_tells_functions_apart():
 def test_a_description_has_nothing_of_this_process_in_it():
     described_elsewhere = """
 import jax, numpy as np, shardmap as sm
-from shardmap.map import processes
+from shardmap.map import agreement
 
 class Name:
     pass
@@ -167,7 +167,7 @@ def body(x):
 
 name = Name()
 jaxpr = jax.make_jaxpr(sm.spmap(body, name))(np.ones(8))
-print(processes.description(jaxpr.eqns[0].params))
+print(agreement.description(jaxpr.eqns[0].params))
 """
     texts = {
         subprocess.run(
@@ -194,9 +194,9 @@ def test_without_a_time_limit_nobody_is_asked(monkeypatch):
     monkeypatch.setattr(processes, "_exchange", None)
     mesh = sm.make_mesh({"i": 8})
     with pytest.raises(RuntimeError, match="a collective with the other processes"):
-        processes.agree(mesh, "it", "what it is")
+        agreement.agree(mesh, "it", "what it is")
     monkeypatch.setenv(processes.TIME_LIMIT, "0")
-    processes.agree(mesh, "it", "what it is")
+    agreement.agree(mesh, "it", "what it is")
 
 
 def test_local_parts_of_one_process_are_all_parts():

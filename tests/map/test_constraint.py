@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from shardmap.map.constraint import partition_axes, partition_cuts
+from shardmap.sharding.partitions import partition_axes, partition_cuts
 
 
 @pytest.mark.parametrize(

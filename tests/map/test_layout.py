@@ -10,7 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.map.layout import devices_for, inner_maps, map_mesh, map_shardings
+from shardmap.map.layout import devices_for, inner_maps, map_mesh
+from shardmap.map.shardings import map_shardings
 
 
 def equation_of(fun, *shapes):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardmap.api.spmap import spmap
-from shardmap.plan.engine.slices import EACH
+from shardmap.plan.in_slices import EACH
 from shardmap.plan.notation import register_rule
 from shardmap.plan.plan import plan
 from tests.plan.lax.test_rules import assert_same

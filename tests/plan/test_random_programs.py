@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from shardmap.plan.engine.slices import EACH
+from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import plan
 from tests.plan.lax.test_rules import assert_same
 from tests.plan.plan_programs import conv, max_pool, reals

@@ -3,48 +3,17 @@
 These are values; `shardmap.api.calls.programs` makes them.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from shardmap.api.calls import arguments, kept
 from shardmap.arrays import array_likes
 from shardmap.arrays.rows import Rows, parts_along, rows_for
 from shardmap.map import tracing
-from shardmap.map.layout import MapShardings, map_shardings
-
-
-class Options(NamedTuple):
-    """The arguments of `spmap` but the function, and what made the map of them."""
-
-    axis_name: Hashable
-    in_axes: Any
-    out_axes: Any
-    static_argnums: tuple[int, ...]
-    devices: tuple[jax.Device, ...] | None
-    backend: str | None
-    axis_size: int | None
-    donate_argnums: tuple[int, ...]
-    mesh: Mesh | None
-    mesh_axes: tuple[str, ...] | None
-    batch_size: int | None
-    lowering: str
-    check_replicas: bool
-    kind: str = "spmap"
-
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options, whatever containers the axes are in."""
-        in_axes, out_axes = (
-            (tuple(leaves), tree)
-            for leaves, tree in (
-                jax.tree.flatten(axes, is_leaf=lambda x: x is None)
-                for axes in (self.in_axes, self.out_axes)
-            )
-        )
-        axis_name = arguments.typed(self.axis_name)
-        return self._replace(axis_name=axis_name, in_axes=in_axes, out_axes=out_axes)
+from shardmap.map.shardings import MapShardings, map_shardings
 
 
 class Element:

@@ -13,31 +13,19 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-import shardmap.map.rules.remat  # noqa: F401 (registers the rules, its own and those before)
 from shardmap.api.calls import arguments, kept, refusals, surroundings
 from shardmap.api.calls.across import AcrossProcesses, are_rows, check_elements
-from shardmap.api.calls.call import (
-    Call,
-    Element,
-    Options,
-    Prepared,
-    as_arrays,
-    probe_of,
-)
-from shardmap.arrays import placement, processes
+from shardmap.api.calls.call import Call, Element, Prepared, as_arrays, probe_of
+from shardmap.api.calls.options import Options
+from shardmap.arrays import array_likes, placement, processes, trees
 from shardmap.arrays.rows import convert_p, is_whole, look, parts_along
 from shardmap.arrays.running import map_jit
-from shardmap.map import contexts, tracing
-from shardmap.map.layout import (
-    MapShardings,
-    MeshWalk,
-    check_inner_meshes,
-    map_mesh,
-    own_walk,
-)
+from shardmap.map import agreement, contexts, tracing
+from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
 from shardmap.map.lowering.register import communicates
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
+from shardmap.map.shardings import MapShardings
 
 
 class FunctionMap:
@@ -50,7 +38,7 @@ class FunctionMap:
         self.fun = kept.WeakFunction(fun)
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.options = options
-        self._donate_argnames = arguments.keyword_names(fun, options.donate_argnums)
+        self._donate_argnames = trees.keyword_names(fun, options.donate_argnums)
         # Bounded, as there is one for each value of the static arguments.
         self._element = functools.lru_cache(maxsize=1024)(
             functools.partial(Element, self.fun)
@@ -94,7 +82,7 @@ class FunctionMap:
         leaves, in_tree = jax.tree.flatten((mapped_args, kwargs))
 
         def names() -> list[str]:
-            return arguments.leaf_names(self.fun(), argnums, mapped_args, kwargs)
+            return trees.leaf_names(self.fun(), argnums, mapped_args, kwargs)
 
         prefix = options.in_axes
         if isinstance(prefix, tuple):
@@ -106,13 +94,13 @@ class FunctionMap:
                     "always mapped along axis 0."
                 )
             prefix = tuple(prefix[k] for k in argnums)
-        in_axes = arguments.broadcast_axes(
+        in_axes = trees.broadcast_axes(
             "in_axes", prefix, mapped_args, "the positional arguments"
         ) + (0,) * len(jax.tree.leaves(kwargs))
         avals = []
         for k, leaf in enumerate(leaves):
             try:
-                avals.append(arguments.leaf_aval(leaf))
+                avals.append(array_likes.leaf_aval(leaf))
             except TypeError:
                 raise TypeError(
                     f"spmap argument {names()[k]} of type {type(leaf)} is not a valid "
@@ -244,9 +232,9 @@ class FunctionMap:
 
     def agree(self, call: Call) -> None:
         """Once for each kind of call: sees that all processes make it."""
-        kind = processes.description(call.params)
+        kind = agreement.description(call.params)
         if kind not in self._agreed:
-            processes.agree(call.params["mesh"], f"spmap of {self.name}", kind)
+            agreement.agree(call.params["mesh"], f"spmap of {self.name}", kind)
             self._agreed.add(kind)
 
     def prepare(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Prepared:
@@ -419,7 +407,7 @@ class FunctionMap:
         self, body: tracing.Body, in_axes: Sequence[int | None], axis_size: int
     ) -> tuple[int | None, ...]:
         avals = [var.aval for var in body.jaxpr.outvars]
-        axes = arguments.broadcast_axes(
+        axes = trees.broadcast_axes(
             "out_axes",
             self.options.out_axes,
             body.out_tree,
@@ -451,4 +439,4 @@ def _as_prefix(tree: Any, shardings: Sequence[Any]) -> Any:
     """
     if shardings and all(sharding == shardings[0] for sharding in shardings):
         return shardings[0]
-    return arguments.with_leaves(tree, shardings)
+    return trees.with_leaves(tree, shardings)

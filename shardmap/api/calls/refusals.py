@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardmap.api.calls import arguments
+from shardmap.arrays import trees
 from shardmap.map import tracing
 
 
@@ -27,7 +28,7 @@ def check_unmapped(
         None if axis is None else 0 for axis in in_axes
     )
     differs = tracing.batched_results(body.jaxpr, batch, dims)
-    names = arguments.result_names(body.out_tree)
+    names = trees.result_names(body.out_tree)
     bad = [
         f"\n  * {result}"
         for result, axis, differ in zip(names, out_axes, differs, strict=True)

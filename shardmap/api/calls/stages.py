@@ -6,13 +6,12 @@ from typing import Any
 
 import jax
 
-from shardmap.api.calls import arguments
 from shardmap.api.calls.across import NeedsAnotherProgramError
 from shardmap.api.calls.call import Call
 from shardmap.api.calls.programs import FunctionMap
-from shardmap.arrays import processes
-from shardmap.map import tracing
-from shardmap.map.layout import MapShardings
+from shardmap.arrays import array_likes
+from shardmap.map import agreement, tracing
+from shardmap.map.shardings import MapShardings
 from shardmap.sharding.spec import ShardingSpec
 
 
@@ -117,7 +116,7 @@ def lower(
     static = function_map.options.static_argnums
     full_args, mapped_kwargs = _arguments(call, leaves, args, static)
     program = function_map.program(call, kwargs)
-    with processes.lowering_to_look():
+    with agreement.lowering_to_look():
         lowered = program.lower(*full_args, **mapped_kwargs)
 
     in_specs = [
@@ -167,7 +166,7 @@ def trace(
 
 def _structs(call: Call, shardings: MapShardings) -> list[jax.ShapeDtypeStruct]:
     """What the program takes, with all processes' rows."""
-    avals = list(map(arguments.leaf_aval, call.leaves))
+    avals = list(map(array_likes.leaf_aval, call.leaves))
     shapes = [aval.shape for aval in avals]
     if call.is_rows:
         operands, _ = call.rows()

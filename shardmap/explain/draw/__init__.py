@@ -1,1 +1,1 @@
-"""TODO."""
+"""Explanations and shardings as text, pictures and pages."""

@@ -9,7 +9,6 @@ from html import escape
 from typing import NamedTuple
 
 from shardmap.explain.draw import svg
-from shardmap.explain.draw.page import duration
 from shardmap.explain.draw.style import css
 from shardmap.explain.report import (
     ArrayLayout,
@@ -19,7 +18,7 @@ from shardmap.explain.report import (
     Explanation,
     Remark,
 )
-from shardmap.plan.report import size
+from shardmap.units import duration, size
 
 CLASS = "shardmap-report"
 # An array beyond these has its line, and no picture: a page of a model's hundreds of

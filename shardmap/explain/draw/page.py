@@ -16,7 +16,7 @@ from shardmap.explain.report import (
     Explanation,
     Remark,
 )
-from shardmap.plan.report import size
+from shardmap.units import duration, size
 
 NARROWEST = 40
 _BOLD, _WARN, _FAINT, _PLAIN = "\033[1m", "\033[33m", "\033[2m", "\033[0m"
@@ -196,15 +196,3 @@ def _cost(cost: Cost) -> Iterator[str]:
     peak = "unknown" if cost.peak_bytes is None else size(cost.peak_bytes)
     known = [f"{name} {size(value)}" for name, value in parts if value is not None]
     yield f"{peak} of memory at the peak" + (f" ({', '.join(known)})" if known else "")
-
-
-def duration(seconds: float) -> str:
-    """A time for people.
-
-    >>> duration(0.0000123), duration(2.5)
-    ('12.3 us', '2.5 s')
-    """
-    for unit, length in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What a jaxpr and a compiled program say of axes, arrays and collectives."""

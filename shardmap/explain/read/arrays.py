@@ -8,11 +8,11 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import NamedSharding, Sharding
 
-from shardmap.api.calls import arguments
+from shardmap.arrays import trees
 from shardmap.explain.read.primitives import SHARD_MAP
 from shardmap.explain.report import ArrayLayout
-from shardmap.map.layout import map_shardings
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.shardings import map_shardings
 from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
@@ -33,8 +33,8 @@ def input_names(
     if len(args) != len(argnums):
         paths = jax.tree_util.tree_leaves_with_path(args)
         names = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths]
-        return names + arguments.leaf_names(fun, (), (), kwargs)
-    return arguments.leaf_names(fun, argnums, args, kwargs)
+        return names + trees.leaf_names(fun, (), (), kwargs)
+    return trees.leaf_names(fun, argnums, args, kwargs)
 
 
 def array_layouts(

@@ -15,9 +15,9 @@ from shardmap.explain.read.collectives import nbytes
 from shardmap.explain.read.primitives import PARTS, SHARD_MAP
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Remark
-from shardmap.map.layout import map_shardings
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.plan.report import size
+from shardmap.map.shardings import map_shardings
+from shardmap.units import size
 
 LARGE = 1 << 20
 """From how many bytes on a value is large."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Collectives over mapped axes: what they ask, and over blocks of elements."""

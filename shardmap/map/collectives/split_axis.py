@@ -120,3 +120,25 @@ def pad_last(array: Any, count: int, axis: int) -> Any:
         return array
     last = lax.slice_in_dim(array, array.shape[axis] - 1, None, axis=axis)
     return lax.concatenate([array, *[last] * count], axis)
+
+
+def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list[Any]:
+    """Adds ``count`` elements to what is mapped."""
+    return [
+        operand if axis is None else pad_last(operand, count, axis)
+        for operand, axis in zip(operands, axes, strict=True)
+    ]
+
+
+def unpad(
+    results: Sequence[Any], axes: Sequence[int | None], axis: SplitAxis
+) -> list[Any]:
+    """Takes off what `pad` put on."""
+    if not axis.padding:
+        return list(results)
+    return [
+        result
+        if out_axis is None
+        else jax.lax.slice_in_dim(result, 0, axis.size, axis=out_axis)
+        for result, out_axis in zip(results, axes, strict=True)
+    ]

@@ -6,36 +6,30 @@ devices for it; where there are none its elements are one batched operation.
 """
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType
 
 from shardmap._jax.evaluation import evaluate
-from shardmap.arrays import placement, processes
+from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
-from shardmap.map import contexts
-from shardmap.map.collectives.names import in_mesh_order, rename_axis, told_apart
-from shardmap.map.collectives.rules import SUMMING, has_collectives, lowers_per_device
-from shardmap.map.collectives.split_axis import SplitAxis, pad_last
-from shardmap.map.layout import (
-    MeshWalk,
-    inner_walk,
-    map_mesh,
-    map_shardings,
-    own_walk,
-    partition_spec,
-)
+from shardmap.map import agreement, contexts
+from shardmap.map.collectives.names import in_mesh_order, told_apart
+from shardmap.map.collectives.rules import has_collectives
+from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.layout import MeshWalk, map_mesh, own_walk
 from shardmap.map.lowering.blocks import block_function
-from shardmap.map.lowering.host_calls import calls_host, on_first_devices
+from shardmap.map.lowering.manual import per_device, with_manual_axes
 from shardmap.map.lowering.one_program import check_meshes
+from shardmap.map.lowering.spmd import partitioned
+from shardmap.map.lowering.under_mesh import under_mesh
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.rewriting import rewrite_jaxpr, under_mesh, widen
-from shardmap.map.primitives.tap import is_tapped, tap_p
+from shardmap.map.shardings import map_shardings
 from shardmap.map.tracing import Body, config_value, per_jaxpr, trace_body
 
 # Evaluation
@@ -161,286 +155,7 @@ def on_one_device(
     return block_function(call_jaxpr, axis, in_axes, out_axes, batch_size)
 
 
-def partitioned(**params: Any) -> Callable[..., list[Any]]:
-    """A map as one vectorised program for the partitioner to split."""
-    mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
-    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
-    places = walk.block(mesh, params["axis_size"]) * walk.device_count(mesh)
-    axis = SplitAxis(
-        params["axis_name"],
-        params["axis_size"],
-        (),
-        1,
-        places,
-        laid_over=walk.mesh_axes,
-    )
-    jaxpr = _with_taps_on(mesh, params["call_jaxpr"], walk.inner_axes)
-    jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
-    block = block_function(jaxpr, axis, in_axes, out_axes, None)
-    padded = params | {"axis_size": places}
-    operand_shardings, result_shardings = map_shardings(padded)
-
-    def run(*operands: Any) -> list[Any]:
-        results = block(
-            *map(_cut, pad(operands, in_axes, axis.padding), operand_shardings)
-        )
-        constrained = map(_cut, results, result_shardings)
-        return unpad(list(constrained), out_axes, axis)
-
-    return run
-
-
-def _with_taps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
-    """``jaxpr`` whose taps know the mesh, and whose maps where they are laid on it."""
-    if not is_tapped(jaxpr):
-        return jaxpr
-
-    def change(equation: Any, shadowed: bool) -> Any:
-        params = equation.params
-        if equation.primitive is tap_p:
-            return equation.replace(params=params | {"mesh": mesh})
-        if equation.primitive is not spmap_p:
-            return equation
-        walk = inner_walk(equation, mesh, inner_axes) or MeshWalk((), ())
-        inside = _with_taps_on(mesh, params["call_jaxpr"], walk.inner_axes)
-        changed = walk._asdict() | {"call_jaxpr": inside}
-        return equation.replace(params=params | changed)
-
-    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
-
-
-def _cut(array: Any, sharding: NamedSharding) -> Any:
-    """The array cut as a map wants it; other dimensions are left to the partitioner.
-
-    It might be an element of a map around, which has them cut already.
-    """
-    entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
-    loose = [PartitionSpec.UNCONSTRAINED if e is None else e for e in entries]
-    return jax.lax.with_sharding_constraint(
-        array, NamedSharding(sharding.mesh, PartitionSpec(*loose))
-    )
-
-
-def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list[Any]:
-    """Adds ``count`` elements to what is mapped."""
-    return [
-        operand if axis is None else pad_last(operand, count, axis)
-        for operand, axis in zip(operands, axes, strict=True)
-    ]
-
-
-def unpad(
-    results: Sequence[Any], axes: Sequence[int | None], axis: SplitAxis
-) -> list[Any]:
-    """Takes off what `pad` put on."""
-    if not axis.padding:
-        return list(results)
-    return [
-        result
-        if out_axis is None
-        else jax.lax.slice_in_dim(result, 0, axis.size, axis=out_axis)
-        for result, out_axis in zip(results, axes, strict=True)
-    ]
-
-
 # One program per device
-
-
-def per_device(
-    *,
-    axis_name: Hashable,
-    axis_size: int,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-    call_jaxpr: Any,
-    mesh: Any,
-    mesh_axes: tuple[str, ...],
-    inner_axes: tuple[str, ...],
-    batch_size: int | None,
-    **_: Any,
-) -> Callable[..., Any]:
-    """A map as `jax.shard_map`: on each device along ``mesh_axes``, a block."""
-    walk = MeshWalk(mesh_axes, inner_axes)
-    axis = SplitAxis(
-        axis_name,
-        axis_size,
-        mesh_axes,
-        walk.device_count(mesh),
-        walk.block(mesh, axis_size),
-    )
-    jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
-    platform = mesh.devices.flat[0].platform
-    if platform == "cpu" and len(mesh.axis_names) > 1:
-        jaxpr = widen(jaxpr, SUMMING)
-    if not mesh_axes or axis.devices == 1 < mesh.size:
-        # The partitioner refuses collectives along one device where others are.
-        axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
-        jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
-        return block_function(jaxpr, axis, in_axes, out_axes, batch_size)
-    manual_axes = mesh_axes
-    if REPLICAS in mesh.axis_names and not is_manual(mesh, [REPLICAS]):
-        manual_axes = (*mesh_axes, REPLICAS)
-    if calls_host(call_jaxpr, mesh, mesh_axes):
-        manual_axes = mesh.axis_names
-        if not is_manual(mesh, mesh_axes):
-            jaxpr = on_first_devices(jaxpr, mesh, walk)
-    jaxpr = under_mesh(jaxpr, _with_manual_axes(mesh, manual_axes).abstract_mesh)
-    # Not every collective of JAX takes several mesh axes for one name.
-    if (
-        axis.devices == axis_size
-        and len(mesh_axes) == 1
-        and lowers_per_device(jaxpr, axis_name, platform)
-    ):
-        block = _one_element(jaxpr, axis, in_axes, out_axes, mesh)
-    else:
-        block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
-    if is_manual(mesh, mesh_axes):
-        mapped = _one_block_of_whole(block, axis, in_axes, out_axes)
-    else:
-        mapped = _one_block_each(block, axis, in_axes, out_axes, mesh, manual_axes)
-    return lambda *operands: unpad(
-        mapped(*pad(operands, in_axes, axis.padding)), out_axes, axis
-    )
-
-
-def _one_block_each(
-    block: Callable[..., Any],
-    axis: SplitAxis,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-    mesh: Any,
-    manual_axes: Collection[str],
-) -> Callable[..., Any]:
-    """`jax.shard_map` of a block."""
-
-    def run(*operands: Any) -> list[Any]:
-        # XLA drops operands without entries, and cannot compile if no other is left.
-        given = [
-            operand.size > 0 or jnp.issubdtype(operand.dtype, jax.dtypes.extended)
-            for operand in operands
-        ]
-
-        def without_entries(operand: Any, in_axis: int | None) -> Any:
-            shape = list(operand.shape)
-            if in_axis is not None:
-                shape[in_axis] = axis.block
-            return jnp.zeros(shape, operand.dtype)
-
-        def on_device(*blocks: Any) -> list[Any]:
-            rest = iter(blocks)
-            return block(
-                *(
-                    next(rest) if is_given else without_entries(operand, in_axis)
-                    for operand, in_axis, is_given in zip(
-                        operands, in_axes, given, strict=True
-                    )
-                )
-            )
-
-        mapped = jax.shard_map(
-            on_device,
-            mesh=mesh,
-            in_specs=tuple(
-                partition_spec(axis.device_axes, in_axis)
-                for in_axis, is_given in zip(in_axes, given, strict=True)
-                if is_given
-            ),
-            out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
-            axis_names=set(manual_axes),
-            check_vma=False,
-        )
-        return mapped(*(o for o, g in zip(operands, given, strict=True) if g))
-
-    return run
-
-
-def is_manual(mesh: Any, mesh_axes: Collection[str]) -> bool:
-    """Whether the program is written per device along these axes already."""
-    return set(mesh_axes) <= {
-        name
-        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if axis_type == AxisType.Manual
-    }
-
-
-def _one_block_of_whole(
-    block: Callable[..., Any],
-    axis: SplitAxis,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-) -> Callable[..., Any]:
-    """A map in a program that is per device already: each takes its block, and all
-    get the results of all."""
-
-    def run(*operands: Any) -> list[Any]:
-        start = jax.lax.axis_index(axis.device_axes) * axis.block
-        results = block(
-            *(
-                operand
-                if in_axis is None
-                else jax.lax.dynamic_slice_in_dim(operand, start, axis.block, in_axis)
-                for operand, in_axis in zip(operands, in_axes, strict=True)
-            )
-        )
-        return [
-            result
-            if out_axis is None
-            else jax.lax.all_gather(result, axis.device_axes, axis=out_axis, tiled=True)
-            for result, out_axis in zip(results, out_axes, strict=True)
-        ]
-
-    return run
-
-
-def _one_element(
-    jaxpr: Any,
-    axis: SplitAxis,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-    mesh: Any,
-) -> Callable[..., Any]:
-    """A block of one: the function itself, its axis called as the mesh calls it."""
-
-    (mesh_axis,) = axis.device_axes
-    renamed = in_mesh_order(rename_axis(jaxpr, axis.name, mesh_axis), mesh)
-
-    def element(*blocks: Any) -> list[Any]:
-        operands = [
-            block if in_axis is None else jax.lax.squeeze(block, (in_axis,))
-            for block, in_axis in zip(blocks, in_axes, strict=True)
-        ]
-        results = jax.core.eval_jaxpr(renamed, (), *operands)
-        return [
-            result if out_axis is None else jax.lax.expand_dims(result, (out_axis,))
-            for result, out_axis in zip(results, out_axes, strict=True)
-        ]
-
-    return element
-
-
-def _with_inner_maps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
-    """``jaxpr`` whose maps one level down know where on ``mesh`` they go."""
-
-    def change(equation: Any, shadowed: bool) -> Any:
-        if shadowed or equation.primitive is not spmap_p:
-            return equation
-        walk = inner_walk(equation, mesh, inner_axes)
-        if walk is None:
-            return equation
-        return equation.replace(
-            params=equation.params | walk._asdict() | {"mesh": mesh}
-        )
-
-    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
-
-
-def _with_manual_axes(mesh: Mesh, names: Collection[str]) -> Mesh:
-    """The mesh as it is called where a program is written per device along axes."""
-    types = [
-        AxisType.Manual if name in names else axis_type
-        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    ]
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(types))
 
 
 def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
@@ -458,13 +173,13 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         with jax.sharding.use_abstract_mesh(here):
             return mlir.lower_fun(on_one_device(**params))(ctx, *args)
     if not manual:
-        processes.agree_to_lower(
-            mesh, f"spmap of {params['name']}", lambda: processes.description(params)
+        agreement.agree_to_lower(
+            mesh, f"spmap of {params['name']}", lambda: agreement.description(params)
         )
     by_partitioner = params["lowering"] == "spmd" and not manual
     if not (manual or by_partitioner):
         check_meshes(ctx.module_context.host_callbacks, params["name"], mesh)
-    params["mesh"] = mesh = _with_manual_axes(mesh, manual)
+    params["mesh"] = mesh = with_manual_axes(mesh, manual)
     params["axis_name"], jaxpr = told_apart(
         params["axis_name"], params["call_jaxpr"], mesh.axis_names
     )

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The primitives of maps and taps, and how jaxprs that hold them are rewritten."""

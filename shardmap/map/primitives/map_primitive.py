@@ -18,8 +18,8 @@ with ``xla_pmap_p``.
 
 import functools
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.extend.core as jex_core
@@ -66,11 +66,22 @@ class MapPrimitive(jex_core.Primitive):
 
     multiple_results = True
     map_primitive = True
+    _function_bind: ClassVar[Callable[..., list[Any]]]
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.def_effectful_abstract_eval(functools.partial(_abstract_eval, name))
         register_typecheck(self, self._typecheck)
+
+    @classmethod
+    def def_function_bind(cls, rule: Callable[..., list[Any]]) -> None:
+        """Tells how maps are bound with a function instead of a jaxpr.
+
+        Args:
+          rule: takes `bind`, the function of one element, the operands and the
+            parameters; gives the results.
+        """
+        cls._function_bind = staticmethod(rule)
 
     def _typecheck(self, *operands: Any, **params: Any) -> tuple[Any, Any]:
         call_jaxpr = params["call_jaxpr"]
@@ -99,11 +110,8 @@ class MapPrimitive(jex_core.Primitive):
           TypeError: a parameter that every map has is missing.
         """
         if subfuns := params.pop("subfuns", ()):
-            # Only there: `checkify` imports the tracing of maps, which needs this file.
-            from shardmap.map.rules.checkify import bind_function
-
             [function] = subfuns
-            return bind_function(self.bind, function, args, params)
+            return self._function_bind(self.bind, function, args, params)
         if missing := [name for name in _OF_EVERY_MAP if name not in params]:
             raise TypeError(
                 f"{self.name}.bind needs the parameters that every map has: "

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.linear_util import WrappedFun
 
-from shardmap.map.primitives.map_primitive import remove_axis
+from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis
 from shardmap.map.tracing import trace_body
 
 
@@ -72,3 +72,6 @@ def _first_error(leaves: list[Any]) -> list[Any]:
         return leaves
     element = jnp.argmax(jnp.stack(predicates).any(0))
     return [leaf[element] for leaf in leaves]
+
+
+MapPrimitive.def_function_bind(bind_function)

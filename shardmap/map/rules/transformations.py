@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, partial_eval
 
 from shardmap._jax.typechecks import bound_axis
+from shardmap.map.collectives.rewrites import merge_sums
 from shardmap.map.collectives.rules import uses_axis
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
-from shardmap.map.primitives.rewriting import merge_sums
 from shardmap.map.rules.mesh_batches import batch_along_mesh
 from shardmap.map.rules.while_loops import without_taps_in_loops
 from shardmap.map.tracing import (

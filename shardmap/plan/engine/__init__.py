@@ -1,1 +1,1 @@
-"""TODO."""
+"""How slices pass through a program. It knows no primitive."""

@@ -222,3 +222,9 @@ def _inline(
             outs = program.add(primitive, equation.params, ins, avals, source)
         known.update(zip(equation.outvars, outs, strict=True))
     return [read(atom) for atom in inner.outvars]
+
+
+def traced(function: Any, ins: Sequence[Operand]) -> Any:
+    return jax.make_jaxpr(function)(
+        *(jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
+    )

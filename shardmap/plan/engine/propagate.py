@@ -12,16 +12,9 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Node, Operand, Program, Value
-from shardmap.plan.engine.rules import (
-    UNCUT,
-    Factor,
-    Link,
-    Points,
-    Reason,
-    Rule,
-    RuleTable,
-)
+from shardmap.plan.engine.rules import UNCUT, Factor, Link, Points, Reason, Rule
 
 WORTH_KEEPING = 2**24
 """From how many repeated steps on a value is computed once, in a stage of its own."""

@@ -1,1 +1,1 @@
-"""The rules of JAX's primitives, by kind."""
+"""What the primitives of `jax.lax` do with slices: one table, by kind."""

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import Factor, Factors, Reason, RuleMaker
+from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
 CORE = Reason(
     "the operation works on the whole of this axis", "cut a batch axis instead"

@@ -9,19 +9,11 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.combiners import identity
+from shardmap.plan.engine.factors import Factors, Local, bind, out_size
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import (
-    Axis,
-    Factor,
-    Factors,
-    Local,
-    Reason,
-    RuleMaker,
-    bind,
-)
-from shardmap.plan.lax.shape import out_size
-from shardmap.plan.run.buffers import identity
+from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
 
 INDEXED = Reason(
     "which elements are taken is known only when it runs",

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
-from shardmap.plan.engine.rules import Factors, Local, RuleMaker, nothing_passes
+from shardmap.plan.engine.rules import RuleMaker, nothing_passes
 
 Passes = Callable[[str, frozenset[int]], str | None]
 

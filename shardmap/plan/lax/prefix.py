@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.combiners import identity
+from shardmap.plan.engine.factors import Factors, linked_but
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite
 from shardmap.plan.engine.rules import (
     UNCUT,
     Factor,
-    Factors,
     Forward,
     Link,
     Need,
@@ -31,8 +32,6 @@ from shardmap.plan.engine.rules import (
     nothing_passes,
 )
 from shardmap.plan.engine.slices import Box, Interval, Window
-from shardmap.plan.lax.shape import linked_but
-from shardmap.plan.run.buffers import identity
 
 CARRIED = Reason(
     "each element depends on all before it", "cut another axis, which is independent"

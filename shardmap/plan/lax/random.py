@@ -15,16 +15,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.factors import Factors, Local, taken_whole
 from shardmap.plan.engine.keys import key_impl
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import (
-    Factor,
-    Factors,
-    Local,
-    Reason,
-    RuleMaker,
-    taken_whole,
-)
+from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
 GENERATOR = Reason(
     "this generator makes all its bits at once",

@@ -9,8 +9,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, Operand, Program
-from shardmap.plan.engine.rules import Factor, Factors, Reason, RuleMaker
+from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
 OPAQUE = Reason(
     "the reduction is a function that cannot be split",

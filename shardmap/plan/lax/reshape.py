@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, traced
 from shardmap.plan.engine.rules import (
     UNCUT,
     Factor,
@@ -28,7 +28,6 @@ from shardmap.plan.engine.rules import (
     first_passes,
 )
 from shardmap.plan.engine.slices import Box, Interval, Window
-from shardmap.plan.lax.shape import traced
 
 INNER = Reason(
     "reshape merges or splits this axis behind another one, so that a piece of it is "

@@ -9,14 +9,13 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Scalar
+from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Scalar, traced
 from shardmap.plan.engine.rules import (
     UNCUT,
     Factor,
-    Factors,
     Forward,
     Link,
-    Local,
     Need,
     Points,
     Reason,
@@ -25,10 +24,6 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, Window, refine
-
-
-def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:
-    return tuple(1 if axis is None else local.sizes[axis] for axis in axes)
 
 
 def broadcast_in_dim(node: Node) -> Factors:
@@ -145,15 +140,6 @@ def iota(node: Node) -> Factors:
 
     rest: list[list[None]] = [[] for _ in node.ins]
     return Factors(node, rest, [axes], starts=(dimension,), emitter=emitter)
-
-
-def linked_but(node: Node, but: int) -> list[list[Link]]:
-    """All axes but one are the same loop in every operand and in the result."""
-    return [
-        [Link("out", 0, axis)] + [Link("in", k, axis) for k in range(len(node.ins))]
-        for axis in range(len(node.out_shapes[0]))
-        if axis != but
-    ]
 
 
 class Concatenate:
@@ -315,12 +301,6 @@ def same(
 ) -> list[Operand]:
     """What hands its operands on, as ``optimization_barrier``."""
     return list(ins)
-
-
-def traced(function: Any, ins: Sequence[Operand]) -> Any:
-    return jax.make_jaxpr(function)(
-        *(jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
-    )
 
 
 def _primitive(function: Any) -> Any:

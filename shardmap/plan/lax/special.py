@@ -6,8 +6,9 @@ import jax
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.factors import Factors, taken_whole
 from shardmap.plan.engine.nodes import Node, Refused
-from shardmap.plan.engine.rules import Factors, Reason, RuleMaker, taken_whole
+from shardmap.plan.engine.rules import Reason, RuleMaker
 
 TALKS = Reason(
     "it talks to the other elements of a mapped axis", "cut an axis that is not mapped"

@@ -8,8 +8,18 @@ import numpy as np
 from jax.extend.core import primitives as p
 
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.plan.engine.nodes import Calls, Operand, Program, Rewrite
-from shardmap.plan.engine.rules import RuleMaker, RuleTable
+from shardmap.plan.engine.factors import RuleTable
+from shardmap.plan.engine.nodes import (
+    Calls,
+    Node,
+    Operand,
+    Program,
+    Rewrite,
+    Value,
+    flatten,
+)
+from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.rules import Points, RuleMaker
 from shardmap.plan.lax import (
     batched,
     indexed,
@@ -125,3 +135,29 @@ def by_kind() -> dict[str, list[str]]:
         kind: sorted({str(q) for q in rules if not isinstance(q, prefix.Step)})
         for kind, rules in kinds.items()
     }
+
+
+MOST_ROUNDS = 8
+
+
+def analysed(closed: Any, cuts: list[list[Points]], partial: bool) -> Analysis:
+    """The analysis of a program in which what could be cut is written so that it is."""
+    rewrites: dict[Any, Any] = {}
+    running: list[tuple[Node, Points]] = []
+    for _ in range(MOST_ROUNDS):
+        program = flatten(closed, CALLS._replace(rewrites=CALLS.rewrites | rewrites))
+        analysis = Analysis(program, TABLE, cuts, partial)
+        ended = [ended.node for ended in analysis.ended]
+        summed = [program.nodes[slot.node] for slot in analysis.slots]
+        found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
+        found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
+        found = {q: rewrite for q, rewrite in found.items() if rewrite}
+        along = [n for n in ended if n.primitive in prefix.KINDS]
+        if not partial or (not along and found.keys() <= rewrites.keys()):
+            break
+        for node in along:
+            [operand] = node.ins
+            assert isinstance(operand, Value)
+            running.append((node, analysis.cuts[operand][node.params["axis"]]))
+        rewrites |= found | prefix.rewrite(running)
+    return analysis

@@ -6,10 +6,10 @@ from typing import Any
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.factors import Factors, Local, out_size
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import Axis, Factor, Factors, Local, Reason, RuleMaker
+from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
 from shardmap.plan.engine.slices import Window
-from shardmap.plan.lax.shape import out_size
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
 GROUPED = Reason(

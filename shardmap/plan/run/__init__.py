@@ -1,1 +1,1 @@
-"""TODO."""
+"""Running shards: here, in threads, in other processes, from a checkpoint."""

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
@@ -19,23 +20,6 @@ COMBINE: Mapping[str, Any] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-
-
-def identity(combiner: str, dtype: Any) -> Any:
-    """What changes nothing when it is combined."""
-    dtype = np.dtype(dtype)
-    if combiner in ("add", "or", "xor"):
-        return np.zeros((), dtype)
-    if combiner == "mul":
-        return np.ones((), dtype)
-    if dtype.kind == "b":
-        return np.array(combiner in ("and", "min"))
-    if combiner == "and":
-        return np.array(-1).astype(dtype)
-    if jax.numpy.issubdtype(dtype, np.inexact):
-        return np.array(np.inf if combiner == "min" else -np.inf).astype(dtype)
-    limits = np.iinfo(dtype)
-    return np.array(limits.max if combiner == "min" else limits.min, dtype)
 
 
 def new_buffer(value: Value, combiner: str) -> np.ndarray:

@@ -26,8 +26,8 @@ from shardmap.plan.engine.keys import data_aval, itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.run.checkpoint import Checkpoint
-from shardmap.plan.run.remote import exported, run_exported
 from shardmap.plan.run.shards import Accumulator, Shard
+from shardmap.plan.run.workers import Elsewhere, Here, Threads, Work
 
 if TYPE_CHECKING:
     from shardmap.plan.plan import ShardPlan
@@ -62,17 +62,17 @@ def run(
     saved = None if checkpoint is None else Checkpoint(checkpoint, plan, leaves)
     acc = Accumulator(plan, {value: array for value, array in places if value})
     with contextlib.ExitStack() as stack:
-        work: _Work
+        work: Work
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(1))
-            work = _Here(plan, leaves, acc, pool)
+            work = Here(plan, leaves, acc, pool)
             large = any(bytes_read(plan, k) > LARGE for k in range(len(plan.stages)))
             ahead = max_in_flight or (1 if large else READ_AHEAD)
         elif isinstance(executor, ThreadPoolExecutor):
-            work = _Threads(plan, leaves, acc, executor)
+            work = Threads(plan, leaves, acc, executor)
             ahead = max_in_flight or 2 * (os.cpu_count() or 1)
         else:
-            work = _Elsewhere(plan, leaves, acc, executor)
+            work = Elsewhere(plan, leaves, acc, executor)
             ahead = max_in_flight or 2 * (os.cpu_count() or 1)
         step = stack.enter_context(_bar(plan, progress))
         for number in range(len(plan.stages)):
@@ -128,92 +128,9 @@ def outputs(plan: "ShardPlan", out: Any) -> list[tuple[Value | None, Any]]:
     return found
 
 
-def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Gives a thread this thread's settings of JAX that a shard depends on."""
-    x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-
-    @contextlib.contextmanager
-    def settings() -> Iterator[None]:
-        with jax.enable_x64(x64), jax.default_device(device):
-            yield
-
-    return settings
-
-
-class _Work:
-    """One way to get the result of a shard."""
-
-    def __init__(
-        self, plan: "ShardPlan", leaves: Sequence[Any], acc: Accumulator, executor: Any
-    ) -> None:
-        self.plan, self.leaves, self.acc = plan, leaves, acc
-        self.executor: Executor = executor
-        self.settings = _settings()
-
-    def read(self, shard: Shard) -> tuple[Any, ...]:
-        return self.plan.read(shard.recipe, self.leaves, self.acc.kept)
-
-    def submit(self, shard: Shard) -> Future:
-        raise NotImplementedError
-
-    def result(self, shard: Shard, future: Future) -> Any:
-        return future.result()
-
-
-class _Here(_Work):
-    """Reads and starts shards in a thread, while this one waits and writes."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        devices = jax.local_devices()
-        # CPU devices share their cores: only one gets the work.
-        several = len(devices) > 1 and devices[0].platform != "cpu"
-        self.devices = itertools.cycle(devices if several else [None])
-
-    def submit(self, shard: Shard) -> Future:
-        return self.executor.submit(self.start, shard, next(self.devices))
-
-    def start(self, shard: Shard, device: Any) -> Any:
-        with self.settings():
-            args = self.read(shard)
-            if device is not None:
-                args = jax.device_put(args, device)
-            return shard.function(*args)
-
-    def result(self, shard: Shard, future: Future) -> Any:
-        return [np.asarray(part) for part in future.result()]
-
-
-class _Threads(_Work):
-    """Every thread reads, computes and waits for its shard."""
-
-    def submit(self, shard: Shard) -> Future:
-        return self.executor.submit(self.whole, shard)
-
-    def whole(self, shard: Shard) -> Any:
-        with self.settings():
-            return [np.asarray(part) for part in shard.function(*self.read(shard))]
-
-
-class _Elsewhere(_Work):
-    """Sends exported functions and NumPy arrays, which are read here."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.blobs: dict[Any, bytes] = {}
-
-    def submit(self, shard: Shard) -> Future:
-        args = tuple(np.asarray(arg) for arg in self.read(shard))
-        key = shard.stage, shard.recipe.static
-        if key not in self.blobs:
-            self.blobs[key] = exported(shard.function, args)
-        return self.executor.submit(run_exported, self.blobs[key], args)
-
-
 def _in_order(
     shards: Sequence[Shard],
-    work: _Work,
+    work: Work,
     ahead: int,
     retries: int,
     saved: Checkpoint | None,
@@ -242,7 +159,7 @@ def _in_order(
                 future.cancel()
 
 
-def _result(shard: Shard, future: Future, work: _Work, retries: int) -> Any:
+def _result(shard: Shard, future: Future, work: Work, retries: int) -> Any:
     for attempt in itertools.count(1):
         try:
             return work.result(shard, future)
@@ -263,7 +180,7 @@ def _result(shard: Shard, future: Future, work: _Work, retries: int) -> Any:
     raise AssertionError
 
 
-def _submitted(work: _Work, shard: Shard) -> Future:
+def _submitted(work: Work, shard: Shard) -> Future:
     """A future of the shard, which also holds an error of reading or submitting."""
     try:
         return work.submit(shard)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from shardmap.plan.engine import combiners
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.slices import Box, slices
@@ -189,7 +190,7 @@ class Accumulator:
                     buffer = buffers.new_buffer(result.value, result.combiner)
                 elif result.combiner != "insert":
                     dtype = data_aval(result.value.aval).dtype
-                    given[...] = buffers.identity(result.combiner, dtype)
+                    given[...] = combiners.identity(result.combiner, dtype)
                 self.kept[result.value] = buffer
 
     def put(self, shard: Shard, result: Sequence[Any]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.explain.draw.page import duration, page
+from shardmap.explain.draw.page import page
+from shardmap.units import duration
 
 WIDTHS = [40, 60, 80, 132]
 

@@ -7,9 +7,10 @@ import pytest
 from jax.extend.core import primitives as p
 
 from shardmap.plan.engine import propagate
+from shardmap.plan.engine.factors import Factors, RuleTable
 from shardmap.plan.engine.nodes import Calls, Refused, Value, flatten
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.rules import Factors, Points, Reason, RuleTable, meet
+from shardmap.plan.engine.rules import Points, Reason, meet
 from shardmap.plan.engine.stages import stages_of
 
 

@@ -6,16 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmap.plan.engine.slices import (
-    EACH,
     Window,
     contains,
-    cut_points,
     hull,
     merge,
     pieces,
     refine,
     volume,
 )
+from shardmap.plan.in_slices import EACH, cut_points
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The rules of equations that hold jaxprs: loops, branches, calls, maps."""

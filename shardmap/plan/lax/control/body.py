@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Node, Program, Value, flatten
 from shardmap.plan.engine.propagate import Unions
@@ -22,7 +23,6 @@ from shardmap.plan.engine.rules import (
     Lost,
     Points,
     Reason,
-    RuleTable,
     meet,
     nothing_passes,
 )

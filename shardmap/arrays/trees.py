@@ -1,0 +1,147 @@
+"""Trees of arguments: axes for each leaf, and the names of leaves."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+def is_none(value: Any) -> bool:
+    """Whether ``value`` is None, which pytrees do not count as a leaf."""
+    return value is None
+
+
+def broadcast_axes(
+    name: str,
+    axes: Any,
+    tree: Any,
+    described: str,
+    is_leaf: Callable[[Any], bool] = is_none,
+    caller: str = "spmap",
+) -> tuple[Any, ...]:
+    """One leaf of ``axes`` for each leaf of ``tree``.
+
+    Args:
+      name: "in_axes" or "out_axes", for the error.
+      axes: a pytree prefix of ``tree``.
+      tree: a pytree, or its structure.
+      described: what ``tree`` is, for the error.
+      is_leaf: what to take as leaves of ``axes`` besides ints.
+      caller: what was called, for the error.
+    """
+    leaves, prefix = jax.tree.flatten(axes, is_leaf=is_leaf)
+    structure = (
+        tree if isinstance(tree, jax.tree_util.PyTreeDef) else jax.tree.structure(tree)
+    )
+    counts = _leaf_counts(prefix, structure)
+    if counts is None:
+        raise ValueError(
+            f"{caller} {name} must be a pytree prefix of {described}: {name} is "
+            f"{axes}, which does not fit {structure}. "
+            + _misfit(jax.tree.unflatten(prefix, range(len(leaves))), structure, name)
+        )
+    return tuple(
+        leaf for leaf, count in zip(leaves, counts, strict=True) for _ in range(count)
+    )
+
+
+def _misfit(numbered: Any, structure: Any, name: str) -> str:
+    """Where a prefix does not fit, in JAX's words."""
+    whole = with_leaves(structure, [object() for _ in range(structure.num_leaves)])
+    try:
+        jax.tree.broadcast(numbered, whole)
+    except ValueError as error:
+        return str(error).replace("broadcast_prefix prefix_tree", name)
+    return ""
+
+
+def _leaf_counts(prefix: Any, structure: Any) -> list[int] | None:
+    """How many leaves of ``structure`` each leaf of a prefix stands for.
+
+    None if it is no prefix. Only structures are compared: a user's class may not like
+    to be made of anything but arrays.
+    """
+    if jax.tree_util.treedef_is_leaf(prefix) and prefix.num_leaves == 1:
+        return [structure.num_leaves]
+    ours, theirs = prefix.children(), structure.children()
+    if prefix.node_data() != structure.node_data() or len(ours) != len(theirs):
+        return None
+    counts = []
+    for child, other in zip(ours, theirs, strict=True):
+        inner = _leaf_counts(child, other)
+        if inner is None:
+            return None
+        counts += inner
+    return counts
+
+
+def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:
+    """What the arguments at these positions are called when passed by keyword."""
+    return tuple(
+        parameter.name
+        for argnum, parameter in enumerate(_parameters(fun))
+        if argnum in argnums
+        and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    )
+
+
+def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # Some builtins have no signature.
+        return []
+
+
+def leaf_names(
+    fun: Callable[..., Any], argnums: Sequence[int], args: Any, kwargs: Any
+) -> list[str]:
+    """How a caller would write each leaf: ``x``, ``params['w']``, ``args[1][0]``."""
+    parameters = _parameters(fun)
+    names = []
+    for argnum, arg in zip(argnums, args, strict=True):
+        positional = argnum < len(parameters) and parameters[argnum].kind in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        root = parameters[argnum].name if positional else f"args[{argnum}]"
+        names += [
+            root + jax.tree_util.keystr(path)
+            for path, _ in jax.tree_util.tree_leaves_with_path(arg)
+        ]
+    for key in sorted(kwargs):
+        names += [
+            key + jax.tree_util.keystr(path)
+            for path, _ in jax.tree_util.tree_leaves_with_path(kwargs[key])
+        ]
+    return names
+
+
+def with_leaves(tree: Any, leaves: Sequence[Any]) -> Any | None:
+    """The pytree of these leaves, which are no arrays.
+
+    None where a class of the user's does not like to be made of anything but arrays.
+    """
+    try:
+        return jax.tree.unflatten(tree, leaves)
+    except Exception:
+        return None
+
+
+def result_names(out_tree: Any) -> list[str]:
+    """The key path of each leaf of a result, such as ``result['w'][0]``."""
+    count = out_tree.num_leaves
+    leaves = jax.tree_util.tree_leaves_with_path(
+        with_leaves(out_tree, [object() for _ in range(count)])
+    )
+    if len(leaves) < count:
+        return [f"leaf {k} of the result" for k in range(count)]
+    return [f"result{jax.tree_util.keystr(path)}" for path, _ in leaves]
+
+
+def leaf_paths(root: str, tree: Any) -> list[str]:
+    """How a caller would write each leaf."""
+    return [
+        root + jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]

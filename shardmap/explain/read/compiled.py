@@ -1,0 +1,48 @@
+"""What a compiled program says: where arrays lie, what it costs."""
+
+from typing import Any
+
+import jax
+
+from shardmap.explain.read import arrays
+from shardmap.explain.report import Cost
+
+
+def layouts_of(lowered: Any, compiled: Any, traced: Any) -> tuple[list[Any], list[Any]]:
+    """How inputs and outputs lie: by the map's own word, or by the compiler's."""
+    count_in = len(jax.tree.leaves(traced.args_info))
+    count_out = len(jax.tree.leaves(traced.out_info))
+    specs_in = jax.tree.leaves(getattr(lowered, "in_specs", None))
+    specs_out = jax.tree.leaves(getattr(lowered, "out_specs", None))
+    if len(specs_in) != count_in:
+        specs_in = [
+            arrays.UNUSED if sharding is None else sharding
+            for sharding in jax.tree.leaves(
+                compiled.input_shardings, is_leaf=lambda leaf: leaf is None
+            )
+        ]
+    if len(specs_out) != count_out:
+        specs_out = jax.tree.leaves(compiled.output_shardings)
+    return specs_in, specs_out
+
+
+def cost_of(compiled: Any) -> Cost:
+    analysis = compiled.cost_analysis() or {}
+    memory = compiled.memory_analysis()
+    sizes: list[Any] = [
+        getattr(memory, f"{part}_size_in_bytes", None)
+        for part in ("argument", "output", "temp", "alias")
+    ]
+    peak = None
+    if memory is not None:
+        # Temporary values are in one block, which is there as long as the call runs.
+        argument, output, temporary, alias = sizes
+        peak = argument + output + temporary - alias
+    return Cost(
+        flops=analysis.get("flops"),
+        bytes_accessed=analysis.get("bytes accessed"),
+        peak_bytes=peak,
+        argument_bytes=sizes[0],
+        output_bytes=sizes[1],
+        temporary_bytes=sizes[2],
+    )

@@ -1,0 +1,43 @@
+"""The meshes that a jaxpr names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+
+
+def meshes_of(jaxpr: Any) -> list[Any]:
+    """The meshes that a program's equations name, the largest first."""
+    found, seen = [], {id(jaxpr)}
+    waiting = [jaxpr]
+    while waiting:
+        for equation in waiting.pop().eqns:
+            mesh = equation.params.get("mesh")
+            if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty:
+                found.append(mesh)
+            for inner in jex_core.jaxprs_in_params(equation.params):
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    waiting.append(inner)
+    return sorted(found, key=lambda mesh: -mesh.size)
+
+
+def axes_of_meshes(
+    meshes: Sequence[Any], layouts: Sequence[Any]
+) -> tuple[tuple[str, int], ...]:
+    named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
+    candidates = [*meshes, *named]
+    if not candidates:
+        return ()
+    return tuple(max(candidates, key=lambda mesh: mesh.size).shape.items())
+
+
+def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
+    for mesh in meshes:
+        return mesh.devices.flat[0]
+    for sharding in layouts:
+        if isinstance(sharding, Sharding):
+            return next(iter(sharding.device_set))
+    return jax.local_devices()[0]

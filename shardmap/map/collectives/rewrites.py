@@ -1,0 +1,170 @@
+"""Collectives brought into the form that XLA takes best."""
+
+from collections.abc import Collection, Hashable
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+
+from shardmap._jax.primitives import ALL_TO_ALL, PSUM, REDUCE_SCATTER
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+
+
+def tile_collectives(jaxpr: Any) -> Any | None:
+    """``jaxpr`` with some collectives as JAX differentiates and vectorises them right.
+
+    Without ``tiled``, JAX transposes an all_to_all wrongly that moves a dimension, and
+    vectorises a psum_scatter wrongly along what lies behind the scattered dimension.
+
+    Returns:
+      The new jaxpr; None if there is nothing to change.
+    """
+    found = False
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        nonlocal found
+        params = equation.params
+        if params.get("tiled", True):
+            return equation
+        tiled = {"params": params | {"tiled": True}}
+        if equation.primitive is ALL_TO_ALL:
+            # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
+            found = True
+            return equation.replace(**tiled)
+        if equation.primitive is not REDUCE_SCATTER:
+            return equation
+        found = True
+        dimension = params["scatter_dimension"]
+        (result,) = equation.outvars
+        shape = list(result.aval.shape)
+        shape.insert(dimension, 1)
+        squeezed = jax.make_jaxpr(lambda x: jax.lax.squeeze(x, (dimension,)))(
+            jax.ShapeDtypeStruct(shape, result.aval.dtype)
+        ).jaxpr
+        between = squeezed.invars[0]
+        (squeeze,) = squeezed.eqns
+        return [
+            equation.replace(outvars=[between], **tiled),
+            squeeze.replace(outvars=[result], ctx=equation.ctx),
+        ]
+
+    # Maps inside were traced on their own.
+    tiled = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+    return tiled if found else None
+
+
+def widen(jaxpr: Any, collectives: Collection[Any]) -> Any:
+    """``jaxpr`` whose ``collectives`` of bfloat16 are of float32 in between.
+
+    Where only some axes of a mesh are manual, XLA's CPU compiler aborts at a reduction
+    of bfloat16 between devices. It would widen it, too.
+    """
+    found = False
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        nonlocal found
+        narrow = [_is_narrow(atom) for atom in equation.invars]
+        if equation.primitive not in collectives or not any(narrow):
+            return equation
+        found = True
+        invars, outvars = (
+            [_wide(a) if n else a for a, n in zip(atoms, narrow, strict=True)]
+            for atoms in (equation.invars, equation.outvars)
+        )
+        before, after = (
+            [
+                _convert(source, target, equation.ctx)
+                for source, target in zip(sources, targets, strict=True)
+                if source is not target
+            ]
+            for sources, targets in (
+                (equation.invars, invars),
+                (outvars, equation.outvars),
+            )
+        )
+        return [*before, equation.replace(invars=invars, outvars=outvars), *after]
+
+    changed = rewrite_jaxpr(jaxpr, None, change)
+    return changed if found else jaxpr
+
+
+def _is_narrow(atom: Any) -> bool:
+    return getattr(atom.aval, "dtype", None) == jnp.bfloat16
+
+
+def _wide(atom: Any) -> Any:
+    return jex_core.Var(jax.core.ShapedArray(atom.aval.shape, np.dtype(np.float32)))
+
+
+def _convert(source: Any, target: Any, ctx: Any) -> Any:
+    """The equation that converts to the dtype of ``target``."""
+    struct = jax.ShapeDtypeStruct(source.aval.shape, source.aval.dtype)
+    (equation,) = jax.make_jaxpr(
+        lambda x: jax.lax.convert_element_type(x, target.aval.dtype)
+    )(struct).jaxpr.eqns
+    return equation.replace(invars=[source], outvars=[target], ctx=ctx)
+
+
+def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:
+    """``jaxpr`` with sums over an axis of sums over inner axes made one.
+
+    What all elements of nested maps share gets its cotangent from the inner map as a
+    sum, which the outer map sums again: two collectives, one after the other.
+    """
+    for equation in jaxpr.eqns:
+        if not _is_sum(equation) or equation.params["axes"] != (axis_name,):
+            continue
+        (inner,), (result,) = equation.invars, equation.outvars
+        if any(var is result for e in jaxpr.eqns for var in e.invars):
+            continue  # A sum of the function's own, which it goes on with.
+        merged = _sum_inside(jaxpr, inner, axis_name, equation.effects)
+        if merged is not None:
+            jaxpr = merged.replace(
+                eqns=[e for e in merged.eqns if e is not equation],
+                outvars=[inner if var is result else var for var in merged.outvars],
+            )
+    return jaxpr
+
+
+def _is_sum(equation: Any) -> bool:
+    return (
+        equation.primitive is PSUM
+        and equation.params["axis_index_groups"] is None
+        and len(equation.invars) == 1
+    )
+
+
+def _sum_inside(
+    jaxpr: Any, result: Any, axis_name: Hashable, effects: Any
+) -> Any | None:
+    """``jaxpr`` whose ``result`` is summed over the axis, too.
+
+    None where it is not a sum already, here or in a map, or has other uses.
+    """
+    uses = [var for e in jaxpr.eqns for var in e.invars] + list(jaxpr.outvars)
+    makers = [e for e in jaxpr.eqns if any(var is result for var in e.outvars)]
+    if not makers or sum(var is result for var in uses) != 1:
+        return None
+    (maker,) = makers
+    params = maker.params
+    if _is_sum(maker) and axis_name not in params["axes"]:
+        changed = {"axes": (*params["axes"], axis_name)}
+    elif maker.primitive is spmap_p and params["axis_name"] != axis_name:
+        (place,) = [k for k, var in enumerate(maker.outvars) if var is result]
+        inside = params["call_jaxpr"]
+        merged = None
+        if params["out_axes"][place] is None:
+            merged = _sum_inside(inside, inside.outvars[place], axis_name, effects)
+        if merged is None:
+            return None
+        changed = {"call_jaxpr": merged}
+    else:
+        return None
+    summed = maker.replace(params=params | changed, effects=maker.effects | effects)
+    return jaxpr.replace(
+        eqns=[summed if e is maker else e for e in jaxpr.eqns],
+        effects=jaxpr.effects | effects,
+    )

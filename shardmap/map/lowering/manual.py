@@ -1,0 +1,218 @@
+"""Maps written per device: each runs its own block of elements."""
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh
+
+from shardmap.map.collectives.names import in_mesh_order, rename_axis
+from shardmap.map.collectives.rewrites import widen
+from shardmap.map.collectives.rules import SUMMING, lowers_per_device
+from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
+from shardmap.map.layout import MeshWalk, inner_walk
+from shardmap.map.lowering.blocks import block_function
+from shardmap.map.lowering.host_calls import calls_host, on_first_devices
+from shardmap.map.lowering.under_mesh import under_mesh
+from shardmap.map.primitives.axis import REPLICAS
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.shardings import partition_spec
+
+
+def per_device(
+    *,
+    axis_name: Hashable,
+    axis_size: int,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+    call_jaxpr: Any,
+    mesh: Any,
+    mesh_axes: tuple[str, ...],
+    inner_axes: tuple[str, ...],
+    batch_size: int | None,
+    **_: Any,
+) -> Callable[..., Any]:
+    """A map as `jax.shard_map`: on each device along ``mesh_axes``, a block."""
+    walk = MeshWalk(mesh_axes, inner_axes)
+    axis = SplitAxis(
+        axis_name,
+        axis_size,
+        mesh_axes,
+        walk.device_count(mesh),
+        walk.block(mesh, axis_size),
+    )
+    jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
+    platform = mesh.devices.flat[0].platform
+    if platform == "cpu" and len(mesh.axis_names) > 1:
+        jaxpr = widen(jaxpr, SUMMING)
+    if not mesh_axes or axis.devices == 1 < mesh.size:
+        # The partitioner refuses collectives along one device where others are.
+        axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
+        jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
+        return block_function(jaxpr, axis, in_axes, out_axes, batch_size)
+    manual_axes = mesh_axes
+    if REPLICAS in mesh.axis_names and not is_manual(mesh, [REPLICAS]):
+        manual_axes = (*mesh_axes, REPLICAS)
+    if calls_host(call_jaxpr, mesh, mesh_axes):
+        manual_axes = mesh.axis_names
+        if not is_manual(mesh, mesh_axes):
+            jaxpr = on_first_devices(jaxpr, mesh, walk)
+    jaxpr = under_mesh(jaxpr, with_manual_axes(mesh, manual_axes).abstract_mesh)
+    # Not every collective of JAX takes several mesh axes for one name.
+    if (
+        axis.devices == axis_size
+        and len(mesh_axes) == 1
+        and lowers_per_device(jaxpr, axis_name, platform)
+    ):
+        block = _one_element(jaxpr, axis, in_axes, out_axes, mesh)
+    else:
+        block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
+    if is_manual(mesh, mesh_axes):
+        mapped = _one_block_of_whole(block, axis, in_axes, out_axes)
+    else:
+        mapped = _one_block_each(block, axis, in_axes, out_axes, mesh, manual_axes)
+    return lambda *operands: unpad(
+        mapped(*pad(operands, in_axes, axis.padding)), out_axes, axis
+    )
+
+
+def _one_block_each(
+    block: Callable[..., Any],
+    axis: SplitAxis,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+    mesh: Any,
+    manual_axes: Collection[str],
+) -> Callable[..., Any]:
+    """`jax.shard_map` of a block."""
+
+    def run(*operands: Any) -> list[Any]:
+        # XLA drops operands without entries, and cannot compile if no other is left.
+        given = [
+            operand.size > 0 or jnp.issubdtype(operand.dtype, jax.dtypes.extended)
+            for operand in operands
+        ]
+
+        def without_entries(operand: Any, in_axis: int | None) -> Any:
+            shape = list(operand.shape)
+            if in_axis is not None:
+                shape[in_axis] = axis.block
+            return jnp.zeros(shape, operand.dtype)
+
+        def on_device(*blocks: Any) -> list[Any]:
+            rest = iter(blocks)
+            return block(
+                *(
+                    next(rest) if is_given else without_entries(operand, in_axis)
+                    for operand, in_axis, is_given in zip(
+                        operands, in_axes, given, strict=True
+                    )
+                )
+            )
+
+        mapped = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=tuple(
+                partition_spec(axis.device_axes, in_axis)
+                for in_axis, is_given in zip(in_axes, given, strict=True)
+                if is_given
+            ),
+            out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
+            axis_names=set(manual_axes),
+            check_vma=False,
+        )
+        return mapped(*(o for o, g in zip(operands, given, strict=True) if g))
+
+    return run
+
+
+def is_manual(mesh: Any, mesh_axes: Collection[str]) -> bool:
+    """Whether the program is written per device along these axes already."""
+    return set(mesh_axes) <= {
+        name
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if axis_type == AxisType.Manual
+    }
+
+
+def _one_block_of_whole(
+    block: Callable[..., Any],
+    axis: SplitAxis,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+) -> Callable[..., Any]:
+    """A map in a program that is per device already: each takes its block, and all
+    get the results of all."""
+
+    def run(*operands: Any) -> list[Any]:
+        start = jax.lax.axis_index(axis.device_axes) * axis.block
+        results = block(
+            *(
+                operand
+                if in_axis is None
+                else jax.lax.dynamic_slice_in_dim(operand, start, axis.block, in_axis)
+                for operand, in_axis in zip(operands, in_axes, strict=True)
+            )
+        )
+        return [
+            result
+            if out_axis is None
+            else jax.lax.all_gather(result, axis.device_axes, axis=out_axis, tiled=True)
+            for result, out_axis in zip(results, out_axes, strict=True)
+        ]
+
+    return run
+
+
+def _one_element(
+    jaxpr: Any,
+    axis: SplitAxis,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+    mesh: Any,
+) -> Callable[..., Any]:
+    """A block of one: the function itself, its axis called as the mesh calls it."""
+
+    (mesh_axis,) = axis.device_axes
+    renamed = in_mesh_order(rename_axis(jaxpr, axis.name, mesh_axis), mesh)
+
+    def element(*blocks: Any) -> list[Any]:
+        operands = [
+            block if in_axis is None else jax.lax.squeeze(block, (in_axis,))
+            for block, in_axis in zip(blocks, in_axes, strict=True)
+        ]
+        results = jax.core.eval_jaxpr(renamed, (), *operands)
+        return [
+            result if out_axis is None else jax.lax.expand_dims(result, (out_axis,))
+            for result, out_axis in zip(results, out_axes, strict=True)
+        ]
+
+    return element
+
+
+def _with_inner_maps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
+    """``jaxpr`` whose maps one level down know where on ``mesh`` they go."""
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        if shadowed or equation.primitive is not spmap_p:
+            return equation
+        walk = inner_walk(equation, mesh, inner_axes)
+        if walk is None:
+            return equation
+        return equation.replace(
+            params=equation.params | walk._asdict() | {"mesh": mesh}
+        )
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+def with_manual_axes(mesh: Mesh, names: Collection[str]) -> Mesh:
+    """The mesh as it is called where a program is written per device along axes."""
+    types = [
+        AxisType.Manual if name in names else axis_type
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    ]
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(types))

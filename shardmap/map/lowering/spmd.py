@@ -1,0 +1,76 @@
+"""Maps vectorised as a whole, for the partitioner to cut."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
+from shardmap.map.layout import MeshWalk, inner_walk
+from shardmap.map.lowering.blocks import block_function
+from shardmap.map.lowering.under_mesh import under_mesh
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.tap import is_tapped, tap_p
+from shardmap.map.shardings import map_shardings
+
+
+def partitioned(**params: Any) -> Callable[..., list[Any]]:
+    """A map as one vectorised program for the partitioner to split."""
+    mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
+    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+    places = walk.block(mesh, params["axis_size"]) * walk.device_count(mesh)
+    axis = SplitAxis(
+        params["axis_name"],
+        params["axis_size"],
+        (),
+        1,
+        places,
+        laid_over=walk.mesh_axes,
+    )
+    jaxpr = _with_taps_on(mesh, params["call_jaxpr"], walk.inner_axes)
+    jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
+    block = block_function(jaxpr, axis, in_axes, out_axes, None)
+    padded = params | {"axis_size": places}
+    operand_shardings, result_shardings = map_shardings(padded)
+
+    def run(*operands: Any) -> list[Any]:
+        results = block(
+            *map(_cut, pad(operands, in_axes, axis.padding), operand_shardings)
+        )
+        constrained = map(_cut, results, result_shardings)
+        return unpad(list(constrained), out_axes, axis)
+
+    return run
+
+
+def _with_taps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
+    """``jaxpr`` whose taps know the mesh, and whose maps where they are laid on it."""
+    if not is_tapped(jaxpr):
+        return jaxpr
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is tap_p:
+            return equation.replace(params=params | {"mesh": mesh})
+        if equation.primitive is not spmap_p:
+            return equation
+        walk = inner_walk(equation, mesh, inner_axes) or MeshWalk((), ())
+        inside = _with_taps_on(mesh, params["call_jaxpr"], walk.inner_axes)
+        changed = walk._asdict() | {"call_jaxpr": inside}
+        return equation.replace(params=params | changed)
+
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+def _cut(array: Any, sharding: NamedSharding) -> Any:
+    """The array cut as a map wants it; other dimensions are left to the partitioner.
+
+    It might be an element of a map around, which has them cut already.
+    """
+    entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
+    loose = [PartitionSpec.UNCONSTRAINED if e is None else e for e in entries]
+    return jax.lax.with_sharding_constraint(
+        array, NamedSharding(sharding.mesh, PartitionSpec(*loose))
+    )

@@ -1,0 +1,57 @@
+"""Jaxprs of a map, under the mesh that it runs on."""
+
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding
+
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.shard_maps import SHARD_MAP, walked_axes, with_manual_axes
+
+
+def under_mesh(jaxpr: Any, mesh: Any) -> Any:
+    """``jaxpr`` as if it had been traced under ``mesh``, an abstract mesh.
+
+    An equation remembers the mesh that it was traced under, and is lowered under it.
+    """
+    contexts: dict[Any, Any] = {}
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        params = equation.params
+        if equation.primitive is SHARD_MAP:
+            if params["mesh"].axis_names != mesh.axis_names:
+                return equation  # By the partitioner, on a mesh of its own.
+            manual = with_manual_axes(mesh, walked_axes(equation))
+            inside = _typed_with(under_mesh(params["jaxpr"], manual), manual)
+            params = params | {"mesh": mesh, "jaxpr": inside}
+        else:
+            params = {key: _on_mesh(value, mesh) for key, value in params.items()}
+        before = equation.ctx
+        if id(before) not in contexts:
+            with before.manager, jax.sharding.use_abstract_mesh(mesh):
+                contexts[id(before)] = type(before)()
+        return equation.replace(params=params, ctx=contexts[id(before)])
+
+    # What maps hold is put under a mesh where they are lowered.
+    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+
+
+def _on_mesh(value: Any, mesh: Any) -> Any:
+    """A sharding of values inside or around a shard_map, on ``mesh`` instead."""
+    if (
+        isinstance(value, NamedSharding)
+        and isinstance(value.mesh, AbstractMesh)
+        and value.mesh.axis_names == mesh.axis_names
+    ):
+        return NamedSharding(mesh, value.spec)
+    return value
+
+
+def _typed_with(jaxpr: Any, mesh: Any) -> Any:
+    """``jaxpr``, of a shard_map, whose types name ``mesh`` instead of its own."""
+
+    def retype(aval: Any) -> Any:
+        sharding = _on_mesh(getattr(aval, "sharding", None), mesh)
+        return aval if sharding is None else aval.update(sharding=sharding)
+
+    return rewrite_jaxpr(jaxpr, None, lambda e, _: e, into_maps=False, retype=retype)

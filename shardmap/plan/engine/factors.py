@@ -1,0 +1,316 @@
+"""Rules as data: which axes of operands and results are one factor."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jax import lax
+
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import (
+    UNCUT,
+    Axis,
+    Factor,
+    Forward,
+    Link,
+    Lost,
+    Need,
+    Points,
+    Reason,
+    Rule,
+    RuleMaker,
+    meet,
+    nothing_passes,
+)
+from shardmap.plan.engine.slices import Box, Interval, Window, join, shape_of
+
+
+class Local(NamedTuple):
+    """What the emission of one equation for one shard may look at.
+
+    Attributes:
+      node: the equation.
+      values: the operands' boxes, traced.
+      sizes: factor -> its size in this shard.
+      holes: (operand, axis) -> the holes before and after, for axes with a `Window`.
+      starts: factor -> where it starts, a traced scalar, for those asked for.
+    """
+
+    node: Node
+    values: Sequence[Any]
+    sizes: Mapping[Factor, int]
+    holes: Mapping[tuple[int, int], tuple[int, int]]
+    starts: Mapping[Factor, Any]
+
+
+def bind(node: Node, values: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
+    """Applies the node's primitive as it is."""
+    params = node.primitive.get_bind_params(dict(params))
+    outs = node.primitive.bind(*values, **params)
+    return outs if node.primitive.multiple_results else [outs]
+
+
+ALWAYS_WHOLE = Reason("its result depends on the whole axis")
+
+
+BESIDE = Reason("every cut lies beside what is taken of this axis", "cut it elsewhere")
+
+
+@dataclass(eq=False)
+class Factors:
+    """A rule made of data. See the module.
+
+    Attributes:
+      node: the equation.
+      ins: per operand and axis, a factor, None, or a factor and a `Window`.
+      outs: per result and axis, a factor or None.
+      contracted: factors without a result axis, and how their parts combine.
+      wholes: factors that are never cut, and why.
+      starts: factors whose start `emitter` needs.
+      emitter: makes the results, of the factors' sizes; by default the primitive with
+        ``params``.
+      params: the parameters of the local equation.
+      passes: see `Rule`.
+      cheap: see `Rule`.
+      complete: see `Rule`.
+    """
+
+    node: Node
+    ins: Sequence[Sequence[Any]]
+    outs: Sequence[Sequence[Factor | None]]
+    contracted: Mapping[Factor, str] = field(default_factory=dict)
+    wholes: Mapping[Factor, Reason] = field(default_factory=dict)
+    starts: Sequence[Factor] = ()
+    emitter: Callable[[Local], Sequence[Any]] | None = None
+    params: Callable[[Local], Mapping[str, Any]] | None = None
+    passes: Callable[[str, frozenset[int]], str | None] = nothing_passes
+    cheap: bool = True
+    complete: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.sizes: dict[Factor, int] = {}
+        sides = (
+            (self.outs, self.node.out_shapes),
+            (self.ins, self.node.in_shapes),
+        )
+        for names, shapes in sides:
+            for axes, shape in zip(names, shapes, strict=True):
+                for axis, size in zip(axes, shape, strict=True):
+                    if axis is not None and not _window(axis):
+                        self.sizes.setdefault(axis, size)
+                        assert self.sizes[axis] == size, (self.node.name, axis)
+        self._on_outs = {f for axes in self.outs for f in axes}
+        self._order = tuple(self.sizes)
+        self._fixed: dict[Factor, Interval] = {
+            factor: (0, size)
+            for factor, size in self.sizes.items()
+            if factor in self.wholes or factor not in self._on_outs
+        }
+
+    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+        found: dict[Factor, list[Points]] = {}
+        lost = []
+        for k, axes in enumerate(self.ins):
+            for axis, cut in zip(axes, cuts[k], strict=True):
+                if not cut.at:
+                    continue
+                window = _window(axis)
+                factor = axis[0] if window else axis
+                if factor in self.wholes:
+                    lost.append(Lost(cut.origins, self.wholes[factor]))
+                elif factor not in self._on_outs and factor not in self.contracted:
+                    lost.append(Lost(cut.origins, ALWAYS_WHOLE))
+                elif window:
+                    moved = window.moves(cut.at, self.sizes[factor])
+                    if not moved:
+                        lost.append(Lost(cut.origins, BESIDE))
+                    found.setdefault(factor, []).append(
+                        Points(moved, True, cut.origins)
+                    )
+                else:
+                    found.setdefault(factor, []).append(cut)
+        met = {factor: meet(points) for factor, points in found.items()}
+        return Forward(
+            [[met.get(factor, UNCUT) for factor in axes] for axes in self.outs],
+            {f: met[f] for f in self.contracted if f in met and met[f].at},
+            lost,
+        )
+
+    def links(self) -> list[list[Link]]:
+        groups: dict[Factor, list[Link]] = {}
+        for side, operands in (("in", self.ins), ("out", self.outs)):
+            for k, axes in enumerate(operands):
+                for number, axis in enumerate(axes):
+                    if axis is None or _window(axis) or axis in self.wholes:
+                        continue
+                    groups.setdefault(axis, []).append(Link(side, k, number))
+        return list(groups.values())
+
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        found = []
+        for k, axes in enumerate(self.ins):
+            for number, axis in enumerate(axes):
+                if window := _window(axis):
+                    for j, outs in enumerate(self.outs):
+                        place = list(outs).index(axis[0])
+                        link = Link("out", j, place)
+                        found.append((Link("in", k, number), window, link))
+        return found
+
+    def axis_of(self, factor: Factor) -> tuple[int, int]:
+        """An operand and its axis that has the factor."""
+        for k, axes in enumerate(self.ins):
+            if factor in axes:
+                return k, list(axes).index(factor)
+        raise KeyError(factor)
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        run: dict[Factor, Interval] = {**self._fixed, **loops}
+        for axes, box in zip(self.outs, boxes, strict=True):
+            if box is not None:
+                for factor, interval in zip(axes, box, strict=True):
+                    if factor is not None and factor not in self._fixed:
+                        known = run.get(factor)
+                        run[factor] = join(known, interval) if known else interval
+        for factor in self._order:
+            run.setdefault(factor, (0, 0))
+        holes: list[tuple[int, ...]] = []
+        needed: list[Box | None] = []
+        for axes, shape in zip(self.ins, self.node.in_shapes, strict=True):
+            part: list[Interval] = []
+            for axis, size in zip(axes, shape, strict=True):
+                if axis is None:
+                    part.append((0, size))
+                elif window := _window(axis):
+                    interval, *around = window.reads(run[axis[0]])  # type: ignore[index]
+                    part.append(interval)
+                    holes.append(tuple(around))
+                else:
+                    part.append(run[axis])
+            needed.append(tuple(part))
+        starts = [run[factor][0] for factor in self.starts]
+        parts: list[tuple[int, ...] | None] = []
+        for axes, box in zip(self.outs, boxes, strict=True):
+            asked = None
+            if box is not None:
+                made = tuple((0, 1) if f is None else run[f] for f in axes)
+                if made != box:
+                    asked = shape_of(box)
+                    starts += [a[0] - b[0] for a, b in zip(box, made, strict=True)]
+            parts.append(asked)
+        sizes = tuple(run[f][1] - run[f][0] for f in self._order)
+        return Need(tuple(needed), (sizes, tuple(holes), tuple(parts)), tuple(starts))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+    ) -> Sequence[Any]:
+        sizes, holes, parts = static
+        windows = [
+            (k, number)
+            for k, axes in enumerate(self.ins)
+            for number, axis in enumerate(axes)
+            if _window(axis)
+        ]
+        local = Local(
+            self.node,
+            values,
+            dict(zip(self._order, sizes, strict=True)),
+            dict(zip(windows, holes, strict=True)),
+            dict(zip(self.starts, starts, strict=False)),
+        )
+        outs = list(
+            self.emitter(local) if self.emitter is not None else self.apply(local)
+        )
+        rest = iter(starts[len(self.starts) :])
+        for k, part in enumerate(parts):
+            if part is not None:
+                offsets = [next(rest) for _ in part]
+                outs[k] = lax.dynamic_slice(outs[k], offsets, part)
+        return outs
+
+    def __str__(self) -> str:
+        """The rule in the notation of the module; ``~`` marks a `Window`."""
+        letters: dict[Factor, str] = {}
+
+        def named(axis: Axis) -> str:
+            window = _window(axis)
+            factor = axis[0] if window else axis
+            lonely = factor not in self._on_outs and factor not in self.contracted
+            if factor is None or factor in self.wholes or lonely:
+                return "1" if factor is None else "*"
+            letter = letters.setdefault(factor, f"{chr(ord('a') + len(letters))}")
+            return letter + "~" * bool(window)
+
+        sides = [
+            ", ".join(" ".join(map(named, axes)) for axes in side)
+            for side in (self.ins, self.outs)
+        ]
+        combined = [f"; {named(k)} {how}" for k, how in self.contracted.items()]
+        return " -> ".join(sides) + "".join(combined)
+
+    def apply(self, local: Local) -> Sequence[Any]:
+        """The primitive itself, with local parameters."""
+        params = self.params(local) if self.params else self.node.params
+        return bind(self.node, local.values, params)
+
+
+def _window(axis: Axis) -> Window | None:
+    if isinstance(axis, tuple) and len(axis) == 2 and isinstance(axis[1], Window):
+        return axis[1]
+    return None
+
+
+def taken_whole(node: Node, reason: Reason) -> Factors:
+    """The rule of what cannot be cut at all."""
+    wholes: dict[Factor, Reason] = {}
+
+    def axes(side: str, shapes: Sequence[tuple[int, ...]]) -> list[list[Factor]]:
+        named: list[list[Factor]] = [
+            [(side, k, axis) for axis in range(len(shape))]
+            for k, shape in enumerate(shapes)
+        ]
+        wholes.update((factor, reason) for row in named for factor in row)
+        return named
+
+    return Factors(
+        node,
+        axes("in", node.in_shapes),
+        axes("out", node.out_shapes),
+        wholes=wholes,
+        cheap=False,
+    )
+
+
+class RuleTable:
+    """Primitive -> what makes the rule of one of its equations."""
+
+    def __init__(self, makers: Mapping[Any, RuleMaker] | None = None) -> None:
+        self.makers = dict(makers or {})
+
+    def rule(self, node: Node) -> Rule:
+        """The rule of an equation; the whole one for a primitive without a rule."""
+        maker = self.makers.get(node.primitive)
+        if maker is None:
+            return taken_whole(
+                node,
+                Reason(
+                    f"there is no rule for {node.name}",
+                    "register_rule gives it one",
+                ),
+            )
+        return maker(node)
+
+
+def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:
+    return tuple(1 if axis is None else local.sizes[axis] for axis in axes)
+
+
+def linked_but(node: Node, but: int) -> list[list[Link]]:
+    """All axes but one are the same loop in every operand and in the result."""
+    return [
+        [Link("out", 0, axis)] + [Link("in", k, axis) for k in range(len(node.ins))]
+        for axis in range(len(node.out_shapes[0]))
+        if axis != but
+    ]
