@@ -327,10 +327,12 @@ class _BlockMap:
             )
         )
         out_axes = self.out_axes(out_shape)
-        for axes, shape in zip(out_axes, jax.tree.leaves(out_shape), strict=True):
+        shapes = jax.tree.leaves(out_shape)
+        for k, (axes, shape) in enumerate(zip(out_axes, shapes, strict=True)):
             if max(axes.values(), default=-1) >= len(shape.shape):
+                name = trees.result_names(jax.tree.structure(out_shape))[k]
                 raise ValueError(
-                    f"mesh_map out_axes {axes} names a dimension that a result of "
+                    f"mesh_map out_axes {axes} names a dimension that {name} of "
                     f"shape {shape.shape} does not have."
                 )
         used = {name for axes in [*in_axes, *out_axes] for name in axes}

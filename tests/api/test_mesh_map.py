@@ -325,7 +325,7 @@ def test_mesh_sharding_spec_is_the_named_sharding(ndim, order, data):
         (
             lambda: sm.mesh_map(lambda a: a.sum(), MESH, {"y": 0}, {"y": 0})(array(8)),
             ValueError,
-            r"out_axes \{'y': 0\} names a dimension that a result of shape \(\) does ",
+            r"out_axes \{'y': 0\} names a dimension that result of shape \(\) does ",
         ),
         (
             lambda: sm.mesh_map(lambda a: a, MESH, {"y": 0}, {})(array(8)),

@@ -8,6 +8,7 @@ from shardmap.map.collectives.rules import (
 )
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.lowering.effects import call_for_each
+from shardmap.map.lowering.host_calls import one_at_a_time
 from shardmap.map.lowering.loops import loop
 from shardmap.map.primitives.custom_partitioning import without_custom_partitioning
 from shardmap.map.tracing import Batch
@@ -29,7 +30,7 @@ def block_function(
       out_axes: the same for results.
       batch_size: how many elements are vectorised at the most; None: the whole block.
     """
-    jaxpr = without_custom_partitioning(jaxpr)
+    jaxpr = one_at_a_time(without_custom_partitioning(jaxpr))
     if batch_size is not None and batch_size < axis.block:
         return loop(jaxpr, axis, in_axes, out_axes, batch_size)
     split = call_for_each(split_collectives(jaxpr, axis), axis)

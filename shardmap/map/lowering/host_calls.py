@@ -54,6 +54,25 @@ def happens_here(equation: Any) -> bool:
     )
 
 
+def one_at_a_time(jaxpr: Any) -> Any:
+    """``jaxpr`` whose pure callbacks can be vectorised, by a call for each element.
+
+    One that is not told how is for one element: so it is where each has its device.
+    """
+    found = False
+
+    def change(equation: Any, shadowed: bool) -> Any:
+        nonlocal found
+        params = equation.params
+        if equation.primitive is not _PURE or params["vmap_method"] is not None:
+            return equation
+        found = True
+        return equation.replace(params=params | {"vmap_method": "sequential"})
+
+    changed = rewrite_jaxpr(jaxpr, None, change)
+    return changed if found else jaxpr
+
+
 def calls_host(jaxpr: Any, mesh: Any, mesh_axes: Collection[str]) -> bool:
     """Whether anything in ``jaxpr`` calls the host in a way that needs all mesh axes.
 
