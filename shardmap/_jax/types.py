@@ -1,0 +1,82 @@
+"""Short names for JAX's own types, and the parameters of a map's equation.
+
+All are public in JAX; here they are under the words that this package uses.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import jax
+import jax.extend.core as jex_core
+from jax.sharding import AbstractMesh, Mesh
+
+__all__ = [
+    "AnyJaxpr",
+    "AnyMesh",
+    "Atom",
+    "Aval",
+    "Axes",
+    "ClosedJaxpr",
+    "Effect",
+    "Equation",
+    "Jaxpr",
+    "MapParams",
+    "Params",
+    "Primitive",
+    "PyTree",
+    "TreeDef",
+    "Value",
+    "Var",
+]
+
+Jaxpr: TypeAlias = jex_core.Jaxpr
+ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
+"""A jaxpr with its constants. From JAX 0.12 on every jaxpr is one."""
+
+AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
+Equation: TypeAlias = jex_core.JaxprEqn
+Primitive: TypeAlias = jex_core.Primitive
+Effect: TypeAlias = jex_core.Effect
+
+Var: TypeAlias = jex_core.Var
+Atom: TypeAlias = jex_core.Var | jex_core.Literal
+"""What an equation takes: a variable, or a number that stands in its place."""
+
+Aval: TypeAlias = jax.core.ShapedArray
+"""The shape and the dtype of a value, all that is known of it while it is traced."""
+
+Value: TypeAlias = Any
+"""Whatever JAX computes with: an array, a tracer, NumPy's, a Python number."""
+
+PyTree: TypeAlias = Any
+"""Values in tuples, dicts and so on, as a user passes them."""
+
+TreeDef: TypeAlias = jax.tree_util.PyTreeDef
+"""The structure of a pytree."""
+
+AnyMesh: TypeAlias = Mesh | AbstractMesh
+
+Axes: TypeAlias = tuple[int | None, ...]
+"""Where each operand, or result, has the mapped axis; None: it has not."""
+
+Params: TypeAlias = Mapping[str, Any]
+"""The parameters of an equation of any primitive."""
+
+
+class MapParams(TypedDict):
+    """The parameters of a map's equation; `spmap_p`'s class says what each means."""
+
+    axis_name: Hashable
+    axis_size: int
+    in_axes: Axes
+    out_axes: Axes
+    call_jaxpr: Jaxpr
+    name: str
+    mesh: AnyMesh | None
+    mesh_axes: tuple[str, ...] | None
+    inner_axes: tuple[str, ...]
+    batch_size: int | None
+    lowering: Literal["manual", "spmd"]
+    kind: str
+    layout: str
+    mesh_jaxpr: Jaxpr | None
