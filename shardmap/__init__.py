@@ -16,7 +16,7 @@ from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.pieces import shard_of, unreplicate, unstack
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 from shardmap.explain.api import explain
-from shardmap.explain.report import Explanation
+from shardmap.explain.explanation import Explanation
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.plan.in_slices import EACH
 from shardmap.plan.notation import register_rule

@@ -50,20 +50,8 @@ UPWARD = {
     "plan.run.run": ["plan.plan"],
     "plan.run.shards": ["plan.plan"],
     "plan.run.workers": ["plan.plan"],
-    "explain.report": ["explain.draw.html", "explain.draw.page"],
-    "explain.api": [
-        "api.mesh_map",
-        "api.sharded_jit",
-        "api.spmap",
-    ],
 }
 CIRCLES = [
-    "api.mesh_map",
-    "api.spmap",
-    "explain.api",
-    "explain.draw.html",
-    "explain.draw.page",
-    "explain.report",
     "plan.plan",
     "plan.report",
     "plan.run.checkpoint",

@@ -134,6 +134,10 @@ class MeshMappedFunction:
             agree,
         )
 
+    def trace(self, *args: Any) -> jax.stages.Traced:
+        """Traces the map for these arguments, as `jax.jit(fun).trace` does."""
+        return jax.jit(self).trace(*args)
+
     def explain(self, *args: Any) -> Any:
         """What runs in parallel for these arguments, and at what cost.
 

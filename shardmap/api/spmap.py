@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-from jax.sharding import Mesh, Sharding
+from jax.sharding import AbstractMesh, Mesh, Sharding
 
 from shardmap.api import pickling
 from shardmap.api.calls import arguments, kept, options
@@ -34,7 +34,7 @@ def _all_lie(args: Any, must_lie: Iterable[tuple[int, Sharding]]) -> bool:
 
 def explanation(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The `Explanation` of a call of ``fun``."""
-    # Of all rooms above this one, only that which explains it.
+    # What only explains is loaded when it is first asked.
     from shardmap.explain.api import explain
 
     return explain(fun)(*args, **kwargs)
@@ -109,6 +109,10 @@ class MappedFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Traces the map for these arguments, as `jax.jit(fun).trace` does."""
+        if isinstance(self.mesh, AbstractMesh):
+            # Of a program for no devices there is none but that of a caller.
+            jitted = jax.jit(self, static_argnums=self.static_argnums)
+            return jitted.trace(*args, **kwargs)
         args = arguments.wrap_statics(args, self._static)
         return trace(self._map, args, kwargs)
 

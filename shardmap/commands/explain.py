@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from shardmap.commands.parsing import Parser, evaluate, one_line
 from shardmap.explain.api import explain
+from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import INTERCONNECTS, Interconnect
-from shardmap.explain.report import Explanation
 
 EXAMPLES = (
     "python -m shardmap explain shardmap.commands.example:predict "

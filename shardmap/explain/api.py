@@ -9,10 +9,9 @@ import jax
 from jax.extend.core.primitives import cond_p, scan_p, while_p
 from jax.sharding import AbstractMesh
 
-from shardmap.api.mesh_map import MeshMappedFunction
-from shardmap.api.sharded_jit import ShardedFunction
-from shardmap.api.spmap import MappedFunction
 from shardmap.arrays import array_likes, trees
+from shardmap.explain import functions
+from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
 from shardmap.explain.read import arrays, vmaps
@@ -24,7 +23,7 @@ from shardmap.explain.read.matching import reported
 from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
 from shardmap.explain.read.remarks import remarks_on
 from shardmap.explain.read.source import definition_of
-from shardmap.explain.report import Axis, Explanation
+from shardmap.explain.report import Axis
 
 
 def explain(
@@ -100,18 +99,18 @@ def _explain(
     fun: Any, wires: Interconnect | None, args: Any, kwargs: Any
 ) -> Explanation:
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
-    traced = _traced(fun, args, kwargs)
+    traced = functions.traced(fun, args, kwargs)
     jaxpr = traced.jaxpr.jaxpr
     meshes = meshes_of(jaxpr)
     abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
     axes = _axes(fun, args, kwargs, jaxpr)
     cost, sent_by_xla, text = None, None, ""
-    if abstract and isinstance(fun, MeshMappedFunction):
+    if abstract and isinstance(fun, functions.HasShardings):
         layouts_in, layouts_out = fun.shardings(args, traced.out_info)
     elif abstract:
         layouts_in, layouts_out = arrays.shardings_in(jaxpr)
     else:
-        lowered = _lowered(fun, traced, args, kwargs)
+        lowered = functions.lowered(fun, traced, args, kwargs)
         compiled = lowered.compile()
         layouts_in, layouts_out = layouts_of(lowered, compiled, traced)
         text = compiled.as_text() or ""
@@ -121,7 +120,9 @@ def _explain(
     described = (
         *arrays.array_layouts(
             "input",
-            arrays.input_names(fun, traced.args_info, _argnums(fun, args)),
+            arrays.input_names(
+                fun, traced.args_info, functions.array_argnums(fun, len(args))
+            ),
             jax.tree.leaves(traced.args_info),
             layouts_in,
         ),
@@ -190,23 +191,6 @@ def _as_array(leaf: Any) -> Any:
         return leaf  # A static argument, perhaps.
 
 
-def _traced(fun: Any, args: Any, kwargs: Any) -> Any:
-    """The function as it is traced when it is called, by itself or by `jax.jit`."""
-    if isinstance(fun, MappedFunction) and isinstance(fun.mesh, AbstractMesh):
-        fun = jax.jit(fun, static_argnums=fun.static_argnums)
-    elif isinstance(fun, MappedFunction | ShardedFunction):
-        return fun.trace(*args, **kwargs)
-    elif not isinstance(fun, jax.stages.Wrapped):
-        fun = jax.jit(fun)
-    return fun.trace(*args, **kwargs)
-
-
-def _argnums(fun: Any, args: Any) -> list[int]:
-    """The positions of the arguments that are not static, as far as it is known."""
-    static = fun.static_argnums if isinstance(fun, MappedFunction) else ()
-    return [argnum for argnum in range(len(args)) if argnum not in static]
-
-
 def _axes(fun: Any, args: Any, kwargs: Any, jaxpr: Any) -> tuple[Axis, ...]:
     """The axes, with as many sizes of vmaps as marks on the arguments bring out."""
     source = definition_of(fun)
@@ -216,23 +200,12 @@ def _axes(fun: Any, args: Any, kwargs: Any, jaxpr: Any) -> tuple[Axis, ...]:
     # The first layer comes off before the function sees it.
     for layers in range(2, vmaps.MOST_LAYERS + 1):
         try:
-            traced = _traced(fun, *vmaps.marked((args, kwargs), layers))
+            traced = functions.traced(fun, *vmaps.marked((args, kwargs), layers))
         except Exception:
             # Somebody looked for an array and found a mark: the marks end here.
             break
         best = axes_of(traced.jaxpr.jaxpr, source)
     return best
-
-
-def _lowered(fun: Any, traced: Any, args: Any, kwargs: Any) -> Any:
-    if isinstance(fun, MeshMappedFunction):
-        # A committed array would be asked to lie as the map wants it.
-        args = jax.tree.map(_struct, args)
-    if isinstance(fun, MappedFunction | MeshMappedFunction):
-        return fun.lower(*args, **kwargs)
-    if not isinstance(fun, jax.stages.Wrapped) and hasattr(fun, "lower"):
-        return fun.lower(*args, **kwargs)  # As jax.pmap gives it.
-    return traced.lower()
 
 
 def _struct(leaf: Any) -> Any:

@@ -1,11 +1,10 @@
 """What an explanation holds: axes, arrays, collectives, costs and remarks, as data.
 
 Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`.
-`page` and `html` draw it, `to_dict` gives it as JSON would.
+`to_dict` gives it as JSON would; `Explanation` prints and saves it.
 """
 
 import dataclasses
-import pathlib
 from typing import Any, Literal
 
 from shardmap.explain.interconnect import Interconnect
@@ -198,34 +197,8 @@ class Remark:
 
 
 @dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What runs in parallel, where arrays lie, what moves, and what it costs.
-
-    Printed, it is a page of text; a notebook shows it as a page.
-
-    Attributes:
-      name: the function's.
-      mesh: the names and sizes of the mesh axes; () on one device, or without a mesh.
-      num_devices: how many devices the program runs on.
-      device_kind: which, such as "cpu"; None for a mesh without devices.
-      axes: outermost first, in program order.
-      arrays: inputs, then outputs, in the order of the pytrees.
-      collectives: in program order, then what only the compiler has.
-      cost: per device; None if nothing was compiled.
-      interconnect: what times are estimated for, or None.
-      remarks: worth reading first.
-      notes: what the numbers do not say, such as that nothing was compiled.
-
-    Example:
-      >>> import jax, numpy as np, shardmap as sm
-      >>> report = sm.explain(jax.vmap(lambda x: x.sum()))(np.ones((4, 3)))
-      >>> print(report.axes[0])
-      an axis of 4 = 1 device x 4 vectorised x 1 step
-      >>> [(array.path, array.shape, array.layout) for array in report.outputs]
-      [('result', (4,), 'whole on one device')]
-      >>> report.collectives
-      ()
-    """
+class Report:
+    """The fields of an `Explanation`, which says what each of them is."""
 
     name: str
     mesh: tuple[tuple[str, int], ...]
@@ -267,32 +240,12 @@ class Explanation:
         """
         return _plain(self)
 
-    def __str__(self) -> str:
-        from shardmap.explain.draw import page
 
-        return page.page(self)
-
-    def _repr_html_(self) -> str:
-        from shardmap.explain.draw import html
-
-        return html.fragment(self)
-
-    def save(self, path: str | pathlib.Path) -> None:
-        """Writes the explanation as one HTML page, which needs no network.
-
-        Args:
-          path: the file to write.
-        """
-        from shardmap.explain.draw import html
-
-        pathlib.Path(path).write_text(html.page(self), encoding="utf-8")
-
-
-_DERIVED = {
+_DERIVED: dict[type, tuple[str, ...]] = {
     Axis: ("layout", "idle_places"),
     ArrayLayout: ("num_devices", "copies"),
     Cost: ("intensity",),
-    Explanation: ("seconds",),
+    Report: ("seconds",),
 }
 
 
@@ -301,7 +254,7 @@ def _plain(value: Any) -> Any:
         return repr(value)
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
-        names += _DERIVED.get(type(value), ())
+        names += next((d for k, d in _DERIVED.items() if isinstance(value, k)), ())
         return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]

@@ -1,12 +1,12 @@
 """Explanations, built by hand to have everything in them that a page must bear."""
 
+from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.report import (
     ArrayLayout,
     Axis,
     Collective,
     Cost,
-    Explanation,
     Remark,
 )
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked

@@ -15,8 +15,8 @@ from shardmap.explain.report import (
     Axis,
     Collective,
     Cost,
-    Explanation,
     Remark,
+    Report,
 )
 from shardmap.units import duration, size
 
@@ -29,11 +29,11 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 UNKNOWN = "unknown"
 
 
-def page(explanation: Explanation) -> str:
+def page(report: Report) -> str:
     """The explanation as a whole HTML document.
 
-    >>> from shardmap.explain.report import Explanation
-    >>> nothing = Explanation("f", (), 1, "cpu", (), (), (), None, None, (), ())
+    >>> from shardmap.explain.report import Report
+    >>> nothing = Report("f", (), 1, "cpu", (), (), (), None, None, (), ())
     >>> page(nothing).splitlines()[0]
     '<!DOCTYPE html>'
     """
@@ -46,7 +46,7 @@ def page(explanation: Explanation) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{escape(explanation.name)} explained</title>
+<title>{escape(report.name)} explained</title>
 <style>
 {css(f".{CLASS}")}
 {body}
@@ -56,40 +56,40 @@ main {{ max-width: 62rem; margin: 0 auto; padding: 1.6rem 1rem 3rem }}
 </head>
 <body class="{CLASS}">
 <main>
-{_content(explanation)}
+{_content(report)}
 </main>
 </body>
 </html>
 """
 
 
-def fragment(explanation: Explanation) -> str:
+def fragment(report: Report) -> str:
     """The explanation as one element, to stand in another page.
 
-    >>> from shardmap.explain.report import Explanation
-    >>> nothing = Explanation("f", (), 1, "cpu", (), (), (), None, None, (), ())
+    >>> from shardmap.explain.report import Report
+    >>> nothing = Report("f", (), 1, "cpu", (), (), (), None, None, (), ())
     >>> fragment(nothing).splitlines()[0]
     '<div class="shardmap-report">'
     """
     style = css(f".{CLASS}")
-    content = _content(explanation)
+    content = _content(report)
     return (
         f'<div class="{CLASS}">\n<style>\n{style}\ndiv.{CLASS} {{ padding: 1rem }}\n'
         f"</style>\n{content}\n</div>"
     )
 
 
-def _content(explanation: Explanation) -> str:
+def _content(report: Report) -> str:
     return "\n".join(
         [
-            _header(explanation),
-            *_section("Worth a look", map(_remark, explanation.remarks)),
-            *_section("Mesh", _mesh(explanation)),
-            *_section("Axes", map(_axis, explanation.axes)),
-            *_section("Arrays", _arrays(explanation.arrays)),
-            *_section("Between devices", _collectives(explanation)),
-            *_section("Cost of a call, per device", _cost(explanation.cost)),
-            *_section("Notes", _notes(explanation.notes)),
+            _header(report),
+            *_section("Worth a look", map(_remark, report.remarks)),
+            *_section("Mesh", _mesh(report)),
+            *_section("Axes", map(_axis, report.axes)),
+            *_section("Arrays", _arrays(report.arrays)),
+            *_section("Between devices", _collectives(report)),
+            *_section("Cost of a call, per device", _cost(report.cost)),
+            *_section("Notes", _notes(report.notes)),
         ]
     )
 
@@ -103,13 +103,13 @@ def _section(title: str, content: Iterator[str]) -> Iterator[str]:
         yield "</section>"
 
 
-def _header(explanation: Explanation) -> str:
-    devices = _count(explanation.num_devices, "device")
-    devices += f" ({explanation.device_kind or 'abstract'})"
-    sizes = " x ".join(f"{name} {size:,}" for name, size in explanation.mesh)
+def _header(report: Report) -> str:
+    devices = _count(report.num_devices, "device")
+    devices += f" ({report.device_kind or 'abstract'})"
+    sizes = " x ".join(f"{name} {size:,}" for name, size in report.mesh)
     where = f"{devices}, mesh {sizes}" if sizes else devices
     return (
-        f'<header>\n<h1>{_code(explanation.name)}</h1>\n<p class="lead">'
+        f'<header>\n<h1>{_code(report.name)}</h1>\n<p class="lead">'
         f"{escape(where)}</p>\n</header>"
     )
 
@@ -121,9 +121,9 @@ def _remark(remark: Remark) -> str:
     )
 
 
-def _mesh(explanation: Explanation) -> Iterator[str]:
-    if explanation.mesh and explanation.num_devices > 1:
-        drawn = svg.mesh(explanation.mesh)
+def _mesh(report: Report) -> Iterator[str]:
+    if report.mesh and report.num_devices > 1:
+        drawn = svg.mesh(report.mesh)
         yield _box(drawn.picture, "the mesh")
         yield f'<p class="quiet">{escape(drawn.caption)}</p>'
 
@@ -175,15 +175,15 @@ def _array(array: ArrayLayout) -> str:
     return f'<div class="array">{"".join(parts)}</div>'
 
 
-def _collectives(explanation: Explanation) -> Iterator[str]:
-    collectives = explanation.collectives
+def _collectives(report: Report) -> Iterator[str]:
+    collectives = report.collectives
     if not collectives:
         yield "<p>Nothing moves between devices.</p>"
         return
     times = [each.seconds for each in collectives if each.seconds is not None]
     columns = [c for c in _COLLECTIVE_COLUMNS if c.title != "Time" or times]
     yield _table(columns, collectives, "collectives")
-    joined, together = explanation.interconnect, explanation.seconds
+    joined, together = report.interconnect, report.seconds
     if joined is not None and together:
         yield (
             f'<p class="quiet">Together about {duration(together)}, estimated for '

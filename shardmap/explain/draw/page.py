@@ -13,8 +13,8 @@ from shardmap.explain.report import (
     Axis,
     Collective,
     Cost,
-    Explanation,
     Remark,
+    Report,
 )
 from shardmap.units import duration, size
 
@@ -22,13 +22,11 @@ NARROWEST = 40
 _BOLD, _WARN, _FAINT, _PLAIN = "\033[1m", "\033[33m", "\033[2m", "\033[0m"
 
 
-def page(
-    explanation: Explanation, width: int | None = None, colour: bool | None = None
-) -> str:
+def page(report: Report, width: int | None = None, colour: bool | None = None) -> str:
     """The explanation as text.
 
     Args:
-      explanation: what to write.
+      report: what to write.
       width: how many columns there are. Default: the terminal's.
       colour: whether to use colours. Default: if standard output is a terminal and the
         environment does not have ``NO_COLOR``.
@@ -41,31 +39,31 @@ def page(
     if colour is None:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     lines = _Writer(max(width, NARROWEST), colour)
-    lines.head(f"{explanation.name}: {_where(explanation)}")
-    for remark in explanation.remarks:
+    lines.head(f"{report.name}: {_where(report)}")
+    for remark in report.remarks:
         _remark(lines, remark)
-    if explanation.axes:
+    if report.axes:
         lines.section("Axes")
-        for axis in explanation.axes:
+        for axis in report.axes:
             _axis(lines, axis)
     lines.section("Arrays")
-    for array in explanation.arrays:
+    for array in report.arrays:
         _array(lines, array)
     lines.section("Collectives")
-    if not explanation.collectives:
+    if not report.collectives:
         lines.add("none: nothing moves between devices", 2)
-    for collective in explanation.collectives:
+    for collective in report.collectives:
         _collective(lines, collective)
-    if explanation.collectives and explanation.seconds is not None:
-        assert explanation.interconnect is not None
-        _wires(lines, explanation.interconnect, explanation.seconds)
-    if explanation.cost is not None:
+    if report.collectives and report.seconds is not None:
+        assert report.interconnect is not None
+        _wires(lines, report.interconnect, report.seconds)
+    if report.cost is not None:
         lines.section("Cost of one call, on one device")
-        for line in _cost(explanation.cost):
+        for line in _cost(report.cost):
             lines.add(line, 2)
-    if explanation.notes:
+    if report.notes:
         lines.section("Notes")
-        for note in explanation.notes:
+        for note in report.notes:
             lines.add(note, 2)
     return "\n".join(lines.lines)
 
@@ -102,12 +100,12 @@ class _Writer:
         self.lines += [f"{' ' * indent}{line}".rstrip() for line in text.splitlines()]
 
 
-def _where(explanation: Explanation) -> str:
-    count = explanation.num_devices
-    kind = explanation.device_kind or "abstract"
+def _where(report: Report) -> str:
+    count = report.num_devices
+    kind = report.device_kind or "abstract"
     text = f"{count:,} {kind} device{'s' * (count != 1)}"
-    if explanation.mesh:
-        axes = ", ".join(f"{name!r}: {length:,}" for name, length in explanation.mesh)
+    if report.mesh:
+        axes = ", ".join(f"{name!r}: {length:,}" for name, length in report.mesh)
         text += f", mesh {axes}"
     return text
 

@@ -393,7 +393,7 @@ def test_sources():
     number = int(place.rpartition(":")[2])
     assert lines[number - 1].strip().endswith("# The loop.")
     assert function.endswith("fun)")
-    assert "test_explain_axes.py:" in place
+    assert "test_axes.py:" in place
 
 
 def test_replicas_in_a_program_of_several_maps():

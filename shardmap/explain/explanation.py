@@ -1,0 +1,52 @@
+"""`Explanation`: the report on a function, as it prints, shows and saves itself."""
+
+import dataclasses
+import pathlib
+
+from shardmap.explain.draw import html, page
+from shardmap.explain.report import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation(Report):
+    """What runs in parallel, where arrays lie, what moves, and what it costs.
+
+    Printed, it is a page of text; a notebook shows it as a page.
+
+    Attributes:
+      name: the function's.
+      mesh: the names and sizes of the mesh axes; () on one device, or without a mesh.
+      num_devices: how many devices the program runs on.
+      device_kind: which, such as "cpu"; None for a mesh without devices.
+      axes: outermost first, in program order.
+      arrays: inputs, then outputs, in the order of the pytrees.
+      collectives: in program order, then what only the compiler has.
+      cost: per device; None if nothing was compiled.
+      interconnect: what times are estimated for, or None.
+      remarks: worth reading first.
+      notes: what the numbers do not say, such as that nothing was compiled.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> report = sm.explain(jax.vmap(lambda x: x.sum()))(np.ones((4, 3)))
+      >>> print(report.axes[0])
+      an axis of 4 = 1 device x 4 vectorised x 1 step
+      >>> [(array.path, array.shape, array.layout) for array in report.outputs]
+      [('result', (4,), 'whole on one device')]
+      >>> report.collectives
+      ()
+    """
+
+    def __str__(self) -> str:
+        return page.page(self)
+
+    def _repr_html_(self) -> str:
+        return html.fragment(self)
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the explanation as one HTML page, which needs no network.
+
+        Args:
+          path: the file to write.
+        """
+        pathlib.Path(path).write_text(html.page(self), encoding="utf-8")

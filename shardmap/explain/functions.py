@@ -1,0 +1,70 @@
+"""What is asked of a function that is explained, known by what it can do.
+
+The mapped functions of this package, what `jax.jit` and `jax.pmap` give, and any other
+function of arrays stand above this room; nothing here names one of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+from jax.sharding import Sharding
+
+from shardmap._jax.types import PyTree
+
+
+@runtime_checkable
+class Lowerable(Protocol):
+    """A function that is a program of its own, such as what `jax.pmap` gives."""
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
+
+
+@runtime_checkable
+class Traceable(Lowerable, Protocol):
+    """A mapped function, or what `jax.jit` gives."""
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
+
+
+@runtime_checkable
+class HasStatics(Protocol):
+    """A function that knows which of its arguments are compile-time constants."""
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]: ...
+
+
+@runtime_checkable
+class HasShardings(Protocol):
+    """A mapped function whose arrays lie as it says, whatever it computes."""
+
+    def shardings(
+        self, args: PyTree, out: PyTree, /
+    ) -> tuple[Sequence[Sharding], Sequence[Sharding]]: ...
+
+
+def traced(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> jax.stages.Traced:
+    """The function as it is traced when it is called, by itself or by `jax.jit`."""
+    traceable = fun if isinstance(fun, Traceable) else jax.jit(fun)
+    return traceable.trace(*args, **kwargs)
+
+
+def lowered(
+    fun: Callable[..., Any],
+    traced: jax.stages.Traced,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> jax.stages.Lowered:
+    """The function as it is lowered when it is called; ``traced`` is its trace."""
+    if isinstance(fun, Lowerable):
+        return fun.lower(*args, **kwargs)
+    return traced.lower()
+
+
+def array_argnums(fun: Callable[..., Any], count: int) -> list[int]:
+    """Which of ``count`` positional arguments are not static, as far as it is known."""
+    static = fun.static_argnums if isinstance(fun, HasStatics) else ()
+    return [argnum for argnum in range(count) if argnum not in static]

@@ -1,0 +1,40 @@
+"""An explanation is its report, and prints, shows and saves it."""
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+
+from shardmap.explain.draw import html, page
+from shardmap.explain.explanation import Explanation
+from shardmap.explain.report import Report
+from tests.explain import explanations
+
+
+def test_it_has_the_fields_of_a_report_and_no_other():
+    names = [field.name for field in dataclasses.fields(Report)]
+    assert [field.name for field in dataclasses.fields(Explanation)] == names
+    documented = Explanation.__doc__.partition("Attributes:")[2]
+    assert [name for name in names if f"\n      {name}: " not in documented] == []
+
+
+@pytest.mark.parametrize("name", explanations.BY_NAME)
+def test_it_prints_shows_and_saves_itself(name, tmp_path):
+    explanation = explanations.BY_NAME[name]()
+    assert str(explanation) == page.page(explanation)
+    assert explanation._repr_html_() == html.fragment(explanation)
+    explanation.save(tmp_path / "report.html")
+    saved = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert saved == html.page(explanation)
+
+
+def test_it_is_plain_data():
+    explanation = explanations.with_everything()
+    assert pickle.loads(pickle.dumps(explanation)) == explanation
+    data = explanation.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert data["seconds"] == explanation.seconds
+    assert data["axes"][0]["layout"] == explanation.axes[0].layout
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        explanation.name = "another"

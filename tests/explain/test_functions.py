@@ -1,0 +1,109 @@
+"""What is asked of a function that is explained: by what it can do, not what it is."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+from shardmap.explain import functions
+
+MESH = sm.make_mesh({"data": 4, "model": 2})
+X = np.ones((8, 4), np.float32)
+
+MAPPED = {
+    "spmap": sm.spmap(lambda x: x + 1),
+    "mesh_map": sm.mesh_map(lambda x: x + 1, MESH, ({"data": 0},), {"data": 0}),
+    "sharded_jit": sm.sharded_jit(lambda x: x + 1, (2, 1), (2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_every_mapped_function_is_traced_and_lowered_as_it_says(name):
+    fun = MAPPED[name]
+    assert isinstance(fun, functions.Traceable)
+    traced = functions.traced(fun, (X,), {})
+    assert jax.tree.leaves(traced.out_info)[0].shape == X.shape
+    assert functions.lowered(fun, traced, (X,), {}).in_specs is not None
+
+
+def test_a_function_of_another_package_is_asked_the_same():
+    """No class of ours is looked for."""
+    asked = []
+
+    class Another:
+        def __init__(self):
+            self.jitted = jax.jit(lambda x: x * 2)
+
+        def __call__(self, x):
+            raise AssertionError("it says itself how it is traced")
+
+        def trace(self, *args):
+            asked.append("trace")
+            return self.jitted.trace(*args)
+
+        def lower(self, *args):
+            asked.append("lower")
+            return self.jitted.lower(*args)
+
+    report = sm.explain(Another())(X)
+    assert asked == ["trace", "lower"]
+    assert report.outputs[0].shape == X.shape
+
+
+def test_a_plain_function_runs_as_jit_runs_it():
+    traced = functions.traced(lambda x: x + 1, (X,), {})
+    assert traced.out_info.shape == X.shape
+    assert functions.lowered(lambda x: x + 1, traced, (X,), {}).as_text()
+
+
+def test_a_matrix_with_a_trace_is_no_traced_function():
+    class Matrix:
+        def __call__(self, x):
+            return x @ x.T
+
+        def trace(self):
+            raise AssertionError("the sum of its diagonal")
+
+    assert sm.explain(Matrix())(X).outputs[0].shape == (8, 8)
+
+
+def test_static_arguments_are_no_arrays():
+    scale = sm.spmap(lambda x, k: x * k, static_broadcasted_argnums=1)
+    assert functions.array_argnums(scale, 2) == [0]
+    assert functions.array_argnums(lambda x, k: x, 2) == [0, 1]
+
+
+@pytest.mark.parametrize("size", [8, 4096])
+def test_layouts_over_an_abstract_mesh_are_those_the_function_says(size):
+    mesh = jax.sharding.AbstractMesh((size,), ("i",))
+    mapped = sm.mesh_map(lambda x: lax.psum(x, "i"), mesh, ({"i": 0},), {})
+    assert isinstance(mapped, functions.HasShardings)
+    report = sm.explain(mapped)(jax.ShapeDtypeStruct((size, 3), np.float32))
+    assert [each.shard_shape for each in report.arrays] == [(1, 3), (1, 3)]
+
+
+def test_a_map_over_an_abstract_mesh_is_traced_by_itself():
+    mesh = jax.sharding.AbstractMesh((16,), ("i",))
+    mapped = sm.spmap(
+        lambda x, k: x * k,
+        mesh=mesh,
+        mesh_axes="i",
+        static_broadcasted_argnums=1,
+        in_axes=(0, None),
+    )
+    traced = mapped.trace(jax.ShapeDtypeStruct((16, 3), np.float32), 2)
+    assert traced.out_info.shape == (16, 3)
+
+
+def test_a_wrapper_is_not_what_it_wraps():
+    mapped = MAPPED["spmap"]
+
+    @functools.wraps(mapped)
+    def wrapper(x):
+        return mapped(x) * 2
+
+    assert not isinstance(wrapper, functions.Traceable)
+    assert sm.explain(wrapper)(X).axes[0].kind == "spmap"
