@@ -1,6 +1,7 @@
 """An explanation is its report, and prints, shows and saves it."""
 
 import dataclasses
+import inspect
 import json
 import pickle
 
@@ -15,8 +16,8 @@ from tests.explain import explanations
 def test_it_has_the_fields_of_a_report_and_no_other():
     names = [field.name for field in dataclasses.fields(Report)]
     assert [field.name for field in dataclasses.fields(Explanation)] == names
-    documented = Explanation.__doc__.partition("Attributes:")[2]
-    assert [name for name in names if f"\n      {name}: " not in documented] == []
+    documented = inspect.getdoc(Explanation).partition("Attributes:")[2]
+    assert [name for name in names if f"\n  {name}: " not in documented] == []
 
 
 @pytest.mark.parametrize("name", explanations.BY_NAME)
