@@ -9,9 +9,9 @@ import jax.extend.core as jex_core
 from jax.sharding import NamedSharding, Sharding
 
 from shardmap.arrays import trees
-from shardmap.explain.read.primitives import SHARD_MAP
 from shardmap.explain.report import ArrayLayout
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.shard_maps import SHARD_MAP
 from shardmap.map.shardings import map_shardings
 from shardmap.sharding.spec import ShardingSpec
 

@@ -8,12 +8,12 @@ from jax.extend.core.primitives import scan_p, slice_p, squeeze_p, while_p
 from jax.sharding import AbstractMesh
 
 from shardmap.explain.read import vmaps
-from shardmap.explain.read.primitives import SHARD_MAP
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.shard_maps import SHARD_MAP
 
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _CHANGE_VMAP = (

@@ -14,13 +14,14 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import scan_p, while_p
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
 from shardmap.explain.read.axes import map_place
-from shardmap.explain.read.primitives import KINDS, SHARD_MAP, axis_names
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.rules import SplitAxis, lowers_per_device, uses_axis
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.lowering.register import on_one_device
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.shard_maps import SHARD_MAP
 from shardmap.map.tracing import shape_dtype_struct
 
 
@@ -86,7 +87,7 @@ def collectives_of(jaxpr: Any) -> list[Sent]:
 def _walk(jaxpr: Any, scope: _Scope, found: list[Sent]) -> None:
     for equation in jaxpr.eqns:
         primitive, params = equation.primitive, equation.params
-        if primitive in KINDS:
+        if primitive in ALL_COLLECTIVES:
             sent = _sent(equation, scope)
             if sent is not None:
                 found.append(sent)
@@ -110,23 +111,23 @@ def _walk(jaxpr: Any, scope: _Scope, found: list[Sent]) -> None:
 
 
 def _sent(equation: Any, scope: _Scope) -> Sent | None:
-    kind, operation = KINDS[equation.primitive]
-    names = axis_names(equation)
+    collective = ALL_COLLECTIVES[equation.primitive]
+    names = named_axes(equation)
     group_size = math.prod(scope.sizes.get(name, 1) for name in names)
     groups = equation.params.get("axis_index_groups")
     if groups is not None:
         group_size = len(groups[0])
-    if group_size == 1:
+    if group_size == 1 or collective.kind is None:
         return None
     return Sent(
-        kind,
-        operation,
+        collective.kind,
+        collective.name,
         tuple(map(str, names)),
         group_size,
         scope.count,
         sum(nbytes(atom.aval) for atom in equation.invars),
         sum(nbytes(var.aval) for var in equation.outvars),
-        source_of(equation) or scope.sources.get(operation),
+        source_of(equation) or scope.sources.get(collective.name),
         scope.by_partitioner,
     )
 
@@ -142,9 +143,8 @@ def _written_out(equation: Any, scope: _Scope) -> tuple[Any, _Scope]:
         by_partitioner=by_partitioner,
         sources=scope.sources
         | {
-            KINDS[each.primitive][1]: source_of(each)
+            ALL_COLLECTIVES[each.primitive].name: source_of(each)
             for each in uses_axis(params["call_jaxpr"], params["axis_name"])
-            if each.primitive in KINDS
         },
     )
     avals = [atom.aval for atom in equation.invars]

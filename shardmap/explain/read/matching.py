@@ -3,22 +3,13 @@
 import collections
 from collections.abc import Sequence
 
+from shardmap._jax.collectives import ALL_COLLECTIVES
 from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.explain.read.collectives import Sent
 from shardmap.explain.read.hlo import Compiled
 from shardmap.explain.report import Collective
 
-_FUNCTIONS = {
-    "psum": "psum",
-    "psum_invariant": "psum",
-    "pmax": "pmax",
-    "pmin": "pmin",
-    "all_gather": "all_gather",
-    "reduce_scatter": "psum_scatter",
-    "all_to_all": "all_to_all",
-    "ppermute": "ppermute",
-    "pbroadcast": "pbroadcast",
-}
+_FUNCTIONS = {primitive.name: each.name for primitive, each in ALL_COLLECTIVES.items()}
 """For what XLA calls the operations of JAX, their functions in `jax.lax`."""
 
 

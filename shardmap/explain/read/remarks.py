@@ -9,18 +9,25 @@ from jax.extend.core.primitives import (
     all_gather_p,
     conv_general_dilated_p,
     dot_general_p,
+    dynamic_slice_p,
+    gather_p,
+    slice_p,
+    squeeze_p,
 )
 
 from shardmap.explain.read.collectives import nbytes
-from shardmap.explain.read.primitives import PARTS, SHARD_MAP
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Remark
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.shard_maps import SHARD_MAP
 from shardmap.map.shardings import map_shardings
 from shardmap.units import size
 
 LARGE = 1 << 20
 """From how many bytes on a value is large."""
+
+_PARTS = (slice_p, dynamic_slice_p, gather_p, squeeze_p)
+"""What takes a part of an array."""
 
 _ON_DEVICES = ("spmap", "mesh_map", "shard_map", "pmap")
 
@@ -135,7 +142,7 @@ def _sliced_gathers(jaxpr: Any) -> list[Remark]:
             users = uses.get(gathered, [])
             if not users or gathered in results:
                 continue
-            if all(user.primitive in PARTS for user in users):
+            if all(user.primitive in _PARTS for user in users):
                 used = max(sum(nbytes(v.aval) for v in u.outvars) for u in users)
                 found.append(
                     Remark(

@@ -10,13 +10,10 @@ from typing import Any
 
 import jax
 
-from shardmap._jax.primitives import (
-    ALL_GATHER,
-    ALL_TO_ALL,
+from shardmap._jax.collectives import (
     COLLECTIVES,
     PBROADCAST,
     PPERMUTE,
-    REDUCE_SCATTER,
     axis_names,
 )
 from shardmap.map.primitives.axis import axis_text
@@ -41,7 +38,8 @@ def checked_collectives(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Any 
 
     def change(equation: Any, shadowed: bool) -> Any:
         nonlocal changed
-        if equation.primitive not in COLLECTIVES:
+        collective = COLLECTIVES.get(equation.primitive)
+        if collective is None:
             return equation
         params = equation.params
         names = [name for name in axis_names(params) if not isinstance(name, int)]
@@ -53,20 +51,15 @@ def checked_collectives(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Any 
         except NameError:
             return equation  # An axis of devices, of a program that is lowered.
         total = math.prod(sizes)
-        if equation.primitive is REDUCE_SCATTER:
-            what = "psum_scatter"
-        else:
-            what = equation.primitive.name
-        where = f"{what} over {_axes_text(names)} of size {total}"
+        where = f"{collective.name} over {_axes_text(names)} of size {total}"
         if repeated := _repeated(names):
             raise ValueError(f"{where} names {axis_text(repeated[0])} more than once.")
         groups = params.get("axis_index_groups")
         if groups is not None:
-            even = equation.primitive in (ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER)
-            _check_groups(where, groups, total, even)
-        if equation.primitive is PBROADCAST:
+            _check_groups(where, groups, total, collective.of_equal_groups)
+        if collective is PBROADCAST:
             _check_index(where, "source", params["source"], 0, total)
-        if equation.primitive is not PPERMUTE:
+        if collective is not PPERMUTE:
             return equation
         pairs = _from_the_front(where, params["perm"], total)
         if pairs == tuple(params["perm"]):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from shardmap._jax.primitives import COLLECTIVES, PPERMUTE, axis_names
+from shardmap._jax.collectives import COLLECTIVES, PPERMUTE, axis_names
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
@@ -88,7 +88,7 @@ def in_mesh_order(jaxpr: Any, mesh: Any) -> Any:
     """
 
     def change(equation: Any, shadowed: bool) -> Any:
-        if equation.primitive is not PPERMUTE:
+        if equation.primitive is not PPERMUTE.primitive:
             return equation
         names = axis_names(equation.params)
         if not set(names) <= set(mesh.shape):

@@ -1,6 +1,6 @@
 """Collectives brought into the form that XLA takes best."""
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -8,7 +8,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap._jax.primitives import ALL_TO_ALL, PSUM, REDUCE_SCATTER
+from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTER
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
@@ -30,11 +30,11 @@ def tile_collectives(jaxpr: Any) -> Any | None:
         if params.get("tiled", True):
             return equation
         tiled = {"params": params | {"tiled": True}}
-        if equation.primitive is ALL_TO_ALL:
+        if equation.primitive is ALL_TO_ALL.primitive:
             # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
             found = True
             return equation.replace(**tiled)
-        if equation.primitive is not REDUCE_SCATTER:
+        if equation.primitive is not PSUM_SCATTER.primitive:
             return equation
         found = True
         dimension = params["scatter_dimension"]
@@ -56,8 +56,8 @@ def tile_collectives(jaxpr: Any) -> Any | None:
     return tiled if found else None
 
 
-def widen(jaxpr: Any, collectives: Collection[Any]) -> Any:
-    """``jaxpr`` whose ``collectives`` of bfloat16 are of float32 in between.
+def widen(jaxpr: Any) -> Any:
+    """``jaxpr`` whose reductions of bfloat16 between devices are of float32.
 
     Where only some axes of a mesh are manual, XLA's CPU compiler aborts at a reduction
     of bfloat16 between devices. It would widen it, too.
@@ -67,7 +67,8 @@ def widen(jaxpr: Any, collectives: Collection[Any]) -> Any:
     def change(equation: Any, shadowed: bool) -> Any:
         nonlocal found
         narrow = [_is_narrow(atom) for atom in equation.invars]
-        if equation.primitive not in collectives or not any(narrow):
+        collective = COLLECTIVES.get(equation.primitive)
+        if collective is None or not (collective.combiner and any(narrow)):
             return equation
         found = True
         invars, outvars = (
@@ -131,7 +132,7 @@ def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:
 
 def _is_sum(equation: Any) -> bool:
     return (
-        equation.primitive is PSUM
+        equation.primitive is PSUM.primitive
         and equation.params["axis_index_groups"] is None
         and len(equation.invars) == 1
     )

@@ -20,19 +20,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import batching
 
-from shardmap._jax.primitives import (
-    ALL_GATHER,
-    ALL_TO_ALL,
-    AXIS_INDEX,
-    PBROADCAST,
-    PMAX,
-    PMIN,
-    PPERMUTE,
-    PSUM,
-    RAGGED_ALL_TO_ALL,
-    REDUCE_SCATTER,
-    axis_names,
-)
+from shardmap._jax.collectives import COLLECTIVES, TABLE, axis_names
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
 from shardmap.map.collectives.names import permute
 from shardmap.map.collectives.split_axis import SplitAxis, pad_last
@@ -46,7 +34,8 @@ Rule = Callable[..., tuple[Any, bool]]
 """Takes the axis, the block (elements in front) and the equation's parameters; gives
 the result and whether it differs between elements (these in front again)."""
 
-RULES: dict[Any, Rule] = {}
+RULES: dict[str, "Rule | Reduction"] = {}
+"""By the name of the collective."""
 
 
 def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
@@ -83,31 +72,25 @@ def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
 def lowers_per_device(jaxpr: Any, name: Hashable, platform: str) -> bool:
     """Whether JAX lowers all collectives over the axis for one element per device.
 
-    It lacks pbroadcast on CPU, and all_gather of random keys and of arrays without
-    entries. What a `jax.shard_map` holds has types with its mesh, which only
-    vectorising makes anew.
+    What a `jax.shard_map` holds has types with its mesh, which only vectorising makes
+    anew.
     """
-    if has_shard_maps(jaxpr):
-        return False
-    for equation in uses_axis(jaxpr, name):
-        if equation.primitive is PBROADCAST and platform == "cpu":
-            return False
-        if equation.primitive is ALL_GATHER:
-            aval = equation.invars[0].aval
-            if not aval.size or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-                return False
-    return True
+    return not has_shard_maps(jaxpr) and all(
+        COLLECTIVES[equation.primitive].lowers_per_device(atom.aval, platform)
+        for equation in uses_axis(jaxpr, name)
+        for atom in equation.invars[:1]
+    )
 
 
 def is_collective(equation: Any, name: Hashable) -> bool:
     """Whether the equation itself is a collective over the axis."""
-    return equation.primitive in RULES and name in axis_names(equation.params)
+    return equation.primitive in COLLECTIVES and name in axis_names(equation.params)
 
 
 def has_collectives(jaxpr: Any) -> bool:
-    """Whether there is any collective but `jax.lax.axis_index` in ``jaxpr``."""
+    """Whether there is any collective in ``jaxpr`` that sends something."""
     return any(
-        (equation.primitive in RULES and equation.primitive is not AXIS_INDEX)
+        (equation.primitive in COLLECTIVES and COLLECTIVES[equation.primitive].kind)
         or any(map(has_collectives, jex_core.jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
@@ -131,7 +114,9 @@ def _batching_rule(
     ]
     results, differs = [], []
     for block in blocks or [None]:
-        result, differ = RULES[collective](axis, block, **dict(params))
+        result, differ = RULES[COLLECTIVES[collective].name](
+            axis, block, **dict(params)
+        )
         results.append(result)
         differs.append(0 if differ else None)
     return results, differs
@@ -412,18 +397,21 @@ def _ragged_all_to_all_rule(axis: SplitAxis, *_: Any, **__: Any) -> tuple[Any, b
     )
 
 
-REDUCTIONS: dict[Any, Reduction] = {PSUM: _SUM, PMAX: _MAX, PMIN: _MIN}
+_BY_COMBINER = {"sum": _SUM, "max": _MAX, "min": _MIN}
 
-SUMMING = {*REDUCTIONS, REDUCE_SCATTER, PBROADCAST}
-"""Those that reduce between devices."""
+REDUCTIONS: dict[Any, Reduction] = {
+    each.primitive: _BY_COMBINER[each.combiner]
+    for each in TABLE
+    if each.is_reduction and each.combiner is not None
+}
 
-RULES.update(REDUCTIONS)
+RULES.update((COLLECTIVES[q].name, reduction) for q, reduction in REDUCTIONS.items())
 RULES |= {
-    AXIS_INDEX: _axis_index_rule,
-    ALL_GATHER: _all_gather_rule,
-    PPERMUTE: _ppermute_rule,
-    PBROADCAST: _pbroadcast_rule,
-    REDUCE_SCATTER: _reduce_scatter_rule,
-    ALL_TO_ALL: _all_to_all_rule,
-    RAGGED_ALL_TO_ALL: _ragged_all_to_all_rule,
+    "all_gather": _all_gather_rule,
+    "all_to_all": _all_to_all_rule,
+    "axis_index": _axis_index_rule,
+    "pbroadcast": _pbroadcast_rule,
+    "ppermute": _ppermute_rule,
+    "psum_scatter": _reduce_scatter_rule,
+    "ragged_all_to_all": _ragged_all_to_all_rule,
 }

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core.primitives import closed_call_p
 from jax.interpreters import batching
 
-from shardmap._jax.primitives import ALL_TO_ALL
+from shardmap._jax.collectives import ALL_TO_ALL
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap.map.collectives.rules import split_collectives, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
@@ -35,7 +35,7 @@ def vectorizable(jaxpr: Any, name: Hashable, size: int) -> Any:
             found = True
             return _as_jit(equation)
         if (
-            equation.primitive is not ALL_TO_ALL
+            equation.primitive is not ALL_TO_ALL.primitive
             or equation.params["axis_index_groups"] is None
         ):
             return equation
@@ -77,11 +77,11 @@ def _batching_rule(
         x = jnp.moveaxis(x, dim, 0)
         split_axis, concat_axis = split_axis + 1, concat_axis + 1
     axes = {"split_axis": split_axis, "concat_axis": concat_axis}
-    return ALL_TO_ALL.bind(x, **axes, **params), None if dim is None else 0
+    return ALL_TO_ALL.primitive.bind(x, **axes, **params), None if dim is None else 0
 
 
 def _typecheck(*operands: Any, **params: Any) -> tuple[Any, Any]:
-    return type_equation(ALL_TO_ALL, operands, params)
+    return type_equation(ALL_TO_ALL.primitive, operands, params)
 
 
 batching.fancy_primitive_batchers[grouped_p] = _batching_rule

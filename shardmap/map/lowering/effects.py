@@ -16,8 +16,8 @@ from jax import lax
 from jax.extend.core.primitives import cond_p, scan_p, while_p
 from jax.interpreters import batching
 
+from shardmap._jax.collectives import AXIS_INDEX
 from shardmap._jax.evaluation import CALLS, evaluate
-from shardmap._jax.primitives import AXIS_INDEX
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap.map.collectives.rules import is_collective, split_p
 from shardmap.map.collectives.split_axis import SplitAxis
@@ -210,7 +210,7 @@ def _can_be_alone(params: dict[str, Any], axis: SplitAxis) -> bool:
             if not _holds(equation, axis):
                 continue
             if equation.primitive is split_p:
-                if equation.params["collective"] is not AXIS_INDEX:
+                if equation.params["collective"] is not AXIS_INDEX.primitive:
                     return False
                 continue
             given = equation.params

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap._jax.primitives import AXIS_INDEX
+from shardmap._jax.collectives import AXIS_INDEX
 from shardmap.map.collectives.rules import REDUCTIONS, is_collective, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.lowering.effects import if_present
@@ -159,7 +159,7 @@ def _cut(
                 refuse(reductions[-1])
             after.append(equation)
             is_late.update(equation.outvars)
-        elif direct and equation.primitive is AXIS_INDEX:
+        elif direct and equation.primitive is AXIS_INDEX.primitive:
             indices.update(equation.outvars)
         elif direct and _is_plain_reduction(equation):
             reductions.append(equation)

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh
 
 from shardmap.map.collectives.names import in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import widen
-from shardmap.map.collectives.rules import SUMMING, lowers_per_device
+from shardmap.map.collectives.rules import lowers_per_device
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.lowering.blocks import block_function
@@ -46,7 +46,7 @@ def per_device(
     jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
     platform = mesh.devices.flat[0].platform
     if platform == "cpu" and len(mesh.axis_names) > 1:
-        jaxpr = widen(jaxpr, SUMMING)
+        jaxpr = widen(jaxpr)
     if not mesh_axes or axis.devices == 1 < mesh.size:
         # The partitioner refuses collectives along one device where others are.
         axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)

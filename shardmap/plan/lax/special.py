@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap._jax.collectives import TABLE
 from shardmap.plan.engine.factors import Factors, taken_whole
 from shardmap.plan.engine.nodes import Node, Refused
 from shardmap.plan.engine.rules import Reason, RuleMaker
@@ -53,15 +54,13 @@ def _callback_p() -> Any:
     return jax.make_jaxpr(calls)(np.float32(0)).eqns[-1].primitive
 
 
-COLLECTIVES = [
-    *(p.all_gather_p, p.all_to_all_p, p.axis_index_p, p.ragged_all_to_all_p),
-]
-ELEMENTWISE_COLLECTIVES = [p.pmax_p, p.pmin_p, p.ppermute_p, p.psum_p]
 STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.swap_p]
 
 RULES: dict[Any, RuleMaker] = {
-    **dict.fromkeys(COLLECTIVES, whole_because(TALKS)),
-    **dict.fromkeys(ELEMENTWISE_COLLECTIVES, same_shape),
+    **{
+        each.primitive: same_shape if each.is_elementwise else whole_because(TALKS)
+        for each in TABLE
+    },
     **dict.fromkeys(STATEFUL, stateful),
     _callback_p(): whole_because(OUTSIDE),
     p.custom_lin_p: whole_because(TRANSPOSED),
