@@ -7,6 +7,9 @@
 ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 """
 
+from typing import TYPE_CHECKING
+
+from shardmap import later
 from shardmap.api.mesh_blocks import mesh_sharding_spec
 from shardmap.api.mesh_map import mesh_map
 from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
@@ -15,13 +18,7 @@ from shardmap.api.taps import tap, tap_print, taps_barrier
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.pieces import shard_of, unreplicate, unstack
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
-from shardmap.explain.api import explain
-from shardmap.explain.explanation import Explanation
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.plan.in_slices import EACH
-from shardmap.plan.notation import register_rule
-from shardmap.plan.plan import ShardPlan, plan
-from shardmap.plan.run.shards import Shard
 from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
 from shardmap.sharding.named import pmap_sharding, spec_of
 from shardmap.sharding.spec import (
@@ -40,6 +37,7 @@ __all__ = [
     "EACH",
     "Chunked",
     "Explanation",
+    "Interconnect",
     "MapPrimitive",
     "Mesh",
     "NoSharding",
@@ -57,10 +55,12 @@ __all__ = [
     "make_mesh",
     "mesh_map",
     "mesh_sharding_spec",
+    "picture",
     "plan",
     "pmap_sharding",
     "register_rule",
     "register_shard_handler",
+    "rules_of",
     "shard_of",
     "sharded_jit",
     "spec_of",
@@ -75,3 +75,28 @@ __all__ = [
     "unstack",
     "with_sharding_constraint",
 ]
+
+if TYPE_CHECKING:
+    from shardmap.explain.api import explain
+    from shardmap.explain.draw.text import picture
+    from shardmap.explain.explanation import Explanation
+    from shardmap.explain.interconnect import Interconnect
+    from shardmap.plan.in_slices import EACH
+    from shardmap.plan.notation import register_rule, rules_of
+    from shardmap.plan.plan import ShardPlan, plan
+    from shardmap.plan.run.shards import Shard
+else:
+    __getattr__, __dir__ = later.attach(
+        __name__,
+        {
+            "shardmap.explain.api": ["explain"],
+            "shardmap.explain.draw.text": ["picture"],
+            "shardmap.explain.explanation": ["Explanation"],
+            "shardmap.explain.interconnect": ["Interconnect"],
+            "shardmap.plan.in_slices": ["EACH"],
+            "shardmap.plan.notation": ["register_rule", "rules_of"],
+            "shardmap.plan.plan": ["ShardPlan", "plan"],
+            "shardmap.plan.run.shards": ["Shard"],
+        },
+        __all__,
+    )

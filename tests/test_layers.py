@@ -18,6 +18,7 @@ PACKAGE = ROOT / "shardmap"
 # From the bottom up: a module imports from its own room and from those before it. The
 # room of a module is the longest of these names that its own begins with.
 ROOMS = [
+    "later",
     "_jax",
     "units",
     "sharding",
@@ -181,25 +182,43 @@ def test_no_file_is_too_long(folder):
     assert {path: n for path, n in lengths.items() if n > LONGEST_FILE} == {}
 
 
-def test_the_package_exports_exactly_its_public_names():
-    exported = {
+def test_the_package_shows_exactly_its_public_names():
+    assert dir(shardmap) == sorted(shardmap.__all__)
+    assert not [
+        name
+        for name in {*shardmap.__all__} - {"__version__"}
+        if isinstance(getattr(shardmap, name), types.ModuleType)
+    ]
+
+
+def test_no_other_name_is_bound_where_public_names_are():
+    """Packages are attributes once they are imported; functions and classes are not."""
+    bound = {
         name
         for name, value in vars(shardmap).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
-    assert exported | {"__version__"} == set(shardmap.__all__)
+    assert bound - {"TYPE_CHECKING"} <= set(shardmap.__all__)
 
 
 def test_the_package_only_re_exports():
-    statements = ast.parse(SOURCES["__init__"]).body
-    docstring, *others = statements
+    docstring, *others = ast.parse(SOURCES["__init__"]).body
     assert isinstance(docstring, ast.Expr)
+    *statements, later = others
     assigned = []
-    for statement in others:
+    for statement in statements:
         assert isinstance(statement, ast.ImportFrom | ast.Assign)
         if isinstance(statement, ast.Assign):
             assigned += [target.id for target in statement.targets]
     assert assigned == ["__version__", "__all__"]
+    assert isinstance(later, ast.If)
+    assert ast.unparse(later.test) == "TYPE_CHECKING"
+    assert all(isinstance(each, ast.ImportFrom) for each in later.body)
+    (attached,) = later.orelse
+    assert ast.unparse(attached.targets[0]) == "(__getattr__, __dir__)"
+    # What type checkers are told is what is imported.
+    told = {each.module: [a.name for a in each.names] for each in later.body}
+    assert ast.literal_eval(attached.value.args[1]) == told
 
 
 @pytest.mark.parametrize("name", sorted(set(shardmap.__all__) - {"__version__"}))
@@ -218,3 +237,70 @@ def test_importing_starts_no_backend():
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment
     )
     assert result.stdout == "5\n", result.stderr[-2000:]
+
+
+LATE = ("shardmap.explain.", "shardmap.plan.", "shardmap.commands")
+
+
+def loaded(program):
+    """The modules of this package that a program has imported at its end."""
+    text = f"import sys\n{program}\nprint(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return [name for name in result.stdout.split() if name.startswith("shardmap")]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import shardmap",
+        "import shardmap.compat",
+        "import shardmap as sm; sm.spmap(abs)",
+    ],
+)
+def test_what_explains_and_plans_is_imported_when_it_is_used(program):
+    assert [name for name in loaded(program) if name.startswith(LATE)] == []
+
+
+@pytest.mark.parametrize("name", ["explain", "plan"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import shardmap",
+        "import shardmap.{0}",
+        "import shardmap.explain.api, shardmap.plan.plan",
+        "from shardmap.plan.engine import slices",
+        "import shardmap; shardmap.plan, shardmap.explain",
+    ],
+)
+def test_a_package_does_not_hide_the_function_that_is_called_like_it(name, before):
+    program = (
+        f"{before.format(name)}\nfrom shardmap import {name}\nassert {name}.__call__"
+    )
+    assert f"shardmap.{name}" in loaded(
+        f"{program}\nassert {name}.__name__ == {name!r}"
+    )
+
+
+def test_modules_are_imported_by_their_names():
+    loaded("import shardmap.sharding.spec; shardmap.sharding.spec.ShardingSpec")
+    loaded("from shardmap.explain import api; api.explain")
+    loaded("from shardmap import *; plan, explain, spmap")
+
+
+def test_a_name_that_is_not_there_is_said():
+    with pytest.raises(
+        AttributeError, match=r"^module 'shardmap' has no attribute 'x'$"
+    ):
+        shardmap.x  # noqa: B018
+
+
+DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_documents_import_from_the_package_alone(page):
+    found = re.findall(r"(?:from|import) (shardmap[.\w]*)", page.read_text())
+    assert {*found} <= {"shardmap", "shardmap.compat"}

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from shardmap.commands.parsing import Parser, evaluate, one_line
 from shardmap.explain.api import explain
 from shardmap.explain.explanation import Explanation
-from shardmap.explain.interconnect import INTERCONNECTS, Interconnect
+from shardmap.explain.interconnect import Interconnect
 
 EXAMPLES = (
     "python -m shardmap explain shardmap.commands.example:predict "
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         "--interconnect",
         metavar="NAME",
         help="what joins the devices, to estimate times: "
-        f"{', '.join(INTERCONNECTS)}; or bytes per second and seconds, such as "
+        f"{', '.join(Interconnect.KNOWN)}; or bytes per second and seconds, such as "
         "25e9,2e-6",
     )
     parser.add_argument(
@@ -108,14 +108,14 @@ def read_interconnect(text: str | None) -> str | Interconnect | None:
     >>> read_interconnect("25e9,2e-6").time("all-gather", 1000, 8)
     1.428e-05
     """
-    if text is None or text in INTERCONNECTS:
+    if text is None or text in Interconnect.KNOWN:
         return text
     try:
         bandwidth, latency = map(float, text.split(","))
     except ValueError:
         raise ValueError(
-            f"--interconnect must be one of {', '.join(INTERCONNECTS)}, or bytes per "
-            f"second and seconds, such as 25e9,2e-6; got {text!r}"
+            f"--interconnect must be one of {', '.join(Interconnect.KNOWN)}, or bytes "
+            f"per second and seconds, such as 25e9,2e-6; got {text!r}"
         ) from None
     return Interconnect(bandwidth, latency)
 

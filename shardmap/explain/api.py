@@ -40,15 +40,15 @@ def explain(
       that it was there, not its size, which is deduced from the shapes or left open.
     * Collectives are read from the jaxpr, and checked against the compiled program;
       what only the compiler put in is marked.
-    * Times are estimates, by the formulas of `shardmap.explain.interconnect`.
+    * Times are estimates, by the formulas of `Interconnect.time`.
     * Over a `jax.sharding.AbstractMesh`, of any size, nothing is compiled: what only
       the compiler knows is None.
 
     Args:
       fun: the function.
       interconnect: what joins the devices, for times: the name of one in
-        ``shardmap.explain.interconnect.INTERCONNECTS``, such as ``"nvlink4"``, or an
-        `Interconnect` of your own numbers. Default: no times.
+        ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect` of your own
+        numbers. Default: no times.
 
     Returns:
       A function that takes what ``fun`` takes, arrays or `jax.ShapeDtypeStruct`, and

@@ -1,27 +1,10 @@
-"""What joins the devices, and how long a collective takes on it.
-
-The devices of a group form a ring, in the order of the mesh. One device puts ``n``
-bytes into a collective of ``g`` devices; a message to the next device costs the latency
-``a``, and each sends ``B`` bytes per second. Then
-
-===================  ==================  ============  =======================
-collective           a device sends      messages      time
-===================  ==================  ============  =======================
-all-reduce, ring     ``2 n (g-1)/g``     ``2 (g-1)``   ``messages a + sent/B``
-all-reduce, tree     ``2 n log2 g``      ``2 log2 g``  the same
-all-gather, ring     ``n (g-1)``         ``g-1``       the same
-reduce-scatter       ``n (g-1)/g``       ``g-1``       the same
-all-to-all           ``n (g-1)/g``       ``g-1``       the same
-collective-permute   ``n``               ``1``         the same
-===================  ==================  ============  =======================
-
-``log2`` is rounded up. An all-reduce takes the ring or the tree, whichever is faster: a
-tree wins for few bytes. These are lower bounds: nothing else is on the wire, all
-devices arrive at the same time, and reading and adding up cost nothing.
-"""
+"""What joins the devices, and how long a collective takes on it."""
 
 import dataclasses
 import math
+import types
+from collections.abc import Mapping
+from typing import ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +16,23 @@ class Interconnect:
       latency: of a message from one device to the next, in seconds.
       name: what it is called.
       source: where the numbers are from.
+      KNOWN: public figures, by name. Bandwidths are peaks, of all links of a device
+        together. The makers state no latency of a message: those are orders of
+        magnitude, and a reason to measure your own.
 
     Raises:
       ValueError: the bandwidth is not above 0, or the latency is below 0.
 
-    >>> Interconnect(bandwidth=25e9, latency=2e-6).time("all-gather", 1000, 8)
-    1.428e-05
+    Example:
+      >>> import shardmap as sm
+      >>> ours = sm.Interconnect(bandwidth=25e9, latency=2e-6)
+      >>> ours.time("all-gather", 1000, 8)
+      1.428e-05
+      >>> sm.Interconnect.KNOWN["nvlink4"].bandwidth
+      450000000000.0
     """
+
+    KNOWN: ClassVar[Mapping[str, "Interconnect"]]
 
     bandwidth: float
     latency: float
@@ -55,7 +48,27 @@ class Interconnect:
             )
 
     def time(self, kind: str, bytes_in: int, group_size: int) -> float:
-        """The estimated seconds of one collective; the module tells the formulas.
+        """The estimated seconds of one collective.
+
+        The devices of a group form a ring, in the order of the mesh. One device puts
+        ``n`` bytes into a collective of ``g`` devices; a message to the next device
+        costs the latency ``a``, and each sends ``B`` bytes per second. Then
+
+        ===================  ==================  ============  =======================
+        collective           a device sends      messages      time
+        ===================  ==================  ============  =======================
+        all-reduce, ring     ``2 n (g-1)/g``     ``2 (g-1)``   ``messages a + sent/B``
+        all-reduce, tree     ``2 n log2 g``      ``2 log2 g``  the same
+        all-gather, ring     ``n (g-1)``         ``g-1``       the same
+        reduce-scatter       ``n (g-1)/g``       ``g-1``       the same
+        all-to-all           ``n (g-1)/g``       ``g-1``       the same
+        collective-permute   ``n``               ``1``         the same
+        ===================  ==================  ============  =======================
+
+        ``log2`` is rounded up. An all-reduce takes the ring or the tree, whichever is
+        faster: a tree wins for few bytes. These are lower bounds: nothing else is on
+        the wire, all devices arrive at the same time, and reading and adding up cost
+        nothing.
 
         Args:
           kind: as XLA calls it, such as "all-reduce".
@@ -106,7 +119,7 @@ _NVLINK = "NVIDIA product page, half of the bidirectional total"
 _PCIE = "PCI-SIG, 16 lanes, one direction"
 _LINE = "the line rate"
 
-INTERCONNECTS: dict[str, Interconnect] = {
+_PUBLIC_FIGURES = {
     each.name: each
     for each in (
         Interconnect(300e9, 1e-6, "tpu-v4", f"{_TPU}: 2400 Gbps"),
@@ -122,9 +135,7 @@ INTERCONNECTS: dict[str, Interconnect] = {
         Interconnect(400e9 / 8, 2e-6, "infiniband-ndr", f"{_LINE} of NDR, 4 lanes"),
     )
 }
-"""Public figures, by name. Bandwidths are peaks, of all links of a device together. The
-makers state no latency of a message: those are orders of magnitude, and a reason to
-measure your own."""
+Interconnect.KNOWN = types.MappingProxyType(_PUBLIC_FIGURES)
 
 
 def interconnect(given: "str | Interconnect | None") -> Interconnect | None:
@@ -141,10 +152,10 @@ def interconnect(given: "str | Interconnect | None") -> Interconnect | None:
             "interconnect must be a name or an Interconnect(bandwidth, latency), got "
             f"{given!r} of type {type(given).__name__}"
         )
-    if given not in INTERCONNECTS:
+    if given not in Interconnect.KNOWN:
         raise ValueError(
             f"no interconnect is called {given!r}. Known are "
-            f"{', '.join(INTERCONNECTS)}; for another, give "
+            f"{', '.join(Interconnect.KNOWN)}; for another, give "
             "Interconnect(bandwidth=bytes_per_second, latency=seconds)"
         )
-    return INTERCONNECTS[given]
+    return Interconnect.KNOWN[given]

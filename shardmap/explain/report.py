@@ -137,7 +137,7 @@ class Collective:
       seconds: the estimated time of all ``count`` times on the named interconnect;
         None without one, or where ``count`` or ``group_size`` is not known.
       link_bytes: what one device sends in all ``count`` times, in bytes, as the ring
-        formula of `shardmap.explain.interconnect` says; None where not known.
+        formula of `Interconnect.time` says; None where not known.
     """
 
     kind: str

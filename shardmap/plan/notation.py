@@ -33,7 +33,7 @@ def register_rule(primitive: Any, rule: str | Callable[[Node], str | Rule]) -> N
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from shardmap.plan.plan import plan
+      >>> from shardmap import plan, register_rule
       >>> from jax.extend.core import Primitive
       >>> norm_p = Primitive("norm")
       >>> _ = norm_p.def_abstract_eval(
@@ -53,14 +53,19 @@ def register_rule(primitive: Any, rule: str | Callable[[Node], str | Rule]) -> N
 
 
 def rules_of(fun: Callable[..., Any], *args: Any) -> str:
-    """The rules of the equations of a function, one a line.
+    """The rules by which a plan cuts the equations of a function, one a line.
 
-    >>> import jax.numpy as jnp
-    >>> print(rules_of(lambda x: jnp.sort(x[1:] @ x.T, 0), jnp.ones((4, 3))))
-    slice: a~ b -> a b
-    transpose: a b -> b a
-    dot_general: a b, b c -> a c; b add
-    sort: * a -> * a
+    Args:
+      fun: the function.
+      *args: what it takes, arrays or `jax.ShapeDtypeStruct`.
+
+    Example:
+      >>> import jax.numpy as jnp, shardmap as sm
+      >>> print(sm.rules_of(lambda x: jnp.sort(x[1:] @ x.T, 0), jnp.ones((4, 3))))
+      slice: a~ b -> a b
+      transpose: a b -> b a
+      dot_general: a b, b c -> a c; b add
+      sort: * a -> * a
     """
     program = flatten(jax.make_jaxpr(fun)(*args), CALLS)
     lines = []

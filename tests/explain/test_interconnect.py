@@ -5,7 +5,6 @@ import hypothesis.strategies as st
 import pytest
 
 from shardmap.explain.interconnect import (
-    INTERCONNECTS,
     Interconnect,
     interconnect,
     sent_bytes,
@@ -68,7 +67,7 @@ def test_few_bytes_go_by_tree_and_many_by_ring():
 
 
 def test_every_interconnect_is_named_and_has_a_source():
-    for name, each in INTERCONNECTS.items():
+    for name, each in Interconnect.KNOWN.items():
         assert interconnect(name) is each
         assert each.name == name
         assert each.source

@@ -1,0 +1,37 @@
+"""Public names of a package that are imported when they are first used."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def attach(
+    package: str, modules: Mapping[str, Sequence[str]], public: Sequence[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Makes a package's ``__getattr__`` and ``__dir__``, to be called while it loads.
+
+    A subpackage that is called like one of the names would hide it: Python makes it an
+    attribute of the package when it is first imported, and then never again. So it is
+    imported here, which is to cost nothing, and the attribute taken away.
+
+    Args:
+      package: its name.
+      modules: the names that each module brings.
+      public: all public names of the package, which ``dir`` shows.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names}
+    attributes = vars(sys.modules[package])
+    for name in module_of:
+        if any(module.startswith(f"{package}.{name}.") for module in modules):
+            importlib.import_module(f"{package}.{name}")
+            del attributes[name]
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(module_of[name]), name)
+        attributes[name] = value
+        return value
+
+    return get, lambda: sorted(public)

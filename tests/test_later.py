@@ -1,0 +1,54 @@
+"""Public names that are imported when they are first used."""
+
+import sys
+import types
+
+import pytest
+
+from shardmap import later
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package with a function ``plan`` in a subpackage of that name."""
+    folder = tmp_path / "later_example"
+    (folder / "plan").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "plan" / "__init__.py").write_text("")
+    (folder / "plan" / "plan.py").write_text("def plan(): return 'planned'\nRULES = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield __import__("later_example")
+    for name in [name for name in sys.modules if name.startswith("later_example")]:
+        del sys.modules[name]
+
+
+def attached(package):
+    modules = {"later_example.plan.plan": ["plan", "RULES"]}
+    package.__getattr__, package.__dir__ = later.attach(
+        "later_example", modules, ["plan", "RULES", "other"]
+    )
+    return package
+
+
+def test_a_name_is_imported_when_it_is_used_and_kept(package):
+    attached(package)
+    assert "later_example.plan.plan" not in sys.modules
+    assert package.RULES == 1
+    assert "later_example.plan.plan" in sys.modules
+    assert vars(package)["RULES"] == 1
+
+
+def test_a_subpackage_does_not_hide_a_name(package):
+    attached(package)
+    __import__("later_example.plan.plan")
+    assert not isinstance(package.plan, types.ModuleType)
+    assert package.plan() == "planned"
+
+
+def test_dir_is_what_is_public(package):
+    assert dir(attached(package)) == ["RULES", "other", "plan"]
+
+
+def test_another_name_is_not_there(package):
+    with pytest.raises(AttributeError, match=r"'later_example' has no attribute 'x'"):
+        attached(package).x  # noqa: B018
