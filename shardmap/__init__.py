@@ -19,17 +19,15 @@ from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.pieces import shard_of, unreplicate, unstack
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
-from shardmap.sharding.named import pmap_sharding, spec_of
-from shardmap.sharding.spec import (
+from shardmap.sharding.entries import (
     Chunked,
     NoSharding,
     Replicated,
     ShardedAxis,
-    ShardingSpec,
     Unstacked,
-    spec_to_indices,
 )
+from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
+from shardmap.sharding.spec import ShardingSpec, pmap_sharding, spec_of, spec_to_indices
 
 __version__ = "0.1.0.dev0"
 

@@ -18,16 +18,14 @@ from jax.sharding import NamedSharding
 from shardmap.api.spmap import spmap as pmap
 from shardmap.api.spmap import spmap as soft_pmap
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
-from shardmap.sharding.named import pmap_sharding
-from shardmap.sharding.spec import (
+from shardmap.sharding.entries import (
     Chunked,
     NoSharding,
     Replicated,
     ShardedAxis,
-    ShardingSpec,
     Unstacked,
-    spec_to_indices,
 )
+from shardmap.sharding.spec import ShardingSpec, pmap_sharding, spec_to_indices
 
 __all__ = [
     "Chunked",

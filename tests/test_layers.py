@@ -59,9 +59,6 @@ CIRCLES = [
     "plan.run.run",
     "plan.run.shards",
     "plan.run.workers",
-    "sharding.named",
-    "sharding.proto",
-    "sharding.spec",
 ]
 LONGEST_FILE = 500
 MOST_FILES = 12

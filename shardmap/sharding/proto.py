@@ -22,7 +22,7 @@ import numpy as np
 from jaxlib.xla_client import HloSharding, OpSharding
 
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.model import SpecModel, SpecParts
 
 NO_SPEC = (
     "the devices are in an order that no ShardingSpec expresses: it is no "
@@ -37,7 +37,7 @@ class _MeshDimension(NamedTuple):
     step: int
 
 
-def hlo_sharding(spec: ShardingSpec) -> HloSharding:
+def hlo_sharding(spec: SpecModel) -> HloSharding:
     """See `ShardingSpec.hlo_sharding`."""
     spec.check_stacked("proto")
     if math.prod(spec.tile_counts) == 1:
@@ -52,7 +52,7 @@ def hlo_sharding(spec: ShardingSpec) -> HloSharding:
     )
 
 
-def listed_proto(spec: ShardingSpec) -> OpSharding:
+def listed_proto(spec: SpecModel) -> OpSharding:
     """See `ShardingSpec.sharding_proto`: the form that lists the devices."""
     spec.check_stacked("proto")
     proto = OpSharding()
@@ -69,7 +69,7 @@ def listed_proto(spec: ShardingSpec) -> OpSharding:
     return proto
 
 
-def _tile_order(spec: ShardingSpec) -> tuple[list[int], int]:
+def _tile_order(spec: SpecModel) -> tuple[list[int], int]:
     """The mesh dimensions in the order of the array's, copies last; and how many."""
     walks = {
         assignment.axis: dimension
@@ -82,7 +82,7 @@ def _tile_order(spec: ShardingSpec) -> tuple[list[int], int]:
 
 
 def mesh_axis_names(
-    spec: ShardingSpec, axis_names: Sequence[str] | None
+    spec: SpecModel, axis_names: Sequence[str] | None
 ) -> tuple[str, ...]:
     """A name per mesh dimension of `spec`: the names given, or "axis0", "axis1", ..."""
     count = len(spec.mesh_mapping)
@@ -98,7 +98,7 @@ def mesh_axis_names(
 
 
 def dimension_axes(
-    spec: ShardingSpec, names: tuple[str, ...]
+    spec: SpecModel, names: tuple[str, ...]
 ) -> list[tuple[str, ...] | None]:
     """For each array dimension, the mesh axes that cut it, major to minor."""
     name_of_axis = {
@@ -115,7 +115,7 @@ def dimension_axes(
     ]
 
 
-def sdy(spec: ShardingSpec, axis_names: Sequence[str] | None) -> str:
+def sdy(spec: SpecModel, axis_names: Sequence[str] | None) -> str:
     """See `ShardingSpec.sdy`."""
     spec.check_stacked("Shardy text")
     names = mesh_axis_names(spec, axis_names)
@@ -133,7 +133,7 @@ def sdy(spec: ShardingSpec, axis_names: Sequence[str] | None) -> str:
 
 def from_proto(
     proto: OpSharding | HloSharding, ndim: int | None, num_devices: int | None
-) -> ShardingSpec:
+) -> SpecParts:
     """See `ShardingSpec.from_proto`."""
     if isinstance(proto, HloSharding):
         proto = proto.to_proto()
@@ -148,7 +148,7 @@ def from_proto(
                 f"{ndim}) and num_devices (got {num_devices})"
             )
         copies = () if num_devices == 1 else (Replicated(num_devices),)
-        return ShardingSpec((None,) * ndim, copies)
+        return (None,) * ndim, copies
     if proto.type != OpSharding.Type.OTHER:
         raise ValueError(
             f"no ShardingSpec expresses a proto of type {proto.type.name}: it can say "
@@ -164,8 +164,8 @@ def from_proto(
             raise ValueError(f"{what} is {given}, but the proto is for {held}")
     if proto.tile_assignment_devices:
         tiles = _tile_of_each_device(proto.tile_assignment_devices, copies_per_tile)
-        return spec_of_tiles(tile_counts, tiles)
-    return _spec_of_mesh(tile_counts, _mesh_of_iota(proto, copies_per_tile))
+        return parts_of_tiles(tile_counts, tiles)
+    return _parts_of_mesh(tile_counts, _mesh_of_iota(proto, copies_per_tile))
 
 
 def _tiles_of(proto: OpSharding) -> tuple[tuple[int, ...], int]:
@@ -213,7 +213,7 @@ def _mesh_of_iota(proto: OpSharding, copies: int) -> list[_MeshDimension]:
     return [_MeshDimension(size, step // copies) for size, step in _split(mesh, copies)]
 
 
-def spec_of_tiles(tile_counts: Sequence[int], tiles: np.ndarray) -> ShardingSpec:
+def parts_of_tiles(tile_counts: Sequence[int], tiles: np.ndarray) -> SpecParts:
     """The spec under which device k holds tile `tiles[k]`.
 
     Tiles are numbered row-major over `tile_counts`. Mesh dimensions are found from the
@@ -238,7 +238,7 @@ def spec_of_tiles(tile_counts: Sequence[int], tiles: np.ndarray) -> ShardingSpec
         expected = np.add.outer(expected, step * np.arange(size))
     if not np.array_equal(expected.reshape(-1), tiles):
         raise ValueError(NO_SPEC)
-    return _spec_of_mesh(tile_counts, mesh)
+    return _parts_of_mesh(tile_counts, mesh)
 
 
 def _split(mesh: Sequence[_MeshDimension], boundary: int) -> list[_MeshDimension]:
@@ -248,16 +248,16 @@ def _split(mesh: Sequence[_MeshDimension], boundary: int) -> list[_MeshDimension
         if step < boundary < size * step:
             if boundary % step:
                 raise ValueError(NO_SPEC)
-            # If `boundary` does not divide the rest, `_spec_of_mesh` misses some tiles.
+            # If `boundary` does not divide the rest, `_parts_of_mesh` misses tiles.
             result.append(_MeshDimension(size * step // boundary, boundary))
             size = boundary // step
         result.append(_MeshDimension(size, step))
     return result
 
 
-def _spec_of_mesh(
+def _parts_of_mesh(
     tile_counts: Sequence[int], mesh: Sequence[_MeshDimension]
-) -> ShardingSpec:
+) -> SpecParts:
     """The spec whose mesh dimensions take these steps through the tiles."""
     # A mesh dimension may run over several array dimensions; cut it where one ends.
     place = 1
@@ -281,4 +281,4 @@ def _spec_of_mesh(
         ShardedAxis(axis_of_step[step]) if step else Replicated(size)
         for size, step in mesh
     ]
-    return ShardingSpec(sharding, mapping)
+    return sharding, mapping

@@ -27,59 +27,29 @@ passed over. In the example the columns are sharded axis 0. `Chunked((2, 3))` is
 sharded axes, of sizes 2 and 3, whose 6 pieces are numbered row-major.
 
 The idea, the names and the fields are those of `ShardingSpec` in JAX 0.2.6 to 0.9.
-This file is the model alone: no device is looked at, and only `indices` does work that
-grows with the number of devices.
+model.py has what a spec means by itself; here are its ways to and from XLA's protos and
+JAX's shardings.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import NamedSharding, Sharding
+from jaxlib.xla_client import HloSharding, OpSharding
 
-from shardmap.sharding.entries import (
-    AvalDimSharding,
-    Chunked,
-    MeshDimAssignment,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    Unstacked,
-    integer,
-)
-
-if TYPE_CHECKING:
-    import jax
-    from jax.sharding import NamedSharding, Sharding
-    from jaxlib.xla_client import HloSharding, OpSharding
-
-Index: TypeAlias = tuple[int | slice, ...]
-
-
-def _chunks(entry: Chunked | Unstacked | None) -> tuple[int, ...]:
-    """The sizes of the sharded axes of one array dimension."""
-    if entry is None:
-        return ()
-    return entry.chunks if isinstance(entry, Chunked) else (entry.size,)
-
-
-def _stored(entry: Any) -> Chunked | Unstacked | None:
-    if entry is None or isinstance(entry, NoSharding):
-        return None
-    if isinstance(entry, Chunked | Unstacked):
-        return entry
-    raise TypeError(
-        "an entry of sharding must be Chunked, Unstacked, NoSharding or None, got "
-        f"{entry!r}"
-    )
+from shardmap.sharding import named
+from shardmap.sharding import proto as protos
+from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
+from shardmap.sharding.model import Index, SpecModel
 
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
-class ShardingSpec:
+class ShardingSpec(SpecModel):
     """How an array is cut, and how its pieces are laid on a mesh of devices.
 
     See the top of this file for a worked example. As `ShardingSpec` in JAX 0.4.
@@ -100,185 +70,6 @@ class ShardingSpec:
     ((4, 2), 8, (2, 3))
     """
 
-    sharding: tuple[Chunked | Unstacked | None, ...]
-    mesh_mapping: tuple[MeshDimAssignment, ...]
-
-    def __init__(
-        self,
-        sharding: Iterable[AvalDimSharding],
-        mesh_mapping: Iterable[MeshDimAssignment],
-    ) -> None:
-        object.__setattr__(
-            self, "sharding", tuple(_stored(entry) for entry in sharding)
-        )
-        object.__setattr__(self, "mesh_mapping", tuple(mesh_mapping))
-        for assignment in self.mesh_mapping:
-            if not isinstance(assignment, ShardedAxis | Replicated):
-                raise TypeError(
-                    "an entry of mesh_mapping must be ShardedAxis or Replicated, got "
-                    f"{assignment!r}"
-                )
-        self._check_each_axis_is_used_once()
-
-    def _check_each_axis_is_used_once(self) -> None:
-        sizes = self.sharded_axis_sizes
-        users: dict[int, list[int]] = {axis: [] for axis in range(len(sizes))}
-        for dimension, assignment in enumerate(self.mesh_mapping):
-            if isinstance(assignment, ShardedAxis):
-                users.setdefault(assignment.axis, []).append(dimension)
-        problems = []
-        for axis, dimensions in users.items():
-            if axis >= len(sizes):
-                problems.append(
-                    f"mesh dimension {dimensions[0]} is ShardedAxis({axis}), but there "
-                    f"are only {len(sizes)} sharded axes, counted from 0"
-                )
-            elif not dimensions:
-                problems.append(
-                    f"sharded axis {axis} of size {sizes[axis]} is used by no mesh "
-                    f"dimension: add ShardedAxis({axis}) to mesh_mapping"
-                )
-            elif len(dimensions) > 1:
-                problems.append(
-                    f"sharded axis {axis} of size {sizes[axis]} is used by mesh "
-                    f"dimensions {dimensions}: use it once, and Replicated for copies"
-                )
-        if problems:
-            raise ValueError(f"{self!r} is no layout: {'; '.join(problems)}")
-
-    def __repr__(self) -> str:
-        return f"ShardingSpec({self.sharding!r}, {self.mesh_mapping!r})"
-
-    @property
-    def sharded_axis_sizes(self) -> tuple[int, ...]:
-        """The sizes of the axes that `ShardedAxis` counts.
-
-        >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
-        >>> spec.sharded_axis_sizes
-        (2, 3)
-        """
-        return tuple(size for entry in self.sharding for size in _chunks(entry))
-
-    @property
-    def tile_counts(self) -> tuple[int, ...]:
-        """The number of pieces of each array dimension, 1 where it is not cut.
-
-        >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
-        >>> spec.tile_counts
-        (6,)
-        """
-        return tuple(math.prod(_chunks(entry)) for entry in self.sharding)
-
-    @property
-    def mesh_shape(self) -> tuple[int, ...]:
-        """The shape of the device mesh: one size per entry of `mesh_mapping`."""
-        sizes = self.sharded_axis_sizes
-        return tuple(
-            sizes[assignment.axis]
-            if isinstance(assignment, ShardedAxis)
-            else assignment.replicas
-            for assignment in self.mesh_mapping
-        )
-
-    @property
-    def num_shards(self) -> int:
-        """The number of devices, copies counted."""
-        return math.prod(self.mesh_shape)
-
-    def _piece_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The size of a piece in each dimension; ValueError if `shape` does not fit."""
-        shape = tuple(integer(size, "a dimension of the shape") for size in shape)
-        if len(shape) != len(self.sharding):
-            raise ValueError(
-                f"shape {shape} has {len(shape)} dimensions, but {self!r} has "
-                f"{len(self.sharding)} entries in sharding: give one per dimension, "
-                "None where it is not cut"
-            )
-        problems = []
-        for dimension, (size, entry, pieces) in enumerate(
-            zip(shape, self.sharding, self.tile_counts, strict=True)
-        ):
-            if size < 0:
-                problems.append(f"dimension {dimension} has the negative size {size}")
-            elif isinstance(entry, Unstacked) and size != entry.size:
-                problems.append(
-                    f"dimension {dimension} has size {size}, but its entry is "
-                    f"{entry!r}: write Unstacked({size}), or Chunked for pieces longer "
-                    "than 1"
-                )
-            elif size % pieces:
-                problems.append(
-                    f"dimension {dimension} has size {size}, which {entry!r} does not "
-                    f"divide into {pieces} equal pieces: pad it to "
-                    f"{-(-size // pieces) * pieces} or cut it into fewer pieces"
-                )
-        if problems:
-            raise ValueError(
-                f"shape {shape} does not fit {self!r}: {'; '.join(problems)}"
-            )
-        return tuple(
-            size // pieces for size, pieces in zip(shape, self.tile_counts, strict=True)
-        )
-
-    def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one piece of an array of shape `shape`.
-
-        `Unstacked` dimensions are left out: inside the map they do not exist.
-
-        Raises:
-          ValueError: `shape` has another rank, a dimension is not divisible, or an
-            `Unstacked` has another size.
-
-        >>> ShardingSpec((Unstacked(4), None), (ShardedAxis(0),)).shard_shape((4, 8))
-        (8,)
-        """
-        return tuple(
-            size
-            for size, entry in zip(self._piece_sizes(shape), self.sharding, strict=True)
-            if not isinstance(entry, Unstacked)
-        )
-
-    def indices(self, shape: Sequence[int]) -> np.ndarray:
-        """Which part of an array of shape `shape` each device holds.
-
-        Args:
-          shape: the shape of the whole array.
-
-        Returns:
-          An object array of shape `mesh_shape`. Each entry is a tuple that indexes the
-          array, with one item per dimension: `slice(None)` where it is not cut,
-          `slice(start, stop)` for `Chunked`, an int for `Unstacked`.
-
-        Raises:
-          ValueError: as `shard_shape`.
-
-        >>> mapping = (ShardedAxis(1), ShardedAxis(0))
-        >>> spec = ShardingSpec((Unstacked(2), Chunked(2)), mapping)
-        >>> spec.indices((2, 4))[1, 0]
-        (0, slice(2, 4, None))
-        """
-        pieces: list[list[int | slice]] = []
-        for entry, size, count in zip(
-            self.sharding, self._piece_sizes(shape), self.tile_counts, strict=True
-        ):
-            if entry is None:
-                pieces.append([slice(None)])
-            elif isinstance(entry, Unstacked):
-                pieces.append(list(range(count)))
-            else:
-                pieces.append([slice(i * size, (i + 1) * size) for i in range(count)])
-        tiles = np.fromiter(
-            itertools.product(*pieces), dtype=object, count=math.prod(self.tile_counts)
-        ).reshape(self.sharded_axis_sizes)
-        # From the order of the array's dimensions to the order of the mesh, where a
-        # replicated dimension is first one of size 1 and then repeats what it holds.
-        order = [a.axis for a in self.mesh_mapping if isinstance(a, ShardedAxis)]
-        copied = [
-            d for d, a in enumerate(self.mesh_mapping) if isinstance(a, Replicated)
-        ]
-        on_mesh = np.expand_dims(tiles.transpose(order), tuple(copied))
-        return np.broadcast_to(on_mesh, self.mesh_shape).copy()
-
     def stacked(self) -> ShardingSpec:
         """The same layout seen from outside: `Unstacked(n)` becomes `Chunked((n,))`.
 
@@ -291,16 +82,6 @@ class ShardingSpec:
         ]
         return ShardingSpec(sharding, self.mesh_mapping)
 
-    def check_stacked(self, wanted: str) -> None:
-        """Raises ValueError if a dimension is `Unstacked`: `wanted` cannot say it."""
-        for dimension, entry in enumerate(self.sharding):
-            if isinstance(entry, Unstacked):
-                raise ValueError(
-                    f"{self!r} has no {wanted}: dimension {dimension} is {entry!r}, "
-                    "which does not exist inside the map. spec.stacked() is the same "
-                    "layout as seen from outside"
-                )
-
     def hlo_sharding(self) -> HloSharding:
         """The equal `HloSharding`, XLA's own form of this layout.
 
@@ -311,9 +92,7 @@ class ShardingSpec:
         >>> spec.hlo_sharding()
         {devices=[4,1,2]<=[8] last_tile_dim_replicate}
         """
-        from shardmap.sharding import proto
-
-        return proto.hlo_sharding(self)
+        return protos.hlo_sharding(self)
 
     def sharding_proto(self, *, tile_assignment_devices: bool = False) -> OpSharding:
         """The equal `OpSharding` proto, in the compact form that lists no devices.
@@ -335,9 +114,7 @@ class ShardingSpec:
         [0, 2, 1, 3]
         """
         if tile_assignment_devices:
-            from shardmap.sharding import proto
-
-            return proto.listed_proto(self)
+            return protos.listed_proto(self)
         return self.hlo_sharding().to_proto()
 
     def sdy(self, axis_names: Sequence[str] | None = None) -> str:
@@ -354,9 +131,7 @@ class ShardingSpec:
         sdy.mesh @mesh = <["x"=4]>
         #sdy.sharding<@mesh, [{"x"}, {}]>
         """
-        from shardmap.sharding import proto
-
-        return proto.sdy(self, axis_names)
+        return protos.sdy(self, axis_names)
 
     def named_sharding(
         self,
@@ -378,8 +153,6 @@ class ShardingSpec:
         >>> tuple(spec.named_sharding(jax.devices()[:1], ["x"]).spec)
         (None, 'x')
         """
-        from shardmap.sharding import named
-
         return named.named_sharding(self, devices, axis_names)
 
     @classmethod
@@ -407,9 +180,7 @@ class ShardingSpec:
         >>> ShardingSpec.from_proto(spec.sharding_proto()) == spec
         True
         """
-        from shardmap.sharding import proto as proto_module
-
-        return proto_module.from_proto(proto, ndim, num_devices)
+        return cls(*protos.from_proto(proto, ndim, num_devices))
 
     @classmethod
     def from_named_sharding(cls, sharding: NamedSharding, ndim: int) -> ShardingSpec:
@@ -431,9 +202,7 @@ class ShardingSpec:
         >>> ShardingSpec.from_named_sharding(sharding, ndim=1)
         ShardingSpec((Chunked((2, 4)),), (ShardedAxis(1), ShardedAxis(0)))
         """
-        from shardmap.sharding import named
-
-        return named.from_named_sharding(sharding, ndim)
+        return cls(*named.from_named_sharding(sharding, ndim))
 
     @classmethod
     def from_sharding(cls, sharding: Sharding, shape: Sequence[int]) -> ShardingSpec:
@@ -450,9 +219,7 @@ class ShardingSpec:
         >>> ShardingSpec.from_sharding(sharding, (4, 8))
         ShardingSpec((None, None), ())
         """
-        from shardmap.sharding import named
-
-        return named.from_sharding(sharding, shape)
+        return cls(*named.from_sharding(sharding, shape))
 
 
 def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Index, ...]:
@@ -468,3 +235,83 @@ def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Index, ..
     ((slice(0, 2, None),), (slice(0, 2, None),))
     """
     return tuple(spec.indices(shape).flat)
+
+
+def spec_of(array: Any) -> ShardingSpec:
+    """The spec of an array: which device holds which part of it.
+
+    Args:
+      array: a `jax.Array`, a `jax.ShapeDtypeStruct` with a sharding, or a NumPy array,
+        which counts as lying whole on one device.
+
+    Raises:
+      TypeError: `array` has no known sharding, as a tracer has none.
+      ValueError: no spec expresses its sharding.
+
+    >>> spec_of(np.zeros((4, 8)))
+    ShardingSpec((None, None), ())
+    """
+    if isinstance(array, np.ndarray | np.generic):
+        return ShardingSpec((None,) * array.ndim, ())
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(
+            f"spec_of needs an array with values, got the tracer {array}: where it "
+            "lies is only known once the program is compiled"
+        )
+    sharding = getattr(array, "sharding", None)
+    if not isinstance(sharding, Sharding):
+        raise TypeError(
+            f"spec_of needs an array, got {array!r} of type {type(array).__name__}, "
+            "which has no sharding"
+        )
+    return ShardingSpec.from_sharding(sharding, array.shape)
+
+
+def pmap_sharding(
+    shape: Sequence[int],
+    sharded_dim: int | None = 0,
+    devices: Sequence[jax.Device] | np.ndarray | None = None,
+) -> NamedSharding:
+    """The layout `jax.pmap` gives an array: one dimension, one index per device.
+
+    What `jax.sharding.PmapSharding.default` gave up to JAX 0.9, as a NamedSharding: the
+    dimension stays, cut into pieces of length 1.
+
+    Args:
+      shape: the shape of the array.
+      sharded_dim: the dimension that is spread over the devices; negative counts from
+        the end. None: every device holds the whole array.
+      devices: as many devices as the dimension is long. By default the first of
+        `jax.local_devices()`, with `sharded_dim=None` all of them.
+
+    Raises:
+      ValueError: `sharded_dim` is out of range, or the number of devices is not the
+        size of the dimension.
+
+    >>> pmap_sharding((1, 5)).shard_shape((1, 5))
+    (1, 5)
+    """
+    shape = tuple(shape)
+    if devices is not None:
+        devices = np.asarray(devices, dtype=object).reshape(-1)
+    if sharded_dim is None:
+        devices = jax.local_devices() if devices is None else devices
+        copied = ShardingSpec((None,) * len(shape), (Replicated(len(devices)),))
+        return copied.named_sharding(devices)
+    if not -len(shape) <= sharded_dim < len(shape):
+        raise ValueError(
+            f"sharded_dim {sharded_dim} is out of range for shape {shape} of "
+            f"{len(shape)} dimensions"
+        )
+    size = shape[sharded_dim]
+    if devices is None:
+        devices = jax.local_devices()[:size]
+    if len(devices) != size:
+        raise ValueError(
+            f"dimension {sharded_dim} of shape {shape} has size {size} and needs one "
+            f"device per index, got {len(devices)} devices. Cut it into longer pieces "
+            "with a ShardingSpec and Chunked, or pass as many devices"
+        )
+    entries: list[Chunked | None] = [None] * len(shape)
+    entries[sharded_dim] = Chunked(size)
+    return ShardingSpec(entries, (ShardedAxis(0),)).named_sharding(devices)

@@ -14,8 +14,7 @@ from jax.sharding import (
 )
 
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
-from shardmap.sharding.named import pmap_sharding, spec_of
-from shardmap.sharding.spec import ShardingSpec, spec_to_indices
+from shardmap.sharding.spec import ShardingSpec, pmap_sharding, spec_of, spec_to_indices
 from tests.reference import loop_indices, plain
 from tests.strategies import specs, specs_and_shapes
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
+from shardmap.sharding.entries import ShardedAxis, Unstacked
+from shardmap.sharding.spec import ShardingSpec
 
 # Stands for what is left out of a picture.
 GAP = "..."

@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 from shardmap.explain.draw.text import picture
-from shardmap.sharding.spec import (
-    Chunked,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-)
+from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
+from shardmap.sharding.spec import ShardingSpec
 
 
 def test_scalar_with_copies_is_one_box():
