@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from shardmap._jax import other_jax
+
 try:
     from jax._src.core import (
         JaxprTypeError,
@@ -20,9 +22,8 @@ try:
         extend_axis_env_nd,
     )
 except ImportError as error:
-    raise ImportError(
-        f"shardmap tells JAX's type checker about its primitives, but {error}. It "
-        "works with JAX 0.10.2 to 0.12: install one of these, or a newer shardmap."
+    raise other_jax(
+        f"shardmap tells JAX's type checker about its primitives, but {error}"
     ) from error
 
 __all__ = ["bound_axis", "check_jaxpr", "register_typecheck", "type_equation"]

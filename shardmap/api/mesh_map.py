@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.context import nothing_is_traced
 from shardmap.api import pickling
 from shardmap.api.calls import kept, options
 from shardmap.api.calls.stages import Lowered
@@ -80,7 +80,7 @@ class MeshMappedFunction:
         self._fun = self._map.fun()
 
     def __call__(self, *args: Any) -> Any:
-        if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
+        if not nothing_is_traced():
             leaves, in_tree, in_axes = self._map.read(args)
             leaves = as_global(leaves, map(self._map.sharding, in_axes, leaves))
             return self._map.bind(leaves, in_tree, in_axes)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 
+from shardmap._jax.context import nothing_is_traced
 from shardmap.api import pickling
 from shardmap.api.calls import arguments, kept
 from shardmap.api.calls.stages import Lowered
@@ -21,7 +21,7 @@ from shardmap.api.partition_programs import Programs
 from shardmap.api.parts import broadcast_parts, check_leaves, check_shapes
 from shardmap.arrays import array_likes
 from shardmap.arrays.trees import leaf_paths
-from shardmap.map import agreement, contexts, tracing
+from shardmap.map import agreement, contexts
 from shardmap.map.constraint import constrain
 from shardmap.sharding.spec import ShardingSpec
 
@@ -164,7 +164,7 @@ class ShardedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = arguments.wrap_statics(args, self._static)
-        if jex_core.find_top_trace(()) is not tracing.TOP_LEVEL:
+        if not nothing_is_traced():
             if contexts.has_mesh():
                 # Values of an eager gradient have types, which those inside have not.
                 return self._programs.program_under_mesh.as_part(args, kwargs)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
+from shardmap._jax.context import TOP_LEVEL, find_top_trace
 from shardmap.api import pickling
 from shardmap.api.calls import arguments, kept, options
 from shardmap.api.calls.options import Options
@@ -18,9 +18,6 @@ from shardmap.api.calls.stages import Lowered, lower, trace
 from shardmap.map import contexts, tracing
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh
-
-TOP_LEVEL = tracing.TOP_LEVEL
-_find_top_trace = jex_core.find_top_trace
 
 
 def _all_lie(args: Any, must_lie: Iterable[tuple[int, Sharding]]) -> bool:
@@ -62,7 +59,7 @@ class MappedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._static:
             args = arguments.wrap_statics(args, self._static)
-        if _find_top_trace(()) is not TOP_LEVEL:
+        if find_top_trace(()) is not TOP_LEVEL:
             return self._map.bind(args, kwargs)
         if contexts.has_mesh():
             return self._map.under_mesh(self._run, args, kwargs)

@@ -9,7 +9,8 @@ from typing import Any, TextIO
 import jax
 import jax.numpy as jnp
 
-from shardmap.map.primitives.tap import CALLBACK, TapCall, failures, tap_p
+from shardmap._jax.effects import CALLBACK_JAXPR
+from shardmap.map.primitives.tap import TapCall, failures, tap_p
 
 
 def tap(
@@ -115,7 +116,11 @@ def tap(
         result_tree,
     )
     returned = tap_p.bind(
-        *map(_plain, leaves), call=call, callback=CALLBACK, mesh=None, mesh_axes=()
+        *map(_plain, leaves),
+        call=call,
+        callback=CALLBACK_JAXPR,
+        mesh=None,
+        mesh_axes=(),
     )
     if result_tree is not None:
         return jax.tree.unflatten(result_tree, returned)

@@ -75,8 +75,3 @@ def gone(name: str) -> str:
         f"{name}: a collective with the other processes failed. One of them has ended, "
         "or did not come in time, or runs another program. Look at its output first."
     )
-
-
-def is_lost_connection(error: Exception) -> bool:
-    """Whether this is how JAX says that the other processes cannot be reached."""
-    return "gloo" in str(error).lower()

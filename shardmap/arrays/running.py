@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.stages import is_lost_connection
 from shardmap.arrays import processes
 
 # A program that is being traced may run others.
@@ -73,7 +74,7 @@ def _taking_turns(jitted: Any) -> Any:
             try:
                 return jax.block_until_ready(convert(jitted(*args, **kwargs)))
             except (RuntimeError, ValueError) as error:
-                if processes.is_lost_connection(error):
+                if is_lost_connection(error):
                     raise RuntimeError(processes.gone(jitted.__name__)) from error
                 raise
 

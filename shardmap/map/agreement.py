@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays.processes import TIME_LIMIT, gone, time_limit
 
 _MESSAGE_BYTES = 1024
@@ -55,7 +55,7 @@ def _steps(jaxpr: Any) -> list[str]:
     for equation in jaxpr.eqns:
         results = " ".join(var.aval.str_short() for var in equation.outvars)
         steps.append(f"{equation.primitive} {results} {_who_talks(equation.params)}")
-        for inner in jex_core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in(equation.params):
             steps += _steps(inner)
     return steps
 

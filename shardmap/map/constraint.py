@@ -16,6 +16,8 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from shardmap._jax.context import device_count, nothing_is_traced
+from shardmap._jax.walk import equations
 from shardmap.arrays import placement
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.primitives.map_primitive import mesh_jaxpr
@@ -101,22 +103,7 @@ def partition_mesh(
 
 def constraints_in(jaxpr: Any) -> list[Any]:
     """The constraint equations, at every level, in order."""
-    found: list[Any] = []
-    seen: set[int] = set()
-
-    def search(jaxpr: Any) -> None:
-        # Jaxprs are shared: a jitted function that is called twice has one.
-        if id(jaxpr) in seen:
-            return
-        seen.add(id(jaxpr))
-        for equation in jaxpr.eqns:
-            if equation.primitive is constrain_p:
-                found.append(equation)
-            for inner in jex_core.jaxprs_in_params(equation.params):
-                search(inner)
-
-    search(jaxpr)
-    return found
+    return [e for e in equations(jaxpr) if e.primitive is constrain_p]
 
 
 def axes_for_partitions(
@@ -133,8 +120,8 @@ def axes_for_partitions(
     Raises:
       ValueError: constraints that ask for different totals, or too many devices.
     """
-    equations = constraints_in(jaxpr)
-    totals = dict.fromkeys(equation.params["total"] for equation in equations)
+    constraints = constraints_in(jaxpr)
+    totals = dict.fromkeys(equation.params["total"] for equation in constraints)
     totals.pop(None, None)
     if len(totals) > 1:
         first, second, *_ = totals
@@ -151,7 +138,7 @@ def axes_for_partitions(
             f"{axis_size * total} for one element at a time on each), but only "
             f"{available} devices are available."
         )
-    return partition_axes([equation.params["parts"] for equation in equations], total)
+    return partition_axes([equation.params["parts"] for equation in constraints], total)
 
 
 # The primitive
@@ -181,7 +168,7 @@ def constrain(
         total = total_partitions(parts)
     mesh = None
     if total is not None and not _is_inside_map():
-        alone = alone or jex_core.find_top_trace(()) is tracing.TOP_LEVEL
+        alone = alone or nothing_is_traced()
         mesh = partition_mesh(parts, total, what, alone)
         if isinstance(x, jax.core.Tracer):
             _check_devices(mesh, what)
@@ -282,7 +269,7 @@ def _lowering(
     if mesh.empty:
         if total is not None:
             return [x]  # A map that runs on one device.
-        devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
+        devices = device_count(ctx)
         mesh = AbstractMesh((devices,), (f"{AXIS_PREFIX}0",))
     if any(name.startswith(AXIS_PREFIX) for name in mesh.manual_axes):
         return [x]  # A map that calls the host: each device runs a program of its own.

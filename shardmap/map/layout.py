@@ -15,10 +15,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh
 
+from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.map.constraint import axes_for_partitions
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
@@ -201,19 +201,8 @@ def _axis_names(jaxpr: Any) -> set[Hashable]:
 
 def inner_maps(jaxpr: Any) -> list[Any]:
     """The map equations one level down, in whatever other equations hold them."""
-    found = []
-    # Jaxprs are shared: a jitted function that is called twice has one.
-    waiting, seen = [jaxpr], {id(jaxpr)}
-    while waiting:
-        for equation in waiting.pop().eqns:
-            if equation.primitive is spmap_p:
-                found.append(equation)
-                continue
-            for inner in jex_core.jaxprs_in_params(equation.params):
-                if id(inner) not in seen:
-                    seen.add(id(inner))
-                    waiting.append(inner)
-    return found
+    outside = equations(jaxpr, into=lambda equation: equation.primitive is not spmap_p)
+    return [equation for equation in outside if equation.primitive is spmap_p]
 
 
 def inner_walk(equation: Any, mesh: Any, inner_axes: Sequence[str]) -> MeshWalk | None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex_core
 import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
@@ -19,9 +19,6 @@ from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.primitives.map_primitive import remove_axis
 
 _INSIDE = "_inside_spmap"
-
-with jax.core.eval_context():
-    TOP_LEVEL = jex_core.find_top_trace(())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +187,7 @@ _checked = per_jaxpr(checked_collectives)
 
 @per_jaxpr
 def _tiled(jaxpr: Any) -> Any | None:
-    has_collectives = any(hasattr(effect, "name") for effect in jaxpr.effects)
+    has_collectives = bool(axes_used(jaxpr.effects))
     return tile_collectives(jaxpr) if has_collectives else None
 
 

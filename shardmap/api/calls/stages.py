@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.stages import copy_stage
 from shardmap.api.calls.across import NeedsAnotherProgramError
 from shardmap.api.calls.call import Call
 from shardmap.api.calls.programs import FunctionMap
@@ -51,8 +52,7 @@ class Lowered(jax.stages.Lowered):
           agree: sees, before the first run, that all processes make it.
           across: gives, for the compiled function, one of what this process has.
         """
-        for slot in jax.stages.Lowered.__slots__:
-            setattr(self, slot, getattr(lowered, slot))
+        copy_stage(lowered, self)
         self.in_specs = in_specs
         self.out_specs = out_specs
         self._agree = agree
@@ -73,9 +73,7 @@ class _Compiled(jax.stages.Compiled):
         agree: Callable[[], None],
         across: Callable[[Any], Callable[..., Any]] | None,
     ) -> None:
-        for slot in jax.stages.Compiled.__slots__:
-            setattr(self, slot, getattr(compiled, slot))
-        vars(self).update(vars(compiled))
+        copy_stage(compiled, self)
         self._run = across(compiled) if across is not None else compiled
         several = jax.process_count() > 1
         self._agree: Callable[[], None] | None = agree if several else None

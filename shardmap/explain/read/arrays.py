@@ -8,10 +8,11 @@ import jax
 import jax.extend.core as jex_core
 from jax.sharding import NamedSharding, Sharding
 
+from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays import trees
 from shardmap.explain.report import ArrayLayout
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.shard_maps import SHARD_MAP
 from shardmap.map.shardings import map_shardings
 from shardmap.sharding.spec import ShardingSpec
 
@@ -152,7 +153,7 @@ def _equation_shardings(equation: Any) -> tuple[Sequence[Any], Sequence[Any]]:
             [NamedSharding(mesh, spec) for spec in params["in_specs"]],
             [NamedSharding(mesh, spec) for spec in params["out_specs"]],
         )
-    inner = list(jex_core.jaxprs_in_params(params))
+    inner = jaxprs_in(params)
     if len(inner) == 1 and _calls(equation, inner[0]):
         return shardings_in(inner[0])
     return [UNKNOWN] * len(equation.invars), [UNKNOWN] * len(equation.outvars)

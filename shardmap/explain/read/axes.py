@@ -7,13 +7,14 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import scan_p, slice_p, squeeze_p, while_p
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read import vmaps
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.shard_maps import SHARD_MAP
 
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _CHANGE_VMAP = (
@@ -132,7 +133,7 @@ class _Walk:
             elif equation.primitive is while_p:
                 self._while(equation, here)
             else:
-                for inner in jex_core.jaxprs_in_params(equation.params):
+                for inner in jaxprs_in(equation.params):
                     self.scope(inner, here)
 
     def _vmap(
@@ -191,7 +192,7 @@ class _Walk:
             "steps one after another, as many as the values ask for",
             "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps.",
         )
-        for inner in jex_core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in(equation.params):
             self.scope(inner, around._replace(axis=number))
 
     def _spmap(self, equation: Any, around: _Around, depth: int) -> None:

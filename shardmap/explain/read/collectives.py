@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 from jax.extend.core.primitives import scan_p, while_p
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
+from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.rules import SplitAxis, lowers_per_device, uses_axis
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.lowering.register import on_one_device
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.shard_maps import SHARD_MAP
 from shardmap.map.tracing import shape_dtype_struct
 
 
@@ -106,7 +106,7 @@ def _walk(jaxpr: Any, scope: _Scope, found: list[Sent]) -> None:
                 times = None
             count = None if None in (scope.count, times) else scope.count * times  # type: ignore[operator]
             inner = dataclasses.replace(scope, count=count)
-            for body in jex_core.jaxprs_in_params(params):
+            for body in jaxprs_in(params):
                 _walk(body, inner, found)
 
 
@@ -196,9 +196,5 @@ def has(jaxpr: Any, *primitives: Any) -> bool:
             and scan_p in primitives
             and equation.params["batch_size"] is not None
         )
-        or any(
-            has(inner, *primitives)
-            for inner in jex_core.jaxprs_in_params(equation.params)
-        )
-        for equation in jaxpr.eqns
+        for equation in equations(jaxpr)
     )

@@ -4,23 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+
+from shardmap._jax.walk import equations
 
 
 def meshes_of(jaxpr: Any) -> list[Any]:
     """The meshes that a program's equations name, the largest first."""
-    found, seen = [], {id(jaxpr)}
-    waiting = [jaxpr]
-    while waiting:
-        for equation in waiting.pop().eqns:
-            mesh = equation.params.get("mesh")
-            if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty:
-                found.append(mesh)
-            for inner in jex_core.jaxprs_in_params(equation.params):
-                if id(inner) not in seen:
-                    seen.add(id(inner))
-                    waiting.append(inner)
+    named = (equation.params.get("mesh") for equation in equations(jaxpr))
+    found = [
+        mesh
+        for mesh in named
+        if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty
+    ]
     return sorted(found, key=lambda mesh: -mesh.size)
 
 

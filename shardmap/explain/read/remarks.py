@@ -15,11 +15,12 @@ from jax.extend.core.primitives import (
     squeeze_p,
 )
 
+from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.walk import equations, jaxprs, jaxprs_in
 from shardmap.explain.read.collectives import nbytes
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Remark
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.shard_maps import SHARD_MAP
 from shardmap.map.shardings import map_shardings
 from shardmap.units import size
 
@@ -94,7 +95,7 @@ def _constants(constants: Sequence[Any], num_devices: int) -> list[Remark]:
 def _made_whole(jaxpr: Any, num_devices: int) -> list[Remark]:
     """Values that the program makes, and then gives a map whole."""
     found = []
-    for scope in _scopes(jaxpr) if num_devices > 1 else ():
+    for scope in jaxprs(jaxpr) if num_devices > 1 else ():
         made = {var for equation in scope.eqns for var in equation.outvars}
         for equation in scope.eqns:
             for atom in _taken_whole(equation):
@@ -128,7 +129,7 @@ def _taken_whole(equation: Any) -> list[Any]:
 
 def _sliced_gathers(jaxpr: Any) -> list[Remark]:
     found = []
-    for scope in _scopes(jaxpr):
+    for scope in jaxprs(jaxpr):
         uses: dict[Any, list[Any]] = {}
         for equation in scope.eqns:
             for atom in equation.invars:
@@ -214,7 +215,7 @@ def _search_outside(
             not isinstance(atom, jex_core.Literal) and cut.get(atom, False)
             for atom in equation.invars
         ]
-        inner = list(jex_core.jaxprs_in_params(equation.params))
+        inner = jaxprs_in(equation.params)
         if len(inner) == 1 and len(inner[0].invars) == len(from_map):
             results = _search_outside(inner[0], from_map, found)
             if len(results) == len(equation.outvars):
@@ -252,21 +253,5 @@ def _flops(equation: Any) -> int:
     return 2 * depth * math.prod(equation.outvars[0].aval.shape)
 
 
-def _scopes(jaxpr: Any) -> list[Any]:
-    """The jaxpr and all that are in it, each once."""
-    found, seen = [jaxpr], {id(jaxpr)}
-    for scope in found:
-        for equation in scope.eqns:
-            for inner in jex_core.jaxprs_in_params(equation.params):
-                if id(inner) not in seen:
-                    seen.add(id(inner))
-                    found.append(inner)
-    return found
-
-
 def _has_map(jaxpr: Any) -> bool:
-    return any(
-        equation.primitive in (spmap_p, SHARD_MAP)
-        for scope in _scopes(jaxpr)
-        for equation in scope.eqns
-    )
+    return any(e.primitive in (spmap_p, SHARD_MAP) for e in equations(jaxpr))

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
+
+from shardmap._jax.rules import Vmap, def_batching
+from shardmap._jax.walk import jaxprs_in
 
 MOST_LAYERS = 8
 
@@ -27,16 +30,16 @@ def _abstract_eval(aval: Any, **_: Any) -> Any:
 
 
 def _batching_rule(
-    axis_data: Any, operands: Any, dims: Any, *, vmaps: tuple[Any, ...]
+    vmap: Vmap, operands: Any, dims: Any, *, vmaps: tuple[Any, ...]
 ) -> tuple[Any, Any]:
     # JAX's own objects stand for axes without a name.
-    name = axis_data.name if isinstance(axis_data.name, str) else None
-    vmaps = (*vmaps, (name, axis_data.size))
+    name = vmap.name if isinstance(vmap.name, str) else None
+    vmaps = (*vmaps, (name, vmap.size))
     return mark_p.bind(*operands, vmaps=vmaps), dims[0]
 
 
 ad.deflinear2(mark_p, lambda cotangent, _, **params: [cotangent])
-batching.fancy_primitive_batchers[mark_p] = _batching_rule
+def_batching(mark_p, _batching_rule)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -179,7 +182,7 @@ def _size(run: list[Any], results: set[Any], differing: Sequence[Any]) -> int | 
     for equation in run:
         sources: set[Any] = set()
         # What is in another jaxpr may use only some of its operands.
-        if not any(True for _ in jex_core.jaxprs_in_params(equation.params)):
+        if not jaxprs_in(equation.params):
             for atom in equation.invars:
                 if not isinstance(atom, jex_core.Literal):
                     sources |= made.get(atom, {atom} & operands)

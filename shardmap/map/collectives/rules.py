@@ -18,10 +18,12 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.interpreters import batching
 
 from shardmap._jax.collectives import COLLECTIVES, TABLE, axis_names
+from shardmap._jax.effects import without_axis
+from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
+from shardmap._jax.walk import equations
 from shardmap.map.collectives.names import permute
 from shardmap.map.collectives.split_axis import SplitAxis, pad_last
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -90,14 +92,13 @@ def is_collective(equation: Any, name: Hashable) -> bool:
 def has_collectives(jaxpr: Any) -> bool:
     """Whether there is any collective in ``jaxpr`` that sends something."""
     return any(
-        (equation.primitive in COLLECTIVES and COLLECTIVES[equation.primitive].kind)
-        or any(map(has_collectives, jex_core.jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
+        equation.primitive in COLLECTIVES and COLLECTIVES[equation.primitive].kind
+        for equation in equations(jaxpr)
     )
 
 
 def _batching_rule(
-    axis_data: Any,
+    vmap: Vmap,
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
@@ -105,7 +106,7 @@ def _batching_rule(
     collective: Any,
     params: tuple[tuple[str, Any], ...],
 ) -> tuple[list[Any], list[int | None]]:
-    assert axis_data.name == axis.vectorized_name
+    assert vmap.name == axis.vectorized_name
     blocks: list[Any] = [
         jnp.broadcast_to(arg, (axis.block, *arg.shape))
         if dim is None
@@ -127,11 +128,10 @@ def _typecheck(
 ) -> tuple[Any, Any]:
     with bound_axis(axis.name, axis.size):
         avals, effects = type_equation(collective, operands, dict(params))
-    others = {e for e in effects if getattr(e, "name", None) != axis.name}
-    return avals, others
+    return avals, without_axis(effects, axis.name)
 
 
-batching.fancy_primitive_batchers[split_p] = _batching_rule
+def_batching(split_p, _batching_rule)
 register_typecheck(split_p, _typecheck)
 
 

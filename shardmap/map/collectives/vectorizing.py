@@ -11,9 +11,9 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.extend.core.primitives import closed_call_p
-from jax.interpreters import batching
 
 from shardmap._jax.collectives import ALL_TO_ALL
+from shardmap._jax.rules import def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap.map.collectives.rules import split_collectives, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
@@ -84,5 +84,5 @@ def _typecheck(*operands: Any, **params: Any) -> tuple[Any, Any]:
     return type_equation(ALL_TO_ALL.primitive, operands, params)
 
 
-batching.fancy_primitive_batchers[grouped_p] = _batching_rule
+def_batching(grouped_p, _batching_rule)
 register_typecheck(grouped_p, _typecheck)

@@ -14,15 +14,18 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core.primitives import cond_p, scan_p, while_p
-from jax.interpreters import batching
 
 from shardmap._jax.collectives import AXIS_INDEX
+from shardmap._jax.effects import io_effects
 from shardmap._jax.evaluation import CALLS, evaluate
+from shardmap._jax.primitives import scan_counts
+from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
+from shardmap._jax.walk import jaxprs_in
 from shardmap.map.collectives.rules import is_collective, split_p
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.layout import MeshWalk
-from shardmap.map.lowering.host_calls import happens_here, has_effect, io_effects
+from shardmap.map.lowering.host_calls import happens_here, has_effect
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -82,7 +85,7 @@ def _abstract_eval(
 
 
 def _batching_rule(
-    axis_data: Any,
+    vmap: Vmap,
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
@@ -90,13 +93,13 @@ def _batching_rule(
     what: Any,
     params: tuple[tuple[str, Any], ...],
 ) -> tuple[list[Any], Sequence[int | None]]:
-    assert axis_data.name == axis.vectorized_name
+    assert vmap.name == axis.vectorized_name
     given = dict(params)
     if what in (while_p, cond_p):
-        batch = Batch(axis_data.name, axis_data.size, axis_data.spmd_name)
+        batch = Batch(*vmap)
         # JAX does not vectorise these effects in control flow, whatever differs.
         refused = io_effects() & set().union(
-            *(jaxpr.effects for jaxpr in jex_core.jaxprs_in_params(given))
+            *(jaxpr.effects for jaxpr in jaxprs_in(given))
         )
         if not _can_be_alone(given, axis):
             if refused:
@@ -142,7 +145,7 @@ def _typecheck(
 
 
 each_p.def_effectful_abstract_eval(_abstract_eval)
-batching.fancy_primitive_batchers[each_p] = _batching_rule
+def_batching(each_p, _batching_rule)
 register_typecheck(each_p, _typecheck)
 
 
@@ -190,7 +193,7 @@ def _inside(equation: Any) -> list[Any]:
     params = equation.params
     if equation.primitive is each_p:
         params = dict(params["params"])
-    return list(jex_core.jaxprs_in_params(params))
+    return jaxprs_in(params)
 
 
 def _holds(equation: Any, axis: SplitAxis) -> bool:
@@ -205,7 +208,7 @@ _TAKEN_APART = {*CALLS, while_p, cond_p, scan_p, spmap_p, each_p}
 
 def _can_be_alone(params: dict[str, Any], axis: SplitAxis) -> bool:
     """Whether one element needs no other to compute what the jaxprs say."""
-    for jaxpr in jex_core.jaxprs_in_params(params):
+    for jaxpr in jaxprs_in(params):
         for equation in jaxpr.eqns:
             if not _holds(equation, axis):
                 continue
@@ -326,11 +329,7 @@ class _Alone:
         )
 
     def _scan(self, operands: Sequence[Any], *, jaxpr: Any, **params: Any) -> list[Any]:
-        if "num_consts" in params:
-            consts, carries = params["num_consts"], params["num_carry"]
-        else:  # From JAX 0.12 on.
-            sections = params["ft_in"].unpack()
-            consts, carries = (len(list(part.vals)) for part in sections[:2])
+        consts, carries = scan_counts(params)
 
         def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             results = self._evaluate(jaxpr, [*operands[:consts], *carry, *xs])

@@ -5,39 +5,22 @@ one of its elements has, and on every copy of a mesh. JAX's own callbacks are ca
 one of these devices: the first.
 """
 
-import functools
 from collections.abc import Collection
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import io_callback
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.effects import DEBUG_EFFECT, happens_outside
+from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.primitives.axis import REPLICAS
-from shardmap.map.primitives.map_primitive import happens_outside, spmap_p
+from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.primitives.tap import tap_p
-
-_SHAPE = jax.ShapeDtypeStruct((), "float32")
-_PURE = (
-    jax.make_jaxpr(lambda: jax.pure_callback(lambda: 0.0, _SHAPE))()
-    .jaxpr.eqns[0]
-    .primitive
-)
-
-
-@functools.lru_cache(maxsize=1)
-def io_effects() -> set[Any]:
-    """The effects of `jax.experimental.io_callback`, ordered and not."""
-    jaxprs = [
-        jax.make_jaxpr(functools.partial(io_callback, lambda: None, None, ordered=o))()
-        for o in (False, True)
-    ]
-    return {effect for closed in jaxprs for effect in closed.jaxpr.effects}
 
 
 def has_effect(equation: Any) -> bool:
@@ -48,9 +31,8 @@ def has_effect(equation: Any) -> bool:
 def happens_here(equation: Any) -> bool:
     """Whether an equation has an effect, and not only holds others that have."""
     # A tap's jaxpr is there for JAX to look at; it is not run.
-    jaxprs = jex_core.jaxprs_in_params(equation.params)
     return has_effect(equation) and (
-        equation.primitive is tap_p or not any(True for _ in jaxprs)
+        equation.primitive is tap_p or not jaxprs_in(equation.params)
     )
 
 
@@ -64,7 +46,7 @@ def one_at_a_time(jaxpr: Any) -> Any:
     def change(equation: Any, shadowed: bool) -> Any:
         nonlocal found
         params = equation.params
-        if equation.primitive is not _PURE or params["vmap_method"] is not None:
+        if equation.primitive is not PURE_CALLBACK or params["vmap_method"] is not None:
             return equation
         found = True
         return equation.replace(params=params | {"vmap_method": "sequential"})
@@ -88,23 +70,9 @@ def calls_host(jaxpr: Any, mesh: Any, mesh_axes: Collection[str]) -> bool:
     effects = set(filter(happens_outside, jaxpr.effects))
     free = set(mesh.axis_names) - set(mesh_axes)
     return (
-        bool(effects - _debug_effects())
+        bool(effects - {DEBUG_EFFECT})
         or bool(effects and (len(free) > 1 or REPLICAS in free))
-        or _has_pure(jaxpr)
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def _debug_effects() -> set[Any]:
-    jaxpr = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr
-    return set(jaxpr.effects)
-
-
-def _has_pure(jaxpr: Any) -> bool:
-    return any(
-        equation.primitive is _PURE
-        or any(map(_has_pure, jex_core.jaxprs_in_params(equation.params)))
-        for equation in jaxpr.eqns
+        or any(equation.primitive is PURE_CALLBACK for equation in equations(jaxpr))
     )
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType
 
+from shardmap._jax.context import lower_inside, manual_axes, mesh_around, program_of
 from shardmap._jax.evaluation import evaluate
 from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
@@ -160,14 +161,13 @@ def on_one_device(
 
 def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
     mesh = params["mesh"]
-    context = ctx.module_context.axis_context
-    manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
-    around = context.mesh.axis_names if manual else ()
-    if mesh is None or (manual and around != mesh.axis_names):
+    manual = manual_axes(ctx)
+    around = mesh_around(ctx) if manual else None
+    if mesh is None or (around is not None and around.axis_names != mesh.axis_names):
         here = AbstractMesh((), ())
-        if manual:
+        if around is not None:
             types = {name: AxisType.Manual for name in manual}
-            here = context.mesh.abstract_mesh.update_axis_types(types)
+            here = around.abstract_mesh.update_axis_types(types)
         jaxpr = in_mesh_order(params["call_jaxpr"], here)
         params["call_jaxpr"] = under_mesh(jaxpr, here)
         with jax.sharding.use_abstract_mesh(here):
@@ -178,7 +178,7 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         )
     by_partitioner = params["lowering"] == "spmd" and not manual
     if not (manual or by_partitioner):
-        check_meshes(ctx.module_context.host_callbacks, params["name"], mesh)
+        check_meshes(program_of(ctx), params["name"], mesh)
     params["mesh"] = mesh = with_manual_axes(mesh, manual)
     params["axis_name"], jaxpr = told_apart(
         params["axis_name"], params["call_jaxpr"], mesh.axis_names
@@ -188,10 +188,7 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
         run = (partitioned if by_partitioner else per_device)(**params)
         # Operands may be typed with shardings over a mesh of the caller's.
         avals = list(map(contexts.untyped_aval, ctx.avals_in))
-        inner = ctx.replace(avals_in=avals, tokens_out=None)
-        results = mlir.lower_fun(run)(inner, *args)
-        ctx.set_tokens_out(inner.tokens_out)
-        return results
+        return lower_inside(ctx, run, avals, args)
 
 
 spmap_p.def_impl(_implementation)

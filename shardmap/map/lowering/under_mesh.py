@@ -2,11 +2,12 @@
 
 from typing import Any
 
-import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
+from shardmap._jax.context import equation_context
+from shardmap._jax.primitives import SHARD_MAP, walked_axes
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.map.primitives.shard_maps import SHARD_MAP, walked_axes, with_manual_axes
+from shardmap.map.primitives.shard_maps import with_manual_axes
 
 
 def under_mesh(jaxpr: Any, mesh: Any) -> Any:
@@ -26,11 +27,9 @@ def under_mesh(jaxpr: Any, mesh: Any) -> Any:
             params = params | {"mesh": mesh, "jaxpr": inside}
         else:
             params = {key: _on_mesh(value, mesh) for key, value in params.items()}
-        before = equation.ctx
-        if id(before) not in contexts:
-            with before.manager, jax.sharding.use_abstract_mesh(mesh):
-                contexts[id(before)] = type(before)()
-        return equation.replace(params=params, ctx=contexts[id(before)])
+        if id(equation.ctx) not in contexts:
+            contexts[id(equation.ctx)] = equation_context(equation, mesh)
+        return equation.replace(params=params, ctx=contexts[id(equation.ctx)])
 
     # What maps hold is put under a mesh where they are lowered.
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)

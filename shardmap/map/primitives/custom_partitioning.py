@@ -3,21 +3,10 @@
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
-import numpy as np
-from jax.experimental.custom_partitioning import custom_partitioning
 
+from shardmap._jax.primitives import CUSTOM_PARTITIONING
+from shardmap._jax.walk import jaxprs_in
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
-
-
-def _primitive() -> Any:
-    """The primitive, by using it."""
-    identity = custom_partitioning(lambda x: x)
-    identity.def_partition(lambda *_: None, sharding_rule="i -> i")
-    return jax.make_jaxpr(identity)(np.zeros(1, np.float32)).jaxpr.eqns[0].primitive
-
-
-CUSTOM_PARTITIONING = _primitive()
 
 
 def without_custom_partitioning(jaxpr: Any) -> Any:
@@ -33,7 +22,7 @@ def without_custom_partitioning(jaxpr: Any) -> Any:
         if equation.primitive is not CUSTOM_PARTITIONING:
             return equation
         found = True
-        [held] = jex_core.jaxprs_in_params(equation.params)
+        [held] = jaxprs_in(equation.params)
         [call] = jax.make_jaxpr(
             jax.jit(lambda *args: jax.core.eval_jaxpr(held, (), *args))
         )(

@@ -26,7 +26,9 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
+from shardmap._jax.walk import jaxprs_in
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.shard_maps import check_shard_maps
 
@@ -86,7 +88,7 @@ class MapPrimitive(jex_core.Primitive):
     def _typecheck(self, *operands: Any, **params: Any) -> tuple[Any, Any]:
         call_jaxpr = params["call_jaxpr"]
         others = params | {"call_jaxpr": None}
-        for jaxpr in jex_core.jaxprs_in_params(others):
+        for jaxpr in jaxprs_in(others):
             check_jaxpr(jaxpr)
         with bound_axis(params["axis_name"], params["axis_size"]):
             check_jaxpr(getattr(call_jaxpr, "jaxpr", call_jaxpr))
@@ -284,31 +286,8 @@ def _abstract_eval(
     ]
     # The effects of using this map's axis name, and of references that elements make
     # for themselves, end where the map ends.
-    effects = {
-        effect
-        for effect in call_jaxpr.effects
-        if getattr(effect, "name", None) != axis_name
-    }
-    return out_avals, effects - _references().effects
-
-
-@functools.lru_cache(maxsize=1)
-def _references() -> Any:
-    """A jaxpr that makes a reference, and reads, writes and adds to it."""
-
-    def fun(x: Any) -> Any:
-        ref = jax.new_ref(x)
-        ref[...] = x
-        ref[...] += x
-        return ref[...] + jax.freeze(ref)
-
-    return jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), "float32"))
-
-
-def happens_outside(effect: Any) -> bool:
-    """Whether an effect is more than the use of an axis name or of a reference."""
-    inside = {type(e) for eqn in _references().eqns for e in eqn.effects}
-    return not hasattr(effect, "name") and type(effect) not in inside
+    effects = without_axis(call_jaxpr.effects, axis_name)
+    return out_avals, without_references(effects)
 
 
 def _spmap_abstract_eval(*avals: Any, **params: Any) -> Any:

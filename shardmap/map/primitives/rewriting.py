@@ -1,17 +1,16 @@
 """Changing the equations of a jaxpr, in whatever other equations hold them too."""
 
-import dataclasses
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
 import numpy as np
 
+from shardmap._jax.effects import axis_of, on_variables, with_axis
+from shardmap._jax.primitives import SHARD_MAP, walked_axes
+from shardmap._jax.walk import jaxprs_in
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.shard_maps import SHARD_MAP, walked_axes
 from shardmap.map.primitives.tap import tap_p
-
-_NO_NAME = object()
 
 
 def rewrite_jaxpr(
@@ -67,7 +66,7 @@ def rewrite_jaxpr(
             if (into_maps or bound is None) and equation.primitive is not tap_p:
                 inside = shadowed or (bound is not None and axis_name in bound)
                 held = {key: rewrite(value, inside) for key, value in params.items()}
-                gone, come = _changed_effects(_inside(params), _inside(held))
+                gone, come = _changed_effects(jaxprs_in(params), jaxprs_in(held))
                 effects = equation.effects - gone | come
                 equation = equation.replace(params=held, effects=effects)
             changed = change(equation, shadowed)
@@ -86,17 +85,13 @@ def rewrite_jaxpr(
             new
             for effect in effects
             for new in (
-                (dataclasses.replace(effect, name=name) for name in renamed)
-                if getattr(effect, "name", _NO_NAME) == axis_name
+                (with_axis(effect, name) for name in renamed)
+                if axis_of(effect) == axis_name
                 else (effect,)
             )
         }
 
     return rewrite(jaxpr, shadowed)
-
-
-def _inside(params: dict[str, Any]) -> list[Any]:
-    return list(jex_core.jaxprs_in_params(params))
 
 
 def _changed_effects(
@@ -125,15 +120,6 @@ def _with_avals(jaxpr: Any, retype: Callable[[Any], Any]) -> Any:
     def every(atoms: Sequence[Any]) -> list[Any]:
         return list(map(new, atoms))
 
-    def on_new(effects: Any) -> Any:
-        """The effects, of which some are on a variable: on the new one."""
-        return {
-            dataclasses.replace(effect, input=new(effect.input))
-            if hasattr(effect, "input")
-            else effect
-            for effect in effects
-        }
-
     return jaxpr.replace(
         constvars=every(jaxpr.constvars),
         invars=every(jaxpr.invars),
@@ -142,9 +128,9 @@ def _with_avals(jaxpr: Any, retype: Callable[[Any], Any]) -> Any:
             equation.replace(
                 invars=every(equation.invars),
                 outvars=every(equation.outvars),
-                effects=on_new(equation.effects),
+                effects=on_variables(equation.effects, new),
             )
             for equation in jaxpr.eqns
         ],
-        effects=on_new(jaxpr.effects),
+        effects=on_variables(jaxpr.effects, new),
     )

@@ -8,28 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.primitives import SHARD_MAP, walked_axes
+from shardmap._jax.types import AnyJaxpr, Equation
+from shardmap._jax.walk import equations, walk
 from shardmap.map.primitives.axis import axis_text
-
-SHARD_MAP = (
-    jax.make_jaxpr(
-        jax.shard_map(
-            lambda x: x,
-            mesh=AbstractMesh((1,), ("i",)),
-            in_specs=PartitionSpec(),
-            out_specs=PartitionSpec(),
-        )
-    )(0.0)
-    .jaxpr.eqns[0]
-    .primitive
-)
-
-
-def walked_axes(equation: Any) -> frozenset[str]:
-    """The mesh axes along which the program of a shard_map is written per device."""
-    return frozenset(equation.params["newly_manual_axes"])
 
 
 def with_manual_axes(mesh: AbstractMesh, names: frozenset[str]) -> AbstractMesh:
@@ -43,20 +27,14 @@ def axes_used_inside(jaxpr: Any) -> set[str]:
     A map of which no array has the mapped axis only binds a name.
     """
     walked: set[str] = set()
-    waiting, seen = [jaxpr], {id(jaxpr)}
-    while waiting:
-        for equation in waiting.pop().eqns:
-            params = equation.params
-            if equation.primitive is SHARD_MAP:
-                walked |= walked_axes(equation)
-            elif isinstance(sharding := params.get("sharding"), NamedSharding):
-                walked |= _axes_of(sharding.spec)
-            elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
-                walked |= set(params.get("mesh_axes") or ())
-            for inner in jex_core.jaxprs_in_params(params):
-                if id(inner) not in seen:
-                    seen.add(id(inner))
-                    waiting.append(inner)
+    for equation in equations(jaxpr):
+        params = equation.params
+        if equation.primitive is SHARD_MAP:
+            walked |= walked_axes(equation)
+        elif isinstance(sharding := params.get("sharding"), NamedSharding):
+            walked |= _axes_of(sharding.spec)
+        elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
+            walked |= set(params.get("mesh_axes") or ())
     return walked
 
 
@@ -71,22 +49,18 @@ def has_shard_maps(jaxpr: Any) -> bool:
 
 
 def _shard_maps(
-    jaxpr: Any, walked: frozenset[str]
-) -> Iterator[tuple[Any, frozenset[str]]]:
+    jaxpr: AnyJaxpr, walked: frozenset[str]
+) -> Iterator[tuple[Equation, frozenset[str]]]:
     """The shard_map equations, and what maps around them walk besides ``walked``."""
-    # Jaxprs are shared: a jitted function that is called twice has one.
-    waiting, seen = [(jaxpr, walked)], {(id(jaxpr), walked)}
-    while waiting:
-        jaxpr, walked = waiting.pop()
-        for equation in jaxpr.eqns:
-            if equation.primitive is SHARD_MAP:
-                yield equation, walked
-                continue
-            inside = walked | set(equation.params.get("mesh_axes") or ())
-            for inner in jex_core.jaxprs_in_params(equation.params):
-                if (id(inner), inside) not in seen:
-                    seen.add((id(inner), inside))
-                    waiting.append((inner, inside))
+
+    def enter(equation: Equation, walked: frozenset[str]) -> frozenset[str] | None:
+        if equation.primitive is SHARD_MAP:
+            return None
+        return walked | set(equation.params.get("mesh_axes") or ())
+
+    for equation, around in walk(jaxpr, walked, enter):
+        if equation.primitive is SHARD_MAP:
+            yield equation, around
 
 
 def check_shard_maps(params: dict[str, Any]) -> None:

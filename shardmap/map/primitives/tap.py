@@ -24,6 +24,8 @@ from jax.experimental import io_callback
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh
 
+from shardmap._jax.context import LoweringContext, devices_of, manual_axes, mesh_around
+from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap.map.primitives.axis import REPLICAS
 
 
@@ -171,35 +173,15 @@ class Places(NamedTuple):
 tap_p = jex_core.Primitive("tap")
 tap_p.multiple_results = True
 
-# Every tap's equation holds this jaxpr: where there is one of its own callbacks, JAX
-# tells the lowering which devices a program is for.
-CALLBACK = jax.make_jaxpr(lambda: io_callback(lambda: (), (), ordered=True))().jaxpr
-(_ordered_io,) = CALLBACK.effects
-(_debug,) = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr.effects
-
-
-class _TapEffect(type(_ordered_io), type(_debug)):  # type: ignore[misc]
-    """Keeps taps in order, on several devices too, and is allowed everywhere.
-
-    JAX asks for the class of an effect. The first is one that it orders on each
-    device, the second one that it allows in checkpoint and in custom derivatives.
-    """
-
-    def __str__(self) -> str:
-        return "Tap"
-
-
-tap_effect = _TapEffect()
-
 
 def is_tapped(jaxpr: Any) -> bool:
     """Whether ``jaxpr`` has a tap anywhere."""
-    return tap_effect in jaxpr.effects
+    return TAP_EFFECT in jaxpr.effects
 
 
 def _abstract_eval(*_: Any, call: TapCall, **__: Any) -> tuple[list[Any], set[Any]]:
     results = [jax.core.ShapedArray(r.shape, r.dtype) for r in call.results]
-    return results, {tap_effect}
+    return results, {TAP_EFFECT}
 
 
 def _implementation(*leaves: Any, call: TapCall, **_: Any) -> list[Any]:
@@ -260,7 +242,10 @@ def _batching_rule(
 
 
 def _places(
-    context: Any, call: TapCall, mesh: Any, mesh_axes: tuple[tuple[str, ...], ...]
+    ctx: LoweringContext,
+    call: TapCall,
+    mesh: Any,
+    mesh_axes: tuple[tuple[str, ...], ...],
 ) -> Places:
     """Which devices call from this place in a program.
 
@@ -268,17 +253,17 @@ def _places(
     a value belongs to the program: it is whole, and one device calls. In a map by the
     partitioner one device calls for all, and is told whose value it is.
     """
-    around = getattr(context, "mesh", None)
+    around = mesh_around(ctx)
     if around is None:
         if mesh is not None:
             return _chosen(Places(mesh.devices, mesh.axis_names, mesh_axes), call)
-        all_devices = Places(np.array(context.device_assignment, dtype=object))
+        all_devices = Places(np.array(devices_of(ctx), dtype=object))
         whole = call if call.device_index else dataclasses.replace(call, device_index=0)
         [device] = filter(None, _chosen(all_devices, whole).devices)
         return Places(np.array([device], dtype=object))
     names = around.axis_names
     known = isinstance(around, Mesh) and AxisType.Manual not in around.axis_types
-    if not known or context.manual_axes != frozenset(names):
+    if not known or manual_axes(ctx) != frozenset(names):
         raise NotImplementedError(
             f"the tap {call.name} is inside a shard_map over only some axes of its "
             "mesh, or inside two of them. Taps work inside one jax.shard_map over all "
@@ -319,10 +304,9 @@ def _lowering(
     mesh_axes: tuple[tuple[str, ...], ...],
     **_: Any,
 ) -> Any:
-    context = ctx.module_context.axis_context
-    places = _places(context, call, mesh, mesh_axes)
+    places = _places(ctx, call, mesh, mesh_axes)
     callback = functools.partial(call.in_program, places)
-    own = getattr(context, "mesh", None)
+    own = mesh_around(ctx)
     copies = (
         [] if own is None else [n for n in own.axis_names if n.startswith(REPLICAS)]
     )
@@ -335,20 +319,12 @@ def _lowering(
             results = [jax.lax.psum(r, copies).astype(r.dtype) for r in results]
         return list(results)
 
-    token = ctx.tokens_in.get(tap_effect)
-    inner = ctx.replace(tokens_in=mlir.TokenSet({_ordered_io: token}), tokens_out=None)
-    results = mlir.lower_fun(run)(inner, *operands)
-    token = inner.tokens_out.get(_ordered_io)
-    ctx.set_tokens_out(mlir.TokenSet({tap_effect: token}))
-    if next(filter(None, places.devices.flat)).platform == "cpu":
-        # io_callback makes JAX arrays of the values first. For that it needs a thread
-        # of those that are all in callbacks, if there are as many devices, and waits
-        # forever. So the program calls without what io_callback puts around it.
-        ctx.module_context.host_callbacks[-1] = lambda token, *values: (
-            token,
-            *callback(*values),
-        )
-    return results
+    # io_callback makes JAX arrays of the values first. For that it needs a thread of
+    # those that are all in callbacks on CPU, if there are as many devices, and waits
+    # forever. So the program calls without what io_callback puts around it.
+    is_cpu = next(filter(None, places.devices.flat)).platform == "cpu"
+    instead = callback if is_cpu else None
+    return lower_ordered_callback(ctx, TAP_EFFECT, run, operands, instead)
 
 
 tap_p.def_effectful_abstract_eval(_abstract_eval)

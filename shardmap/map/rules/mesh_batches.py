@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.effects import axes_used
+from shardmap._jax.rules import Vmap
 from shardmap.map.layout import check_inner_meshes
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import layout_text, remove_axis, spmap_p
@@ -17,7 +19,7 @@ from shardmap.map.tracing import Batch, Body, batched_results, trace_body
 
 
 def batch_along_mesh(
-    axis_data: Any,
+    vmap: Vmap,
     args: Sequence[Any],
     dims: Sequence[int | None],
     params: dict[str, Any],
@@ -25,7 +27,7 @@ def batch_along_mesh(
     """The batching rule of a map, where the vmap has ``spmd_axis_name``.
 
     Args:
-      axis_data: JAX's description of the vmap.
+      vmap: what is around.
       args: the operands.
       dims: where each has the batch.
       params: of the map's equation.
@@ -33,7 +35,7 @@ def batch_along_mesh(
     Raises:
       ValueError: the map's mesh does not have these axes, or maps walk them already.
     """
-    spmd_name, mesh = axis_data.spmd_name, params["mesh"]
+    spmd_name, mesh = vmap.spmd_name, params["mesh"]
     mesh_axes = spmd_name if isinstance(spmd_name, tuple) else (spmd_name,)
     if unknown := [name for name in mesh_axes if name not in mesh.shape]:
         raise ValueError(
@@ -43,8 +45,8 @@ def batch_along_mesh(
             "others of its axes as mesh_axes=."
         )
     # Of a vmap without a name JAX has one of its own, which nothing can use.
-    used = {getattr(effect, "name", None) for effect in params["call_jaxpr"].effects}
-    batch = Batch(axis_data.name if axis_data.name in used else UNNAMED, axis_data.size)
+    is_used = vmap.name in axes_used(params["call_jaxpr"].effects)
+    batch = Batch(vmap.name if is_used else UNNAMED, vmap.size)
     avals = tuple(
         remove_axis(jax.typeof(arg), dim) for arg, dim in zip(args, dims, strict=True)
     )

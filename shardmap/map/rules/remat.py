@@ -9,22 +9,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex_core
 from jax.interpreters import partial_eval
 
+from shardmap._jax.primitives import remat_params
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.rules.transformations import residual_sources
 from shardmap.map.tracing import per_jaxpr, under_axis
 
 _remat_p = jex_core.primitives.remat_p
-
-
-@functools.lru_cache(maxsize=1)
-def _remat_params() -> dict[str, Any]:
-    """The parameters of an equation of `jax.checkpoint`; ``jaxpr`` is what it runs."""
-    [equation] = jax.make_jaxpr(jax.checkpoint(jax.lax.sin))(0.0).eqns
-    return equation.params
 
 
 @functools.lru_cache(maxsize=1024)
@@ -63,7 +56,7 @@ def _split_rule(
     params = equation.params
     split = partial_eval.partial_eval_jaxpr_custom_rules[_remat_p]
     element = equation.replace(
-        primitive=_remat_p, params=_remat_params() | {"jaxpr": params["call_jaxpr"]}
+        primitive=_remat_p, params={**remat_params(), "jaxpr": params["call_jaxpr"]}
     )
     known, staged, unknown_out, available_out, _ = under_axis(
         lambda: split(_without_offloading(policy), unknown_in, available_in, element),

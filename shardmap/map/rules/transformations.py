@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching, partial_eval
+from jax.interpreters import ad
 
+from shardmap._jax.effects import NO_AXIS, axis_of
+from shardmap._jax.rules import Vmap, def_batching, def_dead_code, without_dead_code
 from shardmap._jax.typechecks import bound_axis
+from shardmap._jax.types import Equation
 from shardmap.map.collectives.rewrites import merge_sums
 from shardmap.map.collectives.rules import uses_axis
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
@@ -346,7 +349,7 @@ def _batch(
 
 
 def _batching_rule(
-    axis_data: Any,
+    vmap: Vmap,
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
@@ -355,9 +358,9 @@ def _batching_rule(
     out_axes: tuple[int | None, ...],
     **params: Any,
 ) -> tuple[list[Any], list[int | None]]:
-    if axis_data.spmd_name is not None and params["mesh"] is not None:
+    if vmap.spmd_name is not None and params["mesh"] is not None:
         return batch_along_mesh(
-            axis_data,
+            vmap,
             args,
             dims,
             params
@@ -379,12 +382,10 @@ def _batching_rule(
         for arg, axis in zip(args, map_axes, strict=True)
     )
     # Inside, a name that both have means the map's axis.
-    shadowed = axis_data.name == params["axis_name"]
+    shadowed = vmap.name == params["axis_name"]
     body, batched = _batch(
         call_jaxpr,
-        Batch(
-            None if shadowed else axis_data.name, axis_data.size, axis_data.spmd_name
-        ),
+        Batch(None if shadowed else vmap.name, vmap.size, vmap.spmd_name),
         tuple(element_dims),
         avals,
         params["axis_name"],
@@ -408,15 +409,14 @@ def _without_dead_code(
 ) -> tuple[Any, list[bool]]:
     # JAX may check what it makes.
     with bound_axis(axis_name, axis_size):
-        pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
-    # A copy, as JAX may give back the jaxpr that it is kept for.
-    return pruned.replace(), used_inputs
+        return without_dead_code(jaxpr, used_outputs)
 
 
-def _dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
-    equation = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
+def _dce_rule(
+    used_outputs: Sequence[bool], equation: Equation
+) -> tuple[list[bool], Equation | None]:
     # The use of an axis name is none that anybody sees.
-    is_seen = any(not hasattr(effect, "name") for effect in equation.effects)
+    is_seen = any(axis_of(effect) is NO_AXIS for effect in equation.effects)
     if not any(used_outputs) and not is_seen:
         return [False] * len(equation.invars), None
     params = equation.params
@@ -447,5 +447,5 @@ def _dce_rule(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any
 
 ad.primitive_jvps[spmap_p] = _jvp_rule
 ad.primitive_transposes[spmap_p] = _transpose_rule
-batching.fancy_primitive_batchers[spmap_p] = _batching_rule
-partial_eval.dce_rules[spmap_p] = _dce_rule
+def_batching(spmap_p, _batching_rule)
+def_dead_code(spmap_p, _dce_rule)

@@ -16,9 +16,10 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.extend.core.primitives import while_p
 
-from shardmap._jax.while_loops import vectorize_loops
+from shardmap._jax.effects import TAP_EFFECT
+from shardmap._jax.rules import Vmap, vectorize_loops
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.map.primitives.tap import is_tapped, tap_effect, tap_p
+from shardmap.map.primitives.tap import is_tapped, tap_p
 from shardmap.map.tracing import Batch, shape_dtype_struct, vectorize_some
 
 
@@ -134,7 +135,7 @@ def without_taps_in_loops(jaxpr: Any) -> Any:
         return [] if is_plain else equation
 
     def change(equation: Any, shadowed: bool) -> Any:
-        if equation.primitive is not while_p or tap_effect not in equation.effects:
+        if equation.primitive is not while_p or TAP_EFFECT not in equation.effects:
             return equation
         inside = {
             key: rewrite_jaxpr(equation.params[key], None, drop)
@@ -143,17 +144,16 @@ def without_taps_in_loops(jaxpr: Any) -> Any:
         is_left = any(map(is_tapped, inside.values()))
         return equation.replace(
             params=equation.params | inside,
-            effects=equation.effects if is_left else equation.effects - {tap_effect},
+            effects=equation.effects if is_left else equation.effects - {TAP_EFFECT},
         )
 
     return rewrite_jaxpr(jaxpr, None, change) if is_tapped(jaxpr) else jaxpr
 
 
 def _batching_rule(
-    axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], **params: Any
+    vmap: Vmap, args: Sequence[Any], dims: Sequence[int | None], **params: Any
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
-    batch = Batch(axis_data.name, axis_data.size, axis_data.spmd_name)
-    return vectorize_some(with_condition_in_body(**params), batch, args, dims)
+    return vectorize_some(with_condition_in_body(**params), Batch(*vmap), args, dims)
 
 
 vectorize_loops(is_tapped, _batching_rule)

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap._jax.lax_primitives import PIVOTS
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
@@ -80,11 +79,6 @@ def from_pivots(node: Node) -> Factors:
     return by_batch(node, len(node.in_shapes[0]) - 1)
 
 
-def _pivots_p() -> Any:
-    jaxpr = jax.make_jaxpr(lambda x: jax.lax.linalg.lu_pivots_to_permutation(x, 2))
-    return jaxpr(np.zeros(2, np.int32)).eqns[0].primitive
-
-
 RULES: dict[Any, RuleMaker] = {
     p.approx_top_k_p: top_k,
     p.cholesky_p: core(2),
@@ -102,5 +96,5 @@ RULES: dict[Any, RuleMaker] = {
     p.triangular_solve_p: core(2),
     p.tridiagonal_p: core(2),
     p.tridiagonal_solve_p: core(1),
-    _pivots_p(): from_pivots,
+    PIVOTS: from_pivots,
 }

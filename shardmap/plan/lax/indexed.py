@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.lax_primitives import SCATTER_SUB
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.factors import Factors, Local, bind, out_size
 from shardmap.plan.engine.keys import is_key
@@ -334,19 +334,12 @@ def dynamic_update_slice(node: Node) -> Factors:
     )
 
 
-def _scatter_sub_p() -> Any:
-    """Has no public name."""
-    x = np.zeros(2, np.float32)
-    jaxpr = jax.make_jaxpr(lambda x: jnp.asarray(x).at[np.array([0])].subtract(1.0))(x)
-    return jaxpr.eqns[-1].primitive
-
-
 COMBINERS = {
     p.scatter_add_p: "add",
     p.scatter_max_p: "max",
     p.scatter_min_p: "min",
     p.scatter_mul_p: "mul",
-    _scatter_sub_p(): "add",
+    SCATTER_SUB: "add",
 }
 
 RULES: dict[Any, RuleMaker] = {

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap._jax.lax_primitives import MULHI, NEWER
 from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
 from shardmap.plan.engine.rules import RuleMaker, nothing_passes
@@ -153,29 +154,8 @@ ONE_BY_ONE = [
 ]
 
 
-def _primitives_of(function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Primitives that have no public name, found by tracing what uses them."""
-    return [equation.primitive for equation in jax.make_jaxpr(function)(*args).eqns]
-
-
-def _unnamed() -> list[Any]:
-    """Those of newer JAX, and ``mulhi``, by the public function that binds them."""
-    found = []
-    for name in ("mulhi",):
-        function = getattr(jax.lax, name, None)
-        if function is not None:
-            found += _primitives_of(function, np.int32(1), np.int32(1))
-    return [q for q in found if q.name == "mulhi"]
-
-
-NEWER = [
-    getattr(p, name)
-    for name in ("log2_p", "one_minus_square_p", "polynomial_p")
-    if hasattr(p, name)
-]
-
 RULES: dict[Any, RuleMaker] = {
-    **{primitive: pointwise() for primitive in [*ONE_BY_ONE, *NEWER, *_unnamed()]},
+    **{primitive: pointwise() for primitive in [*ONE_BY_ONE, *NEWER, MULHI]},
     **{q: pointwise(_sum) for q in (p.add_p, p.add_jaxvals_p, p.sub_p)},
     **{q: pointwise(_linear) for q in (p.real_p, p.imag_p)},
     **{q: pointwise(_unchanged) for q in (p.copy_p, p.name_p)},

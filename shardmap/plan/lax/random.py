@@ -11,10 +11,15 @@ from typing import Any
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.lax_primitives import (
+    RANDOM_CLONE,
+    RANDOM_SEED,
+    RANDOM_UNWRAP,
+    RANDOM_WRAP,
+)
 from shardmap.plan.engine.factors import Factors, Local, taken_whole
 from shardmap.plan.engine.keys import key_impl
 from shardmap.plan.engine.nodes import Node
@@ -108,32 +113,8 @@ RULES: dict[Any, RuleMaker] = {
     p.random_gamma_p: one_sequence,
     p.rng_bit_generator_p: one_sequence,
     p.rng_uniform_p: one_sequence,
+    RANDOM_CLONE: seed,
+    RANDOM_SEED: seed,
+    RANDOM_UNWRAP: key_axes,
+    RANDOM_WRAP: key_axes,
 }
-
-
-def _unnamed() -> dict[Any, RuleMaker]:
-    """The primitives that make keys, found by tracing what uses them."""
-    found: dict[str, Any] = {}
-
-    def uses(x: Any) -> Any:
-        key = jax.random.key(x)
-        data = jax.random.key_data(key)
-        return jax.random.wrap_key_data(data), jax.random.clone(key)
-
-    def visit(jaxpr: Any) -> None:
-        for equation in jaxpr.eqns:
-            found[equation.primitive.name] = equation.primitive
-            for inner in jax.extend.core.jaxprs_in_params(equation.params):
-                visit(inner)
-
-    visit(jax.make_jaxpr(uses)(np.uint32(0)))
-    makers = {
-        "random_clone": seed,
-        "random_seed": seed,
-        "random_unwrap": key_axes,
-        "random_wrap": key_axes,
-    }
-    return {found[name]: rule for name, rule in makers.items() if name in found}
-
-
-RULES |= _unnamed()

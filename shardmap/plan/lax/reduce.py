@@ -9,6 +9,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.lax_primitives import REDUCTION_PARAMS
+from shardmap._jax.types import Primitive
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, Operand, Program
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
@@ -83,20 +85,9 @@ def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
     return rewrite
 
 
-def _sharding(primitive: Any) -> dict[str, Any]:
+def _sharding(primitive: Primitive) -> dict[str, Any]:
     """The parameters, besides the axes, that a reduction has in this JAX."""
-    return dict(_EXTRA[primitive])
-
-
-def _extra_params(function: Callable[..., Any], kind: Any) -> dict[str, Any]:
-    equation = jax.make_jaxpr(lambda x: function(x, 0))(np.zeros(2, kind)).eqns[-1]
-    return {name: v for name, v in equation.params.items() if name != "axes"}
-
-
-_EXTRA = {
-    p.reduce_max_p: _extra_params(jnp.max, np.int32),
-    p.reduce_min_p: _extra_params(jnp.min, np.int32),
-}
+    return dict(REDUCTION_PARAMS[primitive])
 
 
 def dot_general(node: Node) -> Factors:

@@ -3,12 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.lax_primitives import (
+    OPTIMIZATION_BARRIER,
+    SPLIT,
+    STACK,
+    TILE,
+    UNSTACK,
+)
 from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Scalar, traced
 from shardmap.plan.engine.rules import (
@@ -303,26 +308,15 @@ def same(
     return list(ins)
 
 
-def _primitive(function: Any) -> Any:
-    """A primitive without a public name, found by tracing what uses it."""
-    return jax.make_jaxpr(function)(np.zeros((2, 2), np.float32)).eqns[-1].primitive
-
-
-def rewrites() -> dict[Any, Rewrite]:
-    """The primitives that are written as others."""
-    found: dict[Any, Rewrite] = {p.dynamic_slice_p: known_slice}
-    found[_primitive(lambda x: lax.split(x, (1, 1)))] = split
-    found[_primitive(lax.optimization_barrier)] = same
-    named = {
-        "stack": (stack, lambda x: jnp.stack([x, x])),
-        "tile": (tile, lambda x: jnp.tile(x, (2, 1))),
-        "unstack": (unstack, lambda x: jnp.unstack(x)),
-    }
-    for name, (rewrite, use) in named.items():
-        primitive = _primitive(use)
-        if primitive.name == name:
-            found[primitive] = rewrite
-    return found
+REWRITES: dict[Any, Rewrite] = {
+    OPTIMIZATION_BARRIER: same,
+    SPLIT: split,
+    STACK: stack,
+    TILE: tile,
+    UNSTACK: unstack,
+    p.dynamic_slice_p: known_slice,
+}
+"""The primitives that are written as others."""
 
 
 def bitcast(node: Node) -> Factors:

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import jax
-import numpy as np
 from jax.extend.core import primitives as p
 
 from shardmap._jax.collectives import TABLE
+from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap.plan.engine.factors import Factors, taken_whole
 from shardmap.plan.engine.nodes import Node, Refused
 from shardmap.plan.engine.rules import Reason, RuleMaker
@@ -47,13 +46,6 @@ def stateful(node: Node) -> Factors:
     )
 
 
-def _callback_p() -> Any:
-    def calls(x: Any) -> Any:
-        return jax.pure_callback(lambda x: x, x, x)
-
-    return jax.make_jaxpr(calls)(np.float32(0)).eqns[-1].primitive
-
-
 STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.swap_p]
 
 RULES: dict[Any, RuleMaker] = {
@@ -62,7 +54,7 @@ RULES: dict[Any, RuleMaker] = {
         for each in TABLE
     },
     **dict.fromkeys(STATEFUL, stateful),
-    _callback_p(): whole_because(OUTSIDE),
+    PURE_CALLBACK: whole_because(OUTSIDE),
     p.custom_lin_p: whole_because(TRANSPOSED),
     p.linear_solve_p: whole_because(SOLVER),
 }

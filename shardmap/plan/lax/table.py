@@ -4,9 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap._jax.effects import AXIS_EFFECT
+from shardmap._jax.lax_primitives import (
+    CUSTOM_VMAP,
+    EXPANDABLE,
+    expansion,
+    expansion_tree,
+)
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import (
@@ -14,7 +20,6 @@ from shardmap.plan.engine.nodes import (
     Node,
     Operand,
     Program,
-    Rewrite,
     Value,
     flatten,
 )
@@ -35,41 +40,17 @@ from shardmap.plan.lax import (
 from shardmap.plan.lax.control import branches, loops, mapped
 
 
-def _custom_vmap_p() -> Any:
-    @jax.custom_batching.custom_vmap
-    def same(x: Any) -> Any:
-        return x
-
-    same.def_vmap(lambda size, batched, x: (x, batched[0]))
-    return jax.make_jaxpr(same)(np.float32(0)).eqns[0].primitive
-
-
-def _named_axis_effect() -> type:
-    """Says that an equation is inside a map; its rule knows what to do about it."""
-    jaxpr = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 2)])(0.0)
-    return type(next(iter(jaxpr.eqns[-1].effects)))
-
-
 def _expanded(
     program: Program, equation: Any, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """Newer JAX has primitives that are written in terms of others."""
-    inner = equation.params.get("_prim")
-    if not hasattr(inner, "expand"):
+    function = expansion(equation)
+    if function is None:
         return None
     avals = [jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins]
-    arguments = jax.tree.unflatten(inner.in_tree, avals)
-    jaxpr = jax.make_jaxpr(inner.expand)(*arguments)
+    arguments = jax.tree.unflatten(expansion_tree(equation), avals)
+    jaxpr = jax.make_jaxpr(function)(*arguments)
     return program.inline(jaxpr, ins, source, CALLS)
-
-
-def _expandable() -> dict[Any, Rewrite]:
-    """The primitive that stands for them, found by tracing what uses it."""
-    x = np.zeros(2, np.float32)
-    with jax.disable_jit(False):
-        [call] = jax.make_jaxpr(jax.numpy.searchsorted)(x, x).eqns
-    inner = call.params["jaxpr"].eqns[-1].primitive
-    return {inner: _expanded} if inner.name == "call_hi_primitive" else {}
 
 
 CALLS = Calls(
@@ -80,10 +61,13 @@ CALLS = Calls(
         p.custom_vjp_call_p: "call_jaxpr",
         p.jit_p: "jaxpr",
         p.remat_p: "jaxpr",
-        _custom_vmap_p(): "call",
+        CUSTOM_VMAP: "call",
     },
-    shape.rewrites() | reshape.REWRITES | _expandable(),
-    (_named_axis_effect(),),
+    shape.REWRITES
+    | reshape.REWRITES
+    | ({} if EXPANDABLE is None else {EXPANDABLE: _expanded}),
+    # Says that an equation is inside a map; its rule knows what to do about it.
+    (AXIS_EFFECT,),
 )
 
 # What is written as other primitives where a cut would end at it, or gives parts of it.

@@ -5,6 +5,7 @@ from typing import Any
 
 from jax import lax
 
+from shardmap._jax.primitives import scan_counts
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Calls, Node
 from shardmap.plan.engine.rules import Factor, Need
@@ -28,11 +29,7 @@ class Scan(Inner):
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
         super().__init__(node)
         params = node.params
-        if "num_consts" in params:
-            self.consts, self.carries = params["num_consts"], params["num_carry"]
-        else:
-            sections = params["ft_in"].unpack()
-            self.consts, self.carries = (len(list(part.vals)) for part in sections[:2])
+        self.consts, self.carries = scan_counts(params)
         self.body = Body(params["jaxpr"], table, calls)
         first = self.consts + self.carries
         self.name_loops(

@@ -1,0 +1,115 @@
+"""Where JAX is: what is being traced, and what a program is lowered for.
+
+No public name of JAX leads to these. Of what a lowering rule is given,
+`jax.interpreters` names the class and says nothing about what is in it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+from jax.interpreters import mlir
+from jax.sharding import AbstractMesh
+
+from shardmap._jax import other_jax
+from shardmap._jax.types import AnyMesh, Aval, Equation, Value
+
+_HELD = {"axis_context": mlir.ModuleContext, "module_context": mlir.LoweringRuleContext}
+for _name, _holder in _HELD.items():
+    if _name not in _holder.__annotations__:
+        raise other_jax(
+            "shardmap asks JAX what a program is lowered for, but a "
+            f"{_holder.__name__} has no {_name}"
+        )
+
+# Tracing
+
+
+with jax.core.eval_context():
+    TOP_LEVEL = jex_core.find_top_trace(())
+"""What evaluates where nothing is traced."""
+
+find_top_trace = jex_core.find_top_trace
+
+
+def nothing_is_traced() -> bool:
+    """Whether a primitive that is bound here runs at once, on arrays."""
+    return find_top_trace(()) is TOP_LEVEL
+
+
+# Equations
+
+
+def equation_context(equation: Equation, mesh: AnyMesh) -> Any:
+    """What an equation remembers of where it was traced, with another mesh.
+
+    An equation is lowered under the mesh that it was traced under. Its context is an
+    object that takes what is around when it is made, and has no other way to be made.
+    """
+    abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
+    with equation.ctx.manager, jax.sharding.use_abstract_mesh(abstract):
+        return type(equation.ctx)()
+
+
+def _check_equation_contexts() -> None:
+    mesh = AbstractMesh((1,), ("i",))
+    with jax.sharding.use_abstract_mesh(mesh):
+        [there] = jax.make_jaxpr(jax.lax.neg)(np.float32(0)).eqns
+    [here] = jax.make_jaxpr(jax.lax.neg)(np.float32(0)).eqns
+    if equation_context(here, mesh) != there.ctx:
+        raise other_jax(
+            "shardmap puts equations under another mesh, but JAX does not take the "
+            "mesh around from where their context is made"
+        )
+
+
+_check_equation_contexts()
+
+
+# Lowering
+
+
+LoweringContext = mlir.LoweringRuleContext
+
+
+def program_of(ctx: LoweringContext) -> object:
+    """An object that there is one of for each program that is lowered."""
+    return ctx.module_context.host_callbacks
+
+
+def mesh_around(ctx: LoweringContext) -> AnyMesh | None:
+    """The mesh of the `jax.shard_map` that is lowered around; None: of no one."""
+    return getattr(ctx.module_context.axis_context, "mesh", None)
+
+
+def manual_axes(ctx: LoweringContext) -> frozenset[Any]:
+    """The mesh axes along which the program is written per device here."""
+    return getattr(ctx.module_context.axis_context, "manual_axes", frozenset())
+
+
+def device_count(ctx: LoweringContext) -> int:
+    """How many devices the program is for, where no mesh is around."""
+    return getattr(ctx.module_context.axis_context, "num_devices", 1)
+
+
+def devices_of(ctx: LoweringContext) -> Sequence[jax.Device]:
+    """The devices that the program is for, where no mesh is around."""
+    return ctx.module_context.axis_context.device_assignment  # type: ignore[union-attr,return-value]
+
+
+def lower_inside(
+    ctx: LoweringContext,
+    run: Callable[..., Any],
+    avals: Sequence[Aval],
+    args: Sequence[Value],
+) -> Any:
+    """Lowers ``run`` in place of an equation whose operands have other types.
+
+    Its ordered effects stay those of the equation.
+    """
+    inner = ctx.replace(avals_in=avals, tokens_out=None)
+    results = mlir.lower_fun(run)(inner, *args)
+    ctx.set_tokens_out(inner.tokens_out)
+    return results

@@ -1,0 +1,199 @@
+"""Effects of equations: which ones JAX has, and one of our own that it treats well.
+
+JAX asks for the class of an effect in tables of its own, to which no public name leads:
+whether loops may have it, whether it is kept in order, whether checkpoint lets it by.
+The classes of JAX's own effects are found on jaxprs that have them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+from jax.interpreters import mlir
+
+from shardmap._jax import other_jax
+from shardmap._jax.context import LoweringContext
+from shardmap._jax.types import Effect, Jaxpr, Value, Var
+
+
+def _effects_of(fun: Callable[..., Any], *args: Any) -> set[Effect]:
+    return set(jax.make_jaxpr(fun, axis_env=[("i", 1)])(*args).jaxpr.effects)
+
+
+# Names of axes
+
+NO_AXIS = object()
+
+[_axis_effect] = _effects_of(lambda: jax.lax.axis_index("i"))
+AXIS_EFFECT = type(_axis_effect)
+"""The class of effects that say that an axis by that name is used."""
+
+if getattr(_axis_effect, "name", NO_AXIS) != "i":
+    raise other_jax(
+        "shardmap looks for the axes that a jaxpr uses in its effects, but JAX's "
+        f"effect of lax.axis_index, {_axis_effect!r}, does not name the axis"
+    )
+
+
+def axis_of(effect: Effect) -> Hashable:
+    """The axis whose use an effect says; `NO_AXIS` if it says something else."""
+    return effect.name if isinstance(effect, AXIS_EFFECT) else NO_AXIS  # type: ignore[attr-defined]
+
+
+def axes_used(effects: Collection[Effect]) -> set[Hashable]:
+    """The names of axes in effects."""
+    return {axis_of(effect) for effect in effects} - {NO_AXIS}
+
+
+def without_axis(effects: Collection[Effect], name: Hashable) -> set[Effect]:
+    """The effects but those of using this axis."""
+    return {effect for effect in effects if axis_of(effect) != name}
+
+
+def with_axis(effect: Effect, name: Hashable) -> Effect:
+    """The use of another axis."""
+    return dataclasses.replace(effect, name=name)  # type: ignore[type-var]
+
+
+# Variables
+
+
+def on_variables(effects: Collection[Effect], new: Callable[[Var], Var]) -> set[Effect]:
+    """The effects; those that are on a variable, such as a reference, on a new one."""
+
+    def moved(effect: Any) -> Effect:
+        has_variable = hasattr(effect, "input")
+        return effect.replace(input=new(effect.input)) if has_variable else effect
+
+    return set(map(moved, effects))
+
+
+@functools.lru_cache(maxsize=1)
+def _references() -> Jaxpr:
+    """A jaxpr that makes a reference, and reads, writes and adds to it."""
+
+    def fun(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[...] = x
+        ref[...] += x
+        return ref[...] + jax.freeze(ref)
+
+    return jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), "float32")).jaxpr
+
+
+def without_references(effects: Collection[Effect]) -> set[Effect]:
+    """The effects but those of references that were made where they are."""
+    return set(effects) - _references().effects
+
+
+def happens_outside(effect: Effect) -> bool:
+    """Whether an effect is more than the use of an axis name or of a reference."""
+    inside = {type(e) for eqn in _references().eqns for e in eqn.effects}
+    return axis_of(effect) is NO_AXIS and type(effect) not in inside
+
+
+# Calls of the host
+
+
+@functools.lru_cache(maxsize=1)
+def io_effects() -> frozenset[Effect]:
+    """The effects of `jax.experimental.io_callback`, ordered and not."""
+    return frozenset(
+        effect
+        for ordered in (False, True)
+        for effect in _effects_of(
+            functools.partial(io_callback, lambda: None, None, ordered=ordered)
+        )
+    )
+
+
+CALLBACK_JAXPR = jax.make_jaxpr(
+    lambda: io_callback(lambda: (), (), ordered=True)
+)().jaxpr
+"""Where an equation holds a jaxpr with one of its own callbacks, JAX tells the lowering
+which devices a program is for."""
+
+[_ordered_io] = CALLBACK_JAXPR.effects
+[DEBUG_EFFECT] = _effects_of(lambda: jax.debug.callback(lambda: None))
+"""The effect of `jax.debug.callback`."""
+
+
+class TapEffect(type(_ordered_io), type(DEBUG_EFFECT)):  # type: ignore[misc]
+    """Keeps taps in order, on several devices too, and is allowed everywhere.
+
+    JAX asks for the class of an effect. The first is one that it orders on each
+    device, the second one that it allows in checkpoint and in custom derivatives.
+    """
+
+    def __str__(self) -> str:
+        return "Tap"
+
+
+TAP_EFFECT = TapEffect()
+
+
+def _check_tap_effect() -> None:
+    """JAX's tables are asked by way of their users: a loop and a checkpoint."""
+    probe = jax.extend.core.Primitive("probe_of_effects")
+    probe.multiple_results = True
+    probe.def_effectful_abstract_eval(lambda *_: ([], {TAP_EFFECT}))
+
+    @jax.checkpoint
+    def body(carry: Any) -> Any:
+        probe.bind(carry)
+        return carry + 1
+
+    def loop(x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c < 2, body, x)
+
+    if TAP_EFFECT not in _effects_of(loop, np.int32(0)):
+        raise other_jax(
+            "shardmap taps values in loops and in jax.checkpoint by an effect of its "
+            "own, but JAX drops it there"
+        )
+
+
+_check_tap_effect()
+
+
+def lower_ordered_callback(
+    ctx: LoweringContext,
+    effect: Effect,
+    run: Callable[..., Sequence[Value]],
+    operands: Sequence[Value],
+    instead: Callable[..., Sequence[Any]] | None,
+) -> Any:
+    """Lowers one ordered `io_callback` in place of an equation with an effect of ours.
+
+    Args:
+      ctx: of the equation's lowering rule.
+      effect: the equation's only effect, in whose order the callback is called.
+      run: calls `io_callback` once, ordered.
+      operands: what ``run`` takes, as the rule got them.
+      instead: the host function for the compiled program to call, with NumPy arrays;
+        None: JAX's own around what ``run`` names.
+
+    Raises:
+      RuntimeError: JAX keeps callbacks in another way than it did.
+    """
+    token = ctx.tokens_in.get(effect)
+    inner = ctx.replace(tokens_in=mlir.TokenSet({_ordered_io: token}), tokens_out=None)
+    callbacks = ctx.module_context.host_callbacks
+    before = len(callbacks)
+    results = mlir.lower_fun(run)(inner, *operands)
+    ctx.set_tokens_out(mlir.TokenSet({effect: inner.tokens_out.get(_ordered_io)}))
+    if instead is not None:
+        if len(callbacks) != before + 1 or not callable(callbacks[before]):
+            raise RuntimeError(
+                "shardmap.tap looks for its call among those that JAX has noted for "
+                f"the program, but there are {len(callbacks) - before} new ones. It "
+                "works with JAX 0.10.2 to 0.12: install one of these, or a newer "
+                "shardmap."
+            )
+        # The program finds what it calls by its place in this list.
+        callbacks[before] = lambda token, *values: (token, *instead(*values))
+    return results

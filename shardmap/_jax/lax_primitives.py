@@ -1,0 +1,116 @@
+"""More of them, for the plan, which has a rule for every primitive there is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.primitives import equation_of, primitive_of
+from shardmap._jax.types import Equation, Primitive
+
+_SQUARE = np.zeros((2, 2), np.float32)
+_PAIR = np.zeros(2, np.float32)
+
+SPLIT = primitive_of("split", lambda x: lax.split(x, (1, 1)), _SQUARE)
+STACK = primitive_of("stack", lambda x: jnp.stack([x, x]), _SQUARE)
+TILE = primitive_of("tile", lambda x: jnp.tile(x, (2, 1)), _SQUARE)
+UNSTACK = primitive_of("unstack", jnp.unstack, _SQUARE)
+OPTIMIZATION_BARRIER = primitive_of(
+    "optimization_barrier", lax.optimization_barrier, _SQUARE
+)
+MULHI = primitive_of("mulhi", lax.mulhi, np.int32(1), np.int32(1))
+SCATTER_SUB = primitive_of(
+    "scatter-sub", lambda x: jnp.asarray(x).at[np.array([0])].subtract(1.0), _PAIR
+)
+PIVOTS = primitive_of(
+    "lu_pivots_to_permutation",
+    lambda x: lax.linalg.lu_pivots_to_permutation(x, 2),
+    np.zeros(2, np.int32),
+)
+
+NEWER: list[Primitive] = [
+    getattr(p, name)
+    for name in ("log2_p", "one_minus_square_p", "polynomial_p")
+    if hasattr(p, name)
+]
+"""Those with a public name that JAX has from 0.12 on; each element on its own."""
+
+
+def _custom_vmap() -> Primitive:
+    @jax.custom_batching.custom_vmap
+    def same(x: Any) -> Any:
+        return x
+
+    same.def_vmap(lambda size, batched, x: (x, batched[0]))
+    return primitive_of("custom_vmap_call", same, np.float32(0))
+
+
+CUSTOM_VMAP = _custom_vmap()
+
+
+# Random keys
+
+
+def _keys(seed: Any) -> Any:
+    key = jax.random.key(seed)
+    data = jax.random.key_data(key)
+    return jax.random.wrap_key_data(data), jax.random.clone(key)
+
+
+RANDOM_SEED, RANDOM_WRAP, RANDOM_UNWRAP, RANDOM_CLONE = (
+    primitive_of(f"random_{name}", _keys, np.uint32(0))
+    for name in ("seed", "wrap", "unwrap", "clone")
+)
+
+
+# Parameters
+
+
+def _reduction_params(
+    function: Callable[..., Any], primitive: Primitive
+) -> dict[str, Any]:
+    use = equation_of(primitive.name, lambda x: function(x, 0), np.zeros(2, np.int32))
+    return {name: v for name, v in use.params.items() if name != "axes"}
+
+
+REDUCTION_PARAMS = {
+    p.reduce_max_p: _reduction_params(jnp.max, p.reduce_max_p),
+    p.reduce_min_p: _reduction_params(jnp.min, p.reduce_min_p),
+}
+"""The parameters, besides the axes, that a reduction has in this JAX."""
+
+
+# From JAX 0.12 on some primitives are written in terms of others, and all of them are
+# equations of one.
+
+
+def expansion(equation: Equation) -> Callable[..., Any] | None:
+    """What such an equation stands for, as a function of its operands' pytree.
+
+    None: it stands for itself.
+    """
+    inner = equation.params.get("_prim")
+    return getattr(inner, "expand", None)
+
+
+def expansion_tree(equation: Equation) -> jax.tree_util.PyTreeDef:
+    """The structure of the arguments of `expansion`."""
+    return equation.params["_prim"].in_tree
+
+
+def _expandable() -> Primitive | None:
+    with jax.disable_jit(False):
+        [call] = jax.make_jaxpr(jnp.searchsorted)(_PAIR, _PAIR).jaxpr.eqns
+    equation = call.params["jaxpr"].eqns[-1]
+    if expansion(equation) is not None:
+        return equation.primitive
+    # JAX 0.10 and 0.11 have a loop there.
+    equation_of("scan", jnp.searchsorted, _PAIR, _PAIR)
+    return None
+
+
+EXPANDABLE = _expandable()

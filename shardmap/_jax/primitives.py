@@ -1,0 +1,112 @@
+"""Primitives of JAX that have no public name, found by tracing what binds them.
+
+The collectives of `jax.lax`, `jax.shard_map` and so on. Tables of rules need them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from shardmap._jax import other_jax
+from shardmap._jax.types import Equation, Params, Primitive
+from shardmap._jax.walk import equations
+
+
+def equation_of(name: str, use: Callable[..., Any], *args: Any) -> Equation:
+    """The equation of a primitive in what ``use`` traces to.
+
+    Args:
+      name: what the primitive is called.
+      use: binds it, perhaps among others.
+      *args: what ``use`` takes.
+
+    Raises:
+      ImportError: there is none by that name: this is another JAX.
+    """
+    with jax.disable_jit(False):
+        jaxpr = jax.make_jaxpr(use)(*args).jaxpr
+    found = [e for e in equations(jaxpr) if e.primitive.name == name]
+    if not found:
+        raise other_jax(
+            f"shardmap has rules for JAX's primitive {name}, but what should bind it "
+            f"gives {[e.primitive.name for e in equations(jaxpr)]}"
+        )
+    return found[0]
+
+
+def primitive_of(name: str, use: Callable[..., Any], *args: Any) -> Primitive:
+    """The primitive by that name in what ``use`` traces to; see `equation_of`."""
+    return equation_of(name, use, *args).primitive
+
+
+# Programs written per device, and by the partitioner
+
+
+def _shard_map() -> Primitive:
+    mesh, spec = AbstractMesh((1,), ("i",)), PartitionSpec()
+    mapped = jax.shard_map(lambda x: x, mesh=mesh, in_specs=spec, out_specs=spec)
+    return primitive_of("shard_map", mapped, 0.0)
+
+
+def _custom_partitioning() -> Primitive:
+    identity = custom_partitioning(lambda x: x)
+    identity.def_partition(lambda *_: None, sharding_rule="i -> i")
+    return primitive_of("custom_partitioning", identity, np.zeros(1, np.float32))
+
+
+SHARD_MAP = _shard_map()
+CUSTOM_PARTITIONING = _custom_partitioning()
+PURE_CALLBACK = primitive_of(
+    "pure_callback",
+    lambda: jax.pure_callback(lambda: 0.0, jax.ShapeDtypeStruct((), "float32")),
+)
+
+
+def walked_axes(equation: Equation) -> frozenset[str]:
+    """The mesh axes along which the program of a shard_map is written per device."""
+    return frozenset(equation.params["newly_manual_axes"])
+
+
+# Parameters
+
+
+@functools.lru_cache(maxsize=1)
+def remat_params() -> Params:
+    """The parameters of an equation of `jax.checkpoint`; ``jaxpr`` is what it runs."""
+    name = jex_core.primitives.remat_p.name
+    return equation_of(name, jax.checkpoint(lax.sin), 0.0).params
+
+
+def scan_counts(params: Params) -> tuple[int, int]:
+    """How many constants and how many carries a scan has, by its parameters."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # From JAX 0.12 on.
+    consts, carries, *_ = params["ft_in"].unpack()
+    return len(list(consts.vals)), len(list(carries.vals))
+
+
+def _check_scan() -> None:
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        return (carry[0] + x, carry[1] * y), None
+
+    y = np.ones(2, np.float32)
+    xs = np.ones(3, np.float32)
+    start = np.float32(0), y
+    equation = equation_of("scan", lambda x, y: lax.scan(step, start, x)[0], xs, y)
+    consts, carries = scan_counts(equation.params)
+    if len(equation.invars) - consts - carries != 1 or carries != 2:
+        raise other_jax(
+            f"shardmap reads of a scan that it has {consts} constants and {carries} "
+            f"carries among {len(equation.invars)} operands, which is wrong"
+        )
+
+
+_check_scan()

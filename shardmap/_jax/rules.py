@@ -1,0 +1,157 @@
+"""JAX's tables of rules that want more than public JAX says: vmap's and dead code's."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+from jax.extend.core.primitives import while_p
+from jax.interpreters import batching, partial_eval
+
+from shardmap._jax import other_jax
+from shardmap._jax.types import Equation, Primitive, Value
+
+# Vectorisation
+
+
+class Vmap(NamedTuple):
+    """What JAX tells a rule of the vmap around it.
+
+    Attributes:
+      name: of its axis; JAX's own object if it has none.
+      size: the number of elements.
+      spmd_name: the mesh axis, or axes, of ``spmd_axis_name``; None: none.
+    """
+
+    name: Hashable
+    size: int
+    spmd_name: Any
+
+
+Dims = Sequence[int | None]
+Batched = tuple[Any, Any]
+"""What a rule gives: the results, and where each has the batch; None: nowhere."""
+
+
+def def_batching(primitive: Primitive, rule: Callable[..., Batched]) -> None:
+    """Has JAX vectorise ``primitive`` by ``rule``, where nothing is batched too.
+
+    The other table of JAX's has rules that are not told of the vmap, and not asked
+    where no operand is batched.
+
+    Args:
+      primitive: any primitive.
+      rule: takes a `Vmap`, the operands, where each has the batch, and the parameters
+        by name.
+    """
+
+    def told(axis_data: Any, args: Sequence[Value], dims: Dims, **params: Any) -> Any:
+        vmap = Vmap(axis_data.name, axis_data.size, axis_data.spmd_name)
+        return rule(vmap, args, dims, **params)
+
+    batching.fancy_primitive_batchers[primitive] = told
+
+
+def _check_batching() -> None:
+    seen: list[Vmap] = []
+    probe = jex_core.Primitive("probe_of_batching")
+    probe.def_abstract_eval(lambda aval: aval)
+
+    def rule(vmap: Vmap, args: Sequence[Value], dims: Dims) -> Batched:
+        seen.append(vmap)
+        return args[0], dims[0]
+
+    def_batching(probe, rule)
+    jax.make_jaxpr(
+        jax.vmap(lambda _: probe.bind(np.float32(0)), axis_name="i", axis_size=3)
+    )(np.zeros(3, np.float32))
+    del batching.fancy_primitive_batchers[probe]
+    if seen != [Vmap("i", 3, None)]:
+        raise other_jax(
+            f"shardmap's rules are told of a jax.vmap, but JAX tells {seen}"
+        )
+
+
+_check_batching()
+
+
+# While loops. JAX lowers a loop in another way if its condition has ordered effects,
+# and then forgets to keep what elements had that have ended: `jax.vmap` of such a loop
+# gives wrong numbers without a word. A primitive in the condition is not asked. So this
+# is the one rule of JAX's own that is replaced, for loops that have such an effect; all
+# others go to JAX's own rule, unchanged.
+
+if while_p not in batching.fancy_primitive_batchers:
+    raise other_jax(
+        "shardmap vectorises while loops that are tapped in their condition, but JAX "
+        "has no rule for them where it was"
+    )
+
+_while_rule_of_jax = batching.fancy_primitive_batchers[while_p]
+
+
+def vectorize_loops(
+    applies: Callable[[Any], bool], rule: Callable[..., Batched]
+) -> None:
+    """Has JAX vectorise some while loops by ``rule``.
+
+    Args:
+      applies: tells from the closed jaxpr of a loop's condition.
+      rule: as for `def_batching`.
+    """
+
+    def chosen(axis_data: Any, args: Sequence[Value], dims: Dims, **params: Any) -> Any:
+        if not applies(params["cond_jaxpr"]):
+            return _while_rule_of_jax(axis_data, args, dims, **params)
+        vmap = Vmap(axis_data.name, axis_data.size, axis_data.spmd_name)
+        return rule(vmap, args, dims, **params)
+
+    batching.fancy_primitive_batchers[while_p] = chosen
+
+
+# Dead code
+
+DeadCodeRule = Callable[[Sequence[bool], Equation], tuple[list[bool], Equation | None]]
+"""Takes which results are used, and the equation; gives which operands are, and the
+equation that is left, if any."""
+
+
+def def_dead_code(primitive: Primitive, rule: DeadCodeRule) -> None:
+    """Has JAX remove dead code from equations of ``primitive`` by ``rule``."""
+
+    def told(used_outputs: Sequence[bool], *rest: Any) -> Any:
+        equation = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
+        return rule(used_outputs, equation)
+
+    partial_eval.dce_rules[primitive] = told
+
+
+def without_dead_code(jaxpr: Any, used_outputs: Sequence[bool]) -> Any:
+    """The jaxpr with what the used outputs need, and which inputs that are."""
+    pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
+    # A copy, as JAX may give back the jaxpr that it is kept for.
+    return pruned.replace(), used_inputs
+
+
+def _check_dead_code() -> None:
+    asked: list[Equation] = []
+    probe = jex_core.Primitive("probe_of_dead_code")
+    probe.def_abstract_eval(lambda aval: aval)
+
+    def rule(used: Sequence[bool], equation: Equation) -> tuple[list[bool], Any]:
+        asked.append(equation)
+        return list(used), equation
+
+    def_dead_code(probe, rule)
+    closed = jax.make_jaxpr(lambda x: probe.bind(x))(np.float32(0))
+    without_dead_code(closed.jaxpr, [True])
+    del partial_eval.dce_rules[probe]
+    if [getattr(equation, "primitive", None) for equation in asked] != [probe]:
+        raise other_jax(
+            "shardmap's rules for dead code take an equation, but JAX gives them "
+            f"{asked}"
+        )
+
+
+_check_dead_code()

@@ -1,0 +1,103 @@
+"""The primitives that have no public name are those that JAX binds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from shardmap._jax import lax_primitives, primitives
+from shardmap._jax.types import Primitive
+from shardmap._jax.walk import equations
+
+X = np.ones((2, 2), np.float32)
+
+
+def test_a_primitive_that_is_not_there_is_missed_loudly():
+    with pytest.raises(ImportError, match=r"primitive sine, .* gives \['sin'\]"):
+        primitives.primitive_of("sine", jnp.sin, 1.0)
+
+
+def test_what_is_inside_of_jitted_functions_is_found_without_jit_too():
+    with jax.disable_jit():
+        found = primitives.equation_of("sin", jax.jit(lambda x: jnp.sin(x)), 1.0)
+    assert found.primitive is jax.extend.core.primitives.sin_p
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (module, name)
+        for module in (primitives, lax_primitives)
+        for name, value in vars(module).items()
+        if isinstance(value, Primitive)
+    ],
+)
+def test_every_primitive_has_a_name_of_its_own(module, name):
+    others = [v for v in vars(module).values() if isinstance(v, Primitive)]
+    assert sum(v is getattr(module, name) for v in others) == 1
+
+
+@pytest.mark.parametrize(
+    ("primitive", "use"),
+    [
+        (lax_primitives.SCATTER_SUB, lambda x: x.at[0].subtract(1.0)),
+        (lax_primitives.TILE, lambda x: jnp.tile(x, (3, 1))),
+        (lax_primitives.STACK, lambda x: jnp.stack([x, x, x])),
+        (lax_primitives.SPLIT, lambda x: jnp.split(x, 2)),
+        (
+            lax_primitives.RANDOM_WRAP,
+            lambda x: jax.random.wrap_key_data(np.zeros(2, np.uint32)),
+        ),
+        (
+            lax_primitives.RANDOM_UNWRAP,
+            lambda x: jax.random.key_data(jax.random.key(1)),
+        ),
+    ],
+)
+def test_other_uses_bind_the_same(primitive, use):
+    found = [e.primitive for e in equations(jax.make_jaxpr(use)(jnp.asarray(X)))]
+    assert primitive in found
+
+
+@pytest.mark.parametrize(("consts", "carries"), [(0, 1), (1, 2), (2, 0)])
+def test_the_operands_of_a_scan_are_counted(consts, carries):
+    held = [jnp.full(3, k, jnp.float32) for k in range(consts)]
+
+    def run(xs, *held):
+        def step(carry, x):
+            used = sum((h.sum() for h in held), x)
+            return tuple(c + used for c in carry), used
+
+        return lax.scan(step, (np.float32(0),) * carries, xs)
+
+    equation = primitives.equation_of("scan", run, np.ones(4, np.float32), *held)
+    assert primitives.scan_counts(equation.params) == (consts, carries)
+
+
+def test_the_parameters_of_checkpoint_are_all_that_it_takes():
+    params = {**primitives.remat_params()}
+    jaxpr = jax.make_jaxpr(lambda x: jnp.cos(x))(1.0).jaxpr
+    params["jaxpr"] = jaxpr
+    remat = jax.extend.core.primitives.remat_p
+    [result] = jax.jit(lambda x: remat.bind(x, **params))(0.0)
+    assert result == 1
+
+
+@pytest.mark.parametrize("primitive", lax_primitives.REDUCTION_PARAMS)
+def test_the_parameters_of_reductions_are_all_that_they_take(primitive):
+    params = lax_primitives.REDUCTION_PARAMS[primitive]
+    assert primitive.bind(jnp.arange(3), axes=(0,), **params) in (0, 2)
+
+
+def test_what_is_written_in_terms_of_others_is_expanded():
+    x = np.arange(3, dtype=np.float32)
+    jaxpr = jax.make_jaxpr(jnp.searchsorted)(x, x).jaxpr
+    found = [e for e in equations(jaxpr) if lax_primitives.expansion(e) is not None]
+    expected = [] if lax_primitives.EXPANDABLE is None else [lax_primitives.EXPANDABLE]
+    assert [e.primitive for e in found] == expected
+    for equation in found:
+        tree = lax_primitives.expansion_tree(equation)
+        operands = jax.tree.unflatten(tree, [x, x])
+        result = lax_primitives.expansion(equation)(*operands)
+        np.testing.assert_array_equal(jax.tree.leaves(result)[0], [0, 1, 2])

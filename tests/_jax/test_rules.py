@@ -1,0 +1,93 @@
+"""JAX's tables of rules call ours with what they expect, on both ends."""
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core.primitives import tan_p, while_p
+from jax.interpreters import batching
+
+from shardmap._jax import rules
+
+X = np.ones((2, 3), np.float32)
+
+
+def identity(name):
+    primitive = jex_core.Primitive(name)
+    primitive.def_abstract_eval(lambda aval: aval)
+    return primitive
+
+
+def test_a_rule_is_told_of_the_vmap_where_nothing_is_batched_too():
+    seen = []
+    probe = identity("probe")
+
+    def rule(vmap, args, dims, **params):
+        seen.append((vmap, dims, params))
+        return args[0], dims[0]
+
+    rules.def_batching(probe, rule)
+    mapped = jax.vmap(
+        lambda x: (probe.bind(x, k=1), probe.bind(np.float32(1))),
+        in_axes=1,
+        out_axes=(0, None),
+        axis_name="i",
+        spmd_axis_name="mesh",
+    )
+    jax.make_jaxpr(mapped)(X)
+    vmap = rules.Vmap("i", 3, ("mesh",))
+    assert seen == [(vmap, (1,), {"k": 1}), (vmap, (None,), {})]
+
+
+@pytest.fixture
+def _own_while_rule():
+    before = batching.fancy_primitive_batchers[while_p]
+    yield
+    batching.fancy_primitive_batchers[while_p] = before
+
+
+@pytest.mark.usefixtures("_own_while_rule")
+def test_only_loops_that_are_asked_for_are_vectorised_by_another_rule():
+    seen = []
+
+    def rule(vmap, args, dims, **params):
+        seen.append(vmap.size)
+        return list(args), list(dims)
+
+    def applies(condition):
+        return any(e.primitive is tan_p for e in condition.jaxpr.eqns)
+
+    def loop(grows):
+        return jax.vmap(
+            lambda x: lax.while_loop(lambda c: grows(c) < 3, lambda c: c + 1, x)
+        )
+
+    rules.vectorize_loops(applies, rule)
+    np.testing.assert_array_equal(loop(lax.exp)(X[0] - 2), [2] * 3)
+    assert seen == []
+    jax.make_jaxpr(loop(lax.tan))(X[0])
+    assert seen == [3]
+
+
+def test_dead_code_is_left_to_a_rule():
+    asked = []
+    probe = jex_core.Primitive("probe_of_two")
+    probe.multiple_results = True
+    probe.def_abstract_eval(lambda *avals: list(avals))
+
+    def rule(used, equation):
+        asked.append((list(used), equation.primitive))
+        kept = [k for k, is_used in enumerate(used) if is_used]
+        return list(used), equation.replace(
+            invars=[equation.invars[k] for k in kept],
+            outvars=[equation.outvars[k] for k in kept],
+        )
+
+    rules.def_dead_code(probe, rule)
+    jaxpr = jax.make_jaxpr(lambda x, y: probe.bind(x, y))(1.0, 2.0).jaxpr
+    pruned, used = rules.without_dead_code(jaxpr, [False, True])
+    assert asked == [([False, True], probe)]
+    assert used == [False, True]
+    assert [len(e.invars) for e in pruned.eqns] == [1]
+    assert pruned is not jaxpr
