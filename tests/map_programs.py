@@ -16,6 +16,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
+from shardmap._jax.walk import equations
 
 TOLERANCE = {
     "float16": 1e-2,
@@ -354,3 +355,12 @@ BODIES: dict[str, Body] = {
         size=8,
     ),
 }
+
+
+def maps_in(fun, *args):
+    """The map equations of a function's jaxpr, those in other equations included."""
+    jaxpr = jax.make_jaxpr(fun)(*args)
+        jax.make_jaxpr(fun)(*args),
+        lambda equation: equation.primitive is not sm.spmap_p,
+    )
+    return [equation for equation in outermost if equation.primitive is sm.spmap_p]

@@ -16,7 +16,7 @@ from shardmap._jax.typechecks import bound_axis
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
-from shardmap.map.primitives.map_primitive import remove_axis
+from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 
 _INSIDE = "_inside_spmap"
 
@@ -321,3 +321,17 @@ def vectorize_some(
     batched = batched_results_of(fun, batch, args, dims)
     out_dims = [0 if is_batched else None for is_batched in batched]
     return list(batch.vectorize_function(fun, dims, out_dims)(*args)), out_dims
+
+
+def bind_map(
+    body: Body, args: Sequence[Any], in_axes: Any, out_axes: Any, params: dict[str, Any]
+) -> list[Any]:
+    """Binds a map of ``body``; its constants go to every element whole."""
+    return spmap_p.bind(
+        *body.constants,
+        *args,
+        in_axes=(None,) * len(body.constants) + tuple(in_axes),
+        out_axes=tuple(out_axes),
+        call_jaxpr=body.jaxpr,
+        **params,
+    )

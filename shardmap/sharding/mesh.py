@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 import jax
@@ -68,6 +68,23 @@ def auto_mesh(mesh: AnyMesh) -> AnyMesh:
         AxisType.Auto if axis_type == AxisType.Explicit else axis_type
         for axis_type in mesh.axis_types
     )
+    return _with_axis_types(mesh, types)
+
+
+def with_manual_axes(mesh: AnyMesh, names: Collection[str]) -> AnyMesh:
+    """The mesh as it is called where a program is written per device along axes.
+
+    >>> with_manual_axes(make_mesh({"data": 1, "model": 1}), ["model"]).axis_types
+    (Auto, Manual)
+    """
+    types = tuple(
+        AxisType.Manual if name in names else axis_type
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    )
+    return _with_axis_types(mesh, types)
+
+
+def _with_axis_types(mesh: AnyMesh, types: tuple[AxisType, ...]) -> AnyMesh:
     if isinstance(mesh, AbstractMesh):
         return mesh.update(axis_types=types)
     return Mesh(mesh.devices, mesh.axis_names, axis_types=types)

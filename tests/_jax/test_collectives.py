@@ -14,7 +14,7 @@ import shardmap as sm
 from shardmap._jax import collectives
 from shardmap._jax.collectives import ALL_COLLECTIVES, COLLECTIVES, TABLE
 from shardmap.explain.read.collectives import collectives_of
-from shardmap.map.collectives import rules
+from shardmap.map.collectives import reductions, rules
 from shardmap.plan.lax import special
 
 X = np.zeros((8, 8), np.float32)
@@ -126,7 +126,7 @@ def test_a_collective_that_jax_does_not_have_is_said_at_once():
 @pytest.mark.parametrize("each", TABLE, ids=lambda e: e.name)
 def test_every_room_has_what_it_needs_of_every_entry(each):
     assert each.name in rules.RULES
-    assert (each.primitive in rules.REDUCTIONS) == each.is_reduction
+    assert (each.primitive in reductions.REDUCTIONS) == each.is_reduction
     rule = special.RULES[each.primitive]
     assert (rule is special.same_shape) == each.is_elementwise
 

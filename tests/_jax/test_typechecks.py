@@ -8,7 +8,7 @@ from jax import lax
 
 import shardmap as sm
 from shardmap._jax.typechecks import bound_axis, check_jaxpr
-from shardmap.map.collectives.rules import split_collectives
+from shardmap.map.collectives.split import split_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.lowering.effects import call_for_each

@@ -18,7 +18,8 @@ from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.source import source_of
-from shardmap.map.collectives.rules import SplitAxis, lowers_per_device, uses_axis
+from shardmap.map.collectives.rules import SplitAxis
+from shardmap.map.collectives.split import lowers_per_device, uses_axis
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.lowering.register import on_one_device
 from shardmap.map.primitives.map_primitive import spmap_p

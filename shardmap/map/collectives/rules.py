@@ -1,227 +1,33 @@
-"""Collectives over an axis whose elements lie in blocks on devices.
+"""What each collective does over an axis whose elements lie in blocks on devices.
 
 An axis of ``size`` elements lies on ``devices`` devices, ``block`` elements on each, in
 order; the last block may be partly empty. A block is one vectorised operation, so a
 collective has two parts: what a device can do with its own elements, and then one
 collective between devices, of the least size.
-
-JAX vectorises the function of one element, control flow and all. For that the
-collectives over the axis are replaced by equations of `split_p`, whose vectorisation
-rule finds the whole block in its hands and looks up what to do in `RULES`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap._jax.collectives import COLLECTIVES, TABLE, axis_names
-from shardmap._jax.effects import without_axis
-from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
-from shardmap._jax.walk import equations
+from shardmap._jax.collectives import COLLECTIVES, axis_names
 from shardmap.map.collectives.names import permute
+from shardmap.map.collectives.reductions import REDUCTIONS, SUM, Reduction, add_up
 from shardmap.map.collectives.split_axis import SplitAxis, pad_last
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.map.primitives.shard_maps import has_shard_maps
-
-split_p = jex_core.Primitive("split_collective")
-split_p.multiple_results = True
 
 Rule = Callable[..., tuple[Any, bool]]
 """Takes the axis, the block (elements in front) and the equation's parameters; gives
 the result and whether it differs between elements (these in front again)."""
 
-RULES: dict[str, "Rule | Reduction"] = {}
+RULES: dict[str, Rule | Reduction] = {}
 """By the name of the collective."""
 
 
-def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
-    """``jaxpr`` with its collectives over ``axis`` ready for a block of elements."""
-
-    def split(equation: Any, shadowed: bool) -> Any:
-        if shadowed or not is_collective(equation, axis.name):
-            return equation
-        return equation.replace(
-            primitive=split_p,
-            params={
-                "axis": axis,
-                "collective": equation.primitive,
-                "params": tuple(sorted(equation.params.items())),
-            },
-        )
-
-    return rewrite_jaxpr(jaxpr, axis.name, split, renamed=())
-
-
-def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
-    """The collective equations over the axis, in whatever other equations hold them."""
-    found = []
-
-    def collect(equation: Any, shadowed: bool) -> Any:
-        if not shadowed and is_collective(equation, name):
-            found.append(equation)
-        return equation
-
-    rewrite_jaxpr(jaxpr, name, collect)
-    return found
-
-
-def lowers_per_device(jaxpr: Any, name: Hashable, platform: str) -> bool:
-    """Whether JAX lowers all collectives over the axis for one element per device.
-
-    What a `jax.shard_map` holds has types with its mesh, which only vectorising makes
-    anew.
-    """
-    return not has_shard_maps(jaxpr) and all(
-        COLLECTIVES[equation.primitive].lowers_per_device(atom.aval, platform)
-        for equation in uses_axis(jaxpr, name)
-        for atom in equation.invars[:1]
-    )
-
-
-def is_collective(equation: Any, name: Hashable) -> bool:
-    """Whether the equation itself is a collective over the axis."""
-    return equation.primitive in COLLECTIVES and name in axis_names(equation.params)
-
-
-def has_collectives(jaxpr: Any) -> bool:
-    """Whether there is any collective in ``jaxpr`` that sends something."""
-    return any(
-        equation.primitive in COLLECTIVES and COLLECTIVES[equation.primitive].kind
-        for equation in equations(jaxpr)
-    )
-
-
-def _batching_rule(
-    vmap: Vmap,
-    args: Sequence[Any],
-    dims: Sequence[int | None],
-    *,
-    axis: SplitAxis,
-    collective: Any,
-    params: tuple[tuple[str, Any], ...],
-) -> tuple[list[Any], list[int | None]]:
-    assert vmap.name == axis.vectorized_name
-    blocks: list[Any] = [
-        jnp.broadcast_to(arg, (axis.block, *arg.shape))
-        if dim is None
-        else jnp.moveaxis(arg, dim, 0)
-        for arg, dim in zip(args, dims, strict=True)
-    ]
-    results, differs = [], []
-    for block in blocks or [None]:
-        result, differ = RULES[COLLECTIVES[collective].name](
-            axis, block, **dict(params)
-        )
-        results.append(result)
-        differs.append(0 if differ else None)
-    return results, differs
-
-
-def _typecheck(
-    *operands: Any, axis: SplitAxis, collective: Any, params: tuple[Any, ...]
-) -> tuple[Any, Any]:
-    with bound_axis(axis.name, axis.size):
-        avals, effects = type_equation(collective, operands, dict(params))
-    return avals, without_axis(effects, axis.name)
-
-
-def_batching(split_p, _batching_rule)
-register_typecheck(split_p, _typecheck)
-
-
 # Reductions
-
-
-class Reduction(NamedTuple):
-    """How elements combine.
-
-    Attributes:
-      local: over dimensions of one device's array.
-      between: over mesh axes, as `jax.lax.psum`.
-      segments: over groups of rows, as `jax.ops.segment_sum`.
-      combine: of two arrays.
-      identity: the value that changes nothing, for a dtype.
-    """
-
-    local: Callable[..., Any]
-    between: Callable[..., Any]
-    segments: Callable[..., Any]
-    combine: Callable[[Any, Any], Any]
-    identity: Callable[[Any], Any]
-
-    def __call__(
-        self,
-        axis: SplitAxis,
-        block: Any,
-        *,
-        axes: Sequence[Any],
-        axis_index_groups: Any = None,
-    ) -> tuple[Any, bool]:
-        """The rule of the collective."""
-        present = axis.present(block, self.identity(block.dtype))
-        if axis_index_groups is not None:
-            groups, number, _ = axis.groups(axes, axis_index_groups)
-            mine = jnp.asarray(number)[axis.positions(axes)]
-            partial = self.segments(present, mine, len(groups))
-            return self.finish(axis, partial, axes)[mine], True
-        dimensions = tuple(a + 1 for a in axes if isinstance(a, int))
-        return self.finish(axis, self.local(present, (0, *dimensions)), axes), False
-
-    def start(self, aval: Any) -> jax.Array:
-        """What to accumulate parts of a block from."""
-        return jnp.full(aval.shape, self.identity(aval.dtype), aval.dtype)
-
-    def accumulate(self, before: Any, part: Any, present: Any) -> Any:
-        """``before`` combined with the elements of a part that are ``present``."""
-        shape = (-1,) + (1,) * (part.ndim - 1)
-        fill = lax.full_like(part, self.identity(part.dtype))
-        values = jnp.where(present.reshape(shape), part, fill)
-        return self.combine(before, self.local(values, (0,)))
-
-    def finish(self, axis: SplitAxis, value: Any, axes: Sequence[Any]) -> Any:
-        """This device's value combined with those of the others."""
-        others = tuple(n for n in axes if n != axis.name and not isinstance(n, int))
-        names = (*axis.device_axes, *others)
-        return self.between(value, names) if names else value
-
-
-def _sum(block: Any, dimensions: Sequence[int]) -> Any:
-    return jnp.sum(block, dimensions, dtype=block.dtype)
-
-
-def _lowest(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -jnp.inf
-    return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
-
-
-def _highest(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.inf
-    return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
-
-
-def _max(block: Any, dimensions: Sequence[int]) -> Any:
-    return jnp.max(
-        block, dimensions, initial=np.array(_lowest(block.dtype), block.dtype)
-    )
-
-
-def _min(block: Any, dimensions: Sequence[int]) -> Any:
-    return jnp.min(
-        block, dimensions, initial=np.array(_highest(block.dtype), block.dtype)
-    )
-
-
-_SUM = Reduction(_sum, lax.psum, jax.ops.segment_sum, jnp.add, lambda dtype: 0)
-_MAX = Reduction(_max, lax.pmax, jax.ops.segment_max, jnp.maximum, _lowest)
-_MIN = Reduction(_min, lax.pmin, jax.ops.segment_min, jnp.minimum, _highest)
 
 
 def _reduce_scatter_rule(
@@ -241,14 +47,14 @@ def _reduce_scatter_rule(
     block = block.reshape(*shape[:dimension], *pieces, *shape[dimension + 1 :])
     block = jnp.moveaxis(block, dimension, 1)
     if axis_name == (axis.name,) and axis_index_groups is None:
-        total = _sum(axis.present(block, 0), (0,))
+        total = add_up(axis.present(block, 0), (0,))
         total = pad_last(total, axis.padding, 0)
         if axis.device_axes:
             total = lax.psum_scatter(total, axis.device_axes, tiled=True)
         return total, True
     _, _, place = axis.groups(axis_name, axis_index_groups)
     mine = jnp.asarray(place)[axis.positions(axis_name)]
-    total, differs = _SUM(
+    total, differs = SUM(
         axis, block, axes=tuple(axis_name), axis_index_groups=axis_index_groups
     )
     if not differs:
@@ -380,7 +186,7 @@ def _pbroadcast_rule(
         present = axis.indices() < axis.size
         chosen &= jnp.expand_dims(present, range(1, block.ndim))
     only = jnp.where(chosen, block, jnp.zeros((), block.dtype))
-    return _SUM(axis, only, axes=names)
+    return SUM(axis, only, axes=names)
 
 
 def _axis_index_rule(
@@ -396,14 +202,6 @@ def _ragged_all_to_all_rule(axis: SplitAxis, *_: Any, **__: Any) -> tuple[Any, b
         "for one element on each device only. Use all_to_all, or more devices."
     )
 
-
-_BY_COMBINER = {"sum": _SUM, "max": _MAX, "min": _MIN}
-
-REDUCTIONS: dict[Any, Reduction] = {
-    each.primitive: _BY_COMBINER[each.combiner]
-    for each in TABLE
-    if each.is_reduction and each.combiner is not None
-}
 
 RULES.update((COLLECTIVES[q].name, reduction) for q, reduction in REDUCTIONS.items())
 RULES |= {

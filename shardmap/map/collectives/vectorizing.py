@@ -15,7 +15,7 @@ from jax.extend.core.primitives import closed_call_p
 from shardmap._jax.collectives import ALL_TO_ALL
 from shardmap._jax.rules import def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
-from shardmap.map.collectives.rules import split_collectives, uses_axis
+from shardmap.map.collectives.split import split_collectives, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 

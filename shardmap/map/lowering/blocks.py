@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardmap.map.collectives.rules import (
-    split_collectives,
-)
+from shardmap.map.collectives.split import split_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.lowering.host_calls import one_at_a_time

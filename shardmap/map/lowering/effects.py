@@ -22,7 +22,7 @@ from shardmap._jax.primitives import scan_counts
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.walk import jaxprs_in
-from shardmap.map.collectives.rules import is_collective, split_p
+from shardmap.map.collectives.split import is_collective, split_p
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.layout import MeshWalk
 from shardmap.map.lowering.host_calls import happens_here, has_effect

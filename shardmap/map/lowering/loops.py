@@ -10,7 +10,8 @@ import numpy as np
 from jax import lax
 
 from shardmap._jax.collectives import AXIS_INDEX
-from shardmap.map.collectives.rules import REDUCTIONS, is_collective, uses_axis
+from shardmap.map.collectives.reductions import REDUCTIONS
+from shardmap.map.collectives.split import is_collective, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.lowering.effects import if_present
 from shardmap.map.lowering.host_calls import has_effect

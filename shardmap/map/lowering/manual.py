@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType
 
 from shardmap.map.collectives.names import in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import widen
-from shardmap.map.collectives.rules import lowers_per_device
+from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.lowering.blocks import block_function
@@ -19,6 +19,7 @@ from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.shardings import partition_spec
+from shardmap.sharding.mesh import with_manual_axes
 
 
 def per_device(
@@ -207,12 +208,3 @@ def _with_inner_maps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any
         )
 
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
-
-
-def with_manual_axes(mesh: Mesh, names: Collection[str]) -> Mesh:
-    """The mesh as it is called where a program is written per device along axes."""
-    types = [
-        AxisType.Manual if name in names else axis_type
-        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    ]
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(types))

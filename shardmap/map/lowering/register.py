@@ -20,11 +20,11 @@ from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import agreement, contexts
 from shardmap.map.collectives.names import in_mesh_order, told_apart
-from shardmap.map.collectives.rules import has_collectives
+from shardmap.map.collectives.split import has_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.layout import MeshWalk, map_mesh, own_walk
 from shardmap.map.lowering.blocks import block_function
-from shardmap.map.lowering.manual import per_device, with_manual_axes
+from shardmap.map.lowering.manual import per_device
 from shardmap.map.lowering.one_program import check_meshes
 from shardmap.map.lowering.spmd import partitioned
 from shardmap.map.lowering.under_mesh import under_mesh
@@ -32,6 +32,7 @@ from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
 from shardmap.map.tracing import Body, config_value, per_jaxpr, trace_body
+from shardmap.sharding.mesh import with_manual_axes
 
 # Evaluation
 

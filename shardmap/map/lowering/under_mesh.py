@@ -7,7 +7,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from shardmap._jax.context import equation_context
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.map.primitives.shard_maps import with_manual_axes
+from shardmap.sharding.mesh import with_manual_axes
 
 
 def under_mesh(jaxpr: Any, mesh: Any) -> Any:

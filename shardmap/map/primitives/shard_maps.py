@@ -8,17 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap._jax.walk import equations, walk
 from shardmap.map.primitives.axis import axis_text
-
-
-def with_manual_axes(mesh: AbstractMesh, names: frozenset[str]) -> AbstractMesh:
-    """The mesh as it is called where a program is written per device along axes."""
-    return mesh.update_axis_types(dict.fromkeys(names, AxisType.Manual))
 
 
 def axes_used_inside(jaxpr: Any) -> set[str]:

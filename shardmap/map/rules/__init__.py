@@ -1,5 +1,26 @@
-"""What the transformations of JAX do with a map. Importing registers them."""
+"""What the transformations of JAX do with a map. Importing registers them.
 
-from shardmap.map.rules import checkify, mesh_batches, remat, transformations
+Every rule works in the same way: it transforms the function of one element with
+JAX's own public transformation, traces the result with the axis bound, and binds
+the map again. So any composition of transformations of a map is a program of maps.
+"""
 
-__all__ = ["checkify", "mesh_batches", "remat", "transformations"]
+from shardmap.map.rules import (
+    checkify,
+    dead_code,
+    differentiation,
+    mesh_batches,
+    remat,
+    vectorization,
+    while_loops,
+)
+
+__all__ = [
+    "checkify",
+    "dead_code",
+    "differentiation",
+    "mesh_batches",
+    "remat",
+    "vectorization",
+    "while_loops",
+]

@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval
 
 from shardmap._jax.primitives import remat_params
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
-from shardmap.map.rules.transformations import residual_sources
+from shardmap.map.rules.differentiation import residual_sources
 from shardmap.map.tracing import per_jaxpr, under_axis
 
 _remat_p = jex_core.primitives.remat_p

@@ -1,7 +1,4 @@
-"""The rules of the map: what they make of a program, and what they leave as it is.
-
-That they compute the right thing for every kind of body is in test_transformations.py.
-"""
+"""What grad, jvp and checkpoint make of a map, and what they leave as it is."""
 
 import functools
 
@@ -12,38 +9,18 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.interpreters import partial_eval
 
 import shardmap as sm
 from tests.map_programs import (
     assert_same,
     both_lowerings,
-    float_index,
+    maps_in,
     mixed,
     same_under_vmap,
     spread,
 )
-from tests.reference import loop_map
-
-
-def maps_in(fun, *args):
-    """The map equations of a function's jaxpr, those in other equations included."""
-
-    def find(jaxpr):
-        for equation in jaxpr.eqns:
-            if equation.primitive is sm.spmap_p:
-                yield equation
-            else:
-                for inner in jex_core.jaxprs_in_params(equation.params):
-                    yield from find(inner)
-
-    return list(find(jax.make_jaxpr(fun)(*args).jaxpr))
-
 
 X = spread((4, 3))
-
-
-# Equations
 
 
 @both_lowerings
@@ -155,44 +132,6 @@ def test_nothing_active_makes_no_tangent_map(spmap):
 
 
 @both_lowerings
-def test_dead_results_are_not_computed(spmap):
-    devices = jax.devices()[:4]
-    fun = spmap(lambda x, y: (x * 2, lax.psum(jnp.sin(y), "i")), "i", devices=devices)
-    text = jax.jit(lambda x, y: fun(x, y)[0]).lower(X, X).compile().as_text()
-    assert "all-reduce" not in text
-    assert "sine" not in text
-
-
-@both_lowerings
-def test_dead_operands_and_results_leave_the_equation(spmap):
-    fun = spmap(lambda x, y, w: (x * w, jnp.sin(y)), in_axes=(0, 1, None))
-    jaxpr = jax.make_jaxpr(fun)(X, X.T, X[0]).jaxpr
-    pruned, used = partial_eval.dce_jaxpr(jaxpr, [True, False])
-    (equation,) = pruned.eqns
-    assert list(used) == [True, False, True]
-    assert equation.params["in_axes"] == (0, None)
-    assert equation.params["out_axes"] == (0,)
-    assert [e.primitive.name for e in equation.params["call_jaxpr"].eqns] == ["mul"]
-    assert not partial_eval.dce_jaxpr(jaxpr, [False, False])[0].eqns
-
-
-@both_lowerings
-def test_effects_are_not_dead(spmap):
-    fun = spmap(lambda x: (jax.debug.print("{}", x), x * 2)[1])
-    jaxpr = jax.make_jaxpr(fun)(X).jaxpr
-    (equation,) = partial_eval.dce_jaxpr(jaxpr, [False])[0].eqns
-    assert not equation.params["out_axes"]
-
-
-@both_lowerings
-def test_dead_code_of_a_gradient(spmap):
-    # The backward map wants no residual of a branch that nobody differentiates.
-    fun = spmap(lambda x: (jnp.sin(x), jnp.exp(jnp.cos(x))))
-    gradient = jax.jit(jax.grad(lambda x: fun(x)[0].sum()))
-    assert "exponential" not in gradient.lower(X).compile().as_text()
-
-
-@both_lowerings
 @pytest.mark.parametrize(
     "transform",
     [
@@ -213,106 +152,6 @@ def test_jax_accepts_the_jaxprs(spmap, transform):
     checked()
 
 
-# Axes
-
-
-@both_lowerings
-@pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
-@pytest.mark.parametrize("out_axis", [0, 1, 2, -1, -2])
-def test_axes_against_a_loop(spmap, in_axis, out_axis):
-    x = spread((4, 4, 4))
-    mapped = spmap(mixed, in_axes=(in_axis, None), out_axes=out_axis)
-    expected = loop_map(mixed, 4, (in_axis, None), out_axis)(x, X[0, 0])
-    assert_same(mapped(x, X[0, 0]), jnp.asarray(expected))
-
-
-@both_lowerings
-def test_axes_as_prefixes_against_a_loop(spmap):
-    def fun(params, x, y):
-        return {"sum": x + params["b"], "rest": (y * params["w"], params["w"])}
-
-    params = {"w": spread((2,)), "b": spread((4,), 1.0)}
-    axes = {"w": None, "b": 0}, 1, -1
-    out_axes = {"sum": -1, "rest": (0, None)}
-    args = params, spread((3, 4)), spread((2, 4))
-    mapped = spmap(fun, in_axes=axes, out_axes=out_axes)
-    expected = loop_map(fun, 4, axes, out_axes)(*args)
-    assert_same(mapped(*args), jax.tree.map(jnp.asarray, expected))
-
-
-@pytest.mark.parametrize("in_axis", [0, 1, 2])
-@pytest.mark.parametrize("batch_axis", [0, 1, 2])
-@pytest.mark.parametrize("out_axis", [0, 1, -1])
-def test_where_a_batch_lies(in_axis, batch_axis, out_axis):
-    x = spread((2, 2, 2, 2)) + np.arange(2)
-
-    def build(map_):
-        mapped = map_(
-            lambda x: (x * (1 + float_index("i")), lax.psum(x, "i")),
-            axis_name="i",
-            in_axes=in_axis,
-            out_axes=(out_axis, None),
-        )
-        return jax.vmap(mapped, in_axes=batch_axis, out_axes=(out_axis, batch_axis))
-
-    same_under_vmap(build, x, compiled=False)
-
-
-def test_unmapped_results_of_unmapped_operands_stay_unbatched():
-    def build(map_):
-        mapped = map_(
-            lambda x, w: (lax.psum(x, "i"), w * 2),
-            axis_name="i",
-            in_axes=(0, None),
-            out_axes=None,
-        )
-        return jax.vmap(mapped, in_axes=(1, None), out_axes=(0, None))
-
-    same_under_vmap(build, X, spread((2,)))
-
-
-def test_a_vmapped_name_is_used_inside():
-    def build(map_):
-        def fun(x):
-            summed = lax.psum(x, ("i", "v")) - lax.psum(jnp.sin(x), ("v", "i"))
-            gathered = lax.all_gather(x, "v") @ lax.all_gather(x, "v")
-            return lax.psum(x, "v") * x + summed + gathered * float_index("v")
-
-        batched = jax.vmap(map_(fun, axis_name="i"), in_axes=1, axis_name="v")
-        return jax.grad(lambda x: (batched(x) ** 2).sum())
-
-    same_under_vmap(build, X)
-
-
-def test_an_unbatched_operand_meets_a_vmapped_name():
-    def build(map_):
-        mapped = map_(lambda x: x * float_index("v"), axis_name="i")
-        return jax.vmap(mapped, in_axes=None, axis_name="v", axis_size=3)
-
-    same_under_vmap(build, X)
-
-
-def test_the_maps_name_hides_a_vmapped_one():
-    def build(map_):
-        mapped = map_(lambda x: lax.psum(jnp.sin(x), "i") * x, axis_name="i")
-        batched = jax.vmap(mapped, in_axes=1, axis_name="i")
-        return jax.value_and_grad(lambda x: (batched(x) ** 2).sum())
-
-    same_under_vmap(build, X)
-
-
-@both_lowerings
-@pytest.mark.parametrize("batch_axis", [0, 1, 2, 3])
-@pytest.mark.parametrize("scattered", [0, 1])
-def test_psum_scatter_with_the_batch_anywhere(spmap, scattered, batch_axis):
-    # JAX's own rule is wrong where the batch lies behind the scattered dimension.
-    mapped = spmap(lambda x: lax.psum_scatter(x, "i", scatter_dimension=scattered), "i")
-    x = spread((2, 2, 2)) + np.arange(2)
-    batch = np.stack([x, -x, 2 * x], batch_axis)
-    expected = jnp.stack([mapped(x), mapped(-x), mapped(2 * x)])
-    assert_same(jax.vmap(mapped, in_axes=batch_axis)(batch), expected)
-
-
 @both_lowerings
 def test_all_to_all_that_moves_a_dimension_has_a_gradient(spmap):
     # JAX's own rule gives a cotangent of the wrong shape.
@@ -320,23 +159,6 @@ def test_all_to_all_that_moves_a_dimension_has_a_gradient(spmap):
     weights = spread((4, 3, 4), 1.0)
     gradient = jax.grad(lambda x: (mapped(x) * weights).sum())(spread((4, 4, 3)))
     assert_same(gradient, jnp.asarray(weights.transpose(2, 0, 1)))
-
-
-@both_lowerings
-def test_spmd_axis_name(spmap):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("batch", "i"))
-    mapped = spmap(
-        lambda x: jnp.sin(x) * lax.psum(x, "i"), "i", mesh=mesh, mesh_axes="i"
-    )
-    batched = jax.vmap(mapped, in_axes=1, spmd_axis_name="batch")
-    expected = jax.vmap(
-        jax.vmap(lambda x: jnp.sin(x) * lax.psum(x, "i"), axis_name="i"), in_axes=1
-    )
-    x = spread((4, 2))
-    assert_same(jax.jit(batched)(x), expected(x))
-
-
-# Derivatives
 
 
 @both_lowerings

@@ -1,8 +1,4 @@
-"""How the map behaves under grad, jvp, vmap and their compositions.
-
-Every rule works in the same way: it transforms the function of one element with
-JAX's own public transformation, traces the result with the axis bound, and binds
-the map again. So any composition of transformations of a map is a program of maps.
+"""How the map behaves under grad, jvp, linearize and their compositions.
 
 The jvp rule binds two maps: one for the results and the residuals, one, linear, from
 residuals and tangents to the results' tangents. Reverse mode needs no rule for
@@ -17,38 +13,17 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from shardmap._jax.effects import NO_AXIS, axis_of
-from shardmap._jax.rules import Vmap, def_batching, def_dead_code, without_dead_code
-from shardmap._jax.typechecks import bound_axis
-from shardmap._jax.types import Equation
 from shardmap.map.collectives.rewrites import merge_sums
-from shardmap.map.collectives.rules import uses_axis
-from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
-from shardmap.map.rules.mesh_batches import batch_along_mesh
+from shardmap.map.collectives.split import uses_axis
+from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.rules.while_loops import without_taps_in_loops
 from shardmap.map.tracing import (
-    Batch,
     Body,
-    batched_results,
+    bind_map,
     per_jaxpr,
     shape_dtype_struct,
     trace_body,
 )
-
-
-def _bind(
-    body: Body, args: Sequence[Any], in_axes: Any, out_axes: Any, params: dict[str, Any]
-) -> list[Any]:
-    """Binds a map of ``body``; its constants go to every element whole."""
-    return spmap_p.bind(
-        *body.constants,
-        *args,
-        in_axes=(None,) * len(body.constants) + tuple(in_axes),
-        out_axes=tuple(out_axes),
-        call_jaxpr=body.jaxpr,
-        **params,
-    )
-
 
 # Forward mode
 
@@ -182,7 +157,7 @@ def _jvp_rule(
     computed = len(forward.jaxpr.outvars) - len(out_axes)
     differ = set(in_axes) != {None} or uses_axis(forward.jaxpr, params["axis_name"])
     computed_axes = (0 if differ else None,) * computed
-    values = _bind(forward, primals, in_axes, out_axes + computed_axes, params)
+    values = bind_map(forward, primals, in_axes, out_axes + computed_axes, params)
     results, residuals = values[: len(out_axes)], values[len(out_axes) :]
 
     known = {
@@ -200,7 +175,7 @@ def _jvp_rule(
             linear_axes.append(axis)
     inexact = [_is_inexact(var.aval) for var in call_jaxpr.outvars]
     tangents_out = iter(
-        _bind(
+        bind_map(
             linearized.tangent,
             linear_args,
             linear_axes,
@@ -309,7 +284,7 @@ def _transpose_rule(
     )
     residuals = [a for a, lin in zip(args, linear, strict=True) if not lin]
     residual_axes = [a for a, lin in zip(in_axes, linear, strict=True) if not lin]
-    results = _bind(
+    results = bind_map(
         body,
         [*residuals, *(ct for ct, w in zip(cotangents, wanted, strict=True) if w)],
         [*residual_axes, *(a for a, w in zip(out_axes, wanted, strict=True) if w)],
@@ -320,132 +295,5 @@ def _transpose_rule(
     return [next(given) if lin else None for lin in linear]
 
 
-# Vectorisation
-
-
-@per_jaxpr
-def _batch(
-    jaxpr: Any,
-    batch: Batch,
-    dims: tuple[int | None, ...],
-    avals: tuple[Any, ...],
-    axis_name: Hashable,
-    axis_size: int,
-) -> tuple[Body, tuple[bool, ...]]:
-    """The batched body, and which of its results are batched (at 0).
-
-    ``dims`` and ``avals`` are those of one element's batched operands.
-    """
-    batched: tuple[bool, ...] = ()
-
-    def vectorized(*args: Any) -> Any:
-        # Asked here, where the map's own axis is bound.
-        nonlocal batched
-        batched = batched_results(jaxpr, batch, dims)
-        out_dims = [0 if is_batched else None for is_batched in batched]
-        return batch.vectorize(jaxpr, dims, out_dims)(*args)
-
-    return trace_body(vectorized, avals, axis_name, axis_size), batched
-
-
-def _batching_rule(
-    vmap: Vmap,
-    args: Sequence[Any],
-    dims: Sequence[int | None],
-    *,
-    call_jaxpr: Any,
-    in_axes: tuple[int | None, ...],
-    out_axes: tuple[int | None, ...],
-    **params: Any,
-) -> tuple[list[Any], list[int | None]]:
-    if vmap.spmd_name is not None and params["mesh"] is not None:
-        return batch_along_mesh(
-            vmap,
-            args,
-            dims,
-            params
-            | {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes},
-        )
-    # Operands keep their layout: the mapped axis and the batch axis are counted in
-    # the array that has both.
-    map_axes: list[int | None] = []
-    element_dims: list[int | None] = []
-    for dim, axis in zip(dims, in_axes, strict=True):
-        if dim is None or axis is None:
-            map_axes.append(axis)
-            element_dims.append(dim)
-        else:
-            map_axes.append(axis + (dim <= axis))
-            element_dims.append(dim - (axis < dim))
-    avals = tuple(
-        remove_axis(jax.typeof(arg), axis)
-        for arg, axis in zip(args, map_axes, strict=True)
-    )
-    # Inside, a name that both have means the map's axis.
-    shadowed = vmap.name == params["axis_name"]
-    body, batched = _batch(
-        call_jaxpr,
-        Batch(None if shadowed else vmap.name, vmap.size, vmap.spmd_name),
-        tuple(element_dims),
-        avals,
-        params["axis_name"],
-        params["axis_size"],
-    )
-    # A batched result has the batch at 0 and everything else behind it.
-    result_axes = [
-        axis + 1 if is_batched and axis is not None else axis
-        for axis, is_batched in zip(out_axes, batched, strict=True)
-    ]
-    results = _bind(body, args, map_axes, result_axes, params)
-    return results, [0 if is_batched else None for is_batched in batched]
-
-
-# Dead code
-
-
-@per_jaxpr
-def _without_dead_code(
-    jaxpr: Any, used_outputs: tuple[bool, ...], axis_name: Hashable, axis_size: int
-) -> tuple[Any, list[bool]]:
-    # JAX may check what it makes.
-    with bound_axis(axis_name, axis_size):
-        return without_dead_code(jaxpr, used_outputs)
-
-
-def _dce_rule(
-    used_outputs: Sequence[bool], equation: Equation
-) -> tuple[list[bool], Equation | None]:
-    # The use of an axis name is none that anybody sees.
-    is_seen = any(axis_of(effect) is NO_AXIS for effect in equation.effects)
-    if not any(used_outputs) and not is_seen:
-        return [False] * len(equation.invars), None
-    params = equation.params
-    call_jaxpr, used_inputs = _without_dead_code(
-        params["call_jaxpr"],
-        tuple(used_outputs),
-        params["axis_name"],
-        params["axis_size"],
-    )
-    invars, in_axes, outvars, out_axes = (
-        tuple(item for item, used in zip(items, mask, strict=True) if used)
-        for items, mask in (
-            (equation.invars, used_inputs),
-            (params["in_axes"], used_inputs),
-            (equation.outvars, used_outputs),
-            (params["out_axes"], used_outputs),
-        )
-    )
-    changed = {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes}
-    gone = params["call_jaxpr"].effects - call_jaxpr.effects
-    return used_inputs, equation.replace(
-        invars=list(invars),
-        outvars=list(outvars),
-        params=params | changed,
-        effects=equation.effects - gone,
-    )
-
-
 ad.primitive_jvps[spmap_p] = _jvp_rule
 ad.primitive_transposes[spmap_p] = _transpose_rule
-def_batching(spmap_p, _batching_rule)
-def_dead_code(spmap_p, _dce_rule)

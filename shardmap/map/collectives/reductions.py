@@ -1,0 +1,112 @@
+"""Reductions over an axis whose elements lie in blocks on devices."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from shardmap._jax.collectives import TABLE
+from shardmap.map.collectives.split_axis import SplitAxis
+
+
+class Reduction(NamedTuple):
+    """How elements combine.
+
+    Attributes:
+      local: over dimensions of one device's array.
+      between: over mesh axes, as `jax.lax.psum`.
+      segments: over groups of rows, as `jax.ops.segment_sum`.
+      combine: of two arrays.
+      identity: the value that changes nothing, for a dtype.
+    """
+
+    local: Callable[..., Any]
+    between: Callable[..., Any]
+    segments: Callable[..., Any]
+    combine: Callable[[Any, Any], Any]
+    identity: Callable[[Any], Any]
+
+    def __call__(
+        self,
+        axis: SplitAxis,
+        block: Any,
+        *,
+        axes: Sequence[Any],
+        axis_index_groups: Any = None,
+    ) -> tuple[Any, bool]:
+        """The rule of the collective."""
+        present = axis.present(block, self.identity(block.dtype))
+        if axis_index_groups is not None:
+            groups, number, _ = axis.groups(axes, axis_index_groups)
+            mine = jnp.asarray(number)[axis.positions(axes)]
+            partial = self.segments(present, mine, len(groups))
+            return self.finish(axis, partial, axes)[mine], True
+        dimensions = tuple(a + 1 for a in axes if isinstance(a, int))
+        return self.finish(axis, self.local(present, (0, *dimensions)), axes), False
+
+    def start(self, aval: Any) -> jax.Array:
+        """What to accumulate parts of a block from."""
+        return jnp.full(aval.shape, self.identity(aval.dtype), aval.dtype)
+
+    def accumulate(self, before: Any, part: Any, present: Any) -> Any:
+        """``before`` combined with the elements of a part that are ``present``."""
+        shape = (-1,) + (1,) * (part.ndim - 1)
+        fill = lax.full_like(part, self.identity(part.dtype))
+        values = jnp.where(present.reshape(shape), part, fill)
+        return self.combine(before, self.local(values, (0,)))
+
+    def finish(self, axis: SplitAxis, value: Any, axes: Sequence[Any]) -> Any:
+        """This device's value combined with those of the others."""
+        others = tuple(n for n in axes if n != axis.name and not isinstance(n, int))
+        names = (*axis.device_axes, *others)
+        return self.between(value, names) if names else value
+
+
+def add_up(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.sum(block, dimensions, dtype=block.dtype)
+
+
+def _lowest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf
+    return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.inf
+    return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
+
+
+def _max(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.max(
+        block, dimensions, initial=np.array(_lowest(block.dtype), block.dtype)
+    )
+
+
+def _min(block: Any, dimensions: Sequence[int]) -> Any:
+    return jnp.min(
+        block, dimensions, initial=np.array(_highest(block.dtype), block.dtype)
+    )
+
+
+SUM = Reduction(add_up, lax.psum, jax.ops.segment_sum, jnp.add, lambda dtype: 0)
+
+
+MAX = Reduction(_max, lax.pmax, jax.ops.segment_max, jnp.maximum, _lowest)
+
+
+MIN = Reduction(_min, lax.pmin, jax.ops.segment_min, jnp.minimum, _highest)
+
+
+_BY_COMBINER = {"sum": SUM, "max": MAX, "min": MIN}
+
+
+REDUCTIONS: dict[Any, Reduction] = {
+    each.primitive: _BY_COMBINER[each.combiner]
+    for each in TABLE
+    if each.is_reduction and each.combiner is not None
+}

@@ -1,0 +1,56 @@
+"""How a map loses results that nobody uses, and what only they need."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from shardmap._jax.effects import NO_AXIS, axis_of
+from shardmap._jax.rules import def_dead_code, without_dead_code
+from shardmap._jax.typechecks import bound_axis
+from shardmap._jax.types import Equation
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.tracing import per_jaxpr
+
+
+@per_jaxpr
+def _without_dead_code(
+    jaxpr: Any, used_outputs: tuple[bool, ...], axis_name: Hashable, axis_size: int
+) -> tuple[Any, list[bool]]:
+    # JAX may check what it makes.
+    with bound_axis(axis_name, axis_size):
+        return without_dead_code(jaxpr, used_outputs)
+
+
+def _dce_rule(
+    used_outputs: Sequence[bool], equation: Equation
+) -> tuple[list[bool], Equation | None]:
+    # The use of an axis name is none that anybody sees.
+    is_seen = any(axis_of(effect) is NO_AXIS for effect in equation.effects)
+    if not any(used_outputs) and not is_seen:
+        return [False] * len(equation.invars), None
+    params = equation.params
+    call_jaxpr, used_inputs = _without_dead_code(
+        params["call_jaxpr"],
+        tuple(used_outputs),
+        params["axis_name"],
+        params["axis_size"],
+    )
+    invars, in_axes, outvars, out_axes = (
+        tuple(item for item, used in zip(items, mask, strict=True) if used)
+        for items, mask in (
+            (equation.invars, used_inputs),
+            (params["in_axes"], used_inputs),
+            (equation.outvars, used_outputs),
+            (params["out_axes"], used_outputs),
+        )
+    )
+    changed = {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes}
+    gone = params["call_jaxpr"].effects - call_jaxpr.effects
+    return used_inputs, equation.replace(
+        invars=list(invars),
+        outvars=list(outvars),
+        params=params | changed,
+        effects=equation.effects - gone,
+    )
+
+
+def_dead_code(spmap_p, _dce_rule)

@@ -1,0 +1,98 @@
+"""How `jax.vmap` treats a map: the batch goes to the function of one element."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+
+from shardmap._jax.rules import Vmap, def_batching
+from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
+from shardmap.map.rules.mesh_batches import batch_along_mesh
+from shardmap.map.tracing import (
+    Batch,
+    Body,
+    batched_results,
+    bind_map,
+    per_jaxpr,
+    trace_body,
+)
+
+
+@per_jaxpr
+def _batch(
+    jaxpr: Any,
+    batch: Batch,
+    dims: tuple[int | None, ...],
+    avals: tuple[Any, ...],
+    axis_name: Hashable,
+    axis_size: int,
+) -> tuple[Body, tuple[bool, ...]]:
+    """The batched body, and which of its results are batched (at 0).
+
+    ``dims`` and ``avals`` are those of one element's batched operands.
+    """
+    batched: tuple[bool, ...] = ()
+
+    def vectorized(*args: Any) -> Any:
+        # Asked here, where the map's own axis is bound.
+        nonlocal batched
+        batched = batched_results(jaxpr, batch, dims)
+        out_dims = [0 if is_batched else None for is_batched in batched]
+        return batch.vectorize(jaxpr, dims, out_dims)(*args)
+
+    return trace_body(vectorized, avals, axis_name, axis_size), batched
+
+
+def _batching_rule(
+    vmap: Vmap,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    call_jaxpr: Any,
+    in_axes: tuple[int | None, ...],
+    out_axes: tuple[int | None, ...],
+    **params: Any,
+) -> tuple[list[Any], list[int | None]]:
+    if vmap.spmd_name is not None and params["mesh"] is not None:
+        return batch_along_mesh(
+            vmap,
+            args,
+            dims,
+            params
+            | {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes},
+        )
+    # Operands keep their layout: the mapped axis and the batch axis are counted in
+    # the array that has both.
+    map_axes: list[int | None] = []
+    element_dims: list[int | None] = []
+    for dim, axis in zip(dims, in_axes, strict=True):
+        if dim is None or axis is None:
+            map_axes.append(axis)
+            element_dims.append(dim)
+        else:
+            map_axes.append(axis + (dim <= axis))
+            element_dims.append(dim - (axis < dim))
+    avals = tuple(
+        remove_axis(jax.typeof(arg), axis)
+        for arg, axis in zip(args, map_axes, strict=True)
+    )
+    # Inside, a name that both have means the map's axis.
+    shadowed = vmap.name == params["axis_name"]
+    body, batched = _batch(
+        call_jaxpr,
+        Batch(None if shadowed else vmap.name, vmap.size, vmap.spmd_name),
+        tuple(element_dims),
+        avals,
+        params["axis_name"],
+        params["axis_size"],
+    )
+    # A batched result has the batch at 0 and everything else behind it.
+    result_axes = [
+        axis + 1 if is_batched and axis is not None else axis
+        for axis, is_batched in zip(out_axes, batched, strict=True)
+    ]
+    results = bind_map(body, args, map_axes, result_axes, params)
+    return results, [0 if is_batched else None for is_batched in batched]
+
+
+def_batching(spmap_p, _batching_rule)
