@@ -360,7 +360,5 @@ BODIES: dict[str, Body] = {
 def maps_in(fun, *args):
     """The map equations of a function's jaxpr, those in other equations included."""
     jaxpr = jax.make_jaxpr(fun)(*args)
-        jax.make_jaxpr(fun)(*args),
-        lambda equation: equation.primitive is not sm.spmap_p,
-    )
+    outermost = equations(jaxpr, into=lambda e: e.primitive is not sm.spmap_p)
     return [equation for equation in outermost if equation.primitive is sm.spmap_p]
