@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardmap.plan.engine.rules import UNCUT, Points
+from shardmap.plan.engine.rules import UNCUT, Cut
 
 
 def input_cuts(
     in_slices: Any, args: tuple[Any, ...], avals: Sequence[Any]
-) -> list[list[Points]]:
+) -> list[list[Cut]]:
     """The cuts of each axis of each leaf of the arguments.
 
     Raises:
@@ -23,7 +23,7 @@ def input_cuts(
     specs = _spread(in_slices, args, "in_slices")
     assert len(specs) == len(avals)
     problems: list[str] = []
-    cuts: list[list[Points]] = []
+    cuts: list[list[Cut]] = []
     kinds: set[type] = set()
     for k, (path, spec, aval) in enumerate(zip(paths, specs, avals, strict=True)):
         shape = np.shape(aval)
@@ -38,7 +38,7 @@ def input_cuts(
                 problems.append(f"* {name}, axis {axis}: {error}")
                 continue
             if points:
-                row[number] = Points(points, False, frozenset({(k, number)}))
+                row[number] = Cut(points, False, frozenset({(k, number)}))
         cuts.append(row)
     if problems:
         kind = TypeError if kinds == {TypeError} else ValueError

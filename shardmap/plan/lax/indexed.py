@@ -158,7 +158,7 @@ def gather(node: Node) -> Factors:
         wholes=wholes,
         starts=list(contracted),
         emitter=emitter,
-        passes=passes,
+        commutes=passes,
     )
 
 
@@ -292,7 +292,7 @@ def dynamic_slice(node: Node) -> Factors:
         wholes=wholes,
         starts=[*cut, *contracted],
         emitter=emitter,
-        passes=lambda combiner, pending: combiner if pending == {0} else None,
+        commutes=lambda combiner, pending: combiner if pending == {0} else None,
     )
 
 

@@ -11,9 +11,7 @@ from jax.extend.core import primitives as p
 from shardmap._jax.lax_primitives import MULHI, NEWER
 from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
-from shardmap.plan.engine.rules import RuleMaker, nothing_passes
-
-Passes = Callable[[str, frozenset[int]], str | None]
+from shardmap.plan.engine.rules import Passes, RuleMaker, nothing_passes
 
 
 def pointwise(
@@ -30,7 +28,7 @@ def pointwise(
         ]
         outs = [list(range(len(out))) for out in node.out_shapes]
         commutes = passes(node) if passes else nothing_passes
-        return Factors(node, ins, outs, emitter=emitter, passes=commutes)
+        return Factors(node, ins, outs, emitter=emitter, commutes=commutes)
 
     return rule
 

@@ -21,17 +21,16 @@ from shardmap.plan.engine.factors import Factors, linked_but
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite
 from shardmap.plan.engine.rules import (
     UNCUT,
+    Cut,
     Factor,
     Forward,
     Link,
     Need,
-    Points,
     Reason,
     Rule,
     meet,
-    nothing_passes,
 )
-from shardmap.plan.engine.slices import Box, Interval, Window
+from shardmap.plan.engine.slices import Box, Interval
 
 CARRIED = Reason(
     "each element depends on all before it", "cut another axis, which is independent"
@@ -67,7 +66,7 @@ class Step(NamedTuple):
 TOTALS, BEFORE, RUNNING = map(Step, ("piece totals", "totals before", "running pieces"))
 
 
-def rewrite(cuts: Iterable[tuple[Node, Points]]) -> dict[Any, Rewrite]:
+def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     """Rewrites the equations that these nodes come from, at those cuts."""
     points: dict[int, set[int]] = {}
     for node, cut in cuts:
@@ -95,11 +94,8 @@ def rewrite(cuts: Iterable[tuple[Node, Points]]) -> dict[Any, Rewrite]:
     return dict.fromkeys(KINDS, by_pieces) if points else {}
 
 
-class _Pieces:
+class _Pieces(Rule):
     """What the three rules share: all axes but one pass."""
-
-    cheap = False
-    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -112,19 +108,13 @@ class _Pieces:
     def other_axes(self, box: Box, interval: Interval) -> Box:
         return (*box[: self.axis], interval, *box[self.axis + 1 :])
 
-    def others(self, cuts: Sequence[Sequence[Points]]) -> list[Points]:
+    def others(self, cuts: Sequence[Sequence[Cut]]) -> list[Cut]:
         out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
         out[self.axis] = UNCUT
         return out
 
     def links(self) -> list[list[Link]]:
         return linked_but(self.node, self.axis)
-
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        return []
-
-    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
-        return nothing_passes(combiner, pending)
 
     def running(self, value: Any) -> Any:
         primitive = self.node.params["primitive"]
@@ -134,13 +124,13 @@ class _Pieces:
 class Totals(_Pieces):
     """What each piece comes to."""
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         out = self.others(cuts)
         along = cuts[0][self.axis]
         if along.at:
             every = tuple(range(1, len(self.edges) - 1))
-            out[self.axis] = Points(every, False, along.origins)
-        return Forward([out], {}, [])
+            out[self.axis] = Cut(every, False, along.origins)
+        return Forward([out])
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -170,8 +160,8 @@ class Before(_Pieces):
 
     complete = frozenset({0})
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
-        return Forward([self.others(cuts)], {}, [])
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        return Forward([self.others(cuts)])
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -204,10 +194,10 @@ class Running(_Pieces):
 
     complete = frozenset({1})
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         out = self.others(cuts)
         out[self.axis] = cuts[0][self.axis]
-        return Forward([out], {}, [])
+        return Forward([out])
 
     def links(self) -> list[list[Link]]:
         along = [Link("out", 0, self.axis), Link("in", 0, self.axis)]

@@ -37,7 +37,7 @@ def reduction(combiner: str) -> RuleMaker:
             [range(rank)],
             [out],
             contracted=dict.fromkeys(gone, combiner),
-            passes=passes,
+            commutes=passes,
             cheap=False,
         )
 

@@ -18,13 +18,15 @@ from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Scalar, traced
 from shardmap.plan.engine.rules import (
     UNCUT,
+    Cut,
     Factor,
     Forward,
     Link,
     Need,
-    Points,
     Reason,
+    Rule,
     RuleMaker,
+    Windowed,
     first_passes,
     meet,
 )
@@ -47,7 +49,7 @@ def broadcast_in_dim(node: Node) -> Factors:
         ]
 
     return Factors(
-        node, [operand, *rest], [everything], emitter=emitter, passes=first_passes
+        node, [operand, *rest], [everything], emitter=emitter, commutes=first_passes
     )
 
 
@@ -55,24 +57,24 @@ def squeeze(node: Node) -> Factors:
     gone = {d % len(node.in_shapes[0]) for d in node.params["dimensions"]}
     axes = [None if d in gone else d for d in range(len(node.in_shapes[0]))]
     out = [axis for axis in axes if axis is not None]
-    return Factors(node, [axes], [out], passes=first_passes)
+    return Factors(node, [axes], [out], commutes=first_passes)
 
 
 def transpose(node: Node) -> Factors:
     permutation = node.params["permutation"]
     axes = range(len(permutation))
-    return Factors(node, [axes], [permutation], passes=first_passes)
+    return Factors(node, [axes], [permutation], commutes=first_passes)
 
 
 def rev(node: Node) -> Factors:
     shape = node.in_shapes[0]
     axes = [
-        (axis, Window(size, reverse=True))
+        Windowed(axis, Window(size, reverse=True))
         if axis in node.params["dimensions"]
         else axis
         for axis, size in enumerate(shape)
     ]
-    return Factors(node, [axes], [range(len(shape))], passes=first_passes)
+    return Factors(node, [axes], [range(len(shape))], commutes=first_passes)
 
 
 def slice_rule(node: Node) -> Factors:
@@ -82,7 +84,7 @@ def slice_rule(node: Node) -> Factors:
     axes = [
         axis
         if size == node.out_shapes[0][axis]
-        else (axis, Window(size, stride=strides[axis], pad=-starts[axis]))
+        else Windowed(axis, Window(size, stride=strides[axis], pad=-starts[axis]))
         for axis, size in enumerate(shape)
     ]
 
@@ -94,7 +96,7 @@ def slice_rule(node: Node) -> Factors:
         return [lax.slice(operand, (0,) * operand.ndim, operand.shape, steps)]
 
     return Factors(
-        node, [axes], [range(len(shape))], emitter=emitter, passes=first_passes
+        node, [axes], [range(len(shape))], emitter=emitter, commutes=first_passes
     )
 
 
@@ -104,7 +106,7 @@ def pad(node: Node) -> Factors:
     axes = [
         axis
         if padding == (0, 0, 0)
-        else (axis, Window(size, pad=padding[0], dilation=padding[2] + 1))
+        else Windowed(axis, Window(size, pad=padding[0], dilation=padding[2] + 1))
         for axis, (size, padding) in enumerate(zip(shape, config, strict=True))
     ]
 
@@ -122,7 +124,7 @@ def pad(node: Node) -> Factors:
         [axes, []],
         [range(len(shape))],
         emitter=emitter,
-        passes=lambda combiner, pending: (
+        commutes=lambda combiner, pending: (
             combiner if pending == {0} and zero and combiner == "add" else None
         ),
     )
@@ -147,11 +149,10 @@ def iota(node: Node) -> Factors:
     return Factors(node, rest, [axes], starts=(dimension,), emitter=emitter)
 
 
-class Concatenate:
+class Concatenate(Rule):
     """The result's axis is a disjoint union of the operands' axes."""
 
     cheap = True
-    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -160,7 +161,7 @@ class Concatenate:
         self.begins = [sum(self.lengths[:k]) for k in range(len(self.lengths))]
         self.rank = len(node.out_shapes[0])
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
         along = [cut[self.axis] for cut in cuts]
         out[self.axis] = UNCUT
@@ -171,14 +172,11 @@ class Concatenate:
                 for cut, begin in zip(along, self.begins, strict=True)
             ]
             origins = frozenset().union(*(cut.origins for cut in along))
-            out[self.axis] = Points(refine([seams, *moved]), True, origins)
-        return Forward([out], {}, [])
+            out[self.axis] = Cut(refine([seams, *moved]), True, origins)
+        return Forward([out])
 
     def links(self) -> list[list[Link]]:
         return linked_but(self.node, self.axis)
-
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        return []
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]

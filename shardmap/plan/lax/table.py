@@ -24,7 +24,7 @@ from shardmap.plan.engine.nodes import (
     flatten,
 )
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.rules import Points, RuleMaker
+from shardmap.plan.engine.rules import Cut, RuleMaker
 from shardmap.plan.lax import (
     batched,
     indexed,
@@ -124,15 +124,15 @@ def by_kind() -> dict[str, list[str]]:
 MOST_ROUNDS = 8
 
 
-def analysed(closed: Any, cuts: list[list[Points]], partial: bool) -> Analysis:
+def analysed(closed: Any, cuts: list[list[Cut]], partial: bool) -> Analysis:
     """The analysis of a program in which what could be cut is written so that it is."""
     rewrites: dict[Any, Any] = {}
-    running: list[tuple[Node, Points]] = []
+    running: list[tuple[Node, Cut]] = []
     for _ in range(MOST_ROUNDS):
         program = flatten(closed, CALLS._replace(rewrites=CALLS.rewrites | rewrites))
         analysis = Analysis(program, TABLE, cuts, partial)
         ended = [ended.node for ended in analysis.ended]
-        summed = [program.nodes[slot.node] for slot in analysis.slots]
+        summed = [program.nodes[each.node] for each in analysis.reductions]
         found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
         found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
         found = {q: rewrite for q, rewrite in found.items() if rewrite}

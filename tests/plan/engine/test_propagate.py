@@ -10,7 +10,7 @@ from shardmap.plan.engine import propagate
 from shardmap.plan.engine.factors import Factors, RuleTable
 from shardmap.plan.engine.nodes import Calls, Refused, Value, flatten
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.rules import Points, Reason, meet
+from shardmap.plan.engine.rules import Cut, Reason, meet
 from shardmap.plan.engine.stages import stages_of
 
 
@@ -31,8 +31,8 @@ def total(node):
 
 TOY = RuleTable({p.sin_p: same, p.add_p: same, p.reduce_sum_p: total})
 CALLS = Calls({p.jit_p: "jaxpr"}, {})
-CUT = Points((2, 4), False, frozenset({(0, 0)}))
-NOT = Points()
+CUT = Cut((2, 4), False, frozenset({(0, 0)}))
+NOT = Cut()
 
 
 def analysed(fun, *shapes, cuts, partial=True):
@@ -84,7 +84,7 @@ def test_without_partial_results_a_sum_is_whole():
 
 
 def test_different_cuts_are_refined():
-    other = Points((3,), False, frozenset({(1, 0)}))
+    other = Cut((3,), False, frozenset({(1, 0)}))
     found = analysed(lambda x, y: x + y, (6,), (6,), cuts=[[CUT], [other]])
     [out] = found.program.outputs
     assert found.cuts[out][0].at == (2, 3, 4)
@@ -92,9 +92,9 @@ def test_different_cuts_are_refined():
 
 
 def test_a_soft_cut_gives_way():
-    soft = Points((1, 3, 5), True, frozenset({(1, 0)}))
+    soft = Cut((1, 3, 5), True, frozenset({(1, 0)}))
     assert meet([CUT, soft]).at == CUT.at
-    assert meet([soft, Points((2,), True)]).at == soft.at
+    assert meet([soft, Cut((2,), True)]).at == soft.at
     assert meet([NOT, soft]) == soft
     assert meet([]) == NOT
 

@@ -200,7 +200,7 @@ def test_what_is_whole_says_why(fun, reason):
     made = plan(fun, X, in_slices=({0: 2},))
     text = made.explain()
     assert reason in text
-    assert "test_lax_rules.py" in text
+    assert "test_rules.py" in text
 
 
 def test_custom_derivatives_and_linear_solves():
