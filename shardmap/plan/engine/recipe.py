@@ -10,8 +10,9 @@ where that costs nothing, else the value is computed or read once for each.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -78,8 +79,12 @@ class Recipe(NamedTuple):
     static: Static
 
 
-Loops = Mapping[int, Mapping[Factor, Interval]]
+Loops: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
 """Node number -> contracted factor -> the part of it to run over."""
+
+
+Starts: TypeAlias = Sequence[jax.Array] | jax.Array
+"""Positions, traced."""
 
 
 def relevant_nodes(
@@ -187,7 +192,7 @@ def trace_back(
     return Recipe(tuple(reads), tuple(starts), static)
 
 
-def take(values: Mapping[int, Any], ref: Ref, dtype: Any) -> Any:
+def take(values: Mapping[int, Any], ref: Ref, dtype: jax.typing.DTypeLike) -> Any:
     """The part of a computed box that ``ref`` means."""
     if ref.slot < 0:
         return jnp.zeros(ref.shape, dtype)
@@ -203,7 +208,7 @@ def emit(
     nodes: Mapping[int, Node],
     rules: Mapping[int, Rule],
     demanded: Sequence[Operand | None],
-) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+) -> Callable[[Sequence[Any], Starts], list[Any]]:
     """The function that runs a recipe: ``(boxes that were read, starts) -> results``.
 
     Args:
@@ -213,7 +218,7 @@ def emit(
       demanded: the values whose boxes were asked for.
     """
 
-    def function(reads: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
+    def function(reads: Sequence[Any], starts: Starts) -> list[Any]:
         slots: dict[int, Any] = dict(enumerate(reads))
 
         def read(value: Operand | None, ref: Ref | None) -> Any:
