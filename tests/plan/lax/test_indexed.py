@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from shardmap.plan.plan import plan
-from tests.plan.lax.test_rules import assert_same
+from tests.plan.checks import assert_same
 from tests.plan.plan_programs import X, ints, reals
 
 FAR = np.array([3, -9, 7, 0, 25, -1], np.int32)
