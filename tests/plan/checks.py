@@ -49,3 +49,11 @@ def check(fun, *args, in_slices, shards=None, stages=1, want=None):
 
 def slices(*pairs):
     return tuple(slice(*pair) for pair in pairs)
+
+
+def check_cut(fun, *args, in_slices, tolerance=2e-5):
+    """Runs the plan in more than one shard, compares, and returns it."""
+    made = plan(fun, *args, in_slices=in_slices)
+    assert_same(made.run(*args), jax.jit(fun)(*args), tolerance)
+    assert made.num_shards > 1
+    return made

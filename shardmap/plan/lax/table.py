@@ -27,7 +27,6 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, RuleMaker
 from shardmap.plan.lax import (
     batched,
-    indexed,
     pointwise,
     prefix,
     random,
@@ -38,6 +37,7 @@ from shardmap.plan.lax import (
     window,
 )
 from shardmap.plan.lax.control import branches, loops, mapped
+from shardmap.plan.lax.indexed import dynamic, gather, scatter
 
 
 def _expanded(
@@ -89,7 +89,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "reductions and contractions": reduce.RULES,
     "running reductions": prefix.RULES,
     "sliding windows": window.RULES,
-    "places given by indices": indexed.RULES,
+    "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
     "batch axes before core axes": batched.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
