@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -131,8 +132,7 @@ def pad(node: Node) -> Factors:
 
 
 def _is_zero(operand: Operand) -> bool:
-    value = getattr(operand, "value", None)
-    return isinstance(value, (int, float, complex)) and value == 0
+    return isinstance(operand, Scalar) and bool(np.all(np.asarray(operand.value) == 0))
 
 
 def iota(node: Node) -> Factors:
