@@ -5,19 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import shardmap as sm
 from shardmap.api.spmap import spmap
+from shardmap.arrays import array_likes
 from shardmap.plan.in_slices import EACH
-from shardmap.plan.plan import plan
+from shardmap.plan.plan import ShardPlan, plan
 from tests.plan.checks import check, iota, slices
 from tests.plan.plan_programs import X, Y
-
-# The cases of this plan's ancestor, with its numbers.
-
-
-# The ancestor's holes.
-
-
-# What else a plan promises.
 
 
 def test_constants_are_cut_too():
@@ -114,3 +108,68 @@ def test_effects_are_refused_by_name():
 
 
 # Rules of users.
+
+
+def test_a_plan_shows_what_is_documented_and_no_more():
+    made = plan(jnp.sin, X, in_slices=({0: 2},))
+    shown = {name for name in dir(made) if not name.startswith("_")}
+    assert shown == {
+        "cut_fraction",
+        "explain",
+        "num_shards",
+        "out_slices",
+        "peak_bytes",
+        "rules",
+        "run",
+        "shards",
+        "stage_shards",
+        "stages",
+    }
+    assert all(getattr(ShardPlan, name).__doc__ for name in shown)
+
+
+class Squares:
+    """Has a shape and a dtype, and nothing that could be indexed."""
+
+    shape, dtype = (8,), np.dtype(np.float32)
+
+
+class Everything(Squares):
+    """Can be sliced besides."""
+
+    def __getitem__(self, index):
+        return np.arange(8.0)[index] ** 2
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What handlers for `Squares` were asked for."""
+    monkeypatch.setattr(array_likes, "_handlers", dict(array_likes._handlers))
+    found = []
+
+    def put(value, sharding):
+        found.append(sharding)
+        return jax.device_put(np.arange(8, dtype=np.float32) ** 2, sharding)
+
+    sm.register_shard_handler(Squares, put)
+    return found
+
+
+def test_a_type_with_a_handler_is_taken_as_maps_take_it(asked):
+    def fun(x):
+        return jnp.sqrt(x) + 1
+
+    mapped = spmap(fun)(Squares())
+    made = plan(fun, Squares(), in_slices=({0: 4},))
+    assert made.num_shards == 4
+    assert len(asked) == 1  # By the map: a plan reads nothing before it runs.
+    np.testing.assert_allclose(made.run(Squares()), mapped, rtol=1e-6)
+    assert len(asked) == 2
+    [part, _] = made.shards[1].args(Squares())
+    np.testing.assert_array_equal(part, [4, 9])
+
+
+def test_what_can_be_sliced_is_read_in_slices(asked):
+    made = plan(jnp.sqrt, Everything(), in_slices=({0: 4},))
+    np.testing.assert_allclose(made.run(Everything()), np.arange(8.0), rtol=1e-6)
+    assert asked == []
