@@ -52,7 +52,7 @@ def input_cuts(
     return cuts
 
 
-def _axis(axis: Any, rank: int) -> int:
+def _axis(axis: object, rank: int) -> int:
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise TypeError(f"an axis must be an int, got {axis!r}")
     if not -rank <= axis < rank:

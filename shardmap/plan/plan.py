@@ -95,13 +95,13 @@ def cut_program(
 
 def _aval(leaf: Any) -> Any:
     """What tracing needs to know of an argument."""
-    if is_array_like(leaf):
-        leaf = abstract_value(leaf)
     if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct) or (
         hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     ):
+        if is_array_like(leaf):
+            leaf = abstract_value(leaf)
         dtype = leaf.dtype
         if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
             dtype = jax.dtypes.canonicalize_dtype(dtype)

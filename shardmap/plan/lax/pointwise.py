@@ -54,7 +54,8 @@ def _product(node: Node) -> Passes:
 def _quotient(node: Node) -> Passes:
     inexact = jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact)
     below = node.ins[1]
-    linear = inexact and _finite(below) and bool(np.asarray(below.value) != 0)  # type: ignore[union-attr]
+    nonzero = isinstance(below, Scalar) and bool(np.asarray(below.value) != 0)
+    linear = inexact and nonzero and _finite(below)
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
         return combiner if combiner == "add" and linear and pending == {0} else None
@@ -117,7 +118,7 @@ def _converted(node: Node) -> Passes:
     return lambda combiner, pending: combiner if combiner in kept else None
 
 
-def _widens(before: Any, after: Any) -> bool:
+def _widens(before: np.dtype, after: np.dtype) -> bool:
     try:
         return bool(jnp.promote_types(before, after) == after)
     except jax.dtypes.TypePromotionError:  # Small floats and integers have none.

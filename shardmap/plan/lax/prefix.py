@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.types import Equation
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.factors import Factors, linked_but
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, avals
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -74,7 +75,7 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
         points.setdefault(id(node.params), set()).update(cut.at)
 
     def by_pieces(
-        program: Program, equation: Any, ins: Sequence[Operand], source: str
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         at = points.get(id(equation.params))
         if not at:
@@ -88,8 +89,8 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
         few = jax.core.ShapedArray(tuple(shape), dtype)
         totals = program.add(TOTALS, params, ins, [few], source)
         before = program.add(BEFORE, params, totals, [few], source)
-        avals = [var.aval for var in equation.outvars]
-        return program.add(RUNNING, params, [*ins, *before], avals, source)
+        made = avals(equation.outvars)
+        return program.add(RUNNING, params, [*ins, *before], made, source)
 
     return dict.fromkeys(KINDS, by_pieces) if points else {}
 
@@ -116,7 +117,7 @@ class _Pieces(Rule):
     def links(self) -> list[list[Link]]:
         return linked_but(self.node, self.axis)
 
-    def running(self, value: Any) -> Any:
+    def running(self, value: jax.Array) -> jax.Array:
         primitive = self.node.params["primitive"]
         return primitive.bind(value, axis=self.axis, reverse=self.reverse)
 
@@ -143,7 +144,10 @@ class Totals(_Pieces):
         return Need((self.other_axes(box, (edges[0], edges[-1])),), lengths)
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[jax.Array],
+        static: tuple[int, ...],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         [value] = values
         found, start = [], 0
@@ -173,7 +177,7 @@ class Before(_Pieces):
         return Need((everything,), stop - start, (start,))
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self, values: Sequence[jax.Array], static: int, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
         [value] = values
         neutral = identity(self.kind.identity, value.dtype)
@@ -182,10 +186,10 @@ class Before(_Pieces):
         edge = [lax.full(shape, neutral, value.dtype)]
         found = self.running(value)
         if self.reverse:
-            found = [lax.slice_in_dim(found, 1, None, axis=self.axis), *edge]
+            padded = [lax.slice_in_dim(found, 1, None, axis=self.axis), *edge]
         else:
-            found = [*edge, lax.slice_in_dim(found, 0, -1, axis=self.axis)]
-        joined = lax.concatenate(found, self.axis)
+            padded = [*edge, lax.slice_in_dim(found, 0, -1, axis=self.axis)]
+        joined = lax.concatenate(padded, self.axis)
         return [lax.dynamic_slice_in_dim(joined, starts[0], static, self.axis)]
 
 
@@ -221,7 +225,7 @@ class Running(_Pieces):
         return Need(needed, stop - start, (start - read[0],))
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self, values: Sequence[jax.Array], static: int, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
         value, before = values
         found = self.kind.join(before, self.running(value)).astype(value.dtype)

@@ -15,6 +15,7 @@ import jax
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.types import Equation
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, traced
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -256,14 +257,14 @@ class Reshape(Rule):
 
 
 def permuted(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """``lax.reshape`` may read its axes in another order: written as a transpose."""
     order = equation.params["dimensions"]
     if order is None:
         return None
 
-    def transposed(x: Any) -> Any:
+    def transposed(x: jax.Array) -> Any:
         return lax.reshape(lax.transpose(x, order), equation.params["new_sizes"])
 
     return program.inline(traced(transposed, ins), ins, source)

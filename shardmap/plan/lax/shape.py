@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -15,8 +16,17 @@ from shardmap._jax.lax_primitives import (
     TILE,
     UNSTACK,
 )
+from shardmap._jax.types import Equation
 from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Scalar, traced
+from shardmap.plan.engine.nodes import (
+    Node,
+    Operand,
+    Program,
+    Rewrite,
+    Scalar,
+    avals,
+    traced,
+)
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -197,7 +207,10 @@ class Concatenate(Rule):
         return Need(tuple(needed), tuple(part is not None for part in needed))
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[Any],
+        static: tuple[bool, ...],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         present = [value for value, here in zip(values, static, strict=True) if here]
         return [lax.concatenate(present, self.axis)]
@@ -207,70 +220,70 @@ class Concatenate(Rule):
 
 
 def split(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as slices, so that each result has boxes of its own."""
     [operand] = ins
     axis = equation.params["axis"]
     starts, limits = [0] * len(operand.shape), list(operand.shape)
     outs: list[Operand] = []
-    for size, var in zip(equation.params["sizes"], equation.outvars, strict=True):
+    made = avals(equation.outvars)
+    for size, aval in zip(equation.params["sizes"], made, strict=True):
         limits[axis] = starts[axis] + size
         params = {
             "start_indices": tuple(starts),
             "limit_indices": tuple(limits),
             "strides": None,
         }
-        outs += program.add(p.slice_p, params, ins, [var.aval], source)
+        outs += program.add(p.slice_p, params, ins, [aval], source)
         starts[axis] += size
     return outs
 
 
 def known_slice(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """A ``dynamic_slice`` with literal starts is a slice."""
     operand, *begins = ins
-    if not all(isinstance(begin, Scalar) for begin in begins):
+    places = [int(begin.value) for begin in begins if isinstance(begin, Scalar)]
+    if len(places) < len(begins):
         return None
-    [var] = equation.outvars
+    [aval] = avals(equation.outvars)
     starts = [
-        min(max(int(begin.value), 0), size - taken)  # type: ignore[union-attr]
-        for begin, size, taken in zip(
-            begins, operand.shape, var.aval.shape, strict=True
-        )
+        min(max(place, 0), size - taken)
+        for place, size, taken in zip(places, operand.shape, aval.shape, strict=True)
     ]
-    limits = [a + n for a, n in zip(starts, var.aval.shape, strict=True)]
+    limits = [a + n for a, n in zip(starts, aval.shape, strict=True)]
     params = {
         "start_indices": tuple(starts),
         "limit_indices": tuple(limits),
         "strides": None,
     }
-    return list(program.add(p.slice_p, params, [operand], [var.aval], source))
+    return list(program.add(p.slice_p, params, [operand], [aval], source))
 
 
 MOST_COPIES = 16
 
 
 def stack(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as a concatenation of operands with one axis more."""
     axis = equation.params["axis"]
 
-    def joined(*arrays: Any) -> Any:
+    def joined(*arrays: jax.Array) -> Any:
         return lax.concatenate([lax.expand_dims(x, (axis,)) for x in arrays], axis)
 
     return program.inline(traced(joined, ins), ins, source)
 
 
 def unstack(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as slices."""
     axis = equation.params["axis"]
 
-    def parts(x: Any) -> Any:
+    def parts(x: jax.Array) -> Any:
         return [
             lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), (axis,))
             for k in range(x.shape[axis])
@@ -280,11 +293,11 @@ def unstack(
 
 
 def tile(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as concatenations; as a broadcast where there are many copies."""
 
-    def copies(x: Any) -> Any:
+    def copies(x: jax.Array) -> Any:
         for axis, count in enumerate(equation.params["reps"]):
             if 1 < count <= MOST_COPIES:
                 x = lax.concatenate([x] * count, axis)
@@ -300,7 +313,7 @@ def tile(
 
 
 def same(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """What hands its operands on, as ``optimization_barrier``."""
     return list(ins)

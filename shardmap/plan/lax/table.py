@@ -13,6 +13,7 @@ from shardmap._jax.lax_primitives import (
     expansion,
     expansion_tree,
 )
+from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import (
@@ -41,7 +42,7 @@ from shardmap.plan.lax.indexed import dynamic, gather, scatter
 
 
 def _expanded(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """Newer JAX has primitives that are written in terms of others."""
     function = expansion(equation)
@@ -124,12 +125,13 @@ def by_kind() -> dict[str, list[str]]:
 MOST_ROUNDS = 8
 
 
-def analysed(closed: Any, cuts: list[list[Cut]], partial: bool) -> Analysis:
+def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis:
     """The analysis of a program in which what could be cut is written so that it is."""
     rewrites: dict[Any, Any] = {}
     running: list[tuple[Node, Cut]] = []
     for _ in range(MOST_ROUNDS):
-        program = flatten(closed, CALLS._replace(rewrites=CALLS.rewrites | rewrites))
+        calls = CALLS._replace(rewrites={**CALLS.rewrites, **rewrites})
+        program = flatten(closed, calls)
         analysis = Analysis(program, TABLE, cuts, partial)
         ended = [ended.node for ended in analysis.ended]
         summed = [program.nodes[each.node] for each in analysis.reductions]

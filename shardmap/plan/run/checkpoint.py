@@ -44,7 +44,7 @@ def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
     """One for each argument that is small enough to be compared."""
     found: list[str | None] = []
     for leaf in leaves:
-        if isinstance(leaf, jax.Array) and is_key(leaf):
+        if isinstance(leaf, jax.Array) and is_key(leaf.aval):
             leaf = jax.random.key_data(leaf)
         if isinstance(leaf, bool | int | float | complex):
             leaf = np.asarray(leaf)

@@ -41,7 +41,7 @@ class CutProgram:
         self.cuts, self.names = cuts, names
         self.stages = stages_of(analysis)
         self._nodes = {node.number: node for node in self.program.nodes}
-        self._compiled: dict[tuple[int, Static], Callable[..., Any]] = {}
+        self._compiled: dict[tuple[int, Static], jax.stages.Wrapped] = {}
 
     @property
     def num_shards(self) -> int:
@@ -91,7 +91,7 @@ class CutProgram:
             found.append(read_box(array, box, value.aval))
         return (*found, np.asarray(recipe.starts, start_dtype(recipe.starts)))
 
-    def compiled(self, stage: Stage, static: Static) -> Callable[..., Any]:
+    def compiled(self, stage: Stage, static: Static) -> jax.stages.Wrapped:
         """The compiled function of all shards with this static part."""
         key = stage.number, static
         if key not in self._compiled:

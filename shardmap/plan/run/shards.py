@@ -1,6 +1,6 @@
 """One shard of a plan, the sequence of all, and what results are put together in."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex, overload
 
 import jax
@@ -91,7 +91,7 @@ class Shard:
         )
 
     @property
-    def function(self) -> Callable[..., tuple[Any, ...]]:
+    def function(self) -> jax.stages.Wrapped:
         """The compiled function of what `args` gives; shards alike share it."""
         return self._cut_program.compiled(self._stage, self.recipe.static)
 

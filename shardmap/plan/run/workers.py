@@ -35,10 +35,10 @@ class Work:
         cut_program: CutProgram,
         leaves: Sequence[Any],
         acc: Accumulator,
-        executor: Any,
+        executor: Executor,
     ) -> None:
         self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
-        self.executor: Executor = executor
+        self.executor = executor
         self.settings = _settings()
 
     def read(self, shard: Shard) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ class Here(Work):
     def submit(self, shard: Shard) -> Future:
         return self.executor.submit(self.start, shard, next(self.devices))
 
-    def start(self, shard: Shard, device: Any) -> Any:
+    def start(self, shard: Shard, device: jax.Device | None) -> Any:
         with self.settings():
             args = self.read(shard)
             if device is not None:

@@ -110,7 +110,7 @@ class Cond(Inner):
             position += len(recipe.starts)
 
             def branch(
-                *operands: Any,
+                *operands: jax.Array,
                 body: Body = body,
                 recipe: Recipe = recipe,
                 needs: Boxes = needs,

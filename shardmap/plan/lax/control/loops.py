@@ -1,7 +1,7 @@
 """Rules of ``scan`` and ``while``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax import lax
@@ -24,6 +24,8 @@ from shardmap.plan.lax.control.body import (
     hulls,
     shapes_of,
 )
+
+Arrays: TypeAlias = list[jax.Array]
 
 
 class Scanned(NamedTuple):
@@ -117,7 +119,7 @@ class Scan(Inner):
         )
         live = [k for k in range(self.carries) if wanted[k] is not None]
 
-        def body(carried: Any, row: Any) -> Any:
+        def body(carried: Arrays, row: Arrays) -> tuple[Arrays, Arrays]:
             inputs: list[Any] = [None] * len(values)
             inputs[: self.consts] = consts
             for k, value in zip(live, carried, strict=True):
@@ -260,18 +262,20 @@ class While(Inner):
         live = [k for k, box in enumerate(carry) if box is not None]
         avals = [out.aval for out in self.node.outs]
 
-        def spread(carried: Any, consts: Sequence[Any], boxes: Any) -> list[Any]:
+        def spread(
+            carried: Arrays, consts: Sequence[jax.Array], boxes: Boxes
+        ) -> list[Any]:
             inputs: list[Any] = [None] * len(carry)
             for k, value in zip(live, carried, strict=True):
                 inputs[k] = value
             given = [*boxes[: len(consts)], *carry]
             return fit([*consts, *inputs], boxes, given)
 
-        def goes_on(carried: Any) -> Any:
+        def goes_on(carried: Arrays) -> jax.Array:
             inputs = spread(carried, values[: self.tests], looked)
             return self.test.run(test, [lead], inputs, first)[0]
 
-        def body(carried: Any) -> Any:
+        def body(carried: Arrays) -> Arrays:
             inputs = spread(carried, values[self.tests : self.front], needs)
             outs = self.body.run(recipe, carry, inputs, second)
             new = [as_carried(outs[k], avals[k]) for k in live]

@@ -95,7 +95,7 @@ class Mapped(Inner):
         size, recipe, inner, shapes = static.content
         own = starts[: len(recipe.starts)]
 
-        def element(*inputs: Any) -> Any:
+        def element(*inputs: jax.Array) -> list[jax.Array]:
             outs = self.body.run(recipe, inner, inputs, own)
             return [out for out in outs if out is not None]
 

@@ -166,7 +166,7 @@ def _part(
     }
     [result] = bind(node, [operand, places.own], params)
 
-    def spread(mask: Any) -> jax.Array:
+    def spread(mask: jax.Array) -> jax.Array:
         mask = jnp.broadcast_to(mask, places.own.shape[:-1])
         return lax.broadcast_in_dim(mask, result.shape, _batch_axes(node))
 
