@@ -30,6 +30,7 @@ ROOMS = [
     "map.lowering",
     "plan.engine",
     "plan.lax.control",
+    "plan.lax.indexed",
     "plan.lax",
     "plan.run",
     "plan",

@@ -47,6 +47,7 @@ class Unions:
         return root
 
     def unite(self, a: Key, b: Key) -> None:
+        # The smaller one becomes the root, so that two runs name loops alike.
         a, b = sorted((self.find(a), self.find(b)))
         self._parent[b] = a
 
@@ -154,6 +155,8 @@ class Analysis:
         for seen, through, by in rule.windows():
             value, out = node.ins[seen.number], node.outs[by.number]
             if isinstance(value, Value):
+                # x[1:] and y[1:] are one loop if x and y are, though neither is the
+                # loop of x: each is known by what it looks at, and how.
                 source = self.classes.find((value.number, seen.axis))
                 view = (source, through, out.shape[by.axis])
                 key = out.number, by.axis
@@ -248,6 +251,8 @@ class Analysis:
             (self.level[v] + (v in self.pending and v in self.kept) for v in operands),
             default=0,
         )
+        # What is needed complete, or would be computed again and again, ends its stage
+        # even if it is not partial.
         for number in rule.complete | repeated:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
@@ -261,6 +266,8 @@ class Analysis:
         late = [v for v in operands if v in self.pending and self.level[v] < level]
         own = {contraction.combiner for contraction in contracted}
         joint = self._joint(node, rule, partial, own) if partial else None
+        # Parts that the rule does not pass must be combined first, in this stage, so
+        # that the node belongs to the next one.
         if partial and joint is None:
             late += [v for k in partial if isinstance(v := node.ins[k], Value)]
             level += 1
@@ -323,6 +330,9 @@ class Analysis:
 
     def _complete(self, value: Value) -> None:
         """Ends the value's stage with it, or with what it is easily made from."""
+        # Of sqrt(x.sum() / n) the sum is kept, not the quotient: what is cheap to make
+        # from one partial value that is no larger is made again where it is needed,
+        # and one buffer serves all that is made of it.
         while value not in self.kept:
             node = value.producer
             assert node is not None

@@ -121,6 +121,7 @@ def trace_back(
     wanted: dict[Value, list[Box]] = {}
 
     def want(value: Operand, box: Box) -> None:
+        # A box without elements is not computed: zeros stand for it, see `take`.
         if isinstance(value, Value) and (volume(box) or not value.size):
             wanted.setdefault(value, []).append(box)
 
@@ -136,6 +137,8 @@ def trace_back(
                 continue
             choices = [[box] for box in merge(wanted[out], versions)]
         else:
+            # An equation with several results runs once for all of them, and so has
+            # one box for each.
             boxes = [
                 None if out in stops else hull_of(wanted.get(out, ()))
                 for out in node.outs
@@ -172,6 +175,7 @@ def trace_back(
                 return Ref(slot, tuple(max(a[0] - b[0], 0) for a, b in inside), shape)
         raise AssertionError(f"no box of {value.number} holds {box}")
 
+    # From here on first to last: the slots are numbered as the steps will run.
     slots = len(reads)
     steps = []
     starts: list[int] = []

@@ -185,7 +185,11 @@ class Stage:
         return [k for k in every if len(self.loops[k].pieces) > 1]
 
     def _families(self) -> list["Family"]:
-        """Results whose loops are among those of another one are made with it."""
+        """Results whose loops are among those of another one are made with it.
+
+        Of ``x * 2, x.sum(0)`` both are made by the same shards; of two results that
+        share no loop, each has shards of its own, as theirs would multiply.
+        """
         own = [{*r.axes, *r.partial} - {None} for r in self.results]
         largest = [s for s in own if not any(s < other for other in own)]
         found = []
@@ -214,6 +218,7 @@ class Stage:
         found: list[Box | None] = []
         for number, result in enumerate(self.results):
             own = {*result.axes, *result.partial}
+            # What does not depend on a loop is written by the first of its shards.
             if number not in family.results or any(
                 piece and k not in own for k, piece in index.items()
             ):

@@ -123,6 +123,7 @@ def by_kind() -> dict[str, list[str]]:
 
 
 MOST_ROUNDS = 8
+"""How often a program is written anew: a cut that goes on may meet a next end."""
 
 
 def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis:
@@ -130,6 +131,8 @@ def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis
     rewrites: dict[Any, Any] = {}
     running: list[tuple[Node, Cut]] = []
     for _ in range(MOST_ROUNDS):
+        # Only where a cut ends is an equation written as others: uncut, one argmax is
+        # better than the comparison and the two reductions that it would become.
         calls = CALLS._replace(rewrites={**CALLS.rewrites, **rewrites})
         program = flatten(closed, calls)
         analysis = Analysis(program, TABLE, cuts, partial)

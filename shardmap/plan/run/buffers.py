@@ -37,8 +37,6 @@ def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
     part = np.asarray(part)
     if combiner != "insert":
         part = COMBINE[combiner](np.asarray(buffer[index]), part)
-    if not index and not isinstance(buffer, np.ndarray):
-        index = ()
     buffer[index] = part
 
 

@@ -62,6 +62,7 @@ def _text(node: Node) -> str:
     operands = [
         str(v.value) if isinstance(v, Scalar) else str(v.number) for v in node.ins
     ]
+    # Functions among the parameters print their addresses, which differ per process.
     text = f"{node.name} {operands} {node.params}"
     return re.sub(r"0x[0-9a-f]+", "", text)
 
@@ -115,6 +116,7 @@ class Checkpoint:
         return self._folder / f"{shard.stage}-{shard.number}.bin"
 
     def _write(self, path: pathlib.Path, content: bytes) -> None:
+        # Renaming replaces a file at once: it is there in full, or not at all.
         draft = path.with_suffix(".part")
         with draft.open("wb") as file:
             file.write(content)

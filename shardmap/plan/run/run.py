@@ -167,6 +167,8 @@ def _in_order(
                 waiting.append((shard, future, done))
             if not waiting:
                 return
+            # The oldest one, though others may be done: sums of floating-point numbers
+            # depend on their order.
             shard, future, result = waiting.popleft()
             if future is not None:
                 result = _result(shard, future, work, retries)
