@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 Handler: TypeAlias = Callable[[Any, Sharding], jax.Array]
 Box: TypeAlias = tuple[tuple[int, int], ...]
@@ -25,7 +25,8 @@ def register_shard_handler(cls: type, handler: Handler) -> None:
 
     Mapped functions then take such values, as they take arrays. `numpy.memmap` and
     whatever else has ``shape``, ``dtype`` and ``__getitem__`` needs no handler: each
-    device gets the slice that it asks for.
+    device gets the slice that it asks for. `plan` takes them too: a shard reads its own
+    slices of what can be sliced, and of other values what the handler puts on a device.
 
     Args:
       cls: the type, and those derived from it that have no handler of their own. Its
@@ -130,6 +131,13 @@ def lay_out(value: Any, sharding: Sharding) -> jax.Array:
             f"{sharding}, but gave an array with {array.sharding}."
         )
     return array
+
+
+def sliceable(value: Any) -> Any:
+    """The value, or where slices of it cannot be had, what its handler makes of it."""
+    if _handler(type(value)) is None or hasattr(value, "__getitem__"):
+        return value
+    return lay_out(value, SingleDeviceSharding(jax.local_devices()[0]))
 
 
 def _read(value: Any, sharding: Sharding) -> jax.Array:

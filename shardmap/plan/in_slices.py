@@ -1,18 +1,19 @@
 """What users write in ``in_slices``, checked and brought to one form."""
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-from shardmap.plan.engine.rules import UNCUT, Points
+from shardmap._jax.types import PyTree
+from shardmap.plan.engine.rules import UNCUT, Cut
 
 
 def input_cuts(
-    in_slices: Any, args: tuple[Any, ...], avals: Sequence[Any]
-) -> list[list[Points]]:
+    in_slices: "InSlices", args: tuple[PyTree, ...], avals: Sequence[Any]
+) -> list[list[Cut]]:
     """The cuts of each axis of each leaf of the arguments.
 
     Raises:
@@ -23,7 +24,7 @@ def input_cuts(
     specs = _spread(in_slices, args, "in_slices")
     assert len(specs) == len(avals)
     problems: list[str] = []
-    cuts: list[list[Points]] = []
+    cuts: list[list[Cut]] = []
     kinds: set[type] = set()
     for k, (path, spec, aval) in enumerate(zip(paths, specs, avals, strict=True)):
         shape = np.shape(aval)
@@ -38,7 +39,7 @@ def input_cuts(
                 problems.append(f"* {name}, axis {axis}: {error}")
                 continue
             if points:
-                row[number] = Points(points, False, frozenset({(k, number)}))
+                row[number] = Cut(points, False, frozenset({(k, number)}))
         cuts.append(row)
     if problems:
         kind = TypeError if kinds == {TypeError} else ValueError
@@ -51,7 +52,7 @@ def input_cuts(
     return cuts
 
 
-def _axis(axis: Any, rank: int) -> int:
+def _axis(axis: object, rank: int) -> int:
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise TypeError(f"an axis must be an int, got {axis!r}")
     if not -rank <= axis < rank:
@@ -59,7 +60,7 @@ def _axis(axis: Any, rank: int) -> int:
     return int(axis) % rank
 
 
-def _items(spec: Any, shape: Sequence[int]) -> list[tuple[Any, Any]]:
+def _items(spec: "LeafCuts", shape: Sequence[int]) -> list[tuple[int, "AxisCut"]]:
     if spec is None:
         return []
     if isinstance(spec, _Each):
@@ -67,7 +68,7 @@ def _items(spec: Any, shape: Sequence[int]) -> list[tuple[Any, Any]]:
     return list(spec.items())
 
 
-def _spread(spec: Any, tree: Any, where: str) -> list[Any]:
+def _spread(spec: Any, tree: PyTree, where: str) -> list["LeafCuts"]:
     """One spec per leaf of ``tree``, of which ``spec`` is a prefix."""
     children = _children(tree)
     count = len(jax.tree.leaves(tree))
@@ -100,7 +101,7 @@ def _spread(spec: Any, tree: Any, where: str) -> list[Any]:
     ]
 
 
-def _children(tree: Any) -> list[Any] | None:
+def _children(tree: PyTree) -> list[PyTree] | None:
     """The parts of a container, None for a leaf."""
     children, treedef = jax.tree.flatten(tree, is_leaf=lambda part: part is not tree)
     if jax.tree_util.treedef_is_leaf(treedef):
@@ -113,10 +114,10 @@ class _Each:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from shardmap.plan.plan import plan
-      >>> plan(jnp.cos, jnp.ones((2, 3)), in_slices=({1: EACH},)).num_shards
+      >>> import shardmap as sm
+      >>> sm.plan(jnp.cos, jnp.ones((2, 3)), in_slices=({1: sm.EACH},)).num_shards
       3
-      >>> plan(jnp.cos, jnp.ones((2, 3)), in_slices=EACH).num_shards
+      >>> sm.plan(jnp.cos, jnp.ones((2, 3)), in_slices=sm.EACH).num_shards
       6
     """
 
@@ -129,6 +130,15 @@ class _Each:
 
 EACH = _Each()
 
+AxisCut: TypeAlias = int | tuple[int, ...] | list[tuple[int, int]] | _Each | None
+"""How one axis is cut: see `plan`."""
+
+LeafCuts: TypeAlias = Mapping[int, AxisCut] | _Each | None
+"""How the axes of one array are cut."""
+
+InSlices: TypeAlias = LeafCuts | Sequence[Any] | Mapping[Any, Any]
+"""What users write: `LeafCuts` in a prefix of the arguments' pytree."""
+
 
 def _integer(value: Any, what: str) -> int:
     if not isinstance(value, bool):
@@ -139,7 +149,7 @@ def _integer(value: Any, what: str) -> int:
     raise TypeError(f"{what} must be an integer, got {value!r}")
 
 
-def cut_points(cut: Any, size: int) -> tuple[int, ...]:
+def cut_points(cut: AxisCut, size: int) -> tuple[int, ...]:
     """The interior points of a cut as users write it.
 
     Args:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.types import Primitive, PyTree
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, flatten
 from shardmap.plan.engine.rules import Axis, Factor, Reason, Rule, RuleMaker
@@ -14,7 +15,9 @@ WHOLE = Reason("its rule says that this axis is needed whole")
 COMBINERS = ("add", "and", "max", "min", "mul", "or", "xor")
 
 
-def register_rule(primitive: Any, rule: str | Callable[[Node], str | Rule]) -> None:
+def register_rule(
+    primitive: Primitive, rule: str | Callable[[Node], str | Rule]
+) -> None:
     """Says how the plan may cut equations of a primitive.
 
     Args:
@@ -34,7 +37,7 @@ def register_rule(primitive: Any, rule: str | Callable[[Node], str | Rule]) -> N
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from shardmap import plan, register_rule
-      >>> from jax.extend.core import Primitive
+      >>> from jax.extend.core import Primitive, PyTree
       >>> norm_p = Primitive("norm")
       >>> _ = norm_p.def_abstract_eval(
       ...     lambda x: jax.core.ShapedArray(x.shape[:-1], x.dtype))
@@ -52,7 +55,7 @@ def register_rule(primitive: Any, rule: str | Callable[[Node], str | Rule]) -> N
         raise TypeError(f"a rule is text or a function of an equation, got {rule!r}")
 
 
-def rules_of(fun: Callable[..., Any], *args: Any) -> str:
+def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
     """The rules by which a plan cuts the equations of a function, one a line.
 
     Args:

@@ -1,77 +1,124 @@
 """What a plan tells about itself, as text."""
 
+import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+import jax
+
+from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
-from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import pieces
-from shardmap.plan.engine.stages import Stage
+from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.engine.nodes import Operand, Value
+from shardmap.plan.engine.slices import Interval, pieces, shape_of
+from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.shards import Shard
 from shardmap.units import size
-
-if TYPE_CHECKING:
-    from shardmap.plan.plan import ShardPlan
 
 Origin = tuple[int, int]
 
 
-def summary(plan: "ShardPlan") -> str:
+def summary(cut_program: CutProgram) -> str:
     """A few lines: shards, bytes, and what each asked cut became."""
-    largest, everything = plan.largest()
-    stages = f" in {len(plan.stages)} stages" if len(plan.stages) > 1 else ""
+    largest, everything = moved_bytes(cut_program)
+    count = len(cut_program.stages)
+    shards = f"{cut_program.num_shards:,} shards"
+    if count > 1:
+        shards += f" in {count} stages"
     lines = [
-        f"ShardPlan: {plan.num_shards:,} shards{stages}, at most {size(largest)} of "
-        f"{size(everything)} in one ({plan.cut_fraction:.1%})"
+        f"ShardPlan: {shards}, at most {size(largest)} of {size(everything)} in one "
+        f"({cut_fraction(cut_program):.1%})"
     ]
-    for leaf, axis in _asked(plan):
-        fate = "; ".join(_fate(plan, leaf, axis))
-        lines.append(f"  {plan.names[leaf]} {_cut(plan, leaf, axis)}; {fate}")
+    for leaf, axis in _asked(cut_program):
+        fate = "; ".join(_fate(cut_program, leaf, axis))
+        lines.append(
+            f"  {cut_program.names[leaf]} {_cut(cut_program, leaf, axis)}; {fate}"
+        )
     return "\n".join(lines)
 
 
-def explain(plan: "ShardPlan") -> str:
-    """Every axis of every argument: cut, reaching what; or whole, and why."""
+def explain(cut_program: CutProgram) -> str:
+    """Every axis of every argument: cut_program, reaching what; or whole, and why."""
     lines = []
-    for leaf, value in enumerate(plan.program.inputs):
-        lines.append(f"{plan.names[leaf]}: {value.aval.dtype}{list(value.shape)}")
+    for leaf, value in enumerate(cut_program.program.inputs):
+        lines.append(
+            f"{cut_program.names[leaf]}: {value.aval.dtype}{list(value.shape)}"
+        )
         for axis in range(len(value.shape)):
-            if not plan.cuts[leaf][axis].at:
+            if not cut_program.cuts[leaf][axis].at:
                 lines.append(f"  axis {axis}: whole, as asked")
                 continue
-            lines.append(f"  {_cut(plan, leaf, axis)}")
-            lines += [f"    {line}" for line in _fate(plan, leaf, axis)]
-    for stage in plan.stages:
-        lines.append(_stage(plan, stage))
+            lines.append(f"  {_cut(cut_program, leaf, axis)}")
+            lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
+    for stage in cut_program.stages:
+        lines.append(_stage(cut_program, stage))
     return "\n".join(lines)
 
 
-def _asked(plan: "ShardPlan") -> list[Origin]:
+def out_slices(cut_program: CutProgram) -> PyTree:
+    """How the outputs are cut: per output {axis: list of (start, stop)}."""
+    found: dict[Operand, dict[int, list[Interval]]] = {}
+    for stage in cut_program.stages:
+        for result in stage.results:
+            found[result.value] = {
+                axis: list(stage.loops[k].pieces)
+                for axis, k in enumerate(result.axes)
+                if k is not None
+            }
+    outputs = [found.get(v, {}) for v in cut_program.program.outputs]
+    return jax.tree.unflatten(cut_program.out_tree, outputs)
+
+
+def moved_bytes(cut_program: CutProgram) -> tuple[int, int]:
+    """The bytes that the largest shard reads and writes, and those of all."""
+    largest = 0
+    everything: dict[Value, int] = {}
+    for stage in cut_program.stages:
+        for number in sample(stage):
+            shard = Shard(cut_program, stage, number)
+            moved = [*shard.recipe.reads]
+            moved += [(value, box) for box, _, value in shard.writes()]
+            largest = max(
+                largest,
+                sum(math.prod(shape_of(b)) * itemsize(v.aval) for v, b in moved),
+            )
+            everything.update((v, v.size * itemsize(v.aval)) for v, _ in moved)
+    return largest, sum(everything.values())
+
+
+def cut_fraction(cut_program: CutProgram) -> float:
+    """What the largest shard reads and writes, over what all do."""
+    largest, everything = moved_bytes(cut_program)
+    return largest / everything if everything else 1.0
+
+
+def _asked(cut_program: CutProgram) -> list[Origin]:
     return [
         (leaf, axis)
-        for leaf, row in enumerate(plan.cuts)
-        for axis, cut in enumerate(row)
-        if cut.at
+        for leaf, row in enumerate(cut_program.cuts)
+        for axis, asked in enumerate(row)
+        if asked.at
     ]
 
 
-def _cut(plan: "ShardPlan", leaf: int, axis: int) -> str:
-    length = plan.program.inputs[leaf].shape[axis]
-    lengths = {b - a for a, b in pieces(plan.cuts[leaf][axis].at, length)}
-    count = len(plan.cuts[leaf][axis].at) + 1
+def _cut(cut_program: CutProgram, leaf: int, axis: int) -> str:
+    length = cut_program.program.inputs[leaf].shape[axis]
+    lengths = {b - a for a, b in pieces(cut_program.cuts[leaf][axis].at, length)}
+    count = len(cut_program.cuts[leaf][axis].at) + 1
     span = f"{min(lengths)} to {max(lengths)}" if len(lengths) > 1 else min(lengths)
     return f"axis {axis}: asked to be cut into {count} pieces of {span}"
 
 
-def _fate(plan: "ShardPlan", leaf: int, axis: int) -> list[str]:
+def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
     """Where a cut arrives, and where it ends."""
     origin = leaf, axis
     lines = []
-    for stage in plan.stages:
+    for stage in cut_program.stages:
         for number, loop in enumerate(stage.loops):
             if origin not in loop.origins:
                 continue
             for result in stage.results:
-                name = _name(plan, result.value)
+                name = _name(cut_program, result.value)
                 if number in result.axes:
                     reached = result.axes.index(number)
                     lines.append(f"reaches axis {reached} of {name}")
@@ -79,7 +126,7 @@ def _fate(plan: "ShardPlan", leaf: int, axis: int) -> list[str]:
                     lines.append(
                         f"gives parts of {name}, combined by {result.combiner}"
                     )
-    for ended in plan.analysis.ended:
+    for ended in cut_program.analysis.ended:
         if origin in ended.origins:
             node = ended.node
             lines.append(f"ends at {node.name} ({node.source}): {ended.reason}")
@@ -88,10 +135,10 @@ def _fate(plan: "ShardPlan", leaf: int, axis: int) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _name(plan: "ShardPlan", value: Value) -> str:
+def _name(cut_program: CutProgram, value: Value) -> str:
     """An output by its path, another value by its place."""
-    names = result_names(plan.out_tree)
-    for name, output in zip(names, plan.program.outputs, strict=True):
+    names = result_names(cut_program.out_tree)
+    for name, output in zip(names, cut_program.program.outputs, strict=True):
         if output is value:
             return name
     node = value.producer
@@ -99,10 +146,10 @@ def _name(plan: "ShardPlan", value: Value) -> str:
     return f"the {node.name} of shape {value.shape} ({node.source})"
 
 
-def _stage(plan: "ShardPlan", stage: Stage) -> str:
-    made = ", ".join(_names(plan, (result.value for result in stage.results)))
+def _stage(cut_program: CutProgram, stage: Stage) -> str:
+    made = ", ".join(_names(cut_program, (result.value for result in stage.results)))
     return f"stage {stage.number}: {stage.num_shards:,} shards make {made}"
 
 
-def _names(plan: "ShardPlan", values: Iterable[Value]) -> list[str]:
-    return [_name(plan, value) for value in values]
+def _names(cut_program: CutProgram, values: Iterable[Value]) -> list[str]:
+    return [_name(cut_program, value) for value in values]

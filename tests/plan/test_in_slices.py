@@ -1,75 +1,88 @@
-"""What is planned for an element of each leaf: programs, and which shards they read."""
+"""Cuts as users write them."""
 
-import jax
+import copy
+import pickle
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-import shardmap as sm
-from shardmap.arrays.on_device import program
-from shardmap.arrays.piece_programs import RefusedError, cuts_for, placed
-
-
-def rows(shape, first=0):
-    devices = jax.devices()[first:]
-    spec = sm.ShardingSpec(
-        (sm.Chunked(len(devices)), *[None] * (len(shape) - 1)), [sm.ShardedAxis(0)]
-    )
-    return jax.device_put(np.zeros(shape), spec.named_sharding(devices))
+from shardmap.plan.engine.slices import pieces
+from shardmap.plan.in_slices import EACH, cut_points
+from shardmap.plan.plan import plan
+from tests.plan.plan_programs import X, Y
 
 
-def cuts(*leaves, axis=0, index=None):
-    return cuts_for(tuple(map(placed, leaves)), axis, index)
+@pytest.mark.parametrize(
+    ("in_slices", "kind", "message"),
+    [
+        (({5: 2}, None), ValueError, r"args\[0\] of shape \(8, 6\), axis 5.*only 2"),
+        (({0: 2.5}, None), TypeError, "must be an integer, got 2.5"),
+        (({0: (3, 3)}, {0: 0}), ValueError, r"sum to 6(.|\n)*at least 1, got 0"),
+        (({"a": 2}, None), TypeError, "an axis must be an int"),
+        ((4, None), TypeError, r"in_slices\[0\] is 4"),
+        (({0: 2},), ValueError, "a sequence of 2 of them"),
+    ],
+)
+def test_bad_cuts_are_named(in_slices, kind, message):
+    with pytest.raises(kind, match=message):
+        plan(jnp.add, X, Y, in_slices=in_slices)
 
 
-def test_one_program_for_all_leaves_on_a_device():
-    made = cuts(*[rows((8, k + 1)) for k in range(50)], index=5)
-    (step,) = made.steps
-    assert step.shards == [(k, 5) for k in range(50)]
-    assert step.targets == [(k, 0) for k in range(50)]
-    assert step.offsets == []
-    assert made.lengths == [1] * 50
+@pytest.mark.parametrize(
+    ("cut", "size", "points"),
+    [
+        (None, 5, ()),
+        (1, 5, ()),
+        (2, 5, (3,)),
+        (4, 10, (3, 6, 8)),
+        (9, 3, (1, 2)),
+        (3, 0, ()),
+        (np.int64(2), 4, (2,)),
+        ((4, 4, 2), 10, (4, 8)),
+        ((0, 4, 0), 4, ()),
+        ([(0, 1), (1, 4)], 4, (1,)),
+        ([(1, 4), (0, 1)], 4, (1,)),
+        (EACH, 4, (1, 2, 3)),
+        (EACH, 1, ()),
+    ],
+)
+def test_cuts(cut, size, points):
+    assert cut_points(cut, size) == points
 
 
-def test_one_program_for_each_device():
-    made = cuts(rows((8, 3)), rows((6, 2), first=2))
-    read = {tuple(step.shards) for step in made.steps}
-    assert read == {
-        ((0, 0),),
-        ((0, 1),),
-        *(((0, k), (1, k - 2)) for k in range(2, 8)),
-    }
+@pytest.mark.parametrize(
+    ("cut", "kind", "message"),
+    [
+        (0, ValueError, "at least 1, got 0"),
+        (True, TypeError, "must be an integer, got True"),
+        (2.5, TypeError, "must be an integer, got 2.5"),
+        ("rows", TypeError, "got 'rows'"),
+        ((3, 3), ValueError, r"\(3, 3\) sum to 6, but the axis has size 5"),
+        ((6, -1), ValueError, "negative"),
+        ([(0, 2), (3, 5)], ValueError, "gap, overlap or run backwards at 2"),
+        ([(0, 3), (2, 5)], ValueError, "gap, overlap"),
+        ([(0, 3)], ValueError, "end at 3, but the axis has size 5"),
+        ([3], TypeError, r"\(start, stop\) pairs, got 3"),
+    ],
+)
+def test_bad_cuts(cut, kind, message):
+    with pytest.raises(kind, match=message):
+        cut_points(cut, 5)
 
 
-def test_offsets_within_a_shard():
-    made = cuts(rows((16, 3)), index=-1)
-    (step,) = made.steps
-    assert (step.shards, step.offsets) == ([(0, 7)], [1])
+def test_each_prints_and_is_one_object():
+
+    assert repr(EACH) == "EACH"
+    assert pickle.loads(pickle.dumps(EACH)) is EACH
+    assert copy.deepcopy(EACH) is EACH
 
 
-def test_elements_of_a_block_share_a_program():
-    """Which element it is, is an argument of the program."""
-    before = program.cache_info().misses
-    array = rows((80, 7))
-    for index in range(10):
-        cuts(array, index=index)
-    assert program.cache_info().misses == before + 1
-
-
-def test_cuts_are_found_again():
-    before = cuts_for.cache_info().hits
-    for _ in range(3):
-        cuts(rows((8, 9)), index=2)
-    assert cuts_for.cache_info().hits == before + 2
-
-
-def test_what_is_on_no_device_is_indexed():
-    made = cuts(np.zeros((8, 3)), jax.numpy.zeros((2, 3)), np.ones((2, 3)), axis=-1)
-    assert made.lengths == [3, 3, 3]
-    assert [leaf for leaf, _ in made.indexed] == [0, 2]
-
-
-def test_refusals_tell_the_leaf():
-    with pytest.raises(RefusedError, match="index 9 is out of range") as caught:
-        cuts(np.zeros(10), np.zeros(9), np.zeros(3), index=9)
-    assert caught.value.leaf == 1
-    assert caught.value.kind is IndexError
+@given(st.integers(1, 20), st.integers(1, 25))
+def test_near_equal_pieces(size, count):
+    lengths = [b - a for a, b in pieces(cut_points(count, size), size)]
+    assert sum(lengths) == size
+    assert max(lengths) - min(lengths) <= 1
+    assert len(lengths) == min(count, size)

@@ -12,7 +12,7 @@ from jax import lax
 
 from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import plan
-from tests.plan.lax.test_rules import assert_same
+from tests.plan.checks import assert_same
 from tests.plan.plan_programs import conv, max_pool, reals
 from tests.plan.plan_random import random_program
 

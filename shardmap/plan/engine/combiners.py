@@ -1,12 +1,11 @@
 """How partial results are combined, and what each combination starts from."""
 
-from typing import Any
-
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 
-def identity(combiner: str, dtype: Any) -> Any:
+def identity(combiner: str, dtype: DTypeLike) -> np.ndarray:
     """What changes nothing when it is combined."""
     dtype = np.dtype(dtype)
     if combiner in ("add", "or", "xor"):

@@ -1,28 +1,44 @@
-"""Rules as data: which axes of operands and results are one factor."""
+"""Rules as data: which axes of operands and results are one factor.
 
+`Factors` is the rule of most primitives. Each axis of each operand and result names a
+factor, a loop that the equation runs over; what is said of a dot product
+
+    i k, k j -> i j; k add
+
+reads: a cut of ``i`` or ``j`` reaches the result, a cut of ``k`` gives partial results
+that are to be added. ``*`` marks an axis that is needed whole, ``1`` one of size 1 that
+is broadcast, ``~`` one that follows its factor through a `Window`.
+"""
+
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jax import lax
+import jax
 
+from shardmap._jax.types import Params, Primitive
+from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import (
     UNCUT,
     Axis,
+    Contraction,
+    Cut,
     Factor,
     Forward,
     Link,
     Lost,
     Need,
-    Points,
+    Passes,
     Reason,
     Rule,
     RuleMaker,
+    Windowed,
     meet,
     nothing_passes,
 )
-from shardmap.plan.engine.slices import Box, Interval, Window, join, shape_of
+from shardmap.plan.engine.slices import Box, Interval, Window, join
 
 
 class Local(NamedTuple):
@@ -40,29 +56,41 @@ class Local(NamedTuple):
     values: Sequence[Any]
     sizes: Mapping[Factor, int]
     holes: Mapping[tuple[int, int], tuple[int, int]]
-    starts: Mapping[Factor, Any]
+    starts: Mapping[Factor, jax.Array]
 
 
-def bind(node: Node, values: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
-    """Applies the node's primitive as it is."""
+class Static(NamedTuple):
+    """What the emission depends on, besides the rule.
+
+    Attributes:
+      sizes: of all factors, in their order.
+      holes: before and after, for each operand's axis with a `Window`.
+      crops: what is taken of the results.
+    """
+
+    sizes: tuple[int, ...]
+    holes: tuple[tuple[int, int], ...]
+    crops: Crops
+
+
+def bind(node: Node, values: Sequence[Any], params: Params) -> Sequence[Any]:
+    """Applies the node's primitive, with other parameters."""
     params = node.primitive.get_bind_params(dict(params))
     outs = node.primitive.bind(*values, **params)
     return outs if node.primitive.multiple_results else [outs]
 
 
 ALWAYS_WHOLE = Reason("its result depends on the whole axis")
-
-
 BESIDE = Reason("every cut lies beside what is taken of this axis", "cut it elsewhere")
 
 
 @dataclass(eq=False)
-class Factors:
+class Factors(Rule):
     """A rule made of data. See the module.
 
     Attributes:
       node: the equation.
-      ins: per operand and axis, a factor, None, or a factor and a `Window`.
+      ins: per operand and axis, a factor, `Windowed`, or None.
       outs: per result and axis, a factor or None.
       contracted: factors without a result axis, and how their parts combine.
       wholes: factors that are never cut, and why.
@@ -70,20 +98,20 @@ class Factors:
       emitter: makes the results, of the factors' sizes; by default the primitive with
         ``params``.
       params: the parameters of the local equation.
-      passes: see `Rule`.
+      commutes: does what `Rule.passes` says.
       cheap: see `Rule`.
       complete: see `Rule`.
     """
 
     node: Node
-    ins: Sequence[Sequence[Any]]
+    ins: Sequence[Sequence[Axis]]
     outs: Sequence[Sequence[Factor | None]]
     contracted: Mapping[Factor, str] = field(default_factory=dict)
     wholes: Mapping[Factor, Reason] = field(default_factory=dict)
     starts: Sequence[Factor] = ()
     emitter: Callable[[Local], Sequence[Any]] | None = None
-    params: Callable[[Local], Mapping[str, Any]] | None = None
-    passes: Callable[[str, frozenset[int]], str | None] = nothing_passes
+    params: Callable[[Local], Params] | None = None
+    commutes: Passes = nothing_passes
     cheap: bool = True
     complete: frozenset[int] = frozenset()
 
@@ -96,10 +124,16 @@ class Factors:
         for names, shapes in sides:
             for axes, shape in zip(names, shapes, strict=True):
                 for axis, size in zip(axes, shape, strict=True):
-                    if axis is not None and not _window(axis):
+                    if axis is not None and not isinstance(axis, Windowed):
                         self.sizes.setdefault(axis, size)
                         assert self.sizes[axis] == size, (self.node.name, axis)
         self._on_outs = {f for axes in self.outs for f in axes}
+        self._windowed = [
+            (k, number, axis)
+            for k, axes in enumerate(self.ins)
+            for number, axis in enumerate(axes)
+            if isinstance(axis, Windowed)
+        ]
         self._order = tuple(self.sizes)
         self._fixed: dict[Factor, Interval] = {
             factor: (0, size)
@@ -107,62 +141,63 @@ class Factors:
             if factor in self.wholes or factor not in self._on_outs
         }
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
-        found: dict[Factor, list[Points]] = {}
+    def steps(self) -> int:
+        """A contraction touches more than its operands: every pair that it combines."""
+        return max(super().steps(), math.prod(self.sizes.values()))
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        found: dict[Factor, list[Cut]] = {}
         lost = []
         for k, axes in enumerate(self.ins):
             for axis, cut in zip(axes, cuts[k], strict=True):
                 if not cut.at:
                     continue
-                window = _window(axis)
-                factor = axis[0] if window else axis
+                factor = _factor(axis)
                 if factor in self.wholes:
                     lost.append(Lost(cut.origins, self.wholes[factor]))
                 elif factor not in self._on_outs and factor not in self.contracted:
                     lost.append(Lost(cut.origins, ALWAYS_WHOLE))
-                elif window:
-                    moved = window.moves(cut.at, self.sizes[factor])
+                elif isinstance(axis, Windowed):
+                    moved = axis.window.moves(cut.at, self.sizes[factor])
                     if not moved:
                         lost.append(Lost(cut.origins, BESIDE))
-                    found.setdefault(factor, []).append(
-                        Points(moved, True, cut.origins)
-                    )
+                    found.setdefault(factor, []).append(Cut(moved, True, cut.origins))
                 else:
                     found.setdefault(factor, []).append(cut)
         met = {factor: meet(points) for factor, points in found.items()}
         return Forward(
             [[met.get(factor, UNCUT) for factor in axes] for axes in self.outs],
-            {f: met[f] for f in self.contracted if f in met and met[f].at},
+            [
+                Contraction(f, how, self.sizes[f], *self._axis_of(f), met[f])
+                for f, how in self.contracted.items()
+                if f in met and met[f].at
+            ],
             lost,
         )
+
+    def _axis_of(self, factor: Factor) -> tuple[int, int]:
+        """An operand and its axis that has the factor."""
+        for k, axes in enumerate(self.ins):
+            if factor in axes:
+                return k, list(axes).index(factor)
+        raise KeyError(factor)
 
     def links(self) -> list[list[Link]]:
         groups: dict[Factor, list[Link]] = {}
         for side, operands in (("in", self.ins), ("out", self.outs)):
             for k, axes in enumerate(operands):
                 for number, axis in enumerate(axes):
-                    if axis is None or _window(axis) or axis in self.wholes:
-                        continue
-                    groups.setdefault(axis, []).append(Link(side, k, number))
+                    directly = axis is not None and not isinstance(axis, Windowed)
+                    if directly and axis not in self.wholes:
+                        groups.setdefault(axis, []).append(Link(side, k, number))
         return list(groups.values())
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
-        found = []
-        for k, axes in enumerate(self.ins):
-            for number, axis in enumerate(axes):
-                if window := _window(axis):
-                    for j, outs in enumerate(self.outs):
-                        place = list(outs).index(axis[0])
-                        link = Link("out", j, place)
-                        found.append((Link("in", k, number), window, link))
-        return found
-
-    def axis_of(self, factor: Factor) -> tuple[int, int]:
-        """An operand and its axis that has the factor."""
-        for k, axes in enumerate(self.ins):
-            if factor in axes:
-                return k, list(axes).index(factor)
-        raise KeyError(factor)
+        return [
+            (Link("in", k, number), window, Link("out", j, list(axes).index(factor)))
+            for k, number, (factor, window) in self._windowed
+            for j, axes in enumerate(self.outs)
+        ]
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -176,72 +211,51 @@ class Factors:
                         run[factor] = join(known, interval) if known else interval
         for factor in self._order:
             run.setdefault(factor, (0, 0))
-        holes: list[tuple[int, ...]] = []
+        holes: list[tuple[int, int]] = []
         needed: list[Box | None] = []
         for axes, shape in zip(self.ins, self.node.in_shapes, strict=True):
             part: list[Interval] = []
             for axis, size in zip(axes, shape, strict=True):
                 if axis is None:
                     part.append((0, size))
-                elif window := _window(axis):
-                    interval, *around = window.reads(run[axis[0]])  # type: ignore[index]
+                elif isinstance(axis, Windowed):
+                    interval, before, after = axis.window.reads(run[axis.factor])
                     part.append(interval)
-                    holes.append(tuple(around))
+                    holes.append((before, after))
                 else:
                     part.append(run[axis])
             needed.append(tuple(part))
-        starts = [run[factor][0] for factor in self.starts]
-        parts: list[tuple[int, ...] | None] = []
-        for axes, box in zip(self.outs, boxes, strict=True):
-            asked = None
-            if box is not None:
-                made = tuple((0, 1) if f is None else run[f] for f in axes)
-                if made != box:
-                    asked = shape_of(box)
-                    starts += [a[0] - b[0] for a, b in zip(box, made, strict=True)]
-            parts.append(asked)
+        made = [tuple((0, 1) if f is None else run[f] for f in o) for o in self.outs]
+        shapes, begins = crops(boxes, made)
+        starts = (*(run[factor][0] for factor in self.starts), *begins)
         sizes = tuple(run[f][1] - run[f][0] for f in self._order)
-        return Need(tuple(needed), (sizes, tuple(holes), tuple(parts)), tuple(starts))
+        return Need(tuple(needed), Static(sizes, tuple(holes), shapes), starts)
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self, values: Sequence[Any], static: Static, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
-        sizes, holes, parts = static
-        windows = [
-            (k, number)
-            for k, axes in enumerate(self.ins)
-            for number, axis in enumerate(axes)
-            if _window(axis)
-        ]
+        windowed = [(k, number) for k, number, _ in self._windowed]
         local = Local(
             self.node,
             values,
-            dict(zip(self._order, sizes, strict=True)),
-            dict(zip(windows, holes, strict=True)),
+            dict(zip(self._order, static.sizes, strict=True)),
+            dict(zip(windowed, static.holes, strict=True)),
             dict(zip(self.starts, starts, strict=False)),
         )
-        outs = list(
-            self.emitter(local) if self.emitter is not None else self.apply(local)
-        )
-        rest = iter(starts[len(self.starts) :])
-        for k, part in enumerate(parts):
-            if part is not None:
-                offsets = [next(rest) for _ in part]
-                outs[k] = lax.dynamic_slice(outs[k], offsets, part)
-        return outs
+        emitter = self.apply if self.emitter is None else self.emitter
+        return crop(emitter(local), static.crops, starts[len(self.starts) :])
 
     def __str__(self) -> str:
         """The rule in the notation of the module; ``~`` marks a `Window`."""
         letters: dict[Factor, str] = {}
 
         def named(axis: Axis) -> str:
-            window = _window(axis)
-            factor = axis[0] if window else axis
+            factor = _factor(axis)
             lonely = factor not in self._on_outs and factor not in self.contracted
             if factor is None or factor in self.wholes or lonely:
                 return "1" if factor is None else "*"
             letter = letters.setdefault(factor, f"{chr(ord('a') + len(letters))}")
-            return letter + "~" * bool(window)
+            return letter + "~" * isinstance(axis, Windowed)
 
         sides = [
             ", ".join(" ".join(map(named, axes)) for axes in side)
@@ -250,16 +264,17 @@ class Factors:
         combined = [f"; {named(k)} {how}" for k, how in self.contracted.items()]
         return " -> ".join(sides) + "".join(combined)
 
+    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
+        return self.commutes(combiner, pending)
+
     def apply(self, local: Local) -> Sequence[Any]:
         """The primitive itself, with local parameters."""
         params = self.params(local) if self.params else self.node.params
         return bind(self.node, local.values, params)
 
 
-def _window(axis: Axis) -> Window | None:
-    if isinstance(axis, tuple) and len(axis) == 2 and isinstance(axis[1], Window):
-        return axis[1]
-    return None
+def _factor(axis: Axis) -> Factor | None:
+    return axis.factor if isinstance(axis, Windowed) else axis
 
 
 def taken_whole(node: Node, reason: Reason) -> Factors:
@@ -286,7 +301,7 @@ def taken_whole(node: Node, reason: Reason) -> Factors:
 class RuleTable:
     """Primitive -> what makes the rule of one of its equations."""
 
-    def __init__(self, makers: Mapping[Any, RuleMaker] | None = None) -> None:
+    def __init__(self, makers: Mapping[Primitive, RuleMaker] | None = None) -> None:
         self.makers = dict(makers or {})
 
     def rule(self, node: Node) -> Rule:

@@ -5,16 +5,17 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.types import Aval
 from shardmap.plan.engine.nodes import Refused
 
 IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
-def is_key(aval: Any) -> bool:
+def is_key(aval: Aval) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
-def data_aval(aval: Any) -> Any:
+def data_aval(aval: Aval) -> Aval:
     """The aval of what is stored: random keys are stored as their bits."""
     if is_key(aval):
         return jax.eval_shape(jax.random.key_data, aval)
@@ -29,7 +30,7 @@ def _names() -> dict[Any, str]:
     }
 
 
-def key_impl(aval: Any) -> str | None:
+def key_impl(aval: Aval) -> str | None:
     """The name of the implementation, None for what is no key.
 
     Raises:
@@ -42,7 +43,7 @@ def key_impl(aval: Any) -> str | None:
     return _names()[aval.dtype]
 
 
-def itemsize(aval: Any) -> int:
+def itemsize(aval: Aval) -> int:
     """The bytes of one element as it is stored."""
     if is_key(aval):
         data = data_aval(aval)

@@ -4,12 +4,15 @@ Nothing here knows a primitive: which ones are calls, and which are written as o
 is in the table that `flatten` gets.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.extend.core as jex_core
 from jax.extend import source_info_util
+from jax.typing import ArrayLike
+
+from shardmap._jax.types import AnyJaxpr, Atom, Aval, Equation, Params, Primitive, Var
 
 
 class Value:
@@ -17,7 +20,7 @@ class Value:
 
     __slots__ = ("aval", "number", "producer", "shape")
 
-    def __init__(self, number: int, aval: Any) -> None:
+    def __init__(self, number: int, aval: Aval) -> None:
         self.number = number
         self.aval = aval
         self.producer: Node | None = None
@@ -33,14 +36,14 @@ class Scalar(NamedTuple):
     """A literal, or another constant that every shard gets as it is."""
 
     value: Any
-    aval: Any
+    aval: Aval
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.aval.shape
 
 
-Operand = Value | Scalar
+Operand: TypeAlias = Value | Scalar
 
 
 class Node:
@@ -59,14 +62,14 @@ class Node:
     def __init__(
         self,
         number: int,
-        primitive: Any,
-        params: dict[str, Any],
+        primitive: Hashable,
+        params: Params,
         ins: Sequence[Operand],
         outs: Sequence[Value],
         source: str,
     ) -> None:
         self.number = number
-        self.primitive = primitive
+        self.primitive: Any = primitive
         self.params = params
         self.ins = tuple(ins)
         self.outs = tuple(outs)
@@ -104,16 +107,16 @@ class Program:
         self.outputs: list[Operand] = []
         self._values = 0
 
-    def value(self, aval: Any) -> Value:
+    def value(self, aval: Aval) -> Value:
         self._values += 1
         return Value(self._values - 1, aval)
 
     def add(
         self,
-        primitive: Any,
-        params: dict[str, Any],
+        primitive: Hashable,
+        params: Params,
         ins: Sequence[Operand],
-        out_avals: Iterable[Any],
+        out_avals: Iterable[Aval],
         source: str,
     ) -> tuple[Value, ...]:
         """Appends an equation and returns its results."""
@@ -124,7 +127,7 @@ class Program:
 
     def inline(
         self,
-        jaxpr: Any,
+        jaxpr: AnyJaxpr,
         ins: Sequence[Operand],
         source: str,
         calls: "Calls | None" = None,
@@ -132,7 +135,7 @@ class Program:
         """Appends the equations of a jaxpr as if they stood at ``source``."""
         return _inline(self, jaxpr, ins, calls or Calls({}, {}), source)
 
-    def constant(self, array: Any) -> Operand:
+    def constant(self, array: ArrayLike) -> Operand:
         aval: Any = jax.typeof(array)
         if not aval.shape and not jax.dtypes.issubdtype(
             aval.dtype, jax.dtypes.extended
@@ -150,7 +153,10 @@ class Refused(Exception):
     """No plan can run an equation; the message says which, and why."""
 
 
-Rewrite = Callable[[Program, Any, Sequence[Operand], str], Sequence[Operand] | None]
+Rewrite: TypeAlias = Callable[
+    [Program, Equation, Sequence[Operand], str], Sequence[Operand] | None
+]
+"""Adds other nodes in the place of an equation; None: leaves it as it is."""
 
 
 class Calls(NamedTuple):
@@ -162,23 +168,23 @@ class Calls(NamedTuple):
       harmless: the effects that a node may have.
     """
 
-    jaxprs: dict[Any, str]
-    rewrites: dict[Any, Rewrite]
+    jaxprs: Mapping[Primitive, str]
+    rewrites: Mapping[Primitive, Rewrite]
     harmless: tuple[type, ...] = ()
 
 
-def flatten(jaxpr: Any, calls: Calls) -> Program:
+def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Program:
     """The program of a jaxpr, closed or not."""
     program = Program()
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    program.inputs = [program.value(var.aval) for var in inner.invars]
+    program.inputs = [program.value(aval) for aval in avals(inner.invars)]
     program.outputs = _inline(program, jaxpr, program.inputs, calls)
     return program
 
 
 def _inline(
     program: Program,
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     arguments: Sequence[Operand],
     calls: Calls,
     written: str = "",
@@ -192,7 +198,7 @@ def _inline(
         for var, array in zip(inner.constvars, getattr(jaxpr, "consts", ()))  # noqa: B905
     )
 
-    def read(atom: Any) -> Operand:
+    def read(atom: Atom) -> Operand:
         if not isinstance(atom, jex_core.Literal):
             return known[atom]
         aval: Any = atom.aval
@@ -218,13 +224,19 @@ def _inline(
         elif primitive in calls.rewrites:
             outs = calls.rewrites[primitive](program, equation, ins, source)
         if outs is None:
-            avals = [var.aval for var in equation.outvars]
-            outs = program.add(primitive, equation.params, ins, avals, source)
+            made = avals(equation.outvars)
+            outs = program.add(primitive, equation.params, ins, made, source)
         known.update(zip(equation.outvars, outs, strict=True))
     return [read(atom) for atom in inner.outvars]
 
 
-def traced(function: Any, ins: Sequence[Operand]) -> Any:
+def avals(variables: Iterable[Var]) -> list[Aval]:
+    """Of variables of a jaxpr, which here are all arrays."""
+    return [cast(Aval, var.aval) for var in variables]
+
+
+def traced(function: Callable[..., Any], ins: Sequence[Operand]) -> AnyJaxpr:
+    """The jaxpr of a function of values like the operands."""
     return jax.make_jaxpr(function)(
         *(jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins)
     )

@@ -14,13 +14,22 @@ from typing import NamedTuple
 
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Node, Operand, Program, Value
-from shardmap.plan.engine.rules import UNCUT, Factor, Link, Points, Reason, Rule
+from shardmap.plan.engine.rules import (
+    UNCUT,
+    Contraction,
+    Cut,
+    Factor,
+    Link,
+    Origins,
+    Reason,
+    Rule,
+)
 
 WORTH_KEEPING = 2**24
 """From how many repeated steps on a value is computed once, in a stage of its own."""
 
 Key = tuple[int, int]
-"""An axis of a value: the value's number, and the axis; or a slot."""
+"""An axis of a value: the value's number, and the axis."""
 
 
 class Unions:
@@ -38,15 +47,27 @@ class Unions:
         return root
 
     def unite(self, a: Key, b: Key) -> None:
+        # The smaller one becomes the root, so that two runs name loops alike.
         a, b = sorted((self.find(a), self.find(b)))
         self._parent[b] = a
 
 
-class Slot(NamedTuple):
-    """A loop over a contracted factor of a node."""
+class Reduction(NamedTuple):
+    """A loop over a contracted factor of a node.
+
+    Attributes:
+      node: the node's number.
+      factor: the factor, as the node's rule calls it.
+      size: the factor's size.
+      key: an operand's axis that the loop runs along.
+      cut: how it is cut.
+    """
 
     node: int
     factor: Factor
+    size: int
+    key: Key
+    cut: Cut
 
 
 class Pending(NamedTuple):
@@ -54,25 +75,19 @@ class Pending(NamedTuple):
 
     Attributes:
       combiner: how the parts become the value.
-      slots: the loops whose shards have the parts.
+      reductions: the loops whose shards have the parts, by number.
     """
 
     combiner: str
-    slots: tuple[int, ...]
+    reductions: tuple[int, ...]
 
 
 class Ended(NamedTuple):
     """A cut that ends at a node, and why."""
 
-    origins: frozenset[tuple[int, int]]
+    origins: Origins
     node: Node
     reason: Reason
-
-
-def _steps(node: Node, rule: Rule) -> int:
-    """About how many elements an equation touches."""
-    moved = sum(math.prod(shape) for shape in (*node.in_shapes, *node.out_shapes))
-    return max(moved, math.prod(getattr(rule, "sizes", {}).values()))
 
 
 class Analysis:
@@ -81,14 +96,13 @@ class Analysis:
     Attributes:
       rules: node number -> rule.
       cuts: value -> the cuts of its axes.
-      classes: which axes are one loop; also holds the slots, as ``(-1, slot)``.
+      classes: which axes are one loop.
       pending: values that are partial in their stage.
       level: value -> the stage that can compute it.
       kept: values that a later stage reads; they are results of their own stage.
       work: value -> the steps that it takes to compute it again from what is kept.
       divided: value -> the loops of which a part of the value takes a part of the work.
-      slots: the loops over contracted factors, by slot number.
-      slot_cuts: their cuts; ``slot_axes``: an operand axis that each runs along.
+      reductions: the loops over contracted factors, by number.
       ended: the cuts that ended.
     """
 
@@ -96,23 +110,21 @@ class Analysis:
         self,
         program: Program,
         table: RuleTable,
-        input_cuts: Sequence[Sequence[Points]],
+        input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
     ) -> None:
         self.program = program
         self.partial = partial
         self.rules: dict[int, Rule] = {}
-        self.cuts: dict[Value, list[Points]] = {}
+        self.cuts: dict[Value, list[Cut]] = {}
         self.classes = Unions()
-        self.slot_unions = Unions()
+        self._same_reductions = Unions()
         self.pending: dict[Value, Pending] = {}
         self.level: dict[Value, int] = {}
         self.kept: dict[Value, None] = {}
         self.work: dict[Value, int] = {}
         self.divided: dict[Value, Counter[Key]] = {}
-        self.slots: list[Slot] = []
-        self.slot_cuts: list[Points] = []
-        self.slot_axes: list[Key] = []
+        self.reductions: list[Reduction] = []
         self.ended: list[Ended] = []
         for value, cuts in zip(program.inputs, input_cuts, strict=True):
             self.cuts[value] = list(cuts)
@@ -143,6 +155,8 @@ class Analysis:
         for seen, through, by in rule.windows():
             value, out = node.ins[seen.number], node.outs[by.number]
             if isinstance(value, Value):
+                # x[1:] and y[1:] are one loop if x and y are, though neither is the
+                # loop of x: each is known by what it looks at, and how.
                 source = self.classes.find((value.number, seen.axis))
                 view = (source, through, out.shape[by.axis])
                 key = out.number, by.axis
@@ -155,12 +169,12 @@ class Analysis:
         for lost in forward.lost:
             if lost.origins:
                 self.ended.append(Ended(lost.origins, node, lost.reason))
-        contracted = dict(forward.contracted)
-        if contracted and not self.partial:
-            for points in contracted.values():
+        contracted = forward.contracted
+        if not self.partial:
+            for contraction in contracted:
                 reason = Reason("it is summed over", "partial=True would cut it")
-                self.ended.append(Ended(points.origins, node, reason))
-            contracted = {}
+                self.ended.append(Ended(contraction.cut.origins, node, reason))
+            contracted = ()
         repeated = self._repeated(node, forward.outs)
         level, pending = self._combine(node, rule, contracted, repeated)
         for out, out_cuts in zip(node.outs, forward.outs, strict=True):
@@ -172,7 +186,7 @@ class Analysis:
 
     def _count(self, node: Node, rule: Rule, level: int) -> None:
         """Counts the work of a node and of what it takes, and how it is divided."""
-        work = 0 if rule.cheap else _steps(node, rule)
+        work = 0 if rule.cheap else rule.steps()
         linked = {
             link
             for group in rule.links()
@@ -198,17 +212,17 @@ class Analysis:
             self.work[out] = work + sum(self.work[v] for v in again)
             self.divided[out] = loops
 
-    def _repeated(self, node: Node, outs: Sequence[Sequence[Points]]) -> set[int]:
+    def _repeated(self, node: Node, outs: Sequence[Sequence[Cut]]) -> set[int]:
         """The operands that every shard of another loop would compute again."""
         loops: Counter[Key] = Counter()
         pieces: dict[Key, int] = {}
         for out, cuts in zip(node.outs, outs, strict=True):
             own: Counter[Key] = Counter()
-            for axis, points in enumerate(cuts):
-                if points.at:
+            for axis, cut in enumerate(cuts):
+                if cut.at:
                     key = self.classes.find((out.number, axis))
                     own[key] += 1
-                    pieces[key] = len(points.at) + 1
+                    pieces[key] = len(cut.at) + 1
             loops |= own
         found = set()
         for number, v in enumerate(node.ins):
@@ -219,7 +233,7 @@ class Analysis:
                     found.add(number)
         return found
 
-    def _cuts_of(self, operand: Operand) -> list[Points]:
+    def _cuts_of(self, operand: Operand) -> list[Cut]:
         if isinstance(operand, Value):
             return self.cuts[operand]
         return [UNCUT] * len(operand.shape)
@@ -228,7 +242,7 @@ class Analysis:
         self,
         node: Node,
         rule: Rule,
-        contracted: dict[Factor, Points],
+        contracted: Sequence[Contraction],
         repeated: set[int],
     ) -> tuple[int, Pending | None]:
         """The stage that a node's results belong to, and what they lack there."""
@@ -237,6 +251,8 @@ class Analysis:
             (self.level[v] + (v in self.pending and v in self.kept) for v in operands),
             default=0,
         )
+        # What is needed complete, or would be computed again and again, ends its stage
+        # even if it is not partial.
         for number in rule.complete | repeated:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
@@ -248,33 +264,33 @@ class Analysis:
             if isinstance(v, Value) and v in self.pending and self.level[v] == level
         ]
         late = [v for v in operands if v in self.pending and self.level[v] < level]
-        own = {self._combiner(rule, factor) for factor in contracted}
+        own = {contraction.combiner for contraction in contracted}
         joint = self._joint(node, rule, partial, own) if partial else None
+        # Parts that the rule does not pass must be combined first, in this stage, so
+        # that the node belongs to the next one.
         if partial and joint is None:
             late += [v for k in partial if isinstance(v := node.ins[k], Value)]
             level += 1
         for value in late:
             self._complete(value)
-        slots = joint.slots if joint else ()
+        reductions = joint.reductions if joint else ()
         combiner = joint.combiner if joint else None
         if len(own) == 1:
             combiner = own.pop()
-            slots += tuple(
-                self._new_slot(node, rule, factor, points)
-                for factor, points in contracted.items()
-            )
+            reductions += tuple(self._reduction(node, each) for each in contracted)
         elif own:
             raise AssertionError(f"{node.name} combines in several ways")
-        return level, Pending(combiner, slots) if combiner and slots else None
-
-    def _combiner(self, rule: Rule, factor: Factor) -> str:
-        return rule.contracted[factor]  # type: ignore[attr-defined]
+        if not combiner or not reductions:
+            return level, None
+        return level, Pending(combiner, reductions)
 
     def _joint(
         self, node: Node, rule: Rule, partial: list[int], own: set[str]
     ) -> Pending | None:
         """What the results lack if all partial operands pass; None if they do not."""
-        states = [self.pending[node.ins[k]] for k in partial]  # type: ignore[index]
+        states = [
+            self.pending[v] for k in partial if isinstance(v := node.ins[k], Value)
+        ]
         combiners = {state.combiner for state in states}
         if len(combiners) != 1:
             return None
@@ -283,43 +299,48 @@ class Analysis:
             return None
         first, *others = states
         for other in others:
-            if not self._unite_slots(first.slots, other.slots):
+            if not self._unite_reductions(first.reductions, other.reductions):
                 return None
-        return Pending(passed, first.slots)
+        return Pending(passed, first.reductions)
 
-    def _slot_class(self, slot: int) -> tuple[Key, int]:
-        return self.classes.find(self.slot_axes[slot]), slot
-
-    def _unite_slots(self, a: Sequence[int], b: Sequence[int]) -> bool:
+    def _unite_reductions(self, a: Sequence[int], b: Sequence[int]) -> bool:
         """Makes the loops of two partial values the same, if they can be."""
-        left, right = (sorted(map(self._slot_class, slots)) for slots in (a, b))
+
+        def along(number: int) -> tuple[Key, int]:
+            return self.classes.find(self.reductions[number].key), number
+
+        left, right = sorted(map(along, a)), sorted(map(along, b))
         if [key for key, _ in left] != [key for key, _ in right]:
             return False
         for (_, one), (_, other) in zip(left, right, strict=True):
-            self.slot_unions.unite((0, one), (0, other))
+            self._same_reductions.unite((0, one), (0, other))
         return True
 
-    def _new_slot(self, node: Node, rule: Rule, factor: Factor, points: Points) -> int:
-        operand, axis = rule.axis_of(factor)  # type: ignore[attr-defined]
-        value = node.ins[operand]
+    def _reduction(self, node: Node, contraction: Contraction) -> int:
+        value = node.ins[contraction.operand]
         assert isinstance(value, Value)
-        self.slots.append(Slot(node.number, factor))
-        self.slot_cuts.append(points)
-        self.slot_axes.append((value.number, axis))
-        return len(self.slots) - 1
+        key = value.number, contraction.axis
+        factor, size, cut = contraction.factor, contraction.size, contraction.cut
+        self.reductions.append(Reduction(node.number, factor, size, key, cut))
+        return len(self.reductions) - 1
 
-    def slot_root(self, slot: int) -> int:
-        return self.slot_unions.find((0, slot))[1]
+    def one_reduction(self, number: int) -> int:
+        """The number that stands for all reductions that are one loop."""
+        return self._same_reductions.find((0, number))[1]
 
     def _complete(self, value: Value) -> None:
         """Ends the value's stage with it, or with what it is easily made from."""
+        # Of sqrt(x.sum() / n) the sum is kept, not the quotient: what is cheap to make
+        # from one partial value that is no larger is made again where it is needed,
+        # and one buffer serves all that is made of it.
         while value not in self.kept:
             node = value.producer
             assert node is not None
             sources = [v for v in node.ins if isinstance(v, Value)]
             partial = [v for v in sources if v in self.pending]
             own = any(
-                self.slots[s].node == node.number for s in self.pending[value].slots
+                self.reductions[k].node == node.number
+                for k in self.pending[value].reductions
             )
             if (
                 own

@@ -10,8 +10,9 @@ where that costs nothing, else the value is computed or read once for each.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -78,8 +79,12 @@ class Recipe(NamedTuple):
     static: Static
 
 
-Loops = Mapping[int, Mapping[Factor, Interval]]
+Loops: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
 """Node number -> contracted factor -> the part of it to run over."""
+
+
+Starts: TypeAlias = Sequence[jax.Array] | jax.Array
+"""Positions, traced."""
 
 
 def relevant_nodes(
@@ -116,6 +121,7 @@ def trace_back(
     wanted: dict[Value, list[Box]] = {}
 
     def want(value: Operand, box: Box) -> None:
+        # A box without elements is not computed: zeros stand for it, see `take`.
         if isinstance(value, Value) and (volume(box) or not value.size):
             wanted.setdefault(value, []).append(box)
 
@@ -131,6 +137,8 @@ def trace_back(
                 continue
             choices = [[box] for box in merge(wanted[out], versions)]
         else:
+            # An equation with several results runs once for all of them, and so has
+            # one box for each.
             boxes = [
                 None if out in stops else hull_of(wanted.get(out, ()))
                 for out in node.outs
@@ -167,6 +175,7 @@ def trace_back(
                 return Ref(slot, tuple(max(a[0] - b[0], 0) for a, b in inside), shape)
         raise AssertionError(f"no box of {value.number} holds {box}")
 
+    # From here on first to last: the slots are numbered as the steps will run.
     slots = len(reads)
     steps = []
     starts: list[int] = []
@@ -187,7 +196,7 @@ def trace_back(
     return Recipe(tuple(reads), tuple(starts), static)
 
 
-def take(values: Mapping[int, Any], ref: Ref, dtype: Any) -> Any:
+def take(values: Mapping[int, Any], ref: Ref, dtype: jax.typing.DTypeLike) -> Any:
     """The part of a computed box that ``ref`` means."""
     if ref.slot < 0:
         return jnp.zeros(ref.shape, dtype)
@@ -203,7 +212,7 @@ def emit(
     nodes: Mapping[int, Node],
     rules: Mapping[int, Rule],
     demanded: Sequence[Operand | None],
-) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+) -> Callable[[Sequence[Any], Starts], list[Any]]:
     """The function that runs a recipe: ``(boxes that were read, starts) -> results``.
 
     Args:
@@ -213,7 +222,7 @@ def emit(
       demanded: the values whose boxes were asked for.
     """
 
-    def function(reads: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
+    def function(reads: Sequence[Any], starts: Starts) -> list[Any]:
         slots: dict[int, Any] = dict(enumerate(reads))
 
         def read(value: Operand | None, ref: Ref | None) -> Any:

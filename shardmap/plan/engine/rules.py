@@ -1,52 +1,60 @@
-"""What a rule is, and the one kind of rule that covers most primitives: factors.
+"""What a rule is: how the equations of one primitive may be cut.
 
 A rule looks at one equation and answers three questions. Forward: which cuts of the
 operands reach which axes of the results. Backward: which boxes of the operands a box of
 the results depends on, exactly or as a hull. Emit: the equation for one shard.
 
-`Factors` answers all three from data. Each axis of each operand and result names a
-factor, a loop that the equation runs over; what is said of a dot product
-
-    i k, k j -> i j; k add
-
-reads: a cut of ``i`` or ``j`` reaches the result, a cut of ``k`` gives partial results
-that are to be added. ``*`` marks an axis that is needed whole, ``1`` one of size 1 that
-is broadcast. An operand's axis may follow its factor through a `Window`.
-
-The compiler knows no primitive. It gets a table, and treats what is not in the table as
+The engine knows no primitive. It gets a table, and treats what is not in the table as
 whole, with that as the reason.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
 
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.slices import Box, Interval, Window, refine
 
 Factor: TypeAlias = Hashable
-Axis: TypeAlias = Any
-"""A factor, None for an axis of size 1, or a pair of a factor and a `Window`."""
+"""A loop that an equation runs over, under a name of its rule's choice."""
 
 
-class Points(NamedTuple):
+class Windowed(NamedTuple):
+    """An operand's axis that follows its factor through a window."""
+
+    factor: Factor
+    window: Window
+
+
+Axis: TypeAlias = Factor | Windowed | None
+"""A factor, directly or through a window; None for an axis of size 1."""
+
+Origins: TypeAlias = frozenset[tuple[int, int]]
+"""The (argument, axis) pairs that were asked to be cut, where a cut comes from."""
+
+
+class Cut(NamedTuple):
     """How an axis is cut.
 
     Attributes:
       at: the interior points.
       soft: whether they may be moved: they come from cuts of another index space, and
         give way where an axis has cuts of its own.
-      origins: the (argument, axis) pairs whose cuts these are.
+      origins: whose cuts these are.
     """
 
     at: tuple[int, ...] = ()
     soft: bool = False
-    origins: frozenset[tuple[int, int]] = frozenset()
+    origins: Origins = frozenset()
 
 
-UNCUT = Points()
+UNCUT = Cut()
 
 
-def meet(cuts: Sequence[Points]) -> Points:
+def meet(cuts: Sequence[Cut]) -> Cut:
     """One cut from those that meet on an axis: the common refinement."""
     cuts = [cut for cut in cuts if cut.at]
     if len(cuts) < 2:
@@ -54,8 +62,9 @@ def meet(cuts: Sequence[Points]) -> Points:
     hard = [cut for cut in cuts if not cut.soft]
     origins = frozenset().union(*(cut.origins for cut in cuts))
     if hard:
-        return Points(refine(cut.at for cut in hard), False, origins)
-    return Points(max(cuts, key=lambda cut: len(cut.at)).at, True, origins)
+        return Cut(refine(cut.at for cut in hard), False, origins)
+    # Refined, the shifted cuts of x[1:] and of x[:-1] would leave slivers of one row.
+    return Cut(max(cuts, key=lambda cut: len(cut.at)).at, True, origins)
 
 
 class Reason(NamedTuple):
@@ -71,8 +80,28 @@ class Reason(NamedTuple):
 class Lost(NamedTuple):
     """A cut that ends at an equation."""
 
-    origins: frozenset[tuple[int, int]]
+    origins: Origins
     reason: Reason
+
+
+class Contraction(NamedTuple):
+    """A factor that an equation sums over, or reduces otherwise, and that is cut.
+
+    Attributes:
+      factor: the factor.
+      combiner: how the shards' parts become the result.
+      size: the factor's size.
+      operand: an operand that has the factor.
+      axis: the operand's axis that it is.
+      cut: how it is cut.
+    """
+
+    factor: Factor
+    combiner: str
+    size: int
+    operand: int
+    axis: int
+    cut: Cut
 
 
 class Forward(NamedTuple):
@@ -80,13 +109,13 @@ class Forward(NamedTuple):
 
     Attributes:
       outs: per result and axis.
-      contracted: the factors that are summed over, with the cuts they have.
+      contracted: those that give parts of the results.
       lost: the cuts that go nowhere.
     """
 
-    outs: list[list[Points]]
-    contracted: dict[Factor, Points]
-    lost: list[Lost]
+    outs: list[list[Cut]]
+    contracted: Sequence[Contraction] = ()
+    lost: Sequence[Lost] = ()
 
 
 class Need(NamedTuple):
@@ -111,22 +140,35 @@ class Link(NamedTuple):
     axis: int
 
 
-class Rule(Protocol):
-    """What the compiler asks of one equation."""
+class Rule(ABC):
+    """What the engine asks of one equation."""
 
-    cheap: bool
+    node: Node
+
+    cheap: bool = False
     """Whether computing it again is better than keeping it for a later stage."""
-    complete: frozenset[int]
+
+    complete: frozenset[int] = frozenset()
     """Operands that a stage before must have made."""
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward: ...
+    def steps(self) -> int:
+        """About how many elements the equation touches."""
+        shapes = (*self.node.in_shapes, *self.node.out_shapes)
+        return sum(math.prod(shape) for shape in shapes)
 
+    @abstractmethod
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        """Where the cuts of the operands' axes go."""
+
+    @abstractmethod
     def links(self) -> list[list[Link]]:
         """The axes that are one and the same loop, index by index."""
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
         """Axes of operands, and the axes of results that see them through a window."""
+        return []
 
+    @abstractmethod
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
     ) -> Need:
@@ -135,16 +177,23 @@ class Rule(Protocol):
         Contracted factors in ``loops`` run over that interval only.
         """
 
+    @abstractmethod
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self, values: Sequence[Any], static: Any, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
         """The results' boxes from the operands' boxes, as `backward` said."""
 
     def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
         """How the results combine if those operands are partial; None: not at all."""
+        return None
+
+
+Passes: TypeAlias = Callable[[str, frozenset[int]], str | None]
+"""The form of `Rule.passes`."""
 
 
 def nothing_passes(combiner: str, pending: frozenset[int]) -> str | None:
+    """For what needs complete operands."""
     return None
 
 

@@ -1,12 +1,10 @@
-"""The slice algebra: how users write cuts, and what the compiler computes with.
+"""The slice algebra: what the engine computes with.
 
 An interval is a pair ``(start, stop)`` of ints, a box a tuple of intervals, one per
 axis. A cut axis is described by its interior points, the places where one piece ends
 and the next begins: an axis of size 10 in pieces of 4, 4 and 2 has the points
 ``(4, 8)``. The common refinement of two cuts is the union of their points.
 
->>> cut_points((4, 4, 2), 10)
-(4, 8)
 >>> pieces((4, 8), 10)
 [(0, 4), (4, 8), (8, 10)]
 """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardmap.plan.engine.nodes import Node, Value
 from shardmap.plan.engine.propagate import Analysis, Key
 from shardmap.plan.engine.recipe import Recipe, relevant_nodes, trace_back
-from shardmap.plan.engine.rules import Factor, Points, meet
+from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
 
 
@@ -17,12 +17,12 @@ class Loop:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.members: list[Points] = []
+        self.members: list[Cut] = []
         self.pieces: list[Interval] = []
 
     @property
-    def origins(self) -> frozenset[tuple[int, int]]:
-        return frozenset().union(*(points.origins for points in self.members))
+    def origins(self) -> Origins:
+        return frozenset().union(*(cut.origins for cut in self.members))
 
 
 class Result(NamedTuple):
@@ -79,15 +79,17 @@ class Stage:
         self.backwards: list[Node] = relevant_nodes(
             analysis.program.nodes, values, stops
         )
-        self.slots: dict[int, int] = {}
+        self._loop_of: dict[int, int] = {}
         self.loops: list[Loop] = []
         self._numbers: dict[tuple[Key, int], int] = {}
         partial = {
-            value: [analysis.slot_root(s) for s in analysis.pending[value].slots]
+            value: [
+                analysis.one_reduction(k) for k in analysis.pending[value].reductions
+            ]
             for value in values
             if value in analysis.pending
         }
-        self._loops_of_slots(list(partial.values()))
+        self._loops_of_reductions(list(partial.values()))
         drafts = [
             (value, self._loops_of_axes(value, partial.get(value, ())))
             for value in values
@@ -96,14 +98,18 @@ class Stage:
         order = self._order([axes for _, axes in drafts])
         self.loops = [self.loops[k] for k in order]
         place = {old: new for new, old in enumerate(order)}
-        self.slots = {slot: place[k] for slot, k in self.slots.items() if k in place}
+        self._loop_of = {
+            number: place[k] for number, k in self._loop_of.items() if k in place
+        }
         self.results = [
             Result(
                 value,
                 tuple(place.get(k) for k in axes),
                 tuple(
                     dict.fromkeys(
-                        self.slots[s] for s in partial.get(value, ()) if s in self.slots
+                        self._loop_of[k]
+                        for k in partial.get(value, ())
+                        if k in self._loop_of
                     )
                 ),
                 analysis.pending[value].combiner if value in partial else "insert",
@@ -113,9 +119,9 @@ class Stage:
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
         self._contracted: list[tuple[int, Factor, int]] = [
-            (slot.node, slot.factor, self.slots[root])
-            for k, slot in enumerate(analysis.slots)
-            if (root := analysis.slot_root(k)) in self.slots
+            (reduction.node, reduction.factor, self._loop_of[one])
+            for k, reduction in enumerate(analysis.reductions)
+            if (one := analysis.one_reduction(k)) in self._loop_of
         ]
 
     def _number(self, key: Key, repeat: int, size: int) -> int:
@@ -125,48 +131,48 @@ class Stage:
             self.loops.append(Loop(size))
         return self._numbers[name]
 
-    def _loops_of_slots(self, together: Sequence[Sequence[int]]) -> None:
-        """Gives every slot a loop; slots of one result get different ones."""
+    def _loops_of_reductions(self, together: Sequence[Sequence[int]]) -> None:
+        """Gives every reduction a loop; those of one result get different ones."""
         analysis = self.analysis
-        sizes = {
-            slot: analysis.rules[analysis.slots[slot].node].sizes[  # type: ignore[attr-defined]
-                analysis.slots[slot].factor
-            ]
-            for slots in together
-            for slot in slots
-        }
-        for slot, size in sorted(sizes.items()):
+        for number in sorted({k for numbers in together for k in numbers}):
+            reduction = analysis.reductions[number]
             taken = {
-                self.slots[other]
-                for slots in together
-                if slot in slots
-                for other in slots
-                if other in self.slots
+                self._loop_of[other]
+                for numbers in together
+                if number in numbers
+                for other in numbers
+                if other in self._loop_of
             }
-            for repeat in itertools.count():
-                number = self._number(analysis.slot_axes[slot], repeat, size)
-                if number not in taken:
-                    break
-            self.slots[slot] = number
-        for k, points in enumerate(analysis.slot_cuts):
-            root = analysis.slot_root(k)
-            if root in self.slots:
-                self.loops[self.slots[root]].members.append(points)
+            self._loop_of[number] = self._free_loop(
+                reduction.key, reduction.size, taken
+            )
+        for k, reduction in enumerate(analysis.reductions):
+            one = analysis.one_reduction(k)
+            if one in self._loop_of:
+                self.loops[self._loop_of[one]].members.append(reduction.cut)
 
-    def _loops_of_axes(self, value: Value, slots: Sequence[int]) -> list[int]:
-        taken = {self.slots[slot] for slot in slots}
+    def _loops_of_axes(self, value: Value, reductions: Sequence[int]) -> list[int]:
+        taken = {self._loop_of[number] for number in reductions}
         found = []
-        for axis, (size, points) in enumerate(
+        for axis, (size, cut) in enumerate(
             zip(value.shape, self.analysis.cuts[value], strict=True)
         ):
-            for repeat in itertools.count():
-                number = self._number((value.number, axis), repeat, size)
-                if number not in taken:
-                    break
+            number = self._free_loop((value.number, axis), size, taken)
             taken.add(number)
-            self.loops[number].members.append(points)
+            self.loops[number].members.append(cut)
             found.append(number)
         return found
+
+    def _free_loop(self, key: Key, size: int, taken: set[int]) -> int:
+        """A loop for an axis: the same one for the same axis, but for those taken.
+
+        ``x @ x.T`` has one axis of ``x`` twice in its result, which takes two loops.
+        """
+        for repeat in itertools.count():
+            number = self._number(key, repeat, size)
+            if number not in taken:
+                return number
+        raise AssertionError
 
     def _cut_loops(self) -> None:
         for loop in self.loops:
@@ -179,7 +185,11 @@ class Stage:
         return [k for k in every if len(self.loops[k].pieces) > 1]
 
     def _families(self) -> list["Family"]:
-        """Results whose loops are among those of another one are made with it."""
+        """Results whose loops are among those of another one are made with it.
+
+        Of ``x * 2, x.sum(0)`` both are made by the same shards; of two results that
+        share no loop, each has shards of its own, as theirs would multiply.
+        """
         own = [{*r.axes, *r.partial} - {None} for r in self.results]
         largest = [s for s in own if not any(s < other for other in own)]
         found = []
@@ -208,6 +218,7 @@ class Stage:
         found: list[Box | None] = []
         for number, result in enumerate(self.results):
             own = {*result.axes, *result.partial}
+            # What does not depend on a loop is written by the first of its shards.
             if number not in family.results or any(
                 piece and k not in own for k, piece in index.items()
             ):

@@ -11,9 +11,7 @@ from jax.extend.core import primitives as p
 from shardmap._jax.lax_primitives import MULHI, NEWER
 from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
-from shardmap.plan.engine.rules import RuleMaker, nothing_passes
-
-Passes = Callable[[str, frozenset[int]], str | None]
+from shardmap.plan.engine.rules import Passes, RuleMaker, nothing_passes
 
 
 def pointwise(
@@ -30,7 +28,7 @@ def pointwise(
         ]
         outs = [list(range(len(out))) for out in node.out_shapes]
         commutes = passes(node) if passes else nothing_passes
-        return Factors(node, ins, outs, emitter=emitter, passes=commutes)
+        return Factors(node, ins, outs, emitter=emitter, commutes=commutes)
 
     return rule
 
@@ -56,7 +54,8 @@ def _product(node: Node) -> Passes:
 def _quotient(node: Node) -> Passes:
     inexact = jnp.issubdtype(node.outs[0].aval.dtype, jnp.inexact)
     below = node.ins[1]
-    linear = inexact and _finite(below) and bool(np.asarray(below.value) != 0)  # type: ignore[union-attr]
+    nonzero = isinstance(below, Scalar) and bool(np.asarray(below.value) != 0)
+    linear = inexact and nonzero and _finite(below)
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
         return combiner if combiner == "add" and linear and pending == {0} else None
@@ -119,7 +118,7 @@ def _converted(node: Node) -> Passes:
     return lambda combiner, pending: combiner if combiner in kept else None
 
 
-def _widens(before: Any, after: Any) -> bool:
+def _widens(before: np.dtype, after: np.dtype) -> bool:
     try:
         return bool(jnp.promote_types(before, after) == after)
     except jax.dtypes.TypePromotionError:  # Small floats and integers have none.

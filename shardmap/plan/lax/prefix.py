@@ -16,22 +16,22 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.types import Equation
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.factors import Factors, linked_but
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, avals
 from shardmap.plan.engine.rules import (
     UNCUT,
+    Cut,
     Factor,
     Forward,
     Link,
     Need,
-    Points,
     Reason,
     Rule,
     meet,
-    nothing_passes,
 )
-from shardmap.plan.engine.slices import Box, Interval, Window
+from shardmap.plan.engine.slices import Box, Interval
 
 CARRIED = Reason(
     "each element depends on all before it", "cut another axis, which is independent"
@@ -67,7 +67,7 @@ class Step(NamedTuple):
 TOTALS, BEFORE, RUNNING = map(Step, ("piece totals", "totals before", "running pieces"))
 
 
-def rewrite(cuts: Iterable[tuple[Node, Points]]) -> dict[Any, Rewrite]:
+def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     """Rewrites the equations that these nodes come from, at those cuts."""
     points: dict[int, set[int]] = {}
     for node, cut in cuts:
@@ -75,7 +75,7 @@ def rewrite(cuts: Iterable[tuple[Node, Points]]) -> dict[Any, Rewrite]:
         points.setdefault(id(node.params), set()).update(cut.at)
 
     def by_pieces(
-        program: Program, equation: Any, ins: Sequence[Operand], source: str
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         at = points.get(id(equation.params))
         if not at:
@@ -89,17 +89,14 @@ def rewrite(cuts: Iterable[tuple[Node, Points]]) -> dict[Any, Rewrite]:
         few = jax.core.ShapedArray(tuple(shape), dtype)
         totals = program.add(TOTALS, params, ins, [few], source)
         before = program.add(BEFORE, params, totals, [few], source)
-        avals = [var.aval for var in equation.outvars]
-        return program.add(RUNNING, params, [*ins, *before], avals, source)
+        made = avals(equation.outvars)
+        return program.add(RUNNING, params, [*ins, *before], made, source)
 
     return dict.fromkeys(KINDS, by_pieces) if points else {}
 
 
-class _Pieces:
+class _Pieces(Rule):
     """What the three rules share: all axes but one pass."""
-
-    cheap = False
-    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -112,7 +109,7 @@ class _Pieces:
     def other_axes(self, box: Box, interval: Interval) -> Box:
         return (*box[: self.axis], interval, *box[self.axis + 1 :])
 
-    def others(self, cuts: Sequence[Sequence[Points]]) -> list[Points]:
+    def others(self, cuts: Sequence[Sequence[Cut]]) -> list[Cut]:
         out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
         out[self.axis] = UNCUT
         return out
@@ -120,13 +117,7 @@ class _Pieces:
     def links(self) -> list[list[Link]]:
         return linked_but(self.node, self.axis)
 
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        return []
-
-    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
-        return nothing_passes(combiner, pending)
-
-    def running(self, value: Any) -> Any:
+    def running(self, value: jax.Array) -> jax.Array:
         primitive = self.node.params["primitive"]
         return primitive.bind(value, axis=self.axis, reverse=self.reverse)
 
@@ -134,13 +125,13 @@ class _Pieces:
 class Totals(_Pieces):
     """What each piece comes to."""
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         out = self.others(cuts)
         along = cuts[0][self.axis]
         if along.at:
             every = tuple(range(1, len(self.edges) - 1))
-            out[self.axis] = Points(every, False, along.origins)
-        return Forward([out], {}, [])
+            out[self.axis] = Cut(every, False, along.origins)
+        return Forward([out])
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -153,7 +144,10 @@ class Totals(_Pieces):
         return Need((self.other_axes(box, (edges[0], edges[-1])),), lengths)
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[jax.Array],
+        static: tuple[int, ...],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         [value] = values
         found, start = [], 0
@@ -170,8 +164,8 @@ class Before(_Pieces):
 
     complete = frozenset({0})
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
-        return Forward([self.others(cuts)], {}, [])
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        return Forward([self.others(cuts)])
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -183,7 +177,7 @@ class Before(_Pieces):
         return Need((everything,), stop - start, (start,))
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self, values: Sequence[jax.Array], static: int, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
         [value] = values
         neutral = identity(self.kind.identity, value.dtype)
@@ -192,10 +186,10 @@ class Before(_Pieces):
         edge = [lax.full(shape, neutral, value.dtype)]
         found = self.running(value)
         if self.reverse:
-            found = [lax.slice_in_dim(found, 1, None, axis=self.axis), *edge]
+            padded = [lax.slice_in_dim(found, 1, None, axis=self.axis), *edge]
         else:
-            found = [*edge, lax.slice_in_dim(found, 0, -1, axis=self.axis)]
-        joined = lax.concatenate(found, self.axis)
+            padded = [*edge, lax.slice_in_dim(found, 0, -1, axis=self.axis)]
+        joined = lax.concatenate(padded, self.axis)
         return [lax.dynamic_slice_in_dim(joined, starts[0], static, self.axis)]
 
 
@@ -204,10 +198,10 @@ class Running(_Pieces):
 
     complete = frozenset({1})
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         out = self.others(cuts)
         out[self.axis] = cuts[0][self.axis]
-        return Forward([out], {}, [])
+        return Forward([out])
 
     def links(self) -> list[list[Link]]:
         along = [Link("out", 0, self.axis), Link("in", 0, self.axis)]
@@ -231,7 +225,7 @@ class Running(_Pieces):
         return Need(needed, stop - start, (start - read[0],))
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self, values: Sequence[jax.Array], static: int, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
         value, before = values
         found = self.kind.join(before, self.running(value)).astype(value.dtype)

@@ -10,9 +10,9 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import REDUCTION_PARAMS
-from shardmap._jax.types import Primitive
+from shardmap._jax.types import Equation, Primitive
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node, Operand, Program
+from shardmap.plan.engine.nodes import Node, Operand, Program, avals, traced
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
 OPAQUE = Reason(
@@ -37,7 +37,7 @@ def reduction(combiner: str) -> RuleMaker:
             [range(rank)],
             [out],
             contracted=dict.fromkeys(gone, combiner),
-            passes=passes,
+            commutes=passes,
             cheap=False,
         )
 
@@ -58,7 +58,7 @@ def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
     """``argmax`` as the first place that holds the maximum, which can be cut."""
 
     def rewrite(
-        program: Program, equation: Any, ins: Sequence[Operand], source: str
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> list[Operand] | None:
         [operand] = ins
         dtype = operand.aval.dtype
@@ -67,7 +67,7 @@ def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
             return None
         reducer = (p.reduce_max_p, p.reduce_min_p)[not largest]
 
-        def by_parts(x: Any) -> Any:
+        def by_parts(x: jax.Array) -> Any:
             best = reducer.bind(x, axes=(axis,), **_sharding(reducer))
             best = lax.expand_dims(best, (axis,))
             found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
@@ -114,11 +114,11 @@ def dot_general(node: Node) -> Factors:
 
 
 def wide_sum(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """A sum of small floats is kept in float32 and rounded once, as XLA does it."""
     params = dict(equation.params)
-    dtype = equation.outvars[0].aval.dtype
+    dtype = avals(equation.outvars)[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= 4:
         return None
     primitive = equation.primitive
@@ -128,13 +128,12 @@ def wide_sum(
             return None  # An algorithm, which fixes the type of the sum.
         params["preferred_element_type"] = np.dtype(np.float32)
 
-    def summed(*operands: Any) -> Any:
+    def summed(*operands: jax.Array) -> Any:
         if "preferred_element_type" not in params:
             operands = tuple(x.astype(jnp.float32) for x in operands)
         return primitive.bind(*operands, **params).astype(dtype)
 
-    avals = [jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins]
-    return program.inline(jax.make_jaxpr(summed)(*avals), ins, source)
+    return program.inline(traced(summed, ins), ins, source)
 
 
 RULES: dict[Any, RuleMaker] = {

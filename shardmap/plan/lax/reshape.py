@@ -11,23 +11,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.types import Equation
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, traced
 from shardmap.plan.engine.rules import (
     UNCUT,
+    Cut,
     Factor,
     Forward,
     Link,
     Lost,
     Need,
-    Points,
     Reason,
+    Rule,
     RuleMaker,
     first_passes,
 )
-from shardmap.plan.engine.slices import Box, Interval, Window
+from shardmap.plan.engine.slices import Box, Interval, shape_of
 
 INNER = Reason(
     "reshape merges or splits this axis behind another one, so that a piece of it is "
@@ -103,22 +106,35 @@ def around(span: Interval, sizes: Sequence[int]) -> list[Interval]:
     return found
 
 
-class Reshape:
+class Taken(NamedTuple):
+    """How a group of the result is taken out of the group's elements in memory.
+
+    Attributes:
+      length: how many neighbours of those that were read; None for all of them.
+      wide: the shape that these take in the result.
+      asked: the shape of the box in there; None if it is all of it.
+    """
+
+    length: int | None
+    wide: tuple[int, ...]
+    asked: tuple[int, ...] | None = None
+
+
+class Reshape(Rule):
     """See the module."""
 
     cheap = True
-    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node
         [self.before, *_], [self.after] = node.in_shapes, node.out_shapes
         self.groups = groups(self.before, self.after)
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         out = [UNCUT] * len(self.after)
         lost: list[Lost] = []
         if 0 in self.after:
-            return Forward([out], {}, lost)
+            return Forward([out], lost=lost)
         for group in self.groups:
             first, *others = group.ins
             cut = cuts[0][first]
@@ -130,10 +146,10 @@ class Reshape:
                 self._place([at * step for at in cut.at], cut, group.outs, out)
                 if not any(out[k].at for k in group.outs):
                     lost.append(Lost(cut.origins, INNER))
-        return Forward([out], {}, lost)
+        return Forward([out], lost=lost)
 
     def _place(
-        self, at: list[int], cut: Points, axes: Sequence[int], out: list[Points]
+        self, at: list[int], cut: Cut, axes: Sequence[int], out: list[Cut]
     ) -> None:
         """Puts cuts of a group's memory on the result's axes."""
         for k, axis in enumerate(axes):
@@ -143,10 +159,10 @@ class Reshape:
             inside = sorted({point % below for point in at} - {0})
             if inside and len(points) == size - 1:
                 # Pieces shorter than one step of this axis go on inside each.
-                out[axis] = Points(tuple(range(1, size)), True, cut.origins)
+                out[axis] = Cut(tuple(range(1, size)), True, cut.origins)
                 at = inside
                 continue
-            out[axis] = Points(tuple(points), bool(inside), cut.origins)
+            out[axis] = Cut(tuple(points), bool(inside), cut.origins)
             return
 
     def links(self) -> list[list[Link]]:
@@ -156,84 +172,80 @@ class Reshape:
             if len(group.ins) == len(group.outs) == 1
         ]
 
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        return []
-
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
     ) -> Need:
         [box] = boxes
         assert box is not None
         needed: list[Interval] = [(0, size) for size in self.before]
-        static: list[Any] = []
+        static: list[Taken] = []
         starts: list[int] = []
         for group in self.groups:
-            sizes = [self.after[k] for k in group.outs]
             asked = [box[k] for k in group.outs]
+            sizes = tuple(stop - start for start, stop in asked)
             if len(group.ins) == len(group.outs) == 1:
                 needed[group.ins[0]] = asked[0]
-                static.append(asked[0][1] - asked[0][0])
-                continue
-            if any(start == stop for start, stop in asked):
-                static.append(tuple(stop - start for start, stop in asked))
+                static.append(Taken(None, sizes))
+            elif 0 in sizes:
+                static.append(Taken(None, sizes))
                 for k in group.ins:
                     needed[k] = (0, 0)
-                continue
-            wide = widen(asked, sizes)
-            span = flat(wide, sizes)
-            source = around(span, [self.before[k] for k in group.ins])
-            for k, interval in zip(group.ins, source, strict=True):
-                needed[k] = interval
-            memory = flat(source, [self.before[k] for k in group.ins])
-            part = None
-            if memory != span:
-                part = span[1] - span[0]
-                starts.append(span[0] - memory[0])
-            inner = None
-            if wide != asked:
-                inner = tuple(stop - start for start, stop in asked)
-                starts += [a[0] - b[0] for a, b in zip(asked, wide, strict=True)]
-            shape = tuple(stop - start for start, stop in wide)
-            static.append((part, shape, inner))
+            else:
+                taken, begins = self._taken(group, asked, needed)
+                static.append(taken)
+                starts += begins
         rest: list[Box | None] = [() for _ in self.node.ins[1:]]
         return Need((tuple(needed), *rest), tuple(static), tuple(starts))
 
+    def _taken(
+        self, group: Group, asked: list[Interval], needed: list[Interval]
+    ) -> tuple[Taken, list[int]]:
+        """How a box of a group is made, and where; fills in what it needs."""
+        before = [self.before[k] for k in group.ins]
+        after = [self.after[k] for k in group.outs]
+        wide = widen(asked, after)
+        span = flat(wide, after)
+        source = around(span, before)
+        for k, interval in zip(group.ins, source, strict=True):
+            needed[k] = interval
+        memory = flat(source, before)
+        length, inner, starts = None, None, []
+        if memory != span:
+            length = span[1] - span[0]
+            starts.append(span[0] - memory[0])
+        if wide != asked:
+            inner = shape_of(tuple(asked))
+            starts += [a[0] - b[0] for a, b in zip(asked, wide, strict=True)]
+        return Taken(length, shape_of(tuple(wide)), inner), starts
+
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[Any],
+        static: Sequence[Taken],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         positions = iter(starts)
+        # One axis for each group: its elements that were read, as they lie in memory.
         merged = [
             math.prod(values[0].shape[k] for k in group.ins) for group in self.groups
         ]
         result = lax.reshape(values[0], merged)
-        offsets: list[Any] = [0] * len(self.groups)
+        offsets: list[Any] = [0] * len(merged)
         lengths = list(merged)
-        later: list[tuple[list[Any], tuple[int, ...]]] = []
-        shape: list[int] = []
-        for k, entry in enumerate(static):
-            if isinstance(entry, int):
-                later.append(([0], (entry,)))
-                shape.append(entry)
-                continue
-            if len(entry) != 3 or not isinstance(entry[1], tuple):
-                later.append(([0] * len(entry), entry))
-                shape += entry
-                continue
-            part, wide, inner = entry
-            if part is not None:
-                offsets[k], lengths[k] = next(positions), part
-            begin = (
-                [0] * len(wide) if inner is None else [next(positions) for _ in wide]
-            )
-            later.append((begin, inner or wide))
-            shape += wide
+        begins: list[Any] = []
+        for k, taken in enumerate(static):
+            if taken.length is not None:
+                offsets[k], lengths[k] = next(positions), taken.length
+            inner = taken.asked is not None
+            begins += [next(positions) if inner else 0 for _ in taken.wide]
         if lengths != merged:
             result = lax.dynamic_slice(result, offsets, lengths)
-        result = lax.reshape(result, shape)
-        asked = [size for _, sizes in later for size in sizes]
-        if asked != shape:
-            begins = [start for begin, _ in later for start in begin]
+        wide = [size for taken in static for size in taken.wide]
+        asked = [size for taken in static for size in taken.asked or taken.wide]
+        result = lax.reshape(result, wide)
+        if asked != wide:
             result = lax.dynamic_slice(result, begins, asked)
+        # The groups have no axes of size 1: they come back here.
         final = [1] * len(self.after)
         axes = [axis for group in self.groups for axis in group.outs]
         for axis, size in zip(axes, asked, strict=True):
@@ -245,14 +257,14 @@ class Reshape:
 
 
 def permuted(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """``lax.reshape`` may read its axes in another order: written as a transpose."""
     order = equation.params["dimensions"]
     if order is None:
         return None
 
-    def transposed(x: Any) -> Any:
+    def transposed(x: jax.Array) -> Any:
         return lax.reshape(lax.transpose(x, order), equation.params["new_sizes"])
 
     return program.inline(traced(transposed, ins), ins, source)

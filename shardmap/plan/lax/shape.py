@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -14,17 +16,28 @@ from shardmap._jax.lax_primitives import (
     TILE,
     UNSTACK,
 )
+from shardmap._jax.types import Equation
 from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Scalar, traced
+from shardmap.plan.engine.nodes import (
+    Node,
+    Operand,
+    Program,
+    Rewrite,
+    Scalar,
+    avals,
+    traced,
+)
 from shardmap.plan.engine.rules import (
     UNCUT,
+    Cut,
     Factor,
     Forward,
     Link,
     Need,
-    Points,
     Reason,
+    Rule,
     RuleMaker,
+    Windowed,
     first_passes,
     meet,
 )
@@ -47,7 +60,7 @@ def broadcast_in_dim(node: Node) -> Factors:
         ]
 
     return Factors(
-        node, [operand, *rest], [everything], emitter=emitter, passes=first_passes
+        node, [operand, *rest], [everything], emitter=emitter, commutes=first_passes
     )
 
 
@@ -55,24 +68,24 @@ def squeeze(node: Node) -> Factors:
     gone = {d % len(node.in_shapes[0]) for d in node.params["dimensions"]}
     axes = [None if d in gone else d for d in range(len(node.in_shapes[0]))]
     out = [axis for axis in axes if axis is not None]
-    return Factors(node, [axes], [out], passes=first_passes)
+    return Factors(node, [axes], [out], commutes=first_passes)
 
 
 def transpose(node: Node) -> Factors:
     permutation = node.params["permutation"]
     axes = range(len(permutation))
-    return Factors(node, [axes], [permutation], passes=first_passes)
+    return Factors(node, [axes], [permutation], commutes=first_passes)
 
 
 def rev(node: Node) -> Factors:
     shape = node.in_shapes[0]
     axes = [
-        (axis, Window(size, reverse=True))
+        Windowed(axis, Window(size, reverse=True))
         if axis in node.params["dimensions"]
         else axis
         for axis, size in enumerate(shape)
     ]
-    return Factors(node, [axes], [range(len(shape))], passes=first_passes)
+    return Factors(node, [axes], [range(len(shape))], commutes=first_passes)
 
 
 def slice_rule(node: Node) -> Factors:
@@ -82,7 +95,7 @@ def slice_rule(node: Node) -> Factors:
     axes = [
         axis
         if size == node.out_shapes[0][axis]
-        else (axis, Window(size, stride=strides[axis], pad=-starts[axis]))
+        else Windowed(axis, Window(size, stride=strides[axis], pad=-starts[axis]))
         for axis, size in enumerate(shape)
     ]
 
@@ -94,7 +107,7 @@ def slice_rule(node: Node) -> Factors:
         return [lax.slice(operand, (0,) * operand.ndim, operand.shape, steps)]
 
     return Factors(
-        node, [axes], [range(len(shape))], emitter=emitter, passes=first_passes
+        node, [axes], [range(len(shape))], emitter=emitter, commutes=first_passes
     )
 
 
@@ -104,7 +117,7 @@ def pad(node: Node) -> Factors:
     axes = [
         axis
         if padding == (0, 0, 0)
-        else (axis, Window(size, pad=padding[0], dilation=padding[2] + 1))
+        else Windowed(axis, Window(size, pad=padding[0], dilation=padding[2] + 1))
         for axis, (size, padding) in enumerate(zip(shape, config, strict=True))
     ]
 
@@ -122,15 +135,14 @@ def pad(node: Node) -> Factors:
         [axes, []],
         [range(len(shape))],
         emitter=emitter,
-        passes=lambda combiner, pending: (
+        commutes=lambda combiner, pending: (
             combiner if pending == {0} and zero and combiner == "add" else None
         ),
     )
 
 
 def _is_zero(operand: Operand) -> bool:
-    value = getattr(operand, "value", None)
-    return isinstance(value, (int, float, complex)) and value == 0
+    return isinstance(operand, Scalar) and bool(np.all(np.asarray(operand.value) == 0))
 
 
 def iota(node: Node) -> Factors:
@@ -147,11 +159,10 @@ def iota(node: Node) -> Factors:
     return Factors(node, rest, [axes], starts=(dimension,), emitter=emitter)
 
 
-class Concatenate:
+class Concatenate(Rule):
     """The result's axis is a disjoint union of the operands' axes."""
 
     cheap = True
-    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -160,7 +171,7 @@ class Concatenate:
         self.begins = [sum(self.lengths[:k]) for k in range(len(self.lengths))]
         self.rank = len(node.out_shapes[0])
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
         along = [cut[self.axis] for cut in cuts]
         out[self.axis] = UNCUT
@@ -171,14 +182,11 @@ class Concatenate:
                 for cut, begin in zip(along, self.begins, strict=True)
             ]
             origins = frozenset().union(*(cut.origins for cut in along))
-            out[self.axis] = Points(refine([seams, *moved]), True, origins)
-        return Forward([out], {}, [])
+            out[self.axis] = Cut(refine([seams, *moved]), True, origins)
+        return Forward([out])
 
     def links(self) -> list[list[Link]]:
         return linked_but(self.node, self.axis)
-
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        return []
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
@@ -199,7 +207,10 @@ class Concatenate:
         return Need(tuple(needed), tuple(part is not None for part in needed))
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[Any],
+        static: tuple[bool, ...],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         present = [value for value, here in zip(values, static, strict=True) if here]
         return [lax.concatenate(present, self.axis)]
@@ -209,70 +220,70 @@ class Concatenate:
 
 
 def split(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as slices, so that each result has boxes of its own."""
     [operand] = ins
     axis = equation.params["axis"]
     starts, limits = [0] * len(operand.shape), list(operand.shape)
     outs: list[Operand] = []
-    for size, var in zip(equation.params["sizes"], equation.outvars, strict=True):
+    made = avals(equation.outvars)
+    for size, aval in zip(equation.params["sizes"], made, strict=True):
         limits[axis] = starts[axis] + size
         params = {
             "start_indices": tuple(starts),
             "limit_indices": tuple(limits),
             "strides": None,
         }
-        outs += program.add(p.slice_p, params, ins, [var.aval], source)
+        outs += program.add(p.slice_p, params, ins, [aval], source)
         starts[axis] += size
     return outs
 
 
 def known_slice(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """A ``dynamic_slice`` with literal starts is a slice."""
     operand, *begins = ins
-    if not all(isinstance(begin, Scalar) for begin in begins):
+    places = [int(begin.value) for begin in begins if isinstance(begin, Scalar)]
+    if len(places) < len(begins):
         return None
-    [var] = equation.outvars
+    [aval] = avals(equation.outvars)
     starts = [
-        min(max(int(begin.value), 0), size - taken)  # type: ignore[union-attr]
-        for begin, size, taken in zip(
-            begins, operand.shape, var.aval.shape, strict=True
-        )
+        min(max(place, 0), size - taken)
+        for place, size, taken in zip(places, operand.shape, aval.shape, strict=True)
     ]
-    limits = [a + n for a, n in zip(starts, var.aval.shape, strict=True)]
+    limits = [a + n for a, n in zip(starts, aval.shape, strict=True)]
     params = {
         "start_indices": tuple(starts),
         "limit_indices": tuple(limits),
         "strides": None,
     }
-    return list(program.add(p.slice_p, params, [operand], [var.aval], source))
+    return list(program.add(p.slice_p, params, [operand], [aval], source))
 
 
 MOST_COPIES = 16
 
 
 def stack(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as a concatenation of operands with one axis more."""
     axis = equation.params["axis"]
 
-    def joined(*arrays: Any) -> Any:
+    def joined(*arrays: jax.Array) -> Any:
         return lax.concatenate([lax.expand_dims(x, (axis,)) for x in arrays], axis)
 
     return program.inline(traced(joined, ins), ins, source)
 
 
 def unstack(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as slices."""
     axis = equation.params["axis"]
 
-    def parts(x: Any) -> Any:
+    def parts(x: jax.Array) -> Any:
         return [
             lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), (axis,))
             for k in range(x.shape[axis])
@@ -282,11 +293,11 @@ def unstack(
 
 
 def tile(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as concatenations; as a broadcast where there are many copies."""
 
-    def copies(x: Any) -> Any:
+    def copies(x: jax.Array) -> Any:
         for axis, count in enumerate(equation.params["reps"]):
             if 1 < count <= MOST_COPIES:
                 x = lax.concatenate([x] * count, axis)
@@ -302,7 +313,7 @@ def tile(
 
 
 def same(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """What hands its operands on, as ``optimization_barrier``."""
     return list(ins)

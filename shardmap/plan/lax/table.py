@@ -13,6 +13,7 @@ from shardmap._jax.lax_primitives import (
     expansion,
     expansion_tree,
 )
+from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import (
@@ -24,10 +25,9 @@ from shardmap.plan.engine.nodes import (
     flatten,
 )
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.rules import Points, RuleMaker
+from shardmap.plan.engine.rules import Cut, RuleMaker
 from shardmap.plan.lax import (
     batched,
-    indexed,
     pointwise,
     prefix,
     random,
@@ -38,10 +38,11 @@ from shardmap.plan.lax import (
     window,
 )
 from shardmap.plan.lax.control import branches, loops, mapped
+from shardmap.plan.lax.indexed import dynamic, gather, scatter
 
 
 def _expanded(
-    program: Program, equation: Any, ins: Sequence[Operand], source: str
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """Newer JAX has primitives that are written in terms of others."""
     function = expansion(equation)
@@ -89,7 +90,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "reductions and contractions": reduce.RULES,
     "running reductions": prefix.RULES,
     "sliding windows": window.RULES,
-    "places given by indices": indexed.RULES,
+    "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
     "batch axes before core axes": batched.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
@@ -122,17 +123,21 @@ def by_kind() -> dict[str, list[str]]:
 
 
 MOST_ROUNDS = 8
+"""How often a program is written anew: a cut that goes on may meet a next end."""
 
 
-def analysed(closed: Any, cuts: list[list[Points]], partial: bool) -> Analysis:
+def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis:
     """The analysis of a program in which what could be cut is written so that it is."""
     rewrites: dict[Any, Any] = {}
-    running: list[tuple[Node, Points]] = []
+    running: list[tuple[Node, Cut]] = []
     for _ in range(MOST_ROUNDS):
-        program = flatten(closed, CALLS._replace(rewrites=CALLS.rewrites | rewrites))
+        # Only where a cut ends is an equation written as others: uncut, one argmax is
+        # better than the comparison and the two reductions that it would become.
+        calls = CALLS._replace(rewrites={**CALLS.rewrites, **rewrites})
+        program = flatten(closed, calls)
         analysis = Analysis(program, TABLE, cuts, partial)
         ended = [ended.node for ended in analysis.ended]
-        summed = [program.nodes[slot.node] for slot in analysis.slots]
+        summed = [program.nodes[each.node] for each in analysis.reductions]
         found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
         found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
         found = {q: rewrite for q, rewrite in found.items() if rewrite}

@@ -8,7 +8,7 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.factors import Factors, Local, out_size
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
+from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
@@ -65,7 +65,7 @@ def conv(node: Node) -> Factors:
             params["lhs_dilation"][k],
             params["rhs_dilation"][k],
         )
-        lhs[lhs_spatial[k]] = (f"s{k}", window)
+        lhs[lhs_spatial[k]] = Windowed(f"s{k}", window)
 
     def emitter(local: Local) -> Sequence[Any]:
         if 0 in local.values[0].shape:
@@ -114,7 +114,7 @@ def reduce_window(node: Node) -> Factors:
             dilations[axis],
             spreads[axis],
         )
-        axes.append((axis, window))
+        axes.append(Windowed(axis, window))
     ins: list[Any] = [axes] * operands + [[]] * (len(node.ins) - operands)
 
     def emitter(local: Local) -> Sequence[Any]:
@@ -132,7 +132,7 @@ def reduce_window(node: Node) -> Factors:
         return combiner if own == combiner else None
 
     outs = [range(len(shape))] * count
-    return Factors(node, ins, outs, emitter=emitter, passes=passes, cheap=False)
+    return Factors(node, ins, outs, emitter=emitter, commutes=passes, cheap=False)
 
 
 def select_and_scatter(node: Node) -> Factors:

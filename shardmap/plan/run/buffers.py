@@ -5,7 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
+from shardmap._jax.types import Aval
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Value
@@ -29,14 +31,12 @@ def new_buffer(value: Value, combiner: str) -> np.ndarray:
     return np.full(aval.shape, identity(combiner, aval.dtype), aval.dtype)
 
 
-def put(buffer: Any, box: Box, combiner: str, part: Any) -> None:
+def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
     """Writes a shard's result into anything with ``__getitem__``, ``__setitem__``."""
     index: Any = slices(box)
     part = np.asarray(part)
     if combiner != "insert":
         part = COMBINE[combiner](np.asarray(buffer[index]), part)
-    if not index and not isinstance(buffer, np.ndarray):
-        index = ()
     buffer[index] = part
 
 
@@ -48,7 +48,7 @@ def start_dtype(starts: Sequence[int]) -> Any:
     return np.int64
 
 
-def holds(array: Any, dtype: Any) -> bool:
+def holds(array: Any, dtype: np.dtype) -> bool:
     """Whether JAX would see this type in an array-like, or this number has it."""
     if isinstance(array, bool | int | float | complex):
         return bool(np.can_cast(type(array), dtype, "same_kind"))
@@ -57,7 +57,7 @@ def holds(array: Any, dtype: Any) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(array.dtype) == dtype)
 
 
-def read_box(array: Any, box: Box, aval: Any) -> Any:
+def read_box(array: Any, box: Box, aval: Aval) -> Any:
     """A box of an array-like, as NumPy or JAX array of the aval's dtype."""
     part = array
     if box:

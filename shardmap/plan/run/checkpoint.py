@@ -10,34 +10,31 @@ import os
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from shardmap.plan.engine.keys import data_aval, is_key
-from shardmap.plan.engine.nodes import Scalar
-
-if TYPE_CHECKING:
-    from shardmap.plan.engine.nodes import Node
-    from shardmap.plan.plan import ShardPlan
-    from shardmap.plan.run.shards import Shard
+from shardmap.plan.engine.nodes import Node, Scalar
+from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.shards import Shard
 
 MANIFEST = "plan.json"
 COMPARED = 2**20
 """Up to how many bytes the values of an argument are compared."""
 
 
-def fingerprint(plan: "ShardPlan") -> str:
+def fingerprint(cut_program: CutProgram) -> str:
     """The same for plans that have the same shards, and hardly for others."""
     stages = [
         [[loop.pieces for loop in stage.loops], [r.axes for r in stage.results]]
-        for stage in plan.stages
+        for stage in cut_program.stages
     ]
-    avals = [str(value.aval) for value in plan.program.inputs]
-    nodes = [_text(node) for node in plan.program.nodes]
+    avals = [str(value.aval) for value in cut_program.program.inputs]
+    nodes = [_text(node) for node in cut_program.program.nodes]
     digest = hashlib.sha256(json.dumps([nodes, stages, avals]).encode())
-    for constant in plan.program.constants.values():
+    for constant in cut_program.program.constants.values():
         if hasattr(constant, "tobytes"):
             digest.update(np.asarray(constant).tobytes())
     return digest.hexdigest()
@@ -47,7 +44,7 @@ def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
     """One for each argument that is small enough to be compared."""
     found: list[str | None] = []
     for leaf in leaves:
-        if isinstance(leaf, jax.Array) and is_key(leaf):
+        if isinstance(leaf, jax.Array) and is_key(leaf.aval):
             leaf = jax.random.key_data(leaf)
         if isinstance(leaf, bool | int | float | complex):
             leaf = np.asarray(leaf)
@@ -60,11 +57,12 @@ def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
     return found
 
 
-def _text(node: "Node") -> str:
+def _text(node: Node) -> str:
     """An equation without what differs from process to process."""
     operands = [
         str(v.value) if isinstance(v, Scalar) else str(v.number) for v in node.ins
     ]
+    # Functions among the parameters print their addresses, which differ per process.
     text = f"{node.name} {operands} {node.params}"
     return re.sub(r"0x[0-9a-f]+", "", text)
 
@@ -74,18 +72,23 @@ class Checkpoint:
 
     Args:
       folder: where it is, or will be.
-      plan: the plan.
+      cut_program: the plan, or what is behind it.
       leaves: its arguments, of which those up to 1 MiB must be the same each time.
 
     Raises:
       ValueError: it belongs to another plan or other arguments, or is no checkpoint.
     """
 
-    def __init__(self, folder: Any, plan: "ShardPlan", leaves: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        cut_program: CutProgram,
+        leaves: Sequence[Any],
+    ) -> None:
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         manifest = self._folder / MANIFEST
-        mine = {"plan": fingerprint(plan), "arguments": fingerprints(leaves)}
+        mine = {"plan": fingerprint(cut_program), "arguments": fingerprints(leaves)}
         if manifest.exists():
             theirs = json.loads(manifest.read_text())
             if theirs.get("plan") != mine["plan"]:
@@ -95,7 +98,7 @@ class Checkpoint:
                     "was made with"
                 )
             for name, now, before in zip(
-                plan.names, mine["arguments"], theirs["arguments"], strict=True
+                cut_program.names, mine["arguments"], theirs["arguments"], strict=True
             ):
                 if now and before and now != before:
                     raise ValueError(
@@ -109,10 +112,11 @@ class Checkpoint:
         else:
             self._write(manifest, json.dumps(mine).encode())
 
-    def _path(self, shard: "Shard") -> pathlib.Path:
+    def _path(self, shard: Shard) -> pathlib.Path:
         return self._folder / f"{shard.stage}-{shard.number}.bin"
 
     def _write(self, path: pathlib.Path, content: bytes) -> None:
+        # Renaming replaces a file at once: it is there in full, or not at all.
         draft = path.with_suffix(".part")
         with draft.open("wb") as file:
             file.write(content)
@@ -120,7 +124,7 @@ class Checkpoint:
             os.fsync(file.fileno())
         draft.replace(path)
 
-    def load(self, shard: "Shard") -> list[np.ndarray] | None:
+    def load(self, shard: Shard) -> list[np.ndarray] | None:
         """The result of a shard that is done, None of another."""
         try:
             content = self._path(shard).read_bytes()
@@ -140,7 +144,7 @@ class Checkpoint:
             position += size
         return found if position == len(content) else None
 
-    def save(self, shard: "Shard", result: Sequence[np.ndarray]) -> None:
+    def save(self, shard: Shard, result: Sequence[np.ndarray]) -> None:
         """Keeps a result; it is on disk when this returns."""
         content = b"".join(np.ascontiguousarray(part).tobytes() for part in result)
         self._write(self._path(shard), content)

@@ -14,7 +14,7 @@ from jax import export
 MOST_KEPT = 256
 
 
-def exported(function: Any, args: Sequence[Any]) -> bytes:
+def exported(function: jax.stages.Wrapped, args: Sequence[Any]) -> bytes:
     """A compiled function as bytes, for arguments like these.
 
     Raises:

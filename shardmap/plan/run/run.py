@@ -17,20 +17,21 @@ from concurrent.futures import (
     Future,
     ThreadPoolExecutor,
 )
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
+from shardmap._jax.types import PyTree
+from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.keys import data_aval, itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import shape_of
+from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.checkpoint import Checkpoint
-from shardmap.plan.run.shards import Accumulator, Shard
+from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.shards import Accumulator, Shard, Shards
 from shardmap.plan.run.workers import Elsewhere, Here, Threads, Work
-
-if TYPE_CHECKING:
-    from shardmap.plan.plan import ShardPlan
 
 READ_AHEAD = 2
 """How many shards are read or computed at once in this process by default."""
@@ -44,58 +45,59 @@ class ShardError(RuntimeError):
 
 
 def run(
-    plan: "ShardPlan",
-    args: tuple[Any, ...],
-    out: Any,
+    cut_program: CutProgram,
+    args: tuple[PyTree, ...],
+    out: PyTree,
     *,
     executor: Executor | None,
     max_in_flight: int | None,
     progress: bool,
     retries: int,
-    checkpoint: Any,
-) -> Any:
+    checkpoint: str | os.PathLike[str] | None,
+) -> PyTree:
     """See `ShardPlan.run`."""
-    leaves = plan.leaves(args)
-    places = outputs(plan, out)
+    leaves = cut_program.leaves(args)
+    places = outputs(cut_program, out)
     if max_in_flight is not None and max_in_flight < 1:
         raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
-    saved = None if checkpoint is None else Checkpoint(checkpoint, plan, leaves)
-    acc = Accumulator(plan, {value: array for value, array in places if value})
+    leaves = list(map(sliceable, leaves))
+    saved = None if checkpoint is None else Checkpoint(checkpoint, cut_program, leaves)
+    acc = Accumulator(cut_program, {value: array for value, array in places if value})
     with contextlib.ExitStack() as stack:
         work: Work
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(1))
-            work = Here(plan, leaves, acc, pool)
-            large = any(bytes_read(plan, k) > LARGE for k in range(len(plan.stages)))
+            work = Here(cut_program, leaves, acc, pool)
+            large = any(bytes_read(stage) > LARGE for stage in cut_program.stages)
             ahead = max_in_flight or (1 if large else READ_AHEAD)
         elif isinstance(executor, ThreadPoolExecutor):
-            work = Threads(plan, leaves, acc, executor)
+            work = Threads(cut_program, leaves, acc, executor)
             ahead = max_in_flight or 2 * (os.cpu_count() or 1)
         else:
-            work = Elsewhere(plan, leaves, acc, executor)
+            work = Elsewhere(cut_program, leaves, acc, executor)
             ahead = max_in_flight or 2 * (os.cpu_count() or 1)
-        step = stack.enter_context(_bar(plan, progress))
-        for number in range(len(plan.stages)):
-            shards = plan.stage_shards(number)
+        step = stack.enter_context(_bar(cut_program, progress))
+        for stage in cut_program.stages:
+            shards = Shards(cut_program, [stage])
             for shard, result in _in_order(shards, work, ahead, retries, saved):
                 acc.put(shard, result)
                 step()
-    return plan.finished(acc, places)
+    return finished(cut_program, acc, places)
 
 
-def bytes_read(plan: "ShardPlan", stage: int) -> int:
+def bytes_read(stage: Stage) -> int:
     """What the first shard of a stage reads."""
-    reads = plan.stages[stage].recipe(0)[1].reads
+    reads = stage.recipe(0)[1].reads
     return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
 
 
-def outputs(plan: "ShardPlan", out: Any) -> list[tuple[Value | None, Any]]:
+def outputs(cut_program: CutProgram, out: PyTree) -> list[tuple[Value | None, Any]]:
     """Per output, its value and the array-like to put it in, if there is one.
 
     Raises:
       ValueError: ``out`` does not fit; all that is wrong is listed.
     """
-    count = plan.out_tree.num_leaves
+    count = cut_program.out_tree.num_leaves
     given: list[Any] = [None] * count
     if out is not None:
         given = jax.tree.leaves(out, is_leaf=lambda leaf: leaf is None)
@@ -106,7 +108,9 @@ def outputs(plan: "ShardPlan", out: Any) -> list[tuple[Value | None, Any]]:
     problems = []
     found: list[tuple[Value | None, Any]] = []
     taken = set()
-    for k, (operand, array) in enumerate(zip(plan.program.outputs, given, strict=True)):
+    for k, (operand, array) in enumerate(
+        zip(cut_program.program.outputs, given, strict=True)
+    ):
         if array is not None:
             aval = data_aval(operand.aval)
             shape, dtype = tuple(array.shape), np.dtype(array.dtype)
@@ -128,6 +132,22 @@ def outputs(plan: "ShardPlan", out: Any) -> list[tuple[Value | None, Any]]:
     return found
 
 
+def finished(
+    cut_program: CutProgram,
+    acc: Accumulator,
+    places: Sequence[tuple[Value | None, Any]],
+) -> PyTree:
+    """The result, in ``out`` where that was given."""
+    results = []
+    for made, (value, array) in zip(acc.outputs(), places, strict=True):
+        # What stands for no value of its own was not written while shards ran: a
+        # constant, or a value that is in ``out`` at another place already.
+        if array is not None and value is None:
+            array[...] = made
+        results.append(made if array is None else array)
+    return jax.tree.unflatten(cut_program.out_tree, results)
+
+
 def _in_order(
     shards: Sequence[Shard],
     work: Work,
@@ -147,6 +167,8 @@ def _in_order(
                 waiting.append((shard, future, done))
             if not waiting:
                 return
+            # The oldest one, though others may be done: sums of floating-point numbers
+            # depend on their order.
             shard, future, result = waiting.popleft()
             if future is not None:
                 result = _result(shard, future, work, retries)
@@ -191,7 +213,7 @@ def _submitted(work: Work, shard: Shard) -> Future:
 
 
 @contextlib.contextmanager
-def _bar(plan: "ShardPlan", progress: bool) -> Iterator[Callable[[], Any]]:
+def _bar(cut_program: CutProgram, progress: bool) -> Iterator[Callable[[], Any]]:
     if not progress:
         yield lambda: None
         return
@@ -201,5 +223,5 @@ def _bar(plan: "ShardPlan", progress: bool) -> Iterator[Callable[[], Any]]:
         raise ImportError(
             "progress=True needs the package tqdm: pip install tqdm"
         ) from error
-    with tqdm.tqdm(total=plan.num_shards, unit="shard") as bar:
+    with tqdm.tqdm(total=cut_program.num_shards, unit="shard") as bar:
         yield bar.update

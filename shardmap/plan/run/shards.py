@@ -1,20 +1,21 @@
 """One shard of a plan, the sequence of all, and what results are put together in."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any, SupportsIndex, overload
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
+from shardmap._jax.types import PyTree
+from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine import combiners
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
-
-if TYPE_CHECKING:
-    from shardmap.plan.plan import ShardPlan
+from shardmap.plan.run.cut_program import CutProgram
 
 
 class Shard:
@@ -31,9 +32,9 @@ class Shard:
 
     Example:
       >>> import jax.numpy as jnp, numpy as np
-      >>> from shardmap.plan.plan import plan
+      >>> import shardmap as sm
       >>> x = np.arange(5.0)
-      >>> made = plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
+      >>> made = sm.plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
       >>> out = np.zeros(4, np.float32)
       >>> for shard in made.shards:
       ...     out = shard.reduce(shard.function(*shard.args(x)), out)
@@ -41,8 +42,8 @@ class Shard:
       array([1., 1., 1., 1.], dtype=float32)
     """
 
-    def __init__(self, plan: "ShardPlan", stage: Stage, number: int) -> None:
-        self._plan = plan
+    def __init__(self, cut_program: CutProgram, stage: Stage, number: int) -> None:
+        self._cut_program = cut_program
         self._stage = stage
         self.number = number
         self.boxes, self.recipe = stage.recipe(number)
@@ -53,9 +54,9 @@ class Shard:
         return self._stage.number
 
     @property
-    def in_slices(self) -> Any:
-        found: list[Any] = [None] * len(self._plan.program.inputs)
-        places = {v: k for k, v in enumerate(self._plan.program.inputs)}
+    def in_slices(self) -> PyTree:
+        found: list[Any] = [None] * len(self._cut_program.program.inputs)
+        places = {v: k for k, v in enumerate(self._cut_program.program.inputs)}
         for value, box in self.recipe.reads:
             if value in places:
                 k = places[value]
@@ -64,17 +65,17 @@ class Shard:
                 else:
                     earlier = found[k] if isinstance(found[k], list) else [found[k]]
                     found[k] = [*earlier, slices(box)]
-        return jax.tree.unflatten(self._plan.in_tree, found)
+        return jax.tree.unflatten(self._cut_program.in_tree, found)
 
-    def _of_outputs(self, made: dict[Value, Any]) -> Any:
+    def _of_outputs(self, made: dict[Value, Any]) -> PyTree:
         outputs = [
             made.get(v) if isinstance(v, Value) else None
-            for v in self._plan.program.outputs
+            for v in self._cut_program.program.outputs
         ]
-        return jax.tree.unflatten(self._plan.out_tree, outputs)
+        return jax.tree.unflatten(self._cut_program.out_tree, outputs)
 
     @property
-    def out_slices(self) -> Any:
+    def out_slices(self) -> PyTree:
         return self._of_outputs(
             {
                 result.value: slices(box)
@@ -84,28 +85,32 @@ class Shard:
         )
 
     @property
-    def combiner(self) -> Any:
+    def combiner(self) -> PyTree:
         return self._of_outputs(
             {result.value: result.combiner for result in self._stage.results}
         )
 
     @property
-    def function(self) -> Callable[..., tuple[Any, ...]]:
+    def function(self) -> jax.stages.Wrapped:
         """The compiled function of what `args` gives; shards alike share it."""
-        return self._plan.compiled(self._stage, self.recipe.static)
+        return self._cut_program.compiled(self._stage, self.recipe.static)
 
-    def args(self, *arrays: Any, values: Any = None) -> tuple[Any, ...]:
+    def args(
+        self, *arrays: PyTree, values: "Accumulator | PyTree" = None
+    ) -> tuple[Any, ...]:
         """Reads what `function` takes.
 
         Args:
           *arrays: the arguments of the plan's function.
           values: what `reduce` returned so far; needed in a plan of several stages.
         """
-        leaves = self._plan.leaves(arrays)
+        leaves = list(map(sliceable, self._cut_program.leaves(arrays)))
         kept = values.kept if isinstance(values, Accumulator) else {}
-        return self._plan.read(self.recipe, leaves, kept)
+        return self._cut_program.read(self.recipe, leaves, kept)
 
-    def reduce(self, result: Sequence[Any], acc: Any = None) -> Any:
+    def reduce(
+        self, result: Sequence[ArrayLike], acc: "Accumulator | PyTree" = None
+    ) -> "Accumulator | PyTree":
         """Puts a result of `function` where it belongs.
 
         Args:
@@ -118,18 +123,14 @@ class Shard:
           plan of several stages it is ``acc.result()``.
         """
         if acc is None:
-            acc = Accumulator(self._plan)
-            if len(self._plan.stages) == 1:
+            acc = Accumulator(self._cut_program)
+            if len(self._cut_program.stages) == 1:
                 acc = acc.result(raw=True)
         if isinstance(acc, Accumulator):
             acc.put(self, result)
             return acc
-        out = jax.tree.leaves(acc) if not hasattr(acc, "__setitem__") else [acc]
-        if isinstance(acc, dict | list):
-            out = jax.tree.leaves(acc)
-        places = {}
-        for value, buffer in zip(self._plan.program.outputs, out, strict=True):
-            places[value] = buffer
+        outputs = self._cut_program.program.outputs
+        places = dict(zip(outputs, jax.tree.leaves(acc), strict=True))
         for (box, combiner, value), part in zip(self.writes(), result, strict=True):
             if value in places:
                 buffers.put(places[value], box, combiner, part)
@@ -151,19 +152,23 @@ class Shard:
 class Shards(Sequence[Shard]):
     """The shards of some stages, made when they are asked for."""
 
-    def __init__(self, plan: "ShardPlan", stages: Sequence[Stage]) -> None:
-        self._plan, self._stages = plan, stages
+    def __init__(self, cut_program: CutProgram, stages: Sequence[Stage]) -> None:
+        self._cut_program, self._stages = cut_program, stages
 
     def __len__(self) -> int:
         return sum(stage.num_shards for stage in self._stages)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Shard: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Shard]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Shard | list[Shard]:
         if isinstance(index, slice):
             return [self[k] for k in range(*index.indices(len(self)))]
         number = range(len(self))[index]
         for stage in self._stages:
             if number < stage.num_shards:
-                return Shard(self._plan, stage, number)
+                return Shard(self._cut_program, stage, number)
             number -= stage.num_shards
         raise AssertionError(index)
 
@@ -175,14 +180,16 @@ class Accumulator:
     """The results of a plan in the making, and what its later stages need.
 
     Args:
-      plan: the plan.
+      cut_program: the plan, or what is behind it.
       out: array-likes to put the outputs in, by value.
     """
 
-    def __init__(self, plan: "ShardPlan", out: dict[Value, Any] | None = None) -> None:
-        self._plan = plan
+    def __init__(
+        self, cut_program: CutProgram, out: dict[Value, Any] | None = None
+    ) -> None:
+        self._cut_program = cut_program
         self.kept: dict[Value, Any] = {}
-        for stage in plan.stages:
+        for stage in cut_program.stages:
             for result in stage.results:
                 given = (out or {}).get(result.value)
                 buffer = given
@@ -197,14 +204,14 @@ class Accumulator:
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
             buffers.put(self.kept[value], box, combiner, part)
 
-    def result(self, raw: bool = False) -> Any:
+    def result(self, raw: bool = False) -> PyTree:
         """The function's result; random keys as their bits if ``raw``."""
-        return jax.tree.unflatten(self._plan.out_tree, self.outputs(raw))
+        return jax.tree.unflatten(self._cut_program.out_tree, self.outputs(raw))
 
     def outputs(self, raw: bool = False) -> list[Any]:
         """As `result`, flat."""
         outputs = []
-        for operand in self._plan.program.outputs:
+        for operand in self._cut_program.program.outputs:
             if isinstance(operand, Scalar):
                 outputs.append(np.asarray(operand.value, operand.aval.dtype))
             elif is_key(operand.aval) and not raw:

@@ -4,16 +4,14 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
+from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.remote import exported, run_exported
 from shardmap.plan.run.shards import Accumulator, Shard
-
-if TYPE_CHECKING:
-    from shardmap.plan.plan import ShardPlan
 
 
 def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -33,14 +31,18 @@ class Work:
     """One way to get the result of a shard."""
 
     def __init__(
-        self, plan: "ShardPlan", leaves: Sequence[Any], acc: Accumulator, executor: Any
+        self,
+        cut_program: CutProgram,
+        leaves: Sequence[Any],
+        acc: Accumulator,
+        executor: Executor,
     ) -> None:
-        self.plan, self.leaves, self.acc = plan, leaves, acc
-        self.executor: Executor = executor
+        self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
+        self.executor = executor
         self.settings = _settings()
 
     def read(self, shard: Shard) -> tuple[Any, ...]:
-        return self.plan.read(shard.recipe, self.leaves, self.acc.kept)
+        return self.cut_program.read(shard.recipe, self.leaves, self.acc.kept)
 
     def submit(self, shard: Shard) -> Future:
         raise NotImplementedError
@@ -62,7 +64,7 @@ class Here(Work):
     def submit(self, shard: Shard) -> Future:
         return self.executor.submit(self.start, shard, next(self.devices))
 
-    def start(self, shard: Shard, device: Any) -> Any:
+    def start(self, shard: Shard, device: jax.Device | None) -> Any:
         with self.settings():
             args = self.read(shard)
             if device is not None:

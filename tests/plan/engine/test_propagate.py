@@ -2,43 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.extend.core import primitives as p
 
 from shardmap.plan.engine import propagate
-from shardmap.plan.engine.factors import Factors, RuleTable
-from shardmap.plan.engine.nodes import Calls, Refused, Value, flatten
-from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.rules import Points, Reason, meet
+from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.stages import stages_of
-
-
-def same(node):
-    axes = range(len(node.out_shapes[0]))
-    ins = [range(len(shape)) for shape in node.in_shapes]
-    return Factors(node, ins, [axes])
-
-
-def total(node):
-    axes = range(len(node.in_shapes[0]))
-    gone = node.params["axes"]
-    out = [axis for axis in axes if axis not in gone]
-    return Factors(
-        node, [axes], [out], contracted=dict.fromkeys(gone, "add"), cheap=False
-    )
-
-
-TOY = RuleTable({p.sin_p: same, p.add_p: same, p.reduce_sum_p: total})
-CALLS = Calls({p.jit_p: "jaxpr"}, {})
-CUT = Points((2, 4), False, frozenset({(0, 0)}))
-NOT = Points()
-
-
-def analysed(fun, *shapes, cuts, partial=True):
-    avals = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
-    program = flatten(jax.make_jaxpr(fun)(*avals), CALLS)
-    return Analysis(program, TOY, cuts, partial)
+from tests.plan.engine.toys import CUT, NOT, analysed
 
 
 def test_cuts_pass_through_calls():
@@ -84,41 +53,11 @@ def test_without_partial_results_a_sum_is_whole():
 
 
 def test_different_cuts_are_refined():
-    other = Points((3,), False, frozenset({(1, 0)}))
+    other = Cut((3,), False, frozenset({(1, 0)}))
     found = analysed(lambda x, y: x + y, (6,), (6,), cuts=[[CUT], [other]])
     [out] = found.program.outputs
     assert found.cuts[out][0].at == (2, 3, 4)
     assert found.cuts[out][0].origins == {(0, 0), (1, 0)}
-
-
-def test_a_soft_cut_gives_way():
-    soft = Points((1, 3, 5), True, frozenset({(1, 0)}))
-    assert meet([CUT, soft]).at == CUT.at
-    assert meet([soft, Points((2,), True)]).at == soft.at
-    assert meet([NOT, soft]) == soft
-    assert meet([]) == NOT
-
-
-def test_one_axis_twice_in_a_result_gives_two_loops():
-    def with_transpose(x):
-        return x + x
-
-    found = analysed(with_transpose, (6, 6), cuts=[[CUT, CUT]])
-    found.classes.unite(
-        (found.program.inputs[0].number, 0), (found.program.inputs[0].number, 1)
-    )
-    [stage] = stages_of(found)
-    assert stage.num_shards == 9
-
-
-def test_results_with_different_loops_do_not_multiply():
-    found = analysed(
-        lambda x, y: (jnp.sin(x), jnp.sin(y)), (6,), (4,), cuts=[[CUT], [CUT]]
-    )
-    [stage] = stages_of(found)
-    assert stage.num_shards == 6
-    made = [stage.recipe(k)[0] for k in range(6)]
-    assert all(sum(box is not None for box in boxes) == 1 for boxes in made)
 
 
 @pytest.mark.parametrize(
@@ -142,33 +81,3 @@ def test_what_every_shard_would_repeat_is_computed_once(
     assert found() == [3]
     monkeypatch.setattr(propagate, "WORTH_KEEPING", 1)
     assert found() == stages
-
-
-def test_two_runs_give_the_same_plan():
-    def run():
-        found = analysed(
-            lambda x, y: jnp.sin(jnp.sum(x + y, 0)),
-            (6, 2),
-            (6, 2),
-            cuts=[[CUT, NOT]] * 2,
-        )
-        return [stage.recipe(k)[0] for stage in stages_of(found) for k in range(2)]
-
-    assert run() == run()
-
-
-def test_an_effect_is_refused_by_name():
-    with pytest.raises(Refused, match=r"debug_print at .*test_propagate.py"):
-        analysed(lambda x: jax.debug.print("x"), (6,), cuts=[[CUT]])
-
-
-def test_a_constant_is_kept_once():
-    big = jnp.arange(6.0)
-    program = flatten(jax.make_jaxpr(lambda x: jnp.sin(x + big) + big)(big), CALLS)
-    assert len(program.constants) == 1
-    assert all(isinstance(value, Value) for value in program.constants)
-
-
-def test_reasons_print_their_remedy():
-    assert str(Reason("it is so", "do that")) == "it is so (do that)"
-    assert str(Reason("it is so")) == "it is so"

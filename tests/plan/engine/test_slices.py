@@ -1,7 +1,5 @@
 """Cuts as users write them, and the algebra of boxes."""
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,70 +8,9 @@ from shardmap.plan.engine.slices import (
     contains,
     hull,
     merge,
-    pieces,
     refine,
     volume,
 )
-from shardmap.plan.in_slices import EACH, cut_points
-
-
-@pytest.mark.parametrize(
-    ("cut", "size", "points"),
-    [
-        (None, 5, ()),
-        (1, 5, ()),
-        (2, 5, (3,)),
-        (4, 10, (3, 6, 8)),
-        (9, 3, (1, 2)),
-        (3, 0, ()),
-        (np.int64(2), 4, (2,)),
-        ((4, 4, 2), 10, (4, 8)),
-        ((0, 4, 0), 4, ()),
-        ([(0, 1), (1, 4)], 4, (1,)),
-        ([(1, 4), (0, 1)], 4, (1,)),
-        (EACH, 4, (1, 2, 3)),
-        (EACH, 1, ()),
-    ],
-)
-def test_cuts(cut, size, points):
-    assert cut_points(cut, size) == points
-
-
-@pytest.mark.parametrize(
-    ("cut", "kind", "message"),
-    [
-        (0, ValueError, "at least 1, got 0"),
-        (True, TypeError, "must be an integer, got True"),
-        (2.5, TypeError, "must be an integer, got 2.5"),
-        ("rows", TypeError, "got 'rows'"),
-        ((3, 3), ValueError, r"\(3, 3\) sum to 6, but the axis has size 5"),
-        ((6, -1), ValueError, "negative"),
-        ([(0, 2), (3, 5)], ValueError, "gap, overlap or run backwards at 2"),
-        ([(0, 3), (2, 5)], ValueError, "gap, overlap"),
-        ([(0, 3)], ValueError, "end at 3, but the axis has size 5"),
-        ([3], TypeError, r"\(start, stop\) pairs, got 3"),
-    ],
-)
-def test_bad_cuts(cut, kind, message):
-    with pytest.raises(kind, match=message):
-        cut_points(cut, 5)
-
-
-def test_each_prints_and_is_one_object():
-    import copy
-    import pickle
-
-    assert repr(EACH) == "EACH"
-    assert pickle.loads(pickle.dumps(EACH)) is EACH
-    assert copy.deepcopy(EACH) is EACH
-
-
-@given(st.integers(1, 20), st.integers(1, 25))
-def test_near_equal_pieces(size, count):
-    lengths = [b - a for a, b in pieces(cut_points(count, size), size)]
-    assert sum(lengths) == size
-    assert max(lengths) - min(lengths) <= 1
-    assert len(lengths) == min(count, size)
 
 
 def test_refinement():

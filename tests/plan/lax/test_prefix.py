@@ -9,7 +9,7 @@ from jax import lax
 
 from shardmap.plan.lax.prefix import KINDS
 from shardmap.plan.plan import plan
-from tests.plan.lax.test_rules import assert_same, cuts
+from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import X, ints
 
 ODD = np.where(X > 1, np.nan, np.where(X < -1.5, -np.inf, X))

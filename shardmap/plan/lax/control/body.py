@@ -5,12 +5,14 @@ box in which it leaves, and that box may grow until nothing more is asked. An ax
 the body maps index by index onto itself stays cut; any other ends up whole.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from shardmap._jax.types import AnyJaxpr, Aval
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Node, Program, Value, flatten
@@ -18,27 +20,27 @@ from shardmap.plan.engine.propagate import Unions
 from shardmap.plan.engine.recipe import Recipe, emit, relevant_nodes, trace_back
 from shardmap.plan.engine.rules import (
     UNCUT,
+    Cut,
     Forward,
     Link,
     Lost,
-    Points,
     Reason,
+    Rule,
     meet,
-    nothing_passes,
 )
-from shardmap.plan.engine.slices import Box, Window, hull_of, shape_of
+from shardmap.plan.engine.slices import Box, hull_of, shape_of
 
 MIXED = Reason(
     "the body of the loop or branch mixes this axis",
     "cut an axis that the body treats index by index",
 )
-Boxes = Sequence[Box | None]
+Boxes: TypeAlias = Sequence[Box | None]
 
 
 class Body:
     """A jaxpr inside an equation, ready to be sliced."""
 
-    def __init__(self, jaxpr: Any, table: RuleTable, calls: Calls) -> None:
+    def __init__(self, jaxpr: AnyJaxpr, table: RuleTable, calls: Calls) -> None:
         self.program: Program = flatten(jaxpr, calls)
         self.rules = {n.number: table.rule(n) for n in self.program.nodes}
         self.nodes = {n.number: n for n in self.program.nodes}
@@ -97,7 +99,11 @@ class Body:
         return [read.get(value) for value in self.program.inputs]
 
     def run(
-        self, recipe: Recipe, wanted: Boxes, inputs: Sequence[Any], starts: Any
+        self,
+        recipe: Recipe,
+        wanted: Boxes,
+        inputs: Sequence[Any],
+        starts: Sequence[jax.Array],
     ) -> list[Any]:
         """The wanted boxes of the outputs, from the boxes that `needs` said."""
         values = [
@@ -118,10 +124,18 @@ class Body:
         return emit(recipe.static, self.nodes, self.rules, values)(reads, starts)
 
 
-class Frozen:
-    """A static part that equal recipes share, and a recipe to run it with."""
+T = TypeVar("T")
 
-    def __init__(self, key: Any, content: Any) -> None:
+
+class Frozen(Generic[T]):
+    """The static part of a loop or branch: a key by which it is told, and its content.
+
+    The content holds recipes with their positions, which differ from shard to shard.
+    Those do not count: shards with equal keys run the function of the first of them,
+    and get their own positions as arguments.
+    """
+
+    def __init__(self, key: Hashable, content: T) -> None:
         self.key, self.content = key, content
 
     def __eq__(self, other: object) -> bool:
@@ -131,19 +145,22 @@ class Frozen:
         return hash(self.key)
 
 
-class Inner:
-    """What the rules of loops and branches share.
+Names: TypeAlias = list[list[Hashable | None]]
+"""Per operand or result, and axis: which loop it is, None where it is needed whole."""
 
-    ``signature`` names, per operand and result, the axes that are one loop.
+
+class Inner(Rule):
+    """What the rules of loops and branches share: the names of their loops.
+
+    Attributes:
+      ins: of the operands' axes.
+      outs: of the results' axes.
     """
-
-    cheap = False
-    complete: frozenset[int] = frozenset()
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.ins: list[list[Any]] = [[None] * len(s) for s in node.in_shapes]
-        self.outs: list[list[Any]] = [[None] * len(s) for s in node.out_shapes]
+        self.ins: Names = [[None] * len(s) for s in node.in_shapes]
+        self.outs: Names = [[None] * len(s) for s in node.out_shapes]
 
     def name_loops(
         self,
@@ -182,8 +199,8 @@ class Inner:
                     if root not in bad:
                         names[number][axis + front] = root
 
-    def forward(self, cuts: Sequence[Sequence[Points]]) -> Forward:
-        found: dict[Any, list[Points]] = {}
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        found: dict[Any, list[Cut]] = {}
         lost = []
         for axes, row in zip(self.ins, cuts, strict=True):
             for name, cut in zip(axes, row, strict=True):
@@ -192,9 +209,8 @@ class Inner:
                 elif cut.at:
                     lost.append(Lost(cut.origins, MIXED))
         met = {name: meet(row) for name, row in found.items()}
-        return Forward(
-            [[met.get(name, UNCUT) for name in axes] for axes in self.outs], {}, lost
-        )
+        outs = [[met.get(name, UNCUT) for name in axes] for axes in self.outs]
+        return Forward(outs, lost=lost)
 
     def links(self) -> list[list[Link]]:
         groups: dict[Any, list[Link]] = {}
@@ -204,12 +220,6 @@ class Inner:
                     if name is not None:
                         groups.setdefault(name, []).append(Link(side, k, axis))
         return list(groups.values())
-
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        return []
-
-    def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
-        return nothing_passes(combiner, pending)
 
 
 def hulls(a: Boxes, b: Boxes) -> list[Box | None]:
@@ -228,23 +238,18 @@ def fit(values: list[Any], needs: Boxes, given: Boxes) -> list[Any]:
     return fitted
 
 
-def parts(results: list[Any], parts: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
-    rest = iter(starts)
-    for k, part in enumerate(parts):
-        if part is not None:
-            offsets = [next(rest) for _ in part]
-            results[k] = lax.dynamic_slice(results[k], offsets, part)
-    return results
+def shapes_of(boxes: Iterable[Box | None]) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(None if box is None else shape_of(box) for box in boxes)
 
 
-def as_carried(value: Any, aval: Any) -> Any:
+def as_carried(value: jax.Array, aval: Aval) -> jax.Array:
     """The value with the dtype of what is carried; literals may have another."""
     if is_key(aval):
         return value
     return lax.convert_element_type(value, aval.dtype)
 
 
-def fits(needs: Boxes, carry: Boxes) -> Any:
+def fits(needs: Boxes, carry: Boxes) -> tuple[Box | None, ...]:
     """Where the boxes that a body reads lie in those that are carried."""
     inner = needs[len(needs) - len(carry) :]
     return tuple(

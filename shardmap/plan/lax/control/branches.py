@@ -1,8 +1,9 @@
 """The rule of ``cond``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 
 from shardmap.plan.engine.factors import RuleTable
@@ -10,7 +11,7 @@ from shardmap.plan.engine.nodes import Calls, Node
 from shardmap.plan.engine.propagate import Unions
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
-from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of, whole
+from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.lax.control.body import (
     Body,
     Boxes,
@@ -19,7 +20,24 @@ from shardmap.plan.lax.control.body import (
     as_carried,
     fit,
     fits,
+    shapes_of,
 )
+
+
+class Branches(NamedTuple):
+    """What a shard computes of each branch.
+
+    Attributes:
+      recipes: per branch.
+      each: the boxes of the operands that each branch reads.
+      given: the boxes of the operands, which hold those of all branches.
+      asked: the boxes of the results.
+    """
+
+    recipes: Sequence[Recipe]
+    each: Sequence[Boxes]
+    given: Boxes
+    asked: Boxes
 
 
 class Cond(Inner):
@@ -70,15 +88,18 @@ class Cond(Inner):
         starts = [start for recipe in recipes for start in recipe.starts]
         key = (
             tuple(recipe.static for recipe in recipes),
-            tuple(None if box is None else shape_of(box) for box in needed),
+            shapes_of(needed),
             tuple(fits(row, needed) for row in each),
         )
-        content = (recipes, each, needed, boxes)
         index: Box = whole(self.node.in_shapes[0])
-        return Need((index, *needed), Frozen(key, content), tuple(starts))
+        static = Frozen(key, Branches(recipes, each, needed, boxes))
+        return Need((index, *needed), static, tuple(starts))
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[Any],
+        static: Frozen[Branches],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         recipes, each, needed, boxes = static.content
         index, *operands = values
@@ -89,7 +110,7 @@ class Cond(Inner):
             position += len(recipe.starts)
 
             def branch(
-                *operands: Any,
+                *operands: jax.Array,
                 body: Body = body,
                 recipe: Recipe = recipe,
                 needs: Boxes = needs,

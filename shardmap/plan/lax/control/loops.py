@@ -1,15 +1,18 @@
 """Rules of ``scan`` and ``while``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
 from jax import lax
 
 from shardmap._jax.primitives import scan_counts
+from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Calls, Node
+from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
-from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of, whole
+from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.lax.control.body import (
     Body,
     Boxes,
@@ -19,8 +22,28 @@ from shardmap.plan.lax.control.body import (
     fit,
     fits,
     hulls,
-    parts,
+    shapes_of,
 )
+
+Arrays: TypeAlias = list[jax.Array]
+
+
+class Scanned(NamedTuple):
+    """What a shard computes of a scan.
+
+    Attributes:
+      length: how many steps it makes.
+      recipe: what is computed in one step.
+      made: the boxes of one step's results, carried ones first.
+      needs: the boxes that one step reads.
+      crops: what is taken of the results.
+    """
+
+    length: int
+    recipe: Recipe
+    made: Boxes
+    needs: Boxes
+    crops: Crops
 
 
 class Scan(Inner):
@@ -64,33 +87,29 @@ class Scan(Inner):
         needed = [*needs[: self.consts], *carry]
         for box in needs[self.consts + self.carries :]:
             needed.append(None if box is None else (along, *box))
-        pieces: list[Any] = []
-        starts = list(recipe.starts)
         made = [*carry, *[None if b is None else (along, *b) for b in inner]]
-        for asked, full in zip(boxes, made, strict=True):
-            part = None
-            if asked is not None and full is not None and asked != full:
-                part = shape_of(asked)
-                starts += [a[0] - b[0] for a, b in zip(asked, full, strict=True)]
-            pieces.append(part)
-        shapes = tuple(None if box is None else shape_of(box) for box in needed)
-        kept = tuple(None if box is None else shape_of(box) for box in made)
+        shapes, begins = crops(boxes, made)
+        length = along[1] - along[0]
         inside = fits(needs[: self.consts + self.carries], carry)
         key = (
             recipe.static,
-            along[1] - along[0],
+            length,
+            shapes_of(needed),
+            shapes_of(made),
+            inside,
             shapes,
-            (kept, inside),
-            tuple(pieces),
         )
-        content = recipe, [(*carry, *inner), needs]
-        return Need(tuple(needed), Frozen(key, content), tuple(starts))
+        content = Scanned(length, recipe, (*carry, *inner), needs, shapes)
+        starts = (*recipe.starts, *begins)
+        return Need(tuple(needed), Frozen(key, content), starts)
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[Any],
+        static: Frozen[Scanned],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        _, length, _, _, pieces = static.key
-        recipe, (wanted, needs) = static.content
+        length, recipe, wanted, needs, shapes = static.content
         own = starts[: len(recipe.starts)]
         first = self.consts + self.carries
         consts, entering, rows = (
@@ -100,7 +119,7 @@ class Scan(Inner):
         )
         live = [k for k in range(self.carries) if wanted[k] is not None]
 
-        def body(carried: Any, row: Any) -> Any:
+        def body(carried: Arrays, row: Arrays) -> tuple[Arrays, Arrays]:
             inputs: list[Any] = [None] * len(values)
             inputs[: self.consts] = consts
             for k, value in zip(live, carried, strict=True):
@@ -137,7 +156,29 @@ class Scan(Inner):
         for k in range(self.carries, len(wanted)):
             if wanted[k] is not None:
                 results[k] = next(rest)
-        return parts(results, pieces, starts[len(recipe.starts) :])
+        return crop(results, shapes, starts[len(recipe.starts) :])
+
+
+class Iterated(NamedTuple):
+    """What a shard computes of a loop.
+
+    Attributes:
+      test: what is computed of the condition.
+      recipe: what is computed in one step.
+      carry: the boxes that are carried.
+      looked: the boxes that the condition reads.
+      needs: the boxes that one step reads.
+      lead: the box of the condition's result.
+      crops: what is taken of the results.
+    """
+
+    test: Recipe
+    recipe: Recipe
+    carry: Boxes
+    looked: Boxes
+    needs: Boxes
+    lead: Box
+    crops: Crops
 
 
 class While(Inner):
@@ -202,42 +243,39 @@ class While(Inner):
             if carry == before:
                 break
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)
-        pieces: list[Any] = []
-        starts = [*test.starts, *recipe.starts]
-        for asked, full in zip(boxes, carry, strict=True):
-            part = None
-            if asked is not None and full is not None and asked != full:
-                part = shape_of(asked)
-                starts += [a[0] - b[0] for a, b in zip(asked, full, strict=True)]
-            pieces.append(part)
-        shapes = tuple(None if box is None else shape_of(box) for box in needed)
+        shapes, begins = crops(boxes, carry)
         inside = fits(needs, carry), fits(looked, carry)
-        key = (test.static, recipe.static, shapes, tuple(pieces), inside)
-        content = (test, recipe, tuple(carry), looked, needs, lead)
-        return Need(needed, Frozen(key, content), tuple(starts))
+        key = (test.static, recipe.static, shapes_of(needed), inside, shapes)
+        content = Iterated(test, recipe, tuple(carry), looked, needs, lead, shapes)
+        starts = (*test.starts, *recipe.starts, *begins)
+        return Need(needed, Frozen(key, content), starts)
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[Any],
+        static: Frozen[Iterated],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        pieces = static.key[3]
-        test, recipe, carry, looked, needs, lead = static.content
+        test, recipe, carry, looked, needs, lead, shapes = static.content
         count = len(test.starts)
         first, second = starts[:count], starts[count : count + len(recipe.starts)]
         live = [k for k, box in enumerate(carry) if box is not None]
         avals = [out.aval for out in self.node.outs]
 
-        def spread(carried: Any, consts: Sequence[Any], boxes: Any) -> list[Any]:
+        def spread(
+            carried: Arrays, consts: Sequence[jax.Array], boxes: Boxes
+        ) -> list[Any]:
             inputs: list[Any] = [None] * len(carry)
             for k, value in zip(live, carried, strict=True):
                 inputs[k] = value
             given = [*boxes[: len(consts)], *carry]
             return fit([*consts, *inputs], boxes, given)
 
-        def goes_on(carried: Any) -> Any:
+        def goes_on(carried: Arrays) -> jax.Array:
             inputs = spread(carried, values[: self.tests], looked)
             return self.test.run(test, [lead], inputs, first)[0]
 
-        def body(carried: Any) -> Any:
+        def body(carried: Arrays) -> Arrays:
             inputs = spread(carried, values[self.tests : self.front], needs)
             outs = self.body.run(recipe, carry, inputs, second)
             new = [as_carried(outs[k], avals[k]) for k in live]
@@ -257,4 +295,4 @@ class While(Inner):
         results: list[Any] = [None] * len(carry)
         for k, value in zip(live, final, strict=True):
             results[k] = value
-        return parts(results, pieces, starts[count + len(recipe.starts) :])
+        return crop(results, shapes, starts[count + len(recipe.starts) :])

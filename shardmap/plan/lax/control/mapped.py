@@ -5,16 +5,34 @@ maps its own. With them, every shard maps all elements and cuts what else it can
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 
+from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Calls, Node
+from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
-from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
-from shardmap.plan.lax.control.body import Body, Boxes, Frozen, Inner, parts
+from shardmap.plan.engine.slices import Box, Interval, hull_of
+from shardmap.plan.lax.control.body import Body, Boxes, Frozen, Inner, shapes_of
+
+
+class Elements(NamedTuple):
+    """What a shard maps.
+
+    Attributes:
+      size: how many elements.
+      recipe: what is computed of one element.
+      boxes: the boxes of one element's results.
+      crops: what is taken of the mapped results.
+    """
+
+    size: int
+    recipe: Recipe
+    boxes: Boxes
+    crops: Crops
 
 
 class Mapped(Inner):
@@ -58,28 +76,26 @@ class Mapped(Inner):
             None if box is None else _with(box, axis, along)
             for box, axis in zip(needs, self.in_axes, strict=True)
         )
-        starts = list(recipe.starts)
-        pieces: list[Any] = []
-        for asked, one, axis in zip(boxes, inner, self.out_axes, strict=True):
-            part = None
-            if asked is not None and one is not None:
-                full = _with(one, axis, along)
-                if full != asked:
-                    part = shape_of(asked)
-                    starts += [a[0] - b[0] for a, b in zip(asked, full, strict=True)]
-            pieces.append(part)
-        shapes = tuple(None if box is None else shape_of(box) for box in needed)
-        key = (recipe.static, along[1] - along[0], shapes, tuple(pieces))
-        return Need(needed, Frozen(key, (recipe, inner)), tuple(starts))
+        made = [
+            None if box is None else _with(box, axis, along)
+            for box, axis in zip(inner, self.out_axes, strict=True)
+        ]
+        shapes, begins = crops(boxes, made)
+        size = along[1] - along[0]
+        key = recipe.static, size, shapes_of(needed), shapes
+        static = Frozen(key, Elements(size, recipe, inner, shapes))
+        return Need(needed, static, (*recipe.starts, *begins))
 
     def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[Any]
+        self,
+        values: Sequence[Any],
+        static: Frozen[Elements],
+        starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        _, size, _, pieces = static.key
-        recipe, inner = static.content
+        size, recipe, inner, shapes = static.content
         own = starts[: len(recipe.starts)]
 
-        def element(*inputs: Any) -> Any:
+        def element(*inputs: jax.Array) -> list[jax.Array]:
             outs = self.body.run(recipe, inner, inputs, own)
             return [out for out in outs if out is not None]
 
@@ -97,7 +113,7 @@ class Mapped(Inner):
                 results.append(lax.index_in_dim(next(made), 0, keepdims=False))
             else:
                 results.append(jax.numpy.moveaxis(next(made), 0, axis))
-        return parts(results, pieces, starts[len(recipe.starts) :])
+        return crop(results, shapes, starts[len(recipe.starts) :])
 
 
 def _without(box: Box, axis: int | None) -> Box:

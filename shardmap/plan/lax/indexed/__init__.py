@@ -1,0 +1,1 @@
+"""Rules of the primitives that find the place of elements in other operands."""

@@ -1,0 +1,196 @@
+"""The rule of ``gather``: what stands at given places.
+
+An axis of the operand is taken in full, which passes it on; or a window of it is taken
+that starts at a given place, which needs it whole; or a single place of it is. Such an
+axis gives parts: each shard takes what lies in its box, and zero for the rest. For
+``table[words]`` with rows that are cut the rule is ``a b, c * -> c b; a add``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap.plan.engine.factors import Factors, Local, bind
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
+from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of
+
+FILL = lax.GatherScatterMode.FILL_OR_DROP
+
+
+def gather(node: Node) -> Factors:
+    """See the module."""
+    numbers, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
+    shape, indices_shape = node.in_shapes
+    operand: list[Axis] = [f"o{axis}" for axis in range(len(shape))]
+    # The last axis of the indices has the coordinates of one place.
+    indices: list[Axis] = [f"i{k}" for k in range(len(indices_shape))]
+    out: list[Factor] = [None] * len(node.out_shapes[0])
+    wholes: dict[Factor, Reason] = {indices[-1]: INDEXED}
+    for axis, factor in zip(_batch_axes(node), indices[:-1], strict=True):
+        out[axis] = factor
+    for axis, index_axis in zip(
+        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
+    ):
+        operand[axis] = indices[index_axis]
+    single = list(numbers.collapsed_slice_dims)
+    full = []
+    for axis, place in zip(_window_axes(node), numbers.offset_dims, strict=True):
+        if sizes[axis] == shape[axis]:
+            out[place] = operand[axis]
+            full.append(axis)
+        elif sizes[axis] == 1:
+            single.append(axis)
+        else:
+            out[place] = f"w{axis}"
+            wholes |= {operand[axis]: INDEXED, out[place]: INDEXED}
+    combiner = combiner_of(node)
+    contracted: dict[Factor, str] = {}
+    for axis in single:
+        if combiner is None:
+            wholes[operand[axis]] = INDEXED
+        else:
+            contracted[operand[axis]] = combiner
+
+    def emitter(local: Local) -> Sequence[Any]:
+        taken = list(sizes)
+        for axis in full:
+            taken[axis] = local.sizes[operand[axis]]
+        params = {**node.params, "slice_sizes": tuple(taken)}
+        starts = {
+            axis: local.starts[operand[axis]]
+            for axis in single
+            if local.sizes[operand[axis]] != shape[axis]
+        }
+        if not starts:
+            return bind(node, local.values, params)
+        return [_part(node, local.values, params, starts)]
+
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        # What is filled in would be added once for each part.
+        return combiner if pending == {0} and node.params["mode"] != FILL else None
+
+    return Factors(
+        node,
+        [operand, indices],
+        [out],
+        contracted=contracted,
+        wholes=wholes,
+        starts=list(contracted),
+        emitter=emitter,
+        commutes=passes,
+    )
+
+
+def _batch_axes(node: Node) -> list[int]:
+    """The axes of the result that are those of the indices."""
+    offsets = node.params["dimension_numbers"].offset_dims
+    return [axis for axis in range(len(node.out_shapes[0])) if axis not in offsets]
+
+
+def _window_axes(node: Node) -> list[int]:
+    """The axes of the operand that have an axis in the result."""
+    numbers = node.params["dimension_numbers"]
+    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    return [axis for axis in range(len(node.in_shapes[0])) if axis not in gone]
+
+
+class _Places(NamedTuple):
+    """Where a shard looks, and which of its places count. Per place:
+
+    Attributes:
+      own: the place in the shard's box, or some place in it if it lies elsewhere.
+      inside: whether it lies in the operand.
+      here: whether it lies in the shard's box, as far as the axes say that are cut.
+      first: whether the shard is the first one along all of them.
+    """
+
+    own: jax.Array
+    inside: Any
+    here: Any
+    first: Any
+
+
+def _places(
+    node: Node, box: tuple[int, ...], index: jax.Array, starts: dict[int, jax.Array]
+) -> _Places:
+    """Moves places of the operand to those of a box of it.
+
+    Args:
+      node: the equation.
+      box: the shape of the shard's box.
+      index: the places.
+      starts: where the box starts, by axis, for the axes that are cut.
+    """
+    coordinates = node.params["dimension_numbers"].start_index_map
+    inside: Any = True
+    here: Any = True
+    first: Any = True
+    for axis, start in starts.items():
+        first = first & (start == 0)
+        if axis not in coordinates:
+            here = here & first  # Its place is 0.
+    columns = []
+    for k, axis in enumerate(coordinates):
+        last = node.in_shapes[0][axis] - node.params["slice_sizes"][axis]
+        column = index[..., k]
+        inside = inside & (column >= 0) & (column <= last)
+        # Of the modes, only CLIP looks at these; FILL masks them by `inside`.
+        column = jnp.clip(column, 0, last)
+        if axis in starts:
+            column = column - starts[axis]
+            here = here & (column >= 0) & (column < box[axis])
+            column = jnp.clip(column, 0, box[axis] - 1)
+        columns.append(column)
+    return _Places(jnp.stack(columns, -1) if columns else index, inside, here, first)
+
+
+def _part(
+    node: Node,
+    values: Sequence[Any],
+    params: dict[str, Any],
+    starts: dict[int, jax.Array],
+) -> jax.Array:
+    """What a shard has of the result, zero elsewhere."""
+    operand, index = values[0], as_int32(values[1])
+    places = _places(node, operand.shape, index, starts)
+    params |= {
+        "mode": lax.GatherScatterMode.CLIP,
+        # The clipping has mixed them up.
+        "indices_are_sorted": False,
+        "unique_indices": False,
+    }
+    [result] = bind(node, [operand, places.own], params)
+
+    def spread(mask: jax.Array) -> jax.Array:
+        mask = jnp.broadcast_to(mask, places.own.shape[:-1])
+        return lax.broadcast_in_dim(mask, result.shape, _batch_axes(node))
+
+    zero = jnp.zeros_like(result)
+    if node.params["mode"] != FILL:
+        return jnp.where(spread(places.here), result, zero)
+    result = jnp.where(spread(places.here & places.inside), result, zero)
+    # One shard fills in, else the sum would have as many fill values as shards.
+    fills = spread(jnp.logical_not(places.inside) & places.first)
+    return jnp.where(fills, jnp.full_like(result, _fill_value(node)), result)
+
+
+def _fill_value(node: Node) -> Any:
+    """What a gather gives for places outside of its operand."""
+    dtype = node.outs[0].aval.dtype
+    given = node.params["fill_value"]
+    if given is not None:
+        return given
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.nan
+    if dtype == jnp.bool_:
+        return True
+    limits = jnp.iinfo(dtype)
+    return limits.min if jnp.issubdtype(dtype, jnp.signedinteger) else limits.max
+
+
+RULES: dict[Any, RuleMaker] = {p.gather_p: gather}

@@ -1,0 +1,42 @@
+"""Places that are known only when a program runs, and what comes of them in parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from shardmap.plan.engine.keys import is_key
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import Reason
+
+INDEXED = Reason(
+    "which elements are taken is known only when it runs",
+    "cut the indices, or an axis that is not indexed",
+)
+WRITTEN = Reason(
+    "where the updates go is known only when it runs", "cut the operand instead"
+)
+
+
+def as_int32(index: ArrayLike) -> jax.Array:
+    """Indices of any integer type, those far outside still far outside.
+
+    Where a shard's box starts is subtracted from them, and small or unsigned types
+    would wrap around.
+    """
+    index = jnp.asarray(index)
+    limits = np.iinfo(np.int32)
+    if index.dtype.itemsize > 4:
+        index = jnp.clip(index, limits.min, limits.max)
+    elif index.dtype == jnp.uint32:
+        index = jnp.minimum(index, limits.max)
+    return index.astype(jnp.int32)
+
+
+def combiner_of(node: Node) -> str | None:
+    """How parts combine that are zero but for what they took; None: not at all."""
+    dtype = node.outs[0].aval.dtype
+    # Keys cannot be added, and places behind 2**31 are no int32.
+    if is_key(node.outs[0].aval) or max(node.in_shapes[0], default=0) >= 2**31:
+        return None
+    return "or" if dtype == jnp.bool_ else "add"

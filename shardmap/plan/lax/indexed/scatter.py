@@ -1,0 +1,133 @@
+"""The rule of ``scatter``: updates that go to given places."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.lax_primitives import SCATTER_SUB
+from shardmap.plan.engine.combiners import identity
+from shardmap.plan.engine.factors import Factors, Local, bind
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
+from shardmap.plan.lax.indexed.places import WRITTEN, as_int32
+
+
+def scatter(node: Node) -> Factors:
+    """The operand's axes pass: each shard drops the updates that go elsewhere.
+
+    Updates that combine give parts, of which one has the operand.
+    """
+    numbers = node.params["dimension_numbers"]
+    shape, indices_shape, updates_shape = node.in_shapes
+    operand: list[Factor] = list(range(len(shape)))
+    indices: list[Axis] = [f"i{k}" for k in range(len(indices_shape))]
+    updates: list[Axis] = [None] * len(updates_shape)
+    wholes: dict[Factor, Reason] = {indices[-1]: WRITTEN}
+    combiner = COMBINERS.get(node.primitive)
+    contracted: dict[Factor, str] = {}
+    if combiner:
+        contracted = dict.fromkeys(indices[:-1], combiner)
+    else:
+        wholes |= dict.fromkeys(indices, WRITTEN)
+    batch_axes = [k for k in range(len(updates)) if k not in numbers.update_window_dims]
+    for place, factor in zip(batch_axes, indices[:-1], strict=True):
+        updates[place] = factor
+    pairs = zip(
+        numbers.operand_batching_dims,
+        numbers.scatter_indices_batching_dims,
+        strict=True,
+    )
+    for axis, index_axis in pairs:
+        # One loop over operand, indices and updates, each with its own of the others.
+        old, new = indices[index_axis], operand[axis]
+        wholes.pop(old, None)
+        contracted.pop(old, None)
+        indices[index_axis] = new
+        updates = [new if factor == old else factor for factor in updates]
+    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    windows = [axis for axis in range(len(shape)) if axis not in gone]
+    for axis, place in zip(windows, numbers.update_window_dims, strict=True):
+        updates[place] = axis
+        if updates_shape[place] != shape[axis]:
+            updates[place] = f"u{axis}"
+            wholes |= {f"u{axis}": WRITTEN, axis: WRITTEN}
+    # Axes of which an update takes one place: a shard counts from where its box starts.
+    shifted = [
+        axis
+        for axis in numbers.inserted_window_dims
+        if axis in numbers.scatter_dims_to_operand_dims
+    ]
+
+    def emitter(local: Local) -> Sequence[Any]:
+        values = list(local.values)
+        params = dict(node.params)
+        first: Any = True
+        for factor in contracted:
+            if local.sizes[factor] != indices_shape[indices.index(factor)]:
+                first = first & (local.starts[factor] == 0)
+        if combiner and first is not True:
+            # One shard updates the operand, the others what changes nothing when the
+            # parts are combined.
+            nothing = identity(combiner, values[0].dtype)
+            values[0] = jnp.where(first, values[0], nothing)
+        if any(local.sizes[axis] != shape[axis] for axis in shifted):
+            starts = {axis: local.starts[axis] for axis in shifted}
+            values[1] = _moved(node, values[1], starts, windows)
+            # Updates of other boxes are dropped. Moved, those before this box are
+            # negative, and those behind it are too large.
+            params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
+            params["indices_are_sorted"] = False
+        return bind(node, values, params)
+
+    return Factors(
+        node,
+        [operand, indices, updates],
+        [operand],
+        contracted=contracted,
+        wholes=wholes,
+        starts=[*shifted, *contracted],
+        emitter=emitter,
+        cheap=False,
+    )
+
+
+def _moved(
+    node: Node, index: jax.Array, starts: dict[int, jax.Array], windows: list[int]
+) -> jax.Array:
+    """Places of the operand as those of a box of it that starts at ``starts``.
+
+    The shard drops what is outside. Where the equation does not drop but clips, that is
+    done here, with the sizes of the whole operand.
+    """
+    numbers = node.params["dimension_numbers"]
+    shape, _, updates_shape = node.in_shapes
+    clips = node.params["mode"] == lax.GatherScatterMode.CLIP
+    moved = as_int32(index)
+    columns = []
+    for k, axis in enumerate(numbers.scatter_dims_to_operand_dims):
+        column = moved[..., k]
+        if clips:
+            length = 1
+            if axis not in starts:
+                place = numbers.update_window_dims[windows.index(axis)]
+                length = updates_shape[place]
+            column = jnp.clip(column, 0, shape[axis] - length)
+        columns.append(column - starts[axis] if axis in starts else column)
+    return jnp.stack(columns, -1)
+
+
+COMBINERS = {
+    p.scatter_add_p: "add",
+    p.scatter_max_p: "max",
+    p.scatter_min_p: "min",
+    p.scatter_mul_p: "mul",
+    SCATTER_SUB: "add",
+}
+
+RULES: dict[Any, RuleMaker] = {
+    **dict.fromkeys([p.scatter_p, *COMBINERS], scatter),
+}

@@ -1,0 +1,124 @@
+"""A program that is cut: what a plan, its shards and what runs them work on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap._jax.types import PyTree, TreeDef
+from shardmap.plan.engine.keys import is_key, key_impl
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.recipe import Recipe, Static, emit
+from shardmap.plan.engine.rules import Cut
+from shardmap.plan.engine.stages import Stage, stages_of
+from shardmap.plan.run.buffers import holds, read_box, start_dtype
+
+
+class CutProgram:
+    """The program of a function, its analysis and its stages.
+
+    Args:
+      analysis: what became of the cuts.
+      in_tree: the structure of the arguments.
+      out_tree: the structure of the results.
+      cuts: the cuts that were asked for, per leaf of the arguments and axis.
+      names: what messages call the leaves of the arguments.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        in_tree: TreeDef,
+        out_tree: TreeDef,
+        cuts: Sequence[Sequence[Cut]],
+        names: Sequence[str],
+    ) -> None:
+        self.analysis = analysis
+        self.program = analysis.program
+        self.in_tree, self.out_tree = in_tree, out_tree
+        self.cuts, self.names = cuts, names
+        self.stages = stages_of(analysis)
+        self._nodes = {node.number: node for node in self.program.nodes}
+        self._compiled: dict[tuple[int, Static], jax.stages.Wrapped] = {}
+
+    @property
+    def num_shards(self) -> int:
+        return sum(stage.num_shards for stage in self.stages)
+
+    def leaves(self, arrays: tuple[PyTree, ...]) -> list[Any]:
+        """The arguments, flat, checked against what was planned."""
+        leaves, tree = jax.tree.flatten(arrays)
+        if tree != self.in_tree:
+            raise ValueError(
+                f"the plan was made for arguments of the structure {self.in_tree}, got "
+                f"{tree}"
+            )
+        for name, leaf, value in zip(
+            self.names, leaves, self.program.inputs, strict=True
+        ):
+            if np.shape(leaf) != value.shape:
+                raise ValueError(
+                    f"the plan was made for a shape of {value.shape} in {name}"
+                    f", got {np.shape(leaf)}"
+                )
+            if not holds(leaf, value.aval.dtype):
+                raise ValueError(
+                    f"the plan was made for {value.aval.dtype} in {name}, got "
+                    f"{getattr(leaf, 'dtype', leaf)}"
+                )
+        return leaves
+
+    def read(
+        self, recipe: Recipe, leaves: Sequence[Any], kept: Mapping[Value, Any]
+    ) -> tuple[Any, ...]:
+        """The boxes that a recipe reads, and its starts."""
+        found = []
+        for value, box in recipe.reads:
+            # An argument that is returned as it is is kept too, but not made by then.
+            if value in kept and value.producer is not None:
+                array = kept[value]
+            elif value in self.program.constants:
+                array = self.program.constants[value]
+            elif value.producer is None:
+                array = leaves[value.number]
+            else:
+                raise ValueError(
+                    "a shard of a later stage needs the values of the stages before: "
+                    "give args(..., values=acc) what reduce returned"
+                )
+            found.append(read_box(array, box, value.aval))
+        return (*found, np.asarray(recipe.starts, start_dtype(recipe.starts)))
+
+    def compiled(self, stage: Stage, static: Static) -> jax.stages.Wrapped:
+        """The compiled function of all shards with this static part."""
+        key = stage.number, static
+        if key not in self._compiled:
+            self._compiled[key] = jax.jit(self.function(stage, static))
+        return self._compiled[key]
+
+    def function(self, stage: Stage, static: Static) -> Callable[..., Any]:
+        """The function of `compiled`, not compiled: of boxes as stored, and starts."""
+        values = [
+            result.value if ref is not None else None
+            for result, ref in zip(stage.results, static.outs, strict=True)
+        ]
+        inner = emit(static, self._nodes, self.analysis.rules, values)
+        impls = [key_impl(value.aval) for value in static.read_values]
+
+        # Keys come in and go out as their bits, which NumPy and other processes know.
+        def shard_function(*args: jax.Array) -> tuple[jax.Array, ...]:
+            *reads, starts = args
+            reads = [
+                x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+                for x, impl in zip(reads, impls, strict=True)
+            ]
+            results = inner(reads, starts)
+            return tuple(
+                jax.random.key_data(result) if is_key(value.aval) else result
+                for result, value in zip(results, values, strict=True)
+                if value is not None
+            )
+
+        return shard_function

@@ -1,0 +1,51 @@
+"""The engine gets a table of rules; it names no primitive itself."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from shardmap.plan.engine import rules
+
+FOLDER = pathlib.Path(rules.__file__).parent
+PRIMITIVE = re.compile(r"[a-z]\w*_p$")
+
+
+def primitives_named(source):
+    """What looks like a primitive, by its name or where it is imported from."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Name):
+            names = [node.id]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found += [n for n in names if PRIMITIVE.search(n) or ".primitives" in n]
+        # Primitives told by their names are no better.
+        if isinstance(node, ast.Compare) and ".name" in ast.unparse(node):
+            found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda p: p.stem)
+def test_the_engine_names_no_primitive(path):
+    assert primitives_named(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from jax.extend.core import primitives as p",
+        "import jax.extend.core.primitives",
+        "from jax.lax import add_p",
+        "import jax\nx = jax.lax.add_p",
+        "def f(node):\n    return node.primitive.name == 'add'",
+    ],
+)
+def test_a_named_primitive_is_found(source):
+    assert primitives_named(source) != []

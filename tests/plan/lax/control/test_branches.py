@@ -1,0 +1,54 @@
+"""Branches in a plan: what all of them treat index by index is cut."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut
+from tests.plan.plan_programs import X, Y
+
+
+@pytest.mark.parametrize("which", [-3, 0, 1, 2, 9])
+def test_every_branch_gives_what_it_gives_uncut(which):
+    def fun(k, x, y):
+        branches = [jnp.sin, lambda x: x * 2, lambda x: x[::-1][::-1] + y]
+        return lax.switch(k, branches, x)
+
+    in_slices = (None, {1: (2, 4)}, None)
+    made = check_cut(fun, np.int32(which), X, Y, in_slices=in_slices)
+    assert made.num_shards == 2
+
+
+def test_what_one_branch_mixes_is_whole():
+    def fun(k, x):
+        return lax.cond(k > 0, jnp.sin, lambda x: jnp.cumsum(x, 0), x)
+
+    made = plan(fun, np.int32(0), X, in_slices=(None, {0: 2, 1: 3}))
+    assert made.num_shards == 3
+    assert "mixes this axis" in made.explain()
+    for k in (0, 1):
+        assert_same(made.run(np.int32(k), X), jax.jit(fun)(np.int32(k), X))
+
+
+def test_branches_that_read_different_boxes():
+    """Each gets the hull of them, and takes its own part."""
+
+    def fun(k, x, y):
+        ahead, behind = lambda x: x[2:] * 2, lambda x: x[:-2] + y[1:-1]
+        return lax.cond(k > 0, ahead, behind, x)
+
+    for k in (0, 1):
+        args = np.int32(k), X, Y
+        made = plan(fun, *args, in_slices=(None, {0: 2, 1: 2}, None))
+        assert_same(made.run(*args), jax.jit(fun)(*args))
+        assert made.num_shards > 1
+
+
+def test_a_result_of_a_literal():
+    def fun(k, x):
+        return lax.cond(k > 0, lambda x: (x, 1.0), lambda x: (x * 2, 0.0), x)
+
+    check_cut(fun, np.int32(1), X, in_slices=(None, {0: 4}))

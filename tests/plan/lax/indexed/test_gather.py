@@ -1,0 +1,73 @@
+"""Lookups along an axis that is cut: each shard has a part."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut
+from tests.plan.plan_programs import X, ints
+
+FAR = np.array([3, -9, 7, 0, 25, -1], np.int32)
+MODES = ["fill", "clip", "wrap"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "uint16", "bool", "complex64"])
+def test_a_table_is_cut_along_the_axis_that_is_looked_up(mode, dtype):
+    table = (X * 5).astype(dtype)
+    made = check_cut(
+        lambda x, i: jnp.take(x, i, axis=0, mode=mode),
+        table,
+        FAR,
+        in_slices=({0: (3, 4, 1), 1: 2}, {0: 2}),
+    )
+    assert made.num_shards == 3 * 2 * 2
+
+
+def test_a_lookup_in_two_axes_fills_once():
+    def fun(x, i, j):
+        return x.at[i, j].get(mode="fill", fill_value=7.0)
+
+    j = np.array([0, 5, 6, -1, 2, 3], np.int32)
+    check_cut(fun, X, FAR, j, in_slices=({0: 4, 1: 3}, None, None))
+
+
+def test_what_is_not_a_number_stays_where_it_is():
+    table = np.where(X > 1, np.nan, np.where(X < -1, np.inf, X))
+    check_cut(lambda x: x[np.array([7, 1, 1])], table, in_slices=({0: 4},))
+
+
+def test_an_embedding_layer_and_its_gradient():
+    def loss(table, words):
+        return (jnp.tanh(table[words]) ** 2).sum()
+
+    words = ints(3, 4, high=8)
+    made = check_cut(loss, X, words, in_slices=({0: 4}, None))
+    assert len(made.stages) == 2
+    check_cut(jax.grad(loss), X, words, in_slices=({0: 4}, None))
+    check_cut(jax.grad(loss), X, words, in_slices=(None, {0: 3}))
+
+
+def test_keys_have_no_parts():
+    keys = jax.random.split(jax.random.key(0), 6)
+
+    def fun(keys, i):
+        return jax.random.key_data(keys[i])
+
+    made = plan(fun, keys, ints(3, high=6), in_slices=({0: 3}, None))
+    assert_same(made.run(keys, ints(3, high=6)), fun(keys, ints(3, high=6)))
+    assert "known only when it runs" in made.explain()
+
+
+def test_wide_integers_as_indices():
+    with jax.enable_x64(True):
+        index = np.array([2**40, -(2**40), 5, 2], np.int64)
+
+        def fun(x, i):
+            scattered = x.at[i].add(1.0, mode="drop")
+            return x[i[2:]], lax.dynamic_slice(x, (i[0], 0), (2, 3)), scattered
+
+        check_cut(fun, X, index, in_slices=({0: 4}, None))

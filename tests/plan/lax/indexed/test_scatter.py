@@ -1,0 +1,33 @@
+"""Updates along an axis that is cut."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.plan.checks import check_cut
+from tests.plan.plan_programs import X, ints, reals
+
+FAR = np.array([3, -9, 7, 0, 25, -1], np.int32)
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "min", "max", "multiply"])
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+def test_updates_that_combine_are_cut(name, dtype, mode):
+    def fun(x, i, y):
+        return getattr(x.at[i], name)(y, mode=mode)
+
+    x, y = (X * 9).astype(dtype), (reals(6, 6, seed=5) * 9).astype(dtype)
+    made = check_cut(
+        fun, x, FAR, y, in_slices=({0: 3}, {0: (1, 5)}, {0: 2, 1: 2}), tolerance=1e-4
+    )
+    assert made.num_shards == 3 * 3 * 2
+
+
+def test_a_segment_sum_over_rows_that_are_cut():
+    def fun(x, i):
+        return jax.ops.segment_sum(x, i, num_segments=3)
+
+    made = check_cut(fun, X, ints(8, high=3), in_slices=({0: 4}, {0: 4}))
+    assert made.num_shards == 4
+    assert made.shards[0].combiner == "add"

@@ -1,0 +1,48 @@
+"""Reductions and contractions in parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.plan import plan
+from tests.plan.plan_programs import X, conv, reals
+
+
+def test_integers_are_exact_in_parts():
+    x = np.random.default_rng(0).integers(-(2**31), 2**31, (64,), np.int32)
+    for fun in (jnp.sum, jnp.prod, jnp.max, jnp.argmin):
+        made = plan(fun, x, in_slices=({0: 7},))
+        assert made.run(x) == fun(x)
+        assert made.num_shards > 1
+
+
+def test_not_a_number_is_the_extremum():
+    x = np.where(X > 1, np.nan, X)
+    for fun in (jnp.max, jnp.argmax, jnp.argmin):
+        np.testing.assert_array_equal(plan(fun, x, in_slices=({0: 4},)).run(x), fun(x))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x, y: x @ y,
+        lambda x, y: jnp.einsum("ij,jk->ki", x, y),
+        lambda x, y: jax.lax.reduce_sum(x, (1,)),
+        lambda x, y: conv(x[None, None], y[None, None], padding="VALID"),
+        lambda x, y: jnp.dot(x, y, precision="highest"),
+    ],
+)
+def test_sums_of_half_precision_are_rounded_once(fun, dtype):
+    x = (reals(6, 96) * 30).astype(dtype)
+    y = reals(96, 5, seed=9).astype(dtype)
+    made = plan(fun, x, y, in_slices=({1: 32}, None))
+    want = jax.jit(fun)(x.astype(np.float32), y.astype(np.float32))
+    got = made.run(x, y)
+    assert got.dtype == dtype
+    spacing = float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(
+        got.astype(np.float32), np.asarray(want), rtol=spacing, atol=1e-4
+    )
+    assert made.num_shards > 32

@@ -1,0 +1,99 @@
+"""Axes merged and split: which boxes of the operand hold a box of the result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardmap.plan.engine.slices import slices
+from shardmap.plan.lax.reshape import Group, around, flat, groups, widen
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut
+from tests.plan.plan_programs import reals
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ((4, 6, 5), (24, 5), [Group((0, 1), (0,)), Group((2,), (1,))]),
+        ((8, 6), (6, 8), [Group((0, 1), (0, 1))]),
+        ((2, 1, 3), (1, 2, 3), [Group((0,), (1,)), Group((2,), (2,))]),
+        ((1, 1), (1,), []),
+        ((2, 0), (0, 5), [Group((0, 1), (0, 1))]),
+    ],
+)
+def test_groups(before, after, found):
+    assert groups(before, after) == found
+
+
+@st.composite
+def boxes(draw):
+    sizes = draw(shapes)
+    box = []
+    for size in sizes:
+        start = draw(st.integers(0, size - 1))
+        box.append((start, draw(st.integers(start + 1, size))))
+    return sizes, box
+
+
+@given(boxes())
+def test_a_wide_box_is_a_run_of_memory(drawn):
+    sizes, box = drawn
+    memory = np.arange(np.prod(sizes)).reshape(sizes)
+    wide = widen(box, sizes)
+    assert set(memory[slices(box)].flat) <= set(memory[slices(wide)].flat)
+    start, stop = flat(wide, sizes)
+    assert memory[slices(wide)].ravel().tolist() == list(range(start, stop))
+
+
+@given(st.lists(st.integers(2, 4), min_size=1, max_size=4), st.data())
+def test_a_run_of_memory_lies_in_the_box_around_it(sizes, data):
+    count = int(np.prod(sizes))
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start + 1, count))
+    memory = np.arange(count).reshape(sizes)
+    found = memory[slices(around((start, stop), sizes))].ravel().tolist()
+    assert found == list(range(found[0], found[-1] + 1))
+    assert found[0] <= start
+    assert stop <= found[-1] + 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "new", "cut", "shards"),
+    [
+        ((8, 6), (48,), {0: 4}, 4),
+        ((48,), (8, 6), {0: 4}, 4),
+        ((48,), (8, 6), {0: (5, 20, 23)}, 2),
+        ((4, 6, 5), (24, 5), {0: 2, 2: 5}, 10),
+        ((8, 6), (4, 2, 6), {0: 8}, 8),
+        ((2, 3, 4), (6, 1, 4), {2: 2}, 2),
+    ],
+)
+def test_the_first_of_merged_and_split_axes_stays_cut(shape, new, cut, shards):
+    made = check_cut(lambda x: x.reshape(new) * 2, reals(*shape), in_slices=(cut,))
+    assert made.num_shards == shards
+
+
+@settings(max_examples=8)
+@given(st.sampled_from([(6, 8), (2, 24), (3, 4, 4), (48,), (12, 4)]), st.data())
+def test_any_box_of_any_shape(new, data):
+    """A slice of the reshaped array asks for boxes that do not end with a row."""
+    start = data.draw(st.integers(0, new[-1] - 1))
+
+    def fun(x):
+        return x.reshape(new)[..., start:] * 1
+
+    x = reals(8, 6)
+    made = plan(fun, x, in_slices=({0: data.draw(st.integers(2, 8))},))
+    assert_same(made.run(x), jax.jit(fun)(x))
+
+
+def test_permuted_axes():
+    def fun(x):
+        return jax.lax.reshape(x, (5, 24), (2, 0, 1)) + jnp.float32(1)
+
+    check_cut(fun, reals(4, 6, 5), in_slices=({2: 5},))

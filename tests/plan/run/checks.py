@@ -1,0 +1,36 @@
+"""A plan of two stages, and an argument that counts what is read of it."""
+
+import threading
+
+import jax.numpy as jnp
+
+from tests.plan.plan_programs import reals
+
+X, W = reals(64, 8), reals(8, 4)
+
+
+def columns(x, w):
+    mean = x.mean(0)
+    deviation = jnp.sqrt((x * x).mean(0) - mean * mean + 1e-3)
+    return jnp.tanh(((x - mean[None]) / deviation[None]) @ w).sum(0), x @ w
+
+
+class Recorded:
+    """An array-like that counts what is read of it, and fails when told to.
+
+    `failures` are pairs (first row, which reading of it): whatever else is read in
+    between, these fail.
+    """
+
+    def __init__(self, array, failures=()):
+        self.array, self.failures = array, frozenset(failures)
+        self.shape, self.dtype = array.shape, array.dtype
+        self.reads = []
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index):
+        with self.lock:
+            self.reads.append(index)
+            if (index[0].start, self.reads.count(index)) in self.failures:
+                raise OSError("the disk is gone")
+        return self.array[index]

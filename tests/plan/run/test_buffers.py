@@ -1,0 +1,96 @@
+"""Where results are put together, and how boxes are read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.run.buffers import (
+    COMBINE,
+    holds,
+    new_buffer,
+    put,
+    read_box,
+    start_dtype,
+)
+
+BOX = ((1, 3), (0, 2))
+
+
+def value(*shape, dtype=np.float32):
+    return Value(0, jax.core.ShapedArray(shape, dtype))
+
+
+@pytest.mark.parametrize("combiner", COMBINE)
+def test_parts_are_combined_in_a_new_buffer(combiner):
+    parts = np.array([[6, 3], [5, 5]], np.int32), np.array([[4, 9], [2, 5]], np.int32)
+    buffer = new_buffer(value(4, 2, dtype=np.int32), combiner)
+    for part in parts:
+        put(buffer, BOX, combiner, part)
+    np.testing.assert_array_equal(buffer[1:3], COMBINE[combiner](*parts))
+
+
+def test_a_part_is_inserted():
+    buffer = np.zeros((4, 2), np.float32)
+    put(buffer, BOX, "insert", jnp.ones((2, 2)))
+    assert buffer.tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
+
+
+def test_a_number_is_put_where_there_is_no_axis():
+    class Number:
+        """An array-like without axes, as zarr has them: its index is ``()``."""
+
+        content = np.float32(3)
+
+        def __getitem__(self, index):
+            assert index == ()
+            return self.content
+
+        def __setitem__(self, index, part):
+            assert index == ()
+            self.content = part
+
+    for buffer in (np.full((), 3, np.float32), Number()):
+        put(buffer, (), "add", np.float32(4))
+        assert buffer[()] == 7
+
+
+def test_a_box_is_read_as_jax_would_see_it():
+    x = np.arange(12.0).reshape(4, 3)
+    part = read_box(x, BOX, value(4, 3).aval)
+    assert part.dtype == np.float32
+    np.testing.assert_array_equal(part, x[1:3, 0:2])
+
+
+def test_an_array_that_is_read_in_whole_is_not_copied():
+    x = np.zeros((4, 3), np.float32)
+    assert read_box(x, ((0, 4), (0, 3)), value(4, 3).aval) is x
+
+
+def test_keys_are_read_as_their_bits():
+    keys = jax.random.split(jax.random.key(0), 4)
+    part = read_box(keys, ((1, 3),), jax.typeof(keys))
+    np.testing.assert_array_equal(part, jax.random.key_data(keys)[1:3])
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "held"),
+    [
+        (np.zeros(2), np.float32, True),
+        (np.zeros(2, np.int32), np.float32, False),
+        (2, np.float32, True),
+        (2.5, np.int32, False),
+        (True, np.int32, True),
+    ],
+)
+def test_types_that_jax_would_see(array, dtype, held):
+    assert holds(array, np.dtype(dtype)) is held
+
+
+def test_far_starts_need_wide_integers():
+    assert start_dtype([0, 2**31 - 1]) == np.int32
+    with pytest.raises(ValueError, match="enable x64"):
+        start_dtype([2**31])
+    with jax.enable_x64(True):
+        assert start_dtype([2**31]) == np.int64

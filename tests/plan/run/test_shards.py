@@ -1,0 +1,65 @@
+"""Shards run by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.in_slices import EACH
+from shardmap.plan.plan import plan
+from tests.plan.checks import check, iota, slices
+from tests.plan.plan_programs import X, Y
+
+
+def test_two_workers():
+    a, b = iota(2, 3) + 1, iota(3, 2) + 1
+    made = check(
+        lambda a, b: (a + 1) * jnp.transpose(b - 2),
+        a,
+        b,
+        in_slices=({0: EACH, 1: (3,)}, {0: (3,)}),
+        shards=2,
+    )
+    first, second = (np.asarray(s.function(*s.args(a, b))[0]) for s in made.shards)
+    np.testing.assert_array_equal(first, [[-2, 3, 12]])
+    np.testing.assert_array_equal(second, [[0, 12, 28]])
+    assert [s.out_slices for s in made.shards] == [
+        slices((0, 1), (0, 3)),
+        slices((1, 2), (0, 3)),
+    ]
+
+
+def test_neighbours_are_read_once():
+    made = check(lambda x: x[1:] - x[:-1], iota(9), in_slices=({0: 3},), shards=3)
+    assert [s.in_slices[0] for s in made.shards] == [
+        slices((0, 3)),
+        slices((2, 6)),
+        slices((5, 9)),
+    ]
+
+
+def test_positions_are_arguments_so_that_shards_share_a_function():
+    made = check(lambda x: x + jnp.arange(12.0), iota(12) * 1.0, in_slices=({0: EACH},))
+    assert len({shard.function for shard in made.shards}) == 1
+    edges = check(
+        lambda x: jnp.convolve(x, jnp.ones(3)), iota(12) * 1.0, in_slices=EACH
+    )
+    assert len({shard.function for shard in edges.shards}) < 7
+
+
+def test_shards_in_a_loop():
+    made = plan(jnp.dot, X, Y.T.copy(), in_slices=({0: 2, 1: 2}, None))
+    acc = None
+    for shard in made.shards:
+        acc = shard.reduce(shard.function(*shard.args(X, Y.T)), acc)
+    np.testing.assert_allclose(acc, X @ Y.T, rtol=1e-5)
+
+
+def test_shards_of_several_stages_in_a_loop():
+    made = plan(jax.nn.softmax, X, in_slices=({1: 2},))
+    acc = None
+    for shard in made.shards:
+        acc = shard.reduce(shard.function(*shard.args(X, values=acc)), acc)
+    np.testing.assert_allclose(acc.result(), jax.nn.softmax(X), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"give args.*values=acc"):
+        made.shards[-1].args(X)

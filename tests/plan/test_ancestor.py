@@ -1,0 +1,202 @@
+"""The cases that this plan's ancestor had, with its numbers, and its holes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.in_slices import EACH
+from shardmap.plan.plan import plan
+from tests.plan.checks import check, iota, slices
+from tests.plan.plan_programs import X, Y
+
+
+def test_transpose_squeeze_batched_dot():
+    left = iota(2, 2, 3, dtype=np.float32)
+    right = iota(1, 1, 3, 2, 2, dtype=np.float32) + 10
+
+    def fun(left, right):
+        x = jnp.transpose(left + jnp.ones((1, 1, 1)), (0, 2, 1))
+        y = jnp.squeeze(right - 1, (0, 1))
+        return jax.lax.dot_general(x, y, (((2, 1), (1, 0)), ((), ())))
+
+    made = check(
+        fun,
+        left,
+        right,
+        in_slices=({0: (2,), 1: (2,)}, {4: EACH}),
+        shards=2,
+        want=[[319, 340], [823, 880]],
+    )
+    whole = slices((0, 2), (0, 2), (0, 3))
+    for k, shard in enumerate(made.shards):
+        first = slices((0, 1), (0, 1), (0, 3), (0, 2), (k, k + 1))
+        assert shard.in_slices == (whole, first)
+
+
+def test_add_a_value_to_itself():
+    t = iota(3, 3)
+    made = check(lambda x: x + x, t, in_slices=({0: EACH, 1: EACH},), shards=9)
+    for k, shard in enumerate(made.shards):
+        [read, _] = shard.args(t)
+        assert read.tolist() == [[k]]
+
+
+def test_cosine_of_rows():
+    made = check(jnp.cos, iota(3, 3), in_slices=({0: EACH},), shards=3)
+    assert [s.in_slices for s in made.shards] == [
+        (slices((k, k + 1), (0, 3)),) for k in range(3)
+    ]
+    assert made.run(iota(3, 3)).dtype == np.float32
+
+
+def test_dot_in_rows_and_columns():
+    made = check(
+        jnp.dot,
+        iota(3, 2),
+        iota(2, 3),
+        in_slices=({0: EACH}, {1: EACH}),
+        shards=9,
+        want=[[3, 4, 5], [9, 14, 19], [15, 24, 33]],
+    )
+    assert [s.out_slices for s in made.shards] == [
+        slices((i, i + 1), (j, j + 1)) for i in range(3) for j in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fun", "shape", "shards"),
+    [
+        (lambda x: x + 1, (4,), 4),
+        (lambda x: x + jnp.array([1]), (4,), 4),
+        (lambda x: x + jnp.array([1, 1, 1, 1]), (4,), 4),
+        (lambda x: jnp.squeeze(x, (0, 1)), (1, 1, 4), 4),
+        (lambda x: jnp.transpose(x, (2, 0, 1)), (2, 3, 4), 24),
+    ],
+)
+def test_each_element_alone(fun, shape, shards):
+    check(fun, iota(*shape), in_slices=EACH, shards=shards)
+
+
+def vectors(*values):
+    return [np.array(value, np.float32) for value in values]
+
+
+def test_a_dot_and_what_follows():
+    a, b = vectors([1, 2], [3, 4])
+
+    def fun(a, b):
+        return jnp.dot(a + b, a - b) * 2 / 4
+
+    # Linear in the partial result: one stage is enough where two were needed.
+    made = check(fun, a, b, in_slices=EACH, shards=2, want=-10)
+    assert made.shards[0].combiner == "add"
+    check(lambda a, b: jnp.tanh(fun(a, b)), a, b, in_slices=EACH, stages=2)
+
+
+def test_a_dot_a_sum_and_what_follows():
+    args = vectors([[1, 2]], [[3], [4]], [5, 6])
+
+    def fun(a, b, c):
+        w = jnp.dot(a + b, a - b) * 2
+        return jnp.sum(w) + w - c[None]
+
+    # Three stages were needed; here sum(w) + w is linear in the parts of w.
+    check(
+        fun,
+        *args,
+        in_slices=EACH,
+        stages=2,
+        want=[[-215, -198], [-225, -204]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("in_slices", "shards"),
+    [
+        (({0: EACH, 1: (3,)}, {0: (3,), 1: EACH}), 4),
+        ((EACH, {0: (3,), 1: EACH}), 12),
+        (({0: EACH, 1: (3,)}, EACH), 12),
+    ],
+)
+def test_a_dot_with_and_without_cut_contraction(in_slices, shards):
+    a = iota(2, 3, dtype=np.float32) + 1
+    b = iota(3, 2, dtype=np.float32) + 1
+
+    def fun(a, b):
+        return jnp.dot(a + 1, b - 2) * 3 / 4
+
+    want = [[9.75, 16.5], [16.5, 30]]
+    made = check(fun, a, b, in_slices=in_slices, shards=shards, want=want)
+    if shards == 4:
+        shapes = [[read.shape for read in s.args(a, b)[:-1]] for s in made.shards]
+        assert shapes == [[(1, 3), (3, 1)]] * 4
+
+
+def test_not_of_a_sum():
+    a, b = vectors([[1, 0], [2, 3]], [[1, -1], [2, 3]])
+
+    def fun(a, b):
+        summed = jnp.sum(b + 1, axis=1)
+        return jnp.logical_not(summed).astype(jnp.float32)[None] - a
+
+    def inline(a, b):
+        negate = jax.jit(lambda s: jnp.logical_not(s).astype(s.dtype))
+        return negate(jnp.sum(b + 1, axis=1))[None] - a
+
+    check(fun, a, b, in_slices=EACH, stages=2)
+    check(inline, a, b, in_slices=EACH, stages=2)
+
+
+def test_ragged_pieces_of_one_operand():
+    a, b = iota(3, 1, dtype=np.float32), iota(1, 3, dtype=np.float32)
+    made = check(
+        lambda a, b: jnp.cos(a) + jnp.sin(b),
+        a,
+        b,
+        in_slices=(None, {1: [(0, 1), (1, 3)]}),
+        shards=2,
+    )
+    assert made.out_slices == {1: [(0, 1), (1, 3)]}
+
+
+def test_free_axes_of_a_batched_dot():
+    x, y = iota(2, 3, 4), iota(2, 4, 5)
+    made = check(jnp.matmul, x, y, in_slices=({0: EACH, 1: EACH}, {0: EACH}), shards=6)
+    assert made.shards[0].out_slices == slices((0, 1), (0, 1), (0, 5))
+
+
+def test_a_full_contraction_to_a_scalar():
+    made = check(jnp.vdot, iota(6), iota(6), in_slices=EACH, shards=6, want=55)
+    assert made.shards[3].out_slices == ()
+
+
+def test_a_value_and_its_transpose():
+    made = check(lambda x: x + x.T, iota(4, 4), in_slices=({0: 2, 1: 2},), shards=4)
+    apart = made.shards[1].in_slices[0]
+    assert apart == [slices((0, 2), (2, 4)), slices((2, 4), (0, 2))]
+    assert made.cut_fraction <= 0.5
+
+
+def test_an_unused_argument_is_not_read():
+    class Unreadable:
+        shape, dtype = (4,), np.dtype(np.float32)
+
+        def __getitem__(self, index):
+            raise AssertionError("this was read")
+
+    x = iota(4, dtype=np.float32)
+    made = plan(lambda a, b, c: a * 2 + c, x, Unreadable(), x, in_slices=EACH)
+    np.testing.assert_array_equal(made.run(x, Unreadable(), x), x * 3)
+    assert made.shards[0].in_slices[1] is None
+
+
+def test_cut_contractions_are_summed():
+    made = check(jnp.dot, X, X.T.copy(), in_slices=({1: 3}, None), shards=3)
+    assert made.shards[0].combiner == "add"
+    check(jnp.dot, X, X.T.copy(), in_slices=({1: 2}, {0: 3}), shards=4)
+
+
+def test_different_cuts_are_refined():
+    made = check(jnp.add, X, Y, in_slices=({0: 2}, {0: (3, 5)}), shards=3)
+    assert made.out_slices == {0: [(0, 3), (3, 4), (4, 8)]}

@@ -1,0 +1,64 @@
+"""Rules of users, as text."""
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import pytest
+from jax.interpreters import mlir
+
+from shardmap.plan.notation import register_rule
+from shardmap.plan.plan import plan
+from tests.plan.checks import check
+from tests.plan.plan_programs import X, Y
+
+
+def new_primitive(name, shape_rule, function):
+
+    primitive = jex_core.Primitive(name)
+    primitive.def_abstract_eval(
+        lambda *xs: jax.core.ShapedArray(shape_rule(*xs), xs[0].dtype)
+    )
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    return primitive
+
+
+def test_an_unknown_primitive_is_whole_until_it_has_a_rule():
+    outer_p = new_primitive(
+        "outer", lambda x, y: (*x.shape, *y.shape), lambda x, y: jnp.outer(x, y)
+    )
+    x, y = X[:, 0], Y[0]
+    in_slices = ({0: 4}, {0: 2})
+    made = check(outer_p.bind, x, y, in_slices=in_slices, shards=1)
+    assert "there is no rule for outer (register_rule gives it one)" in made.explain()
+    register_rule(outer_p, "i, j -> i j")
+    check(outer_p.bind, x, y, in_slices=in_slices, shards=8)
+    register_rule(outer_p, lambda node: "i, * -> i *")
+    check(outer_p.bind, x, y, in_slices=in_slices, shards=4)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("i j", "has the form"),
+        ("i j -> i; j plus", "must be an axis and one of"),
+        ("i j -> i; i add", "'i' is not summed over"),
+    ],
+)
+def test_bad_rules_are_refused_when_they_are_registered(rule, message):
+    with pytest.raises(ValueError, match=message):
+        register_rule(jex_core.Primitive("never"), rule)
+
+
+def test_a_rule_is_text_or_a_function():
+    with pytest.raises(TypeError, match="text or a function of an equation, got 3"):
+        register_rule(jex_core.Primitive("never"), 3)
+
+
+def test_a_rule_that_does_not_fit_is_named():
+    one_p = new_primitive("one", lambda x: x.shape, lambda x: x)
+    register_rule(one_p, "i -> i")
+    with pytest.raises(ValueError, match="does not fit the shape"):
+        plan(one_p.bind, X)
+    register_rule(one_p, "i j, k -> i j")
+    with pytest.raises(ValueError, match="has 2 operands, the equation 1"):
+        plan(one_p.bind, X)

@@ -1,0 +1,66 @@
+"""What a plan tells about itself."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from shardmap.plan.plan import plan
+from tests.plan.plan_programs import X, Y
+
+
+def test_explain_and_str():
+    def fun(x, w):
+        return jnp.sort(x @ w, 0), x.sum(0)
+
+    made = plan(fun, X, Y[:6], in_slices=({0: 2, 1: 3}, None))
+    text = made.explain()
+    for line in (
+        "args[0]: float32[8, 6]",
+        "axis 0: asked to be cut into 2 pieces of 4",
+        "gives parts of result[1], combined by add",
+        "reaches axis 0 of result[1]",
+        "ends at sort",
+        "test_report.py",
+        "(cut another axis)",
+        "axis 0: whole, as asked",
+    ):
+        assert line in text
+    assert f"ShardPlan: {made.num_shards} shards" in str(made)
+    assert text == plan(fun, X, Y[:6], in_slices=({0: 2, 1: 3}, None)).explain()
+
+
+def test_what_the_largest_shard_moves():
+    made = plan(lambda x: x * 2, X, in_slices=({0: (5, 3)},))
+    assert made.peak_bytes == 2 * 5 * 6 * 4
+    assert made.cut_fraction == 5 / 8
+    assert "at most 240 B of 384 B in one (62.5%)" in str(made)
+
+
+def test_nothing_is_all_of_nothing():
+    empty = np.zeros((0, 3), np.float32)
+    assert plan(lambda x: x * 2, empty).cut_fraction == 1
+
+
+def test_slices_of_each_output():
+    def fun(x, y):
+        return {"both": x + y, "row": y.sum(0), "two": 2}
+
+    made = plan(fun, X, Y, in_slices=({0: 2}, {1: 3}))
+    assert made.out_slices == {
+        "both": {0: [(0, 4), (4, 8)], 1: [(0, 2), (2, 4), (4, 6)]},
+        "row": {0: [(0, 2), (2, 4), (4, 6)]},
+        "two": {},
+    }
+
+
+def test_a_cut_that_reaches_nothing_is_told():
+    made = plan(lambda x, y: y * 2, X, Y, in_slices=({0: 2}, None))
+    assert "reaches no result: whole where it is read" in made.explain()
+
+
+def test_the_rules_are_those_of_what_runs():
+    def fun(x):
+        return jnp.argmax(jnp.sin(x), 0)
+
+    assert plan(fun, X).rules().splitlines() == ["sin: a b -> a b", "argmax: * a -> a"]
+    cut = plan(fun, X, in_slices=({0: 2},))
+    assert "reduce_max: a b -> b; a max" in cut.rules()
