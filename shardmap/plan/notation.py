@@ -37,7 +37,7 @@ def register_rule(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from shardmap import plan, register_rule
-      >>> from jax.extend.core import Primitive, PyTree
+      >>> from jax.extend.core import Primitive
       >>> norm_p = Primitive("norm")
       >>> _ = norm_p.def_abstract_eval(
       ...     lambda x: jax.core.ShapedArray(x.shape[:-1], x.dtype))

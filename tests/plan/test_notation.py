@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from jax.interpreters import mlir
 
-from shardmap.plan.notation import register_rule
+from shardmap.plan.notation import register_rule, rules_of
 from shardmap.plan.plan import plan
 from tests.plan.checks import check
 from tests.plan.plan_programs import X, Y
@@ -62,3 +62,15 @@ def test_a_rule_that_does_not_fit_is_named():
     register_rule(one_p, "i j, k -> i j")
     with pytest.raises(ValueError, match="has 2 operands, the equation 1"):
         plan(one_p.bind, X)
+
+
+def test_the_rules_of_a_function_as_text():
+    def fun(x, w):
+        return jnp.sort(x[1:] @ w + 1, 0)
+
+    assert rules_of(fun, X, Y[:6]).splitlines() == [
+        "slice: a~ b -> a b",
+        "dot_general: a b, b c -> a c; b add",
+        "add: a b,  -> a b",
+        "sort: * a -> * a",
+    ]

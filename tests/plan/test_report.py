@@ -55,12 +55,3 @@ def test_slices_of_each_output():
 def test_a_cut_that_reaches_nothing_is_told():
     made = plan(lambda x, y: y * 2, X, Y, in_slices=({0: 2}, None))
     assert "reaches no result: whole where it is read" in made.explain()
-
-
-def test_the_rules_are_those_of_what_runs():
-    def fun(x):
-        return jnp.argmax(jnp.sin(x), 0)
-
-    assert plan(fun, X).rules().splitlines() == ["sin: a b -> a b", "argmax: * a -> a"]
-    cut = plan(fun, X, in_slices=({0: 2},))
-    assert "reduce_max: a b -> b; a max" in cut.rules()
