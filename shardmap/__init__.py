@@ -32,6 +32,7 @@ from shardmap.sharding.spec import ShardingSpec, pmap_sharding, spec_of, spec_to
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AUTO",
     "EACH",
     "Chunked",
     "Explanation",
@@ -46,6 +47,7 @@ __all__ = [
     "ShardingSpec",
     "Unstacked",
     "__version__",
+    "chunked",
     "device_put_replicated",
     "device_put_sharded",
     "explain",
@@ -79,7 +81,8 @@ if TYPE_CHECKING:
     from shardmap.explain.draw.text import picture
     from shardmap.explain.explanation import Explanation
     from shardmap.explain.interconnect import Interconnect
-    from shardmap.plan.in_slices import EACH
+    from shardmap.plan.chunked import chunked
+    from shardmap.plan.in_slices import AUTO, EACH
     from shardmap.plan.notation import register_rule, rules_of
     from shardmap.plan.plan import ShardPlan, plan
     from shardmap.plan.run.shards import Shard
@@ -91,7 +94,8 @@ else:
             "shardmap.explain.draw.text": ["picture"],
             "shardmap.explain.explanation": ["Explanation"],
             "shardmap.explain.interconnect": ["Interconnect"],
-            "shardmap.plan.in_slices": ["EACH"],
+            "shardmap.plan.chunked": ["chunked"],
+            "shardmap.plan.in_slices": ["AUTO", "EACH"],
             "shardmap.plan.notation": ["register_rule", "rules_of"],
             "shardmap.plan.plan": ["ShardPlan", "plan"],
             "shardmap.plan.run.shards": ["Shard"],

@@ -1,4 +1,44 @@
-"""Bytes and seconds, as people read them."""
+"""Bytes and seconds, as people read and write them."""
+
+import re
+
+UNITS = {
+    "": 1,
+    **{unit: 1000**k for k, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
+    **{unit: 1024**k for k, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))},
+}
+
+
+def bytes_of(what: str, value: int | str) -> int:
+    """A number of bytes that is given as one, or as text.
+
+    Raises:
+      TypeError: it is neither.
+      ValueError: it is not positive, or not such a text.
+
+    >>> bytes_of("memory", "2 GB"), bytes_of("memory", "1.5 KiB"), bytes_of("memory", 3)
+    (2000000000, 1536, 3)
+    """
+    count: float
+    if isinstance(value, str):
+        units = {unit.lower(): size for unit, size in UNITS.items()}
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        if match is None or match[2].lower() not in units:
+            raise ValueError(
+                f"{what} must be a number of bytes, or a text such as '2 GB', "
+                f"'1.5 GiB' or '900MB', got {value!r}"
+            )
+        count = float(match[1]) * units[match[2].lower()]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        count = value
+    else:
+        raise TypeError(
+            f"{what} must be a number of bytes or a text such as '2 GB', got {value!r} "
+            f"of type {type(value).__name__}"
+        )
+    if count < 1:
+        raise ValueError(f"{what} must be at least one byte, got {value!r}")
+    return int(count)
 
 
 def size(count: int) -> str:

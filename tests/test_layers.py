@@ -33,6 +33,8 @@ ROOMS = [
     "plan.lax.indexed",
     "plan.lax",
     "plan.run",
+    "plan.in_slices",
+    "plan.inside",
     "plan",
     "explain.interconnect",
     "explain.report",

@@ -20,36 +20,61 @@ def input_cuts(
       TypeError: something in ``in_slices`` is no cut.
       ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
     """
+    return cuts_at(asked_points("plan", in_slices, args, avals))
+
+
+def cuts_at(asked: "Asked") -> list[list[Cut]]:
+    """Cuts at points that are known."""
+
+    def cut(leaf: int, axis: int, points: Points | Auto) -> Cut:
+        if isinstance(points, Auto):
+            raise ValueError("a cut that is AUTO needs memory=, such as '2 GB'")
+        return Cut(points, False, frozenset({(leaf, axis)})) if points else UNCUT
+
+    return [
+        [cut(k, axis, points) for axis, points in enumerate(row)]
+        for k, row in enumerate(asked)
+    ]
+
+
+def asked_points(
+    who: str, in_slices: "InSlices", args: tuple[PyTree, ...], avals: Sequence[Any]
+) -> "Asked":
+    """For each axis of each leaf, the points of its cut, or `AUTO`.
+
+    Raises:
+      TypeError: something in ``in_slices`` is no cut.
+      ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
+    """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
     specs = _spread(in_slices, args, "in_slices")
     assert len(specs) == len(avals)
     problems: list[str] = []
-    cuts: list[list[Cut]] = []
+    asked: list[tuple[Points | Auto, ...]] = []
     kinds: set[type] = set()
-    for k, (path, spec, aval) in enumerate(zip(paths, specs, avals, strict=True)):
+    for path, spec, aval in zip(paths, specs, avals, strict=True):
         shape = np.shape(aval)
         name = f"args{jax.tree_util.keystr(path)} of shape {shape}"
-        row = [UNCUT] * len(shape)
+        row: list[Points | Auto] = [()] * len(shape)
         for axis, cut in _items(spec, shape):
             try:
                 number = _axis(axis, len(shape))
-                points = cut_points(cut, shape[number])
+                row[number] = (
+                    cut if isinstance(cut, Auto) else cut_points(cut, shape[number])
+                )
             except (TypeError, ValueError) as error:
                 kinds.add(type(error))
                 problems.append(f"* {name}, axis {axis}: {error}")
-                continue
-            if points:
-                row[number] = Cut(points, False, frozenset({(k, number)}))
-        cuts.append(row)
+        asked.append(tuple(row))
     if problems:
         kind = TypeError if kinds == {TypeError} else ValueError
         raise kind(
-            "plan cannot cut the arguments as in_slices says:\n"
+            f"{who} cannot cut the arguments as in_slices says:\n"
             + "\n".join(problems)
             + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
             "(start, stop) pairs, or EACH."
         ) from None
-    return cuts
+    return tuple(asked)
 
 
 def _axis(axis: object, rank: int) -> int:
@@ -130,11 +155,38 @@ class _Each:
 
 EACH = _Each()
 
-AxisCut: TypeAlias = int | tuple[int, ...] | list[tuple[int, int]] | _Each | None
+
+class Auto:
+    """The cut into as few pieces as fit into the memory that is given.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import shardmap as sm
+      >>> total = sm.chunked(lambda x: jnp.sin(x).sum(), {0: sm.AUTO}, memory="1 kB")
+      >>> print(round(float(total(jnp.ones(1000))), 3))
+      841.471
+    """
+
+    def __repr__(self) -> str:
+        return "AUTO"
+
+    def __reduce__(self) -> str:
+        return "AUTO"
+
+
+AUTO = Auto()
+
+AxisCut: TypeAlias = int | tuple[int, ...] | list[tuple[int, int]] | _Each | Auto | None
 """How one axis is cut: see `plan`."""
 
 LeafCuts: TypeAlias = Mapping[int, AxisCut] | _Each | None
 """How the axes of one array are cut."""
+
+Points: TypeAlias = tuple[int, ...]
+"""Where an axis is cut: ascending, without its ends."""
+
+Asked: TypeAlias = tuple[tuple[Points | Auto, ...], ...]
+"""For each axis of each leaf: where it is cut, or that this is to be chosen."""
 
 InSlices: TypeAlias = LeafCuts | Sequence[Any] | Mapping[Any, Any]
 """What users write: `LeafCuts` in a prefix of the arguments' pytree."""

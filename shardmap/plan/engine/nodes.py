@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import jax
 import jax.extend.core as jex_core
 from jax.extend import source_info_util
+from jax.extend.source_info_util import SourceInfo
 from jax.typing import ArrayLike
 
 from shardmap._jax.types import AnyJaxpr, Atom, Aval, Equation, Params, Primitive, Var
@@ -55,9 +56,18 @@ class Node:
       ins: its operands.
       outs: its results.
       source: where the user wrote it.
+      source_info: the same as JAX keeps it, for the equations that come of this one.
     """
 
-    __slots__ = ("ins", "number", "outs", "params", "primitive", "source")
+    __slots__ = (
+        "ins",
+        "number",
+        "outs",
+        "params",
+        "primitive",
+        "source",
+        "source_info",
+    )
 
     def __init__(
         self,
@@ -67,6 +77,7 @@ class Node:
         ins: Sequence[Operand],
         outs: Sequence[Value],
         source: str,
+        source_info: SourceInfo | None = None,
     ) -> None:
         self.number = number
         self.primitive: Any = primitive
@@ -74,6 +85,7 @@ class Node:
         self.ins = tuple(ins)
         self.outs = tuple(outs)
         self.source = source
+        self.source_info = source_info
         for out in outs:
             out.producer = self
 
@@ -105,6 +117,7 @@ class Program:
         self.constants: dict[Value, Any] = {}
         self.nodes: list[Node] = []
         self.outputs: list[Operand] = []
+        self.source_info: SourceInfo | None = None
         self._values = 0
 
     def value(self, aval: Aval) -> Value:
@@ -121,7 +134,8 @@ class Program:
     ) -> tuple[Value, ...]:
         """Appends an equation and returns its results."""
         outs = [self.value(aval) for aval in out_avals]
-        node = Node(len(self.nodes), primitive, params, ins, outs, source)
+        number = len(self.nodes)
+        node = Node(number, primitive, params, ins, outs, source, self.source_info)
         self.nodes.append(node)
         return node.outs
 
@@ -209,6 +223,8 @@ def _inline(
     for equation in inner.eqns:
         ins = [read(atom) for atom in equation.invars]
         primitive = equation.primitive
+        if not written:
+            program.source_info = equation.source_info
         source = written or source_info_util.summarize(equation.source_info) or outer
         outs: Sequence[Operand] | None = None
         harmful = [e for e in equation.effects if not isinstance(e, calls.harmless)]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.source_info_util import user_context
 
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
 from shardmap.plan.engine.rules import Factor, Rule
@@ -238,7 +239,9 @@ def emit(
             ins = [read(v, ref) for v, ref in zip(node.ins, step.ins, strict=True)]
             own = [starts[position + k] for k in range(step.start_count)]
             position += step.start_count
-            outs = rules[step.node].emit(ins, step.static, own)
+            info = node.source_info
+            with user_context(info and info.traceback):
+                outs = rules[step.node].emit(ins, step.static, own)
             slots.update(enumerate(outs, step.first))
         return [read(v, ref) for v, ref in zip(demanded, static.outs, strict=True)]
 

@@ -54,16 +54,19 @@ def _expanded(
     return program.inline(jaxpr, ins, source, CALLS)
 
 
+LOOKED_THROUGH = {
+    p.call_p: "call_jaxpr",
+    p.closed_call_p: "call_jaxpr",
+    p.custom_jvp_call_p: "call_jaxpr",
+    p.custom_vjp_call_p: "call_jaxpr",
+    p.jit_p: "jaxpr",
+    p.remat_p: "jaxpr",
+    CUSTOM_VMAP: "call",
+}
+"""Calls, and which parameter holds what is called."""
+
 CALLS = Calls(
-    {
-        p.call_p: "call_jaxpr",
-        p.closed_call_p: "call_jaxpr",
-        p.custom_jvp_call_p: "call_jaxpr",
-        p.custom_vjp_call_p: "call_jaxpr",
-        p.jit_p: "jaxpr",
-        p.remat_p: "jaxpr",
-        CUSTOM_VMAP: "call",
-    },
+    LOOKED_THROUGH,
     shape.REWRITES
     | reshape.REWRITES
     | ({} if EXPANDABLE is None else {EXPANDABLE: _expanded}),

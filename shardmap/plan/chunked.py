@@ -1,0 +1,231 @@
+"""`chunked`: a function in pieces, one after the other, in one program."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+import jax.extend.core
+
+from shardmap._jax.types import ClosedJaxpr
+from shardmap.plan import report
+from shardmap.plan.engine.nodes import Refused
+from shardmap.plan.in_slices import Asked, Auto, InSlices, asked_points
+from shardmap.plan.inside import primitive
+from shardmap.plan.inside.choice import chosen_axes
+from shardmap.plan.inside.primitive import Options, chunked_p
+from shardmap.plan.inside.residuals import keeping_residuals
+from shardmap.plan.run.cut_program import CutProgram
+from shardmap.units import bytes_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ChunkedFunction(Generic[P, R]):
+    """What `chunked` gives: a function that works in pieces."""
+
+    def __init__(
+        self,
+        fun: Callable[P, R],
+        in_slices: InSlices,
+        options: Options,
+        remat: bool | Callable[..., Any],
+        strict: bool,
+    ) -> None:
+        self._fun, self._in_slices, self._options = fun, in_slices, options
+        self._remat, self._strict = remat, strict
+        self._warned = False
+        self._jitted = jax.jit(self._bind)
+        functools.update_wrapper(self, fun)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._jitted(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        name = getattr(self._fun, "__name__", type(self._fun).__name__)
+        return f"<chunked {name}>"
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """For each axis: into how many pieces, and what they reach; or why it is whole.
+
+        Args:
+          *args: the arguments of a call, arrays or `jax.ShapeDtypeStruct`.
+          **kwargs: its keyword arguments.
+        """
+        jaxpr, asked, names, out_tree = self._read(args, kwargs)
+        made = self._cut(jaxpr, asked)
+        return report.explain(
+            CutProgram(made.analysis, made.in_tree, out_tree, made.cuts, names)
+        )
+
+    def _read(
+        self, args: Any, kwargs: Any
+    ) -> tuple[ClosedJaxpr, Asked, list[str], Any]:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        asked = asked_points(
+            "chunked", self._in_slices, args, leaves[: len(jax.tree.leaves(args))]
+        )
+        keywords = leaves[len(asked) :]
+        asked += tuple(((),) * len(jax.numpy.shape(leaf)) for leaf in keywords)
+        out_tree = None
+
+        def flat(*leaves: Any) -> list[Any]:
+            nonlocal out_tree
+            args, kwargs = jax.tree.unflatten(tree, leaves)
+            results, out_tree = jax.tree.flatten(self._fun(*args, **kwargs))
+            return results
+
+        jaxpr = jax.make_jaxpr(flat)(*leaves)
+        if self._options.memory is None and any(
+            isinstance(points, Auto) for row in asked for points in row
+        ):
+            raise ValueError(
+                "chunked: a cut that is AUTO needs memory=, such as '2 GB'"
+            )
+        if self._in_slices is None and self._options.memory is not None:
+            asked = chosen_axes(jaxpr, self._options.partial, self._options.memory)
+        paths = jax.tree_util.tree_leaves_with_path(args)
+        names = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths]
+        paths = jax.tree_util.tree_leaves_with_path(kwargs)
+        names += [f"kwargs{jax.tree_util.keystr(path)}" for path, _ in paths]
+        return jaxpr, asked, names, out_tree
+
+    def _cut(self, jaxpr: ClosedJaxpr, asked: Asked) -> CutProgram:
+        try:
+            return primitive.cut(jaxpr, asked, self._options)
+        except Refused as error:
+            raise ValueError(f"chunked cannot cut {self!r}: {error}") from None
+
+    def _bind(self, *args: Any, **kwargs: Any) -> Any:
+        jaxpr, asked, _, out_tree = self._read(args, kwargs)
+        made = self._cut(jaxpr, asked)
+        self._tell(made, asked)
+        leaves = jax.tree.leaves((args, kwargs))
+        if self._remat is True:
+            results = chunked_p.bind(
+                *leaves, jaxpr=jaxpr, asked=asked, options=self._options
+            )
+        else:
+            flat = jax.extend.core.jaxpr_as_fun(jaxpr)
+            if self._remat is not False:
+                flat = jax.checkpoint(flat, policy=self._remat)
+            results = keeping_residuals(flat, leaves, asked, self._options)
+        return jax.tree.unflatten(out_tree, results)
+
+    def _tell(self, made: CutProgram, asked: Asked) -> None:
+        """Says so if nothing that should be cut is."""
+        wanted = any(points != () for row in asked for points in row)
+        if not wanted or any(stage.num_shards > 1 for stage in made.stages):
+            return
+        cuts = any(
+            isinstance(points, tuple) and points for row in asked for points in row
+        )
+        if not cuts:  # One piece fits.
+            return
+        text = (
+            f"{self!r} runs as a whole: none of the cuts reaches its end. "
+            f"{self!r}.explain(*args) says why."
+        )
+        if self._strict:
+            raise ValueError(text)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, stacklevel=2)
+
+
+@overload
+def chunked(
+    fun: Callable[P, R],
+    in_slices: InSlices = None,
+    *,
+    memory: int | str | None = None,
+    partial: bool = True,
+    remat: bool | Callable[..., Any] = True,
+    strict: bool = False,
+) -> ChunkedFunction[P, R]: ...
+
+
+@overload
+def chunked(
+    fun: None = None,
+    in_slices: InSlices = None,
+    *,
+    memory: int | str | None = None,
+    partial: bool = True,
+    remat: bool | Callable[..., Any] = True,
+    strict: bool = False,
+) -> Callable[[Callable[P, R]], ChunkedFunction[P, R]]: ...
+
+
+def chunked(
+    fun: Callable[..., Any] | None = None,
+    in_slices: InSlices = None,
+    *,
+    memory: int | str | None = None,
+    partial: bool = True,
+    remat: bool | Callable[..., Any] = True,
+    strict: bool = False,
+) -> Any:
+    """Runs a function in pieces, one after the other, so that it needs less memory.
+
+    The function stays as it is written, for whole arrays. What each piece of the
+    arguments contributes to the results is found by the analysis of `plan`: results
+    are put in their places, parts of sums and the like are combined, borders that
+    neighbours need are read twice. The pieces run in one loop of one program, and the
+    result is a JAX function like any other: for `jax.jit`, `jax.grad`, `jax.jvp`,
+    `jax.vmap`, loops, `spmap`, `plan`, and `chunked` itself.
+
+    Args:
+      fun: a function of arrays that JAX can trace.
+      in_slices: how the positional arguments are cut: a pytree prefix of them whose
+        leaves are None (whole), `EACH`, or a dict {axis: cut}. A cut is a number of
+        near-equal pieces, a tuple of lengths, a list of (start, stop) pairs, `EACH`, or
+        `AUTO`: as few pieces as fit into ``memory``. Keyword arguments are whole.
+        Default: with ``memory``, the axes that save the most; else nothing is cut.
+      memory: the bytes that a call may hold at once besides its arguments and results:
+        a number, or a text such as ``"2 GB"``. It is an upper bound for what the loops
+        hold, computed before anything runs.
+      partial: whether to cut axes that the function sums over, or reduces otherwise.
+      remat: what a backward pass does. True: what it needs of a piece is computed
+        again, piece by piece. False: all of it is kept, for reverse-mode
+        differentiation only. One of `jax.checkpoint_policies`: what it saves is kept.
+      strict: whether it is an error, and not a warning, if no cut reaches its end.
+
+    Returns:
+      A function that takes and gives what ``fun`` does, with ``explain(*args)``, which
+      says what becomes of each cut.
+
+    Raises:
+      TypeError: ``fun`` is not callable. When called: something in ``in_slices`` is no
+        cut.
+      ValueError: ``memory`` is no size. When called: ``in_slices`` does not fit the
+        arguments, ``memory`` is too little however small the pieces are, or the
+        function has an effect.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shardmap as sm
+      >>> def attention(q, k, v):
+      ...     return jax.nn.softmax(q @ k.T) @ v
+      >>> attend = sm.chunked(attention, ({0: 4}, None, None))
+      >>> q = jnp.ones((8, 2))
+      >>> attend(q, q, q).shape
+      (8, 2)
+    """
+    if fun is None:
+        return functools.partial(
+            chunked,
+            in_slices=in_slices,
+            memory=memory,
+            partial=partial,
+            remat=remat,
+            strict=strict,
+        )
+    if not callable(fun):
+        raise TypeError(f"chunked takes a function, got {fun!r}")
+    options = Options(partial, None if memory is None else bytes_of("memory", memory))
+    return ChunkedFunction(fun, in_slices, options, remat, strict)

@@ -1,0 +1,254 @@
+"""The primitive of `chunked`: a function and its cuts, in one equation of a jaxpr.
+
+It becomes loops where it is lowered, and not before: a transformation of JAX gives
+another function, which is cut in the same places. The derivative of a function in
+pieces is the derivative, in pieces. So what a backward pass wants is computed again,
+piece by piece, and custom derivatives are respected.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jax.interpreters import ad, mlir
+
+from shardmap._jax.rules import Vmap, def_batching
+from shardmap._jax.types import ClosedJaxpr
+from shardmap.map.tracing import Batch, batched_results_of
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.rules import Cut
+from shardmap.plan.in_slices import AUTO, Asked, Auto, Points
+from shardmap.plan.inside.choice import cut_program, resolved
+from shardmap.plan.inside.stage_loops import run_in_loops
+from shardmap.plan.lax.table import LOOKED_THROUGH
+from shardmap.plan.run.cut_program import CutProgram
+
+
+class Options(NamedTuple):
+    """What is asked of all functions that come of one.
+
+    Attributes:
+      partial: whether reduced axes are cut.
+      memory: the bytes that pieces whose number is not given may take.
+    """
+
+    partial: bool
+    memory: int | None = None
+
+
+chunked_p = jex_core.Primitive("chunked")
+chunked_p.multiple_results = True
+
+
+@functools.lru_cache(maxsize=256)
+def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
+    """The program of a jaxpr, cut as asked, in as few pieces as fit.
+
+    Raises:
+      Refused: it has an effect.
+      ValueError: it does not fit, however small the pieces are.
+    """
+    return cut_program(jaxpr, *resolved(jaxpr, asked, *options))
+
+
+class Computed(NamedTuple):
+    """A jaxpr without the results that are operands as they are.
+
+    Attributes:
+      jaxpr: with the other results.
+      operands: for each result, the number of the operand that it is, or None.
+    """
+
+    jaxpr: ClosedJaxpr
+    operands: tuple[int | None, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def computed(jaxpr: ClosedJaxpr) -> Computed:
+    """What a jaxpr has to compute."""
+    places: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.jaxpr.invars)}
+    operands = tuple(
+        None if isinstance(atom, jex_core.Literal) else places.get(atom)
+        for atom in jaxpr.jaxpr.outvars
+    )
+    # Those of mapped axes are bound where the equation stands, and not here.
+    if jaxpr.effects or all(number is None for number in operands):
+        return Computed(jaxpr, (None,) * len(operands))
+    is_new = [number is None for number in operands]
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
+    pruned = jax.make_jaxpr(
+        lambda *args: list(compress(_evaluate(jaxpr, args), is_new))
+    )
+    return Computed(pruned(*structs), operands)
+
+
+def bind(
+    fun: Callable[..., Sequence[Any]],
+    operands: Sequence[Any],
+    asked: Asked,
+    options: Options,
+) -> list[Any]:
+    """``fun`` of the operands, in pieces."""
+    jaxpr = jax.make_jaxpr(fun)(*operands)
+    return chunked_p.bind(*operands, jaxpr=jaxpr, asked=asked, options=options)
+
+
+def _in_loops(*operands: Any, **params: Any) -> list[Any]:
+    jaxpr, forwarded = computed(params["jaxpr"])
+    made = iter(run_in_loops(cut(**params | {"jaxpr": jaxpr}), operands))
+    return [next(made) if number is None else operands[number] for number in forwarded]
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(**params: Any) -> Any:
+    return jax.jit(functools.partial(_in_loops, **params))
+
+
+def _implementation(*operands: Any, **params: Any) -> list[Any]:
+    return _compiled(**params)(*operands)
+
+
+def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, **__: Any) -> tuple[Any, Any]:
+    return jaxpr.out_avals, jaxpr.effects
+
+
+def _evaluate(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)
+
+
+def merge(which: Sequence[bool], yes: Iterable[Any], no: Iterable[Any]) -> list[Any]:
+    """What is in ``yes`` and in ``no``, in the order that ``which`` says."""
+    yes_left, no_left = iter(yes), iter(no)
+    return [next(yes_left) if flag else next(no_left) for flag in which]
+
+
+def is_inexact(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def _jvp_rule(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    options: Options,
+) -> tuple[list[Any], list[Any]]:
+    results = chunked_p.bind(*primals, jaxpr=jaxpr, asked=asked, options=options)
+    moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    stays = [not flag for flag in moves]
+    smooth = list(map(is_inexact, jaxpr.out_avals))
+
+    def tangent_function(*operands: Any) -> list[Any]:
+        values, along = operands[: len(moves)], operands[len(moves) :]
+
+        def of_moving(*moving: Any) -> list[Any]:
+            found = _evaluate(jaxpr, merge(moves, moving, compress(values, stays)))
+            return list(compress(found, smooth))
+
+        return jax.jvp(of_moving, list(compress(values, moves)), list(along))[1]
+
+    operands = [*primals, *compress(tangents, moves)]
+    cuts = (*asked, *compress(asked, moves))
+    found = bind(tangent_function, operands, cuts, options)
+    zeros = [
+        ad.Zero(aval.to_tangent_aval())
+        for aval, is_smooth in zip(jaxpr.out_avals, smooth, strict=True)
+        if not is_smooth
+    ]
+    return results, merge(smooth, found, zeros)
+
+
+def _transpose_rule(
+    cotangents: Sequence[Any],
+    *operands: Any,
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    options: Options,
+) -> list[Any]:
+    linear = list(map(ad.is_undefined_primal, operands))
+    fixed = [not flag for flag in linear]
+    given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
+    known = list(compress(operands, fixed))
+    structs = [
+        jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype)
+        for operand in compress(operands, linear)
+    ]
+
+    def transposed(*operands: Any) -> Sequence[Any]:
+        known, cts = operands[: sum(fixed)], operands[sum(fixed) :]
+
+        def of_linear(*moving: Any) -> list[Any]:
+            found = _evaluate(jaxpr, merge(linear, moving, known))
+            return list(compress(found, given))
+
+        return jax.linear_transpose(of_linear, *structs)(list(cts))
+
+    cuts = (
+        *compress(asked, fixed),
+        *compress(cuts_of_results(jaxpr, asked, options), given),
+    )
+    operands = (*known, *compress(cotangents, given))
+    found = bind(transposed, operands, cuts, options)
+    return merge(linear, found, [None] * len(known))
+
+
+def cuts_of_results(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> Asked:
+    """Where the results are cut, for what is computed from their cotangents."""
+    smaller, forwarded = computed(jaxpr)
+    analysis = cut(smaller, asked, options).analysis
+
+    def points(each: Cut) -> Points | Auto:
+        chosen = any(isinstance(asked[k][axis], Auto) for k, axis in each.origins)
+        return AUTO if chosen and each.at else each.at
+
+    made = iter(
+        tuple(map(points, analysis.cuts[operand]))
+        if isinstance(operand, Value)
+        else ((),) * len(operand.shape)
+        for operand in analysis.program.outputs
+    )
+    return tuple(next(made) if k is None else asked[k] for k in forwarded)
+
+
+def _batching_rule(
+    vmap: Vmap,
+    operands: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    options: Options,
+) -> tuple[list[Any], list[int | None]]:
+    batch = Batch(vmap.name, vmap.size, vmap.spmd_name)
+    moved = [
+        operand if dim is None else jnp.moveaxis(operand, dim, 0)
+        for operand, dim in zip(operands, dims, strict=True)
+    ]
+    in_dims = [None if dim is None else 0 for dim in dims]
+
+    def fun(*args: Any) -> list[Any]:
+        return _evaluate(jaxpr, args)
+
+    batched = batched_results_of(fun, batch, moved, in_dims)
+    out_dims = [0 if is_batched else None for is_batched in batched]
+    cuts = tuple(
+        row if dim is None else ((), *row) for row, dim in zip(asked, dims, strict=True)
+    )
+    mapped = batch.vectorize_function(fun, in_dims, out_dims)
+    return bind(mapped, moved, cuts, options), out_dims
+
+
+chunked_p.def_impl(_implementation)
+chunked_p.def_effectful_abstract_eval(_abstract_eval)
+ad.primitive_jvps[chunked_p] = _jvp_rule
+ad.primitive_transposes[chunked_p] = _transpose_rule
+def_batching(chunked_p, _batching_rule)
+mlir.register_lowering(chunked_p, mlir.lower_fun(_in_loops, multiple_results=True))
+
+# A plan, or another `chunked`, cuts what is inside as if it stood there.
+LOOKED_THROUGH[chunked_p] = "jaxpr"

@@ -1,0 +1,97 @@
+"""A function in pieces that keeps for its backward pass what it computed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from shardmap._jax.types import ClosedJaxpr, TreeDef
+from shardmap.plan.in_slices import Asked
+from shardmap.plan.inside.primitive import (
+    Options,
+    chunked_p,
+    cuts_of_results,
+    is_inexact,
+    merge,
+)
+
+
+def keeping_residuals(
+    fun: Callable[..., Sequence[Any]],
+    leaves: Sequence[Any],
+    asked: Asked,
+    options: Options,
+) -> list[Any]:
+    """``fun`` of the leaves in pieces; its gradient computes nothing again.
+
+    Args:
+      fun: a flat function; what `jax.checkpoint` around it does not save is computed
+        again.
+      leaves: its arguments.
+      asked: their cuts.
+      options: how to cut.
+    """
+    smooth = [is_inexact(jax.typeof(leaf)) for leaf in leaves]
+    backward: TreeDef | None = None
+
+    def forward(*leaves: Any) -> list[Any]:
+        nonlocal backward
+
+        def of_smooth(*moving: Any) -> list[Any]:
+            rest = [x for x, s in zip(leaves, smooth, strict=True) if not s]
+            return list(fun(*merge(smooth, moving, rest)))
+
+        moving = [x for x, s in zip(leaves, smooth, strict=True) if s]
+        results, vjp = jax.vjp(of_smooth, *moving)
+        residuals, backward = jax.tree.flatten(vjp)
+        return [*results, *residuals]
+
+    @jax.custom_vjp
+    def run(*leaves: Any) -> list[Any]:
+        return chunked_p.bind(
+            *leaves, jaxpr=_traced(fun, leaves), asked=asked, options=options
+        )
+
+    def run_forward(*leaves: Any) -> tuple[list[Any], Any]:
+        count = len(_traced(fun, leaves).out_avals)
+        jaxpr = _traced(forward, leaves)
+        found = chunked_p.bind(*leaves, jaxpr=jaxpr, asked=asked, options=options)
+        cuts = cuts_of_results(jaxpr, asked, options)
+        return found[:count], (found[count:], _Static((cuts, backward)))
+
+    def run_backward(kept: Any, cotangents: list[Any]) -> tuple[Any, ...]:
+        residuals, static = kept
+        cuts, tree = static.value
+        given = [ct.dtype != jax.dtypes.float0 for ct in cotangents]
+        cts = [ct for ct, g in zip(cotangents, given, strict=True) if g]
+        zeros = [ct for ct, g in zip(cotangents, given, strict=True) if not g]
+
+        def back(*operands: Any) -> Sequence[Any]:
+            vjp = jax.tree.unflatten(tree, operands[: len(residuals)])
+            return vjp(merge(given, operands[len(residuals) :], zeros))
+
+        count = len(cotangents)
+        of_cts = [c for c, g in zip(cuts[:count], given, strict=True) if g]
+        operands = [*residuals, *cts]
+        found = chunked_p.bind(
+            *operands,
+            jaxpr=_traced(back, operands),
+            asked=(*cuts[count:], *of_cts),
+            options=options,
+        )
+        return tuple(merge(smooth, found, [None] * (len(smooth) - len(found))))
+
+    run.defvjp(run_forward, run_backward)
+    return run(*leaves)
+
+
+def _traced(fun: Callable[..., Any], operands: Sequence[Any]) -> ClosedJaxpr:
+    return jax.make_jaxpr(fun)(*operands)
+
+
+@jax.tree_util.register_static
+class _Static:
+    """What a backward pass has to know and is no array."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

@@ -1,0 +1,214 @@
+"""The stages of a cut program as loops: one `jax.lax.scan` for shards that are alike.
+
+Shards are alike if they run the same steps on boxes of the same sizes; only positions
+differ, and these are what the loop runs over. A short last piece, or one at a border,
+is a loop of its own, or stands alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from shardmap.plan.engine.combiners import identity
+from shardmap.plan.engine.keys import data_aval, is_key, key_impl
+from shardmap.plan.engine.nodes import Scalar, Value
+from shardmap.plan.engine.recipe import Recipe, Static, emit
+from shardmap.plan.engine.slices import Box, shape_of
+from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.run.buffers import start_dtype
+from shardmap.plan.run.cut_program import CutProgram
+
+COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "add": jnp.add,
+    "and": jnp.bitwise_and,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "mul": jnp.multiply,
+    "or": jnp.bitwise_or,
+    "xor": jnp.bitwise_xor,
+}
+
+
+class Alike(NamedTuple):
+    """Shards of a stage that run the same steps.
+
+    Attributes:
+      static: what they have in common.
+      sizes: the shape of what each writes, per result of the stage; None for nothing.
+      recipes: their recipes, in order.
+      boxes: what they write, in order.
+    """
+
+    static: Static
+    sizes: tuple[tuple[int, ...] | None, ...]
+    recipes: list[Recipe]
+    boxes: list[list[Box | None]]
+
+
+def alike(stage: Stage, numbers: Iterable[int]) -> list[Alike]:
+    """Shards of a stage, those that are alike together."""
+    found: dict[Any, Alike] = {}
+    for number in numbers:
+        boxes, recipe = stage.recipe(number)
+        sizes = tuple(None if box is None else shape_of(box) for box in boxes)
+        key = recipe.static, sizes
+        group = found.setdefault(key, Alike(*key, [], []))
+        group.recipes.append(recipe)
+        group.boxes.append(boxes)
+    return list(found.values())
+
+
+def shard_function(
+    cut_program: CutProgram, stage: Stage, group: Alike
+) -> Callable[[Sequence[Any], Any], list[Any]]:
+    """``(boxes that are read, starts) -> results``, for each of the group's shards."""
+    nodes = {node.number: node for node in cut_program.program.nodes}
+    values = [
+        None if size is None else result.value
+        for result, size in zip(stage.results, group.sizes, strict=True)
+    ]
+    inner = emit(group.static, nodes, cut_program.analysis.rules, values)
+
+    def function(reads: Sequence[Any], starts: Any) -> list[Any]:
+        results = inner(reads, starts)
+        return [
+            result if value is None or is_key(value.aval) else _as(result, value)
+            for result, value in zip(results, values, strict=True)
+        ]
+
+    return function
+
+
+def _as(result: Any, value: Value) -> Any:
+    return jnp.asarray(result, value.aval.dtype)
+
+
+def run_in_loops(
+    cut_program: CutProgram, leaves: Sequence[Any], *, sampled: bool = False
+) -> list[Any]:
+    """What the function gives for these arguments, flat.
+
+    Args:
+      cut_program: the function.
+      leaves: the arguments, flat.
+      sampled: whether to run a few shards only, the largest among them, which is for
+        the memory that they take.
+    """
+    program = cut_program.program
+    known: dict[Value, Any] = dict(zip(program.inputs, leaves, strict=True))
+    known.update((v, jnp.asarray(array)) for v, array in program.constants.items())
+    for stage in cut_program.stages:
+        made = {
+            result.value: _new_buffer(result.value, result.combiner)
+            for result in stage.results
+            if result.value not in known
+        }
+        numbers = sample(stage) if sampled else range(stage.num_shards)
+        for group in alike(stage, numbers):
+            made = _run_group(cut_program, stage, group, known, made)
+        known |= made
+    return [
+        jnp.asarray(operand.value, operand.aval.dtype)
+        if isinstance(operand, Scalar)
+        else known[operand]
+        for operand in program.outputs
+    ]
+
+
+def _new_buffer(value: Value, combiner: str) -> Any:
+    if is_key(value.aval):
+        data = data_aval(value.aval)
+        zeros = jnp.zeros(data.shape, data.dtype)
+        return jax.random.wrap_key_data(zeros, impl=key_impl(value.aval))
+    if combiner == "insert":
+        return jnp.zeros(value.shape, value.aval.dtype)
+    start = jnp.asarray(identity(combiner, value.aval.dtype))
+    return jnp.broadcast_to(start, value.shape)
+
+
+Row: TypeAlias = Sequence[Any]
+"""The positions of one shard: those in which it differs from others of its group."""
+
+Position: TypeAlias = Callable[[Row], Sequence[Any]]
+"""Where something is, for a shard with this row."""
+
+
+def _position(places: Sequence[Sequence[int]], rows: list[np.ndarray]) -> Position:
+    """Where something is. Adds to ``rows`` the numbers that are not always the same."""
+    columns: list[tuple[int | None, int]] = []
+    dtype = start_dtype([number for place in places for number in place])
+    for numbers in zip(*places, strict=True):
+        if len(set(numbers)) == 1:
+            columns.append((None, numbers[0]))
+        else:
+            columns.append((len(rows), 0))
+            rows.append(np.asarray(numbers, dtype))
+    return lambda row: [n if k is None else row[k] for k, n in columns]
+
+
+def _starts(boxes: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(start for start, _ in box) for box in boxes]
+
+
+def _run_group(
+    cut_program: CutProgram,
+    stage: Stage,
+    group: Alike,
+    known: Mapping[Value, Any],
+    made: dict[Value, Any],
+) -> dict[Value, Any]:
+    """The buffers with what the shards of a group give."""
+    function = shard_function(cut_program, stage, group)
+    static, recipes = group.static, group.recipes
+    rows: list[np.ndarray] = []
+    read_at = [
+        _position(_starts([recipe.reads[k][1] for recipe in recipes]), rows)
+        for k in range(len(static.read_values))
+    ]
+    starts = _position([recipe.starts for recipe in recipes], rows)
+    written = {
+        k: _position(_starts([boxes[k] for boxes in group.boxes]), rows)
+        for k, size in enumerate(group.sizes)
+        if size is not None and stage.results[k].value in made
+    }
+
+    def step(buffers: dict[int, Any], row: Row) -> tuple[dict[int, Any], None]:
+        reads = [
+            _read(known[value], at(row), shape)
+            for value, at, shape in zip(
+                static.read_values, read_at, static.read_shapes, strict=True
+            )
+        ]
+        results = function(reads, starts(row))
+        return {
+            k: _write(buffers[k], results[k], at(row), stage.results[k].combiner)
+            for k, at in written.items()
+        }, None
+
+    buffers = {k: made[stage.results[k].value] for k in written}
+    if len(recipes) == 1:
+        buffers, _ = step(buffers, [])
+    else:
+        buffers, _ = lax.scan(step, buffers, rows, length=len(recipes))
+    return made | {stage.results[k].value: buffers[k] for k in written}
+
+
+def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    if array.shape == shape:
+        return array
+    if all(isinstance(number, int) for number in start):
+        limits = [a + n for a, n in zip(start, shape, strict=True)]
+        return lax.slice(array, start, limits)
+    return lax.dynamic_slice(array, start, shape, allow_negative_indices=False)
+
+
+def _write(buffer: Any, part: Any, start: Sequence[Any], combiner: str) -> Any:
+    if combiner != "insert":
+        part = COMBINE[combiner](_read(buffer, start, part.shape), part)
+    if part.shape == buffer.shape:
+        return part
+    return lax.dynamic_update_slice(buffer, part, start, allow_negative_indices=False)
