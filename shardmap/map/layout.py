@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.map.constraint import axes_for_partitions
-from shardmap.map.primitives.axis import REPLICAS, UNNAMED
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread, map_text
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.partitions import is_partition_axis
 
@@ -70,12 +70,14 @@ class MeshWalk(NamedTuple):
         """How many devices share the elements."""
         return math.prod(mesh.shape[name] for name in self.mesh_axes)
 
-    def block(self, mesh: Any, axis_size: int) -> int:
-        """How many elements a device has, at most."""
-        return -(-axis_size // self.device_count(mesh))
+    def spread(
+        self, mesh: Any, axis_size: int, batch_size: int | None = None
+    ) -> Spread:
+        """How the elements run."""
+        return Spread.of(axis_size, self.device_count(mesh), batch_size)
 
 
-Spread = Callable[[int, int], int]
+DeviceCount = Callable[[int, int], int]
 """How many devices an axis lies on, from its size and the number of devices."""
 
 Spare = Literal["unused", "shared"]
@@ -120,7 +122,7 @@ def map_mesh(
     available = len(groups[0])
     partitions = axes_for_partitions(call_jaxpr, axis_name, axis_size, available)
     count, rest = divmod(available, math.prod(partitions.values()))
-    spread: Spread = _even_devices_for if len(groups) > 1 else devices_for
+    spread: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, devices_for)
     shared = spare != "unused" and not rest and math.prod(sizes) < count
     is_flat = len(sizes) == len(groups) == 1 and not partitions
@@ -141,7 +143,11 @@ def map_mesh(
 
 
 def _level_sizes(
-    axis_size: int, jaxpr: Any, count: int, spread: Spread, spread_inside: Spread
+    axis_size: int,
+    jaxpr: Any,
+    count: int,
+    spread: DeviceCount,
+    spread_inside: DeviceCount,
 ) -> tuple[list[int], list[Hashable]]:
     """How many devices each level of nesting gets, and the name of each inner level."""
     sizes = [spread(axis_size, count)]
@@ -242,8 +248,8 @@ def _check_inner_meshes(
     for mesh_axis in params["mesh_axes"] or ():
         if mesh_axis in used:
             raise ValueError(
-                f"spmap of {name} walks mesh axes {params['mesh_axes']}, but the map "
-                f"of {used[mesh_axis]} around it walks {mesh_axis!r} already. Give "
+                f"{map_text(params)} walks mesh axes {params['mesh_axes']}, but the "
+                f"map of {used[mesh_axis]} around it walks {mesh_axis!r} already. Give "
                 "each of them axes of its own."
             )
         used = used | {mesh_axis: name}
@@ -251,7 +257,7 @@ def _check_inner_meshes(
         wanted = equation.params["mesh"]
         if wanted is not None and wanted != mesh:
             raise ValueError(
-                f"spmap of {equation.params['name']} names the mesh {wanted}, but the "
+                f"{map_text(equation.params)} names the mesh {wanted}, but the "
                 f"map of {name} around it runs on {mesh}. Nested maps are one program: "
                 "give both of them mesh= and mesh_axes= of one mesh."
             )

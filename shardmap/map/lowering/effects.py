@@ -265,7 +265,7 @@ class _Alone:
     ) -> list[Any]:
         """A tap that is told which device this element is laid on."""
         names = self._axis.laid_over
-        block = MeshWalk(names, ()).block(mesh, self._axis.size)
+        block = MeshWalk(names, ()).spread(mesh, self._axis.size).block
         return tap_p.bind(
             self._index // block,
             *operands,

@@ -23,12 +23,14 @@ from shardmap.map.collectives.names import in_mesh_order, told_apart
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.layout import MeshWalk, map_mesh, own_walk
+from shardmap.map.lowering import decision
 from shardmap.map.lowering.blocks import block_function
+from shardmap.map.lowering.decision import Around
 from shardmap.map.lowering.manual import per_device
 from shardmap.map.lowering.one_program import check_meshes
 from shardmap.map.lowering.spmd import partitioned
 from shardmap.map.lowering.under_mesh import under_mesh
-from shardmap.map.primitives.axis import REPLICAS
+from shardmap.map.primitives.axis import REPLICAS, Spread, map_text
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
 from shardmap.map.tracing import Body, config_value, per_jaxpr, trace_body
@@ -154,7 +156,8 @@ def on_one_device(
 ) -> Callable[..., list[Any]]:
     """A map without devices of its own: one block has all elements."""
     axis = SplitAxis(axis_name, axis_size, (), 1, axis_size, laid_over=mesh_axes or ())
-    return block_function(call_jaxpr, axis, in_axes, out_axes, batch_size)
+    vectorised = Spread.of(axis_size, 1, batch_size).vectorised
+    return block_function(call_jaxpr, axis, in_axes, out_axes, vectorised)
 
 
 # One program per device
@@ -164,7 +167,10 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
     mesh = params["mesh"]
     manual = manual_axes(ctx)
     around = mesh_around(ctx) if manual else None
-    if mesh is None or (around is not None and around.axis_names != mesh.axis_names):
+    walk = None if mesh is None else MeshWalk(params["mesh_axes"], params["inner_axes"])
+    program = Around(() if around is None else around.axis_names, manual)
+    decided = decision.decide(params, mesh, walk, program)
+    if decided.branch == "around":
         here = AbstractMesh((), ())
         if around is not None:
             types = {name: AxisType.Manual for name in manual}
@@ -175,18 +181,19 @@ def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
             return mlir.lower_fun(on_one_device(**params))(ctx, *args)
     if not manual:
         agreement.agree_to_lower(
-            mesh, f"spmap of {params['name']}", lambda: agreement.description(params)
+            mesh, map_text(params), lambda: agreement.description(params)
         )
-    by_partitioner = params["lowering"] == "spmd" and not manual
+    by_partitioner = decided.branch == "partitioned"
     if not (manual or by_partitioner):
-        check_meshes(program_of(ctx), params["name"], mesh)
+        check_meshes(program_of(ctx), map_text(params), mesh)
     params["mesh"] = mesh = with_manual_axes(mesh, manual)
     params["axis_name"], jaxpr = told_apart(
         params["axis_name"], params["call_jaxpr"], mesh.axis_names
     )
     params["call_jaxpr"] = in_mesh_order(jaxpr, mesh)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        run = (partitioned if by_partitioner else per_device)(**params)
+        lowered_as = partitioned if by_partitioner else per_device
+        run = lowered_as(decision=decided, **params)
         # Operands may be typed with shardings over a mesh of the caller's.
         avals = list(map(contexts.untyped_aval, ctx.avals_in))
         return lower_inside(ctx, run, avals, args)

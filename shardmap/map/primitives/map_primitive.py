@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.walk import jaxprs_in
-from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.axis import Spread, axis_text
 from shardmap.map.primitives.shard_maps import check_shard_maps
 
 __all__ = ["MapPrimitive", "spmap_p"]
@@ -216,12 +216,10 @@ def layout_text(
     if mesh is None or mesh_axes is None:
         return f"{axis}, as the map around it decides"
     devices = math.prod(mesh.shape[name] for name in mesh_axes)
-    block = -(-axis_size // devices)
-    width = min(batch_size or block, block)
-    steps, rest, empty = -(-block // width), block % width, devices * block - axis_size
+    spread = Spread.of(axis_size, devices, batch_size)
+    rest, empty = spread.block % spread.vectorised, spread.places - axis_size
     return (
-        f"{axis} = {devices:,} device{'s' * (devices > 1)} x {width:,} vectorised x "
-        f"{steps:,} step{'s' * (steps > 1)}"
+        f"{axis} = {spread}"
         + f", the last of {rest:,}" * (rest > 0)
         + f", {empty:,} place{'s' * (empty > 1)} empty" * (empty > 0)
     )
