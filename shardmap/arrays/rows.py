@@ -17,6 +17,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.types import Aval, Param, Value
 from shardmap.arrays import placement
 from shardmap.sharding.mesh import local_mesh
 
@@ -131,7 +132,7 @@ def parts_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
 # Concrete arrays
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Value) -> bool:
     """Whether this is a global array, of which other processes hold parts."""
     if isinstance(value, jax.core.Tracer):
         return False
@@ -141,7 +142,7 @@ def is_whole(value: Any) -> bool:
     return sharding is not None and not sharding.is_fully_addressable
 
 
-def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
+def to_whole(value: Value, rows: Rows, donate: bool = False) -> Any:
     """The global array that this process's rows are a part of.
 
     Args:
@@ -173,7 +174,7 @@ def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
     )
 
 
-def to_own(array: Any, rows: Rows) -> Any:
+def to_own(array: Value, rows: Rows) -> Any:
     """This process's rows of a global array that lies as ``rows`` says."""
     shape = rows.own_shape(array.shape)
     if placement.has_no_bytes(array):
@@ -191,7 +192,7 @@ def to_own(array: Any, rows: Rows) -> Any:
 _wholes: dict[int, tuple[weakref.ref[Any], jax.Array]] = {}
 
 
-def _made_of(value: Any) -> jax.Array | None:
+def _made_of(value: Value) -> jax.Array | None:
     found = _wholes.get(id(value))
     return found[1] if found is not None and found[0]() is value else None
 
@@ -228,21 +229,25 @@ look_p.multiple_results = True
 
 
 @look_p.def_impl
-def _look(*leaves: Any, seen: _Seen) -> list[Any]:
+def _look(*leaves: Value, seen: _Seen) -> list[Any]:
     seen.values = leaves
     return []
 
 
 @look_p.def_abstract_eval
-def _look_abstract(*_: Any, seen: _Seen) -> list[Any]:
+def _look_abstract(*_: object, seen: _Seen) -> list[Any]:
     return []
 
 
-def _look_jvp(primals: Any, _: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+def _look_jvp(
+    primals: Sequence[Value], _: object, **params: Param
+) -> tuple[list[Any], list[Any]]:
     return look_p.bind(*primals, **params), []
 
 
-def _look_batching(leaves: Any, _: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+def _look_batching(
+    leaves: Sequence[Value], _: object, **params: Param
+) -> tuple[list[Any], list[Any]]:
     return look_p.bind(*leaves, **params), []
 
 
@@ -255,7 +260,7 @@ convert_p = jex_core.Primitive("convert_rows")
 
 
 @convert_p.def_impl
-def _convert(value: Any, *, rows: Rows, to: str) -> jax.Array:
+def _convert(value: Value, *, rows: Rows, to: str) -> jax.Array:
     if to == "whole":
         return to_whole(value, rows)
     if not is_whole(value):
@@ -267,20 +272,20 @@ def _convert(value: Any, *, rows: Rows, to: str) -> jax.Array:
 
 
 @convert_p.def_abstract_eval
-def _convert_abstract(aval: Any, *, rows: Rows, to: str) -> Any:
+def _convert_abstract(aval: Aval, *, rows: Rows, to: str) -> Any:
     convert = rows.whole_shape if to == "whole" else rows.own_shape
     return jax.core.ShapedArray(
         convert(aval.shape), aval.dtype, weak_type=aval.weak_type
     )
 
 
-def _convert_transpose(ct: Any, _: Any, *, rows: Rows, to: str) -> list[Any]:
+def _convert_transpose(ct: Value, _: object, *, rows: Rows, to: str) -> list[Any]:
     back = "own" if to == "whole" else "whole"
     return [convert_p.bind(ct, rows=rows, to=back)]
 
 
 def _convert_batching(
-    values: Any, dims: Any, *, rows: Rows, to: str
+    values: Sequence[Value], dims: Sequence[int], *, rows: Rows, to: str
 ) -> tuple[Any, int]:
     (value,), (dim,) = values, dims
     return convert_p.bind(value, rows=rows.batched(dim), to=to), dim

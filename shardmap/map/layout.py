@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.map.constraint import axes_for_partitions
@@ -66,12 +67,12 @@ class MeshWalk(NamedTuple):
     mesh_axes: tuple[str, ...]
     inner_axes: tuple[str, ...]
 
-    def device_count(self, mesh: Any) -> int:
+    def device_count(self, mesh: AnyMesh) -> int:
         """How many devices share the elements."""
         return math.prod(mesh.shape[name] for name in self.mesh_axes)
 
     def spread(
-        self, mesh: Any, axis_size: int, batch_size: int | None = None
+        self, mesh: AnyMesh, axis_size: int, batch_size: int | None = None
     ) -> Spread:
         """How the elements run."""
         return Spread.of(axis_size, self.device_count(mesh), batch_size)
@@ -94,7 +95,7 @@ Spare = Literal["unused", "shared"]
 def map_mesh(
     axis_name: Hashable,
     axis_size: int,
-    call_jaxpr: Any,
+    call_jaxpr: Jaxpr,
     devices: Sequence[jax.Device],
     spare: Spare,
 ) -> Mesh:
@@ -144,7 +145,7 @@ def map_mesh(
 
 def _level_sizes(
     axis_size: int,
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     count: int,
     spread: DeviceCount,
     spread_inside: DeviceCount,
@@ -196,7 +197,7 @@ def _mesh_axis_names(
     return tuple(chosen)
 
 
-def _axis_names(jaxpr: Any) -> set[Hashable]:
+def _axis_names(jaxpr: Jaxpr) -> set[Hashable]:
     """The names of all maps inside, at every level."""
     names: set[Hashable] = set()
     for equation in inner_maps(jaxpr):
@@ -205,13 +206,15 @@ def _axis_names(jaxpr: Any) -> set[Hashable]:
     return names
 
 
-def inner_maps(jaxpr: Any) -> list[Any]:
+def inner_maps(jaxpr: Jaxpr) -> list[Any]:
     """The map equations one level down, in whatever other equations hold them."""
     outside = equations(jaxpr, into=lambda equation: equation.primitive is not spmap_p)
     return [equation for equation in outside if equation.primitive is spmap_p]
 
 
-def inner_walk(equation: Any, mesh: Any, inner_axes: Sequence[str]) -> MeshWalk | None:
+def inner_walk(
+    equation: Equation, mesh: AnyMesh, inner_axes: Sequence[str]
+) -> MeshWalk | None:
     """Where a map inside another goes; None: it is vectorised on each device.
 
     Args:

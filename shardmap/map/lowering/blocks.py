@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shardmap._jax.types import Jaxpr, Value
 from shardmap.map.collectives.split import split_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.lowering.effects import call_for_each
@@ -13,7 +14,7 @@ from shardmap.map.tracing import Batch
 
 
 def block_function(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
@@ -38,7 +39,7 @@ def block_function(
         [0 if out_axis is None else out_axis for out_axis in out_axes],
     )
 
-    def run(*blocks: Any) -> list[Any]:
+    def run(*blocks: Value) -> list[Any]:
         return [
             result[0] if out_axis is None else result
             for result, out_axis in zip(mapped(*blocks), out_axes, strict=True)

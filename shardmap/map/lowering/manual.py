@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
 from shardmap.map.collectives.names import in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import widen
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
@@ -26,10 +27,10 @@ def per_device(
     axis_name: Hashable,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    call_jaxpr: Any,
-    mesh: Any,
+    call_jaxpr: Jaxpr,
+    mesh: AnyMesh,
     inner_axes: tuple[str, ...],
-    **_: Any,
+    **_: object,
 ) -> Callable[..., Any]:
     """A map as `jax.shard_map`: on each device along some mesh axes, a block."""
     axis = decision.split(axis_name)
@@ -63,25 +64,25 @@ def _one_block_each(
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    mesh: Any,
+    mesh: AnyMesh,
     manual_axes: Collection[str],
 ) -> Callable[..., Any]:
     """`jax.shard_map` of a block."""
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         # XLA drops operands without entries, and cannot compile if no other is left.
         given = [
             operand.size > 0 or jnp.issubdtype(operand.dtype, jax.dtypes.extended)
             for operand in operands
         ]
 
-        def without_entries(operand: Any, in_axis: int | None) -> Any:
+        def without_entries(operand: Value, in_axis: int | None) -> Any:
             shape = list(operand.shape)
             if in_axis is not None:
                 shape[in_axis] = axis.block
             return jnp.zeros(shape, operand.dtype)
 
-        def on_device(*blocks: Any) -> list[Any]:
+        def on_device(*blocks: Value) -> list[Any]:
             rest = iter(blocks)
             return block(
                 *(
@@ -118,7 +119,7 @@ def one_block_of_whole(
     """A map in a program that is per device already: each takes its block, and all
     get the results of all."""
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         start = jax.lax.axis_index(axis.device_axes) * axis.block
         results = block(
             *(
@@ -139,18 +140,18 @@ def one_block_of_whole(
 
 
 def _one_element(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    mesh: Any,
+    mesh: AnyMesh,
 ) -> Callable[..., Any]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
 
     (mesh_axis,) = axis.device_axes
     renamed = in_mesh_order(rename_axis(jaxpr, axis.name, mesh_axis), mesh)
 
-    def element(*blocks: Any) -> list[Any]:
+    def element(*blocks: Value) -> list[Any]:
         operands = [
             block if in_axis is None else jax.lax.squeeze(block, (in_axis,))
             for block, in_axis in zip(blocks, in_axes, strict=True)
@@ -164,10 +165,10 @@ def _one_element(
     return element
 
 
-def _with_inner_maps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
+def _with_inner_maps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) -> Any:
     """``jaxpr`` whose maps one level down know where on ``mesh`` they go."""
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         if shadowed or equation.primitive is not spmap_p:
             return equation
         walk = inner_walk(equation, mesh, inner_axes)

@@ -14,8 +14,15 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType
 
-from shardmap._jax.context import lower_inside, manual_axes, mesh_around, program_of
+from shardmap._jax.context import (
+    LoweringContext,
+    lower_inside,
+    manual_axes,
+    mesh_around,
+    program_of,
+)
 from shardmap._jax.evaluation import evaluate
+from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap.arrays import placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import agreement, contexts
@@ -42,7 +49,7 @@ _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 """Settings under which a map runs operation by operation, on one device."""
 
 
-def _implementation(*args: Any, **params: Any) -> list[Any]:
+def _implementation(*args: Value, **params: Param) -> list[Any]:
     if any(map(config_value, _DEBUGGING)):
         body = _without_calls(
             params["call_jaxpr"], params["axis_name"], params["axis_size"]
@@ -84,7 +91,7 @@ def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, A
 
 
 @per_jaxpr
-def _without_calls(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Body:
+def _without_calls(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> Body:
     """What ``jaxpr`` computes with what it calls in line.
 
     A jitted function that finds a NaN raises what only `jax.jit` itself understands.
@@ -97,14 +104,14 @@ def _without_calls(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Body:
     )
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: Value) -> Any:
     """What a function gives back as it got it may be NumPy's, not JAX's."""
     is_jax = isinstance(value, jax.Array) or value.dtype == jax.dtypes.float0
     return value if is_jax else jnp.asarray(value)
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(**params: Any) -> tuple[Any, tuple[Any, ...] | None]:
+def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
     """The compiled form of one equation, and how its operands must lie."""
     run = functools.partial(spmap_p.bind, **params)
     mesh = params["mesh"]
@@ -122,7 +129,7 @@ def _program(**params: Any) -> tuple[Any, tuple[Any, ...] | None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _program_under_mesh(**params: Any) -> Any:
+def _program_under_mesh(**params: Param) -> Any:
     """The same under `jax.set_mesh`, where results lie on that mesh."""
     run = functools.partial(spmap_p.bind, **params)
     devices = list(params["mesh"].devices.flat)
@@ -149,10 +156,10 @@ def on_one_device(
     axis_size: int,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    call_jaxpr: Any,
+    call_jaxpr: Jaxpr,
     batch_size: int | None,
     mesh_axes: tuple[str, ...] | None,
-    **_: Any,
+    **_: object,
 ) -> Callable[..., list[Any]]:
     """A map without devices of its own: one block has all elements."""
     axis = SplitAxis(axis_name, axis_size, (), 1, axis_size, laid_over=mesh_axes or ())
@@ -163,7 +170,7 @@ def on_one_device(
 # One program per device
 
 
-def _lowering(ctx: Any, *args: Any, **params: Any) -> Any:
+def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
     mesh = params["mesh"]
     manual = manual_axes(ctx)
     around = mesh_around(ctx) if manual else None

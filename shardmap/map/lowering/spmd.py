@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, Value
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.lowering.blocks import block_function
@@ -17,7 +18,7 @@ from shardmap.map.primitives.tap import is_tapped, tap_p
 from shardmap.map.shardings import map_shardings
 
 
-def partitioned(*, decision: Decision, **params: Any) -> Callable[..., list[Any]]:
+def partitioned(*, decision: Decision, **params: Param) -> Callable[..., list[Any]]:
     """A map as one vectorised program for the partitioner to split."""
     mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
     places = decision.spread.places
@@ -35,7 +36,7 @@ def partitioned(*, decision: Decision, **params: Any) -> Callable[..., list[Any]
     padded = params | {"axis_size": places}
     operand_shardings, result_shardings = map_shardings(padded)
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         results = block(
             *map(_cut, pad(operands, in_axes, axis.padding), operand_shardings)
         )
@@ -45,12 +46,12 @@ def partitioned(*, decision: Decision, **params: Any) -> Callable[..., list[Any]
     return run
 
 
-def _with_taps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
+def _with_taps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) -> Any:
     """``jaxpr`` whose taps know the mesh, and whose maps where they are laid on it."""
     if not is_tapped(jaxpr):
         return jaxpr
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         params = equation.params
         if equation.primitive is tap_p:
             return equation.replace(params=params | {"mesh": mesh})
@@ -64,7 +65,7 @@ def _with_taps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
-def _cut(array: Any, sharding: NamedSharding) -> Any:
+def _cut(array: Value, sharding: NamedSharding) -> Any:
     """The array cut as a map wants it; other dimensions are left to the partitioner.
 
     It might be an element of a map around, which has them cut already.

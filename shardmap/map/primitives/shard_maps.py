@@ -11,12 +11,12 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
-from shardmap._jax.types import AnyJaxpr, Equation
+from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr
 from shardmap._jax.walk import equations, walk
 from shardmap.map.primitives.axis import axis_text, map_text
 
 
-def axes_used_inside(jaxpr: Any) -> set[str]:
+def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
     """The mesh axes that maps and shard_maps in ``jaxpr`` walk, and constraints cut by.
 
     A map of which no array has the mapped axis only binds a name.
@@ -38,7 +38,7 @@ def _axes_of(spec: PartitionSpec) -> set[str]:
     return {name for names in entries for name in names if isinstance(name, str)}
 
 
-def has_shard_maps(jaxpr: Any) -> bool:
+def has_shard_maps(jaxpr: Jaxpr) -> bool:
     """Whether there is any in ``jaxpr``, at any level."""
     return next(_shard_maps(jaxpr, frozenset()), None) is not None
 

@@ -11,6 +11,7 @@ import jax
 
 from shardmap._jax.effects import axes_used
 from shardmap._jax.rules import Vmap
+from shardmap._jax.types import Equation, Value
 from shardmap.map.layout import check_inner_meshes
 from shardmap.map.primitives.axis import UNNAMED, map_text
 from shardmap.map.primitives.map_primitive import layout_text, remove_axis, spmap_p
@@ -80,7 +81,7 @@ def _element_of_batch(
 ) -> tuple[Body, tuple[bool, ...]]:
     """A map as the function of one element of a batch; which results are batched."""
 
-    def element(*operands: Any) -> list[Any]:
+    def element(*operands: Value) -> list[Any]:
         return spmap_p.bind(*operands, **_yielding(dict(params), mesh_axes))
 
     body = trace_body(element, avals, batch.name, batch.size)
@@ -100,7 +101,7 @@ def _yielding(params: dict[str, Any], mesh_axes: Collection[str]) -> dict[str, A
         vectorised = params | {"mesh_axes": ()}
         return vectorised | {"layout": layout_text(**vectorised)}
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         if equation.primitive is not spmap_p:
             return equation
         return equation.replace(params=own(equation.params))
