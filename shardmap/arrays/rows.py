@@ -156,7 +156,9 @@ def to_whole(value: Value, rows: Rows, donate: bool = False) -> Any:
     """
     if placement.has_no_bytes(value):
         return np.zeros(rows.whole_shape(value.shape), value.dtype)
-    made_of = _made_of(value)
+    made_of = _wholes.get(value)
+    if donate:
+        _wholes.forget(value)
     if made_of is not None and not placement.is_misplaced(made_of, rows.whole, True):
         return made_of
     if is_whole(value):
@@ -182,19 +184,45 @@ def to_own(array: Value, rows: Rows) -> Any:
     if not math.prod(shape):
         return jax.device_put(np.zeros(shape, array.dtype), rows.own)
     own = jax.make_array_from_single_device_arrays(shape, rows.own, rows.shards(array))
-    key = id(own)
-    _wholes[key] = weakref.ref(own, lambda _: _wholes.pop(key, None)), array
+    _wholes.keep(own, array)
     return own
 
 
-# The results of one call are mostly the arguments of the next: as long as this
-# process's rows live, so does the global array that they are of.
-_wholes: dict[int, tuple[weakref.ref[Any], jax.Array]] = {}
+class _Wholes:
+    """The global arrays that arrays of this process are of.
+
+    The results of one call are mostly the arguments of the next: as long as this
+    process's rows live and have not been donated, so does the global array. Arrays are
+    known by their identity, as they have no hash and no attributes of ours.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[jax.Array], jax.Array]] = {}
+
+    def keep(self, own: jax.Array, whole: jax.Array) -> None:
+        """Keeps ``whole`` as long as ``own`` lives."""
+        key = id(own)
+        gone = weakref.ref(own, lambda _: self._kept.pop(key, None))
+        self._kept[key] = gone, whole
+
+    def get(self, value: Value) -> jax.Array | None:
+        """The global array of this one; None if there is none or it was deleted."""
+        if id(value) not in self._kept:
+            return None
+        own, whole = self._kept[id(value)]
+        if own() is not value:
+            return None
+        if whole.is_deleted():
+            self.forget(value)
+            return None
+        return whole
+
+    def forget(self, value: Value) -> None:
+        """Lets go of the memory that is the array's own."""
+        self._kept.pop(id(value), None)
 
 
-def _made_of(value: Value) -> jax.Array | None:
-    found = _wholes.get(id(value))
-    return found[1] if found is not None and found[0]() is value else None
+_wholes = _Wholes()
 
 
 # While JAX differentiates or vectorises
