@@ -22,7 +22,7 @@ from shardmap.arrays.rows import convert_p, is_whole, look, parts_along
 from shardmap.arrays.running import map_jit
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
-from shardmap.map.lowering.register import communicates
+from shardmap.map.lowering.evaluation import communicates
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.map.shardings import MapShardings

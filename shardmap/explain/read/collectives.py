@@ -20,10 +20,9 @@ from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.lowering import decision
-from shardmap.map.lowering.blocks import block_function
+from shardmap.map.lowering.blocks import block_function, on_one_device
 from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.lowering.manual import one_block_of_whole
-from shardmap.map.lowering.register import on_one_device
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import shape_dtype_struct
 
