@@ -18,7 +18,7 @@ from shardmap.api.calls.across import AcrossProcesses, are_rows, check_elements
 from shardmap.api.calls.call import Call, Element, Prepared, as_arrays, probe_of
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, processes, trees
-from shardmap.arrays.rows import convert_p, is_whole, look, parts_along
+from shardmap.arrays.process_local import convert_p, is_whole, look, parts_along
 from shardmap.arrays.running import map_jit
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk

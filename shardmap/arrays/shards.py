@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree, Value
-from shardmap.arrays.piece_programs import Index, RefusedError, Span, cuts_for, placed
+from shardmap.arrays.shard_programs import Index, RefusedError, Span, cuts_for, placed
 
 
 def shard_of(
