@@ -16,7 +16,7 @@ from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
 from shardmap.api.spmap import spmap
 from shardmap.api.taps import tap, tap_print, taps_barrier
 from shardmap.arrays.array_likes import register_shard_handler
-from shardmap.arrays.pieces import shard_of, unreplicate, unstack
+from shardmap.arrays.shards import shard_of, unreplicate, unstack
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.sharding.entries import (

@@ -20,7 +20,7 @@ from shardmap._jax.context import LoweringContext
 from shardmap._jax.types import Effect, Jaxpr, Value, Var
 
 
-def _effects_of(fun: Callable[..., Any], *args: Any) -> set[Effect]:
+def _effects_of(fun: Callable[..., Any], *args: Value) -> set[Effect]:
     return set(jax.make_jaxpr(fun, axis_env=[("i", 1)])(*args).jaxpr.effects)
 
 
@@ -76,7 +76,7 @@ def on_variables(effects: Collection[Effect], new: Callable[[Var], Var]) -> set[
 def _references() -> Jaxpr:
     """A jaxpr that makes a reference, and reads, writes and adds to it."""
 
-    def fun(x: Any) -> Any:
+    def fun(x: Value) -> Any:
         ref = jax.new_ref(x)
         ref[...] = x
         ref[...] += x
@@ -143,11 +143,11 @@ def _check_tap_effect() -> None:
     probe.def_effectful_abstract_eval(lambda *_: ([], {TAP_EFFECT}))
 
     @jax.checkpoint
-    def body(carry: Any) -> Any:
+    def body(carry: Value) -> Any:
         probe.bind(carry)
         return carry + 1
 
-    def loop(x: Any) -> Any:
+    def loop(x: Value) -> Any:
         return jax.lax.while_loop(lambda c: c < 2, body, x)
 
     if TAP_EFFECT not in _effects_of(loop, np.int32(0)):

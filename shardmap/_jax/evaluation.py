@@ -6,6 +6,8 @@ from typing import Any
 import jax.extend.core as jex_core
 import jax.extend.core.primitives as p
 
+from shardmap._jax.types import AnyJaxpr, Atom, Equation
+
 CALLS = {
     p.closed_call_p: "call_jaxpr",
     p.custom_jvp_call_p: "call_jaxpr",
@@ -19,7 +21,7 @@ Rule = Callable[[Any, list[Any]], Sequence[Any] | None]
 """Takes an equation and its operands; gives the results, or None: as JAX does."""
 
 
-def evaluate(jaxpr: Any, args: Sequence[Any], rule: Rule) -> list[Any]:
+def evaluate(jaxpr: AnyJaxpr, args: Sequence[Any], rule: Rule) -> list[Any]:
     """Evaluates ``jaxpr``, open or closed, with what its equations call in line.
 
     Nothing can be differentiated after that by rules of its own: it is for programs
@@ -29,7 +31,7 @@ def evaluate(jaxpr: Any, args: Sequence[Any], rule: Rule) -> list[Any]:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Any:
         return atom.val if isinstance(atom, jex_core.Literal) else values[atom]
 
     for equation in jaxpr.eqns:
@@ -41,7 +43,7 @@ def evaluate(jaxpr: Any, args: Sequence[Any], rule: Rule) -> list[Any]:
     return list(map(read, jaxpr.outvars))
 
 
-def _default(equation: Any, operands: list[Any], rule: Rule) -> Sequence[Any]:
+def _default(equation: Equation, operands: list[Any], rule: Rule) -> Sequence[Any]:
     primitive = equation.primitive
     with equation.ctx.manager:
         if primitive in CALLS:

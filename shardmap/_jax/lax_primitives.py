@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.primitives import equation_of, primitive_of
-from shardmap._jax.types import Equation, Primitive
+from shardmap._jax.types import Equation, Primitive, Value
 
 _SQUARE = np.zeros((2, 2), np.float32)
 _PAIR = np.zeros(2, np.float32)
@@ -42,7 +42,7 @@ NEWER: list[Primitive] = [
 
 def _custom_vmap() -> Primitive:
     @jax.custom_batching.custom_vmap
-    def same(x: Any) -> Any:
+    def same(x: Value) -> Any:
         return x
 
     same.def_vmap(lambda size, batched, x: (x, batched[0]))
@@ -55,7 +55,7 @@ CUSTOM_VMAP = _custom_vmap()
 # Random keys
 
 
-def _keys(seed: Any) -> Any:
+def _keys(seed: Value) -> Any:
     key = jax.random.key(seed)
     data = jax.random.key_data(key)
     return jax.random.wrap_key_data(data), jax.random.clone(key)

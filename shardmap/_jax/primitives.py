@@ -4,7 +4,7 @@ The collectives of `jax.lax`, `jax.shard_map` and so on. Tables of rules need th
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,11 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardmap._jax import other_jax
-from shardmap._jax.types import Equation, Params, Primitive
+from shardmap._jax.types import Equation, Params, Primitive, Value
 from shardmap._jax.walk import equations
 
 
-def equation_of(name: str, use: Callable[..., Any], *args: Any) -> Equation:
+def equation_of(name: str, use: Callable[..., Any], *args: Value) -> Equation:
     """The equation of a primitive in what ``use`` traces to.
 
     Args:
@@ -41,7 +41,7 @@ def equation_of(name: str, use: Callable[..., Any], *args: Any) -> Equation:
     return found[0]
 
 
-def primitive_of(name: str, use: Callable[..., Any], *args: Any) -> Primitive:
+def primitive_of(name: str, use: Callable[..., Any], *args: Value) -> Primitive:
     """The primitive by that name in what ``use`` traces to; see `equation_of`."""
     return equation_of(name, use, *args).primitive
 
@@ -94,7 +94,7 @@ def scan_counts(params: Params) -> tuple[int, int]:
 
 
 def _check_scan() -> None:
-    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+    def step(carry: Sequence[Value], x: Value) -> tuple[Any, Any]:
         return (carry[0] + x, carry[1] * y), None
 
     y = np.ones(2, np.float32)

@@ -10,7 +10,7 @@ from jax.extend.core.primitives import while_p
 from jax.interpreters import batching, partial_eval
 
 from shardmap._jax import other_jax
-from shardmap._jax.types import Equation, Primitive, Value
+from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value
 
 # Vectorisation
 
@@ -46,7 +46,7 @@ def def_batching(primitive: Primitive, rule: Callable[..., Batched]) -> None:
         by name.
     """
 
-    def told(axis_data: Any, args: Sequence[Value], dims: Dims, **params: Any) -> Any:
+    def told(axis_data: Any, args: Sequence[Value], dims: Dims, **params: Param) -> Any:
         vmap = Vmap(axis_data.name, axis_data.size, axis_data.spmd_name)
         return rule(vmap, args, dims, **params)
 
@@ -101,7 +101,9 @@ def vectorize_loops(
       rule: as for `def_batching`.
     """
 
-    def chosen(axis_data: Any, args: Sequence[Value], dims: Dims, **params: Any) -> Any:
+    def chosen(
+        axis_data: Any, args: Sequence[Value], dims: Dims, **params: Param
+    ) -> Any:
         if not applies(params["cond_jaxpr"]):
             return _while_rule_of_jax(axis_data, args, dims, **params)
         vmap = Vmap(axis_data.name, axis_data.size, axis_data.spmd_name)
@@ -120,14 +122,14 @@ equation that is left, if any."""
 def def_dead_code(primitive: Primitive, rule: DeadCodeRule) -> None:
     """Has JAX remove dead code from equations of ``primitive`` by ``rule``."""
 
-    def told(used_outputs: Sequence[bool], *rest: Any) -> Any:
-        equation = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
+    def told(used_outputs: Sequence[bool], *rest: object) -> Any:
+        equation: Any = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
         return rule(used_outputs, equation)
 
     partial_eval.dce_rules[primitive] = told
 
 
-def without_dead_code(jaxpr: Any, used_outputs: Sequence[bool]) -> Any:
+def without_dead_code(jaxpr: Jaxpr, used_outputs: Sequence[bool]) -> Any:
     """The jaxpr with what the used outputs need, and which inputs that are."""
     pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
     # A copy, as JAX may give back the jaxpr that it is kept for.

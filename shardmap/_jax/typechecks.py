@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from shardmap._jax import other_jax
+from shardmap._jax.types import Param, Primitive, Value
 
 try:
     from jax._src.core import (
@@ -32,7 +33,7 @@ Typed = tuple[Sequence[Any], Any]
 """The avals of an equation's results, and its effects."""
 
 
-def register_typecheck(primitive: Any, check: Callable[..., Typed]) -> None:
+def register_typecheck(primitive: Primitive, check: Callable[..., Typed]) -> None:
     """Has JAX check equations of ``primitive`` by ``check``.
 
     Args:
@@ -42,7 +43,7 @@ def register_typecheck(primitive: Any, check: Callable[..., Typed]) -> None:
         ValueError of it says what is wrong, to which JAX adds the equation.
     """
 
-    def typecheck(_: Any, *operands: Any, **params: Any) -> Typed:
+    def typecheck(_: object, *operands: Value, **params: Param) -> Typed:
         try:
             return check(*operands, **params)
         except JaxprTypeError:
@@ -54,7 +55,7 @@ def register_typecheck(primitive: Any, check: Callable[..., Typed]) -> None:
 
 
 def type_equation(
-    primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+    primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]
 ) -> Typed:
     """Checks what would be an equation.
 

@@ -3,8 +3,8 @@
 All are public in JAX; here they are under the words that this package uses.
 """
 
-from collections.abc import Hashable, Mapping
-from typing import Any, Literal, TypeAlias, TypedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 import jax
 import jax.extend.core as jex_core
@@ -17,16 +17,20 @@ __all__ = [
     "Aval",
     "Axes",
     "ClosedJaxpr",
+    "DType",
     "Effect",
     "Equation",
+    "Groups",
     "Jaxpr",
     "MapParams",
+    "Param",
     "Params",
     "Primitive",
     "PyTree",
     "TreeDef",
     "Value",
     "Var",
+    "aval_of",
 ]
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
@@ -48,18 +52,33 @@ Aval: TypeAlias = jax.core.ShapedArray
 Value: TypeAlias = Any
 """Whatever JAX computes with: an array, a tracer, NumPy's, a Python number."""
 
+
+def aval_of(atom: Atom) -> Aval:
+    """The aval of an array; not of a token or a reference."""
+    return cast(Aval, atom.aval)
+
+
 PyTree: TypeAlias = Any
 """Values in tuples, dicts and so on, as a user passes them."""
 
 TreeDef: TypeAlias = jax.tree_util.PyTreeDef
 """The structure of a pytree."""
 
+DType: TypeAlias = Any
+"""Of NumPy, or one of JAX's own, such as that of random keys."""
+
+Groups: TypeAlias = Sequence[Sequence[int]]
+"""The ``axis_index_groups`` of a collective."""
+
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 
 Axes: TypeAlias = tuple[int | None, ...]
 """Where each operand, or result, has the mapped axis; None: it has not."""
 
-Params: TypeAlias = Mapping[str, Any]
+Param: TypeAlias = Any
+"""A parameter of an equation: whatever its primitive wants."""
+
+Params: TypeAlias = Mapping[str, Param]
 """The parameters of an equation of any primitive."""
 
 

@@ -29,7 +29,7 @@ from shardmap.api.mesh_blocks import (
 )
 from shardmap.api.spmap import explanation, mapped_as
 from shardmap.arrays import array_likes, placement, trees
-from shardmap.arrays.rows import as_global
+from shardmap.arrays.process_local import as_global
 from shardmap.arrays.running import map_jit
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.primitives.shard_maps import axes_used_inside

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from shardmap.api.calls import arguments
 from shardmap.api.parts import Counts, is_leaf
 from shardmap.arrays import placement
-from shardmap.arrays.rows import Rows, convert_p, pieces_for, to_own, to_whole
+from shardmap.arrays.process_local import Rows, convert_p, pieces_for, to_own, to_whole
 from shardmap.map.constraint import alone, partition_mesh
 from shardmap.sharding.partitions import partition_sharding
 

@@ -26,7 +26,7 @@ from shardmap.api.parts import (
     whole_aval,
 )
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.arrays.rows import is_whole, look
+from shardmap.arrays.process_local import is_whole, look
 from shardmap.arrays.running import map_jit, run_and_convert
 from shardmap.arrays.trees import leaf_paths
 from shardmap.map import agreement, contexts, tracing

@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from shardmap._jax.types import Value
+
 Handler: TypeAlias = Callable[[Any, Sharding], jax.Array]
 Box: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -73,7 +75,7 @@ def _handler(cls: type) -> Handler | None:
     return next((_handlers[base] for base in cls.__mro__ if base in _handlers), None)
 
 
-def is_array_like(value: Any) -> bool:
+def is_array_like(value: Value) -> bool:
     """Whether `lay_out` is for this value, and `jax.device_put` is not."""
     if isinstance(value, np.generic):
         return False
@@ -90,7 +92,7 @@ def is_array_like(value: Any) -> bool:
     return False
 
 
-def abstract_value(value: Any) -> Any:
+def abstract_value(value: Value) -> Any:
     """The shape and dtype of an argument, as tracing wants them.
 
     Raises:
@@ -104,7 +106,7 @@ def abstract_value(value: Any) -> Any:
     return jax.typeof(value)
 
 
-def _dtype(value: Any) -> np.dtype:
+def _dtype(value: Value) -> np.dtype:
     """The dtype that the value has on devices: float32 for float64, unless x64 is on.
 
     >>> _dtype(np.zeros(2))
@@ -113,7 +115,7 @@ def _dtype(value: Any) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(np.dtype(value.dtype))
 
 
-def lay_out(value: Any, sharding: Sharding) -> jax.Array:
+def lay_out(value: Value, sharding: Sharding) -> jax.Array:
     """Puts an array-like, or a value of a type with a handler, on devices."""
     handler = _handler(type(value))
     if handler is None:
@@ -133,14 +135,14 @@ def lay_out(value: Any, sharding: Sharding) -> jax.Array:
     return array
 
 
-def sliceable(value: Any) -> Any:
+def sliceable(value: Value) -> Any:
     """The value, or where slices of it cannot be had, what its handler makes of it."""
     if _handler(type(value)) is None or hasattr(value, "__getitem__"):
         return value
     return lay_out(value, SingleDeviceSharding(jax.local_devices()[0]))
 
 
-def _read(value: Any, sharding: Sharding) -> jax.Array:
+def _read(value: Value, sharding: Sharding) -> jax.Array:
     """Reads each slice that some device holds once, one after the other."""
     shape, dtype = tuple(value.shape), _dtype(value)
     held = boxes(sharding, shape)
@@ -157,7 +159,7 @@ def _read(value: Any, sharding: Sharding) -> jax.Array:
     )
 
 
-def box(index: Any, shape: Sequence[int]) -> Box:
+def box(index: Value, shape: Sequence[int]) -> Box:
     """An index of slices as (start, stop) pairs.
 
     >>> box((slice(None), slice(2, 4)), (3, 8))
@@ -175,7 +177,7 @@ def boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[jax.Device, Box]:
     return {device: box(index, shape) for device, index in held.items()}
 
 
-def leaf_aval(leaf: Any) -> Any:
+def leaf_aval(leaf: Value) -> Any:
     """The abstract value of an argument: shape, dtype, weak type.
 
     Raises:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from shardmap._jax.types import Value
+
 
 class Operand(NamedTuple):
     """What a program knows of an array."""
@@ -22,7 +24,7 @@ class Operand(NamedTuple):
     weak_type: bool = False
 
 
-def operand(array: Any) -> Operand:
+def operand(array: Value) -> Operand:
     # Arrays of keys have no weak type.
     return Operand(array.shape, array.dtype, getattr(array, "weak_type", False))
 
@@ -57,7 +59,7 @@ def program(
     with ThreadPoolExecutor(1) as thread:
         compiled = thread.submit(make).result()
 
-    def run(*arrays: Any) -> list[jax.Array]:
+    def run(*arrays: Value) -> list[jax.Array]:
         try:
             return compiled(*arrays)
         except ValueError:

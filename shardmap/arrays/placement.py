@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Sharding
 
+from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.arrays.running import map_jit
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
@@ -51,7 +52,7 @@ def place(
     ]
 
 
-def is_misplaced(array: Any, sharding: Sharding, uncommitted: bool) -> bool:
+def is_misplaced(array: Value, sharding: Sharding, uncommitted: bool) -> bool:
     """Whether ``array`` does not lie as ``sharding`` says."""
     if has_no_bytes(array):
         return False
@@ -64,7 +65,7 @@ def is_misplaced(array: Any, sharding: Sharding, uncommitted: bool) -> bool:
     return not _equivalent(array.sharding, sharding, array.ndim)
 
 
-def has_no_bytes(value: Any) -> bool:
+def has_no_bytes(value: Value) -> bool:
     """Whether these are tangents of integers: NumPy arrays, on no device."""
     return getattr(value, "dtype", None) == jax.dtypes.float0
 
@@ -74,7 +75,7 @@ def _equivalent(one: Sharding, other: Sharding, ndim: int) -> bool:
     return one.is_equivalent_to(other, ndim)
 
 
-def move(value: Any, sharding: Sharding, donate: bool = False) -> jax.Array:
+def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
     """Copies a value to where ``sharding`` says.
 
     A `jax.Array` goes from device to device and not through the host. If the devices

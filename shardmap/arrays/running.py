@@ -14,12 +14,13 @@ every thread wait for one that has none, and never end:
 
 import functools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from shardmap._jax.stages import is_lost_connection
+from shardmap._jax.types import Param, Value
 from shardmap.arrays import processes
 
 # A program that is being traced may run others.
@@ -30,7 +31,7 @@ def map_jit(
     fun: Callable[..., Any],
     devices: Collection[jax.Device],
     communicates: bool,
-    **options: Any,
+    **options: Param,
 ) -> Any:
     """`jax.jit` for a program over several devices.
 
@@ -54,7 +55,10 @@ def map_jit(
 
 
 def run_and_convert(
-    program: Any, convert: Callable[[Any], Any], args: Any, kwargs: Any
+    program: Any,
+    convert: Callable[[Any], Any],
+    args: Sequence[Value],
+    kwargs: Mapping[str, Value],
 ) -> Any:
     """What ``convert`` makes of a program's results, while the program may still run.
 
@@ -69,7 +73,9 @@ def run_and_convert(
 
 
 def _taking_turns(jitted: Any) -> Any:
-    def and_convert(convert: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+    def and_convert(
+        convert: Callable[[Any], Any], *args: Value, **kwargs: Value
+    ) -> Any:
         with _turn:
             try:
                 return jax.block_until_ready(convert(jitted(*args, **kwargs)))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
+from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes, placement, processes
 from shardmap.arrays.on_device import operand, program
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, positive
@@ -76,7 +77,7 @@ def device_put_sharded(
 
 
 def device_put_replicated(
-    x: Any,
+    x: Value,
     devices: Sequence[jax.Device],
     *,
     axis: int | None = 0,
@@ -157,7 +158,7 @@ class _Layout:
             return tuple(element)
         return (*element[: self.axis], self.size, *element[self.axis :])
 
-    def row(self, array: Any, expand_dims: Any) -> Any:
+    def row(self, array: Value, expand_dims: Any) -> Any:
         """What a device has of the whole: the array with the new axis, of length 1."""
         return array if self.axis is None else expand_dims(array, (self.axis,))
 
@@ -289,14 +290,14 @@ class _Expand:
 
     axes: tuple[int, ...]
 
-    def __call__(self, *arrays: Any) -> list[Any]:
+    def __call__(self, *arrays: Value) -> list[Any]:
         return [
             jax.lax.expand_dims(array, (axis,))
             for array, axis in zip(arrays, self.axes, strict=True)
         ]
 
 
-def _on_host(leaf: Any) -> np.ndarray:
+def _on_host(leaf: Value) -> np.ndarray:
     """A scalar or array-like as NumPy array, of the dtype it has on devices."""
     return np.asarray(leaf, array_likes.abstract_value(leaf).dtype)
 
@@ -322,7 +323,9 @@ def _elements(
     return size
 
 
-def _new_axes(caller: str, name: str, tree: Any, axis: int | None) -> list[int | None]:
+def _new_axes(
+    caller: str, name: str, tree: PyTree, axis: int | None
+) -> list[int | None]:
     """Where the new axis is in each leaf's result, counted from the front."""
     axes = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -361,7 +364,7 @@ def _check_structures(shards: Sequence[Any], trees: Sequence[Any]) -> None:
             )
 
 
-def _paths(tree: Any) -> set[str]:
+def _paths(tree: PyTree) -> set[str]:
     return {
         jax.tree_util.keystr(path)
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)
@@ -389,7 +392,7 @@ def _check_avals(shards: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
         )
 
 
-def _kind(leaf: Any) -> tuple[Any, tuple[int, ...]]:
+def _kind(leaf: Value) -> tuple[Any, tuple[int, ...]]:
     aval = array_likes.abstract_value(leaf)
     return aval.dtype, aval.shape
 

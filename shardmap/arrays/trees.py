@@ -1,21 +1,23 @@
 """Trees of arguments: axes for each leaf, and the names of leaves."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from shardmap._jax.types import PyTree, TreeDef, Value
 
-def is_none(value: Any) -> bool:
+
+def is_none(value: Value) -> bool:
     """Whether ``value`` is None, which pytrees do not count as a leaf."""
     return value is None
 
 
 def broadcast_axes(
     name: str,
-    axes: Any,
-    tree: Any,
+    axes: PyTree,
+    tree: PyTree,
     described: str,
     is_leaf: Callable[[Any], bool] = is_none,
     caller: str = "spmap",
@@ -46,7 +48,7 @@ def broadcast_axes(
     )
 
 
-def _misfit(numbered: Any, structure: Any, name: str) -> str:
+def _misfit(numbered: PyTree, structure: TreeDef, name: str) -> str:
     """Where a prefix does not fit, in JAX's words."""
     whole = with_leaves(structure, [object() for _ in range(structure.num_leaves)])
     try:
@@ -56,7 +58,7 @@ def _misfit(numbered: Any, structure: Any, name: str) -> str:
     return ""
 
 
-def _leaf_counts(prefix: Any, structure: Any) -> list[int] | None:
+def _leaf_counts(prefix: PyTree, structure: TreeDef) -> list[int] | None:
     """How many leaves of ``structure`` each leaf of a prefix stands for.
 
     None if it is no prefix. Only structures are compared: a user's class may not like
@@ -94,7 +96,10 @@ def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def leaf_names(
-    fun: Callable[..., Any], argnums: Sequence[int], args: Any, kwargs: Any
+    fun: Callable[..., Any],
+    argnums: Sequence[int],
+    args: Sequence[Value],
+    kwargs: Mapping[str, Value],
 ) -> list[str]:
     """How a caller would write each leaf: ``x``, ``params['w']``, ``args[1][0]``."""
     parameters = _parameters(fun)
@@ -117,7 +122,7 @@ def leaf_names(
     return names
 
 
-def with_leaves(tree: Any, leaves: Sequence[Any]) -> Any | None:
+def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
     """The pytree of these leaves, which are no arrays.
 
     None where a class of the user's does not like to be made of anything but arrays.
@@ -128,7 +133,7 @@ def with_leaves(tree: Any, leaves: Sequence[Any]) -> Any | None:
         return None
 
 
-def result_names(out_tree: Any) -> list[str]:
+def result_names(out_tree: TreeDef) -> list[str]:
     """The key path of each leaf of a result, such as ``result['w'][0]``."""
     count = out_tree.num_leaves
     leaves = jax.tree_util.tree_leaves_with_path(
@@ -139,7 +144,7 @@ def result_names(out_tree: Any) -> list[str]:
     return [f"result{jax.tree_util.keystr(path)}" for path, _ in leaves]
 
 
-def leaf_paths(root: str, tree: Any) -> list[str]:
+def leaf_paths(root: str, tree: PyTree) -> list[str]:
     """How a caller would write each leaf."""
     return [
         root + jax.tree_util.keystr(path)

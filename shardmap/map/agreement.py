@@ -23,6 +23,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays.processes import TIME_LIMIT, gone, time_limit
 
@@ -45,12 +46,12 @@ def description(params: dict[str, Any]) -> str:
     )
 
 
-def operations(jaxpr: Any) -> str:
+def operations(jaxpr: Jaxpr) -> str:
     """Eight digits that tell what a jaxpr is made of."""
     return hashlib.sha256("\n".join(_steps(jaxpr)).encode()).hexdigest()[:8]
 
 
-def _steps(jaxpr: Any) -> list[str]:
+def _steps(jaxpr: Jaxpr) -> list[str]:
     steps = []
     for equation in jaxpr.eqns:
         results = " ".join(var.aval.str_short() for var in equation.outvars)
@@ -66,7 +67,7 @@ def _who_talks(params: dict[str, Any]) -> str:
     return " ".join(f"{key}={_plain(params[key])}" for key in keys if key in params)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Value) -> str:
     """The text of names and numbers. Of other objects another process has its own."""
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_plain, value))})"
@@ -114,7 +115,7 @@ _only_seen: contextvars.ContextVar[list[_Agreement] | None] = contextvars.Contex
 )
 
 
-def agree_to_lower(mesh: Any, what: str, text: Callable[[], str]) -> None:
+def agree_to_lower(mesh: AnyMesh, what: str, text: Callable[[], str]) -> None:
     """`agree`, in a lowering rule, on what has not been agreed on yet.
 
     Only once, as JAX may lower a program again in one process, where it has forgotten

@@ -6,7 +6,7 @@ those for its elements, which no map walks and which are left to the partitioner
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,8 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from shardmap._jax.context import device_count, nothing_is_traced
+from shardmap._jax.context import LoweringContext, device_count, nothing_is_traced
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, Value
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement
 from shardmap.map import agreement, contexts, tracing
@@ -101,13 +102,13 @@ def partition_mesh(
 # What a jaxpr asks for
 
 
-def constraints_in(jaxpr: Any) -> list[Any]:
+def constraints_in(jaxpr: Jaxpr) -> list[Any]:
     """The constraint equations, at every level, in order."""
     return [e for e in equations(jaxpr) if e.primitive is constrain_p]
 
 
 def axes_for_partitions(
-    jaxpr: Any, axis_name: Any, axis_size: int, available: int
+    jaxpr: Jaxpr, axis_name: Hashable, axis_size: int, available: int
 ) -> dict[str, int]:
     """The mesh axes that the constraints in a map's function need, and their sizes.
 
@@ -145,7 +146,7 @@ def axes_for_partitions(
 
 
 def constrain(
-    x: Any,
+    x: Value,
     parts: Parts | None,
     total: int | None = None,
     what: str = "with_sharding_constraint",
@@ -180,10 +181,10 @@ def _is_inside_map() -> bool:
     return bool(tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def alone(jaxpr: Any) -> Any:
+def alone(jaxpr: Jaxpr) -> Any:
     """``jaxpr`` whose constraints are those of a program of its own."""
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         params = equation.params
         if equation.primitive is not constrain_p or params["mesh"] is None:
             return equation
@@ -206,7 +207,7 @@ def _check_devices(mesh: Mesh, what: str) -> None:
         )
 
 
-def _bind(x: Any, *, mesh: Mesh | None, **params: Any) -> Any:
+def _bind(x: Value, *, mesh: Mesh | None, **params: Param) -> Any:
     return constrain_p.bind(x, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh), **params)
 
 
@@ -214,7 +215,7 @@ constrain_p = jex_core.Primitive("partitions")
 
 
 def _implementation(
-    x: Any, *, parts: Parts, total: int | None, mesh: Mesh | None, **params: Any
+    x: Value, *, parts: Parts, total: int | None, mesh: Mesh | None, **params: Param
 ) -> Any:
     if mesh is None:
         return jnp.asarray(x)
@@ -232,17 +233,17 @@ def _implementation(
 
 
 @functools.lru_cache(maxsize=1024)
-def _program_under_mesh(**params: Any) -> Any:
+def _program_under_mesh(**params: Param) -> Any:
     """The constraint under `jax.set_mesh`, where results lie on that mesh."""
     return jax.jit(lambda x: constrain_p.bind(contexts.untyped(x), **params))
 
 
-def _transpose(cotangent: Any, _: Any, **params: Any) -> list[Any]:
+def _transpose(cotangent: Value, _: object, **params: Param) -> list[Any]:
     return [constrain_p.bind(cotangent, **params)]
 
 
 def _batch(
-    args: Sequence[Any], dims: Sequence[int], *, parts: Parts, **params: Any
+    args: Sequence[Any], dims: Sequence[int], *, parts: Parts, **params: Param
 ) -> tuple[Any, int]:
     (x,), (dim,) = args, dims
     parts = (*parts[:dim], None, *parts[dim:])
@@ -250,15 +251,15 @@ def _batch(
 
 
 def _lowering(
-    ctx: Any,
-    x: Any,
+    ctx: LoweringContext,
+    x: Value,
     *,
     parts: Parts,
     total: int | None,
-    mesh: Any,
+    mesh: AnyMesh,
     what: str,
     program: str,
-    **_: Any,
+    **_: object,
 ) -> Any:
     (aval,) = ctx.avals_in
     agreement.agree_to_lower(

@@ -20,6 +20,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.types import Aval, Param, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
@@ -50,7 +51,7 @@ def place(leaves: Sequence[Any]) -> list[Any]:
     has_types = AxisType.Explicit in mesh.axis_types
     everywhere = NamedSharding(mesh, PartitionSpec())
 
-    def fits(leaf: Any) -> bool:
+    def fits(leaf: Value) -> bool:
         if isinstance(leaf, jax.core.Tracer):
             return True
         if has_types:
@@ -78,9 +79,9 @@ class UnderMesh:
         name: str,
         bind: Callable[[Sequence[Any], dict[str, Any]], Any],
         static_argnums: Sequence[int] = (),
-        **options: Any,
+        **options: Param,
     ) -> None:
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Value, **kwargs: Value) -> Any:
             return bind(args, kwargs)
 
         run.__name__ = run.__qualname__ = name
@@ -136,13 +137,13 @@ def check_mesh(name: str, mesh: Mesh) -> None:
 # Types
 
 
-def is_typed(aval: Any) -> bool:
+def is_typed(aval: Aval) -> bool:
     """Whether a type says how the array lies."""
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
 
 
-def untyped(array: Any) -> Any:
+def untyped(array: Value) -> Any:
     """A traced array whose type does not say how it lies."""
     return untyped_p.bind(array) if is_typed(jax.typeof(array)) else array
 
@@ -152,7 +153,7 @@ def untyped_aval(aval: Any) -> jax.core.ShapedArray:
     return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _transpose(cotangent: Any, operand: Any) -> list[Any]:
+def _transpose(cotangent: Value, operand: Value) -> list[Any]:
     # Of a tangent the type may be gone already.
     if not is_typed(operand.aval):
         return [cotangent]

@@ -18,10 +18,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.map.constraint import axes_for_partitions
-from shardmap.map.primitives.axis import REPLICAS, UNNAMED
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread, map_text
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.partitions import is_partition_axis
 
@@ -66,16 +67,18 @@ class MeshWalk(NamedTuple):
     mesh_axes: tuple[str, ...]
     inner_axes: tuple[str, ...]
 
-    def device_count(self, mesh: Any) -> int:
+    def device_count(self, mesh: AnyMesh) -> int:
         """How many devices share the elements."""
         return math.prod(mesh.shape[name] for name in self.mesh_axes)
 
-    def block(self, mesh: Any, axis_size: int) -> int:
-        """How many elements a device has, at most."""
-        return -(-axis_size // self.device_count(mesh))
+    def spread(
+        self, mesh: AnyMesh, axis_size: int, batch_size: int | None = None
+    ) -> Spread:
+        """How the elements run."""
+        return Spread.of(axis_size, self.device_count(mesh), batch_size)
 
 
-Spread = Callable[[int, int], int]
+DeviceCount = Callable[[int, int], int]
 """How many devices an axis lies on, from its size and the number of devices."""
 
 Spare = Literal["unused", "shared"]
@@ -92,7 +95,7 @@ Spare = Literal["unused", "shared"]
 def map_mesh(
     axis_name: Hashable,
     axis_size: int,
-    call_jaxpr: Any,
+    call_jaxpr: Jaxpr,
     devices: Sequence[jax.Device],
     spare: Spare,
 ) -> Mesh:
@@ -120,7 +123,7 @@ def map_mesh(
     available = len(groups[0])
     partitions = axes_for_partitions(call_jaxpr, axis_name, axis_size, available)
     count, rest = divmod(available, math.prod(partitions.values()))
-    spread: Spread = _even_devices_for if len(groups) > 1 else devices_for
+    spread: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, devices_for)
     shared = spare != "unused" and not rest and math.prod(sizes) < count
     is_flat = len(sizes) == len(groups) == 1 and not partitions
@@ -141,7 +144,11 @@ def map_mesh(
 
 
 def _level_sizes(
-    axis_size: int, jaxpr: Any, count: int, spread: Spread, spread_inside: Spread
+    axis_size: int,
+    jaxpr: Jaxpr,
+    count: int,
+    spread: DeviceCount,
+    spread_inside: DeviceCount,
 ) -> tuple[list[int], list[Hashable]]:
     """How many devices each level of nesting gets, and the name of each inner level."""
     sizes = [spread(axis_size, count)]
@@ -190,7 +197,7 @@ def _mesh_axis_names(
     return tuple(chosen)
 
 
-def _axis_names(jaxpr: Any) -> set[Hashable]:
+def _axis_names(jaxpr: Jaxpr) -> set[Hashable]:
     """The names of all maps inside, at every level."""
     names: set[Hashable] = set()
     for equation in inner_maps(jaxpr):
@@ -199,13 +206,15 @@ def _axis_names(jaxpr: Any) -> set[Hashable]:
     return names
 
 
-def inner_maps(jaxpr: Any) -> list[Any]:
+def inner_maps(jaxpr: Jaxpr) -> list[Any]:
     """The map equations one level down, in whatever other equations hold them."""
     outside = equations(jaxpr, into=lambda equation: equation.primitive is not spmap_p)
     return [equation for equation in outside if equation.primitive is spmap_p]
 
 
-def inner_walk(equation: Any, mesh: Any, inner_axes: Sequence[str]) -> MeshWalk | None:
+def inner_walk(
+    equation: Equation, mesh: AnyMesh, inner_axes: Sequence[str]
+) -> MeshWalk | None:
     """Where a map inside another goes; None: it is vectorised on each device.
 
     Args:
@@ -242,8 +251,8 @@ def _check_inner_meshes(
     for mesh_axis in params["mesh_axes"] or ():
         if mesh_axis in used:
             raise ValueError(
-                f"spmap of {name} walks mesh axes {params['mesh_axes']}, but the map "
-                f"of {used[mesh_axis]} around it walks {mesh_axis!r} already. Give "
+                f"{map_text(params)} walks mesh axes {params['mesh_axes']}, but the "
+                f"map of {used[mesh_axis]} around it walks {mesh_axis!r} already. Give "
                 "each of them axes of its own."
             )
         used = used | {mesh_axis: name}
@@ -251,7 +260,7 @@ def _check_inner_meshes(
         wanted = equation.params["mesh"]
         if wanted is not None and wanted != mesh:
             raise ValueError(
-                f"spmap of {equation.params['name']} names the mesh {wanted}, but the "
+                f"{map_text(equation.params)} names the mesh {wanted}, but the "
                 f"map of {name} around it runs on {mesh}. Nested maps are one program: "
                 "give both of them mesh= and mesh_axes= of one mesh."
             )

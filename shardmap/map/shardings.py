@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardmap._jax.types import AnyMesh, Jaxpr
 from shardmap.arrays import placement
 from shardmap.map.constraint import constrain_p
 from shardmap.map.layout import MeshWalk, inner_walk
@@ -69,7 +70,7 @@ def _spec(cuts: _Cuts) -> PartitionSpec:
 
 
 def _map_cuts(
-    params: dict[str, Any], mesh: Any, walk: MeshWalk
+    params: dict[str, Any], mesh: AnyMesh, walk: MeshWalk
 ) -> tuple[list[_Cuts], list[_Cuts]]:
     """The cuts of a map's operands and results, maps inside included."""
     divides = params["axis_size"] % walk.device_count(mesh) == 0
@@ -89,7 +90,7 @@ def _map_cuts(
 
 
 def _element_cuts(
-    jaxpr: Any, mesh: Any, inner_axes: Sequence[str]
+    jaxpr: Jaxpr, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> tuple[list[_Cuts], list[_Cuts]]:
     """The cuts that maps and constraints make in the inputs and outputs."""
     uses: dict[Any, list[_Cuts]] = {var: [] for var in jaxpr.invars}

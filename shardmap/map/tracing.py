@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
+from shardmap._jax.types import Aval, ClosedJaxpr, Jaxpr, PyTree, Value
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
@@ -71,7 +72,7 @@ class Flattened:
     like to be made of anything but arrays; this one does not mind.
     """
 
-    def __init__(self, leaves: Sequence[Any], tree: Any) -> None:
+    def __init__(self, leaves: Sequence[Any], tree: PyTree) -> None:
         self.leaves = leaves
         self.tree = tree
 
@@ -79,11 +80,11 @@ class Flattened:
         return self.leaves, self.tree
 
     @classmethod
-    def tree_unflatten(cls, tree: Any, leaves: Sequence[Any]) -> "Flattened":
+    def tree_unflatten(cls, tree: PyTree, leaves: Sequence[Any]) -> "Flattened":
         return cls(leaves, tree)
 
 
-def log_compile(message: str, *args: Any) -> None:
+def log_compile(message: str, *args: Value) -> None:
     """Logs that a program is compiled, in one line."""
     level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
     logging.log(level, f"shardmap: compiling {message}", *args)
@@ -159,7 +160,7 @@ def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> A
     return given
 
 
-def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
+def shape_dtype_struct(aval: Aval) -> jax.ShapeDtypeStruct:
     """The aval as `jax.make_jaxpr` takes it, weak type kept."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -173,7 +174,7 @@ def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
     made: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
     @functools.wraps(make)
-    def kept(jaxpr: Any, *key: Hashable) -> Any:
+    def kept(jaxpr: Jaxpr, *key: Hashable) -> Any:
         values = made.setdefault(jaxpr, {})
         if key not in values:
             values[key] = make(jaxpr, *key)
@@ -186,17 +187,17 @@ _checked = per_jaxpr(checked_collectives)
 
 
 @per_jaxpr
-def _tiled(jaxpr: Any) -> Any | None:
+def _tiled(jaxpr: Jaxpr) -> Any | None:
     has_collectives = bool(axes_used(jaxpr.effects))
     return tile_collectives(jaxpr) if has_collectives else None
 
 
 @per_jaxpr
-def _without_constants(closed: Any, axis_name: Hashable, axis_size: int) -> Any:
+def _without_constants(closed: ClosedJaxpr, axis_name: Hashable, axis_size: int) -> Any:
     count = len(closed.consts)
     jaxpr = closed.jaxpr
 
-    def call(*args: Any) -> list[Any]:
+    def call(*args: Value) -> list[Any]:
         return jax.core.eval_jaxpr(jaxpr, args[:count], *args[count:])
 
     avals = [jax.typeof(c) for c in closed.consts] + [v.aval for v in jaxpr.invars]
@@ -214,12 +215,12 @@ class Batch(NamedTuple):
     spmd_name: Any = None
 
     def vectorize(
-        self, jaxpr: Any, in_dims: Sequence[int | None], out_dims: Any
+        self, jaxpr: Jaxpr, in_dims: Sequence[int | None], out_dims: Any
     ) -> Callable[..., Any]:
         """`jax.vmap` of ``jaxpr``, also where nothing is mapped."""
         return self.vectorize_function(self.function(jaxpr), in_dims, out_dims)
 
-    def function(self, jaxpr: Any) -> Callable[..., list[Any]]:
+    def function(self, jaxpr: Jaxpr) -> Callable[..., list[Any]]:
         """``jaxpr`` as a function that `jax.vmap` takes."""
         jaxpr = vectorizable(jaxpr, self.name, self.size)
         return lambda *args: jax.core.eval_jaxpr(jaxpr, (), *args)
@@ -245,7 +246,7 @@ class Batch(NamedTuple):
 
 @per_jaxpr
 def batched_results(
-    jaxpr: Any, batch: Batch, dims: tuple[int | None, ...]
+    jaxpr: Jaxpr, batch: Batch, dims: tuple[int | None, ...]
 ) -> tuple[bool, ...]:
     """Which results of ``jaxpr`` differ along ``batch``.
 
@@ -269,16 +270,16 @@ def _batched_results(
     batched: tuple[bool, ...] = ()
 
     @jax.custom_batching.custom_vmap
-    def observe(*results: Any) -> Any:
+    def observe(*results: Value) -> Any:
         return results
 
     @observe.def_vmap
-    def observe_vmap(_size: int, in_batched: Any, *results: Any) -> Any:
+    def observe_vmap(_size: int, in_batched: Any, *results: Value) -> Any:
         nonlocal batched
         batched = tuple(in_batched)
         return results, tuple(in_batched)
 
-    def observed(*args: Any) -> Any:
+    def observed(*args: Value) -> Any:
         nonlocal batched
         results = fun(*args)
         batched = (False,) * len(results)

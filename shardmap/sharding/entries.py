@@ -9,12 +9,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from shardmap._jax.types import Value
 
-def integer(value: Any, what: str) -> int:
+
+def integer(value: Value, what: str) -> int:
     """Returns `value` as an int; TypeError if it is a bool, a float or no number."""
     if not isinstance(value, bool | np.bool_):
         try:
@@ -26,7 +28,7 @@ def integer(value: Any, what: str) -> int:
     )
 
 
-def positive(value: Any, what: str) -> int:
+def positive(value: Value, what: str) -> int:
     """As `integer`; ValueError if it is below 1."""
     number = integer(value, what)
     if number < 1:

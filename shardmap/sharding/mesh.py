@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -50,10 +50,10 @@ def make_mesh(
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
 
 
-AnyMesh = TypeVar("AnyMesh", Mesh, AbstractMesh)
+OneMesh = TypeVar("OneMesh", bound=Mesh | AbstractMesh)
 
 
-def auto_mesh(mesh: AnyMesh) -> AnyMesh:
+def auto_mesh(mesh: OneMesh) -> OneMesh:
     """The same mesh with Auto axes for those that are Explicit.
 
     `jax.make_mesh` makes axes that are part of the types of arrays. Maps say themselves
@@ -71,7 +71,7 @@ def auto_mesh(mesh: AnyMesh) -> AnyMesh:
     return _with_axis_types(mesh, types)
 
 
-def with_manual_axes(mesh: AnyMesh, names: Collection[str]) -> AnyMesh:
+def with_manual_axes(mesh: OneMesh, names: Collection[str]) -> OneMesh:
     """The mesh as it is called where a program is written per device along axes.
 
     >>> with_manual_axes(make_mesh({"data": 1, "model": 1}), ["model"]).axis_types
@@ -84,7 +84,7 @@ def with_manual_axes(mesh: AnyMesh, names: Collection[str]) -> AnyMesh:
     return _with_axis_types(mesh, types)
 
 
-def _with_axis_types(mesh: AnyMesh, types: tuple[AxisType, ...]) -> AnyMesh:
+def _with_axis_types(mesh: Any, types: tuple[AxisType, ...]) -> Any:
     if isinstance(mesh, AbstractMesh):
         return mesh.update(axis_types=types)
     return Mesh(mesh.devices, mesh.axis_names, axis_types=types)

@@ -8,6 +8,8 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardmap._jax.types import AnyMesh
+
 Parts = tuple[int | None, ...]
 
 
@@ -51,7 +53,7 @@ def prime_factors(number: int) -> list[int]:
     return factors
 
 
-def partition_cuts(parts: Parts, mesh: Any) -> dict[int, tuple[str, ...]]:
+def partition_cuts(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
     """Which dimensions are cut, and along which axes of the mesh.
 
     Raises:
@@ -81,7 +83,7 @@ def partition_cuts(parts: Parts, mesh: Any) -> dict[int, tuple[str, ...]]:
     return cuts
 
 
-def partition_sharding(parts: Parts, mesh: Any) -> NamedSharding:
+def partition_sharding(parts: Parts, mesh: AnyMesh) -> NamedSharding:
     """The sharding of a value with these parts."""
     entries: list[Any] = [
         PartitionSpec.UNCONSTRAINED if count is None else None for count in parts

@@ -35,13 +35,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 from jaxlib.xla_client import HloSharding, OpSharding
 
+from shardmap._jax.types import Value
 from shardmap.sharding import named
 from shardmap.sharding import proto as protos
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
@@ -237,7 +237,7 @@ def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Index, ..
     return tuple(spec.indices(shape).flat)
 
 
-def spec_of(array: Any) -> ShardingSpec:
+def spec_of(array: Value) -> ShardingSpec:
     """The spec of an array: which device holds which part of it.
 
     Args:

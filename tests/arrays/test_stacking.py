@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.arrays.pieces import unstack
 from shardmap.arrays.placement import place
+from shardmap.arrays.shards import unstack
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 
 

@@ -39,7 +39,7 @@ def check_global_arrays_are_laid_out():
     equal_global(y, whole - whole.mean(0))
 
 
-def check_rows_and_global_arrays_in_one_call_are_refused():
+def check_process_local_and_global_arrays_in_one_call_are_refused():
     whole, mine = numbers(LOCAL, 3)
 
     def total(x, y):
@@ -65,7 +65,7 @@ def check_what_is_not_mapped_may_be_either():
         equal_global(mapped(on_all_devices(whole), weights), expected)
 
 
-def check_rows_after_global_arrays():
+def check_process_local_after_global_arrays():
     whole, mine = numbers(LOCAL, 3)
     mapped = sm.spmap(centered, "i")
     expected = whole - whole.mean(0)

@@ -10,14 +10,14 @@ import traceback
 import check_agreement
 import check_as_jax_tests
 import check_parts
-import check_rows
+import check_process_local
 import check_the_rest
 import pytest
 
 
 def main(wanted):
     modules = [
-        check_rows,
+        check_process_local,
         check_the_rest,
         check_parts,
         check_agreement,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from shardmap.api.calls.call import Call
-from shardmap.arrays.rows import is_whole, to_own, to_whole
+from shardmap.arrays.process_local import is_whole, to_own, to_whole
 from shardmap.arrays.running import run_and_convert
 
 

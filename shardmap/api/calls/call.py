@@ -11,7 +11,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from shardmap.api.calls import arguments, kept
 from shardmap.arrays import array_likes
-from shardmap.arrays.rows import Rows, parts_along, rows_for
+from shardmap.arrays.process_local import Rows, parts_along, rows_for
 from shardmap.map import tracing
 from shardmap.map.shardings import MapShardings, map_shardings
 

@@ -18,11 +18,11 @@ from shardmap.api.calls.across import AcrossProcesses, are_rows, check_elements
 from shardmap.api.calls.call import Call, Element, Prepared, as_arrays, probe_of
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, processes, trees
-from shardmap.arrays.rows import convert_p, is_whole, look, parts_along
+from shardmap.arrays.process_local import convert_p, is_whole, look, parts_along
 from shardmap.arrays.running import map_jit
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
-from shardmap.map.lowering.register import communicates
+from shardmap.map.lowering.evaluation import communicates
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.map.shardings import MapShardings

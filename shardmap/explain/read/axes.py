@@ -13,7 +13,9 @@ from shardmap.explain.read import vmaps
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.layout import MeshWalk, inner_walk
-from shardmap.map.primitives.axis import REPLICAS, UNNAMED
+from shardmap.map.lowering import decision
+from shardmap.map.lowering.decision import ALONE, Around
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
 from shardmap.map.primitives.map_primitive import spmap_p
 
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
@@ -34,11 +36,13 @@ class _Around(NamedTuple):
       axis: the number of the axis directly around it.
       mesh: that of the outermost map around it.
       inner_axes: the mesh axes left for the maps in it.
+      program: what it is a part of.
     """
 
     axis: int | None = None
     mesh: Any = None
     inner_axes: tuple[str, ...] = ()
+    program: Around = ALONE
 
 
 def axes_of(jaxpr: Any, source: str | None = None) -> tuple[Axis, ...]:
@@ -197,12 +201,9 @@ class _Walk:
 
     def _spmap(self, equation: Any, around: _Around, depth: int) -> None:
         params = equation.params
-        size = params["axis_size"]
         mesh, walk = map_place(equation, around.mesh, around.inner_axes)
-        devices = 1 if walk is None else walk.device_count(mesh)
-        block = -(-size // devices)
-        width = min(params["batch_size"] or block, block)
-        steps = -(-block // width)
+        decided = decision.decide(params, mesh, walk, around.program)
+        spread = decided.spread
         replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
         is_block = params.get("kind") == "mesh_map"
         if is_block:
@@ -225,14 +226,16 @@ class _Walk:
             around,
             "mesh_map" if is_block else "spmap",
             params["axis_name"],
-            (size, devices, width, steps),
+            (spread.size, spread.devices, spread.vectorised, spread.steps),
             equation,
-            _how_it_runs(devices, width, steps, params["lowering"], replicas),
+            _how_it_runs(spread, decided.branch, replicas),
             change,
         )
         inner_axes = around.inner_axes if walk is None else walk.inner_axes
         # A map that is vectorised has the vmaps around it inside.
-        self.scope(params["call_jaxpr"], _Around(number, mesh, inner_axes), depth)
+        program = decided.inside(mesh, around.program)
+        inside = _Around(number, mesh, inner_axes, program)
+        self.scope(params["call_jaxpr"], inside, depth)
 
     def _shard_map(self, equation: Any, around: _Around, is_pmap: bool) -> None:
         params = equation.params
@@ -248,7 +251,7 @@ class _Walk:
                 name,
                 (size, size, 1, 1),
                 equation,
-                _how_it_runs(size, 1, 1, "manual"),
+                _how_it_runs(Spread.of(size, size), "element"),
                 "Give jax.pmap devices=; its axis has one element on each of them, "
                 "where that of shardmap.spmap may be of any length."
                 if is_pmap
@@ -256,24 +259,23 @@ class _Walk:
                 "out_specs= what they cut.",
             )
             around = around._replace(axis=number)
-        self.scope(params["jaxpr"], around)
+        program = Around(mesh.axis_names, around.program.manual | manual)
+        self.scope(params["jaxpr"], around._replace(program=program))
 
 
-def _how_it_runs(
-    devices: int, width: int, steps: int, lowering: str, replicas: int = 1
-) -> str:
-    if devices == 1:
+def _how_it_runs(spread: Spread, branch: decision.Branch, replicas: int = 1) -> str:
+    if spread.devices == 1:
         parts = ["on one device"]
     else:
-        parts = [f"on {devices:,} devices at once"]
-        if lowering == "spmd":
+        parts = [f"on {spread.devices:,} devices at once"]
+        if branch == "partitioned":
             parts[0] += ", cut by the partitioner"
     if replicas > 1:
         parts.append(f"{replicas:,} replicas of each")
-    if width > 1:
-        parts.append(f"{width:,} elements are one batched operation")
-    if steps > 1:
-        parts.append(f"{steps:,} times, one after another")
+    if spread.vectorised > 1:
+        parts.append(f"{spread.vectorised:,} elements are one batched operation")
+    if spread.steps > 1:
+        parts.append(f"{spread.steps:,} times, one after another")
     return ", ".join(parts)
 
 

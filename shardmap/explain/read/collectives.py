@@ -18,10 +18,11 @@ from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.source import source_of
-from shardmap.map.collectives.rules import SplitAxis
-from shardmap.map.collectives.split import lowers_per_device, uses_axis
-from shardmap.map.lowering.blocks import block_function
-from shardmap.map.lowering.register import on_one_device
+from shardmap.map.collectives.split import uses_axis
+from shardmap.map.lowering import decision
+from shardmap.map.lowering.blocks import block_function, on_one_device
+from shardmap.map.lowering.decision import ALONE, Around
+from shardmap.map.lowering.manual import one_block_of_whole
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import shape_dtype_struct
 
@@ -61,7 +62,7 @@ class _Scope:
       count: how often it runs.
       mesh: that of the outermost map.
       inner_axes: the mesh axes left for maps inside.
-      by_partitioner: whether it is in a map that the partitioner cuts.
+      program: what it is a part of.
       sources: the line of each operation, for those that a map changes.
     """
 
@@ -69,7 +70,7 @@ class _Scope:
     count: int | None = 1
     mesh: Any = None
     inner_axes: tuple[str, ...] = ()
-    by_partitioner: bool = False
+    program: Around = ALONE
     sources: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
@@ -96,8 +97,13 @@ def _walk(jaxpr: Any, scope: _Scope, found: list[Sent]) -> None:
             _walk(*_written_out(equation, scope), found)
         elif primitive is SHARD_MAP:
             mesh = params["mesh"]
-            sizes = {name: mesh.shape[name] for name in params["newly_manual_axes"]}
-            inner = dataclasses.replace(scope, sizes=scope.sizes | sizes)
+            manual = params["newly_manual_axes"]
+            sizes = {name: mesh.shape[name] for name in manual}
+            inner = dataclasses.replace(
+                scope,
+                sizes=scope.sizes | sizes,
+                program=Around(mesh.axis_names, scope.program.manual | manual),
+            )
             _walk(params["jaxpr"], inner, found)
         else:
             times: int | None = 1
@@ -129,52 +135,51 @@ def _sent(equation: Any, scope: _Scope) -> Sent | None:
         sum(nbytes(atom.aval) for atom in equation.invars),
         sum(nbytes(var.aval) for var in equation.outvars),
         source_of(equation) or scope.sources.get(collective.name),
-        scope.by_partitioner,
+        scope.program.partitioned,
     )
 
 
 def _written_out(equation: Any, scope: _Scope) -> tuple[Any, _Scope]:
     """The program of one device of a map, and what is around it."""
     params = equation.params
+    jaxpr, name = params["call_jaxpr"], params["axis_name"]
     mesh, walk = map_place(equation, scope.mesh, scope.inner_axes)
-    by_partitioner = scope.by_partitioner or params["lowering"] == "spmd"
+    decided = decision.decide(params, mesh, walk, scope.program)
+    spread = decided.spread
+    sizes = scope.sizes | {axis: mesh.shape[axis] for axis in decided.mesh_axes}
     inner = dataclasses.replace(
         scope,
+        sizes=sizes,
         mesh=mesh,
-        by_partitioner=by_partitioner,
+        inner_axes=scope.inner_axes if walk is None else walk.inner_axes,
+        program=decided.inside(mesh, scope.program),
         sources=scope.sources
         | {
             ALL_COLLECTIVES[each.primitive].name: source_of(each)
-            for each in uses_axis(params["call_jaxpr"], params["axis_name"])
+            for each in uses_axis(jaxpr, name)
         },
     )
     avals = [atom.aval for atom in equation.invars]
-    if walk is None:
-        return _traced(on_one_device(**params), avals, inner.sizes), inner
-    devices, block = walk.device_count(mesh), walk.block(mesh, params["axis_size"])
-    name, mesh_axes = params["axis_name"], walk.mesh_axes
-    sizes = scope.sizes | {axis: mesh.shape[axis] for axis in mesh_axes}
-    inner = dataclasses.replace(inner, sizes=sizes, inner_axes=walk.inner_axes)
-    if devices == 1:
-        return _traced(on_one_device(**params), avals, inner.sizes), inner
-    jaxpr = params["call_jaxpr"]
-    platform = "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
-    one_element = devices == params["axis_size"] and len(mesh_axes) == 1
-    if one_element and lowers_per_device(jaxpr, name, platform):
-        return jaxpr, dataclasses.replace(inner, sizes=sizes | {name: devices})
-    axis = SplitAxis(name, params["axis_size"], mesh_axes, devices, block)
-    run = block_function(
-        jaxpr, axis, params["in_axes"], params["out_axes"], params["batch_size"]
-    )
-    blocks = [
-        aval if in_axis is None else aval.update(shape=_cut(aval, in_axis, block))
-        for aval, in_axis in zip(avals, params["in_axes"], strict=True)
+    if not decided.mesh_axes:
+        return _traced(on_one_device(**params), avals, sizes), inner
+    if decided.branch == "element" and not decided.gathers:
+        sizes = sizes | {name: spread.devices}
+        return jaxpr, dataclasses.replace(inner, sizes=sizes)
+    axis, in_axes, out_axes = decided.split(name), params["in_axes"], params["out_axes"]
+    run = block_function(jaxpr, axis, in_axes, out_axes, spread.vectorised)
+    length = spread.block
+    if decided.gathers:
+        run = one_block_of_whole(run, axis, in_axes, out_axes)
+        length = spread.places
+    avals = [
+        aval if in_axis is None else aval.update(shape=_cut(aval, in_axis, length))
+        for aval, in_axis in zip(avals, in_axes, strict=True)
     ]
-    return _traced(run, blocks, sizes), inner
+    return _traced(run, avals, sizes), inner
 
 
-def _cut(aval: Any, axis: int, block: int) -> tuple[int, ...]:
-    return (*aval.shape[:axis], block, *aval.shape[axis + 1 :])
+def _cut(aval: Any, axis: int, length: int) -> tuple[int, ...]:
+    return (*aval.shape[:axis], length, *aval.shape[axis + 1 :])
 
 
 def _traced(run: Any, avals: Sequence[Any], sizes: dict[Any, int]) -> Any:

@@ -16,11 +16,14 @@ from shardmap._jax.collectives import (
     PPERMUTE,
     axis_names,
 )
+from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 
-def checked_collectives(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Any | None:
+def checked_collectives(
+    jaxpr: Jaxpr, axis_name: Hashable, axis_size: int
+) -> Any | None:
     """Refuses collectives that name what is not there.
 
     Args:
@@ -36,7 +39,7 @@ def checked_collectives(jaxpr: Any, axis_name: Hashable, axis_size: int) -> Any 
     """
     changed = False
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         nonlocal changed
         collective = COLLECTIVES.get(equation.primitive)
         if collective is None:

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from shardmap._jax.collectives import COLLECTIVES, PPERMUTE, axis_names
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
@@ -28,10 +29,10 @@ class _MapsName:
         return repr(self.name)
 
 
-def rename_axis(jaxpr: Any, old: Hashable, new: Hashable) -> Any:
+def rename_axis(jaxpr: Jaxpr, old: Hashable, new: Hashable) -> Any:
     """``jaxpr`` whose collectives over ``old`` are over ``new``."""
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         if shadowed or equation.primitive not in COLLECTIVES:
             return equation
         names = axis_names(equation.params)
@@ -47,19 +48,19 @@ def rename_axis(jaxpr: Any, old: Hashable, new: Hashable) -> Any:
 
 
 def told_apart(
-    axis_name: Hashable, jaxpr: Any, mesh_axes: Collection[str]
+    axis_name: Hashable, jaxpr: Jaxpr, mesh_axes: Collection[str]
 ) -> tuple[Hashable, Any]:
     """A map's axis name and its jaxpr where no map binds the name of a mesh axis.
 
     Else a collective over a mesh axis could mean a map inside by that name.
     """
 
-    def new_name(name: Hashable, jaxpr: Any) -> tuple[Hashable, Any]:
+    def new_name(name: Hashable, jaxpr: Jaxpr) -> tuple[Hashable, Any]:
         if name not in mesh_axes:
             return name, jaxpr
         return _MapsName(name), rename_axis(jaxpr, name, _MapsName(name))
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         if equation.primitive is not spmap_p:
             return equation
         params = equation.params
@@ -72,7 +73,7 @@ def told_apart(
 Pairs = Sequence[tuple[int, int]]
 
 
-def permute(x: Any, names: Sequence[str], pairs: Pairs) -> Any:
+def permute(x: Value, names: Sequence[str], pairs: Pairs) -> Any:
     """`jax.lax.ppermute` over mesh axes, the first one of ``names`` the major one."""
     order = jax.sharding.get_abstract_mesh().axis_names
     if set(names) <= set(order):
@@ -81,13 +82,13 @@ def permute(x: Any, names: Sequence[str], pairs: Pairs) -> Any:
     return lax.ppermute(x, tuple(names), pairs)
 
 
-def in_mesh_order(jaxpr: Any, mesh: Any) -> Any:
+def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
     """``jaxpr`` whose permutations over mesh axes name them in the order of the mesh.
 
     JAX numbers devices in that order whatever that of the names, or refuses.
     """
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         if equation.primitive is not PPERMUTE.primitive:
             return equation
         names = axis_names(equation.params)

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from shardmap._jax.collectives import TABLE
+from shardmap._jax.types import Aval, DType, Groups, Value
 from shardmap.map.collectives.split_axis import SplitAxis
 
 
@@ -32,10 +33,10 @@ class Reduction(NamedTuple):
     def __call__(
         self,
         axis: SplitAxis,
-        block: Any,
+        block: Value,
         *,
         axes: Sequence[Any],
-        axis_index_groups: Any = None,
+        axis_index_groups: Groups | None = None,
     ) -> tuple[Any, bool]:
         """The rule of the collective."""
         present = axis.present(block, self.identity(block.dtype))
@@ -47,47 +48,47 @@ class Reduction(NamedTuple):
         dimensions = tuple(a + 1 for a in axes if isinstance(a, int))
         return self.finish(axis, self.local(present, (0, *dimensions)), axes), False
 
-    def start(self, aval: Any) -> jax.Array:
+    def start(self, aval: Aval) -> jax.Array:
         """What to accumulate parts of a block from."""
         return jnp.full(aval.shape, self.identity(aval.dtype), aval.dtype)
 
-    def accumulate(self, before: Any, part: Any, present: Any) -> Any:
+    def accumulate(self, before: Value, part: Value, present: Value) -> Any:
         """``before`` combined with the elements of a part that are ``present``."""
         shape = (-1,) + (1,) * (part.ndim - 1)
         fill = lax.full_like(part, self.identity(part.dtype))
         values = jnp.where(present.reshape(shape), part, fill)
         return self.combine(before, self.local(values, (0,)))
 
-    def finish(self, axis: SplitAxis, value: Any, axes: Sequence[Any]) -> Any:
+    def finish(self, axis: SplitAxis, value: Value, axes: Sequence[Any]) -> Any:
         """This device's value combined with those of the others."""
         others = tuple(n for n in axes if n != axis.name and not isinstance(n, int))
         names = (*axis.device_axes, *others)
         return self.between(value, names) if names else value
 
 
-def add_up(block: Any, dimensions: Sequence[int]) -> Any:
+def add_up(block: Value, dimensions: Sequence[int]) -> Any:
     return jnp.sum(block, dimensions, dtype=block.dtype)
 
 
-def _lowest(dtype: Any) -> Any:
+def _lowest(dtype: DType) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
         return -jnp.inf
     return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
 
 
-def _highest(dtype: Any) -> Any:
+def _highest(dtype: DType) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.inf
     return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
 
 
-def _max(block: Any, dimensions: Sequence[int]) -> Any:
+def _max(block: Value, dimensions: Sequence[int]) -> Any:
     return jnp.max(
         block, dimensions, initial=np.array(_lowest(block.dtype), block.dtype)
     )
 
 
-def _min(block: Any, dimensions: Sequence[int]) -> Any:
+def _min(block: Value, dimensions: Sequence[int]) -> Any:
     return jnp.min(
         block, dimensions, initial=np.array(_highest(block.dtype), block.dtype)
     )

@@ -1,7 +1,7 @@
 """Collectives brought into the form that XLA takes best."""
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Set
+from typing import Any, cast
 
 import jax
 import jax.extend.core as jex_core
@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTER
+from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 
-def tile_collectives(jaxpr: Any) -> Any | None:
+def tile_collectives(jaxpr: Jaxpr) -> Any | None:
     """``jaxpr`` with some collectives as JAX differentiates and vectorises them right.
 
     Without ``tiled``, JAX transposes an all_to_all wrongly that moves a dimension, and
@@ -24,30 +25,31 @@ def tile_collectives(jaxpr: Any) -> Any | None:
     """
     found = False
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         nonlocal found
         params = equation.params
         if params.get("tiled", True):
             return equation
-        tiled = {"params": params | {"tiled": True}}
+        tiled = equation.replace(params=params | {"tiled": True})
         if equation.primitive is ALL_TO_ALL.primitive:
             # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
             found = True
-            return equation.replace(**tiled)
+            return tiled
         if equation.primitive is not PSUM_SCATTER.primitive:
             return equation
         found = True
         dimension = params["scatter_dimension"]
         (result,) = equation.outvars
-        shape = list(result.aval.shape)
+        aval = aval_of(result)
+        shape = list(aval.shape)
         shape.insert(dimension, 1)
         squeezed = jax.make_jaxpr(lambda x: jax.lax.squeeze(x, (dimension,)))(
-            jax.ShapeDtypeStruct(shape, result.aval.dtype)
+            jax.ShapeDtypeStruct(shape, aval.dtype)
         ).jaxpr
         between = squeezed.invars[0]
         (squeeze,) = squeezed.eqns
         return [
-            equation.replace(outvars=[between], **tiled),
+            tiled.replace(outvars=[between]),
             squeeze.replace(outvars=[result], ctx=equation.ctx),
         ]
 
@@ -56,7 +58,7 @@ def tile_collectives(jaxpr: Any) -> Any | None:
     return tiled if found else None
 
 
-def widen(jaxpr: Any) -> Any:
+def widen(jaxpr: Jaxpr) -> Any:
     """``jaxpr`` whose reductions of bfloat16 between devices are of float32.
 
     Where only some axes of a mesh are manual, XLA's CPU compiler aborts at a reduction
@@ -64,7 +66,7 @@ def widen(jaxpr: Any) -> Any:
     """
     found = False
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         nonlocal found
         narrow = [_is_narrow(atom) for atom in equation.invars]
         collective = COLLECTIVES.get(equation.primitive)
@@ -86,30 +88,32 @@ def widen(jaxpr: Any) -> Any:
                 (outvars, equation.outvars),
             )
         )
-        return [*before, equation.replace(invars=invars, outvars=outvars), *after]
+        wide = equation.replace(invars=invars, outvars=cast(list[Var], outvars))
+        return [*before, wide, *after]
 
     changed = rewrite_jaxpr(jaxpr, None, change)
     return changed if found else jaxpr
 
 
-def _is_narrow(atom: Any) -> bool:
+def _is_narrow(atom: Atom) -> bool:
     return getattr(atom.aval, "dtype", None) == jnp.bfloat16
 
 
-def _wide(atom: Any) -> Any:
-    return jex_core.Var(jax.core.ShapedArray(atom.aval.shape, np.dtype(np.float32)))
+def _wide(atom: Atom) -> Any:
+    return jex_core.Var(jax.core.ShapedArray(aval_of(atom).shape, np.dtype(np.float32)))
 
 
-def _convert(source: Any, target: Any, ctx: Any) -> Any:
+def _convert(source: Atom, target: Atom, ctx: Any) -> Any:
     """The equation that converts to the dtype of ``target``."""
-    struct = jax.ShapeDtypeStruct(source.aval.shape, source.aval.dtype)
+    before, after = aval_of(source), aval_of(target)
+    struct = jax.ShapeDtypeStruct(before.shape, before.dtype)
     (equation,) = jax.make_jaxpr(
-        lambda x: jax.lax.convert_element_type(x, target.aval.dtype)
+        lambda x: jax.lax.convert_element_type(x, after.dtype)
     )(struct).jaxpr.eqns
     return equation.replace(invars=[source], outvars=[target], ctx=ctx)
 
 
-def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:
+def merge_sums(jaxpr: Jaxpr, axis_name: Hashable) -> Any:
     """``jaxpr`` with sums over an axis of sums over inner axes made one.
 
     What all elements of nested maps share gets its cotangent from the inner map as a
@@ -130,7 +134,7 @@ def merge_sums(jaxpr: Any, axis_name: Hashable) -> Any:
     return jaxpr
 
 
-def _is_sum(equation: Any) -> bool:
+def _is_sum(equation: Equation) -> bool:
     return (
         equation.primitive is PSUM.primitive
         and equation.params["axis_index_groups"] is None
@@ -139,7 +143,7 @@ def _is_sum(equation: Any) -> bool:
 
 
 def _sum_inside(
-    jaxpr: Any, result: Any, axis_name: Hashable, effects: Any
+    jaxpr: Jaxpr, result: Value, axis_name: Hashable, effects: Set[Effect]
 ) -> Any | None:
     """``jaxpr`` whose ``result`` is summed over the axis, too.
 

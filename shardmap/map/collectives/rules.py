@@ -6,7 +6,7 @@ collective has two parts: what a device can do with its own elements, and then o
 collective between devices, of the least size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from shardmap._jax.collectives import COLLECTIVES, axis_names
+from shardmap._jax.types import Groups, Value
 from shardmap.map.collectives.names import permute
 from shardmap.map.collectives.reductions import REDUCTIONS, SUM, Reduction, add_up
 from shardmap.map.collectives.split_axis import SplitAxis, pad_last
@@ -32,11 +33,11 @@ RULES: dict[str, Rule | Reduction] = {}
 
 def _reduce_scatter_rule(
     axis: SplitAxis,
-    block: Any,
+    block: Value,
     *,
     axis_name: Sequence[Any],
     scatter_dimension: int,
-    axis_index_groups: Any,
+    axis_index_groups: Groups | None,
     tiled: bool,
     axis_size: int,
 ) -> tuple[Any, bool]:
@@ -65,7 +66,7 @@ def _reduce_scatter_rule(
 # Rearrangements
 
 
-def _merge(array: Any, dimension: int) -> Any:
+def _merge(array: Value, dimension: int) -> Any:
     """Two neighbouring dimensions as one."""
     shape = array.shape
     merged = shape[dimension] * shape[dimension + 1]
@@ -74,11 +75,11 @@ def _merge(array: Any, dimension: int) -> Any:
 
 def _all_gather_rule(
     axis: SplitAxis,
-    block: Any,
+    block: Value,
     *,
     axis_name: Sequence[Any],
     all_gather_dimension: int,
-    axis_index_groups: Any,
+    axis_index_groups: Groups | None,
     tiled: bool,
     axis_size: int,
 ) -> tuple[Any, bool]:
@@ -95,12 +96,12 @@ def _all_gather_rule(
 
 def _all_to_all_rule(
     axis: SplitAxis,
-    block: Any,
+    block: Value,
     *,
-    axis_name: Any,
+    axis_name: Hashable,
     split_axis: int,
     concat_axis: int,
-    axis_index_groups: Any,
+    axis_index_groups: Groups | None,
     tiled: bool,
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
@@ -131,7 +132,7 @@ def _all_to_all_rule(
 
 
 def _ppermute_rule(
-    axis: SplitAxis, block: Any, *, axis_name: Sequence[Any], perm: Any
+    axis: SplitAxis, block: Value, *, axis_name: Sequence[Any], perm: Any
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
     if names != (axis.name,):
@@ -176,7 +177,7 @@ def _ppermute_rule(
 
 
 def _pbroadcast_rule(
-    axis: SplitAxis, block: Any, *, axis_name: Any, source: int
+    axis: SplitAxis, block: Value, *, axis_name: Hashable, source: int
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
     if not jnp.issubdtype(block.dtype, np.number):
@@ -190,12 +191,14 @@ def _pbroadcast_rule(
 
 
 def _axis_index_rule(
-    axis: SplitAxis, block: None, *, axis_name: Any
+    axis: SplitAxis, block: None, *, axis_name: Hashable
 ) -> tuple[Any, bool]:
     return axis.indices(), True
 
 
-def _ragged_all_to_all_rule(axis: SplitAxis, *_: Any, **__: Any) -> tuple[Any, bool]:
+def _ragged_all_to_all_rule(
+    axis: SplitAxis, *_: object, **__: object
+) -> tuple[Any, bool]:
     raise NotImplementedError(
         f"ragged_all_to_all over axis {axis.name!r}: its {axis.size} elements lie "
         f"{axis.block} on each of {axis.devices} devices, and ragged_all_to_all works "

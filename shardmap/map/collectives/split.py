@@ -15,6 +15,7 @@ from shardmap._jax.collectives import COLLECTIVES, axis_names
 from shardmap._jax.effects import without_axis
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
+from shardmap._jax.types import Equation, Jaxpr, Primitive, Value
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.rules import RULES
 from shardmap.map.collectives.split_axis import SplitAxis
@@ -25,10 +26,10 @@ split_p = jex_core.Primitive("split_collective")
 split_p.multiple_results = True
 
 
-def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
+def split_collectives(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
     """``jaxpr`` with its collectives over ``axis`` ready for a block of elements."""
 
-    def split(equation: Any, shadowed: bool) -> Any:
+    def split(equation: Equation, shadowed: bool) -> Any:
         if shadowed or not is_collective(equation, axis.name):
             return equation
         return equation.replace(
@@ -43,11 +44,11 @@ def split_collectives(jaxpr: Any, axis: SplitAxis) -> Any:
     return rewrite_jaxpr(jaxpr, axis.name, split, renamed=())
 
 
-def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
+def uses_axis(jaxpr: Jaxpr, name: Hashable) -> list[Any]:
     """The collective equations over the axis, in whatever other equations hold them."""
     found = []
 
-    def collect(equation: Any, shadowed: bool) -> Any:
+    def collect(equation: Equation, shadowed: bool) -> Any:
         if not shadowed and is_collective(equation, name):
             found.append(equation)
         return equation
@@ -56,7 +57,7 @@ def uses_axis(jaxpr: Any, name: Hashable) -> list[Any]:
     return found
 
 
-def lowers_per_device(jaxpr: Any, name: Hashable, platform: str) -> bool:
+def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:
     """Whether JAX lowers all collectives over the axis for one element per device.
 
     What a `jax.shard_map` holds has types with its mesh, which only vectorising makes
@@ -69,12 +70,12 @@ def lowers_per_device(jaxpr: Any, name: Hashable, platform: str) -> bool:
     )
 
 
-def is_collective(equation: Any, name: Hashable) -> bool:
+def is_collective(equation: Equation, name: Hashable) -> bool:
     """Whether the equation itself is a collective over the axis."""
     return equation.primitive in COLLECTIVES and name in axis_names(equation.params)
 
 
-def has_collectives(jaxpr: Any) -> bool:
+def has_collectives(jaxpr: Jaxpr) -> bool:
     """Whether there is any collective in ``jaxpr`` that sends something."""
     return any(
         equation.primitive in COLLECTIVES and COLLECTIVES[equation.primitive].kind
@@ -88,7 +89,7 @@ def _batching_rule(
     dims: Sequence[int | None],
     *,
     axis: SplitAxis,
-    collective: Any,
+    collective: Primitive,
     params: tuple[tuple[str, Any], ...],
 ) -> tuple[list[Any], list[int | None]]:
     assert vmap.name == axis.vectorized_name
@@ -109,7 +110,7 @@ def _batching_rule(
 
 
 def _typecheck(
-    *operands: Any, axis: SplitAxis, collective: Any, params: tuple[Any, ...]
+    *operands: Value, axis: SplitAxis, collective: Primitive, params: tuple[Any, ...]
 ) -> tuple[Any, Any]:
     with bound_axis(axis.name, axis.size):
         avals, effects = type_equation(collective, operands, dict(params))

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from shardmap._jax.types import Value
+
 
 @dataclasses.dataclass(frozen=True)
 class SplitAxis:
@@ -55,7 +57,7 @@ class SplitAxis:
             return local
         return lax.axis_index(self.device_axes) * self.block + local
 
-    def present(self, block: Any, fill: Any) -> Any:
+    def present(self, block: Value, fill: Value) -> Any:
         """The block with ``fill`` in its empty places."""
         if not self.padding:
             return block
@@ -72,7 +74,7 @@ class SplitAxis:
             self.size if name == self.name else lax.axis_size(name) for name in names
         )
 
-    def gather(self, block: Any, names: Sequence[Any]) -> Any:
+    def gather(self, block: Value, names: Sequence[Any]) -> Any:
         """All elements along ``names`` together, on every device, in front."""
         gathered, have_axis = block, False
         for name in reversed(names):
@@ -111,7 +113,7 @@ class SplitAxis:
         return groups, number, place
 
 
-def pad_last(array: Any, count: int, axis: int) -> Any:
+def pad_last(array: Value, count: int, axis: int) -> Any:
     """The array with its last element ``count`` times more.
 
     Whatever works for that element works for the padding, random keys included.

@@ -15,6 +15,7 @@ from jax.extend.core.primitives import closed_call_p
 from shardmap._jax.collectives import ALL_TO_ALL
 from shardmap._jax.rules import def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
+from shardmap._jax.types import Equation, Jaxpr, Param, Value, aval_of
 from shardmap.map.collectives.split import split_collectives, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -22,14 +23,14 @@ from shardmap.map.primitives.rewriting import rewrite_jaxpr
 grouped_p = jex_core.Primitive("grouped_all_to_all")
 
 
-def vectorizable(jaxpr: Any, name: Hashable, size: int) -> Any:
+def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
     """``jaxpr`` for `jax.vmap` along an axis ``name``, perhaps None, of ``size``."""
     if name is not None and uses_axis(jaxpr, name):
         axis = SplitAxis(name, size, (), 1, size, vectorized_name=name)
         jaxpr = split_collectives(jaxpr, axis)
     found = False
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         nonlocal found
         if equation.primitive is closed_call_p:
             found = True
@@ -47,13 +48,13 @@ def vectorizable(jaxpr: Any, name: Hashable, size: int) -> Any:
     return changed if found else jaxpr
 
 
-def _as_jit(equation: Any) -> Any:
+def _as_jit(equation: Equation) -> Any:
     """A call as `jax.jit` makes it.
 
     JAX names other calls when it vectorises them, which its type checker refuses.
     """
     structs, results = (
-        [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms]
+        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in map(aval_of, atoms)]
         for atoms in (equation.invars, equation.outvars)
     )
     like = jax.jit(lambda *_: [jax.lax.empty(r.shape, r.dtype) for r in results])
@@ -63,13 +64,13 @@ def _as_jit(equation: Any) -> Any:
 
 
 def _batching_rule(
-    _: Any,
+    _: object,
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
     split_axis: int,
     concat_axis: int,
-    **params: Any,
+    **params: Param,
 ) -> tuple[Any, int | None]:
     """An all_to_all with groups over other axes."""
     (x,), (dim,) = args, dims
@@ -80,7 +81,7 @@ def _batching_rule(
     return ALL_TO_ALL.primitive.bind(x, **axes, **params), None if dim is None else 0
 
 
-def _typecheck(*operands: Any, **params: Any) -> tuple[Any, Any]:
+def _typecheck(*operands: Value, **params: Param) -> tuple[Any, Any]:
     return type_equation(ALL_TO_ALL.primitive, operands, params)
 
 

@@ -1,19 +1,21 @@
 """Several elements on one device: vectorised, or in a loop of vectorised parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from shardmap._jax.types import Jaxpr, Value
 from shardmap.map.collectives.split import split_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.lowering.host_calls import one_at_a_time
 from shardmap.map.lowering.loops import loop
+from shardmap.map.primitives.axis import Spread
 from shardmap.map.primitives.custom_partitioning import without_custom_partitioning
 from shardmap.map.tracing import Batch
 
 
 def block_function(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
@@ -38,10 +40,27 @@ def block_function(
         [0 if out_axis is None else out_axis for out_axis in out_axes],
     )
 
-    def run(*blocks: Any) -> list[Any]:
+    def run(*blocks: Value) -> list[Any]:
         return [
             result[0] if out_axis is None else result
             for result, out_axis in zip(mapped(*blocks), out_axes, strict=True)
         ]
 
     return run
+
+
+def on_one_device(
+    *,
+    axis_name: Hashable,
+    axis_size: int,
+    in_axes: Sequence[int | None],
+    out_axes: Sequence[int | None],
+    call_jaxpr: Jaxpr,
+    batch_size: int | None,
+    mesh_axes: tuple[str, ...] | None,
+    **_: object,
+) -> Callable[..., list[Any]]:
+    """A map without devices of its own: one block has all elements."""
+    axis = SplitAxis(axis_name, axis_size, (), 1, axis_size, laid_over=mesh_axes or ())
+    vectorised = Spread.of(axis_size, 1, batch_size).vectorised
+    return block_function(call_jaxpr, axis, in_axes, out_axes, vectorised)

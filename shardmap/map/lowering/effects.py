@@ -21,6 +21,17 @@ from shardmap._jax.evaluation import CALLS, evaluate
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
+from shardmap._jax.types import (
+    AnyJaxpr,
+    AnyMesh,
+    Aval,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Param,
+    Primitive,
+    Value,
+)
 from shardmap._jax.walk import jaxprs_in
 from shardmap.map.collectives.split import is_collective, split_p
 from shardmap.map.collectives.split_axis import SplitAxis
@@ -43,21 +54,21 @@ each_p.multiple_results = True
 
 
 def if_present(
-    index: Any, size: int, call: Callable[..., list[Any]], *operands: Any
+    index: Value, size: int, call: Callable[..., list[Any]], *operands: Value
 ) -> list[Any]:
     """Calls for an element that exists; gives zeros for one that does not."""
 
-    def skip(*operands: Any) -> list[Any]:
+    def skip(*operands: Value) -> list[Any]:
         shapes = jax.eval_shape(call, *operands)
         return [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
 
     return lax.cond(index < size, call, skip, *operands)
 
 
-def call_for_each(jaxpr: Any, axis: SplitAxis) -> Any:
+def call_for_each(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
     """``jaxpr`` whose effects, in a block of ``axis``, happen element by element."""
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         is_control = equation.primitive in (while_p, cond_p)
         if (
             not (happens_here(equation) or (is_control and has_effect(equation)))
@@ -78,7 +89,7 @@ def call_for_each(jaxpr: Any, axis: SplitAxis) -> Any:
 
 
 def _abstract_eval(
-    *avals: Any, axis: SplitAxis, what: Any, params: tuple[tuple[str, Any], ...]
+    *avals: Aval, axis: SplitAxis, what: Primitive, params: tuple[tuple[str, Any], ...]
 ) -> tuple[Sequence[Any], Any]:
     results, effects = what.abstract_eval(*avals, **dict(params))
     return results if what.multiple_results else [results], effects
@@ -90,7 +101,7 @@ def _batching_rule(
     dims: Sequence[int | None],
     *,
     axis: SplitAxis,
-    what: Any,
+    what: Primitive,
     params: tuple[tuple[str, Any], ...],
 ) -> tuple[list[Any], Sequence[int | None]]:
     assert vmap.name == axis.vectorized_name
@@ -119,10 +130,10 @@ def _batching_rule(
         if dim is not None
     ]
 
-    def element(elements: Any) -> list[Any]:
+    def element(elements: Sequence[Value]) -> list[Any]:
         index, *mapped = elements
 
-        def call(*mapped: Any) -> list[Any]:
+        def call(*mapped: Value) -> list[Any]:
             rest = iter(mapped)
             operands = [
                 arg if dim is None else next(rest)
@@ -139,7 +150,10 @@ def _batching_rule(
 
 
 def _typecheck(
-    *operands: Any, axis: SplitAxis, what: Any, params: tuple[tuple[str, Any], ...]
+    *operands: Value,
+    axis: SplitAxis,
+    what: Primitive,
+    params: tuple[tuple[str, Any], ...],
 ) -> tuple[Any, Any]:
     return type_equation(what, operands, dict(params))
 
@@ -152,7 +166,7 @@ register_typecheck(each_p, _typecheck)
 # Loops and branches
 
 
-def _together(primitive: Any, params: dict[str, Any]) -> Callable[..., list[Any]]:
+def _together(primitive: Primitive, params: dict[str, Any]) -> Callable[..., list[Any]]:
     """The equation for a block whose elements all take the same steps."""
     if primitive is while_p and params["cond_jaxpr"].effects:
         return with_condition_in_body(**params)
@@ -160,7 +174,7 @@ def _together(primitive: Any, params: dict[str, Any]) -> Callable[..., list[Any]
 
 
 def _steps_differ(
-    primitive: Any,
+    primitive: Primitive,
     params: dict[str, Any],
     batch: Batch,
     args: Sequence[Any],
@@ -172,7 +186,7 @@ def _steps_differ(
     condition = params["cond_jaxpr"]
     consts = params["cond_nconsts"]
 
-    def goes_on(*operands: Any) -> list[Any]:
+    def goes_on(*operands: Value) -> list[Any]:
         # As it is batched after the loop, and so all the way.
         carry = while_p.bind(*operands, **params)
         return jax.core.eval_jaxpr(
@@ -183,12 +197,12 @@ def _steps_differ(
     return is_batched
 
 
-def _is_for(equation: Any, axis: SplitAxis) -> bool:
+def _is_for(equation: Equation, axis: SplitAxis) -> bool:
     """Whether the equation itself is one that a block of ``axis`` has rules for."""
     return equation.primitive in (each_p, split_p) and equation.params["axis"] == axis
 
 
-def _inside(equation: Any) -> list[Any]:
+def _inside(equation: Equation) -> list[Any]:
     """The jaxprs that an equation holds, and runs."""
     params = equation.params
     if equation.primitive is each_p:
@@ -196,7 +210,7 @@ def _inside(equation: Any) -> list[Any]:
     return jaxprs_in(params)
 
 
-def _holds(equation: Any, axis: SplitAxis) -> bool:
+def _holds(equation: Equation, axis: SplitAxis) -> bool:
     """Whether an equation is for a block of ``axis``, or holds one that is."""
     return _is_for(equation, axis) or any(
         _holds(inner, axis) for jaxpr in _inside(equation) for inner in jaxpr.eqns
@@ -230,12 +244,12 @@ def _can_be_alone(params: dict[str, Any], axis: SplitAxis) -> bool:
 class _Alone:
     """How equations for a block of an axis run for one of its elements."""
 
-    def __init__(self, axis: SplitAxis, index: Any) -> None:
+    def __init__(self, axis: SplitAxis, index: Value) -> None:
         self._axis = axis
         self._index = index
 
     def run(
-        self, primitive: Any, params: dict[str, Any], operands: Sequence[Any]
+        self, primitive: Primitive, params: dict[str, Any], operands: Sequence[Any]
     ) -> list[Any]:
         """What an equation gives for this element."""
         if primitive is each_p:
@@ -259,13 +273,13 @@ class _Alone:
         self,
         operands: Sequence[Any],
         *,
-        mesh: Any,
+        mesh: AnyMesh,
         mesh_axes: tuple[tuple[str, ...], ...],
-        **params: Any,
+        **params: Param,
     ) -> list[Any]:
         """A tap that is told which device this element is laid on."""
         names = self._axis.laid_over
-        block = MeshWalk(names, ()).block(mesh, self._axis.size)
+        block = MeshWalk(names, ()).spread(mesh, self._axis.size).block
         return tap_p.bind(
             self._index // block,
             *operands,
@@ -274,8 +288,8 @@ class _Alone:
             **params,
         )
 
-    def _evaluate(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-        def rule(equation: Any, operands: list[Any]) -> list[Any] | None:
+    def _evaluate(self, jaxpr: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
+        def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
             if equation.primitive in CALLS or not _holds(equation, self._axis):
                 return None
             return self.run(equation.primitive, equation.params, operands)
@@ -287,9 +301,9 @@ class _Alone:
         operands: Sequence[Any],
         *,
         cond_nconsts: int,
-        cond_jaxpr: Any,
+        cond_jaxpr: ClosedJaxpr,
         body_nconsts: int,
-        body_jaxpr: Any,
+        body_jaxpr: ClosedJaxpr,
     ) -> list[Any]:
         first = cond_nconsts + body_nconsts
         cond_consts = operands[:cond_nconsts]
@@ -319,7 +333,7 @@ class _Alone:
         )
 
     def _cond(
-        self, operands: Sequence[Any], *, branches: Sequence[Any], **_: Any
+        self, operands: Sequence[Any], *, branches: Sequence[Any], **_: object
     ) -> list[Any]:
         index, *rest = operands
         return lax.switch(
@@ -328,7 +342,9 @@ class _Alone:
             *rest,
         )
 
-    def _scan(self, operands: Sequence[Any], *, jaxpr: Any, **params: Any) -> list[Any]:
+    def _scan(
+        self, operands: Sequence[Any], *, jaxpr: Jaxpr, **params: Param
+    ) -> list[Any]:
         consts, carries = scan_counts(params)
 
         def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -346,7 +362,7 @@ class _Alone:
         )
         return [*carry, *stacked]
 
-    def _map(self, operands: Sequence[Any], **params: Any) -> list[Any]:
+    def _map(self, operands: Sequence[Any], **params: Param) -> list[Any]:
         jaxpr, axis = params["call_jaxpr"], self._axis
         body = trace_body(
             lambda index, *args: _Alone(axis, index)._evaluate(jaxpr, args),

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh
 
 from shardmap._jax.effects import DEBUG_EFFECT, happens_outside
 from shardmap._jax.primitives import PURE_CALLBACK
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value, aval_of
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.primitives.axis import REPLICAS
@@ -23,12 +24,12 @@ from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.primitives.tap import tap_p
 
 
-def has_effect(equation: Any) -> bool:
+def has_effect(equation: Equation) -> bool:
     """Whether anything happens in an equation that is seen outside of it."""
     return any(map(happens_outside, equation.effects))
 
 
-def happens_here(equation: Any) -> bool:
+def happens_here(equation: Equation) -> bool:
     """Whether an equation has an effect, and not only holds others that have."""
     # A tap's jaxpr is there for JAX to look at; it is not run.
     return has_effect(equation) and (
@@ -36,14 +37,14 @@ def happens_here(equation: Any) -> bool:
     )
 
 
-def one_at_a_time(jaxpr: Any) -> Any:
+def one_at_a_time(jaxpr: Jaxpr) -> Any:
     """``jaxpr`` whose pure callbacks can be vectorised, by a call for each element.
 
     One that is not told how is for one element: so it is where each has its device.
     """
     found = False
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         nonlocal found
         params = equation.params
         if equation.primitive is not PURE_CALLBACK or params["vmap_method"] is not None:
@@ -55,7 +56,7 @@ def one_at_a_time(jaxpr: Any) -> Any:
     return changed if found else jaxpr
 
 
-def calls_host(jaxpr: Any, mesh: Any, mesh_axes: Collection[str]) -> bool:
+def calls_host(jaxpr: Jaxpr, mesh: AnyMesh, mesh_axes: Collection[str]) -> bool:
     """Whether anything in ``jaxpr`` calls the host in a way that needs all mesh axes.
 
     JAX calls the host where a program is written per device along every axis of its
@@ -77,7 +78,7 @@ def calls_host(jaxpr: Any, mesh: Any, mesh_axes: Collection[str]) -> bool:
 
 
 def on_first_devices(
-    jaxpr: Any, mesh: Any, walk: MeshWalk, around: Collection[str] = ()
+    jaxpr: Jaxpr, mesh: AnyMesh, walk: MeshWalk, around: Collection[str] = ()
 ) -> Any:
     """``jaxpr``, of a map, whose callbacks are called on one device for each element.
 
@@ -92,7 +93,7 @@ def on_first_devices(
     walked = {*around, *walk.mesh_axes}
     free = tuple(name for name in mesh.axis_names if name not in walked)
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         params = equation.params
         if equation.primitive is spmap_p:
             inner = inner_walk(equation, mesh, walk.inner_axes) or MeshWalk((), ())
@@ -105,24 +106,24 @@ def on_first_devices(
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
-def _on_first(equation: Any, sizes: dict[str, int]) -> Any:
+def _on_first(equation: Equation, sizes: dict[str, int]) -> Any:
     """The equation on the first device along axes; its results on all."""
     names = tuple(sizes)
 
-    def call(*operands: Any) -> list[Any]:
+    def call(*operands: Value) -> list[Any]:
         results = equation.primitive.bind(*operands, **equation.params)
         return list(results) if equation.primitive.multiple_results else [results]
 
-    def skip(*_: Any) -> list[Any]:
-        return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars]
+    def skip(*_: object) -> list[Any]:
+        return [jnp.zeros(a.shape, a.dtype) for a in map(aval_of, equation.outvars)]
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         results = lax.cond(lax.axis_index(names) == 0, call, skip, *operands)
         return [lax.psum(r, names).astype(r.dtype) for r in results]
 
     operands = [
-        jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
-        for atom in equation.invars
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        for aval in map(aval_of, equation.invars)
     ]
     # Typed with the mesh where it is lowered, not with the one around.
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):

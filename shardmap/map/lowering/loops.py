@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from shardmap._jax.collectives import AXIS_INDEX
+from shardmap._jax.types import Atom, Equation, Jaxpr, Value
 from shardmap.map.collectives.reductions import REDUCTIONS
 from shardmap.map.collectives.split import is_collective, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
@@ -36,7 +37,7 @@ class _LoopParts(NamedTuple):
 
 
 def loop(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
@@ -47,7 +48,7 @@ def loop(
     mapped_in = [in_axis is not None for in_axis in in_axes]
     steps = axis.block // batch_size
 
-    def run(*blocks: Any) -> list[Any]:
+    def run(*blocks: Value) -> list[Any]:
         whole = [b for b, mapped in zip(blocks, mapped_in, strict=True) if not mapped]
         elements = [axis.indices()] + [
             jnp.moveaxis(block, in_axis, 0)
@@ -55,12 +56,14 @@ def loop(
             if in_axis is not None
         ]
 
-        def element(index: Any, *mapped: Any) -> list[Any]:
+        def element(index: Value, *mapped: Value) -> list[Any]:
             rest, unmapped = iter(mapped), iter(whole)
             args = [next(rest) if m else next(unmapped) for m in mapped_in]
             return jax.core.eval_jaxpr(parts.before, (), index, *args)
 
-        def batch(accumulated: Any, given: Sequence[Any]) -> tuple[Any, Any]:
+        def batch(
+            accumulated: Sequence[Value], given: Sequence[Any]
+        ) -> tuple[Any, Any]:
             if any(map(has_effect, parts.before.eqns)):
                 results = lax.map(
                     lambda args: if_present(args[0], axis.size, element, *args), given
@@ -122,7 +125,7 @@ def loop(
 
 
 def _cut(
-    jaxpr: Any, axis: SplitAxis, in_axes: Sequence[int | None], batch_size: int
+    jaxpr: Jaxpr, axis: SplitAxis, in_axes: Sequence[int | None], batch_size: int
 ) -> _LoopParts:
     """Cuts the function at its final reductions over the axis.
 
@@ -142,7 +145,7 @@ def _cut(
     is_late: set[Any] = set()  # The variables that need a reduced value.
     indices: set[Any] = set()
 
-    def refuse(collective: Any) -> None:
+    def refuse(collective: Equation) -> None:
         raise ValueError(
             f"batch_size={batch_size} is less than the {axis.block} elements of axis "
             f"{axis.name!r} on each device, but {collective.primitive} over that axis "
@@ -170,7 +173,7 @@ def _cut(
         else:
             before.append(equation)
 
-    def renamed(atom: Any) -> Any:
+    def renamed(atom: Atom) -> Any:
         is_index = not isinstance(atom, jex_core.Literal) and atom in indices
         return index if is_index else atom
 
@@ -203,7 +206,7 @@ def _effects(equations: Sequence[Any]) -> set[Any]:
     return {effect for equation in equations for effect in equation.effects}
 
 
-def _is_plain_reduction(equation: Any) -> bool:
+def _is_plain_reduction(equation: Equation) -> bool:
     return (
         equation.primitive in REDUCTIONS
         and equation.params["axis_index_groups"] is None

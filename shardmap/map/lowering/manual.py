@@ -5,17 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
 from shardmap.map.collectives.names import in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import widen
-from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.lowering.blocks import block_function
-from shardmap.map.lowering.host_calls import calls_host, on_first_devices
+from shardmap.map.lowering.decision import Decision
+from shardmap.map.lowering.host_calls import on_first_devices
 from shardmap.map.lowering.under_mesh import under_mesh
-from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.shardings import partition_spec
@@ -24,54 +23,35 @@ from shardmap.sharding.mesh import with_manual_axes
 
 def per_device(
     *,
+    decision: Decision,
     axis_name: Hashable,
-    axis_size: int,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    call_jaxpr: Any,
-    mesh: Any,
-    mesh_axes: tuple[str, ...],
+    call_jaxpr: Jaxpr,
+    mesh: AnyMesh,
     inner_axes: tuple[str, ...],
-    batch_size: int | None,
-    **_: Any,
+    **_: object,
 ) -> Callable[..., Any]:
-    """A map as `jax.shard_map`: on each device along ``mesh_axes``, a block."""
-    walk = MeshWalk(mesh_axes, inner_axes)
-    axis = SplitAxis(
-        axis_name,
-        axis_size,
-        mesh_axes,
-        walk.device_count(mesh),
-        walk.block(mesh, axis_size),
-    )
+    """A map as `jax.shard_map`: on each device along some mesh axes, a block."""
+    axis = decision.split(axis_name)
+    vectorised = decision.spread.vectorised
     jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
-    platform = mesh.devices.flat[0].platform
-    if platform == "cpu" and len(mesh.axis_names) > 1:
+    if mesh.devices.flat[0].platform == "cpu" and len(mesh.axis_names) > 1:
         jaxpr = widen(jaxpr)
-    if not mesh_axes or axis.devices == 1 < mesh.size:
-        # The partitioner refuses collectives along one device where others are.
-        axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
+    if decision.branch == "whole":
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
-        return block_function(jaxpr, axis, in_axes, out_axes, batch_size)
-    manual_axes = mesh_axes
-    if REPLICAS in mesh.axis_names and not is_manual(mesh, [REPLICAS]):
-        manual_axes = (*mesh_axes, REPLICAS)
-    if calls_host(call_jaxpr, mesh, mesh_axes):
-        manual_axes = mesh.axis_names
-        if not is_manual(mesh, mesh_axes):
-            jaxpr = on_first_devices(jaxpr, mesh, walk)
+        return block_function(jaxpr, axis, in_axes, out_axes, vectorised)
+    manual_axes = decision.manual_axes
+    if decision.calls_host and not decision.gathers:
+        walk = MeshWalk(decision.mesh_axes, inner_axes)
+        jaxpr = on_first_devices(jaxpr, mesh, walk)
     jaxpr = under_mesh(jaxpr, with_manual_axes(mesh, manual_axes).abstract_mesh)
-    # Not every collective of JAX takes several mesh axes for one name.
-    if (
-        axis.devices == axis_size
-        and len(mesh_axes) == 1
-        and lowers_per_device(jaxpr, axis_name, platform)
-    ):
+    if decision.branch == "element":
         block = _one_element(jaxpr, axis, in_axes, out_axes, mesh)
     else:
-        block = block_function(jaxpr, axis, in_axes, out_axes, batch_size)
-    if is_manual(mesh, mesh_axes):
-        mapped = _one_block_of_whole(block, axis, in_axes, out_axes)
+        block = block_function(jaxpr, axis, in_axes, out_axes, vectorised)
+    if decision.gathers:
+        mapped = one_block_of_whole(block, axis, in_axes, out_axes)
     else:
         mapped = _one_block_each(block, axis, in_axes, out_axes, mesh, manual_axes)
     return lambda *operands: unpad(
@@ -84,25 +64,25 @@ def _one_block_each(
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    mesh: Any,
+    mesh: AnyMesh,
     manual_axes: Collection[str],
 ) -> Callable[..., Any]:
     """`jax.shard_map` of a block."""
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         # XLA drops operands without entries, and cannot compile if no other is left.
         given = [
             operand.size > 0 or jnp.issubdtype(operand.dtype, jax.dtypes.extended)
             for operand in operands
         ]
 
-        def without_entries(operand: Any, in_axis: int | None) -> Any:
+        def without_entries(operand: Value, in_axis: int | None) -> Any:
             shape = list(operand.shape)
             if in_axis is not None:
                 shape[in_axis] = axis.block
             return jnp.zeros(shape, operand.dtype)
 
-        def on_device(*blocks: Any) -> list[Any]:
+        def on_device(*blocks: Value) -> list[Any]:
             rest = iter(blocks)
             return block(
                 *(
@@ -130,16 +110,7 @@ def _one_block_each(
     return run
 
 
-def is_manual(mesh: Any, mesh_axes: Collection[str]) -> bool:
-    """Whether the program is written per device along these axes already."""
-    return set(mesh_axes) <= {
-        name
-        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if axis_type == AxisType.Manual
-    }
-
-
-def _one_block_of_whole(
+def one_block_of_whole(
     block: Callable[..., Any],
     axis: SplitAxis,
     in_axes: Sequence[int | None],
@@ -148,7 +119,7 @@ def _one_block_of_whole(
     """A map in a program that is per device already: each takes its block, and all
     get the results of all."""
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         start = jax.lax.axis_index(axis.device_axes) * axis.block
         results = block(
             *(
@@ -169,18 +140,18 @@ def _one_block_of_whole(
 
 
 def _one_element(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     axis: SplitAxis,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    mesh: Any,
+    mesh: AnyMesh,
 ) -> Callable[..., Any]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
 
     (mesh_axis,) = axis.device_axes
     renamed = in_mesh_order(rename_axis(jaxpr, axis.name, mesh_axis), mesh)
 
-    def element(*blocks: Any) -> list[Any]:
+    def element(*blocks: Value) -> list[Any]:
         operands = [
             block if in_axis is None else jax.lax.squeeze(block, (in_axis,))
             for block, in_axis in zip(blocks, in_axes, strict=True)
@@ -194,10 +165,10 @@ def _one_element(
     return element
 
 
-def _with_inner_maps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
+def _with_inner_maps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) -> Any:
     """``jaxpr`` whose maps one level down know where on ``mesh`` they go."""
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         if shadowed or equation.primitive is not spmap_p:
             return equation
         walk = inner_walk(equation, mesh, inner_axes)

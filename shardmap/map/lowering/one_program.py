@@ -27,7 +27,7 @@ def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
 
     Args:
       program: any object that there is one of for each program that is lowered.
-      name: of the map's function.
+      name: what to call the map.
       mesh: that the map runs on.
 
     Raises:
@@ -41,7 +41,7 @@ def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
             both = sorted(cuts | other_cuts)
             sizes = [b // a for a, b in itertools.pairwise(both)]
             raise NotImplementedError(
-                f"spmap of {name} runs on {_text(mesh)}, spmap of {other_name} in the "
+                f"{name} runs on {_text(mesh)}, {other_name} in the "
                 f"same program on {_text(other)}: XLA cannot cut one program both "
                 "ways. Give all maps of the program mesh= and mesh_axes= of one mesh "
                 f"with axes of sizes {tuple(sizes)}, several axes to a map where it "

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, Value
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.lowering.blocks import block_function
+from shardmap.map.lowering.decision import Decision
 from shardmap.map.lowering.under_mesh import under_mesh
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -16,26 +18,25 @@ from shardmap.map.primitives.tap import is_tapped, tap_p
 from shardmap.map.shardings import map_shardings
 
 
-def partitioned(**params: Any) -> Callable[..., list[Any]]:
+def partitioned(*, decision: Decision, **params: Param) -> Callable[..., list[Any]]:
     """A map as one vectorised program for the partitioner to split."""
     mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
-    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
-    places = walk.block(mesh, params["axis_size"]) * walk.device_count(mesh)
+    places = decision.spread.places
     axis = SplitAxis(
         params["axis_name"],
         params["axis_size"],
         (),
         1,
         places,
-        laid_over=walk.mesh_axes,
+        laid_over=decision.mesh_axes,
     )
-    jaxpr = _with_taps_on(mesh, params["call_jaxpr"], walk.inner_axes)
+    jaxpr = _with_taps_on(mesh, params["call_jaxpr"], params["inner_axes"])
     jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
     block = block_function(jaxpr, axis, in_axes, out_axes, None)
     padded = params | {"axis_size": places}
     operand_shardings, result_shardings = map_shardings(padded)
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         results = block(
             *map(_cut, pad(operands, in_axes, axis.padding), operand_shardings)
         )
@@ -45,26 +46,26 @@ def partitioned(**params: Any) -> Callable[..., list[Any]]:
     return run
 
 
-def _with_taps_on(mesh: Any, jaxpr: Any, inner_axes: Sequence[str]) -> Any:
+def _with_taps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) -> Any:
     """``jaxpr`` whose taps know the mesh, and whose maps where they are laid on it."""
     if not is_tapped(jaxpr):
         return jaxpr
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         params = equation.params
         if equation.primitive is tap_p:
             return equation.replace(params=params | {"mesh": mesh})
         if equation.primitive is not spmap_p:
             return equation
         walk = inner_walk(equation, mesh, inner_axes) or MeshWalk((), ())
-        inside = _with_taps_on(mesh, params["call_jaxpr"], walk.inner_axes)
+        inside = _with_taps_on(mesh, params["call_jaxpr"], params["inner_axes"])
         changed = walk._asdict() | {"call_jaxpr": inside}
         return equation.replace(params=params | changed)
 
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
-def _cut(array: Any, sharding: NamedSharding) -> Any:
+def _cut(array: Value, sharding: NamedSharding) -> Any:
     """The array cut as a map wants it; other dimensions are left to the partitioner.
 
     It might be an element of a map around, which has them cut already.

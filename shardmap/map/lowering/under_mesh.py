@@ -6,18 +6,19 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from shardmap._jax.context import equation_context
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
+from shardmap._jax.types import AnyMesh, Aval, Equation, Jaxpr, Value
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.sharding.mesh import with_manual_axes
 
 
-def under_mesh(jaxpr: Any, mesh: Any) -> Any:
+def under_mesh(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
     """``jaxpr`` as if it had been traced under ``mesh``, an abstract mesh.
 
     An equation remembers the mesh that it was traced under, and is lowered under it.
     """
     contexts: dict[Any, Any] = {}
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         params = equation.params
         if equation.primitive is SHARD_MAP:
             if params["mesh"].axis_names != mesh.axis_names:
@@ -35,7 +36,7 @@ def under_mesh(jaxpr: Any, mesh: Any) -> Any:
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
-def _on_mesh(value: Any, mesh: Any) -> Any:
+def _on_mesh(value: Value, mesh: AnyMesh) -> Any:
     """A sharding of values inside or around a shard_map, on ``mesh`` instead."""
     if (
         isinstance(value, NamedSharding)
@@ -46,10 +47,10 @@ def _on_mesh(value: Any, mesh: Any) -> Any:
     return value
 
 
-def _typed_with(jaxpr: Any, mesh: Any) -> Any:
+def _typed_with(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
     """``jaxpr``, of a shard_map, whose types name ``mesh`` instead of its own."""
 
-    def retype(aval: Any) -> Any:
+    def retype(aval: Aval) -> Any:
         sharding = _on_mesh(getattr(aval, "sharding", None), mesh)
         return aval if sharding is None else aval.update(sharding=sharding)
 

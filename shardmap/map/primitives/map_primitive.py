@@ -28,8 +28,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
+from shardmap._jax.types import AnyMesh, Aval, Jaxpr, Param, Value, aval_of
 from shardmap._jax.walk import jaxprs_in
-from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.axis import Spread, axis_text
 from shardmap.map.primitives.shard_maps import check_shard_maps
 
 __all__ = ["MapPrimitive", "spmap_p"]
@@ -85,8 +86,8 @@ class MapPrimitive(jex_core.Primitive):
         """
         cls._function_bind = staticmethod(rule)
 
-    def _typecheck(self, *operands: Any, **params: Any) -> tuple[Any, Any]:
-        call_jaxpr = params["call_jaxpr"]
+    def _typecheck(self, *operands: Value, **params: Param) -> tuple[Any, Any]:
+        call_jaxpr: Any = params["call_jaxpr"]
         others = params | {"call_jaxpr": None}
         for jaxpr in jaxprs_in(others):
             check_jaxpr(jaxpr)
@@ -94,11 +95,11 @@ class MapPrimitive(jex_core.Primitive):
             check_jaxpr(getattr(call_jaxpr, "jaxpr", call_jaxpr))
         return self.abstract_eval(*(o.aval for o in operands), **params)
 
-    def is_high(self, *_: Any, **__: Any) -> bool:
+    def is_high(self, *_: object, **__: object) -> bool:
         """No: what is high in ``call_jaxpr`` is lowered where the map is."""
         return False
 
-    def bind(self, *args: Any, **params: Any) -> list[Any]:
+    def bind(self, *args: Value, **params: Param) -> list[Any]:
         """Binds the primitive: runs it, or adds its equation to a jaxpr being traced.
 
         Args:
@@ -149,7 +150,7 @@ class _SpmapPrimitive(MapPrimitive):
       [True]
     """
 
-    def bind(self, *args: Any, **params: Any) -> list[Any]:
+    def bind(self, *args: Value, **params: Param) -> list[Any]:
         if "subfuns" not in params:
             if not params["axis_size"]:
                 return _without_elements(args, **params)
@@ -164,12 +165,12 @@ def _without_elements(
     axis_name: Hashable,
     in_axes: tuple[int | None, ...],
     out_axes: tuple[int | None, ...],
-    call_jaxpr: Any,
-    **_: Any,
+    call_jaxpr: Jaxpr,
+    **_: object,
 ) -> list[Any]:
     """The results of a map over an axis of size 0: nothing is computed or laid out."""
     avals = [
-        insert_axis(var.aval, 0, axis)
+        insert_axis(aval_of(var), 0, axis)
         for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
     ]
     if None not in out_axes:
@@ -206,28 +207,26 @@ def layout_text(
     *,
     axis_name: Hashable,
     axis_size: int,
-    mesh: Any,
+    mesh: AnyMesh,
     mesh_axes: tuple[str, ...] | None,
     batch_size: int | None,
-    **_: Any,
+    **_: object,
 ) -> str:
     """How many devices, how many elements at once on each, and how often."""
     axis = f"{axis_text(axis_name)} of {axis_size:,}"
     if mesh is None or mesh_axes is None:
         return f"{axis}, as the map around it decides"
     devices = math.prod(mesh.shape[name] for name in mesh_axes)
-    block = -(-axis_size // devices)
-    width = min(batch_size or block, block)
-    steps, rest, empty = -(-block // width), block % width, devices * block - axis_size
+    spread = Spread.of(axis_size, devices, batch_size)
+    rest, empty = spread.block % spread.vectorised, spread.places - axis_size
     return (
-        f"{axis} = {devices:,} device{'s' * (devices > 1)} x {width:,} vectorised x "
-        f"{steps:,} step{'s' * (steps > 1)}"
+        f"{axis} = {spread}"
         + f", the last of {rest:,}" * (rest > 0)
         + f", {empty:,} place{'s' * (empty > 1)} empty" * (empty > 0)
     )
 
 
-def remove_axis(aval: Any, axis: int | None) -> jax.core.ShapedArray:
+def remove_axis(aval: Aval, axis: int | None) -> jax.core.ShapedArray:
     """The aval that one element sees of an operand."""
     shape = aval.shape
     if axis is not None:
@@ -235,7 +234,7 @@ def remove_axis(aval: Any, axis: int | None) -> jax.core.ShapedArray:
     return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def insert_axis(aval: Any, size: int, axis: int | None) -> jax.core.ShapedArray:
+def insert_axis(aval: Aval, size: int, axis: int | None) -> jax.core.ShapedArray:
     """The aval of all elements' results together."""
     shape = aval.shape
     if axis is not None:
@@ -246,13 +245,13 @@ def insert_axis(aval: Any, size: int, axis: int | None) -> jax.core.ShapedArray:
 def _abstract_eval(
     primitive: str,
     /,
-    *avals: Any,
+    *avals: Aval,
     axis_name: Hashable,
     axis_size: int,
     in_axes: tuple[int | None, ...],
     out_axes: tuple[int | None, ...],
-    call_jaxpr: Any,
-    **_: Any,
+    call_jaxpr: Jaxpr,
+    **_: object,
 ) -> tuple[list[jax.core.ShapedArray], set[Any]]:
     call_jaxpr = getattr(call_jaxpr, "jaxpr", call_jaxpr)
     for what, axes, variables in (
@@ -290,7 +289,7 @@ def _abstract_eval(
     return out_avals, without_references(effects)
 
 
-def _spmap_abstract_eval(*avals: Any, **params: Any) -> Any:
+def _spmap_abstract_eval(*avals: Aval, **params: Param) -> Any:
     if params["mesh"] is not None:
         check_shard_maps(params)
     return _abstract_eval("spmap", *avals, **params)

@@ -8,13 +8,14 @@ import numpy as np
 
 from shardmap._jax.effects import axis_of, on_variables, with_axis
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
+from shardmap._jax.types import Atom, Effect, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.tap import tap_p
 
 
 def rewrite_jaxpr(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     axis_name: Hashable,
     change: Callable[[Any, bool], Any],
     shadowed: bool = False,
@@ -40,7 +41,7 @@ def rewrite_jaxpr(
     # Jaxprs are shared: a jitted function that is called twice has one.
     done: dict[tuple[int, bool], Any] = {}
 
-    def rewrite(value: Any, shadowed: bool) -> Any:
+    def rewrite(value: Value, shadowed: bool) -> Any:
         if isinstance(value, tuple):
             items = [rewrite(item, shadowed) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -53,7 +54,7 @@ def rewrite_jaxpr(
             return value.replace(jaxpr=rewrite(value.jaxpr, shadowed))
         return value
 
-    def rewrite_equations(jaxpr: Any, shadowed: bool) -> Any:
+    def rewrite_equations(jaxpr: Jaxpr, shadowed: bool) -> Any:
         equations = []
         for equation in jaxpr.eqns:
             params = equation.params
@@ -78,7 +79,7 @@ def rewrite_jaxpr(
         changed = jaxpr.replace(eqns=equations, effects=effects)
         return changed if retype is None else _with_avals(changed, retype)
 
-    def rename(effects: Any, shadowed: bool) -> Any:
+    def rename(effects: Collection[Effect], shadowed: bool) -> Any:
         if renamed is None or shadowed:
             return effects
         return {
@@ -104,11 +105,11 @@ def _changed_effects(
     return was - now, now - was
 
 
-def _with_avals(jaxpr: Any, retype: Callable[[Any], Any]) -> Any:
+def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
     """``jaxpr`` with other avals for its variables, but not for those further in."""
     made: dict[Any, Any] = {}
 
-    def new(atom: Any) -> Any:
+    def new(atom: Atom) -> Any:
         if isinstance(atom, jex_core.Literal):
             # The value may have a type of its own.
             value, aval = np.asarray(atom.val), retype(atom.aval)

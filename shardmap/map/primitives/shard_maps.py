@@ -11,12 +11,12 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
-from shardmap._jax.types import AnyJaxpr, Equation
+from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr
 from shardmap._jax.walk import equations, walk
-from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.axis import axis_text, map_text
 
 
-def axes_used_inside(jaxpr: Any) -> set[str]:
+def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
     """The mesh axes that maps and shard_maps in ``jaxpr`` walk, and constraints cut by.
 
     A map of which no array has the mapped axis only binds a name.
@@ -38,7 +38,7 @@ def _axes_of(spec: PartitionSpec) -> set[str]:
     return {name for names in entries for name in names if isinstance(name, str)}
 
 
-def has_shard_maps(jaxpr: Any) -> bool:
+def has_shard_maps(jaxpr: Jaxpr) -> bool:
     """Whether there is any in ``jaxpr``, at any level."""
     return next(_shard_maps(jaxpr, frozenset()), None) is not None
 
@@ -90,7 +90,7 @@ def check_shard_maps(params: dict[str, Any]) -> None:
             else f"the map runs on {mesh}, the shard_map on {inner}"
         )
         raise ValueError(
-            f"spmap of {params['name']} over {axis_text(params['axis_name'])} and the "
+            f"{map_text(params)} over {axis_text(params['axis_name'])} and the "
             f"jax.shard_map inside it cannot be one program: {problem}. Give spmap "
             "the same mesh= and mesh_axes= which shard_map's axis_names= leave out"
             f"{other_way}, or put shardmap.spmap in place of jax.shard_map."

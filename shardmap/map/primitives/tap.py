@@ -26,6 +26,7 @@ from jax.sharding import AxisType, Mesh
 
 from shardmap._jax.context import LoweringContext, devices_of, manual_axes, mesh_around
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
+from shardmap._jax.types import AnyMesh, Jaxpr, Param, PyTree, Value
 from shardmap.map.primitives.axis import REPLICAS
 
 
@@ -94,7 +95,7 @@ class TapCall:
         returned = self.func(value, device) if self.with_device else self.func(value)
         return [] if self.result_tree is None else self._as_promised(returned)
 
-    def _as_promised(self, returned: Any) -> list[np.ndarray]:
+    def _as_promised(self, returned: PyTree) -> list[np.ndarray]:
         leaves, tree = jax.tree.flatten(returned)
         if tree != self.result_tree:
             raise TypeError(f"returned {tree}, but result_shape is {self.result_tree}")
@@ -110,7 +111,7 @@ class TapCall:
             arrays.append(leaf.astype(promised.dtype))
         return arrays
 
-    def in_program(self, places: "Places", *values: Any) -> tuple[np.ndarray, ...]:
+    def in_program(self, places: "Places", *values: Value) -> tuple[np.ndarray, ...]:
         """The callback of a compiled program: never raises."""
         count = len(places.numbered)
         device = places.device([int(number) for number in values[:count]])
@@ -174,17 +175,19 @@ tap_p = jex_core.Primitive("tap")
 tap_p.multiple_results = True
 
 
-def is_tapped(jaxpr: Any) -> bool:
+def is_tapped(jaxpr: Jaxpr) -> bool:
     """Whether ``jaxpr`` has a tap anywhere."""
     return TAP_EFFECT in jaxpr.effects
 
 
-def _abstract_eval(*_: Any, call: TapCall, **__: Any) -> tuple[list[Any], set[Any]]:
+def _abstract_eval(
+    *_: object, call: TapCall, **__: object
+) -> tuple[list[Any], set[Any]]:
     results = [jax.core.ShapedArray(r.shape, r.dtype) for r in call.results]
     return results, {TAP_EFFECT}
 
 
-def _implementation(*leaves: Any, call: TapCall, **_: Any) -> list[Any]:
+def _implementation(*leaves: Value, call: TapCall, **_: object) -> list[Any]:
     # The programs before it come first.
     jax.effects_barrier()
     arrays = [jnp.asarray(leaf) for leaf in leaves]
@@ -198,7 +201,11 @@ def _implementation(*leaves: Any, call: TapCall, **_: Any) -> list[Any]:
 
 
 def _jvp_rule(
-    primals: Any, tangents: Any, *, call: TapCall, **params: Any
+    primals: Sequence[Value],
+    tangents: Sequence[Value],
+    *,
+    call: TapCall,
+    **params: Param,
 ) -> tuple[list[Any], list[Any]]:
     if not all(isinstance(t, ad.Zero) for t in tangents) and any(
         jnp.issubdtype(result.dtype, jnp.inexact) for result in call.results
@@ -212,13 +219,13 @@ def _jvp_rule(
     return results, [ad.Zero(jax.typeof(r).to_tangent_aval()) for r in results]
 
 
-def _transpose_rule(_: Any, *leaves: Any, **__: Any) -> list[None]:
+def _transpose_rule(_: object, *leaves: Value, **__: object) -> list[None]:
     # Reached by tapping a linear function's unknown input: it has no value to show.
     return [None] * len(leaves)
 
 
 def _batching_rule(
-    leaves: Sequence[Any], dims: Sequence[int | None], *, call: TapCall, **params: Any
+    leaves: Sequence[Any], dims: Sequence[int | None], *, call: TapCall, **params: Param
 ) -> tuple[list[Any], list[Any]]:
     moved = [
         leaf if dim is None else jnp.moveaxis(leaf, dim, 0)
@@ -244,7 +251,7 @@ def _batching_rule(
 def _places(
     ctx: LoweringContext,
     call: TapCall,
-    mesh: Any,
+    mesh: AnyMesh,
     mesh_axes: tuple[tuple[str, ...], ...],
 ) -> Places:
     """Which devices call from this place in a program.
@@ -297,12 +304,12 @@ def _chosen(places: Places, call: TapCall) -> Places:
 
 
 def _lowering(
-    ctx: Any,
-    *operands: Any,
+    ctx: LoweringContext,
+    *operands: Value,
     call: TapCall,
-    mesh: Any,
+    mesh: AnyMesh,
     mesh_axes: tuple[tuple[str, ...], ...],
-    **_: Any,
+    **_: object,
 ) -> Any:
     places = _places(ctx, call, mesh, mesh_axes)
     callback = functools.partial(call.in_program, places)
@@ -311,7 +318,7 @@ def _lowering(
         [] if own is None else [n for n in own.axis_names if n.startswith(REPLICAS)]
     )
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         index = [] if own is None else [jax.lax.axis_index(own.axis_names)]
         results = io_callback(callback, call.results, *index, *operands, ordered=True)
         if copies:

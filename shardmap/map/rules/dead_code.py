@@ -6,14 +6,14 @@ from typing import Any
 from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.rules import def_dead_code, without_dead_code
 from shardmap._jax.typechecks import bound_axis
-from shardmap._jax.types import Equation
+from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import per_jaxpr
 
 
 @per_jaxpr
 def _without_dead_code(
-    jaxpr: Any, used_outputs: tuple[bool, ...], axis_name: Hashable, axis_size: int
+    jaxpr: Jaxpr, used_outputs: tuple[bool, ...], axis_name: Hashable, axis_size: int
 ) -> tuple[Any, list[bool]]:
     # JAX may check what it makes.
     with bound_axis(axis_name, axis_size):

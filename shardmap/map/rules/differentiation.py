@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
+from shardmap._jax.types import Aval, Jaxpr, Param, Value, aval_of
 from shardmap.map.collectives.rewrites import merge_sums
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -69,22 +70,22 @@ def residual_sources(
     return computed, tuple(sources)
 
 
-def _is_inexact(aval: Any) -> bool:
+def _is_inexact(aval: Aval) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 @per_jaxpr
 def _linearize(
-    jaxpr: Any, nonzero: tuple[bool, ...], axis_name: Hashable, axis_size: int
+    jaxpr: Jaxpr, nonzero: tuple[bool, ...], axis_name: Hashable, axis_size: int
 ) -> _Linearized:
-    avals = [var.aval for var in jaxpr.invars]
-    inexact = [_is_inexact(var.aval) for var in jaxpr.outvars]
+    avals = list(map(aval_of, jaxpr.invars))
+    inexact = [_is_inexact(aval_of(var)) for var in jaxpr.outvars]
     residual_tree = None
 
-    def forward(*primals: Any) -> Any:
+    def forward(*primals: Value) -> Any:
         nonlocal residual_tree
 
-        def differentiated(*active: Any) -> Any:
+        def differentiated(*active: Value) -> Any:
             rest = iter(active)
             merged = [
                 next(rest) if nz else p for p, nz in zip(primals, nonzero, strict=True)
@@ -107,7 +108,7 @@ def _linearize(
         aval.to_tangent_aval() for aval, nz in zip(avals, nonzero, strict=True) if nz
     ]
 
-    def tangent(residuals: Any, tangents: Any) -> Any:
+    def tangent(residuals: Value, tangents: Sequence[Value]) -> Any:
         return jax.tree.unflatten(residual_tree, residuals)(*tangents)
 
     residual_avals = [variable.aval for variable in variables]
@@ -124,7 +125,7 @@ def _linearize(
     return _Linearized(traced._replace(jaxpr=pruned), sources, tangent_body)
 
 
-def _is_zero(tangent: Any) -> bool:
+def _is_zero(tangent: Value) -> bool:
     if isinstance(tangent, ad.Zero):
         return True
     return bool(jax.typeof(tangent).dtype == jax.dtypes.float0)
@@ -134,10 +135,10 @@ def _jvp_rule(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    call_jaxpr: Any,
+    call_jaxpr: Jaxpr,
     in_axes: tuple[int | None, ...],
     out_axes: tuple[int | None, ...],
-    **params: Any,
+    **params: Param,
 ) -> tuple[list[Any], list[Any]]:
     nonzero = tuple(not _is_zero(tangent) for tangent in tangents)
     if not any(nonzero):
@@ -173,7 +174,7 @@ def _jvp_rule(
         if nz:
             linear_args.append(tangent)
             linear_axes.append(axis)
-    inexact = [_is_inexact(var.aval) for var in call_jaxpr.outvars]
+    inexact = [_is_inexact(aval_of(var)) for var in call_jaxpr.outvars]
     tangents_out = iter(
         bind_map(
             linearized.tangent,
@@ -189,7 +190,7 @@ def _jvp_rule(
     ]
 
 
-def _zero_tangent(result: Any) -> ad.Zero:
+def _zero_tangent(result: Value) -> ad.Zero:
     return ad.Zero(jax.typeof(result).to_tangent_aval())
 
 
@@ -198,7 +199,7 @@ def _zero_tangent(result: Any) -> ad.Zero:
 
 @per_jaxpr
 def _transpose(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     linear: tuple[bool, ...],
     wanted: tuple[bool, ...],
     in_axes: tuple[int | None, ...],
@@ -211,17 +212,17 @@ def _transpose(
     ``linear`` marks the operands that want a cotangent, ``wanted`` the results that
     have one.
     """
-    avals = [var.aval for var in jaxpr.invars]
+    avals = list(map(aval_of, jaxpr.invars))
     residual_avals = [a for a, lin in zip(avals, linear, strict=True) if not lin]
     linear_avals = [a for a, lin in zip(avals, linear, strict=True) if lin]
     linear_axes = [a for a, lin in zip(in_axes, linear, strict=True) if lin]
     cotangent_avals = [v.aval for v, w in zip(jaxpr.outvars, wanted, strict=True) if w]
     cotangent_axes = [a for a, w in zip(out_axes, wanted, strict=True) if w]
 
-    def transposed(*args: Any, as_one: bool = False) -> list[Any]:
+    def transposed(*args: Value, as_one: bool = False) -> list[Any]:
         residuals = args[: len(residual_avals)]
 
-        def fun(*operands: Any) -> list[Any]:
+        def fun(*operands: Value) -> list[Any]:
             known, unknown = iter(residuals), iter(operands)
             merged = [next(unknown) if lin else next(known) for lin in linear]
             results = jax.core.eval_jaxpr(jaxpr, (), *merged)
@@ -260,11 +261,11 @@ def _transpose(
 
 def _transpose_rule(
     cotangents: Sequence[Any],
-    *args: Any,
-    call_jaxpr: Any,
+    *args: Value,
+    call_jaxpr: Jaxpr,
     in_axes: tuple[int | None, ...],
     out_axes: tuple[int | None, ...],
-    **params: Any,
+    **params: Param,
 ) -> list[Any]:
     linear = tuple(isinstance(arg, ad.UndefinedPrimal) for arg in args)
     wanted = tuple(not _is_zero(ct) for ct in cotangents)

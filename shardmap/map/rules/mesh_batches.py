@@ -11,8 +11,9 @@ import jax
 
 from shardmap._jax.effects import axes_used
 from shardmap._jax.rules import Vmap
+from shardmap._jax.types import Equation, Value
 from shardmap.map.layout import check_inner_meshes
-from shardmap.map.primitives.axis import UNNAMED
+from shardmap.map.primitives.axis import UNNAMED, map_text
 from shardmap.map.primitives.map_primitive import layout_text, remove_axis, spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.tracing import Batch, Body, batched_results, trace_body
@@ -39,8 +40,8 @@ def batch_along_mesh(
     mesh_axes = spmd_name if isinstance(spmd_name, tuple) else (spmd_name,)
     if unknown := [name for name in mesh_axes if name not in mesh.shape]:
         raise ValueError(
-            f"jax.vmap with spmd_axis_name={unknown[0]!r} of spmap of "
-            f"{params['name']}: the map runs on a mesh with the axes "
+            f"jax.vmap with spmd_axis_name={unknown[0]!r} of {map_text(params)}: the "
+            "map runs on a mesh with the axes "
             f"{dict(mesh.shape)}. Give spmap a mesh= that has {unknown[0]!r}, and "
             "others of its axes as mesh_axes=."
         )
@@ -80,7 +81,7 @@ def _element_of_batch(
 ) -> tuple[Body, tuple[bool, ...]]:
     """A map as the function of one element of a batch; which results are batched."""
 
-    def element(*operands: Any) -> list[Any]:
+    def element(*operands: Value) -> list[Any]:
         return spmap_p.bind(*operands, **_yielding(dict(params), mesh_axes))
 
     body = trace_body(element, avals, batch.name, batch.size)
@@ -100,7 +101,7 @@ def _yielding(params: dict[str, Any], mesh_axes: Collection[str]) -> dict[str, A
         vectorised = params | {"mesh_axes": ()}
         return vectorised | {"layout": layout_text(**vectorised)}
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         if equation.primitive is not spmap_p:
             return equation
         return equation.replace(params=own(equation.params))

@@ -13,6 +13,7 @@ import jax.extend.core as jex_core
 from jax.interpreters import partial_eval
 
 from shardmap._jax.primitives import remat_params
+from shardmap._jax.types import Equation, Jaxpr, Param, Value
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.rules.differentiation import residual_sources
 from shardmap.map.tracing import per_jaxpr, under_axis
@@ -27,7 +28,7 @@ def _without_offloading(policy: Callable[..., Any]) -> Callable[..., Any]:
     What goes from one map to the other has no memory space of its own.
     """
 
-    def saves(*args: Any, **params: Any) -> Any:
+    def saves(*args: Value, **params: Param) -> Any:
         case = policy(*args, **params)
         return True if hasattr(case, "dst") else case
 
@@ -38,7 +39,7 @@ def _split_rule(
     policy: Callable[..., Any],
     unknown_in: Sequence[bool],
     available_in: Sequence[bool],
-    equation: Any,
+    equation: Equation,
 ) -> tuple[Any, Any, Sequence[bool], Sequence[bool], list[Any]]:
     """Splits a map in what runs forward and what runs backward.
 
@@ -113,7 +114,7 @@ def _split_rule(
 
 @per_jaxpr
 def _without_copies(
-    jaxpr: Any, kept: tuple[bool, ...]
+    jaxpr: Jaxpr, kept: tuple[bool, ...]
 ) -> tuple[Any, tuple[tuple[str, int], ...]]:
     """The forward part without residuals that are there already, and where all are.
 
@@ -129,8 +130,8 @@ def _without_copies(
 
 
 def _part(
-    equation: Any,
-    jaxpr: Any,
+    equation: Equation,
+    jaxpr: Jaxpr,
     operands: Sequence[tuple[Any, int | None]],
     results: Sequence[tuple[Any, int | None]],
 ) -> Any | None:

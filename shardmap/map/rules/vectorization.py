@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from shardmap._jax.rules import Vmap, def_batching
+from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.map.rules.mesh_batches import batch_along_mesh
 from shardmap.map.tracing import (
@@ -20,7 +21,7 @@ from shardmap.map.tracing import (
 
 @per_jaxpr
 def _batch(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     batch: Batch,
     dims: tuple[int | None, ...],
     avals: tuple[Any, ...],
@@ -33,7 +34,7 @@ def _batch(
     """
     batched: tuple[bool, ...] = ()
 
-    def vectorized(*args: Any) -> Any:
+    def vectorized(*args: Value) -> Any:
         # Asked here, where the map's own axis is bound.
         nonlocal batched
         batched = batched_results(jaxpr, batch, dims)
@@ -48,10 +49,10 @@ def _batching_rule(
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
-    call_jaxpr: Any,
+    call_jaxpr: Jaxpr,
     in_axes: tuple[int | None, ...],
     out_axes: tuple[int | None, ...],
-    **params: Any,
+    **params: Param,
 ) -> tuple[list[Any], list[int | None]]:
     if vmap.spmd_name is not None and params["mesh"] is not None:
         return batch_along_mesh(

@@ -18,13 +18,18 @@ from jax.extend.core.primitives import while_p
 
 from shardmap._jax.effects import TAP_EFFECT
 from shardmap._jax.rules import Vmap, vectorize_loops
+from shardmap._jax.types import Atom, ClosedJaxpr, Equation, Jaxpr, Param, Value
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.primitives.tap import is_tapped, tap_p
 from shardmap.map.tracing import Batch, shape_dtype_struct, vectorize_some
 
 
 def with_condition_in_body(
-    *, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any
+    *,
+    cond_nconsts: int,
+    cond_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
 ) -> Callable[..., list[Any]]:
     """The loop of a while equation, its condition computed at the end of each step.
 
@@ -40,7 +45,7 @@ def with_condition_in_body(
         *(shape_dtype_struct(var.aval) for var in step.jaxpr.invars[first:])
     )
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: Value) -> list[Any]:
         start = jax.core.eval_jaxpr(
             cond_jaxpr.jaxpr,
             cond_jaxpr.consts,
@@ -62,7 +67,10 @@ def with_condition_in_body(
 
 
 def _step_and_condition(
-    cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any
+    cond_nconsts: int,
+    cond_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
 ) -> Any:
     """A closed jaxpr from all constants, any boolean and the carry to the next two.
 
@@ -79,12 +87,12 @@ def _step_and_condition(
     ).jaxpr
     known: dict[Any, Any] = {}
 
-    def follow(jaxpr: Any, inputs: Sequence[Any], atoms: Iterable[Any]) -> list[Any]:
+    def follow(jaxpr: Jaxpr, inputs: Sequence[Any], atoms: Iterable[Any]) -> list[Any]:
         """Notes what ``inputs`` are; gives the equations with that instead."""
         known.update(zip(inputs, atoms, strict=True))
         return [e.replace(invars=list(map(after, e.invars))) for e in jaxpr.eqns]
 
-    def after(atom: Any) -> Any:
+    def after(atom: Atom) -> Any:
         is_known = not isinstance(atom, jex_core.Literal) and atom in known
         return known[atom] if is_known else atom
 
@@ -116,7 +124,7 @@ def _step_and_condition(
     )
 
 
-def _after_step(count: int, pred: Any, *carries: Any) -> list[Any]:
+def _after_step(count: int, pred: Value, *carries: Value) -> list[Any]:
     """The carry after a step, or as before where a loop has ended."""
     return [
         jnp.where(jnp.expand_dims(pred, range(pred.ndim, after.ndim)), after, before)
@@ -124,17 +132,17 @@ def _after_step(count: int, pred: Any, *carries: Any) -> list[Any]:
     ]
 
 
-def without_taps_in_loops(jaxpr: Any) -> Any:
+def without_taps_in_loops(jaxpr: Jaxpr) -> Any:
     """``jaxpr`` of tangents without the taps of values in its while loops.
 
     JAX computes the tangents of a while loop together with its values once more.
     """
 
-    def drop(equation: Any, shadowed: bool) -> Any:
+    def drop(equation: Equation, shadowed: bool) -> Any:
         is_plain = equation.primitive is tap_p and not equation.outvars
         return [] if is_plain else equation
 
-    def change(equation: Any, shadowed: bool) -> Any:
+    def change(equation: Equation, shadowed: bool) -> Any:
         if equation.primitive is not while_p or TAP_EFFECT not in equation.effects:
             return equation
         inside = {
@@ -151,7 +159,7 @@ def without_taps_in_loops(jaxpr: Any) -> Any:
 
 
 def _batching_rule(
-    vmap: Vmap, args: Sequence[Any], dims: Sequence[int | None], **params: Any
+    vmap: Vmap, args: Sequence[Any], dims: Sequence[int | None], **params: Param
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     return vectorize_some(with_condition_in_body(**params), Batch(*vmap), args, dims)
 

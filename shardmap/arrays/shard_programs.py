@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from shardmap._jax.types import Value
 from shardmap.arrays.array_likes import boxes
 from shardmap.arrays.on_device import Operand, operand, program
 from shardmap.sharding.entries import Chunked, ShardedAxis
@@ -25,7 +26,7 @@ class Placed(NamedTuple):
     """None for what is on no device: a tracer, or an array on the host."""
 
 
-def placed(leaf: Any) -> Placed:
+def placed(leaf: Value) -> Placed:
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
         return Placed(operand(leaf), leaf.sharding)
     return Placed(Operand(np.shape(leaf), None), None)
@@ -323,7 +324,7 @@ class _Cut:
     shards: tuple[tuple[tuple[tuple[int, int], ...], tuple[int, ...]], ...]
     """The windows and the dropped dimensions of each, as `_Part` has them."""
 
-    def __call__(self, *args: Any) -> list[Any]:
+    def __call__(self, *args: Value) -> list[Any]:
         offsets = iter(args[len(self.shards) :])
         pieces = []
         for shard, (windows, dropped) in zip(args, self.shards, strict=False):
@@ -334,7 +335,7 @@ class _Cut:
         return pieces
 
 
-def _element(shard: Any, index: dict[int, int]) -> Any:
+def _element(shard: Value, index: dict[int, int]) -> Any:
     starts = [index.get(d, 0) for d in range(shard.ndim)]
     stops = [index.get(d, n - 1) + 1 for d, n in enumerate(shard.shape)]
     return jax.lax.squeeze(jax.lax.slice(shard, starts, stops), tuple(index))

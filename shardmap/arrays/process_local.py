@@ -17,6 +17,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.types import Aval, Param, Value
 from shardmap.arrays import placement
 from shardmap.sharding.mesh import local_mesh
 
@@ -131,7 +132,7 @@ def parts_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
 # Concrete arrays
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Value) -> bool:
     """Whether this is a global array, of which other processes hold parts."""
     if isinstance(value, jax.core.Tracer):
         return False
@@ -141,7 +142,7 @@ def is_whole(value: Any) -> bool:
     return sharding is not None and not sharding.is_fully_addressable
 
 
-def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
+def to_whole(value: Value, rows: Rows, donate: bool = False) -> Any:
     """The global array that this process's rows are a part of.
 
     Args:
@@ -155,7 +156,9 @@ def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
     """
     if placement.has_no_bytes(value):
         return np.zeros(rows.whole_shape(value.shape), value.dtype)
-    made_of = _made_of(value)
+    made_of = _wholes.get(value)
+    if donate:
+        _wholes.forget(value)
     if made_of is not None and not placement.is_misplaced(made_of, rows.whole, True):
         return made_of
     if is_whole(value):
@@ -173,7 +176,7 @@ def to_whole(value: Any, rows: Rows, donate: bool = False) -> Any:
     )
 
 
-def to_own(array: Any, rows: Rows) -> Any:
+def to_own(array: Value, rows: Rows) -> Any:
     """This process's rows of a global array that lies as ``rows`` says."""
     shape = rows.own_shape(array.shape)
     if placement.has_no_bytes(array):
@@ -181,19 +184,45 @@ def to_own(array: Any, rows: Rows) -> Any:
     if not math.prod(shape):
         return jax.device_put(np.zeros(shape, array.dtype), rows.own)
     own = jax.make_array_from_single_device_arrays(shape, rows.own, rows.shards(array))
-    key = id(own)
-    _wholes[key] = weakref.ref(own, lambda _: _wholes.pop(key, None)), array
+    _wholes.keep(own, array)
     return own
 
 
-# The results of one call are mostly the arguments of the next: as long as this
-# process's rows live, so does the global array that they are of.
-_wholes: dict[int, tuple[weakref.ref[Any], jax.Array]] = {}
+class _Wholes:
+    """The global arrays that arrays of this process are of.
+
+    The results of one call are mostly the arguments of the next: as long as this
+    process's rows live and have not been donated, so does the global array. Arrays are
+    known by their identity, as they have no hash and no attributes of ours.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[jax.Array], jax.Array]] = {}
+
+    def keep(self, own: jax.Array, whole: jax.Array) -> None:
+        """Keeps ``whole`` as long as ``own`` lives."""
+        key = id(own)
+        gone = weakref.ref(own, lambda _: self._kept.pop(key, None))
+        self._kept[key] = gone, whole
+
+    def get(self, value: Value) -> jax.Array | None:
+        """The global array of this one; None if there is none or it was deleted."""
+        if id(value) not in self._kept:
+            return None
+        own, whole = self._kept[id(value)]
+        if own() is not value:
+            return None
+        if whole.is_deleted():
+            self.forget(value)
+            return None
+        return whole
+
+    def forget(self, value: Value) -> None:
+        """Lets go of the memory that is the array's own."""
+        self._kept.pop(id(value), None)
 
 
-def _made_of(value: Any) -> jax.Array | None:
-    found = _wholes.get(id(value))
-    return found[1] if found is not None and found[0]() is value else None
+_wholes = _Wholes()
 
 
 # While JAX differentiates or vectorises
@@ -228,21 +257,25 @@ look_p.multiple_results = True
 
 
 @look_p.def_impl
-def _look(*leaves: Any, seen: _Seen) -> list[Any]:
+def _look(*leaves: Value, seen: _Seen) -> list[Any]:
     seen.values = leaves
     return []
 
 
 @look_p.def_abstract_eval
-def _look_abstract(*_: Any, seen: _Seen) -> list[Any]:
+def _look_abstract(*_: object, seen: _Seen) -> list[Any]:
     return []
 
 
-def _look_jvp(primals: Any, _: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+def _look_jvp(
+    primals: Sequence[Value], _: object, **params: Param
+) -> tuple[list[Any], list[Any]]:
     return look_p.bind(*primals, **params), []
 
 
-def _look_batching(leaves: Any, _: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+def _look_batching(
+    leaves: Sequence[Value], _: object, **params: Param
+) -> tuple[list[Any], list[Any]]:
     return look_p.bind(*leaves, **params), []
 
 
@@ -255,7 +288,7 @@ convert_p = jex_core.Primitive("convert_rows")
 
 
 @convert_p.def_impl
-def _convert(value: Any, *, rows: Rows, to: str) -> jax.Array:
+def _convert(value: Value, *, rows: Rows, to: str) -> jax.Array:
     if to == "whole":
         return to_whole(value, rows)
     if not is_whole(value):
@@ -267,20 +300,20 @@ def _convert(value: Any, *, rows: Rows, to: str) -> jax.Array:
 
 
 @convert_p.def_abstract_eval
-def _convert_abstract(aval: Any, *, rows: Rows, to: str) -> Any:
+def _convert_abstract(aval: Aval, *, rows: Rows, to: str) -> Any:
     convert = rows.whole_shape if to == "whole" else rows.own_shape
     return jax.core.ShapedArray(
         convert(aval.shape), aval.dtype, weak_type=aval.weak_type
     )
 
 
-def _convert_transpose(ct: Any, _: Any, *, rows: Rows, to: str) -> list[Any]:
+def _convert_transpose(ct: Value, _: object, *, rows: Rows, to: str) -> list[Any]:
     back = "own" if to == "whole" else "whole"
     return [convert_p.bind(ct, rows=rows, to=back)]
 
 
 def _convert_batching(
-    values: Any, dims: Any, *, rows: Rows, to: str
+    values: Sequence[Value], dims: Sequence[int], *, rows: Rows, to: str
 ) -> tuple[Any, int]:
     (value,), (dim,) = values, dims
     return convert_p.bind(value, rows=rows.batched(dim), to=to), dim

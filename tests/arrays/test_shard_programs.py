@@ -6,7 +6,7 @@ import pytest
 
 import shardmap as sm
 from shardmap.arrays.on_device import program
-from shardmap.arrays.piece_programs import RefusedError, cuts_for, placed
+from shardmap.arrays.shard_programs import RefusedError, cuts_for, placed
 
 
 def rows(shape, first=0):

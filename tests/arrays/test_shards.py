@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.arrays.pieces import shard_of, unreplicate, unstack
+from shardmap.arrays.shards import shard_of, unreplicate, unstack
 from tests.strategies import specs
 
 HOST = np.arange(8 * 3, dtype=np.float32).reshape(8, 3)

@@ -13,10 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardmap.arrays.piece_programs import Index, RefusedError, Span, cuts_for, placed
+from shardmap._jax.types import PyTree, Value
+from shardmap.arrays.shard_programs import Index, RefusedError, Span, cuts_for, placed
 
 
-def shard_of(x: Any, i: int | slice | tuple[int | slice, ...], *, axis: int = 0) -> Any:
+def shard_of(
+    x: Value, i: int | slice | tuple[int | slice, ...], *, axis: int = 0
+) -> Any:
     """Element ``i`` along an axis, on the device that holds it and on no other.
 
     The value of ``x[i]``, without communication and without the other devices. Of a
@@ -61,7 +64,7 @@ def shard_of(x: Any, i: int | slice | tuple[int | slice, ...], *, axis: int = 0)
     return jax.tree.unflatten(tree, [pieces[0] for pieces in taken])
 
 
-def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
+def unstack(x: Value, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     """All elements along an axis, each on the device that holds it.
 
     ``[shard_of(x, 0), shard_of(x, 1), ...]``, with one program for each device.
@@ -99,7 +102,7 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     return _nested(elements, sizes[0])
 
 
-def unreplicate(tree: Any, *, axis: int = 0) -> Any:
+def unreplicate(tree: PyTree, *, axis: int = 0) -> Any:
     """Element 0 of each array: what all elements are, where they are equal.
 
     As `flax.jax_utils.unreplicate`. It is ``shard_of(tree, 0)``, or of an array that is
@@ -125,7 +128,7 @@ def unreplicate(tree: Any, *, axis: int = 0) -> Any:
 
 def _take(
     caller: str,
-    tree: Any,
+    tree: PyTree,
     leaves: Sequence[Any],
     axis: int | tuple[int, ...],
     index: Index,
@@ -185,6 +188,6 @@ def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:
     ]
 
 
-def _name(tree: Any, leaf: int) -> str:
+def _name(tree: PyTree, leaf: int) -> str:
     path, _ = jax.tree_util.tree_leaves_with_path(tree)[leaf]
     return f"x{jax.tree_util.keystr(path)}"

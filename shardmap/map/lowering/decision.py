@@ -1,0 +1,121 @@
+"""Which way a map is lowered: decided here, done by lowering, told by `explain`."""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+from jax.sharding import AbstractMesh
+
+from shardmap._jax.types import AnyMesh
+from shardmap.map.collectives.split import lowers_per_device
+from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.layout import MeshWalk
+from shardmap.map.lowering.host_calls import calls_host
+from shardmap.map.primitives.axis import REPLICAS, Spread
+
+Branch = Literal["around", "partitioned", "whole", "element", "blocks"]
+
+
+class Around(NamedTuple):
+    """The program that a map is a part of.
+
+    Attributes:
+      axis_names: those of its mesh, where it is written per device.
+      manual: the mesh axes along which it is.
+      partitioned: whether the partitioner cuts it.
+    """
+
+    axis_names: tuple[str, ...] = ()
+    manual: frozenset[str] = frozenset()
+    partitioned: bool = False
+
+
+ALONE = Around()
+"""What is around a map that is in no such program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """How a map is lowered.
+
+    Attributes:
+      spread: how its elements run.
+      branch: one of these.
+
+        * "around": without devices of its own; each device of the program around it
+          has all elements.
+        * "partitioned": one block has all elements, and the partitioner cuts it.
+        * "whole": one block has all elements, on a mesh of its own.
+        * "element": each device has one element, and runs the function itself.
+        * "blocks": each device has a block of elements.
+
+      mesh_axes: the mesh axes that the elements are laid over, major to minor.
+      manual_axes: those along which what the map holds is written per device.
+      calls_host: whether those are all, as something in it calls the host.
+      gathers: whether the program around is written per device along ``mesh_axes``
+        already: each device then takes its block, and all get the results of all.
+    """
+
+    spread: Spread
+    branch: Branch
+    mesh_axes: tuple[str, ...] = ()
+    manual_axes: tuple[str, ...] = ()
+    calls_host: bool = False
+    gathers: bool = False
+
+    def split(self, name: Any) -> SplitAxis:
+        """The axis ``name`` as the devices share it."""
+        spread = self.spread
+        return SplitAxis(
+            name, spread.size, self.mesh_axes, spread.devices, spread.block
+        )
+
+    def inside(self, mesh: AnyMesh | None, around: Around) -> Around:
+        """What is around the maps in this one."""
+        if self.branch in ("element", "blocks") and mesh is not None:
+            return Around(mesh.axis_names, around.manual | {*self.manual_axes})
+        partitioned = around.partitioned or self.branch == "partitioned"
+        return around._replace(partitioned=partitioned)
+
+
+def decide(
+    params: dict[str, Any], mesh: AnyMesh | None, walk: MeshWalk | None, around: Around
+) -> Decision:
+    """How a map is lowered.
+
+    Args:
+      params: the parameters of its equation.
+      mesh: that it runs on, if any.
+      walk: where it goes on the mesh; None: nowhere.
+      around: the program that it is a part of.
+    """
+    size, batch_size = params["axis_size"], params["batch_size"]
+    one_block = Spread.of(size, 1, batch_size)
+    if mesh is None or walk is None:
+        return Decision(one_block, "around")
+    if around.manual and around.axis_names != mesh.axis_names:
+        return Decision(one_block, "around")
+    spread = walk.spread(mesh, size, batch_size)
+    if around.partitioned or (params["lowering"] == "spmd" and not around.manual):
+        return Decision(spread, "partitioned", walk.mesh_axes)
+    # The partitioner refuses collectives along one device where others are.
+    if not walk.mesh_axes or spread.devices == 1 < mesh.size:
+        return Decision(one_block, "whole")
+    platform = "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
+    # Not every collective of JAX takes several mesh axes for one name.
+    one_each = (
+        spread.devices == size
+        and len(walk.mesh_axes) == 1
+        and lowers_per_device(params["call_jaxpr"], params["axis_name"], platform)
+    )
+    manual_axes = walk.mesh_axes
+    if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
+        manual_axes = (*manual_axes, REPLICAS)
+    to_host = calls_host(params["call_jaxpr"], mesh, walk.mesh_axes)
+    return Decision(
+        spread,
+        "element" if one_each else "blocks",
+        walk.mesh_axes,
+        mesh.axis_names if to_host else manual_axes,
+        to_host,
+        gathers=around.manual >= {*walk.mesh_axes},
+    )

@@ -1,0 +1,123 @@
+"""A map that is evaluated: it runs at once, as a program of its own."""
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardmap._jax.evaluation import evaluate
+from shardmap._jax.types import Jaxpr, Param, Value
+from shardmap.arrays import placement
+from shardmap.arrays.running import map_jit
+from shardmap.map import contexts
+from shardmap.map.collectives.split import has_collectives
+from shardmap.map.layout import MeshWalk, map_mesh, own_walk
+from shardmap.map.lowering.blocks import on_one_device
+from shardmap.map.primitives.axis import REPLICAS
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.shardings import map_shardings
+from shardmap.map.tracing import Body, config_value, per_jaxpr, trace_body
+
+_DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
+"""Settings under which a map runs operation by operation, on one device."""
+
+
+def evaluate_map(*args: Value, **params: Param) -> list[Any]:
+    """What the map's equation gives for arrays."""
+    if any(map(config_value, _DEBUGGING)):
+        body = _without_calls(
+            params["call_jaxpr"], params["axis_name"], params["axis_size"]
+        )
+        in_axes = (None,) * len(body.constants) + params["in_axes"]
+        plain = params | {"call_jaxpr": body.jaxpr, "in_axes": in_axes}
+        return list(map(_as_array, on_one_device(**plain)(*body.constants, *args)))
+    if params["mesh"] is not None and contexts.has_mesh():
+        return _program_under_mesh(**params)(*contexts.place(args))
+    if REPLICAS in getattr(params["mesh"], "axis_names", ()):
+        params = _as_operands_lie(args, params)
+    jitted, shardings = _program(**params)
+    return jitted(*placement.place(args, shardings))
+
+
+def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """A map that is evaluated, on as many devices as its operands lie on.
+
+    It has all devices of its mesh, unless operands lie on just those that it would have
+    if it were called outside of any trace: then they were made so, and what comes of
+    them here is to meet them.
+    """
+    mesh = map_mesh(
+        params["axis_name"],
+        params["axis_size"],
+        params["call_jaxpr"],
+        list(params["mesh"].devices.flat),
+        "unused",
+    )
+    needed = set(mesh.devices.flat)
+    if any(
+        isinstance(arg, jax.Array)
+        and arg.committed
+        and arg.sharding.device_set == needed
+        for arg in args
+    ):
+        return params | {"mesh": mesh} | own_walk(mesh)._asdict()
+    return params
+
+
+@per_jaxpr
+def _without_calls(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> Body:
+    """What ``jaxpr`` computes with what it calls in line.
+
+    A jitted function that finds a NaN raises what only `jax.jit` itself understands.
+    """
+    return trace_body(
+        lambda *args: evaluate(jaxpr, args, lambda equation, operands: None),
+        [var.aval for var in jaxpr.invars],
+        axis_name,
+        axis_size,
+    )
+
+
+def _as_array(value: Value) -> Any:
+    """What a function gives back as it got it may be NumPy's, not JAX's."""
+    is_jax = isinstance(value, jax.Array) or value.dtype == jax.dtypes.float0
+    return value if is_jax else jnp.asarray(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
+    """The compiled form of one equation, and how its operands must lie."""
+    run = functools.partial(spmap_p.bind, **params)
+    mesh = params["mesh"]
+    if mesh is None:
+        return jax.jit(run), None
+    operands, results = map_shardings(params)
+    jitted = map_jit(
+        run,
+        list(mesh.devices.flat),
+        communicates(params),
+        in_shardings=operands,
+        out_shardings=list(results),
+    )
+    return jitted, operands
+
+
+@functools.lru_cache(maxsize=4096)
+def _program_under_mesh(**params: Param) -> Any:
+    """The same under `jax.set_mesh`, where results lie on that mesh."""
+    run = functools.partial(spmap_p.bind, **params)
+    devices = list(params["mesh"].devices.flat)
+    return map_jit(lambda *args: run(*map(contexts.untyped, args)), devices, True)
+
+
+def communicates(params: dict[str, Any]) -> bool:
+    """Whether the program of a map has anything to send between devices."""
+    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+    return (
+        params["lowering"] == "spmd"
+        or len(params["mesh"].axis_names) > len(walk.mesh_axes)
+        or params["axis_size"] % walk.device_count(params["mesh"]) != 0
+        or has_collectives(params["call_jaxpr"])
+    )

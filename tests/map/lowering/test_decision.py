@@ -1,0 +1,227 @@
+"""Which way a map is lowered: decided once, for lowering and for what explains."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+import shardmap as sm
+from shardmap.map.layout import MeshWalk
+from shardmap.map.lowering import decision
+from shardmap.map.lowering.decision import ALONE, Around, Decision, decide
+from shardmap.map.primitives import axis
+from shardmap.map.primitives.axis import REPLICAS, Spread
+
+MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
+
+
+def params(fun=lambda x: x, size=4, name="i", **changes):
+    """The parameters of a map of ``fun`` over ``size`` elements of 3 numbers."""
+    x = np.ones((size, 3), np.float32)
+    (equation,) = jax.make_jaxpr(sm.spmap(fun, name))(x).jaxpr.eqns
+    return equation.params | changes
+
+
+def decided(fun=lambda x: x, size=4, axes=("a",), mesh=MESH, around=ALONE, **changes):
+    walk = None if axes is None else MeshWalk(axes, ())
+    return decide(params(fun, size, **changes), mesh, walk, around)
+
+
+def test_an_element_for_each_device():
+    found = decided()
+    assert (found.branch, found.mesh_axes) == ("element", ("a",))
+    assert found.spread == Spread(4, 4, 1, 1, 1)
+    assert (found.manual_axes, found.gathers) == (("a",), False)
+
+
+@pytest.mark.parametrize(
+    ("size", "axes", "text"),
+    [
+        (32, ("a",), "4 devices x 8 vectorised x 1 step"),
+        (32, ("b", "a"), "8 devices x 4 vectorised x 1 step"),
+        (8, ("a", "b"), "8 devices x 1 vectorised x 1 step"),
+    ],
+)
+def test_a_block_for_each_device(size, axes, text):
+    found = decided(size=size, axes=axes)
+    assert (found.branch, str(found.spread)) == ("blocks", text)
+
+
+def test_a_loop_on_each_device():
+    found = decided(size=32, batch_size=3)
+    assert str(found.spread) == "4 devices x 3 vectorised x 3 steps"
+
+
+def test_what_jax_does_not_lower_for_an_element_is_a_block():
+    found = decided(lambda x: lax.pbroadcast(x, "i", 0))
+    assert found.branch == "blocks"
+    # Another platform has it.
+    abstract = AbstractMesh((4,), ("a",), axis_types=(AxisType.Auto,))
+    other = decided(lambda x: lax.pbroadcast(x, "i", 0), mesh=abstract)
+    assert other.branch == "element"
+
+
+def test_without_devices_of_its_own_a_map_is_part_of_what_is_around():
+    assert decided(axes=None).branch == "around"
+    assert decided(mesh=None).branch == "around"
+    other = Around(("x",), frozenset("x"))
+    assert decided(around=other).branch == "around"
+    assert decided(axes=None).spread == Spread(4, 1, 4, 4, 1)
+
+
+def test_without_mesh_axes_one_block_has_all():
+    found = decided(axes=())
+    assert (found.branch, found.spread) == ("whole", Spread(4, 1, 4, 4, 1))
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+def test_the_partitioner_is_left_what_is_not_written_per_device(lowering):
+    is_spmd = lowering == "spmd"
+    assert (decided(lowering=lowering).branch == "partitioned") == is_spmd
+    inside = decided(lowering=lowering, around=Around(("a", "b"), frozenset("b")))
+    assert inside.branch == "element"
+    partitioned = decided(lowering=lowering, around=Around(partitioned=True))
+    assert partitioned.branch == "partitioned"
+
+
+def test_axes_that_are_walked_already_are_gathered_from():
+    around = Around(("a", "b"), frozenset({"a", "b"}))
+    assert decided(around=around).gathers
+    assert not decided(around=Around(("a", "b"), frozenset("b"))).gathers
+
+
+def test_what_calls_the_host_is_written_per_device_along_all_axes():
+    def fun(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda x: x, shape, x)
+
+    found = decided(fun)
+    assert found.calls_host
+    assert found.manual_axes == ("a", "b")
+    assert found.inside(MESH, ALONE) == Around(("a", "b"), frozenset({"a", "b"}))
+
+
+def test_replicas_are_written_per_device_too():
+    mesh = Mesh(MESH.devices, ("a", REPLICAS))
+    assert decided(mesh=mesh).manual_axes == ("a", REPLICAS)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 13, 32])
+@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 100])
+def test_the_spread_has_room_for_all(size, devices, batch_size):
+    spread = Spread.of(size, devices, batch_size)
+    assert size <= spread.places < size + devices
+    assert spread.block <= spread.vectorised * spread.steps
+    assert spread.vectorised * (spread.steps - 1) < spread.block
+    assert batch_size is None or spread.vectorised <= batch_size
+
+
+# Two readers
+
+
+def fun(x):
+    return x - lax.pmean(x, "i")
+
+
+def lowered_text(mapped, x):
+    return mapped.lower(x).as_text()
+
+
+def test_lowering_and_what_explains_do_what_is_decided(monkeypatch):
+    """Nobody else decides: with another decision both do, and say, something else."""
+    x = jax.ShapeDtypeStruct((8, 3), np.float32)
+    mapped = sm.spmap(fun, "i")
+    report = sm.explain(mapped)(x)
+    assert report.axes[0].layout == "8 devices x 1 vectorised x 1 step"
+    assert [each.operation for each in report.collectives] == ["psum"]
+    assert "all_reduce" in lowered_text(mapped, x)
+
+    def whole(params, *_):
+        return Decision(Spread.of(params["axis_size"], 1), "whole")
+
+    monkeypatch.setattr(decision, "decide", whole)
+    # The same function would find what was lowered before.
+    again = sm.spmap(lambda x: fun(x), "i")
+    report = sm.explain(again)(x)
+    assert report.axes[0].layout == "1 device x 8 vectorised x 1 step"
+    assert report.axes[0].running.startswith("on one device")
+    # Its operands are still cut, by nobody's decision but the map's mesh.
+    assert all(each.added_by_partitioner for each in report.collectives)
+    assert "all_reduce" not in lowered_text(again, x)
+    np.testing.assert_allclose(again(np.arange(8.0)), np.arange(8.0) - 3.5)
+
+
+def test_a_spread_is_worked_out_in_one_place(monkeypatch):
+    """The equation, lowering and what explains have their numbers from there."""
+    x = jax.ShapeDtypeStruct((32, 3), np.float32)
+    of = Spread.of
+
+    def one_at_once(size, devices, batch_size=None):
+        return of(size, devices, 1)
+
+    monkeypatch.setattr(axis.Spread, "of", one_at_once)
+    mapped = sm.spmap(lambda x: x + jnp.sin(x), "i")
+    text = "8 devices x 1 vectorised x 4 steps"
+    assert text in str(jax.make_jaxpr(mapped)(x))
+    assert sm.explain(mapped)(x).axes[0].layout == text
+    assert "stablehlo.while" in lowered_text(mapped, x)
+
+
+def test_an_inner_map_that_gathers_is_explained_so():
+    """Its elements are on devices; what calls the host has all results on each."""
+
+    def outer(x):
+        shape = jax.ShapeDtypeStruct((), x.dtype)
+        total = jax.pure_callback(lambda x: x, shape, x.sum())
+        return sm.spmap(lambda x: x * 2, "j")(x) + total
+
+    mapped = sm.spmap(outer, "i", devices=jax.devices()[:4])
+    x = jax.ShapeDtypeStruct((2, 2, 3), np.float32)
+    report = sm.explain(mapped)(x)
+    assert [each.operation for each in report.collectives] == ["all_gather"]
+    assert report.collectives[0].in_compiled
+
+
+# Which map it was
+
+
+def test_a_function_called_block_is_the_users():
+    def block(x):
+        return x * 2
+
+    mapped = sm.spmap(block, "i")
+    x = np.ones((8, 3), np.float32)
+    assert sm.explain(mapped)(x).axes[0].kind == "spmap"
+    mesh = sm.make_mesh({"data": 8})
+    for function in (block, lambda x: x * 2):
+        blocks = sm.mesh_map(function, mesh, ({"data": 0},), {"data": 0})
+        assert sm.explain(blocks)(x).axes[0].kind == "mesh_map"
+
+
+def test_messages_name_the_map_that_the_user_wrote():
+    mesh = sm.make_mesh({"a": 4, "b": 2})
+
+    def double(x):
+        return x * 2
+
+    def step(x):
+        other = sm.make_mesh({"a": 2, "b": 4})
+        return sm.mesh_map(double, other, ({"a": 0},), {"a": 0})(x)
+
+    mapped = sm.mesh_map(step, mesh, ({"b": 0},), {"b": 0})
+    with pytest.raises(ValueError, match=r"^mesh_map of double names the mesh") as info:
+        mapped(np.ones((8, 3), np.float32))
+    assert "spmap of" not in str(info.value)
+    assert "block" not in str(info.value)
+
+
+def test_attributes_are_documented():
+    for kind in (Decision, Spread):
+        text = "\n".join(line.strip() for line in kind.__doc__.splitlines())
+        names = [field.name for field in dataclasses.fields(kind)]
+        assert [name for name in names if f"\n{name}: " not in text] == []
