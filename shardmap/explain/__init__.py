@@ -1,6 +1,6 @@
 """What runs in parallel, where arrays lie, what moves: reads the other rooms only.
 
-`api` has `explain`, which fills in what `report` describes. `axes`, `arrays`,
-`collectives`, `hlo` and `remarks` read a program, each one thing of it; `page` and
-`html` draw the result, with the pictures of `text` and `svg`.
+`api` has `explain`, which asks a function (`functions`) for its program, lets `read`
+see what is in it, and fills in a `report`. An `explanation` is one that prints, shows
+and saves itself, as `draw` does it. `interconnect` estimates times.
 """

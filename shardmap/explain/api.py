@@ -2,13 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core.primitives import cond_p, scan_p, while_p
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.types import Jaxpr, Value
 from shardmap.arrays import array_likes, trees
 from shardmap.explain import functions
 from shardmap.explain.explanation import Explanation
@@ -82,7 +83,7 @@ def explain(
     return explained
 
 
-def _as_function(fun: Any) -> Any:
+def _as_function(fun: Callable[..., Any]) -> Any:
     """A bound method as a function: its attributes are those of the unbound one."""
     if not inspect.ismethod(fun):
         return fun
@@ -96,7 +97,10 @@ def _as_function(fun: Any) -> Any:
 
 
 def _explain(
-    fun: Any, wires: Interconnect | None, args: Any, kwargs: Any
+    fun: Callable[..., Any],
+    wires: Interconnect | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Explanation:
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
     traced = functions.traced(fun, args, kwargs)
@@ -181,7 +185,7 @@ def _explain(
 # Tracing and compiling
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: Value) -> Any:
     """Arrays of other libraries by their shape; the rest as it is."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
         return leaf
@@ -191,7 +195,12 @@ def _as_array(leaf: Any) -> Any:
         return leaf  # A static argument, perhaps.
 
 
-def _axes(fun: Any, args: Any, kwargs: Any, jaxpr: Any) -> tuple[Axis, ...]:
+def _axes(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    jaxpr: Jaxpr,
+) -> tuple[Axis, ...]:
     """The axes, with as many sizes of vmaps as marks on the arguments bring out."""
     source = definition_of(fun)
     best = axes_of(jaxpr, source)
@@ -208,6 +217,6 @@ def _axes(fun: Any, args: Any, kwargs: Any, jaxpr: Any) -> tuple[Axis, ...]:
     return best
 
 
-def _struct(leaf: Any) -> Any:
+def _struct(leaf: Value) -> Any:
     aval = array_likes.leaf_aval(leaf)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

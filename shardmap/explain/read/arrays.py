@@ -9,6 +9,7 @@ import jax.extend.core as jex_core
 from jax.sharding import NamedSharding, Sharding
 
 from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.types import Atom, Aval, Equation, Jaxpr, PyTree, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays import trees
 from shardmap.explain.report import ArrayLayout
@@ -21,7 +22,7 @@ UNKNOWN = "as the compiler decides"
 
 
 def input_names(
-    fun: Callable[..., Any], info: Any, argnums: Sequence[int]
+    fun: Callable[..., Any], info: PyTree, argnums: Sequence[int]
 ) -> list[str]:
     """The key path of each input.
 
@@ -59,7 +60,7 @@ def array_layouts(
 
 
 def _array(
-    role: Literal["input", "output"], name: str, aval: Any, layout: Any
+    role: Literal["input", "output"], name: str, aval: Aval, layout: Any
 ) -> ArrayLayout:
     shape = tuple(aval.shape)
     itemsize = aval.dtype.itemsize
@@ -110,7 +111,7 @@ def describe(spec: ShardingSpec) -> str:
     return ", ".join(cuts) + (f", each on {copies:,} devices" if copies > 1 else "")
 
 
-def shardings_in(jaxpr: Any) -> tuple[list[Any], list[Any]]:
+def shardings_in(jaxpr: Jaxpr) -> tuple[list[Any], list[Any]]:
     """How inputs and outputs of a program lie, as far as its maps say it.
 
     An input that goes straight to a map lies as the map wants it, and a result that
@@ -131,7 +132,7 @@ def shardings_in(jaxpr: Any) -> tuple[list[Any], list[Any]]:
                 taken.setdefault(atom, sharding)
         made.update(zip(equation.outvars, outs, strict=True))
 
-    def layout(atom: Any, known: dict[Any, Any]) -> Any:
+    def layout(atom: Atom, known: dict[Any, Any]) -> Any:
         if isinstance(atom, jex_core.Literal):
             return UNKNOWN
         return known.get(atom, UNKNOWN)
@@ -142,7 +143,7 @@ def shardings_in(jaxpr: Any) -> tuple[list[Any], list[Any]]:
     )
 
 
-def _equation_shardings(equation: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+def _equation_shardings(equation: Equation) -> tuple[Sequence[Any], Sequence[Any]]:
     params = equation.params
     if equation.primitive is spmap_p and params["mesh"] is not None:
         shardings = map_shardings(params)
@@ -159,13 +160,16 @@ def _equation_shardings(equation: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     return [UNKNOWN] * len(equation.invars), [UNKNOWN] * len(equation.outvars)
 
 
-def _calls(equation: Any, jaxpr: Any) -> bool:
+def _calls(equation: Equation, jaxpr: Jaxpr) -> bool:
     """Whether the equation only calls the jaxpr, as `jax.jit` does."""
-    return [atom.aval.shape for atom in equation.invars] == [
-        var.aval.shape for var in jaxpr.invars
-    ] and [var.aval.shape for var in equation.outvars] == [
-        atom.aval.shape for atom in jaxpr.outvars
-    ]
+    return all(
+        [aval_of(atom).shape for atom in outside]
+        == [aval_of(atom).shape for atom in inside]
+        for outside, inside in (
+            (equation.invars, jaxpr.invars),
+            (equation.outvars, jaxpr.outvars),
+        )
+    )
 
 
 def device_count(sharding: Any) -> int:

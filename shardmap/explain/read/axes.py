@@ -1,6 +1,7 @@
 """Which axes a program is repeated over, and how each of them runs."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
@@ -8,6 +9,7 @@ from jax.extend.core.primitives import scan_p, slice_p, squeeze_p, while_p
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read import vmaps
 from shardmap.explain.read.source import source_of
@@ -45,7 +47,7 @@ class _Around(NamedTuple):
     program: Around = ALONE
 
 
-def axes_of(jaxpr: Any, source: str | None = None) -> tuple[Axis, ...]:
+def axes_of(jaxpr: Jaxpr, source: str | None = None) -> tuple[Axis, ...]:
     """The axes of a program, each before those inside it.
 
     Args:
@@ -69,7 +71,7 @@ class _Walk:
         kind: AxisKind,
         name: Any,
         layout: tuple[int | None, int, int | None, int | None],
-        equation: Any,
+        equation: Equation,
         running: str,
         change: str,
     ) -> int:
@@ -101,7 +103,7 @@ class _Walk:
             self._seen.setdefault(forward, len(self.axes) - 1)
         return self._seen[key]
 
-    def scope(self, jaxpr: Any, around: _Around, open_vmaps: int = 0) -> None:
+    def scope(self, jaxpr: Jaxpr, around: _Around, open_vmaps: int = 0) -> None:
         """Adds the axes in a jaxpr, but its outermost ``open_vmaps`` vmaps."""
         made_by = {var: e for e in jaxpr.eqns for var in e.outvars}
         # The jaxpr itself, then the vmaps around an equation, with where they end.
@@ -146,7 +148,7 @@ class _Walk:
         name: Any,
         size: int | None,
         deduced: bool,
-        equation: Any,
+        equation: Equation,
     ) -> _Around:
         running = _VMAP
         if deduced:
@@ -161,7 +163,9 @@ class _Walk:
         )
         return around._replace(axis=number)
 
-    def _scan(self, equation: Any, around: _Around, made_by: Any) -> bool:
+    def _scan(
+        self, equation: Equation, around: _Around, made_by: Mapping[Var, Equation]
+    ) -> bool:
         """Adds a loop; True if a vmap behind it computes what is left of its axis."""
         length = equation.params["length"]
         body = equation.params["jaxpr"]
@@ -186,7 +190,7 @@ class _Walk:
         self.scope(body, around._replace(axis=number), open_vmaps=1)
         return size % width != 0
 
-    def _while(self, equation: Any, around: _Around) -> None:
+    def _while(self, equation: Equation, around: _Around) -> None:
         number = self._add(
             around,
             "while",
@@ -199,7 +203,7 @@ class _Walk:
         for inner in jaxprs_in(equation.params):
             self.scope(inner, around._replace(axis=number))
 
-    def _spmap(self, equation: Any, around: _Around, depth: int) -> None:
+    def _spmap(self, equation: Equation, around: _Around, depth: int) -> None:
         params = equation.params
         mesh, walk = map_place(equation, around.mesh, around.inner_axes)
         decided = decision.decide(params, mesh, walk, around.program)
@@ -237,7 +241,7 @@ class _Walk:
         inside = _Around(number, mesh, inner_axes, program)
         self.scope(params["call_jaxpr"], inside, depth)
 
-    def _shard_map(self, equation: Any, around: _Around, is_pmap: bool) -> None:
+    def _shard_map(self, equation: Equation, around: _Around, is_pmap: bool) -> None:
         params = equation.params
         mesh = params["mesh"]
         manual = params["newly_manual_axes"]
@@ -280,7 +284,7 @@ def _how_it_runs(spread: Spread, branch: decision.Branch, replicas: int = 1) -> 
 
 
 def map_place(
-    equation: Any, mesh: Any, inner_axes: tuple[str, ...]
+    equation: Equation, mesh: Any, inner_axes: tuple[str, ...]
 ) -> tuple[Any, MeshWalk | None]:
     """The mesh of a map, and where on it the map goes; None: on each device whole.
 
@@ -297,7 +301,9 @@ def map_place(
     return params["mesh"], MeshWalk(params["mesh_axes"], params["inner_axes"])
 
 
-def _batch_of_map(equation: Any, made_by: Any) -> tuple[int, int] | None:
+def _batch_of_map(
+    equation: Equation, made_by: Mapping[Var, Equation]
+) -> tuple[int, int] | None:
     """Size and batch size of the `jax.lax.map` with ``batch_size`` that a scan is.
 
     Such a scan takes an array that was cut, on the same line of the program, into
@@ -308,25 +314,25 @@ def _batch_of_map(equation: Any, made_by: Any) -> tuple[int, int] | None:
     if not body.eqns or any(vmaps.levels(inner) == 0 for inner in body.eqns):
         return None
     for atom, var in zip(equation.invars, body.invars, strict=True):
-        if isinstance(atom, jex_core.Literal) or var.aval.ndim == 0:
+        if isinstance(atom, jex_core.Literal) or aval_of(var).ndim == 0:
             continue
-        width = var.aval.shape[0]
+        width = aval_of(var).shape[0]
         reshape = made_by.get(atom)
-        if atom.aval.shape != (length, *var.aval.shape) or reshape is None:
+        if aval_of(atom).shape != (length, *aval_of(var).shape) or reshape is None:
             continue
         whole = reshape.invars[0]
-        flat = (length * width, *var.aval.shape[1:])
-        if whole.aval.shape != flat or source_of(reshape) != source_of(equation):
+        flat = (length * width, *aval_of(var).shape[1:])
+        if aval_of(whole).shape != flat or source_of(reshape) != source_of(equation):
             continue
-        cut = made_by.get(whole)
+        cut = None if isinstance(whole, jex_core.Literal) else made_by.get(whole)
         if cut is not None and cut.primitive is slice_p:
             if source_of(cut) == source_of(equation):
-                return cut.invars[0].aval.shape[0], width
-        return math.prod(whole.aval.shape[:1]), width
+                return aval_of(cut.invars[0]).shape[0], width
+        return math.prod(aval_of(whole).shape[:1]), width
     return None
 
 
-def _is_pmap(jaxpr: Any, equation: Any) -> bool:
+def _is_pmap(jaxpr: Jaxpr, equation: Equation) -> bool:
     """Whether a shard_map is what `jax.pmap` makes: blocks of one, squeezed at once."""
     mesh, body = equation.params["mesh"], equation.params["jaxpr"]
     if len(jaxpr.eqns) != 1 or isinstance(mesh, AbstractMesh):
@@ -341,7 +347,7 @@ def _is_pmap(jaxpr: Any, equation: Any) -> bool:
     mapped = [
         var
         for var, outer in zip(body.invars, equation.invars, strict=True)
-        if var.aval.shape != outer.aval.shape
+        if aval_of(var).shape != aval_of(outer).shape
     ]
     return bool(mapped) and all(
         var in first_use and first_use[var].primitive is squeeze_p for var in mapped

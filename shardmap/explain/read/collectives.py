@@ -6,7 +6,7 @@ a device has of each array is then simply the shape in the jaxpr.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh
 
 from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
 from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.types import Aval, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.source import source_of
@@ -74,19 +75,19 @@ class _Scope:
     sources: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
-def nbytes(aval: Any) -> int:
+def nbytes(aval: Aval) -> int:
     """The size of an array in bytes."""
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def collectives_of(jaxpr: Any) -> list[Sent]:
+def collectives_of(jaxpr: Jaxpr) -> list[Sent]:
     """The collectives of a program between different devices, in program order."""
     found: list[Sent] = []
     _walk(jaxpr, _Scope(), found)
     return found
 
 
-def _walk(jaxpr: Any, scope: _Scope, found: list[Sent]) -> None:
+def _walk(jaxpr: Jaxpr, scope: _Scope, found: list[Sent]) -> None:
     for equation in jaxpr.eqns:
         primitive, params = equation.primitive, equation.params
         if primitive in ALL_COLLECTIVES:
@@ -117,7 +118,7 @@ def _walk(jaxpr: Any, scope: _Scope, found: list[Sent]) -> None:
                 _walk(body, inner, found)
 
 
-def _sent(equation: Any, scope: _Scope) -> Sent | None:
+def _sent(equation: Equation, scope: _Scope) -> Sent | None:
     collective = ALL_COLLECTIVES[equation.primitive]
     names = named_axes(equation)
     group_size = math.prod(scope.sizes.get(name, 1) for name in names)
@@ -132,14 +133,14 @@ def _sent(equation: Any, scope: _Scope) -> Sent | None:
         tuple(map(str, names)),
         group_size,
         scope.count,
-        sum(nbytes(atom.aval) for atom in equation.invars),
-        sum(nbytes(var.aval) for var in equation.outvars),
+        sum(nbytes(aval_of(atom)) for atom in equation.invars),
+        sum(nbytes(aval_of(var)) for var in equation.outvars),
         source_of(equation) or scope.sources.get(collective.name),
         scope.program.partitioned,
     )
 
 
-def _written_out(equation: Any, scope: _Scope) -> tuple[Any, _Scope]:
+def _written_out(equation: Equation, scope: _Scope) -> tuple[Any, _Scope]:
     """The program of one device of a map, and what is around it."""
     params = equation.params
     jaxpr, name = params["call_jaxpr"], params["axis_name"]
@@ -159,7 +160,7 @@ def _written_out(equation: Any, scope: _Scope) -> tuple[Any, _Scope]:
             for each in uses_axis(jaxpr, name)
         },
     )
-    avals = [atom.aval for atom in equation.invars]
+    avals = [aval_of(atom) for atom in equation.invars]
     if not decided.mesh_axes:
         return _traced(on_one_device(**params), avals, sizes), inner
     if decided.branch == "element" and not decided.gathers:
@@ -178,11 +179,13 @@ def _written_out(equation: Any, scope: _Scope) -> tuple[Any, _Scope]:
     return _traced(run, avals, sizes), inner
 
 
-def _cut(aval: Any, axis: int, length: int) -> tuple[int, ...]:
+def _cut(aval: Aval, axis: int, length: int) -> tuple[int, ...]:
     return (*aval.shape[:axis], length, *aval.shape[axis + 1 :])
 
 
-def _traced(run: Any, avals: Sequence[Any], sizes: dict[Any, int]) -> Any:
+def _traced(
+    run: Callable[..., Any], avals: Sequence[Any], sizes: dict[Any, int]
+) -> Any:
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         closed = jax.make_jaxpr(lambda *args: run(*args), axis_env=list(sizes.items()))(
             *map(shape_dtype_struct, avals)

@@ -8,7 +8,11 @@ from shardmap.explain.read import arrays
 from shardmap.explain.report import Cost
 
 
-def layouts_of(lowered: Any, compiled: Any, traced: Any) -> tuple[list[Any], list[Any]]:
+def layouts_of(
+    lowered: jax.stages.Lowered,
+    compiled: jax.stages.Compiled,
+    traced: jax.stages.Traced,
+) -> tuple[list[Any], list[Any]]:
     """How inputs and outputs lie: by the map's own word, or by the compiler's."""
     count_in = len(jax.tree.leaves(traced.args_info))
     count_out = len(jax.tree.leaves(traced.out_info))
@@ -26,7 +30,7 @@ def layouts_of(lowered: Any, compiled: Any, traced: Any) -> tuple[list[Any], lis
     return specs_in, specs_out
 
 
-def cost_of(compiled: Any) -> Cost:
+def cost_of(compiled: jax.stages.Compiled) -> Cost:
     analysis = compiled.cost_analysis() or {}
     memory = compiled.memory_analysis()
     sizes: list[Any] = [

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
+from shardmap._jax.types import Jaxpr
 from shardmap._jax.walk import equations
 
 
-def meshes_of(jaxpr: Any) -> list[Any]:
+def meshes_of(jaxpr: Jaxpr) -> list[Any]:
     """The meshes that a program's equations name, the largest first."""
     named = (equation.params.get("mesh") for equation in equations(jaxpr))
     found = [

@@ -16,6 +16,7 @@ from jax.extend.core.primitives import (
 )
 
 from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.types import ClosedJaxpr, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, jaxprs, jaxprs_in
 from shardmap.explain.read.collectives import nbytes
 from shardmap.explain.read.source import source_of
@@ -34,7 +35,7 @@ _ON_DEVICES = ("spmap", "mesh_map", "shard_map", "pmap")
 
 
 def remarks_on(
-    closed: Any,
+    closed: ClosedJaxpr,
     axes: Sequence[Axis],
     arrays: Sequence[ArrayLayout],
     num_devices: int,
@@ -92,7 +93,7 @@ def _constants(constants: Sequence[Any], num_devices: int) -> list[Remark]:
     ]
 
 
-def _made_whole(jaxpr: Any, num_devices: int) -> list[Remark]:
+def _made_whole(jaxpr: Jaxpr, num_devices: int) -> list[Remark]:
     """Values that the program makes, and then gives a map whole."""
     found = []
     for scope in jaxprs(jaxpr) if num_devices > 1 else ():
@@ -100,10 +101,10 @@ def _made_whole(jaxpr: Any, num_devices: int) -> list[Remark]:
         for equation in scope.eqns:
             for atom in _taken_whole(equation):
                 is_made = not isinstance(atom, jex_core.Literal) and atom in made
-                if is_made and nbytes(atom.aval) >= LARGE:
+                if is_made and nbytes(aval_of(atom)) >= LARGE:
                     found.append(
                         Remark(
-                            f"a value of {size(nbytes(atom.aval))} and shape "
+                            f"a value of {size(nbytes(aval_of(atom)))} and shape "
                             f"{atom.aval.shape} is made outside the map, and given to "
                             "it whole, on each of its devices",
                             "If an element needs only a part of it, map it; if it is "
@@ -114,7 +115,7 @@ def _made_whole(jaxpr: Any, num_devices: int) -> list[Remark]:
     return found
 
 
-def _taken_whole(equation: Any) -> list[Any]:
+def _taken_whole(equation: Equation) -> list[Any]:
     """The operands that each device of a map has whole."""
     params = equation.params
     if equation.primitive is spmap_p and params["mesh"] is not None:
@@ -127,7 +128,7 @@ def _taken_whole(equation: Any) -> list[Any]:
     return [a for a, spec in zip(equation.invars, specs, strict=True) if not any(spec)]
 
 
-def _sliced_gathers(jaxpr: Any) -> list[Remark]:
+def _sliced_gathers(jaxpr: Jaxpr) -> list[Remark]:
     found = []
     for scope in jaxprs(jaxpr):
         uses: dict[Any, list[Any]] = {}
@@ -144,10 +145,11 @@ def _sliced_gathers(jaxpr: Any) -> list[Remark]:
             if not users or gathered in results:
                 continue
             if all(user.primitive in _PARTS for user in users):
-                used = max(sum(nbytes(v.aval) for v in u.outvars) for u in users)
+                used = max(sum(nbytes(aval_of(v)) for v in u.outvars) for u in users)
                 found.append(
                     Remark(
-                        f"all_gather gives every device {size(nbytes(gathered.aval))}, "
+                        "all_gather gives every device "
+                        f"{size(nbytes(aval_of(gathered)))}, "
                         f"of which at most {size(used)} at a time are used: its "
                         "result is only sliced",
                         "Slice before the collective, or send only that part: "
@@ -191,7 +193,7 @@ def _short_axes(
     return found
 
 
-def _outside(jaxpr: Any, num_devices: int) -> list[Remark]:
+def _outside(jaxpr: Jaxpr, num_devices: int) -> list[Remark]:
     """Heavy operations before any map, on values that no map has cut."""
     found: list[Remark] = []
     if num_devices > 1 and _has_map(jaxpr):
@@ -200,7 +202,7 @@ def _outside(jaxpr: Any, num_devices: int) -> list[Remark]:
 
 
 def _search_outside(
-    jaxpr: Any, invars_cut: Sequence[bool], found: list[Remark]
+    jaxpr: Jaxpr, invars_cut: Sequence[bool], found: list[Remark]
 ) -> list[bool]:
     """Adds a remark for each; gives which results come from a map."""
     cut = dict(zip(jaxpr.invars, invars_cut, strict=True))
@@ -239,19 +241,19 @@ def _search_outside(
     ]
 
 
-def _flops(equation: Any) -> int:
+def _flops(equation: Equation) -> int:
     """Roughly, of products: two for each number read and each number written."""
     if equation.primitive is dot_general_p:
         (contracted, _), _ = equation.params["dimension_numbers"]
-        shape = equation.invars[0].aval.shape
+        shape = aval_of(equation.invars[0]).shape
         depth = math.prod(shape[dimension] for dimension in contracted)
     elif equation.primitive is conv_general_dilated_p:
-        kernel = equation.invars[1].aval.shape
+        kernel = aval_of(equation.invars[1]).shape
         depth = math.prod(kernel) // max(kernel)
     else:
         return 0
-    return 2 * depth * math.prod(equation.outvars[0].aval.shape)
+    return 2 * depth * math.prod(aval_of(equation.outvars[0]).shape)
 
 
-def _has_map(jaxpr: Any) -> bool:
+def _has_map(jaxpr: Jaxpr) -> bool:
     return any(e.primitive in (spmap_p, SHARD_MAP) for e in equations(jaxpr))

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.types import Equation
+
 # Frames in here are not the user's.
 _LIBRARIES = tuple(
     f"{folder}/"
@@ -17,9 +19,9 @@ _LIBRARIES = tuple(
 )
 
 
-def source_of(equation: Any) -> str | None:
+def source_of(equation: Equation) -> str | None:
     """The innermost line of the user's program, as ``file:line (function)``."""
-    traceback = equation.source_info.traceback
+    traceback: Any = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         if not frame.file_name.startswith((*_LIBRARIES, "<frozen")):
             return _line(frame.file_name, frame.line_num, frame.function_name)

@@ -17,6 +17,7 @@ import jax.extend.core as jex_core
 from jax.interpreters import ad
 
 from shardmap._jax.rules import Vmap, def_batching
+from shardmap._jax.types import Equation, Jaxpr, PyTree, Value
 from shardmap._jax.walk import jaxprs_in
 
 MOST_LAYERS = 8
@@ -46,7 +47,7 @@ def_batching(mark_p, _batching_rule)
 class _Marked:
     """A leaf in some layers of marks."""
 
-    def __init__(self, leaf: Any, layers: int) -> None:
+    def __init__(self, leaf: Value, layers: int) -> None:
         self.leaf, self.layers = leaf, layers
 
     def tree_flatten(self) -> tuple[tuple[Any], int]:
@@ -61,19 +62,19 @@ class _Marked:
         return leaf if layers == 1 else cls(leaf, layers - 1)
 
 
-def marked(tree: Any, layers: int) -> Any:
+def marked(tree: PyTree, layers: int) -> Any:
     """``tree`` with every array in so many layers of marks."""
     return jax.tree.map(
         lambda leaf: _Marked(leaf, layers) if hasattr(leaf, "shape") else leaf, tree
     )
 
 
-def levels(equation: Any) -> int:
+def levels(equation: Equation) -> int:
     """In how many vmaps of its jaxpr an equation stands."""
     return str(equation.source_info.name_stack).count("vmap(")
 
 
-def is_backward(equation: Any) -> bool:
+def is_backward(equation: Equation) -> bool:
     """Whether the equation was made by transposing another."""
     return "transpose(" in str(equation.source_info.name_stack)
 
@@ -92,7 +93,7 @@ class Begun(NamedTuple):
     end: int
 
 
-def begin(jaxpr: Any, first: int, depth: int) -> Begun:
+def begin(jaxpr: Jaxpr, first: int, depth: int) -> Begun:
     """The vmaps that begin at an equation of a jaxpr.
 
     Args:
@@ -130,7 +131,7 @@ def _reach(run: list[Any], results: set[Any], size: int | None) -> int:
     return len(run)
 
 
-def _marked_vmaps(mark: Any, count: int) -> list[tuple[str | None, int | None]]:
+def _marked_vmaps(mark: Equation, count: int) -> list[tuple[str | None, int | None]]:
     """The ``count`` outermost vmaps of the jaxpr that a mark is in, or []."""
     # The innermost comes first; those around the jaxpr come last.
     inside = mark.params["vmaps"][: levels(mark)]
@@ -198,7 +199,7 @@ def _size(run: list[Any], results: set[Any], differing: Sequence[Any]) -> int | 
     return candidates.pop() if len(candidates) == 1 else None
 
 
-def _results(jaxpr: Any, run: list[Any]) -> set[Any]:
+def _results(jaxpr: Jaxpr, run: list[Any]) -> set[Any]:
     """What equations of a jaxpr make that is used outside of them."""
     inside = {id(equation) for equation in run}
     used = {
