@@ -3,7 +3,17 @@
 import functools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    overload,
+)
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -23,6 +33,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Q = ParamSpec("Q")
+S = TypeVar("S")
 
 # So many calls that the program tried first is not for, and it is looked up at once.
 _MOST_REFUSALS = 8
@@ -94,7 +106,7 @@ class Mapped(Generic[P, R]):
         """Looks at the results of a run; whether it has to do so after every one."""
         return False
 
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> stages.Lowered:
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> stages.Lowered:
         """Lowers the function for these arguments, running nothing.
 
         Args:
@@ -106,7 +118,7 @@ class Mapped(Generic[P, R]):
         """
         return stages.lower(self._programs, wrap_statics(args, self._static), kwargs)
 
-    def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
         if isinstance(self.mesh, AbstractMesh):
             # Of a program for no devices there is none but that of a caller.
@@ -114,7 +126,7 @@ class Mapped(Generic[P, R]):
             return jitted.trace(*args, **kwargs)
         return stages.trace(self._programs, wrap_statics(args, self._static), kwargs)
 
-    def explain(self, *args: P.args, **kwargs: P.kwargs) -> "Explanation":
+    def explain(self, *args: PyTree, **kwargs: PyTree) -> "Explanation":
         """What runs in parallel for these arguments, and at what cost.
 
         Args:
@@ -139,6 +151,16 @@ class Mapped(Generic[P, R]):
         """The mesh to run on, if one was given; perhaps an abstract one."""
         mesh: AnyMesh | None = getattr(self._programs.options, "mesh", None)
         return mesh
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "Mapped[Concatenate[Any, Q], S]",
+        instance: object,
+        owner: type | None = None,
+    ) -> Callable[Q, S]: ...
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """A mapped function in a class is a method."""

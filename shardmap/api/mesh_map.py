@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -37,6 +37,38 @@ class MeshMappedFunction(Mapped[P, R]):
             [sharding_of(axes, mesh) for axes in in_axes],
             [sharding_of(axes, mesh) for axes in programs.out_axes(out)],
         )
+
+
+class Decorator(Protocol):
+    """What makes such functions, with its options chosen."""
+
+    def __call__(self, fun: Callable[P, R], /) -> MeshMappedFunction[P, R]: ...
+
+
+@overload
+def mesh_map(
+    fun: Callable[P, R],
+    mesh: Mesh,
+    in_axes: Any,
+    out_axes: Any,
+    *,
+    lowering: Lowering = "manual",
+    donate_argnums: int | Iterable[int] = (),
+    static_argnums: int | Iterable[int] = (),
+) -> MeshMappedFunction[P, R]: ...
+
+
+@overload
+def mesh_map(
+    fun: None = None,
+    *,
+    mesh: Mesh,
+    in_axes: Any,
+    out_axes: Any,
+    lowering: Lowering = "manual",
+    donate_argnums: int | Iterable[int] = (),
+    static_argnums: int | Iterable[int] = (),
+) -> Decorator: ...
 
 
 def mesh_map(

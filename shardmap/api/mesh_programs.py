@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, Value
-from shardmap.api.calls import options
+from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
+from shardmap.api.calls import kept, options
+from shardmap.api.calls.arguments import Static
 from shardmap.api.calls.call import Arguments, Call, ProcessLocal
 from shardmap.api.calls.options import Lowering
 from shardmap.api.calls.programs import Args, Kwargs, Programs, apply_statics
@@ -124,10 +125,43 @@ class BlockCall(Call):
         return ProcessLocal([None] * count, [None] * count, [None] * len(self.out_axes))
 
 
+class Block:
+    """The function of a block over flat leaves, to be traced.
+
+    JAX finds a trace again by this object.
+    """
+
+    def __init__(
+        self,
+        fun: kept.WeakFunction,
+        in_tree: TreeDef,
+        statics: tuple[tuple[int, Static], ...],
+    ) -> None:
+        self._fun = fun
+        self._arguments = Arguments((), in_tree, statics)
+
+    def __call__(self, *blocks: Value) -> PyTree:
+        args, kwargs = self._arguments.with_leaves(blocks)
+        return apply_statics(self._fun(), args, kwargs)
+
+    def leaves(self, *blocks: Value) -> list[Value]:
+        """The same, with flat results."""
+        return jax.tree.leaves(self(*blocks))
+
+    def arrays(self, *blocks: Value) -> list[Value]:
+        """The same, with arrays for Python numbers."""
+        return list(map(jnp.asarray, self.leaves(*blocks)))
+
+
 class BlockPrograms(Programs[BlockCall, Options]):
     """All that is made for one function that `mesh_map` maps."""
 
     what = "mesh_map"
+
+    def __init__(self, fun: Callable[..., object], options: Options) -> None:
+        super().__init__(fun, options)
+        self._blocks: kept.Kept[Block] = kept.Kept()
+        self._maps: kept.Kept[Callable[..., list[Value]]] = kept.Kept()
 
     def read(
         self,
@@ -147,13 +181,13 @@ class BlockPrograms(Programs[BlockCall, Options]):
         in_axes = self.in_axes(arguments)
         _check_axes(in_axes, avals, mesh, names)
 
-        def whole(*blocks: Value) -> PyTree:
-            args, kwargs = arguments.with_leaves(blocks)
-            return apply_statics(self.fun(), args, kwargs)
-
+        key = arguments.in_tree, arguments.statics
+        block_fun = self._blocks.get(key) or self._blocks.keep(
+            key, Block(self.fun, *key)
+        )
         block = functools.partial(_scaled, mesh, int.__floordiv__)
         traced, out_shape = jax.make_jaxpr(
-            whole, axis_env=list(mesh.shape.items()), return_shape=True
+            block_fun, axis_env=list(mesh.shape.items()), return_shape=True
         )(*map(tracing.shape_dtype_struct, map(block, avals, in_axes)))
         out_axes = self.out_axes(out_shape)
         out_blocks = [
@@ -197,18 +231,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
     def bind_call(self, call: BlockCall, leaves: Sequence[Value]) -> PyTree:
         """Reshapes, maps over one mesh axis inside the other, and reshapes back."""
         mesh, levels = call.mesh, call.levels
-        fun = self.fun()
-
-        def block(*blocks: Value) -> list[Value]:
-            args, kwargs = call.arguments.with_leaves(blocks)
-            results = jax.tree.leaves(apply_statics(fun, args, kwargs))
-            # On a mesh without axes there is no map to make arrays of numbers.
-            return results if levels else list(map(jnp.asarray, results))
-
-        mapped: Callable[..., list[Value]] = block
-        for name in reversed(levels):
-            mapped = self._mapped(mapped, name, call)
-        results = mapped(
+        results = self._mapped(call)(
             *(
                 reshaped(to_blocks, leaf, axes, levels, mesh)
                 for leaf, axes in zip(leaves, call.in_axes, strict=True)
@@ -222,30 +245,67 @@ class BlockPrograms(Programs[BlockCall, Options]):
             ],
         )
 
-    def _mapped(
-        self, block: Callable[..., list[Value]], name: str, call: BlockCall
+    def _mapped(self, call: BlockCall) -> Callable[..., list[Value]]:
+        """The function of the leaves' blocks, mapped over one mesh axis after another.
+
+        There is one for each kind of call, by which JAX finds its traces again.
+        """
+        used = {name for axes in [*call.in_axes, *call.out_axes] for name in axes}
+        on_mesh = tuple(
+            name in used or not tracing.is_bound(tracing.Walks(name))
+            for name in call.levels
+        )
+        in_axes, out_axes = (
+            tuple(tuple(axes.items()) for axes in all_axes)
+            for all_axes in (call.in_axes, call.out_axes)
+        )
+        arguments = call.arguments
+        key = (
+            arguments.in_tree,
+            arguments.statics,
+            (in_axes, out_axes),
+            (call.levels, on_mesh),
+        )
+        mapped = self._maps.get(key)
+        if mapped is None:
+            block = Block(self.fun, arguments.in_tree, arguments.statics)
+            # On a mesh without axes there is no map to make arrays of numbers.
+            mapped = block.leaves if call.levels else block.arrays
+            levels = zip(reversed(call.levels), reversed(on_mesh), strict=True)
+            for name, is_on_mesh in levels:
+                mapped = self._mapped_once(mapped, name, is_on_mesh, call)
+            mapped = self._maps.keep(key, mapped)
+        return mapped
+
+    def _mapped_once(
+        self,
+        fun: Callable[..., list[Value]],
+        name: str,
+        is_on_mesh: bool,
+        call: BlockCall,
     ) -> Callable[..., list[Value]]:
-        """``block``, mapped over one mesh axis."""
-        used = any(name in axes for axes in [*call.in_axes, *call.out_axes])
-        on_mesh = used or not tracing.is_bound(tracing.Walks(name))
-        block.__name__ = self.name
+        """``fun``, mapped over one mesh axis."""
+
+        def named(*leaves: Value) -> list[Value]:
+            return fun(*leaves)
+
+        named.__name__ = self.name
         programs = ElementPrograms(
-            block,
+            named,
             options.Options(
                 axis_name=name,
                 in_axes=tuple(0 if name in axes else None for axes in call.in_axes),
                 out_axes=[0 if name in axes else None for axes in call.out_axes],
                 axis_size=call.mesh.shape[name],
                 mesh=call.mesh,
-                mesh_axes=(name,) if on_mesh else (),
+                mesh_axes=(name,) if is_on_mesh else (),
                 lowering=self.options.lowering,
                 kind="mesh_map",
             ),
         )
 
+        @functools.wraps(named)  # And so holds it, which the programs do not.
         def mapped(*leaves: Value) -> list[Value]:
-            # Of a mapped function that is inside another, only this holds the function.
-            assert block is not None
             results: list[Value] = programs.bind(leaves, {})
             return results
 

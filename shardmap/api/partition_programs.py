@@ -88,13 +88,8 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         )
         avals = list(map(whole_aval, avals, in_parts, in_local))
 
-        given = [
-            leaf
-            if local is None
-            else jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-            for leaf, aval, local in zip(leaves, avals, in_local, strict=True)
-        ]
-        traced = self._traced(arguments, given)
+        structs = list(map(tracing.shape_dtype_struct, avals))
+        traced = self._traced(arguments, structs)
         out = traced.out_info
         out_names = leaf_paths("result", out)
         out_avals = list(map(array_likes.leaf_aval, jax.tree.leaves(out)))

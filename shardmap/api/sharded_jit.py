@@ -7,7 +7,7 @@ mapped axis has that many devices.
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, overload
 
 import jax
 
@@ -61,6 +61,42 @@ def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
     avals = list(map(array_likes.leaf_aval, leaves))
     check_shapes(what, leaf_paths("x", x), avals, each)
     return jax.tree.unflatten(tree, list(map(constrain, leaves, each)))
+
+
+class Decorator(Protocol):
+    """What makes such functions, with its options chosen."""
+
+    def __call__(self, fun: Callable[P, R], /) -> ShardedFunction[P, R]: ...
+
+
+@overload
+def sharded_jit(
+    fun: Callable[P, R],
+    in_parts: Any,
+    out_parts: Any,
+    num_partitions: int | None = None,
+    static_argnums: int | Iterable[int] = (),
+    *,
+    local_in_parts: Any = None,
+    local_out_parts: Any = None,
+    local_num_partitions: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+) -> ShardedFunction[P, R]: ...
+
+
+@overload
+def sharded_jit(
+    fun: None = None,
+    *,
+    in_parts: Any,
+    out_parts: Any,
+    num_partitions: int | None = None,
+    static_argnums: int | Iterable[int] = (),
+    local_in_parts: Any = None,
+    local_out_parts: Any = None,
+    local_num_partitions: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+) -> Decorator: ...
 
 
 def sharded_jit(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, overload
 
 import jax
 from jax.sharding import Mesh
@@ -29,6 +29,52 @@ class MappedFunction(Mapped[P, R]):
         if self._programs.options.check_replicas:
             check_copies_agree(self._programs.name, results)
         return self._programs.options.check_replicas
+
+
+class Decorator(Protocol):
+    """What makes such functions, with its options chosen."""
+
+    def __call__(self, fun: Callable[P, R], /) -> MappedFunction[P, R]: ...
+
+
+@overload
+def spmap(
+    fun: Callable[P, R],
+    axis_name: Hashable = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    mesh: Mesh | None = None,
+    mesh_axes: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    lowering: Lowering = "manual",
+    check_replicas: bool = False,
+) -> MappedFunction[P, R]: ...
+
+
+@overload
+def spmap(
+    fun: None = None,
+    axis_name: Hashable = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    mesh: Mesh | None = None,
+    mesh_axes: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    lowering: Lowering = "manual",
+    check_replicas: bool = False,
+) -> Decorator: ...
 
 
 def spmap(

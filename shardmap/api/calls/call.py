@@ -202,6 +202,21 @@ class Probe(NamedTuple):
         return len(shape) > axis and shape[axis] == axis_size
 
 
+class SameShapes(NamedTuple):
+    """The shapes of all leaves, where another call's errors have to speak of its own.
+
+    Attributes:
+      shapes: of the leaves that are not static.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+
+    def fits(self, args: Sequence[PyTree]) -> bool:
+        """Whether these positional arguments have the same shapes."""
+        leaves = Arguments.of(args, {}).leaves
+        return [getattr(leaf, "shape", ()) for leaf in leaves] == self.shapes
+
+
 class Ready(NamedTuple):
     """A program, and what it takes: enough to run calls of one kind.
 
@@ -209,7 +224,7 @@ class Ready(NamedTuple):
       program: a `jax.jit`, called with what the user passes.
       shardings: of the leaves; None: the program lays them out itself.
       donated: which leaves are donated.
-      probe: tells whether another call has as many elements; None if all have.
+      probe: tells whether another call can have this program; None if any may try.
       must_match: for a leaf that is donated, its number and the sharding that it must
         have for its memory to be used.
     """
@@ -217,7 +232,7 @@ class Ready(NamedTuple):
     program: Callable[..., Any]
     shardings: Sequence[Sharding] | None
     donated: Sequence[bool]
-    probe: Probe | None
+    probe: Probe | SameShapes | None
     must_match: Sequence[tuple[int, Sharding]]
 
     def fits(self, args: Sequence[PyTree]) -> bool:

@@ -17,7 +17,7 @@ from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, refusals
 from shardmap.api.calls.across import AcrossProcesses
 from shardmap.api.calls.arguments import Static
-from shardmap.api.calls.call import Arguments, Call, Ready
+from shardmap.api.calls.call import Arguments, Call, Ready, SameShapes
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.arrays.rows import is_whole
 from shardmap.arrays.running import map_jit
@@ -264,7 +264,8 @@ class Programs(abc.ABC, Generic[C, O]):
         donated = self._donated(call.arguments)
         if call.has_process_local:
             # This lays out its arguments itself, and knows what it is for.
-            return Ready(self.across(call, program, True), None, donated, None, ())
+            probe = SameShapes([aval.shape for aval in call.in_avals])
+            return Ready(self.across(call, program, True), None, donated, probe, ())
         shardings = call.shardings and call.shardings.operands
         must_match = [
             (k, sharding) for k, sharding in enumerate(shardings or ()) if donated[k]
