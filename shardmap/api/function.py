@@ -71,11 +71,10 @@ class Mapped(Generic[P, R]):
             if contexts.has_mesh():
                 return self._programs.bind_part(args, kwargs)
             return self._programs.bind(args, kwargs)
-        if contexts.has_mesh():
-            return self._programs.under_mesh(self._run, args, kwargs)
         if not kwargs:
+            # Each step here counts. Of meshes that are set, JAX knows: it traces anew.
             ready = self._recent.get(len(args))
-            if ready is not None and ready.fits(args):
+            if ready is not None and (ready.fits is None or ready.fits(args)):
                 try:
                     return ready.program(*args)
                 except NeedsAnotherProgram:
@@ -89,13 +88,15 @@ class Mapped(Generic[P, R]):
 
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
         programs = self._programs
+        if contexts.has_mesh():
+            return programs.under_mesh(self._run, args, kwargs)
         if tracing.config_value("jax_disable_jit"):
             return programs.bind(args, kwargs)
         results, prepared = programs.run(args, kwargs)
         ready = prepared.ready
         # Numbers of leaves among static arguments would not be those of the map.
         varies = self._refusals >= _MOST_REFUSALS or bool(
-            ready.must_match and self._static
+            self._static and any(ready.donated)
         )
         varies |= self._look_at(results)
         if not (prepared.moved or kwargs or varies):

@@ -386,3 +386,24 @@ def test_a_collective_goes_by_name_in_blocks_and_elements():
     for kind in ("spmap", "mesh_map"):
         f = mapped(kind, lambda x: lax.psum(x, "i") + 0 * x)
         np.testing.assert_array_equal(f(X), np.full(8, 28.0))
+
+
+@every_kind
+def test_the_program_tried_first_is_not_that_under_a_mesh(kind):
+    f = mapped(kind, lambda x: x + 1)
+    x = jax.device_put(X, SHARDED)
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    for mesh in (
+        jax.make_mesh((2, 4), ("a", "b")),
+        jax.make_mesh((2, 4), ("a", "b"), kinds),
+    ):
+        for _ in range(2):
+            f(x)
+            with jax.set_mesh(mesh):
+                result = f(x)
+                if mesh.axis_types == kinds:
+                    f.lower(X).compile()
+            np.testing.assert_array_equal(result, X + 1)
+            if mesh.axis_types != kinds:
+                assert result.sharding.mesh == mesh
+            assert f(x).sharding.is_equivalent_to(SHARDED, 1)

@@ -217,6 +217,26 @@ class SameShapes(NamedTuple):
         return [getattr(leaf, "shape", ()) for leaf in leaves] == self.shapes
 
 
+class Donated(NamedTuple):
+    """Where donated leaves are to be for their memory to be used.
+
+    Attributes:
+      shardings: the number of each such leaf and the sharding that it must have.
+      probe: what else to look at.
+    """
+
+    shardings: Sequence[tuple[int, Sharding]]
+    probe: Probe | None
+
+    def fits(self, args: Sequence[PyTree]) -> bool:
+        """Whether the donated leaves have these shardings."""
+        leaves = jax.tree.leaves(args)
+        return all(
+            getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
+            for k, sharding in self.shardings
+        ) and (self.probe is None or self.probe.fits(args))
+
+
 class Ready(NamedTuple):
     """A program, and what it takes: enough to run calls of one kind.
 
@@ -224,26 +244,11 @@ class Ready(NamedTuple):
       program: a `jax.jit`, called with what the user passes.
       shardings: of the leaves; None: the program lays them out itself.
       donated: which leaves are donated.
-      probe: tells whether another call can have this program; None if any may try.
-      must_match: for a leaf that is donated, its number and the sharding that it must
-        have for its memory to be used.
+      fits: tells of positional arguments, by one look, whether the program may be tried
+        on them; it refuses what it is not for. None if any may.
     """
 
     program: Callable[..., Any]
     shardings: Sequence[Sharding] | None
     donated: Sequence[bool]
-    probe: Probe | SameShapes | None
-    must_match: Sequence[tuple[int, Sharding]]
-
-    def fits(self, args: Sequence[PyTree]) -> bool:
-        """Whether these arguments may be tried, with no look at their structure."""
-        return (self.probe is None or self.probe.fits(args)) and (
-            not self.must_match or self._match(args)
-        )
-
-    def _match(self, args: Sequence[PyTree]) -> bool:
-        leaves = jax.tree.leaves(args)
-        return all(
-            getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
-            for k, sharding in self.must_match
-        )
+    fits: Callable[[Sequence[PyTree]], bool] | None

@@ -17,7 +17,13 @@ from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, refusals
 from shardmap.api.calls.across import AcrossProcesses
 from shardmap.api.calls.arguments import Static
-from shardmap.api.calls.call import Arguments, Call, Ready, SameShapes
+from shardmap.api.calls.call import (
+    Arguments,
+    Call,
+    Donated,
+    Ready,
+    SameShapes,
+)
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.arrays.rows import is_whole
 from shardmap.arrays.running import map_jit
@@ -264,13 +270,15 @@ class Programs(abc.ABC, Generic[C, O]):
         donated = self._donated(call.arguments)
         if call.has_process_local:
             # This lays out its arguments itself, and knows what it is for.
-            probe = SameShapes([aval.shape for aval in call.in_avals])
-            return Ready(self.across(call, program, True), None, donated, probe, ())
+            shapes = SameShapes([aval.shape for aval in call.in_avals])
+            return Ready(self.across(call, program, True), None, donated, shapes.fits)
         shardings = call.shardings and call.shardings.operands
-        must_match = [
-            (k, sharding) for k, sharding in enumerate(shardings or ()) if donated[k]
-        ]
-        return Ready(program, shardings, donated, call.probe(), must_match)
+        probe = call.probe()
+        fits = None if probe is None else probe.fits
+        if any(donated):
+            wanted = [(k, s) for k, s in enumerate(shardings or ()) if donated[k]]
+            fits = Donated(wanted, probe).fits
+        return Ready(program, shardings, donated, fits)
 
     # Programs
 
@@ -356,6 +364,8 @@ class Programs(abc.ABC, Generic[C, O]):
         agrees: bool,
     ) -> PyTree:
         """What JAX traces: the call that was just read, or another, read now."""
+        if _just_read.get() is None and contexts.has_mesh():
+            raise refusals.NeedsAnotherProgram  # One under that mesh.
         arguments = Arguments.of(args, kwargs)
         call = self._take_just_read(arguments) or self.read(args, kwargs)
         if call.shardings != shardings or call.out_tree != out_tree:
