@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, options
@@ -25,16 +25,19 @@ from shardmap.api.calls.programs import Args, Kwargs, Programs, apply_statics
 from shardmap.api.calls.reading import ElementPrograms
 from shardmap.api.mesh_blocks import (
     Axes,
+    devices_of,
     dimensions_of,
     from_blocks,
     is_axes,
     reshaped,
+    scaled,
+    sharding_of,
     to_blocks,
 )
 from shardmap.arrays import placement, processes, trees
 from shardmap.arrays.rows import as_global
 from shardmap.map import contexts, tracing
-from shardmap.map.collectives.rules import has_collectives
+from shardmap.map.collectives.split import has_collectives
 from shardmap.map.constraint import constraints_in
 from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.shard_maps import axes_used_inside
@@ -113,7 +116,7 @@ class BlockCall(Call):
 
     @property
     def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
-        whole = functools.partial(_scaled, self.mesh, int.__mul__)
+        whole = functools.partial(scaled, self.mesh, int.__mul__)
         return self.in_avals, list(map(whole, self.out_blocks, self.out_axes))
 
     @functools.cached_property
@@ -185,7 +188,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
         block_fun = self._blocks.get(key) or self._blocks.keep(
             key, Block(self.fun, *key)
         )
-        block = functools.partial(_scaled, mesh, int.__floordiv__)
+        block = functools.partial(scaled, mesh, int.__floordiv__)
         traced, out_shape = jax.make_jaxpr(
             block_fun, axis_env=list(mesh.shape.items()), return_shape=True
         )(*map(tracing.shape_dtype_struct, map(block, avals, in_axes)))
@@ -342,29 +345,6 @@ class BlockPrograms(Programs[BlockCall, Options]):
                 caller="mesh_map",
             )
         )
-
-
-def devices_of(mesh: AnyMesh) -> list[jax.Device]:
-    """The devices of a mesh; none of an abstract one."""
-    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
-
-
-def sharding_of(axes: Axes, mesh: AnyMesh) -> NamedSharding:
-    """The sharding of an array with these axes."""
-    ndim = max(axes.values(), default=-1) + 1
-    entries = [names or None for names in dimensions_of(axes, ndim)]
-    return NamedSharding(mesh, PartitionSpec(*entries))
-
-
-def _scaled(
-    mesh: AnyMesh, scale: Callable[[int, int], int], aval: Aval, axes: Axes
-) -> Aval:
-    """The kind of a block of an array, or of the array of such blocks."""
-    shape = [
-        scale(size, math.prod(mesh.shape[name] for name in names))
-        for size, names in zip(aval.shape, dimensions_of(axes, aval.ndim), strict=True)
-    ]
-    return jax.core.ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type)
 
 
 def _check_axes(
