@@ -31,6 +31,9 @@ LARGEST_DIFFERENCE = 1e-5
 # The model: two layers, trained by gradient descent with momentum.
 
 
+Digits = jax.Array | np.ndarray
+
+
 class State(NamedTuple):
     """What a training step reads and replaces."""
 
@@ -52,14 +55,14 @@ def _initial_layer(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.A
     return {"weights": weights, "bias": jnp.zeros(outputs)}
 
 
-def predict(params: Any, images: jax.Array | np.ndarray) -> jax.Array:
+def predict(params: Any, images: Digits) -> jax.Array:
     """The log-probability of each digit, for images of shape (number, 64)."""
     hidden = images @ params["hidden"]["weights"] + params["hidden"]["bias"]
     output = jnp.tanh(hidden) @ params["output"]["weights"] + params["output"]["bias"]
     return jax.nn.log_softmax(output)
 
 
-def loss_function(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
+def loss_function(params: Any, images: Digits, labels: Digits) -> jax.Array:
     right = jnp.take_along_axis(predict(params, images), labels[:, None], axis=1)
     return -jnp.mean(right)
 
@@ -74,9 +77,7 @@ def descend(state: State, grads: Any, rate: float = 0.1, decay: float = 0.9) -> 
 
 
 @sm.spmap(axis_name="batch", in_axes=(None, 0, 0), out_axes=None)
-def train_step(
-    state: State, images: jax.Array, labels: jax.Array
-) -> tuple[State, jax.Array]:
+def train_step(state: State, images: Digits, labels: Digits) -> tuple[State, jax.Array]:
     """One step on one device's share of the batch: images (16, 64), labels (16,)."""
     loss, grads = jax.value_and_grad(loss_function)(state.params, images, labels)
     loss, grads = lax.pmean((loss, grads), "batch")

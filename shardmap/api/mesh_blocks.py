@@ -2,13 +2,13 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.types import AnyMesh, Aval, Value
 from shardmap.map import contexts
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
@@ -17,7 +17,7 @@ Axes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
 
 
-def is_axes(value: Any) -> bool:
+def is_axes(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(name, str) and type(dimension) is int
         for name, dimension in value.items()
@@ -32,7 +32,9 @@ def dimensions_of(axes: Axes, ndim: int) -> list[tuple[str, ...]]:
     ]
 
 
-def reshaped(fun: Callable[..., Any], array: Any, axes: Axes, *rest: Any) -> Any:
+def reshaped(
+    fun: Callable[..., Value], array: Value, axes: Axes, *rest: Hashable
+) -> Value:
     """``fun(array, axes, *rest)``, also for what has a sharding in its type.
 
     Of an array with values only `jax.jit` makes one without.
@@ -46,15 +48,15 @@ def reshaped(fun: Callable[..., Any], array: Any, axes: Axes, *rest: Any) -> Any
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def _in_jit(
-    fun: Callable[..., Any],
-    array: Any,
+    fun: Callable[..., Value],
+    array: Value,
     axes: Sequence[tuple[str, int]],
-    rest: Sequence[Any],
-) -> Any:
+    rest: Sequence[Hashable],
+) -> Value:
     return fun(contexts.untyped(array), dict(axes), *rest)
 
 
-def to_blocks(array: Any, axes: Axes, levels: Sequence[str], mesh: Mesh) -> Any:
+def to_blocks(array: Value, axes: Axes, levels: Sequence[str], mesh: AnyMesh) -> Value:
     """The array with the mesh axes that cut it in front, in the order of ``levels``."""
     shape: list[int] = []
     where: dict[str, int] = {}
@@ -67,7 +69,7 @@ def to_blocks(array: Any, axes: Axes, levels: Sequence[str], mesh: Mesh) -> Any:
     return jnp.moveaxis(array.reshape(shape), front, range(len(front)))
 
 
-def from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
+def from_blocks(array: Value, axes: Axes, levels: Sequence[str]) -> Value:
     """What `to_blocks` did, undone."""
     front = [name for name in levels if name in axes]
     dimensions = dimensions_of(axes, array.ndim - len(front))
@@ -80,6 +82,29 @@ def from_blocks(array: Any, axes: Axes, levels: Sequence[str]) -> Any:
     array = jnp.moveaxis(array, range(len(front)), [where[name] for name in front])
     sizes = iter(array.shape)
     return array.reshape([math.prod(next(sizes) for _ in (*n, 0)) for n in dimensions])
+
+
+def devices_of(mesh: AnyMesh) -> list[jax.Device]:
+    """The devices of a mesh; none of an abstract one."""
+    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+
+
+def sharding_of(axes: Axes, mesh: AnyMesh) -> NamedSharding:
+    """The sharding of an array with these axes."""
+    ndim = max(axes.values(), default=-1) + 1
+    entries = [names or None for names in dimensions_of(axes, ndim)]
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def scaled(
+    mesh: AnyMesh, scale: Callable[[int, int], int], aval: Aval, axes: Axes
+) -> Aval:
+    """The kind of a block of an array, or of the array of such blocks."""
+    shape = [
+        scale(size, math.prod(mesh.shape[name] for name in names))
+        for size, names in zip(aval.shape, dimensions_of(axes, aval.ndim), strict=True)
+    ]
+    return jax.core.ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type)
 
 
 def mesh_sharding_spec(

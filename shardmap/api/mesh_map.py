@@ -1,399 +1,86 @@
-"""`mesh_map`: a function of blocks, one for each device of a mesh.
-
-Each mesh axis is one map over blocks. An array is reshaped so that a dimension cut
-along mesh axes becomes the axes and, behind them, the block; then the axes are mapped,
-one inside the other, all on the one mesh. Along an axis that cuts nothing, nothing is
-mapped, but collectives know its name.
-"""
+"""`mesh_map`: a function of blocks, one for each device of a mesh."""
 
 import functools
-import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, overload
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from shardmap._jax.context import nothing_is_traced
-from shardmap.api import pickling
-from shardmap.api.calls import kept, options
-from shardmap.api.calls.stages import Lowered
-from shardmap.api.mesh_blocks import (
-    Axes,
-    dimensions_of,
-    from_blocks,
-    is_axes,
-    reshaped,
-    to_blocks,
-)
-from shardmap.api.spmap import explanation, mapped_as
-from shardmap.arrays import array_likes, placement, trees
-from shardmap.arrays.process_local import as_global
-from shardmap.arrays.running import map_jit
-from shardmap.map import agreement, contexts, tracing
-from shardmap.map.primitives.shard_maps import axes_used_inside
+from shardmap._jax.types import PyTree
+from shardmap.api.calls import options
+from shardmap.api.calls.arguments import wrap_statics
+from shardmap.api.calls.call import Arguments
+from shardmap.api.calls.options import Lowering
+from shardmap.api.function import Mapped, P, R
+from shardmap.api.mesh_blocks import is_axes
+from shardmap.api.mesh_programs import BlockPrograms, Options, sharding_of
 from shardmap.sharding.mesh import auto_mesh
-from shardmap.sharding.spec import ShardingSpec
 
 
-class _Options(NamedTuple):
-    mesh: Mesh
-    in_axes: Any
-    out_axes: Any
-    lowering: str
-    donate_argnums: tuple[int, ...]
-
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options."""
-        in_axes, out_axes = (
-            (tuple(tuple(axes.items()) for axes in leaves), tree)
-            for leaves, tree in (
-                jax.tree.flatten(axes, is_leaf=is_axes)
-                for axes in (self.in_axes, self.out_axes)
-            )
-        )
-        return self._replace(in_axes=in_axes, out_axes=out_axes)
-
-
-def _is_free(name: str) -> bool:
-    """Whether a mesh axis that no array names is the map's own to bind.
-
-    It is not where collectives mean the map or the `jax.shard_map` around that walks
-    the axis, and calls it so.
-    """
-    walked = tracing.is_bound(tracing.Walks(name)) or (
-        name in jax.sharding.get_abstract_mesh().manual_axes
-    )
-    return not (walked and tracing.is_bound(name))
-
-
-class MeshMappedFunction:
+class MeshMappedFunction(Mapped[P, R]):
     """A function mapped over the blocks of a mesh; what `mesh_map` returns."""
 
-    def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
-        functools.update_wrapper(self, fun)
-        self._map: _BlockMap = kept.kept_for(
-            fun, options.key(), lambda: _BlockMap(fun, options)
-        )
-        # The map finds the function by a weak reference, to an equal one perhaps.
-        self._fun = self._map.fun()
-
-    def __call__(self, *args: Any) -> Any:
-        if not nothing_is_traced():
-            leaves, in_tree, in_axes = self._map.read(args)
-            leaves = as_global(leaves, map(self._map.sharding, in_axes, leaves))
-            return self._map.bind(leaves, in_tree, in_axes)
-        if contexts.has_mesh():
-            return self._map.under_mesh(args)
-        return self._map.run(args)
-
-    def __reduce__(self) -> Any:
-        return pickling.reduced(self, self._fun, self._map.options)
-
-    def lower(self, *args: Any) -> Lowered:
-        """Lowers the map for these arguments, running nothing.
-
-        Returns:
-          A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
-        """
-        leaves, in_tree, in_axes = self._map.read(args)
-        # Calls have a program of their own, which all processes lower at once.
-        program, shardings, out_shardings = self._map.program(
-            leaves, in_tree, in_axes, is_new=True
-        )
-        # Arrays that lie elsewhere would be asked to lie as the map wants them.
-        structs = jax.tree.unflatten(
-            in_tree,
-            [
-                jax.ShapeDtypeStruct(
-                    aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
-                )
-                for aval, sharding in zip(
-                    map(array_likes.leaf_aval, leaves), shardings, strict=True
-                )
-            ],
-        )
-        with agreement.lowering_to_look() as agree:
-            lowered = program.lower(*structs)
-        out_info = jax.tree.leaves(lowered.out_info)
-        in_specs, out_specs = (
-            [
-                ShardingSpec.from_named_sharding(sharding, len(leaf.shape))
-                for sharding, leaf in zip(given, items, strict=True)
-            ]
-            for given, items in (
-                (shardings, jax.tree.leaves(structs)),
-                (out_shardings, out_info),
-            )
-        )
-        return Lowered(
-            lowered,
-            jax.tree.unflatten(in_tree, in_specs),
-            jax.tree.unflatten(jax.tree.structure(lowered.out_info), out_specs),
-            agree,
-        )
-
-    def trace(self, *args: Any) -> jax.stages.Traced:
-        """Traces the map for these arguments, as `jax.jit(fun).trace` does."""
-        return jax.jit(self).trace(*args)
-
-    def explain(self, *args: Any) -> Any:
-        """What runs in parallel for these arguments, and at what cost.
-
-        Returns:
-          An `Explanation`; see `shardmap.explain`.
-        """
-        return explanation(self, args, {})
+    _kind = BlockPrograms
 
     def shardings(
-        self, args: Any, out: Any
+        self, args: tuple[PyTree, ...], out: PyTree
     ) -> tuple[list[NamedSharding], list[NamedSharding]]:
-        """How the leaves of the arguments and of a result like ``out`` lie."""
-        _, _, in_axes = self._map.read(args)
+        """The shardings of the arguments' leaves and of those of a result like ``out``.
+
+        What is passed by keyword is not among them.
+        """
+        programs: BlockPrograms = self._programs
+        mesh = programs.options.mesh
+        in_axes = programs.in_axes(Arguments.of(wrap_statics(args, self._static), {}))
         return (
-            [self._map.sharding(axes) for axes in in_axes],
-            [self._map.sharding(axes) for axes in self._map.out_axes(out)],
+            [sharding_of(axes, mesh) for axes in in_axes],
+            [sharding_of(axes, mesh) for axes in programs.out_axes(out)],
         )
 
 
-class _BlockMap:
-    """All that is made for one function under one set of options.
+class Decorator(Protocol):
+    """What makes such functions, with its options chosen."""
 
-    It does not hold the function, so it may live as long as the function does.
-    """
-
-    def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
-        self.fun = kept.WeakFunction(fun)
-        self._name = getattr(fun, "__name__", type(fun).__name__)
-        self.options = options
-        self._programs: dict[Hashable, Any] = {}
-        # Tried first for arguments of the same structure.
-        self._recent: dict[Any, Any] = {}
-
-    def run(self, args: Any) -> Any:
-        """Runs the map on arguments that lie anywhere."""
-        leaves, in_tree = jax.tree.flatten(args)
-        recent = self._recent.get(in_tree)
-        if recent is not None:
-            try:
-                return recent(*args)
-            except (TypeError, ValueError):
-                self._recent.pop(in_tree, None)
-        program, in_shardings, _ = self.program(*self.read(args))
-        placed = placement.place(leaves, in_shardings)
-        result = program(*jax.tree.unflatten(in_tree, placed))
-        if all(a is b for a, b in zip(leaves, placed, strict=True)):
-            self._recent[in_tree] = program
-        return result
-
-    def under_mesh(self, args: Any) -> Any:
-        """Runs the map under `jax.set_mesh`, or alone if it has other devices."""
-        if list(self.options.mesh.devices.flat) != contexts.mesh_devices():
-            with jax.set_mesh(contexts.NO_MESH):
-                return self.run(args)
-        return self._under_mesh(args, {})
-
-    @functools.cached_property
-    def _under_mesh(self) -> contexts.UnderMesh:
-        return contexts.UnderMesh(
-            self._name,
-            lambda args, _: self.bind(*self.read(args)),
-            donate_argnums=self.options.donate_argnums,
-        )
-
-    def read(self, args: Any) -> tuple[list[Any], Any, list[Axes]]:
-        """Checks the arguments of a call: their leaves, structure and axes."""
-        leaves, in_tree = jax.tree.flatten(args)
-        in_axes = list(
-            trees.broadcast_axes(
-                "in_axes", self.options.in_axes, args, "the arguments", is_axes
-            )
-        )
-        mesh = self.options.mesh
-        problems = []
-        for k, (leaf, axes) in enumerate(zip(leaves, in_axes, strict=True)):
-            aval = array_likes.leaf_aval(leaf)
-            for dimension, names in enumerate(dimensions_of(axes, aval.ndim)):
-                pieces = math.prod(mesh.shape[name] for name in names)
-                if aval.shape[dimension] % pieces:
-                    what = (
-                        f"dimension {dimension} of size {aval.shape[dimension]} does "
-                        f"not divide among the {pieces} devices along {names}"
-                    )
-                    problems.append((k, aval, what))
-            if (highest := max(axes.values(), default=-1)) >= aval.ndim:
-                what = f"it has no dimension {highest}, which {axes} names"
-                problems.append((k, aval, what))
-        if problems:
-            paths = trees.leaf_names(self.fun(), range(len(args)), args, {})
-            listed = "".join(
-                f"\n  * {paths[k]} is {aval.str_short()}: {what}"
-                for k, aval, what in problems
-            )
-            raise ValueError(
-                f"mesh_map cannot cut these arguments over the mesh:{listed}\nCut "
-                "other dimensions, or pad them to a multiple."
-            )
-        return leaves, in_tree, in_axes
-
-    def program(
-        self,
-        leaves: Sequence[Any],
-        in_tree: Any,
-        in_axes: Sequence[Axes],
-        is_new: bool = False,
-    ) -> tuple[Any, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
-        """What runs calls like this one, and how arguments and results lie."""
-        avals = [array_likes.leaf_aval(leaf) for leaf in leaves]
-        key = in_tree, tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals)
-        if is_new or key not in self._programs:
-            bind = functools.partial(self.bind, in_tree=in_tree, in_axes=in_axes)
-            structs = [
-                jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-                for aval in avals
-            ]
-            out_shape = jax.eval_shape(lambda *leaves: bind(leaves), *structs)
-            in_shardings = tuple(map(self.sharding, in_axes, leaves))
-            out_shardings = tuple(map(self.sharding, self.out_axes(out_shape)))
-            mesh = self.options.mesh
-
-            def call(*args: Any) -> Any:
-                leaves = jax.tree.leaves(args)
-                tracing.log_compile(
-                    "%s: blocks on mesh %s, devices %s, arguments %s",
-                    self._name,
-                    dict(mesh.shape),
-                    [device.id for device in mesh.devices.flat],
-                    [jax.typeof(leaf).str_short() for leaf in leaves],
-                )
-                return bind(leaves)
-
-            kept.described_like(call, self.fun(), self._name)
-            program = map_jit(
-                call,
-                list(mesh.devices.flat),
-                communicates=True,
-                in_shardings=jax.tree.unflatten(in_tree, in_shardings),
-                out_shardings=jax.tree.unflatten(
-                    jax.tree.structure(out_shape), out_shardings
-                ),
-                donate_argnums=[
-                    argnum
-                    for argnum in self.options.donate_argnums
-                    if argnum < len(in_tree.children())
-                ],
-                donate_argnames=(),
-            )
-            made = program, in_shardings, out_shardings
-            if is_new:
-                return made
-            self._programs[key] = made
-        return self._programs[key]
-
-    def sharding(self, axes: Axes, leaf: Any = None) -> NamedSharding:
-        """How an array with these axes lies."""
-        if placement.has_no_bytes(leaf):
-            axes = {}
-        ndim = max(axes.values(), default=-1) + 1
-        entries = [names or None for names in dimensions_of(axes, ndim)]
-        return NamedSharding(self.options.mesh, PartitionSpec(*entries))
-
-    def out_axes(self, out: Any) -> list[Axes]:
-        """The axes of each leaf of a result like ``out``."""
-        return list(
-            trees.broadcast_axes(
-                "out_axes", self.options.out_axes, out, "the result", is_axes
-            )
-        )
-
-    def bind(self, leaves: Sequence[Any], in_tree: Any, in_axes: Sequence[Axes]) -> Any:
-        """Reshapes, maps over one mesh axis inside the other, and reshapes back."""
-        mesh, lowering = self.options.mesh, self.options.lowering
-        fun = self.fun()
-
-        def block(*blocks: Any) -> list[Any]:
-            results = jax.tree.leaves(fun(*jax.tree.unflatten(in_tree, blocks)))
-            # On a mesh without axes there is no map to make arrays of numbers.
-            return results if levels else list(map(jnp.asarray, results))
-
-        block.__name__ = self._name
-
-        def whole(*blocks: Any) -> Any:
-            return fun(*jax.tree.unflatten(in_tree, blocks))
-
-        traced, out_shape = jax.make_jaxpr(
-            whole, axis_env=list(mesh.shape.items()), return_shape=True
-        )(
-            *(
-                self._block_aval(leaf, axes)
-                for leaf, axes in zip(leaves, in_axes, strict=True)
-            )
-        )
-        out_axes = self.out_axes(out_shape)
-        shapes = jax.tree.leaves(out_shape)
-        for k, (axes, shape) in enumerate(zip(out_axes, shapes, strict=True)):
-            if max(axes.values(), default=-1) >= len(shape.shape):
-                name = trees.result_names(jax.tree.structure(out_shape))[k]
-                raise ValueError(
-                    f"mesh_map out_axes {axes} names a dimension that {name} of "
-                    f"shape {shape.shape} does not have."
-                )
-        used = {name for axes in [*in_axes, *out_axes] for name in axes}
-        used_inside = axes_used_inside(traced)
-        levels = tuple(
-            name
-            for name in mesh.axis_names
-            if name in used or (name not in used_inside and _is_free(name))
-        )
-        mapped = block
-        for name in reversed(levels):
-            walked = name in used or not tracing.is_bound(tracing.Walks(name))
-            mapped = mapped_as(
-                "mesh_map",
-                mapped,
-                name,
-                in_axes=tuple(0 if name in axes else None for axes in in_axes),
-                out_axes=[0 if name in axes else None for axes in out_axes],
-                axis_size=mesh.shape[name],
-                mesh=mesh,
-                mesh_axes=name if walked else (),
-                lowering=lowering,
-            )
-        results = mapped(
-            *(
-                reshaped(to_blocks, leaf, axes, levels, mesh)
-                for leaf, axes in zip(leaves, in_axes, strict=True)
-            )
-        )
-        return jax.tree.unflatten(
-            jax.tree.structure(out_shape),
-            [
-                reshaped(from_blocks, result, axes, levels)
-                for result, axes in zip(results, out_axes, strict=True)
-            ],
-        )
-
-    def _block_aval(self, leaf: Any, axes: Axes) -> jax.ShapeDtypeStruct:
-        aval = array_likes.leaf_aval(leaf)
-        shape = [
-            size // math.prod(self.options.mesh.shape[name] for name in names)
-            for size, names in zip(
-                aval.shape, dimensions_of(axes, aval.ndim), strict=True
-            )
-        ]
-        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+    def __call__(self, fun: Callable[P, R], /) -> MeshMappedFunction[P, R]: ...
 
 
+@overload
 def mesh_map(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     mesh: Mesh,
     in_axes: Any,
     out_axes: Any,
     *,
-    lowering: str = "manual",
+    lowering: Lowering = "manual",
     donate_argnums: int | Iterable[int] = (),
-) -> MeshMappedFunction:
+    static_argnums: int | Iterable[int] = (),
+) -> MeshMappedFunction[P, R]: ...
+
+
+@overload
+def mesh_map(
+    fun: None = None,
+    *,
+    mesh: Mesh,
+    in_axes: Any,
+    out_axes: Any,
+    lowering: Lowering = "manual",
+    donate_argnums: int | Iterable[int] = (),
+    static_argnums: int | Iterable[int] = (),
+) -> Decorator: ...
+
+
+def mesh_map(
+    fun: Callable[..., Any] | None = None,
+    mesh: Mesh | None = None,
+    in_axes: Any = None,
+    out_axes: Any = None,
+    *,
+    lowering: Lowering = "manual",
+    donate_argnums: int | Iterable[int] = (),
+    static_argnums: int | Iterable[int] = (),
+) -> Any:
     """Maps a function over blocks of arrays, one block for each device of a mesh.
 
     Each leaf of ``in_axes`` and ``out_axes`` is a dict from mesh axis names to array
@@ -406,19 +93,25 @@ def mesh_map(
     made of maps as `spmap` makes them, one inside the other.
 
     Args:
-      fun: takes and gives pytrees of blocks.
+      fun: takes and gives pytrees of blocks. Left out, ``mesh_map(...)`` is a
+        decorator.
       mesh: the devices.
       in_axes: a pytree prefix of the tuple of arguments with dicts as leaves, such as
-        ``({"data": 0}, {})``, ``{}`` for what every device gets whole.
+        ``({"data": 0}, {})``, ``{}`` for what every device gets whole, as it does what
+        is passed by keyword. Static arguments may have an entry or none.
       out_axes: the same for the result.
       lowering: as for `spmap`. Default ``"manual"``.
       donate_argnums: as for `spmap`.
+      static_argnums: positions of arguments that are compile-time constants, as for
+        `spmap`.
 
     Returns:
-      The mapped function, with ``lower``.
+      The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them, and
+      ``explain``.
 
     Raises:
-      TypeError: axes that are no dicts of names and dimensions.
+      TypeError: ``fun`` is not callable, no mesh or axes, or axes that are no dicts of
+        names and dimensions. When called: an argument that JAX cannot compute with.
       ValueError: a mesh axis that ``mesh`` does not have. When called: a dimension that
         an array does not have or that does not divide, a result that differs along a
         mesh axis that its out axes do not name.
@@ -435,6 +128,23 @@ def mesh_map(
       >>> product(np.ones((8, 6)), np.ones((6, 3))).shape
       (8, 3)
     """
+    if fun is None:
+        return functools.partial(
+            mesh_map,
+            mesh=mesh,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            lowering=lowering,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+        )
+    if not callable(fun):
+        raise TypeError(f"mesh_map expects a callable, but got {fun!r}.")
+    if mesh is None or in_axes is None or out_axes is None:
+        raise TypeError(
+            "mesh_map needs mesh, in_axes and out_axes, but got "
+            f"mesh={mesh}, in_axes={in_axes} and out_axes={out_axes}."
+        )
     for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
         for leaf in jax.tree.leaves(axes, is_leaf=is_axes):
             if not is_axes(leaf):
@@ -454,13 +164,17 @@ def mesh_map(
                 )
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
+    static = options.index_tuple("static_argnums", static_argnums, "mesh_map")
+    donated = options.index_tuple("donate_argnums", donate_argnums, "mesh_map")
+    options.check_apart("mesh_map", "static_argnums", static, donated)
     return MeshMappedFunction(
         fun,
-        _Options(
-            auto_mesh(mesh),
-            in_axes,
-            out_axes,
-            options.lowering(lowering, None),
-            options.index_tuple("donate_argnums", donate_argnums),
+        Options(
+            mesh=auto_mesh(mesh),
+            in_axes=in_axes,
+            out_axes=out_axes,
+            static_argnums=tuple(sorted(static)),
+            donate_argnums=donated,
+            lowering=options.lowering(lowering, None, "mesh_map"),
         ),
     )

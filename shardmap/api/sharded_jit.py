@@ -6,27 +6,29 @@ mapped axis has that many devices.
 """
 
 import functools
-import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, overload
 
 import jax
 
-from shardmap._jax.context import nothing_is_traced
-from shardmap.api import pickling
-from shardmap.api.calls import arguments, kept
-from shardmap.api.calls.stages import Lowered
-from shardmap.api.partition_calls import Call, Options, across
-from shardmap.api.partition_programs import Programs
+from shardmap._jax.types import PyTree
+from shardmap.api.calls import options
+from shardmap.api.function import Mapped, P, R
+from shardmap.api.partition_calls import Options
+from shardmap.api.partition_programs import PartitionPrograms
 from shardmap.api.parts import broadcast_parts, check_leaves, check_shapes
 from shardmap.arrays import array_likes
 from shardmap.arrays.trees import leaf_paths
-from shardmap.map import agreement, contexts
 from shardmap.map.constraint import constrain
-from shardmap.sharding.spec import ShardingSpec
 
 
-def with_sharding_constraint(x: Any, parts: Any) -> Any:
+class ShardedFunction(Mapped[P, R]):
+    """A function compiled for partitions; what `sharded_jit` returns."""
+
+    _kind = PartitionPrograms
+
+
+def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
     """Says into how many partitions each dimension of a value is cut.
 
     Inside `sharded_jit` or `spmap` it directs the partitioner. Alone it lays out ``x``
@@ -61,8 +63,15 @@ def with_sharding_constraint(x: Any, parts: Any) -> Any:
     return jax.tree.unflatten(tree, list(map(constrain, leaves, each)))
 
 
+class Decorator(Protocol):
+    """What makes such functions, with its options chosen."""
+
+    def __call__(self, fun: Callable[P, R], /) -> ShardedFunction[P, R]: ...
+
+
+@overload
 def sharded_jit(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     in_parts: Any,
     out_parts: Any,
     num_partitions: int | None = None,
@@ -71,7 +80,37 @@ def sharded_jit(
     local_in_parts: Any = None,
     local_out_parts: Any = None,
     local_num_partitions: int | None = None,
-) -> "ShardedFunction":
+    donate_argnums: int | Iterable[int] = (),
+) -> ShardedFunction[P, R]: ...
+
+
+@overload
+def sharded_jit(
+    fun: None = None,
+    *,
+    in_parts: Any,
+    out_parts: Any,
+    num_partitions: int | None = None,
+    static_argnums: int | Iterable[int] = (),
+    local_in_parts: Any = None,
+    local_out_parts: Any = None,
+    local_num_partitions: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+) -> Decorator: ...
+
+
+def sharded_jit(
+    fun: Callable[..., Any] | None = None,
+    in_parts: Any = None,
+    out_parts: Any = None,
+    num_partitions: int | None = None,
+    static_argnums: int | Iterable[int] = (),
+    *,
+    local_in_parts: Any = None,
+    local_out_parts: Any = None,
+    local_num_partitions: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+) -> Any:
     """Compiles a function for several devices, each with a partition of the values.
 
     All parts, those of constraints inside too, have the same total, and the function
@@ -84,7 +123,7 @@ def sharded_jit(
     are global arrays then, or, where local parts say so, what this process has of them.
 
     Args:
-      fun: a function of whole arrays.
+      fun: a function of whole arrays. Left out, ``sharded_jit(...)`` is a decorator.
       in_parts: how positional arguments are cut: a tuple with a count for each
         dimension, such as ``(2, 1)``; None for what every device has whole; or a pytree
         prefix of the tuple of arguments with these as leaves. A tuple of ints is always
@@ -100,10 +139,12 @@ def sharded_jit(
       local_out_parts: the same for the result. None: results are global arrays.
       local_num_partitions: how many of the partitions are on this process, to be
         checked.
+      donate_argnums: as for `spmap`.
 
     Returns:
-      The compiled function, with ``lower`` and ``trace`` as `jax.jit` gives them. It
-      works under `jax.jit`, `jax.grad` and `jax.vmap`, and inside `spmap`.
+      The compiled function, with ``lower`` and ``trace`` as `jax.jit` gives them, and
+      ``explain``. It works under `jax.jit`, `jax.grad` and `jax.vmap`, and inside
+      `spmap`.
 
     Raises:
       TypeError: leaves of other types. When called: an argument that JAX cannot
@@ -119,6 +160,18 @@ def sharded_jit(
       >>> [shard.data.shape for shard in y.addressable_shards]
       [(2, 6), (2, 6)]
     """
+    if fun is None:
+        return functools.partial(
+            sharded_jit,
+            in_parts=in_parts,
+            out_parts=out_parts,
+            num_partitions=num_partitions,
+            static_argnums=static_argnums,
+            local_in_parts=local_in_parts,
+            local_out_parts=local_out_parts,
+            local_num_partitions=local_num_partitions,
+            donate_argnums=donate_argnums,
+        )
     if not callable(fun):
         raise TypeError(f"sharded_jit expects a callable, but got {fun!r}.")
     for name, parts in (
@@ -133,95 +186,25 @@ def sharded_jit(
         ),
     ):
         check_leaves(f"sharded_jit {name}", parts)
-    static = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
+    static = (
+        (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    )
+    donated = options.index_tuple("donate_argnums", donate_argnums, "sharded_jit")
+    options.check_apart("sharded_jit", "static_argnums", static, donated)
     in_parts, local_in_parts = (
         tuple(parts) if isinstance(parts, list) else parts
         for parts in (in_parts, local_in_parts)
     )
-    options = Options(
-        in_parts,
-        out_parts,
-        num_partitions,
-        local_in_parts,
-        local_out_parts,
-        local_num_partitions,
-        tuple(static),
+    return ShardedFunction(
+        fun,
+        Options(
+            in_parts,
+            out_parts,
+            num_partitions,
+            local_in_parts,
+            local_out_parts,
+            local_num_partitions,
+            static,
+            donated,
+        ),
     )
-    return ShardedFunction(fun, options)
-
-
-class ShardedFunction:
-    """A function compiled for partitions; what `sharded_jit` returns."""
-
-    def __init__(self, fun: Callable[..., Any], options: Options) -> None:
-        functools.update_wrapper(self, fun)
-        self._programs: Programs = kept.kept_for(
-            fun, options.key(), lambda: Programs(fun, options)
-        )
-        # They find the function by a weak reference, to an equal one perhaps.
-        self._fun = self._programs.fun()
-        self._static = options.static_argnums
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = arguments.wrap_statics(args, self._static)
-        if not nothing_is_traced():
-            if contexts.has_mesh():
-                # Values of an eager gradient have types, which those inside have not.
-                return self._programs.program_under_mesh.as_part(args, kwargs)
-            return self._programs.bind(args, kwargs)
-        if contexts.has_mesh():
-            return self._programs.under_mesh(args, kwargs)
-        return self._programs.run(args, kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Lowers the function for these arguments, running nothing.
-
-        Args:
-          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
-          **kwargs: the same, by keyword.
-
-        Returns:
-          A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
-        """
-        traced, call = self._trace(args, kwargs)
-        with agreement.lowering_to_look() as agree:
-            lowered = traced.lower()
-        in_specs, out_specs = (
-            [
-                ShardingSpec.from_named_sharding(sharding, aval.ndim)
-                for sharding, aval in zip(shardings, avals, strict=True)
-            ]
-            for shardings, avals in zip(
-                call.shardings(), (call.in_avals, call.out_avals), strict=True
-            )
-        )
-        args_specs, kwargs_specs = jax.tree.unflatten(call.in_tree, in_specs)
-        no_statics = call._replace(statics=tuple((k, None) for k, _ in call.statics))
-        return Lowered(
-            lowered,
-            (
-                *no_statics.positional(args_specs),
-                *([kwargs_specs] if kwargs_specs else []),
-            ),
-            jax.tree.unflatten(call.out_tree, out_specs),
-            agree,
-            functools.partial(across, call),
-        )
-
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
-        traced, _ = self._trace(args, kwargs)
-        return traced
-
-    def _trace(self, args: Any, kwargs: Any) -> tuple[jax.stages.Traced, Call]:
-        return self._programs.trace(arguments.wrap_statics(args, self._static), kwargs)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A function of a class is a method."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __reduce__(self) -> Any:
-        return pickling.reduced(self, self._fun, self._programs.options)
-
-    def __repr__(self) -> str:
-        return f"<sharded_jit of {self._programs.name}>"

@@ -1,149 +1,80 @@
 """`spmap`: what users call."""
 
 import functools
-import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, overload
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, Sharding
+from jax.sharding import Mesh
 
-from shardmap._jax.context import TOP_LEVEL, find_top_trace
-from shardmap.api import pickling
-from shardmap.api.calls import arguments, kept, options
-from shardmap.api.calls.options import Options
-from shardmap.api.calls.programs import FunctionMap
+from shardmap._jax.types import PyTree
+from shardmap.api.calls import options
+from shardmap.api.calls.options import Lowering, Options
+from shardmap.api.calls.reading import ElementPrograms
 from shardmap.api.calls.replicas import check_copies_agree
-from shardmap.api.calls.stages import Lowered, lower, trace
-from shardmap.map import contexts, tracing
+from shardmap.api.function import Mapped, P, R
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh
 
 
-def _all_lie(args: Any, must_lie: Iterable[tuple[int, Sharding]]) -> bool:
-    """Whether the leaves with these numbers lie as they must."""
-    leaves = jax.tree.leaves(args)
-    return all(
-        getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
-        for k, sharding in must_lie
-    )
-
-
-def explanation(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The `Explanation` of a call of ``fun``."""
-    # What only explains is loaded when it is first asked.
-    from shardmap.explain.api import explain
-
-    return explain(fun)(*args, **kwargs)
-
-
-class MappedFunction:
+class MappedFunction(Mapped[P, R]):
     """A function mapped over an axis; what `spmap` returns.
 
     Call it like the function, with arrays that have the mapped axis.
     """
 
-    def __init__(self, fun: Callable[..., Any], options: Options) -> None:
-        functools.update_wrapper(self, fun)
-        self._map: FunctionMap = kept.kept_for(
-            fun, options.key(), lambda: FunctionMap(fun, options)
-        )
-        # The map finds the function by a weak reference, to an equal one perhaps.
-        self._fun = self._map.fun()
-        self._static = options.static_argnums
-        # The last program for each number of arguments is tried first. It refuses what
-        # it is not for; where that happens often, every call is looked up.
-        self._recent: dict[int, tuple[Any, Any, Any]] = {}
-        self._refusals = 0
+    _kind = ElementPrograms
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._static:
-            args = arguments.wrap_statics(args, self._static)
-        if find_top_trace(()) is not TOP_LEVEL:
-            return self._map.bind(args, kwargs)
-        if contexts.has_mesh():
-            return self._map.under_mesh(self._run, args, kwargs)
-        if not kwargs:
-            program, probe, must_lie = self._recent.get(len(args), (None, None, ()))
-            if (
-                program is not None
-                and (probe is None or probe.fits(args))
-                and (not must_lie or _all_lie(args, must_lie))
-            ):
-                try:
-                    return program(*args)
-                except (TypeError, ValueError):
-                    self._recent.pop(len(args), None)
-                    self._refusals += 1
-        return self._run(args, kwargs)
+    def _look_at(self, results: PyTree) -> bool:
+        if self._programs.options.check_replicas:
+            check_copies_agree(self._programs.name, results)
+        return self._programs.options.check_replicas
 
-    def _run(self, args: Any, kwargs: Any) -> Any:
-        if tracing.config_value("jax_disable_jit"):
-            return self._map.bind(args, kwargs)
-        call = self._map.prepare(args, kwargs)
-        results = call.program(*call.args, **call.kwargs)
-        # Numbers of leaves among static arguments would not be those of the map.
-        varies = self._refusals >= 8 or (call.must_lie and self._map.has_statics)
-        if self._map.options.check_replicas:
-            check_copies_agree(self._map.name, results)
-            varies = True
-        if not (call.moved or kwargs or varies):
-            self._recent[len(args)] = call.program, call.probe, call.must_lie
-        return results
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Lowers the map for these arguments, running nothing.
+class Decorator(Protocol):
+    """What makes such functions, with its options chosen."""
 
-        Args:
-          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
-          **kwargs: the same, by keyword.
+    def __call__(self, fun: Callable[P, R], /) -> MappedFunction[P, R]: ...
 
-        Returns:
-          A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
-        """
-        args = arguments.wrap_statics(args, self._static)
-        return lower(self._map, args, kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """Traces the map for these arguments, as `jax.jit(fun).trace` does."""
-        if isinstance(self.mesh, AbstractMesh):
-            # Of a program for no devices there is none but that of a caller.
-            jitted = jax.jit(self, static_argnums=self.static_argnums)
-            return jitted.trace(*args, **kwargs)
-        args = arguments.wrap_statics(args, self._static)
-        return trace(self._map, args, kwargs)
+@overload
+def spmap(
+    fun: Callable[P, R],
+    axis_name: Hashable = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    mesh: Mesh | None = None,
+    mesh_axes: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    lowering: Lowering = "manual",
+    check_replicas: bool = False,
+) -> MappedFunction[P, R]: ...
 
-    def explain(self, *args: Any, **kwargs: Any) -> Any:
-        """What runs in parallel for these arguments, and at what cost.
 
-        Args:
-          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
-          **kwargs: the same, by keyword.
-
-        Returns:
-          An `Explanation`; see `shardmap.explain`.
-        """
-        return explanation(self, args, kwargs)
-
-    @property
-    def static_argnums(self) -> tuple[int, ...]:
-        """The positions of arguments that are compile-time constants."""
-        return self._map.options.static_argnums
-
-    @property
-    def mesh(self) -> Mesh | None:
-        """The mesh to lay the axis on, if one was given; perhaps an abstract one."""
-        return self._map.options.mesh
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A mapped function in a class is a method."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __reduce__(self) -> Any:
-        return pickling.reduced(self, self._fun, self._map.options)
-
-    def __repr__(self) -> str:
-        return f"<spmap of {self._map.name}>"
+@overload
+def spmap(
+    fun: None = None,
+    axis_name: Hashable = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    mesh: Mesh | None = None,
+    mesh_axes: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    lowering: Lowering = "manual",
+    check_replicas: bool = False,
+) -> Decorator: ...
 
 
 def spmap(
@@ -160,7 +91,7 @@ def spmap(
     mesh: Mesh | None = None,
     mesh_axes: str | Sequence[str] | None = None,
     batch_size: int | None = None,
-    lowering: str = "manual",
+    lowering: Lowering = "manual",
     check_replicas: bool = False,
 ) -> Any:
     """Maps a function over an array axis, one element on each device.
@@ -258,11 +189,7 @@ def spmap(
         "static_broadcasted_argnums", static_broadcasted_argnums
     )
     donated = options.index_tuple("donate_argnums", donate_argnums)
-    if both := sorted(set(static) & set(donated)):
-        raise ValueError(
-            f"spmap static_broadcasted_argnums {static} and donate_argnums {donated} "
-            f"both have {both}: a static argument has no buffer to donate."
-        )
+    options.check_apart("spmap", "static_broadcasted_argnums", static, donated)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     chosen = Options(
@@ -281,12 +208,3 @@ def spmap(
         check_replicas=check_replicas,
     )
     return MappedFunction(fun, chosen)
-
-
-def mapped_as(
-    kind: str, fun: Callable[..., Any], *args: Any, **options: Any
-) -> MappedFunction:
-    """What `spmap` gives, to be told as another kind of map by `explain`."""
-    return MappedFunction(
-        fun, spmap(fun, *args, **options)._map.options._replace(kind=kind)
-    )

@@ -5,17 +5,18 @@ from typing import Any
 
 import jax
 
-from shardmap.api.calls.call import Call
+from shardmap._jax.types import Axes, PyTree, Value
+from shardmap.api.calls.call import Arguments, Call
+from shardmap.api.calls.refusals import NeedsAnotherProgram
+from shardmap.arrays import placement
 from shardmap.arrays.process_local import is_whole, to_own, to_whole
 from shardmap.arrays.running import run_and_convert
 
 
-def are_rows(
-    are_whole: Sequence[bool],
-    in_axes: Sequence[int | None],
-    names: Callable[[], list[str]],
+def are_process_local(
+    are_global: Sequence[bool], in_axes: Axes, names: Callable[[], list[str]]
 ) -> bool:
-    """Whether the call is with this process's rows, and not with global arrays.
+    """Whether the call is with process-local data, and not with global arrays.
 
     What is mapped decides. What is not is equal on all processes, in either case.
 
@@ -23,11 +24,11 @@ def are_rows(
       ValueError: names mapped arguments of both kinds.
     """
     mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
-    kinds = [are_whole[k] for k in mapped or range(len(in_axes))]
+    kinds = [are_global[k] for k in mapped or range(len(in_axes))]
     if mapped and len(set(kinds)) > 1:
         described = {True: "a global array", False: "rows of this process"}
         listed = "".join(
-            f"\n  * {names()[k]} is {described[are_whole[k]]}" for k in mapped
+            f"\n  * {names()[k]} is {described[are_global[k]]}" for k in mapped
         )
         raise ValueError(
             "spmap takes either global arrays, which are spread over all processes, or "
@@ -71,60 +72,56 @@ def check_elements(
     return own * parts
 
 
-class NeedsAnotherProgramError(ValueError):
-    """A call is refused by a program that is not for calls of its kind."""
-
-
 class AcrossProcesses:
-    """A program over the devices of several processes, called with what one has.
+    """A program of global arrays, called with what one process has of them.
 
     Args:
       program: a function of global arrays.
-      call: a call that it is for.
+      call: a call that it is for, with process-local data.
       donated: which leaves are donated.
-      statics: the static arguments that it is for, by position.
+      takes_statics: whether it is called with the static arguments.
     """
 
     def __init__(
         self,
-        program: Any,
+        program: Callable[..., Any],
         call: Call,
         donated: Sequence[bool],
-        statics: dict[int, Any],
+        takes_statics: bool,
     ) -> None:
         self._program = program
-        self._in_tree = call.in_tree
-        operands, results = call.rows()
-        own = operands[len(call.body.constants) :]
-        self._operands = list(zip(own, donated, strict=True))
-        self._results = results
-        self._is_rows = call.is_rows
-        self._statics = statics
+        self._in_tree = call.arguments.in_tree
+        self._statics = call.arguments.statics if takes_statics else ()
+        assert call.process_local is not None
+        assert call.shardings is not None
+        operands, are_global, self._results = call.process_local
+        self._operands = list(
+            zip(operands, call.shardings.operands, are_global, donated, strict=True)
+        )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        statics = self._statics
-        given = args
-        if statics:
-            given = tuple(arg for k, arg in enumerate(args) if k not in statics)
-        leaves, in_tree = jax.tree.flatten((given, kwargs))
-        if in_tree != self._in_tree or any(
-            args[k] != value for k, value in statics.items()
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        arguments = Arguments.of(args, kwargs)
+        if (arguments.in_tree, arguments.statics) != (self._in_tree, self._statics):
+            raise NeedsAnotherProgram
+        leaves: list[Value] = []
+        for leaf, (rows, sharding, is_global, donate) in zip(
+            arguments.leaves, self._operands, strict=True
         ):
-            raise NeedsAnotherProgramError
-        whole = []
-        for leaf, (rows, donate) in zip(leaves, self._operands, strict=True):
-            if rows.factors is not None and is_whole(leaf) is self._is_rows:
-                raise NeedsAnotherProgramError
-            whole.append(to_whole(leaf, rows, donate))
-        given, kwargs = jax.tree.unflatten(in_tree, whole)
-        if statics:
-            rest = iter(given)
-            given = tuple(
-                statics[k] if k in statics else next(rest) for k in range(len(args))
-            )
-        convert = self._to_own if self._is_rows else lambda results: results
-        return run_and_convert(self._program, convert, given, kwargs)
+            if is_global is not None and is_whole(leaf) is not is_global:
+                raise NeedsAnotherProgram
+            if rows is None:
+                leaves += placement.place([leaf], [sharding], True, [donate])
+            else:
+                leaves.append(to_whole(leaf, rows, donate))
+        whole_args, kwargs = arguments.with_leaves(leaves)
+        return run_and_convert(self._program, self._convert, whole_args, kwargs)
 
-    def _to_own(self, results: Any) -> Any:
+    def _convert(self, results: PyTree) -> PyTree:
+        if not any(self._results):
+            return results
         leaves, tree = jax.tree.flatten(results)
-        return jax.tree.unflatten(tree, map(to_own, leaves, self._results))
+        own = [
+            leaf if rows is None else to_own(leaf, rows)
+            for leaf, rows in zip(leaves, self._results, strict=True)
+        ]
+        return jax.tree.unflatten(tree, own)

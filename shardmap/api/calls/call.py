@@ -1,88 +1,176 @@
 """One call of a mapped function: what it is made of, read, and made ready.
 
-These are values; `shardmap.api.calls.programs` makes them.
+These are values; `shardmap.api.calls.programs` makes programs of them.
 """
 
-from collections.abc import Sequence
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 
-from shardmap.api.calls import arguments, kept
+from shardmap._jax.types import Aval, PyTree, TreeDef, Value
+from shardmap.api.calls.arguments import Static
 from shardmap.arrays import array_likes
-from shardmap.arrays.process_local import Rows, parts_along, rows_for
-from shardmap.map import tracing
-from shardmap.map.shardings import MapShardings, map_shardings
+from shardmap.arrays.process_local import Rows
+from shardmap.map.shardings import MapShardings
 
 
-class Element:
-    """The function of one element over flat leaves, to be traced.
-
-    JAX finds a trace again by this object, so there is one for each function, options,
-    argument structure and static arguments.
-    """
-
-    def __init__(
-        self,
-        fun: kept.WeakFunction,
-        in_tree: Any,
-        statics: tuple[tuple[int, arguments.Static], ...],
-    ) -> None:
-        self._fun = fun
-        self._in_tree = in_tree
-        self._statics = statics
-
-    def __call__(self, *leaves: Any) -> tracing.Flattened:
-        args, kwargs = jax.tree.unflatten(self._in_tree, leaves)
-        args = list(args)
-        for argnum, static in self._statics:
-            args.insert(argnum, static.value)
-        return tracing.Flattened(*jax.tree.flatten(self._fun()(*args, **kwargs)))
-
-
-class Call(NamedTuple):
-    """One call, read and traced: all that is needed to run or bind it.
+class Arguments(NamedTuple):
+    """The arguments of a call, the static ones set apart.
 
     Attributes:
-      leaves: the arrays, without static arguments.
+      leaves: the values, flat.
       in_tree: the structure of (positional arguments, keyword arguments).
-      body: what one element computes.
-      params: of the map's equation. Its operands are the body's constants, then the
-        leaves.
-      is_across_processes: whether it is run now, on devices of several processes.
-      is_rows: whether the leaves are this process's rows of longer global arrays.
+      statics: the static arguments, by position.
     """
 
-    leaves: list[Any]
-    in_tree: Any
-    body: tracing.Body
-    params: dict[str, Any]
-    is_across_processes: bool = False
-    is_rows: bool = False
+    leaves: Sequence[Value]
+    in_tree: TreeDef
+    statics: tuple[tuple[int, Static], ...]
+
+    @classmethod
+    def of(cls, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> "Arguments":
+        """Those of a call whose static arguments are each a `Static`."""
+        if any(type(arg) is Static for arg in args):
+            statics = tuple((k, a) for k, a in enumerate(args) if type(a) is Static)
+            args = [arg for arg in args if type(arg) is not Static]
+        else:
+            statics = ()
+        leaves, in_tree = jax.tree.flatten((tuple(args), kwargs))
+        return cls(leaves, in_tree, statics)
+
+    def with_leaves(
+        self, leaves: Sequence[Any]
+    ) -> tuple[list[PyTree], dict[str, PyTree]]:
+        """Arguments of these leaves, positional and by keyword."""
+        given, kwargs = jax.tree.unflatten(self.in_tree, leaves)
+        return self.positional(given), kwargs
+
+    def positional(self, given: Iterable[PyTree]) -> list[PyTree]:
+        """The positional arguments: those given, and the static ones."""
+        args = list(given)
+        for argnum, static in self.statics:
+            args.insert(argnum, static)
+        return args
 
     @property
-    def shardings(self) -> MapShardings | None:
-        """How leaves and results lie; None inside another map."""
-        if self.params["mesh"] is None:
-            return None
-        operands, results = map_shardings(self.params)
-        return MapShardings(operands[len(self.body.constants) :], results)
+    def num_positional(self) -> int:
+        """The number of positional arguments."""
+        return len(self.in_tree.children()[0].children()) + len(self.statics)
 
-    def rows(self) -> tuple[list[Rows], list[Rows]]:
-        """How this process's parts of the operands and of the results lie."""
-        operands, results = map_shardings(self.params)
-        parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
+    @property
+    def argnums(self) -> list[int]:
+        """The positions of those that are not static."""
+        static = {argnum for argnum, _ in self.statics}
+        return [argnum for argnum in range(self.num_positional) if argnum not in static]
+
+    def donated(self, argnums: Sequence[int], names: Sequence[str]) -> list[bool]:
+        """Which leaves are of the arguments at these positions, or of these names."""
+        if not argnums:
+            return [False] * self.in_tree.num_leaves
+        positional, by_name = self.in_tree.children()
+        given = [
+            (argnum in argnums, tree)
+            for argnum, tree in zip(self.argnums, positional.children(), strict=True)
+        ] + [
+            (name in names, tree)
+            for name, tree in zip(
+                by_name.node_data()[1], by_name.children(), strict=True
+            )
+        ]
+        return [donated for donated, tree in given for _ in range(tree.num_leaves)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call(abc.ABC):
+    """One call, read: all that is needed to run it, or to bind it.
+
+    Attributes:
+      arguments: its arguments.
+      in_avals: the leaves' kinds, as this process passes them.
+      out_tree: the structure of the result.
+    """
+
+    arguments: Arguments
+    in_avals: Sequence[Aval]
+    out_tree: TreeDef
+
+    @property
+    @abc.abstractmethod
+    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
+        """The kinds of leaves and results, as global arrays."""
+
+    @property
+    @abc.abstractmethod
+    def shardings(self) -> MapShardings | None:
+        """The shardings of leaves and results; None inside another map."""
+
+    @property
+    @abc.abstractmethod
+    def devices(self) -> list[jax.Device]:
+        """Where it runs, if it has shardings."""
+
+    @property
+    @abc.abstractmethod
+    def communicates(self) -> bool:
+        """Whether anything goes between devices."""
+
+    @property
+    @abc.abstractmethod
+    def described(self) -> str:
+        """What is compiled, for the log."""
+
+    @functools.cached_property
+    def process_local(self) -> "ProcessLocal | None":
+        """How a call over several processes passes its arrays; None: of one process."""
+        return None
+
+    @property
+    def has_process_local(self) -> bool:
+        """Whether arguments or results are process-local data, not global arrays."""
+        local = self.process_local
+        return local is not None and (False in local.are_global or any(local.results))
+
+    def probe(self) -> "Probe | None":
+        """What tells whether another call can have the same program."""
+        return None
+
+    def is_equal_to(self, arguments: Arguments) -> bool:
+        """Whether a call with these arguments reads the same."""
         return (
-            [
-                rows_for(s, axis, parts)
-                for s, axis in zip(operands, self.params["in_axes"], strict=True)
-            ],
-            [
-                rows_for(s, axis, parts)
-                for s, axis in zip(results, self.params["out_axes"], strict=True)
-            ],
+            not self.has_process_local
+            and arguments.in_tree == self.arguments.in_tree
+            and arguments.statics == self.arguments.statics
+            and all(
+                (mine.shape, mine.dtype, mine.weak_type)
+                == (its.shape, its.dtype, its.weak_type)
+                for mine, its in zip(
+                    self.in_avals,
+                    map(array_likes.leaf_aval, arguments.leaves),
+                    strict=True,
+                )
+            )
         )
+
+
+class ProcessLocal(NamedTuple):
+    """Which arrays of a call are process-local data, and how.
+
+    Attributes:
+      operands: for each leaf, how this process's data is a part of the global array;
+        None: it is a global array.
+      are_global: for each leaf whether it has to be a global array; None: it is equal
+        on all processes, in either case.
+      results: as ``operands``, of the results.
+    """
+
+    operands: Sequence[Rows | None]
+    are_global: Sequence[bool | None]
+    results: Sequence[Rows | None]
 
 
 class Probe(NamedTuple):
@@ -93,82 +181,74 @@ class Probe(NamedTuple):
       leaf: the number of the leaf in it, or None if it is an array itself.
       axis: where the leaf is mapped.
       axis_size: how many elements there were.
-      is_whole: whether it was a global array.
+      is_global: whether it was a global array.
     """
 
     argnum: int
     leaf: int | None
     axis: int
     axis_size: int
-    is_whole: bool = False
+    is_global: bool = False
 
-    def fits(self, args: Sequence[Any]) -> bool:
+    def fits(self, args: Sequence[PyTree]) -> bool:
         """Whether a call with these arguments has ``axis_size`` elements."""
-        argnum, leaf, axis, axis_size, is_whole = self
+        argnum, leaf, axis, axis_size, is_global = self
         arg = args[argnum]
         if leaf is not None:
             arg = jax.tree.leaves(arg)[leaf]
         shape = getattr(arg, "shape", ())
-        if is_whole and getattr(arg, "is_fully_addressable", True):
+        if is_global and getattr(arg, "is_fully_addressable", True):
             return False
         return len(shape) > axis and shape[axis] == axis_size
 
 
-class Prepared(NamedTuple):
-    """A call ready to run.
+class SameShapes(NamedTuple):
+    """The shapes of all leaves, where another call's errors have to speak of its own.
 
     Attributes:
-      program: a `jax.jit`.
-      args: the positional arguments, laid out.
-      kwargs: the keyword arguments, laid out.
-      moved: whether any of them lay otherwise.
-      must_lie: for a leaf that is donated, its number and how it has to lie for its
-        memory to be used.
-      probe: tells whether another call has as many elements; None if all have.
+      shapes: of the leaves that are not static.
     """
 
-    program: Any
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
-    moved: bool
-    must_lie: tuple[tuple[int, Sharding], ...]
+    shapes: Sequence[tuple[int, ...]]
+
+    def fits(self, args: Sequence[PyTree]) -> bool:
+        """Whether these positional arguments have the same shapes."""
+        leaves = Arguments.of(args, {}).leaves
+        return [getattr(leaf, "shape", ()) for leaf in leaves] == self.shapes
+
+
+class Donated(NamedTuple):
+    """Where donated leaves are to be for their memory to be used.
+
+    Attributes:
+      shardings: the number of each such leaf and the sharding that it must have.
+      probe: what else to look at.
+    """
+
+    shardings: Sequence[tuple[int, Sharding]]
     probe: Probe | None
 
-
-def probe_of(call: Call, argnums: Sequence[int]) -> Probe | None:
-    """A probe of the first mapped positional argument; None if there is none."""
-    in_axes = iter(call.params["in_axes"][len(call.body.constants) :])
-    arguments_tree, _ = call.in_tree.children()
-    for argnum, tree in zip(argnums, arguments_tree.children(), strict=True):
-        for leaf in range(tree.num_leaves):
-            axis = next(in_axes)
-            if axis is not None:
-                is_array = tree.num_nodes == 1
-                return Probe(
-                    argnum,
-                    None if is_array else leaf,
-                    axis,
-                    call.params["axis_size"],
-                    call.is_across_processes,
-                )
-    return None
+    def fits(self, args: Sequence[PyTree]) -> bool:
+        """Whether the donated leaves have these shardings."""
+        leaves = jax.tree.leaves(args)
+        return all(
+            getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
+            for k, sharding in self.shardings
+        ) and (self.probe is None or self.probe.fits(args))
 
 
-def as_arrays(call: Call) -> list[Any]:
-    """The leaves as what JAX can bind: array-likes are read."""
-    if not any(map(array_likes.is_array_like, call.leaves)):
-        return call.leaves
-    here = SingleDeviceSharding(jax.local_devices()[0])
-    shardings: Sequence[Sharding] = [here] * len(call.leaves)
-    if call.is_rows:
-        operands, _ = call.rows()
-        shardings = [rows.own for rows in operands[len(call.body.constants) :]]
-    elif call.shardings:
-        shardings = call.shardings.operands
-    with jax.ensure_compile_time_eval():
-        return [
-            array_likes.lay_out(leaf, sharding)
-            if array_likes.is_array_like(leaf)
-            else leaf
-            for leaf, sharding in zip(call.leaves, shardings, strict=True)
-        ]
+class Ready(NamedTuple):
+    """A program, and what it takes: enough to run calls of one kind.
+
+    Attributes:
+      program: a `jax.jit`, called with what the user passes.
+      shardings: of the leaves; None: the program lays them out itself.
+      donated: which leaves are donated.
+      fits: tells of positional arguments, by one look, whether the program may be tried
+        on them; it refuses what it is not for. None if any may.
+    """
+
+    program: Callable[..., Any]
+    shardings: Sequence[Sharding] | None
+    donated: Sequence[bool]
+    fits: Callable[[Sequence[PyTree]], bool] | None

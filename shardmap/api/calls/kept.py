@@ -5,15 +5,56 @@ stand in a loop: what is made has to be found again by the function, not by the 
 that `spmap` returned. And it must not keep the function alive.
 """
 
+import collections
 import inspect
-import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-_lock = threading.Lock()
-_kept: dict[Any, dict[Hashable, Any]] = {}
+MOST = 1024
+"""How many things of a kind are kept for one function."""
+
+V = TypeVar("V")
+
+
+class Kept(Generic[V]):
+    """A dictionary of at most `MOST` values: the one least recently used goes first.
+
+    Users' ``__hash__`` and ``__eq__`` run while it looks, which may come back here, in
+    this thread or in another: there is no lock. One step of a dictionary is atomic.
+    """
+
+    def __init__(self) -> None:
+        self._values: collections.OrderedDict[Hashable, V] = collections.OrderedDict()
+
+    def get(self, key: Hashable) -> V | None:
+        """What is kept for ``key``, which may be too old to be kept."""
+        value = self._values.get(key)
+        # To hash a key takes time: as long as there is room, all ages are the same.
+        if value is not None and len(self._values) > MOST // 2:
+            try:
+                self._values.move_to_end(key)
+            except KeyError:  # Another thread has dropped it.
+                pass
+        return value
+
+    def keep(self, key: Hashable, value: V) -> V:
+        """``value``; or what another thread has kept for ``key`` in the meantime."""
+        value = self._values.setdefault(key, value)
+        while len(self._values) > MOST:
+            self._values.popitem(last=False)
+        return value
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets ``key``."""
+        self._values.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+_kept: dict["_Owner", Kept[Any]] = {}
 
 
 class WeakFunction:
@@ -69,7 +110,7 @@ class _Owner(weakref.ref[Any]):
         return bool(mine == its)
 
 
-def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], Any]) -> Any:
+def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) -> V:
     """What ``make()`` gave the first time for an equal function and key.
 
     The value must not hold ``fun``; use `WeakFunction`.
@@ -82,11 +123,9 @@ def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], Any]) ->
         owner = _Owner(owned, by_identity=owned is not fun)
     except TypeError:
         return make()
-    with _lock:
-        values = _kept.setdefault(owner, {})
-        if key not in values:
-            values[key] = make()
-        return values[key]
+    kept = _kept.setdefault(owner, Kept())
+    value = kept.get(key)
+    return kept.keep(key, make()) if value is None else value
 
 
 def described_like(run: Any, fun: Callable[..., Any], name: str) -> Any:

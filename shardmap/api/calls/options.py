@@ -1,46 +1,53 @@
-"""The options of a mapped function, checked."""
+"""The options of mapped functions, checked."""
 
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
-from jax.sharding import Mesh
 
+from shardmap._jax.types import AnyMesh, PyTree, TreeDef
 from shardmap.api.calls import arguments
+from shardmap.arrays import trees
+
+Lowering = Literal["manual", "spmd"]
+
+
+def hashable(
+    tree: PyTree, is_leaf: Callable[[Any], bool]
+) -> tuple[tuple[Any, ...], TreeDef]:
+    """A pytree of options as a part of a key, whatever containers it is in."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
+    return tuple(leaves), structure
 
 
 class Options(NamedTuple):
     """The arguments of `spmap` but the function, and what made the map of them."""
 
     axis_name: Hashable
-    in_axes: Any
-    out_axes: Any
-    static_argnums: tuple[int, ...]
-    devices: tuple[jax.Device, ...] | None
-    backend: str | None
-    axis_size: int | None
-    donate_argnums: tuple[int, ...]
-    mesh: Mesh | None
-    mesh_axes: tuple[str, ...] | None
-    batch_size: int | None
-    lowering: str
-    check_replicas: bool
+    in_axes: PyTree
+    out_axes: PyTree
+    static_argnums: tuple[int, ...] = ()
+    devices: tuple[jax.Device, ...] | None = None
+    backend: str | None = None
+    axis_size: int | None = None
+    donate_argnums: tuple[int, ...] = ()
+    mesh: AnyMesh | None = None
+    mesh_axes: tuple[str, ...] | None = None
+    batch_size: int | None = None
+    lowering: Lowering = "manual"
+    check_replicas: bool = False
     kind: str = "spmap"
 
     def key(self) -> Hashable:
         """Hashable, equal for equal options, whatever containers the axes are in."""
-        in_axes, out_axes = (
-            (tuple(leaves), tree)
-            for leaves, tree in (
-                jax.tree.flatten(axes, is_leaf=lambda x: x is None)
-                for axes in (self.in_axes, self.out_axes)
-            )
+        return self._replace(
+            axis_name=arguments.typed(self.axis_name),
+            in_axes=hashable(self.in_axes, trees.is_none),
+            out_axes=hashable(self.out_axes, trees.is_none),
         )
-        axis_name = arguments.typed(self.axis_name)
-        return self._replace(axis_name=axis_name, in_axes=in_axes, out_axes=out_axes)
 
 
-def check_axes(name: str, axes: Any) -> None:
+def check_axes(name: str, axes: PyTree) -> None:
     """Refuses anything but ints and None as the leaves of ``axes``."""
     for leaf in jax.tree.leaves(axes):
         if type(leaf) is not int:
@@ -50,13 +57,15 @@ def check_axes(name: str, axes: Any) -> None:
             )
 
 
-def index_tuple(name: str, argnums: Any) -> tuple[int, ...]:
+def index_tuple(
+    name: str, argnums: int | Iterable[int], caller: str = "spmap"
+) -> tuple[int, ...]:
     """Positions of arguments, given as an int or several, as a tuple."""
     values = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(
-                f"spmap {name} must be an int or several, none below 0, but got "
+                f"{caller} {name} must be an int or several, none below 0, but got "
                 f"{argnums}."
             )
     return values
@@ -71,11 +80,25 @@ def batch_size(size: int | None) -> int | None:
     return size
 
 
-def lowering(name: str, batch_size: int | None) -> str:
-    """``name``, if there is such a lowering and it can do what is asked."""
-    if name not in ("manual", "spmd"):
+def check_apart(
+    caller: str,
+    static_parameter: str,
+    static: Sequence[int],
+    donated: Sequence[int],
+) -> None:
+    """Refuses arguments that are static and donated."""
+    if both := sorted(set(static) & set(donated)):
         raise ValueError(
-            f"spmap lowering must be 'manual' or 'spmd', but got {name!r}."
+            f"{caller} {static_parameter} {static} and donate_argnums {donated} "
+            f"both have {both}: a static argument has no buffer to donate."
+        )
+
+
+def lowering(name: Lowering, batch_size: int | None, caller: str = "spmap") -> Lowering:
+    """``name``, if there is such a lowering and it can do what is asked."""
+    if name != "manual" and name != "spmd":
+        raise ValueError(
+            f"{caller} lowering must be 'manual' or 'spmd', but got {name!r}."
         )
     if name == "spmd" and batch_size is not None:
         raise ValueError(
@@ -87,7 +110,10 @@ def lowering(name: str, batch_size: int | None) -> str:
 
 
 def mesh_axes(
-    mesh: Mesh | None, names: str | Sequence[str] | None, devices: Any, backend: Any
+    mesh: AnyMesh | None,
+    names: str | Sequence[str] | None,
+    devices: Sequence[jax.Device] | None,
+    backend: str | None,
 ) -> tuple[str, ...] | None:
     """The axes of ``mesh`` to lay a map over, as a tuple.
 

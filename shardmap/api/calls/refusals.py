@@ -1,18 +1,35 @@
-"""What a call of a mapped function is refused for, once its arguments are read."""
+"""What a call of a mapped function is refused for, and by whom.
 
-from collections.abc import Sequence
+A user's mistake is a ValueError or a TypeError, for the user. A program that is not for
+calls like this one is `NeedsAnotherProgram`, for whoever looks up another.
+"""
+
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardmap.api.calls import arguments
+from shardmap._jax.types import Axes
+from shardmap.api.calls.arguments import Static
 from shardmap.arrays import trees
 from shardmap.map import tracing
 
 
+class NeedsAnotherProgram(Exception):
+    """A call is refused by a program that is not for calls of its kind."""
+
+
+def has_entered(error: Exception, fun: Callable[..., Any]) -> bool:
+    """Whether an error comes from ``fun``, or from what it has called."""
+    code = fun.__code__
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is code for frame, _ in frames)
+
+
 def check_unmapped(
     name: str,
-    out_axes: Sequence[int | None],
+    out_axes: Axes,
     body: tracing.Body,
-    in_axes: Sequence[int | None],
+    in_axes: Axes,
     batch: tracing.Batch,
 ) -> None:
     """Refuses ``out_axes=None`` for a result that differs between elements.
@@ -43,22 +60,29 @@ def check_unmapped(
         )
 
 
-def unhashable(
-    name: str, statics: Sequence[tuple[int, arguments.Static]]
-) -> ValueError:
-    """The error for static arguments that cannot be part of a key."""
-    listed = ", ".join(
+def check_hashable(
+    what: str, parameter: str, statics: Sequence[tuple[int, Static]]
+) -> None:
+    """Refuses static arguments that cannot be part of a key.
+
+    Args:
+      what: the map, for the error.
+      parameter: which names static arguments, for the error.
+      statics: the arguments, by position.
+    """
+    bad = [
         f"argument {argnum} of type {type(static.value)}"
         for argnum, static in statics
         if not _is_hashable(static)
-    )
-    return ValueError(
-        f"Non-hashable static arguments are used in spmap of {name}: {listed}. What "
-        "static_broadcasted_argnums names needs __hash__ and __eq__."
-    )
+    ]
+    if bad:
+        raise ValueError(
+            f"Non-hashable static arguments are used in {what}: {', '.join(bad)}. What "
+            f"{parameter} names needs __hash__ and __eq__."
+        )
 
 
-def _is_hashable(value: Any) -> bool:
+def _is_hashable(value: Static) -> bool:
     try:
         hash(value)
     except TypeError:

@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Sharding
 
 from shardmap._jax.stages import copy_stage
-from shardmap.api.calls.across import NeedsAnotherProgramError
+from shardmap._jax.types import Aval, PyTree
 from shardmap.api.calls.call import Call
-from shardmap.api.calls.programs import FunctionMap
-from shardmap.arrays import array_likes
+from shardmap.api.calls.programs import Args, Kwargs, Programs
+from shardmap.api.calls.refusals import NeedsAnotherProgram
+from shardmap.arrays import placement
 from shardmap.map import agreement, tracing
-from shardmap.map.shardings import MapShardings
 from shardmap.sharding.spec import ShardingSpec
 
 
@@ -42,7 +43,7 @@ class Lowered(jax.stages.Lowered):
         in_specs: Any,
         out_specs: Any,
         agree: Callable[[], None],
-        across: Callable[[Any], Callable[..., Any]] | None = None,
+        across: Callable[[Any], Callable[..., Any]],
     ) -> None:
         """Adds to what JAX has lowered.
 
@@ -50,7 +51,7 @@ class Lowered(jax.stages.Lowered):
           lowered: JAX's own.
           in_specs, out_specs: see the class.
           agree: sees, before the first run, that all processes make it.
-          across: gives, for the compiled function, one of what this process has.
+          across: gives, for the compiled function, one of what users pass.
         """
         copy_stage(lowered, self)
         self.in_specs = in_specs
@@ -71,10 +72,10 @@ class _Compiled(jax.stages.Compiled):
         self,
         compiled: jax.stages.Compiled,
         agree: Callable[[], None],
-        across: Callable[[Any], Callable[..., Any]] | None,
+        across: Callable[[Any], Callable[..., Any]],
     ) -> None:
         copy_stage(compiled, self)
-        self._run = across(compiled) if across is not None else compiled
+        self._run = across(compiled)
         several = jax.process_count() > 1
         self._agree: Callable[[], None] | None = agree if several else None
 
@@ -87,7 +88,7 @@ class _Compiled(jax.stages.Compiled):
                 return self._run(*args, **kwargs)
         try:
             return self._run(*args, **kwargs)
-        except NeedsAnotherProgramError:
+        except NeedsAnotherProgram:
             raise TypeError(
                 "this compiled map was lowered for arguments of another structure, or "
                 "for global arrays where these are rows of this process, or the other "
@@ -95,96 +96,80 @@ class _Compiled(jax.stages.Compiled):
             ) from None
 
 
-def lower(
-    function_map: FunctionMap, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Lowered:
+def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
     """Lowers a call of a mapped function.
 
     Raises:
       ValueError: inside another map, whose program it would be a part of.
     """
-    call = function_map.read(args, kwargs, function_map.are_whole(args, kwargs))
-    shardings = call.shardings
-    if shardings is None:
+    call = programs.read_alone(args, kwargs)
+    if call.shardings is None:
         raise ValueError(
-            f"spmap of {function_map.name} cannot be lowered inside another map: it is "
-            "part of that map's program. Lower the outermost one."
+            f"{programs.what} of {programs.name} cannot be lowered inside another map: "
+            "it is part of that map's program. Lower the outermost one."
         )
-    leaves = _structs(call, shardings)
-    static = function_map.options.static_argnums
-    full_args, mapped_kwargs = _arguments(call, leaves, args, static)
-    program = function_map.program(call, kwargs)
-    with agreement.lowering_to_look():
-        lowered = program.lower(*full_args, **mapped_kwargs)
-
-    in_specs = [
-        ShardingSpec.from_named_sharding(leaf.sharding, len(leaf.shape))
-        for leaf in leaves
-    ]
-    out_specs = [
-        ShardingSpec.from_named_sharding(
-            sharding, var.aval.ndim + (out_axis is not None)
-        )
-        for sharding, var, out_axis in zip(
-            shardings.results,
-            call.body.jaxpr.outvars,
-            call.params["out_axes"],
-            strict=True,
-        )
-    ]
-    args_specs, kwargs_specs = jax.tree.unflatten(call.in_tree, in_specs)
-    rest = iter(args_specs)
-    by_position = [None if k in static else next(rest) for k in range(len(args))]
+    structs = _structs(call)
+    traced = programs.traced(call, *call.arguments.with_leaves(structs))
+    with agreement.lowering_to_look() as agree:
+        lowered = traced.lower()
+    in_specs, out_specs = (
+        [
+            ShardingSpec.from_named_sharding(sharding, aval.ndim)
+            for sharding, aval in zip(shardings, avals, strict=True)
+        ]
+        for shardings, avals in zip(call.shardings, call.global_avals, strict=True)
+    )
+    args_specs, kwargs_specs = jax.tree.unflatten(call.arguments.in_tree, in_specs)
+    statics = tuple((argnum, None) for argnum, _ in call.arguments.statics)
+    by_position = call.arguments._replace(statics=statics).positional(args_specs)
+    across = programs.across if call.process_local is not None else _any_sharding
     return Lowered(
         lowered,
         (*by_position, *([kwargs_specs] if kwargs_specs else [])),
-        jax.tree.unflatten(call.body.out_tree, out_specs),
-        functools.partial(function_map.agree, call)
-        if call.is_across_processes
-        else lambda: None,
+        jax.tree.unflatten(call.out_tree, out_specs),
+        agree,
         # Compiled functions are called without the static arguments.
-        functools.partial(function_map.across, call)
-        if call.is_across_processes
-        else None,
+        functools.partial(across, call),
     )
 
 
 def trace(
-    function_map: FunctionMap, args: Sequence[Any], kwargs: dict[str, Any]
+    programs: Programs[Any, Any], args: Args, kwargs: Kwargs
 ) -> jax.stages.Traced:
     """Traces the program of a call of a mapped function."""
-    call = function_map.read(args, kwargs, function_map.are_whole(args, kwargs))
-    program = function_map.program(call, kwargs)
-    if call.is_across_processes and call.shardings is not None:
-        leaves = _structs(call, call.shardings)
-        static = function_map.options.static_argnums
-        args, kwargs = _arguments(call, leaves, args, static)
-    return program.trace(*args, **kwargs)
+    call = programs.read_alone(args, kwargs)
+    if call.shardings is not None:
+        args, kwargs = call.arguments.with_leaves(_structs(call))
+    return programs.traced(call, args, kwargs)
 
 
-def _structs(call: Call, shardings: MapShardings) -> list[jax.ShapeDtypeStruct]:
-    """What the program takes, with all processes' rows."""
-    avals = list(map(array_likes.leaf_aval, call.leaves))
-    shapes = [aval.shape for aval in avals]
-    if call.is_rows:
-        operands, _ = call.rows()
-        own = operands[len(call.body.constants) :]
-        shapes = [
-            rows.whole_shape(shape) for rows, shape in zip(own, shapes, strict=True)
-        ]
-    return [
-        jax.ShapeDtypeStruct(
-            shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
+def _structs(call: Call) -> list[jax.ShapeDtypeStruct]:
+    """What the program takes: global arrays, whatever users pass."""
+
+    def struct(aval: Aval, sharding: Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(
+            aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
         )
-        for shape, aval, sharding in zip(shapes, avals, shardings.operands, strict=True)
-    ]
+
+    assert call.shardings is not None
+    avals, _ = call.global_avals
+    return list(map(struct, avals, call.shardings.operands))
 
 
-def _arguments(
-    call: Call, leaves: Sequence[Any], args: Sequence[Any], static: Sequence[int]
-) -> tuple[list[Any], dict[str, Any]]:
-    """The leaves as arguments, among the static ones of ``args``."""
-    mapped_args, mapped_kwargs = jax.tree.unflatten(call.in_tree, leaves)
-    rest = iter(mapped_args)
-    full_args = [arg if k in static else next(rest) for k, arg in enumerate(args)]
-    return full_args, mapped_kwargs
+def _any_sharding(call: Call, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled function of one process, called with arrays of any sharding."""
+    assert call.shardings is not None
+    shardings: Sequence[Sharding] = call.shardings.operands
+
+    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        try:
+            return compiled(*args, **kwargs)
+        except (TypeError, ValueError):  # It is JAX who refuses: nothing is traced.
+            leaves, in_tree = jax.tree.flatten((args, kwargs))
+            if in_tree != call.arguments.in_tree:
+                raise
+        placed = placement.place(leaves, shardings, uncommitted=True)
+        args, kwargs = jax.tree.unflatten(in_tree, placed)
+        return compiled(*args, **kwargs)
+
+    return run

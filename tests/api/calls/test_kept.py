@@ -2,11 +2,13 @@
 
 import functools
 import gc
+import threading
 import weakref
 
 import numpy as np
 
-from shardmap.api.calls.kept import WeakFunction, kept_for
+import shardmap as sm
+from shardmap.api.calls.kept import MOST, Kept, WeakFunction, kept_for
 
 
 class Value:
@@ -93,3 +95,74 @@ def test_weak_functions_give_the_function_while_it_lives():
     del owner
     gc.collect()
     assert method() is None
+
+
+class Nested:
+    """A callable whose hash and comparison map functions themselves."""
+
+    def __call__(self, x):
+        return x
+
+    def __hash__(self):
+        sm.spmap(abs)
+        return 1
+
+    def __eq__(self, other):
+        sm.spmap(lambda x: x)
+        return isinstance(other, Nested)
+
+
+def test_functions_may_be_mapped_while_functions_are_compared():
+    done = []
+
+    def run():
+        sm.spmap(Nested())  # This one is forgotten, perhaps.
+        kept = [sm.spmap(Nested()), sm.spmap(Nested())]
+        kept += [sm.spmap(abs, axis_name=Nested()), sm.spmap(abs, axis_name=Nested())]
+        done.append(kept)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done
+
+
+def test_other_threads_are_not_kept_waiting_by_a_comparison():
+    mapped = threading.Event()
+
+    class Waiting(Nested):
+        def __hash__(self):
+            return 2
+
+        def __eq__(self, other):
+            threading.Thread(target=lambda: (sm.spmap(abs), mapped.set())).start()
+            return mapped.wait(30)
+
+    first = Waiting()
+    kept_for(first, None, Value)
+    kept_for(Waiting(), None, Value)
+    assert mapped.is_set()
+
+
+def test_of_many_values_the_least_recently_used_go():
+    kept = Kept()
+    for k in range(MOST):
+        kept.keep(k, f"value {k}")
+    assert kept.get(0) == "value 0"
+    assert kept.keep("one more", "value") == "value"
+    assert len(kept) == MOST
+    assert kept.get(0) == "value 0"
+    assert kept.get(1) is None
+    assert kept.keep(0, "another") == "value 0"
+    kept.drop(0)
+    assert kept.get(0) is None
+
+
+def test_of_one_function_not_all_options_are_kept():
+    def fun():
+        pass
+
+    first = kept_for(fun, 0, Value)
+    for k in range(1, MOST + 1):
+        kept_for(fun, k, Value)
+    assert kept_for(fun, 0, Value) is not first

@@ -1,0 +1,405 @@
+"""How `spmap` reads a call: axes and sizes checked, one element traced, and bound."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+
+from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, TreeDef, Value
+from shardmap.api.calls import arguments, kept, refusals, surroundings
+from shardmap.api.calls.across import are_process_local, check_elements
+from shardmap.api.calls.arguments import Static
+from shardmap.api.calls.call import Arguments, Call, Probe, ProcessLocal
+from shardmap.api.calls.options import Options
+from shardmap.api.calls.programs import Args, Kwargs, Programs, apply_statics
+from shardmap.arrays import array_likes, processes, trees
+from shardmap.arrays.process_local import Rows, convert_p, look, parts_along, rows_for
+from shardmap.map import agreement, contexts, tracing
+from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
+from shardmap.map.lowering.evaluation import communicates
+from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
+from shardmap.map.shardings import MapShardings, map_shardings
+
+
+class Element:
+    """The function of one element over flat leaves, to be traced.
+
+    JAX finds a trace again by this object, so there is one for each function, options,
+    argument structure and static arguments.
+    """
+
+    def __init__(
+        self,
+        fun: kept.WeakFunction,
+        in_tree: TreeDef,
+        statics: tuple[tuple[int, Static], ...],
+    ) -> None:
+        self._fun = fun
+        self._arguments = Arguments((), in_tree, statics)
+
+    def __call__(self, *leaves: Value) -> tracing.Flattened:
+        args, kwargs = self._arguments.with_leaves(leaves)
+        result = apply_statics(self._fun(), args, kwargs)
+        return tracing.Flattened(*jax.tree.flatten(result))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ElementCall(Call):
+    """One call of a map over elements.
+
+    Attributes:
+      body: what one element computes.
+      params: of the map's equation. Its operands are the body's constants, then the
+        leaves.
+      is_across_processes: whether it is run now, on devices of several processes.
+      is_process_local: whether the leaves are this process's part of longer global
+        arrays.
+    """
+
+    body: tracing.Body
+    params: dict[str, Any]
+    is_across_processes: bool = False
+    is_process_local: bool = False
+
+    @functools.cached_property
+    def _map_shardings(self) -> MapShardings:
+        """Those of the map's equation, whose operands begin with the constants."""
+        return map_shardings(self.params)
+
+    @functools.cached_property
+    def shardings(self) -> MapShardings | None:
+        if self.params["mesh"] is None:
+            return None
+        operands, results = self._map_shardings
+        return MapShardings(operands[len(self.body.constants) :], results)
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        mesh = self.params["mesh"]
+        # An abstract mesh, of which `explain` estimates the cost, has none.
+        return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+
+    @functools.cached_property
+    def communicates(self) -> bool:
+        mesh = self.params["mesh"]
+        return mesh is not None and communicates(self.params)
+
+    @property
+    def described(self) -> str:
+        params = self.params
+        where = (
+            [device.id for device in self.devices] if params["mesh"] else "around it"
+        )
+        elements = [var.aval.str_short() for var in params["call_jaxpr"].invars]
+        return (
+            f"{axis_text(params['axis_name'])} of {params['axis_size']} elements on "
+            f"devices {where}, elements {elements}"
+        )
+
+    @property
+    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
+        operands: Sequence[Aval] = self.in_avals
+        if self.is_process_local:
+            rows, _ = self.rows
+            own = rows[len(self.body.constants) :]
+            operands = [
+                jax.core.ShapedArray(
+                    each.whole_shape(aval.shape), aval.dtype, weak_type=aval.weak_type
+                )
+                for each, aval in zip(own, operands, strict=True)
+            ]
+        size = self.params["axis_size"]
+        results = [
+            _with_axis(var.aval, axis, size)
+            for var, axis in zip(
+                self.body.jaxpr.outvars, self.params["out_axes"], strict=True
+            )
+        ]
+        return operands, results
+
+    @functools.cached_property
+    def rows(self) -> tuple[list[Rows], list[Rows]]:
+        """How this process's parts of the operands and of the results lie."""
+        operands, results = self._map_shardings
+        parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
+        return (
+            [
+                rows_for(s, axis, parts)
+                for s, axis in zip(operands, self.params["in_axes"], strict=True)
+            ],
+            [
+                rows_for(s, axis, parts)
+                for s, axis in zip(results, self.params["out_axes"], strict=True)
+            ],
+        )
+
+    @functools.cached_property
+    def process_local(self) -> ProcessLocal | None:
+        if not self.is_across_processes:
+            return None
+        operands, results = self.rows
+        own = operands[len(self.body.constants) :]
+        is_global = not self.is_process_local
+        return ProcessLocal(
+            own,
+            [None if rows.factors is None else is_global for rows in own],
+            [None if is_global else rows for rows in results],
+        )
+
+    def probe(self) -> Probe | None:
+        """A probe of the first mapped positional argument; None if there is none."""
+        in_axes = iter(self.params["in_axes"][len(self.body.constants) :])
+        positional, _ = self.arguments.in_tree.children()
+        for argnum, tree in zip(
+            self.arguments.argnums, positional.children(), strict=True
+        ):
+            for leaf in range(tree.num_leaves):
+                axis = next(in_axes)
+                if axis is not None:
+                    return Probe(
+                        argnum,
+                        None if tree.num_nodes == 1 else leaf,
+                        axis,
+                        self.params["axis_size"],
+                        self.is_across_processes,
+                    )
+        return None
+
+
+class ElementPrograms(Programs[ElementCall, Options]):
+    """All that is made for one function that `spmap` maps."""
+
+    what = "spmap"
+    static_parameter = "static_broadcasted_argnums"
+
+    def __init__(self, fun: Callable[..., object], options: Options) -> None:
+        super().__init__(fun, options)
+        self._elements: kept.Kept[Element] = kept.Kept()
+        self._agreed: set[str] = set()
+
+    def read(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        are_global: Sequence[bool] | None = None,
+        alone: bool = True,
+    ) -> ElementCall:
+        options = self.options
+        static = options.static_argnums
+        if static and max(static) >= len(args):
+            raise ValueError(
+                f"spmapped function has static_broadcasted_argnums="
+                f"{options.static_argnums} but was called with only {len(args)} "
+                f"positional argument{'' if len(args) == 1 else 's'}. All static "
+                "broadcasted arguments must be passed positionally."
+            )
+        read = Arguments.of(args, kwargs)
+        refusals.check_hashable(self._named(), self.static_parameter, read.statics)
+        argnums = read.argnums
+        mapped_args = tuple(args[k] for k in argnums)
+
+        def names() -> list[str]:
+            return trees.leaf_names(self.fun(), argnums, mapped_args, kwargs)
+
+        prefix = options.in_axes
+        if isinstance(prefix, tuple):
+            if len(prefix) != len(args):
+                raise ValueError(
+                    f"spmap in_axes has {len(prefix)} entries, one for each "
+                    f"positional argument, but {self.name} was called with "
+                    f"{len(args)}. Arguments passed by keyword have none: they are "
+                    "always mapped along axis 0."
+                )
+            prefix = tuple(prefix[k] for k in argnums)
+        in_axes = trees.broadcast_axes(
+            "in_axes", prefix, mapped_args, "the positional arguments"
+        ) + (0,) * len(jax.tree.leaves(kwargs))
+        avals = self.leaf_avals(read.leaves, names)
+        in_axes = arguments.normalize_in_axes(in_axes, avals, names)
+        is_local = are_global is not None and are_process_local(
+            are_global, in_axes, names
+        )
+        axis_size = self._axis_size(in_axes, avals, names, is_local)
+        body = self._body(read, in_axes, avals, axis_size)
+        params = {
+            "axis_name": options.axis_name,
+            "axis_size": axis_size,
+            "in_axes": (None,) * len(body.constants) + in_axes,
+            "out_axes": self._out_axes(body, in_axes, axis_size),
+            "call_jaxpr": body.jaxpr,
+            "name": self.name,
+            "batch_size": options.batch_size,
+            "lowering": options.lowering,
+            "kind": options.kind,
+            **self._on_devices(axis_size, body.jaxpr, alone),
+        }
+        if params["mesh"] is not None and not tracing.inside_map():
+            check_inner_meshes(params)
+        return ElementCall(
+            read, avals, body.out_tree, body, params, are_global is not None, is_local
+        )
+
+    def _body(
+        self,
+        read: Arguments,
+        in_axes: Axes,
+        avals: Sequence[Aval],
+        axis_size: int,
+    ) -> tracing.Body:
+        """What one element computes, traced."""
+        key = read.in_tree, read.statics
+        element: Callable[..., tracing.Flattened] | None = self._elements.get(key)
+        if element is None:
+            element = self._elements.keep(key, Element(self.fun, *key))
+        if tracing.config_value("jax_disable_jit"):
+            # The function is called every time then; JAX does not know this object.
+            element = functools.partial(element)
+        around = jax.sharding.get_abstract_mesh()
+        try:
+            return tracing.trace_body(
+                element,
+                list(map(remove_axis, avals, in_axes)),
+                self.options.axis_name,
+                axis_size,
+                surroundings.facts(self.name, self.options),
+                surroundings.same_mesh(self.options, around),
+            )
+        except (RuntimeError, ValueError) as error:
+            surroundings.explain_specs(self.name, around, error)
+            raise
+
+    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
+        are_global = None
+        leaves = Arguments.of(args, kwargs).leaves
+        if self.across_processes() and not tracing.inside_map():
+            are_global = look(leaves)
+        call = self.read(args, kwargs, are_global, alone=False)
+        if are_global is not None:
+            self.agree(call)
+        return self.bind_call(call, leaves)
+
+    def bind_call(self, call: ElementCall, leaves: Sequence[Value]) -> PyTree:
+        operands = [*call.body.constants, *_as_arrays(call, leaves)]
+        operands = list(map(contexts.untyped, operands))
+        if call.is_process_local:
+            own_operands, own_results = call.rows
+            operands = [
+                convert_p.bind(operand, rows=own, to="whole")
+                for operand, own in zip(operands, own_operands, strict=True)
+            ]
+        results = spmap_p.bind(*operands, **call.params)
+        if call.is_process_local:
+            results = [
+                convert_p.bind(result, rows=own, to="own")
+                for result, own in zip(results, own_results, strict=True)
+            ]
+        return jax.tree.unflatten(call.out_tree, results)
+
+    def across_processes(self) -> bool:
+        if jax.process_count(self.options.backend) == 1:
+            return False
+        mesh = self.options.mesh
+        return processes.several(
+            self._devices() if mesh is None else list(mesh.devices.flat)
+        )
+
+    def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
+        others = surroundings.other_devices(self.options)
+        return self.across_processes() or bool(others)
+
+    def agree(self, call: ElementCall) -> None:
+        """Once for each kind of call: sees that all processes make it."""
+        kind = agreement.description(call.params)
+        if kind not in self._agreed:
+            agreement.agree(call.params["mesh"], self._named(), kind)
+            self._agreed.add(kind)
+
+    def _devices(self) -> Sequence[jax.Device]:
+        return surroundings.devices_of(self.options)
+
+    def _on_devices(self, axis_size: int, call_jaxpr: Jaxpr, alone: bool) -> Params:
+        """The parameters of the equation that say on which devices it runs."""
+        mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
+        nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            return nowhere
+        surroundings.check_devices(self.name, self.options)
+        if mesh is not None:
+            contexts.check_mesh(self._named(), cast(Mesh, mesh))
+            return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
+        if tracing.inside_map():
+            return nowhere
+        mesh = map_mesh(
+            self.options.axis_name,
+            axis_size,
+            call_jaxpr,
+            self._devices(),
+            "unused" if alone else "shared",
+        )
+        contexts.check_mesh(self._named(), mesh)
+        return {"mesh": mesh} | own_walk(mesh)._asdict()
+
+    def _axis_size(
+        self,
+        in_axes: Axes,
+        avals: Sequence[Aval],
+        names: Callable[[], list[str]],
+        is_process_local: bool,
+    ) -> int:
+        """The number of elements, on all processes."""
+        wanted, mesh = self.options.axis_size, cast(Mesh | None, self.options.mesh)
+        if not is_process_local:
+            return arguments.mapped_size(in_axes, avals, names, wanted)
+        walk = MeshWalk(self.options.mesh_axes or (), ())
+        parts = parts_along(mesh, walk.mesh_axes) if mesh else self._process_count()
+        if any(axis is not None for axis in in_axes) or wanted is None:
+            own = arguments.mapped_size(in_axes, avals, names, None)
+        else:
+            own = wanted // parts
+        divisor = walk.device_count(mesh) if mesh else parts
+        return check_elements(self.name, own, parts, wanted, divisor)
+
+    def _process_count(self) -> int:
+        return len({device.process_index for device in self._devices()})
+
+    def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
+        avals = [var.aval for var in body.jaxpr.outvars]
+        axes = trees.broadcast_axes(
+            "out_axes", self.options.out_axes, body.out_tree, "the result"
+        )
+        axes = arguments.normalize_out_axes(axes, avals)
+        if None in axes:
+            batch = tracing.Batch(self.options.axis_name, axis_size)
+            refusals.check_unmapped(self.name, axes, body, in_axes, batch)
+        return axes
+
+
+def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:
+    """The leaves as what JAX can bind: array-likes are read."""
+    if not any(map(array_likes.is_array_like, leaves)):
+        return leaves
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    shardings: Sequence[Sharding] = [here] * len(leaves)
+    if call.is_process_local:
+        operands, _ = call.rows
+        shardings = [rows.own for rows in operands[len(call.body.constants) :]]
+    elif call.shardings:
+        shardings = call.shardings.operands
+    with jax.ensure_compile_time_eval():
+        return [
+            array_likes.lay_out(leaf, sharding)
+            if array_likes.is_array_like(leaf)
+            else leaf
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        ]
+
+
+def _with_axis(aval: Aval, axis: int | None, size: int) -> Aval:
+    if axis is None:
+        return aval
+    shape = (*aval.shape[:axis], size, *aval.shape[axis:])
+    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)

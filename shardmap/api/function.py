@@ -1,0 +1,174 @@
+"""What `spmap`, `mesh_map` and `sharded_jit` return: one kind of mapped function."""
+
+import functools
+import types
+from collections.abc import Callable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    overload,
+)
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from shardmap._jax.context import TOP_LEVEL, find_top_trace
+from shardmap._jax.types import AnyMesh, PyTree
+from shardmap.api import pickling
+from shardmap.api.calls import kept, stages
+from shardmap.api.calls.arguments import wrap_statics
+from shardmap.api.calls.call import Ready
+from shardmap.api.calls.programs import Args, Kwargs, Options, called_user
+from shardmap.api.calls.refusals import NeedsAnotherProgram
+from shardmap.map import contexts, tracing
+
+if TYPE_CHECKING:
+    from shardmap.explain.explanation import Explanation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+# So many calls that the program tried first is not for, and it is looked up at once.
+_MOST_REFUSALS = 8
+
+
+class Mapped(Generic[P, R]):
+    """A function mapped over devices; call it like the function.
+
+    It works under `jax.jit`, `jax.grad` and `jax.vmap`, inside other mapped functions,
+    as a method, and pickled. It has the name and docs of the function, and the function
+    itself as ``__wrapped__``.
+    """
+
+    _kind: ClassVar[type[Any]]
+    _programs: Any
+
+    def __init__(self, fun: Callable[P, R], options: Options) -> None:
+        functools.update_wrapper(self, fun)
+        self._programs = kept.kept_for(
+            fun, (self._kind, options.key()), lambda: self._kind(fun, options)
+        )
+        # They find the function by a weak reference, to an equal one perhaps.
+        self._fun = self._programs.fun()
+        self._static = options.static_argnums
+        # The last program for each number of arguments is tried first. It refuses what
+        # it is not for; where that happens often, every call is looked up.
+        self._recent: dict[int, Ready] = {}
+        self._refusals = 0
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._static:
+            args = wrap_statics(args, self._static)  # type: ignore[assignment]
+        if find_top_trace(()) is not TOP_LEVEL:
+            if contexts.has_mesh():
+                return self._programs.bind_part(args, kwargs)
+            return self._programs.bind(args, kwargs)
+        if not kwargs:
+            # Each step here counts. Of meshes that are set, JAX knows: it traces anew.
+            ready = self._recent.get(len(args))
+            if ready is not None and (ready.fits is None or ready.fits(args)):
+                try:
+                    return ready.program(*args)
+                except NeedsAnotherProgram:
+                    pass
+                except (TypeError, ValueError) as error:
+                    if called_user(error):
+                        raise
+                self._recent.pop(len(args), None)
+                self._refusals += 1
+        return self._run(args, kwargs)
+
+    def _run(self, args: Args, kwargs: Kwargs) -> Any:
+        programs = self._programs
+        if contexts.has_mesh():
+            return programs.under_mesh(self._run, args, kwargs)
+        if tracing.config_value("jax_disable_jit"):
+            return programs.bind(args, kwargs)
+        results, prepared = programs.run(args, kwargs)
+        ready = prepared.ready
+        # Numbers of leaves among static arguments would not be those of the map.
+        varies = self._refusals >= _MOST_REFUSALS or bool(
+            self._static and any(ready.donated)
+        )
+        varies |= self._look_at(results)
+        if not (prepared.moved or kwargs or varies):
+            self._recent[len(args)] = ready
+        return results
+
+    def _look_at(self, results: PyTree) -> bool:
+        """Looks at the results of a run; whether it has to do so after every one."""
+        return False
+
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> stages.Lowered:
+        """Lowers the function for these arguments, running nothing.
+
+        Args:
+          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
+          **kwargs: the same, by keyword.
+
+        Returns:
+          A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
+        """
+        return stages.lower(self._programs, wrap_statics(args, self._static), kwargs)
+
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
+        """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
+        if isinstance(self.mesh, AbstractMesh):
+            # Of a program for no devices there is none but that of a caller.
+            jitted = jax.jit(self, static_argnums=self.static_argnums)
+            return jitted.trace(*args, **kwargs)
+        return stages.trace(self._programs, wrap_statics(args, self._static), kwargs)
+
+    def explain(self, *args: PyTree, **kwargs: PyTree) -> "Explanation":
+        """What runs in parallel for these arguments, and at what cost.
+
+        Args:
+          *args: arrays, or `jax.ShapeDtypeStruct`, as for a call.
+          **kwargs: the same, by keyword.
+
+        Returns:
+          An `Explanation`; see `shardmap.explain`.
+        """
+        # What only explains is loaded when it is first asked.
+        from shardmap.explain.api import explain
+
+        return explain(self)(*args, **kwargs)
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        """The positions of arguments that are compile-time constants."""
+        return self._static
+
+    @property
+    def mesh(self) -> Mesh | AbstractMesh | None:
+        """The mesh to run on, if one was given; perhaps an abstract one."""
+        mesh: AnyMesh | None = getattr(self._programs.options, "mesh", None)
+        return mesh
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "Mapped[Concatenate[Any, Q], S]",
+        instance: object,
+        owner: type | None = None,
+    ) -> Callable[Q, S]: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A mapped function in a class is a method."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, self._fun, self._programs.options)
+
+    def __repr__(self) -> str:
+        return f"<{self._programs.what} of {self._programs.name}>"

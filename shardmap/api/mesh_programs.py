@@ -1,0 +1,396 @@
+"""How `mesh_map` reads a call: blocks checked and traced, and maps bound for them.
+
+Each mesh axis is one map over blocks. An array is reshaped so that a dimension cut
+along mesh axes becomes the axes and, behind them, the block; then the axes are mapped,
+one inside the other, all on the one mesh. Along an axis that cuts nothing, nothing is
+mapped, but collectives know its name.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
+from shardmap.api.calls import kept, options
+from shardmap.api.calls.arguments import Static
+from shardmap.api.calls.call import Arguments, Call, ProcessLocal
+from shardmap.api.calls.options import Lowering
+from shardmap.api.calls.programs import Args, Kwargs, Programs, apply_statics
+from shardmap.api.calls.reading import ElementPrograms
+from shardmap.api.mesh_blocks import (
+    Axes,
+    devices_of,
+    dimensions_of,
+    from_blocks,
+    is_axes,
+    reshaped,
+    scaled,
+    sharding_of,
+    to_blocks,
+)
+from shardmap.arrays import placement, processes, trees
+from shardmap.arrays.process_local import as_global
+from shardmap.map import contexts, tracing
+from shardmap.map.collectives.split import has_collectives
+from shardmap.map.constraint import constraints_in
+from shardmap.map.layout import inner_maps
+from shardmap.map.primitives.shard_maps import axes_used_inside
+from shardmap.map.shardings import MapShardings
+
+
+class Options(NamedTuple):
+    """The arguments of `mesh_map` but the function."""
+
+    mesh: AnyMesh
+    in_axes: PyTree
+    out_axes: PyTree
+    static_argnums: tuple[int, ...]
+    donate_argnums: tuple[int, ...]
+    lowering: Lowering
+
+    def key(self) -> Hashable:
+        """Hashable, equal for equal options."""
+
+        def hashable(axes: PyTree) -> Hashable:
+            leaves, tree = options.hashable(axes, is_axes)
+            return tuple(tuple(leaf.items()) for leaf in leaves), tree
+
+        return self._replace(
+            in_axes=hashable(self.in_axes), out_axes=hashable(self.out_axes)
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockCall(Call):
+    """One call of a map over blocks.
+
+    Attributes:
+      mesh: the devices.
+      in_axes, out_axes: those of each leaf and of each result.
+      out_blocks: what a block computes.
+      levels: the mesh axes to map over, outermost first.
+      across_processes: whether some devices are another process's.
+      sends: whether anything goes between devices.
+    """
+
+    mesh: AnyMesh
+    in_axes: Sequence[Axes]
+    out_axes: Sequence[Axes]
+    out_blocks: Sequence[Aval]
+    levels: tuple[str, ...]
+    across_processes: bool
+    sends: bool
+
+    @property
+    def communicates(self) -> bool:
+        return self.sends
+
+    @functools.cached_property
+    def shardings(self) -> MapShardings:
+        def sharding(axes: Axes, aval: Aval) -> NamedSharding:
+            return sharding_of({} if placement.has_no_bytes(aval) else axes, self.mesh)
+
+        return MapShardings(
+            tuple(map(sharding, self.in_axes, self.in_avals)),
+            tuple(sharding_of(axes, self.mesh) for axes in self.out_axes),
+        )
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        return devices_of(self.mesh)
+
+    @property
+    def described(self) -> str:
+        devices = [device.id for device in self.devices]
+        kinds = [aval.str_short() for aval in self.in_avals]
+        return (
+            f"blocks on mesh {dict(self.mesh.shape)}, devices {devices}, arguments "
+            f"{kinds}"
+        )
+
+    @property
+    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
+        whole = functools.partial(scaled, self.mesh, int.__mul__)
+        return self.in_avals, list(map(whole, self.out_blocks, self.out_axes))
+
+    @functools.cached_property
+    def process_local(self) -> ProcessLocal | None:
+        """None of it is: a call takes and gives global arrays."""
+        if not self.across_processes:
+            return None
+        count = len(self.in_avals)
+        return ProcessLocal([None] * count, [None] * count, [None] * len(self.out_axes))
+
+
+class Block:
+    """The function of a block over flat leaves, to be traced.
+
+    JAX finds a trace again by this object.
+    """
+
+    def __init__(
+        self,
+        fun: kept.WeakFunction,
+        in_tree: TreeDef,
+        statics: tuple[tuple[int, Static], ...],
+    ) -> None:
+        self._fun = fun
+        self._arguments = Arguments((), in_tree, statics)
+
+    def __call__(self, *blocks: Value) -> PyTree:
+        args, kwargs = self._arguments.with_leaves(blocks)
+        return apply_statics(self._fun(), args, kwargs)
+
+    def leaves(self, *blocks: Value) -> list[Value]:
+        """The same, with flat results."""
+        return jax.tree.leaves(self(*blocks))
+
+    def arrays(self, *blocks: Value) -> list[Value]:
+        """The same, with arrays for Python numbers."""
+        return list(map(jnp.asarray, self.leaves(*blocks)))
+
+
+class BlockPrograms(Programs[BlockCall, Options]):
+    """All that is made for one function that `mesh_map` maps."""
+
+    what = "mesh_map"
+
+    def __init__(self, fun: Callable[..., object], options: Options) -> None:
+        super().__init__(fun, options)
+        self._blocks: kept.Kept[Block] = kept.Kept()
+        self._maps: kept.Kept[Callable[..., list[Value]]] = kept.Kept()
+
+    def read(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        are_global: Sequence[bool] | None = None,
+        alone: bool = True,
+    ) -> BlockCall:
+        arguments = Arguments.of(args, kwargs)
+        mesh = self.options.mesh
+
+        def names() -> list[str]:
+            dynamic = [args[k] for k in arguments.argnums]
+            return trees.leaf_names(self.fun(), arguments.argnums, dynamic, kwargs)
+
+        avals = self.leaf_avals(arguments.leaves, names)
+        in_axes = self.in_axes(arguments)
+        _check_axes(in_axes, avals, mesh, names)
+
+        key = arguments.in_tree, arguments.statics
+        block_fun = self._blocks.get(key) or self._blocks.keep(
+            key, Block(self.fun, *key)
+        )
+        block = functools.partial(scaled, mesh, int.__floordiv__)
+        traced, out_shape = jax.make_jaxpr(
+            block_fun, axis_env=list(mesh.shape.items()), return_shape=True
+        )(*map(tracing.shape_dtype_struct, map(block, avals, in_axes)))
+        out_axes = self.out_axes(out_shape)
+        out_blocks = [
+            jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+            for leaf in jax.tree.leaves(out_shape)
+        ]
+        out_tree = jax.tree.structure(out_shape)
+        for k, (axes, aval) in enumerate(zip(out_axes, out_blocks, strict=True)):
+            if max(axes.values(), default=-1) >= aval.ndim:
+                raise ValueError(
+                    f"mesh_map out_axes {axes} names a dimension that "
+                    f"{trees.result_names(out_tree)[k]} of shape {aval.shape} does not "
+                    "have."
+                )
+        used = {name for axes in [*in_axes, *out_axes] for name in axes}
+        used_inside = axes_used_inside(traced)
+        return BlockCall(
+            arguments,
+            avals,
+            out_tree,
+            mesh,
+            in_axes,
+            out_axes,
+            out_blocks,
+            tuple(
+                name
+                for name in mesh.axis_names
+                if name in used or (name not in used_inside and _is_free(name))
+            ),
+            self.across_processes(),
+            self.options.lowering == "spmd" or _communicates(traced.jaxpr),
+        )
+
+    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
+        call = self.read(args, kwargs)
+        leaves = call.arguments.leaves
+        if call.across_processes and not tracing.inside_map():
+            leaves = as_global(leaves, call.shardings.operands)
+        return self.bind_call(call, leaves)
+
+    def bind_call(self, call: BlockCall, leaves: Sequence[Value]) -> PyTree:
+        """Reshapes, maps over one mesh axis inside the other, and reshapes back."""
+        mesh, levels = call.mesh, call.levels
+        results = self._mapped(call)(
+            *(
+                reshaped(to_blocks, leaf, axes, levels, mesh)
+                for leaf, axes in zip(leaves, call.in_axes, strict=True)
+            )
+        )
+        return jax.tree.unflatten(
+            call.out_tree,
+            [
+                reshaped(from_blocks, result, axes, levels)
+                for result, axes in zip(results, call.out_axes, strict=True)
+            ],
+        )
+
+    def _mapped(self, call: BlockCall) -> Callable[..., list[Value]]:
+        """The function of the leaves' blocks, mapped over one mesh axis after another.
+
+        There is one for each kind of call, by which JAX finds its traces again.
+        """
+        used = {name for axes in [*call.in_axes, *call.out_axes] for name in axes}
+        on_mesh = tuple(
+            name in used or not tracing.is_bound(tracing.Walks(name))
+            for name in call.levels
+        )
+        in_axes, out_axes = (
+            tuple(tuple(axes.items()) for axes in all_axes)
+            for all_axes in (call.in_axes, call.out_axes)
+        )
+        arguments = call.arguments
+        key = (
+            arguments.in_tree,
+            arguments.statics,
+            (in_axes, out_axes),
+            (call.levels, on_mesh),
+        )
+        mapped = self._maps.get(key)
+        if mapped is None:
+            block = Block(self.fun, arguments.in_tree, arguments.statics)
+            # On a mesh without axes there is no map to make arrays of numbers.
+            mapped = block.leaves if call.levels else block.arrays
+            levels = zip(reversed(call.levels), reversed(on_mesh), strict=True)
+            for name, is_on_mesh in levels:
+                mapped = self._mapped_once(mapped, name, is_on_mesh, call)
+            mapped = self._maps.keep(key, mapped)
+        return mapped
+
+    def _mapped_once(
+        self,
+        fun: Callable[..., list[Value]],
+        name: str,
+        is_on_mesh: bool,
+        call: BlockCall,
+    ) -> Callable[..., list[Value]]:
+        """``fun``, mapped over one mesh axis."""
+
+        def named(*leaves: Value) -> list[Value]:
+            return fun(*leaves)
+
+        named.__name__ = self.name
+        programs = ElementPrograms(
+            named,
+            options.Options(
+                axis_name=name,
+                in_axes=tuple(0 if name in axes else None for axes in call.in_axes),
+                out_axes=[0 if name in axes else None for axes in call.out_axes],
+                axis_size=call.mesh.shape[name],
+                mesh=call.mesh,
+                mesh_axes=(name,) if is_on_mesh else (),
+                lowering=self.options.lowering,
+                kind="mesh_map",
+            ),
+        )
+
+        @functools.wraps(named)  # And so holds it, which the programs do not.
+        def mapped(*leaves: Value) -> list[Value]:
+            results: list[Value] = programs.bind(leaves, {})
+            return results
+
+        return mapped
+
+    def across_processes(self) -> bool:
+        devices = devices_of(self.options.mesh)
+        return bool(devices) and processes.several(devices)
+
+    def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
+        return devices_of(self.options.mesh) != contexts.mesh_devices()
+
+    def in_axes(self, arguments: Arguments) -> list[Axes]:
+        """The axes of each leaf: of what is passed by keyword there are none."""
+        prefix = self.options.in_axes
+        argnums = arguments.argnums
+        if isinstance(prefix, tuple) and len(prefix) == arguments.num_positional:
+            prefix = tuple(prefix[k] for k in argnums)
+        positional, keywords = arguments.in_tree.children()
+        axes = trees.broadcast_axes(
+            "in_axes", prefix, positional, "the arguments", is_axes, caller="mesh_map"
+        )
+        return [*axes, *({} for _ in range(keywords.num_leaves))]
+
+    def out_axes(self, out: PyTree) -> list[Axes]:
+        """The axes of each leaf of a result like ``out``."""
+        return list(
+            trees.broadcast_axes(
+                "out_axes",
+                self.options.out_axes,
+                out,
+                "the result",
+                is_axes,
+                caller="mesh_map",
+            )
+        )
+
+
+def _check_axes(
+    all_axes: Sequence[Axes],
+    avals: Sequence[Aval],
+    mesh: AnyMesh,
+    names: Callable[[], list[str]],
+) -> None:
+    """Refuses dimensions that an argument does not have, or that do not divide."""
+    problems = []
+    for k, (aval, axes) in enumerate(zip(avals, all_axes, strict=True)):
+        for dimension, mesh_axes in enumerate(dimensions_of(axes, aval.ndim)):
+            count = math.prod(mesh.shape[name] for name in mesh_axes)
+            if aval.shape[dimension] % count:
+                what = (
+                    f"dimension {dimension} of size {aval.shape[dimension]} does not "
+                    f"divide among the {count} devices along {mesh_axes}"
+                )
+                problems.append((k, aval, what))
+        if (highest := max(axes.values(), default=-1)) >= aval.ndim:
+            what = f"it has no dimension {highest}, which {axes} names"
+            problems.append((k, aval, what))
+    if problems:
+        paths = names()
+        listed = "".join(
+            f"\n  * {paths[k]} is {aval.str_short()}: {what}"
+            for k, aval, what in problems
+        )
+        raise ValueError(
+            f"mesh_map cannot cut these arguments over the mesh:{listed}\nCut other "
+            "dimensions, or pad them to a multiple."
+        )
+
+
+def _communicates(block: Jaxpr) -> bool:
+    """Whether blocks talk to each other, or something inside them is cut too."""
+    return bool(has_collectives(block) or inner_maps(block) or constraints_in(block))
+
+
+def _is_free(name: str) -> bool:
+    """Whether a mesh axis that no array names is the map's own to bind.
+
+    It is not where collectives mean the map or the `jax.shard_map` around that walks
+    the axis, and calls it so.
+    """
+    walked = tracing.is_bound(tracing.Walks(name)) or (
+        name in jax.sharding.get_abstract_mesh().manual_axes
+    )
+    return not (walked and tracing.is_bound(name))

@@ -1,0 +1,409 @@
+"""What every mapped function can do, each feature for each of the three that map."""
+
+import copy
+import functools
+import gc
+import logging
+import pickle
+import traceback
+import weakref
+
+import cloudpickle
+import jax
+import numpy as np
+import pytest
+from absl import logging as absl_logging
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from shardmap.api.function import Mapped
+
+X = np.arange(8, dtype=np.float32)
+MESH = sm.make_mesh({"i": 8})
+SHARDED = NamedSharding(MESH, P("i"))
+KINDS = ["spmap", "mesh_map", "sharded_jit"]
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def mapped(kind, fun=None, static=(), **options):
+    """``fun`` mapped over eight devices; without it, a decorator."""
+    form = {
+        "spmap": functools.partial(
+            sm.spmap, axis_name="i", static_broadcasted_argnums=static
+        ),
+        "mesh_map": functools.partial(
+            sm.mesh_map,
+            mesh=MESH,
+            in_axes={"i": 0},
+            out_axes={"i": 0},
+            static_argnums=static,
+        ),
+        "sharded_jit": functools.partial(
+            sm.sharded_jit, in_parts=(8,), out_parts=(8,), static_argnums=static
+        ),
+    }[kind]
+    return form(**options) if fun is None else form(fun, **options)
+
+
+def shifted(x, by=1):
+    """x, moved."""
+    return x + by
+
+
+@every_kind
+def test_is_called_and_is_one_class(kind):
+    f = mapped(kind, shifted)
+    assert isinstance(f, Mapped)
+    result = f(X)
+    np.testing.assert_array_equal(result, X + 1)
+    assert result.sharding.is_equivalent_to(SHARDED, 1)
+    for sharding in (jax.devices()[3], NamedSharding(MESH, P()), SHARDED):
+        np.testing.assert_array_equal(f(jax.device_put(X, sharding)), X + 1)
+
+
+@every_kind
+def test_is_a_decorator_with_options(kind):
+    @mapped(kind)
+    def twice(x):
+        return 2 * x
+
+    np.testing.assert_array_equal(twice(X), 2 * X)
+    assert twice.__name__ == "twice"
+
+
+@every_kind
+def test_is_told_by_its_name_and_docs(kind):
+    f = mapped(kind, shifted)
+    assert repr(f) == f"<{kind} of shifted>"
+    assert (f.__name__, f.__doc__, f.__wrapped__) == ("shifted", "x, moved.", shifted)
+
+
+@every_kind
+def test_arguments_by_keyword(kind):
+    f = mapped(kind, lambda x, by: x + by.max())
+    # They are mapped along axis 0 by `spmap`, and whole for the others.
+    expected = 2 * X if kind == "spmap" else X + 7
+    for _ in range(2):
+        np.testing.assert_array_equal(f(X, by=X), expected)
+    np.testing.assert_array_equal(f.lower(X, by=X).compile()(X, by=X), expected)
+    assert set(f.lower(X, by=X).in_specs[1]) == {"by"}
+
+
+@every_kind
+def test_static_arguments(kind):
+    @mapped(kind, static=1)
+    def f(x, how):
+        assert isinstance(how, str)
+        return x + len(how)
+
+    assert f.static_argnums == (1,)
+    for how in ("a", "ab", "a"):
+        np.testing.assert_array_equal(f(X, how), X + len(how))
+    np.testing.assert_array_equal(f.lower(X, "abc").compile()(X), X + 3)
+    assert f.lower(X, "a").in_specs[1] is None
+    np.testing.assert_array_equal(jax.jit(lambda x: f(x, "ab"))(X), X + 2)
+    with pytest.raises(ValueError, match=rf"Non-hashable .* {kind} of f: argument 1"):
+        f(X, ["a"])
+
+
+@every_kind
+def test_what_is_static_is_not_donated(kind):
+    with pytest.raises(ValueError, match=rf"{kind} static.*\[1\]: a static argument"):
+        mapped(kind, shifted, static=1, donate_argnums=(0, 1))
+
+
+@every_kind
+def test_is_a_method(kind):
+    class Scaled:
+        def __init__(self, scale):
+            self.scale = scale
+
+        @mapped(kind, static=0)
+        def times(self, x):
+            return self.scale * x
+
+    one, two = Scaled(2), Scaled(3)
+    np.testing.assert_array_equal(one.times(X), 2 * X)
+    np.testing.assert_array_equal(two.times(X), 3 * X)
+    assert isinstance(Scaled.times, Mapped)
+
+
+@every_kind
+def test_is_lowered_and_traced(kind):
+    f = mapped(kind, shifted)
+    spec = sm.ShardingSpec((sm.Chunked(8),), (sm.ShardedAxis(0),))
+    lowered = f.lower(jax.ShapeDtypeStruct((8,), np.float32))
+    assert isinstance(lowered, jax.stages.Lowered)
+    assert (lowered.in_specs, lowered.out_specs) == ((spec,), spec)
+    compiled = lowered.compile()
+    for sharding in (jax.devices()[3], SHARDED):
+        np.testing.assert_array_equal(compiled(jax.device_put(X, sharding)), X + 1)
+    traced = f.trace(X)
+    assert isinstance(traced, jax.stages.Traced)
+    assert traced.out_info.shape == (8,)
+    np.testing.assert_array_equal(traced.lower().compile()(X), X + 1)
+
+
+@every_kind
+def test_is_explained(kind):
+    report = mapped(kind, shifted).explain(X)
+    assert report.num_devices == 8
+    assert report.name == "shifted"
+
+
+@every_kind
+def test_is_pickled(kind):
+    f = mapped(kind, lambda x: x + 1, donate_argnums=0)
+    for read in (cloudpickle.loads(cloudpickle.dumps(f)), copy.deepcopy(f)):
+        assert type(read) is type(f)
+        x = jax.device_put(X, SHARDED) + 0
+        np.testing.assert_array_equal(read(x), X + 1)
+        assert x.is_deleted()
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        pickle.dumps(f)
+
+
+@every_kind
+def test_is_transformed(kind):
+    f = mapped(kind, lambda x: x * x)
+    np.testing.assert_array_equal(jax.jit(f)(X), X * X)
+    np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(X), 2 * X)
+    np.testing.assert_array_equal(jax.vmap(f)(np.stack([X, X])), [X * X, X * X])
+    with jax.disable_jit():
+        np.testing.assert_array_equal(f(X), X * X)
+    with jax.set_mesh(MESH):
+        np.testing.assert_array_equal(f(X), X * X)
+
+
+# Memory
+
+
+@every_kind
+@pytest.mark.parametrize("where", ["as wanted", "elsewhere", "copied"])
+def test_donated_arguments_give_their_memory_back(kind, where):
+    f = mapped(kind, lambda x, y: x + y, donate_argnums=0)
+    for _ in range(3):
+        y = jax.device_put(X, SHARDED)
+        x = jax.device_put(
+            X,
+            {
+                "as wanted": SHARDED,
+                "elsewhere": jax.devices()[2],
+                "copied": NamedSharding(MESH, P()),
+            }[where],
+        )
+        x = x + 0
+        np.testing.assert_array_equal(f(x, y), 2 * X)
+        # Of copies each device keeps none, or the shard that it goes on with.
+        assert held_by(x) <= X.nbytes * (where == "copied")
+        assert not y.is_deleted()
+
+
+def held_by(array):
+    """How many bytes its buffers take, of those that are left."""
+    if array.is_deleted():
+        return 0
+    buffers = [shard.data for shard in array.addressable_shards]
+    return sum(buffer.nbytes for buffer in buffers if not buffer.is_deleted())
+
+
+@every_kind
+def test_is_freed_with_its_function(kind):
+    def references():
+        def fun(x):
+            return x + 1
+
+        f = mapped(kind, fun)
+        f(X)
+        f(jax.device_put(X, SHARDED))
+        return weakref.ref(fun)
+
+    reference = references()
+    jax.clear_caches()
+    gc.collect()
+    assert reference() is None
+
+
+# How often
+
+
+class Counted:
+    """A function that counts how often it is run, and fails when asked to."""
+
+    def __init__(self, error=None):
+        self.runs = 0
+        self.error = error
+
+    def __call__(self, x):
+        self.runs += 1
+        if x.shape[-1:] in ((2,), (3,)) and self.error is not None:
+            raise self.error("it is the user's")
+        return x + 1
+
+
+@every_kind
+def test_equal_calls_run_the_function_once(kind):
+    counted = Counted()
+
+    def fun(x):
+        return counted(x)
+
+    mapped(kind, fun)(X)
+    # A map over blocks has to know what a block gives before it maps.
+    once = 2 if kind == "mesh_map" else 1
+    assert counted.runs == once
+    for x in (X, jax.device_put(X, SHARDED), X + 1, jax.device_put(X)):
+        mapped(kind, fun)(x)
+    assert counted.runs == once
+
+
+@every_kind
+def test_a_call_is_read_once(kind, monkeypatch):
+    f = mapped(kind, shifted)
+    reads = []
+    read = type(f._programs).read
+
+    def counting(self, args, *rest, **kwargs):
+        reads.append(args)
+        return read(self, args, *rest, **kwargs)
+
+    monkeypatch.setattr(type(f._programs), "read", counting)
+    f(X)
+    f(X)
+    assert len(reads) == 1
+    del reads[:]
+    f.lower(X)
+    f.trace(X)
+    assert len(reads) == 2
+
+
+@every_kind
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_a_users_error_is_raised_once_and_alone(kind, error):
+    counted = Counted(error)
+    f = mapped(kind, lambda x: counted(x), **_ranks(kind))
+    # The program for this one is tried first for what comes next.
+    for _ in range(2):
+        f(jax.device_put(X, SHARDED))
+    counted.runs = 0
+    with pytest.raises(error, match="it is the user's") as raised:
+        f(jax.device_put(np.ones((8, 2), np.float32), SHARDED))
+    assert counted.runs == 1
+    assert raised.value.__context__ is None
+    assert raised.value.__cause__ is None
+    told = "".join(traceback.format_exception(raised.value))
+    assert "KeyError" not in told
+    assert "During handling" not in told
+    with pytest.raises(error, match="it is the user's") as raised:
+        f(np.ones((8, 3), np.float32))
+    assert raised.value.__context__ is None
+    # The map still works, and as fast.
+    runs = counted.runs
+    np.testing.assert_array_equal(f(X), X + 1)
+    assert counted.runs == runs
+
+
+def _ranks(kind):
+    return (
+        {"in_parts": None, "out_parts": None, "num_partitions": 8}
+        if (kind == "sharded_jit")
+        else {}
+    )
+
+
+@every_kind
+def test_the_first_error_stands_alone_too(kind):
+    counted = Counted(ValueError)
+    f = mapped(kind, lambda x: counted(x), **_ranks(kind))
+    with pytest.raises(ValueError, match="it is the user's") as raised:
+        f(np.ones((8, 2), np.float32))
+    assert raised.value.__context__ is None
+    assert counted.runs == 1
+
+
+@every_kind
+def test_what_jax_is_told_anew_is_traced_anew(kind):
+    f = mapped(kind, lambda x: x * 2)
+    assert f(np.arange(8)).dtype == np.int32
+    with jax.enable_x64(True):
+        assert f(np.arange(8)).dtype == np.int64
+    assert f(np.arange(8)).dtype == np.int32
+
+
+@every_kind
+def test_one_line_for_each_compile(kind, caplog):
+    absl_logging.get_absl_logger().propagate = True
+    f = mapped(kind, lambda x: x + 1)
+    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
+        for _ in range(2):
+            f(X)
+            f(np.ones(16, np.float32))
+    lines = [m for m in caplog.messages if "shardmap: compiling <lambda>: " in m]
+    assert len(lines) == 2
+    assert all("devices [0, 1, 2, 3, 4, 5, 6, 7]" in line for line in lines)
+
+
+# Refusals
+
+
+@every_kind
+def test_what_cannot_be_called_is_refused(kind):
+    with pytest.raises(TypeError, match=rf"{kind} expects a callable, but got 3"):
+        mapped(kind, 3)
+
+
+@every_kind
+def test_what_jax_cannot_compute_with_is_refused(kind):
+    with pytest.raises(TypeError, match=rf"{kind} argument name of type .*str.*static"):
+        mapped(kind, lambda name, x: x)("a", X)
+
+
+@every_kind
+def test_lowering_inside_another_map_is_refused_or_done(kind):
+    inner = mapped(kind, lambda x: x)
+
+    @sm.spmap
+    def outer(x):
+        inner.lower(x)
+        return x
+
+    if kind == "spmap":
+        with pytest.raises(ValueError, match="cannot be lowered inside another map"):
+            outer(np.ones((2, 8)))
+    else:
+        outer(np.ones((2, 8), np.float32))
+
+
+def test_mesh_map_needs_a_mesh_and_axes():
+    with pytest.raises(TypeError, match="mesh_map needs mesh, in_axes and out_axes"):
+        sm.mesh_map(in_axes={"i": 0}, out_axes={})(shifted)
+
+
+def test_a_collective_goes_by_name_in_blocks_and_elements():
+    for kind in ("spmap", "mesh_map"):
+        f = mapped(kind, lambda x: lax.psum(x, "i") + 0 * x)
+        np.testing.assert_array_equal(f(X), np.full(8, 28.0))
+
+
+@every_kind
+def test_the_program_tried_first_is_not_that_under_a_mesh(kind):
+    f = mapped(kind, lambda x: x + 1)
+    x = jax.device_put(X, SHARDED)
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    for mesh in (
+        jax.make_mesh((2, 4), ("a", "b")),
+        jax.make_mesh((2, 4), ("a", "b"), kinds),
+    ):
+        for _ in range(2):
+            f(x)
+            with jax.set_mesh(mesh):
+                result = f(x)
+                if mesh.axis_types == kinds:
+                    f.lower(X).compile()
+            np.testing.assert_array_equal(result, X + 1)
+            if mesh.axis_types != kinds:
+                assert result.sharding.mesh == mesh
+            assert f(x).sharding.is_equivalent_to(SHARDED, 1)
