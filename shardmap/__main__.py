@@ -39,6 +39,11 @@ COMMANDS = {
         summary="start several processes on this machine",
         needs={},
     ),
+    "old": Command(
+        module="shardmap.commands.old",
+        summary="run a program written for jax.pmap of years ago, as it is",
+        needs={},
+    ),
     "doctor": Command(
         module="shardmap.commands.doctor",
         summary="check what is installed, and say what is known not to work here",
