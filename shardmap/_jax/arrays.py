@@ -16,13 +16,10 @@ if not issubclass(ArrayType, jax.Array):
 def current_mesh() -> Mesh:
     """The mesh of ``with mesh:`` or `jax.set_mesh` around here; perhaps an empty one.
 
-    No public name tells of ``with mesh:`` without a warning.
+    No public name tells of ``with mesh:`` without a warning; `jax.sharding.get_mesh`
+    refuses while something is traced.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         mesh = _mesh.thread_resources.env.physical_mesh
-    if mesh.empty:
-        # While something is traced too.
-        with jax.core.eval_context():
-            mesh = jax.sharding.get_mesh()
-    return mesh
+    return mesh if not mesh.empty else _mesh.get_concrete_mesh()

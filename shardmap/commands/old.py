@@ -15,7 +15,7 @@ import jax
 from shardmap.commands.old_check import python_files, uses_in
 from shardmap.commands.parsing import Parser
 from shardmap.compat.edits import Use, told, without_repetitions
-from shardmap.compat.installing import PACKAGES, install, uses
+from shardmap.compat.installing import PACKAGES, install, uninstall, uses
 
 EXAMPLES = (
     "python -m shardmap old train.py --steps 100",
@@ -56,12 +56,13 @@ def main(arguments: Sequence[str]) -> int:
             return check([options.script, *options.arguments])
         except ValueError as error:
             parser.error(str(error))
-    install()  # Before anything of the program, its packages included, is imported.
-    if options.module:
-        if not _is_module(options.script):
-            parser.error(f"there is no module {options.script} here")
-    elif not os.path.isfile(options.script):
+    if not options.module and not os.path.isfile(options.script):
         parser.error(f"there is no file {options.script}")
+    install()
+    # Looking for a module imports its package, which may need the old names.
+    if options.module and not _is_module(options.script):
+        uninstall()
+        parser.error(f"there is no module {options.script} here")
     code = run(options.script, options.arguments, is_module=options.module)
     sys.stdout.flush()
     print("\n".join(report(uses())), file=sys.stderr)

@@ -127,8 +127,11 @@ def test_a_file_that_is_not_python_is_said_and_the_rest_read(folder):
     assert len(err.splitlines()) == 1
 
 
-def test_refusals(tmp_path):
+def test_a_refusal_leaves_jax_as_it_was():
+    pmap = jax.pmap
     assert (
         refusal(old.main, "--check", "nothere") == "there is no file or folder nothere"
     )
+    assert refusal(old.main, "-m", "no.such") == "there is no module no.such here"
     assert refusal(old.main, "nothere.py") == "there is no file nothere.py"
+    assert jax.pmap is pmap
