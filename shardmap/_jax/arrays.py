@@ -3,14 +3,27 @@
 import warnings
 
 import jax
-from jax._src import mesh as _mesh
-from jax._src.array import ArrayImpl as ArrayType
 from jax.sharding import Mesh
+
+from shardmap._jax import other_jax
+
+try:
+    from jax._src import mesh as _mesh
+    from jax._src.array import ArrayImpl as ArrayType
+except ImportError as error:
+    raise other_jax(
+        f"shardmap.compat gives arrays the attributes that they had, but {error}"
+    ) from error
+
+__all__ = ["ArrayType", "current_mesh"]
 
 # `jax.Array` is an interface: what it is given does not reach the arrays themselves.
 # Making one to ask for its type would start a backend.
 if not issubclass(ArrayType, jax.Array):
-    raise ImportError("jax._src.array.ArrayImpl is not the type of JAX's arrays")
+    raise other_jax("jax._src.array.ArrayImpl is not the type of JAX's arrays")
+for _name in ("thread_resources", "get_concrete_mesh"):
+    if not hasattr(_mesh, _name):
+        raise other_jax(f"jax._src.mesh has no {_name}, which tells the mesh around")
 
 
 def current_mesh() -> Mesh:

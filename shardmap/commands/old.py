@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-import jax
-
 from shardmap.commands.old_check import python_files, uses_in
 from shardmap.commands.parsing import Parser
 from shardmap.compat.edits import Use, told, without_repetitions
@@ -65,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"there is no module {options.script} here")
     code = run(options.script, options.arguments, is_module=options.module)
     sys.stdout.flush()
-    print("\n".join(report(uses())), file=sys.stderr)
+    for line in report(uses()):
+        print(line, file=sys.stderr)
     return code
 
 
@@ -80,8 +79,7 @@ def check(paths: Sequence[str]) -> int:
             continue
         lines += [told(use, str(file)) for use in found]
         lines += [
-            f"{file}:{line}: {name} -> JAX {jax.__version__} has no such name, and "
-            "shardmap knows no other"
+            f"{file}:{line}: {name} -> not in this JAX, and shardmap knows no other"
             for line, name in others
         ]
     print("\n".join(lines or ["no old names"]))
@@ -143,16 +141,10 @@ def _show(error: BaseException) -> None:
 
 
 def report(found: Sequence[Use]) -> list[str]:
-    """What to say of the old names that a run has used.
-
-    >>> report([])
-    ['python -m shardmap old: no old names were used']
-    """
-    if not found:
-        return ["python -m shardmap old: no old names were used"]
+    """What to say of the old names that a run has used: of none nothing."""
     installed = [use for use in found if use.file.startswith(PACKAGES)]
     own = [use for use in found if use not in installed]
-    lines = []
+    lines: list[str] = []
     if own:
         lines.append(
             "python -m shardmap old: old names that were used, and the edits that make "

@@ -16,7 +16,6 @@ TITLE = (
     "python -m shardmap old: old names that were used, and the edits that make them "
     "permanent\n"
 )
-NONE = "python -m shardmap old: no old names were used\n"
 
 # Prints all that a program may know of how it is run.
 INTROSPECTIVE = """
@@ -55,7 +54,7 @@ def test_a_script_knows_itself_as_python_runs_it(folder, arguments):
     result = shardmap("old", *arguments, cwd=folder)
     assert as_python.stderr == ""
     assert (result.returncode, result.stdout) == (0, as_python.stdout)
-    assert result.stderr == NONE
+    assert result.stderr == ""
 
 
 def test_a_module_knows_itself_as_python_runs_it(folder):
@@ -97,7 +96,7 @@ def test_it_ends_as_under_python(folder, end):
     assert result.returncode == ENDS[end]
     assert as_python.returncode in (ENDS[end], -signal.SIGINT)
     assert result.stdout == as_python.stdout
-    assert result.stderr == as_python.stderr + NONE
+    assert result.stderr == as_python.stderr
 
 
 def test_what_was_used_is_told_with_the_edits_also_when_it_fails(folder):
@@ -156,7 +155,7 @@ def test_the_edits_make_it_run_without(folder):
 
 
 def test_what_goes_through_a_pipe_is_in_order(folder):
-    write(folder, "prog.py", "print('first')\n")
+    write(folder, "prog.py", "import jax\nprint('first', jax.tree_map(abs, -1))\n")
     process = subprocess.run(
         [sys.executable, "-m", "shardmap", "old", str(folder / "prog.py")],
         stdout=subprocess.PIPE,
@@ -165,7 +164,12 @@ def test_what_goes_through_a_pipe_is_in_order(folder):
         cwd=ROOT,
         check=True,
     )
-    assert process.stdout == "first\n" + NONE
+    edit = "prog.py:2: jax.tree_map -> jax.tree.map"
+    assert process.stdout == f"first 1\n{TITLE}  {folder}/{edit}\n"
+
+
+def test_of_no_use_nothing_is_said():
+    assert report([]) == []
 
 
 def test_uses_of_installed_packages_are_told_by_package():

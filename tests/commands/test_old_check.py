@@ -99,8 +99,8 @@ def test_a_folder_is_listed_and_not_run(folder):
         1,
         f"{folder}/a.py:1: from jax import pmap -> from shardmap import spmap as pmap\n"
         f"{folder}/sub/b.py:2: jax.tree_leaves -> jax.tree.leaves\n"
-        f"{folder}/sub/b.py:2: jax.mask -> JAX {jax.__version__} has no such name, and "
-        "shardmap knows no other\n",
+        f"{folder}/sub/b.py:2: jax.mask -> not in this JAX, and shardmap knows no "
+        "other\n",
         "",
     )
     assert not hasattr(jax, "tree_map")
