@@ -45,6 +45,7 @@ setup(
     packages=find_packages(include=["shardmap", "shardmap.*"]),
     package_data={"shardmap": ["py.typed"]},
     python_requires=">=3.11",
+    entry_points={"console_scripts": ["shardmap = shardmap.__main__:console"]},
     install_requires=[
         "absl-py",
         "jax>=0.10.2,<0.13",

@@ -10,26 +10,8 @@ ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 from typing import TYPE_CHECKING
 
 from shardmap import later
-from shardmap.api.mesh_blocks import mesh_sharding_spec
-from shardmap.api.mesh_map import mesh_map
-from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
-from shardmap.api.spmap import spmap
-from shardmap.api.taps import tap, tap_print, taps_barrier
-from shardmap.arrays.array_likes import register_shard_handler
-from shardmap.arrays.shards import shard_of, unreplicate, unstack
-from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
-from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.sharding.entries import (
-    Chunked,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    Unstacked,
-)
-from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
-from shardmap.sharding.spec import ShardingSpec, pmap_sharding, spec_of, spec_to_indices
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "AUTO",
@@ -76,29 +58,76 @@ __all__ = [
     "with_sharding_constraint",
 ]
 
+# Each is imported when it is first asked for: the command line asks for few.
 if TYPE_CHECKING:
+    from shardmap.api.mesh_blocks import mesh_sharding_spec
+    from shardmap.api.mesh_map import mesh_map
+    from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
+    from shardmap.api.spmap import spmap
+    from shardmap.api.taps import tap, tap_print, taps_barrier
+    from shardmap.arrays.array_likes import register_shard_handler
+    from shardmap.arrays.shards import shard_of, unreplicate, unstack
+    from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
     from shardmap.explain.api import explain
     from shardmap.explain.draw.text import picture
     from shardmap.explain.explanation import Explanation
     from shardmap.explain.interconnect import Interconnect
+    from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
     from shardmap.plan.chunked import chunked
     from shardmap.plan.in_slices import AUTO, EACH
     from shardmap.plan.notation import register_rule, rules_of
     from shardmap.plan.plan import ShardPlan, plan
     from shardmap.plan.run.shards import Shard
+    from shardmap.sharding.entries import (
+        Chunked,
+        NoSharding,
+        Replicated,
+        ShardedAxis,
+        Unstacked,
+    )
+    from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
+    from shardmap.sharding.spec import (
+        ShardingSpec,
+        pmap_sharding,
+        spec_of,
+        spec_to_indices,
+    )
 else:
     __getattr__, __dir__ = later.attach(
         __name__,
         {
+            "shardmap.api.mesh_blocks": ["mesh_sharding_spec"],
+            "shardmap.api.mesh_map": ["mesh_map"],
+            "shardmap.api.sharded_jit": ["sharded_jit", "with_sharding_constraint"],
+            "shardmap.api.spmap": ["spmap"],
+            "shardmap.api.taps": ["tap", "tap_print", "taps_barrier"],
+            "shardmap.arrays.array_likes": ["register_shard_handler"],
+            "shardmap.arrays.shards": ["shard_of", "unreplicate", "unstack"],
+            "shardmap.arrays.stacking": ["device_put_replicated", "device_put_sharded"],
             "shardmap.explain.api": ["explain"],
             "shardmap.explain.draw.text": ["picture"],
             "shardmap.explain.explanation": ["Explanation"],
             "shardmap.explain.interconnect": ["Interconnect"],
+            "shardmap.map.primitives.map_primitive": ["MapPrimitive", "spmap_p"],
             "shardmap.plan.chunked": ["chunked"],
             "shardmap.plan.in_slices": ["AUTO", "EACH"],
             "shardmap.plan.notation": ["register_rule", "rules_of"],
             "shardmap.plan.plan": ["ShardPlan", "plan"],
             "shardmap.plan.run.shards": ["Shard"],
+            "shardmap.sharding.entries": [
+                "Chunked",
+                "NoSharding",
+                "Replicated",
+                "ShardedAxis",
+                "Unstacked",
+            ],
+            "shardmap.sharding.mesh": ["Mesh", "local_mesh", "make_mesh", "submesh"],
+            "shardmap.sharding.spec": [
+                "ShardingSpec",
+                "pmap_sharding",
+                "spec_of",
+                "spec_to_indices",
+            ],
         },
         __all__,
     )

@@ -1,5 +1,6 @@
 """The command line: `python -m shardmap COMMAND`."""
 
+import difflib
 import importlib
 import importlib.util
 import io
@@ -7,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from shardmap import __version__
 
 
 class Command(NamedTuple):
@@ -39,6 +42,11 @@ COMMANDS = {
         summary="start several processes on this machine",
         needs={},
     ),
+    "old": Command(
+        module="shardmap.commands.old",
+        summary="run a program written for jax.pmap of years ago, as it is",
+        needs={},
+    ),
     "doctor": Command(
         module="shardmap.commands.doctor",
         summary="check what is installed, and say what is known not to work here",
@@ -53,17 +61,27 @@ def main(arguments: Sequence[str]) -> int:
         print(help_text())
         return 0
     name, *rest = arguments
+    if name in ("-V", "--version", "version"):
+        print(f"shardmap {__version__}")
+        return 0
     command = COMMANDS.get(name)
     if command is None:
         known = ", ".join(COMMANDS)
-        return refuse(f"unknown command {name!r}; the commands are: {known}")
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        return refuse(f"unknown command {name!r}{meant}; the commands are: {known}")
     for module, extra in command.needs.items():
         if importlib.util.find_spec(module) is None:
             return refuse(
                 f"{name} needs {module}, which is not installed; "
                 f"pip install 'shardmap[{extra}]' brings it"
             )
-    return importlib.import_module(command.module).main(rest)
+    try:
+        imported = importlib.import_module(command.module)
+    except Exception as error:  # JAX refuses settings in the environment, and more.
+        reason = " ".join(str(error).split())
+        return refuse(f"{name} cannot start: {type(error).__name__}: {reason}")
+    return imported.main(rest)
 
 
 def help_text() -> str:
@@ -81,7 +99,9 @@ def help_text() -> str:
             "commands:",
             *rows,
             "",
-            "'python -m shardmap COMMAND --help' tells a command's options.",
+            "'python -m shardmap COMMAND --help' tells a command's options;",
+            "'--version' tells the version. 'shardmap COMMAND' is the same where the",
+            "package is installed.",
             "A command ends with 0 when it is done, with 1 when a check of its own",
             "failed, and with 2 when it could not do what was asked; stderr says why.",
         ]
@@ -109,5 +129,10 @@ def run(arguments: Sequence[str]) -> int:
         return 141
 
 
-if __name__ == "__main__":
+def console() -> None:
+    """The script `shardmap`, which installing the package makes."""
     sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    console()

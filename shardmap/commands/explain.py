@@ -1,5 +1,6 @@
 """`python -m shardmap explain`: where a function of yours runs, without running it."""
 
+import difflib
 import importlib
 import importlib.util
 import os
@@ -25,6 +26,8 @@ EXAMPLES = (
     "python -m shardmap explain shardmap.commands.example:predict "
     "--arg f32[64,32] --arg f32[256,64] --devices 8 --interconnect nvlink4",
 )
+# Virtual ones: many more take a long time to start.
+MOST_DEVICES = 4096
 # As jaxprs shorten the names of dtypes.
 KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex"}
 LIBRARIES = tuple(
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--html", metavar="FILE", help="write a page with pictures to this file"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     try:
         explanation = explanation_of(options)
         if options.html is not None:
@@ -91,6 +94,10 @@ def explanation_of(options: Any) -> Explanation:
     if options.devices is not None:
         if options.devices < 1:
             raise ValueError(f"--devices must be at least 1, got {options.devices}")
+        if options.devices > MOST_DEVICES:
+            raise ValueError(
+                f"--devices must be at most {MOST_DEVICES:,}, got {options.devices:,}"
+            )
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.devices)
     joined = read_interconnect(options.interconnect)
@@ -117,7 +124,13 @@ def read_interconnect(text: str | None) -> str | Interconnect | None:
             f"--interconnect must be one of {', '.join(Interconnect.KNOWN)}, or bytes "
             f"per second and seconds, such as 25e9,2e-6; got {text!r}"
         ) from None
-    return Interconnect(bandwidth, latency)
+    try:
+        return Interconnect(bandwidth, latency)
+    except ValueError:
+        raise ValueError(
+            "--interconnect has a bandwidth above 0 bytes per second and a latency of "
+            f"at least 0 seconds, such as 25e9,2e-6; got {text!r}"
+        ) from None
 
 
 def read_argument(text: str) -> Any:
@@ -198,12 +211,42 @@ def find_function(text: str) -> tuple[Callable[..., Any], str]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise ValueError(f"{module_text} has no {path}") from None
+            raise ValueError(
+                f"{module_text} has no {path}{_candidates(part, found)}"
+            ) from None
     if not callable(found):
         raise ValueError(
             f"{path} of {module_text} is of type {type(found).__name__}, no function"
         )
     return found, path
+
+
+def _candidates(name: str, holder: Any) -> str:
+    """What ``holder`` has instead of ``name``: what is like it, or its functions.
+
+    >>> _candidates("lod", __import__("json"))
+    '; did you mean load or loads?'
+    >>> _candidates("x", __import__("colorsys"))[:30]
+    '; it has the functions hls_to_'
+    """
+    functions = [
+        each
+        for each, value in vars(holder).items()
+        if callable(value) and not each.startswith("_")
+    ]
+    near = difflib.get_close_matches(name, functions, n=2)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    own = [
+        each
+        for each in functions
+        if getattr(vars(holder)[each], "__module__", None)
+        == getattr(holder, "__name__", None)
+    ]
+    if not own:
+        return ""
+    more = f" and {len(own) - 8} more" if len(own) > 8 else ""
+    return f"; it has the functions {', '.join(own[:8])}{more}"
 
 
 def load(text: str) -> ModuleType:

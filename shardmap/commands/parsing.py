@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -30,6 +31,20 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """As `parse_args`, but a value such as ``-5,-1`` is not taken for an option.
+
+        It is a wrong value, most likely, and its option is to say so.
+        """
+        options = self._option_string_actions
+        joined: list[str] = []
+        for text in arguments:
+            if joined and joined[-1] in options and re.match(r"-[\d.]+,", text):
+                joined[-1] += f"={text}"
+            else:
+                joined.append(text)
+        return self.parse_args(joined)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)}\n")

@@ -4,6 +4,7 @@ Needs no devices: a layout is numbers.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -74,6 +75,7 @@ def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
     """
     shape = read_shape(shape_text)
     mesh = None if mesh_text is None else read_mesh(mesh_text)
+    _check_count(math.prod((mesh or {}).values()))
     given = evaluate(spec_text, "SPEC", _NAMES.__getitem__)
     if isinstance(given, PartitionSpec):
         spec = _spec_of_partitions(given, len(shape), mesh)
@@ -91,13 +93,16 @@ def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
         raise ValueError(
             f"SPEC must be a ShardingSpec or a PartitionSpec, got {given!r}"
         )
-    if spec.num_shards > MOST_DEVICES:
-        raise ValueError(
-            f"the mesh has {spec.num_shards:,} devices, and show draws at most "
-            f"{MOST_DEVICES:,}"
-        )
+    _check_count(spec.num_shards)
     names = list(mesh) if mesh else None
     return "\n".join([*title, "", picture(spec, shape), *_forms(spec, shape, names)])
+
+
+def _check_count(devices: int) -> None:
+    if devices > MOST_DEVICES:
+        raise ValueError(
+            f"the mesh has {devices:,} devices, and show draws at most {MOST_DEVICES:,}"
+        )
 
 
 def read_shape(text: str) -> tuple[int, ...]:

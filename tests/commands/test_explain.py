@@ -187,8 +187,12 @@ def test_a_file_does_not_hide_a_module(program):
         ("mine.inner:f", "there is no module mine.inner here"),
         ("other.py:f", "there is no file other.py"),
         ("..other:f", "importing ..other failed: TypeError: the 'package' argument"),
-        ("mine:g", "mine has no g"),
-        ("mine:f.g", "mine has no f.g"),
+        ("mine:g", "mine has no g; it has the functions f$"),
+        ("mine:ff", r"mine has no ff; did you mean f\?$"),
+        ("mine:f.g", "mine has no f.g$"),
+        ("json:nothere", "json has no nothere; it has the functions dump, dumps, "),
+        ("json:lod", r"json has no lod; did you mean load or loads\?$"),
+        ("ast:x", "it has the functions AST, .* and [0-9]+ more$"),
         ("mine:three", "three of mine is of type int, no function"),
     ],
 )
@@ -236,6 +240,13 @@ def test_a_function_that_fails_is_told_in_a_line(program):
     ("options", "reason"),
     [
         (["--devices", "0"], "--devices must be at least 1, got 0"),
+        (["--devices", "99999999999"], "--devices must be at most 4,096, got 99,999,9"),
+        (
+            ["--interconnect", "-5,-1"],
+            "--interconnect has a bandwidth above 0 bytes per second and a latency of "
+            "at least 0 seconds, such as 25e9,2e-6; got '-5,-1'$",
+        ),
+        (["--interconnect", "--html"], "--interconnect: expected one argument"),
         (["--devices", "x"], "argument --devices: invalid int value: 'x'"),
         (["--interconnect", "wire"], "--interconnect must be one of tpu-v4, .*'wire'"),
         (["--interconnect", "1,2,3"], "--interconnect must be one of"),

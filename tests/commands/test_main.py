@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import shardmap as sm
 from shardmap.__main__ import COMMANDS
 from tests.command_line import ROOT, call, python, shardmap
 
@@ -43,9 +44,48 @@ def test_an_unknown_command_gets_one_line_and_code_2():
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == (
-        "python -m shardmap: unknown command 'dmeo'; the commands are: demo, show, "
-        "explain, run, doctor\n"
+        "python -m shardmap: unknown command 'dmeo' (did you mean demo?); the commands "
+        "are: demo, show, explain, run, old, doctor\n"
     )
+    assert shardmap("zzz").stderr == (
+        "python -m shardmap: unknown command 'zzz'; the commands are: demo, show, "
+        "explain, run, old, doctor\n"
+    )
+
+
+def test_the_version():
+    for argument in ("--version", "-V"):
+        assert shardmap(argument).stdout == f"shardmap {sm.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nothing"], []])
+def test_help_imports_neither_jax_nor_numpy(arguments):
+    program = (
+        "import sys, runpy; sys.argv[1:] = {!r}\n"
+        "try: runpy.run_module('shardmap', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print({{'jax', 'numpy', 'argparse'}} & {{*sys.modules}}, file=sys.stderr)"
+    )
+    result = python("-c", program.format(arguments))
+    assert result.stderr.endswith("set()\n")
+
+
+@pytest.mark.parametrize("command", ["doctor", "show"])
+def test_settings_that_jax_cannot_read_get_one_line_and_code_2(command):
+    result = shardmap(command, "--help", JAX_NUM_CPU_DEVICES="x")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"python -m shardmap: {command} cannot start: ValueError: Invalid value "
+        '"x" for JAX flag jax_num_cpu_devices\n'
+    )
+
+
+def test_the_console_script_is_this_program():
+    setup = (ROOT / "setup.py").read_text()
+    assert '"shardmap = shardmap.__main__:console"' in setup
+    program = "import sys; sys.argv[1:] = ['-V']; import shardmap.__main__ as m; {}"
+    result = python("-c", program.format("m.console()"))
+    assert (result.returncode, result.stdout) == (0, f"shardmap {sm.__version__}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

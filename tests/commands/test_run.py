@@ -197,6 +197,10 @@ def test_a_killed_command_leaves_no_process_behind(script):
     [
         (["-n", "2", "nowhere.py"], "run: there is no file nowhere.py"),
         (["-n", "0", "x.py"], "argument -n/--processes: must be at least 1, got 0"),
+        (
+            ["-n", "x", "x.py"],
+            "argument -n/--processes: must be a whole number, such as 2, got 'x'\n",
+        ),
         (["x.py"], "the following arguments are required: -n/--processes"),
     ],
 )

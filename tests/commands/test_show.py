@@ -208,6 +208,12 @@ def test_too_many_devices_are_refused_before_any_work():
     assert f"at most {MOST_DEVICES:,}" in refusal(main, text, "--shape", "()")
 
 
+def test_too_many_devices_of_a_mesh_are_refused_before_jax_sees_them():
+    assert refusal(main, "P('x')", "--shape", "4", "--mesh", "x=99999999999") == (
+        "the mesh has 99,999,999,999 devices, and show draws at most 1,048,576"
+    )
+
+
 def pieces_of_text():
     """Text that is nearly right, or not at all."""
     words = [

@@ -1,12 +1,4 @@
-"""The names that programs written for `jax.pmap` import, as they were before JAX 0.8.
-
-    from shardmap.compat import pmap, device_put_replicated
-
-All but two are other names for what `shardmap` has. docs/migrating.md goes through
-them, and says what to do for a program that looks up ``jax.pmap`` itself.
-"""
-
-from __future__ import annotations
+"""`PmapSharding` and `replicate`, which laid out arrays for a map."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,33 +7,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shardmap.api.spmap import spmap as pmap
-from shardmap.api.spmap import spmap as soft_pmap
-from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
-from shardmap.sharding.entries import (
-    Chunked,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    Unstacked,
-)
-from shardmap.sharding.spec import ShardingSpec, pmap_sharding, spec_to_indices
+from shardmap.arrays.stacking import device_put_replicated
+from shardmap.sharding.spec import ShardingSpec, pmap_sharding
 
-__all__ = [
-    "Chunked",
-    "NoSharding",
-    "PmapSharding",
-    "Replicated",
-    "ShardedAxis",
-    "ShardingSpec",
-    "Unstacked",
-    "device_put_replicated",
-    "device_put_sharded",
-    "pmap",
-    "replicate",
-    "soft_pmap",
-    "spec_to_indices",
-]
+__all__ = ["PmapSharding", "replicate"]
 
 
 class PmapSharding:
@@ -63,7 +32,8 @@ class PmapSharding:
     ) -> NamedSharding:
         """The layout of a spec over devices, ``Unstacked`` dimensions included.
 
-        >>> spec = ShardingSpec((Unstacked(1), None), (ShardedAxis(0),))
+        >>> import shardmap as sm
+        >>> spec = sm.ShardingSpec((sm.Unstacked(1), None), (sm.ShardedAxis(0),))
         >>> PmapSharding(jax.local_devices()[:1], spec).shard_shape((1, 5))
         (1, 5)
         """

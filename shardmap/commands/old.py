@@ -1,0 +1,184 @@
+"""`python -m shardmap old`: runs a program of `jax.pmap`'s early years as it is."""
+
+import importlib.util
+import os
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+from shardmap.commands.old_check import python_files, uses_in
+from shardmap.commands.parsing import Parser
+from shardmap.compat.edits import Use, told, without_repetitions
+from shardmap.compat.installing import PACKAGES, install, uninstall, uses
+
+EXAMPLES = (
+    "python -m shardmap old train.py --steps 100",
+    "python -m shardmap old --check .",
+)
+# What stands above a program when it runs.
+ABOVE = (__file__, "<frozen importlib")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs or checks what `arguments` name, and returns the exit code."""
+    parser = Parser(
+        "old",
+        "Run a program written for jax.pmap of years ago as it is: names that JAX has\n"
+        "lost are put in their places first. At its end the places that used them are\n"
+        "listed on stderr, each with the edit that makes it permanent.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only list old names in files and folders, by reading them; code 1 if "
+        "there are any",
+    )
+    parser.add_argument(
+        "-m",
+        "--module",
+        action="store_true",
+        help="SCRIPT is the name of a module, as for python -m",
+    )
+    parser.add_argument(
+        "script", metavar="SCRIPT", help="the Python file, or what is to be checked"
+    )
+    parser.add_argument("arguments", nargs="...", help="the script's own arguments")
+    options = parser.parse_args(arguments)
+    if options.check:
+        try:
+            return check([options.script, *options.arguments])
+        except ValueError as error:
+            parser.error(str(error))
+    if not options.module and not os.path.isfile(options.script):
+        parser.error(f"there is no file {options.script}")
+    install()
+    # Looking for a module imports its package, which may need the old names.
+    if options.module and not _is_module(options.script):
+        uninstall()
+        parser.error(f"there is no module {options.script} here")
+    code = run(options.script, options.arguments, is_module=options.module)
+    sys.stdout.flush()
+    for line in report(uses()):
+        print(line, file=sys.stderr)
+    return code
+
+
+def check(paths: Sequence[str]) -> int:
+    """Prints the old names in files and folders, and returns the exit code."""
+    lines, unread = [], []
+    for file in python_files(paths):
+        try:
+            found, others = uses_in(str(file), file.read_bytes())
+        except (SyntaxError, ValueError, RecursionError) as error:
+            unread.append(f"{file} cannot be read: {error}")
+            continue
+        lines += [told(use, str(file)) for use in found]
+        lines += [
+            f"{file}:{line}: {name} -> not in this JAX, and shardmap knows no other"
+            for line, name in others
+        ]
+    print("\n".join(lines or ["no old names"]))
+    for text in unread:
+        print(f"python -m shardmap old: {text}", file=sys.stderr)
+    return 1 if lines or unread else 0
+
+
+def run(script: str, arguments: Sequence[str], is_module: bool = False) -> int:
+    """Runs a program as ``python SCRIPT`` does, and returns its exit code."""
+    sys.argv = [script, *arguments]
+    try:
+        if is_module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.realpath(script))
+            _run_file(os.path.abspath(script))
+    except SystemExit as exit:
+        if exit.code is None or isinstance(exit.code, int):
+            return exit.code or 0
+        print(exit.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        _show(error)
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _is_module(name: str) -> bool:
+    sys.path[0] = os.getcwd()
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _run_file(file: str) -> None:
+    """Runs a file as the module ``__main__``, which stays when it has ended.
+
+    Exit handlers and threads of the program may need it. `runpy.run_path` would take it
+    away.
+    """
+    module = types.ModuleType("__main__")
+    loader = SourceFileLoader("__main__", file)
+    module.__dict__.update(
+        __file__=file, __cached__=None, __loader__=loader, __builtins__=__builtins__
+    )
+    sys.modules["__main__"] = module
+    exec(loader.source_to_code(loader.get_data(file), file), module.__dict__)
+
+
+def _show(error: BaseException) -> None:
+    """Shows an exception as Python would, beginning in the program."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ABOVE):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def report(found: Sequence[Use]) -> list[str]:
+    """What to say of the old names that a run has used: of none nothing."""
+    installed = [use for use in found if use.file.startswith(PACKAGES)]
+    own = [use for use in found if use not in installed]
+    lines: list[str] = []
+    if own:
+        lines.append(
+            "python -m shardmap old: old names that were used, and the edits that make "
+            "them permanent"
+        )
+        lines += [f"  {told(use, _short(use.file))}" for use in _with_imports(own)]
+    if installed:
+        lines.append(
+            "python -m shardmap old: installed packages that use old names, and run "
+            "only like this"
+        )
+        packages: dict[str, set[str]] = {}
+        for use in installed:
+            folder = next(p for p in PACKAGES if use.file.startswith(p))
+            name = Path(use.file).relative_to(folder).parts[0].removesuffix(".py")
+            packages.setdefault(name, set()).add(use.name)
+        lines += [f"  {name}: {', '.join(sorted(packages[name]))}" for name in packages]
+    return lines
+
+
+def _with_imports(found: Sequence[Use]) -> list[Use]:
+    """With the lines ``import jax.api`` of these files, which ask for no name."""
+    result = list(found)
+    for file in {use.file for use in found}:
+        try:
+            there, _ = uses_in(file, Path(file).read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        result += [use for use in there if use.form == "import"]
+    return without_repetitions(result)
+
+
+def _short(file: str) -> str:
+    """A path from here, where it is below here."""
+    path = Path(file)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file

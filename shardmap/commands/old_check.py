@@ -1,0 +1,139 @@
+"""Which old names Python files use, by reading them: nothing of theirs is run."""
+
+import ast
+import importlib
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from shardmap.compat.edits import Form, Use, without_repetitions
+from shardmap.compat.installing import exists
+from shardmap.compat.names import ATTRIBUTES, GONE, new_name
+
+
+def python_files(paths: Iterable[str]) -> Iterator[Path]:
+    """The files, and those in the folders, that ``paths`` name.
+
+    Raises:
+      ValueError: there is no such file or folder.
+    """
+    for text in paths:
+        path = Path(text)
+        if not path.exists():
+            raise ValueError(f"there is no file or folder {text}")
+        if path.is_file():
+            yield path
+            continue
+        for file in sorted(path.rglob("*.py")):
+            inside = file.relative_to(path).parts[:-1]
+            if not any(part.startswith(".") for part in inside):
+                yield file
+
+
+def uses_in(file: str, source: str | bytes) -> tuple[list[Use], list[tuple[int, str]]]:
+    """The uses of old names, and lines with names of JAX that nothing is known about.
+
+    Raises:
+      SyntaxError: the source is not Python's.
+
+    >>> uses_in("f.py", "import jax\\njax.tree_map(f, x)\\njax.mask(f)")[0]
+    [Use(file='f.py', line=2, name='jax.tree_map', form='name')]
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of odd strings.
+        tree = ast.parse(source)
+    finder = _Finder(file)
+    finder.visit(tree)
+    lost = sorted(place for place in finder.others if not _is_in_jax(place[1]))
+    return without_repetitions(finder.uses), lost
+
+
+class _Finder(ast.NodeVisitor):
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.uses: list[Use] = []
+        self.others: set[tuple[int, str]] = set()
+        # What names of the file mean: dotted names in JAX.
+        self.meanings: dict[str, str] = {}
+
+    def look(self, node: ast.AST, name: str, form: Form) -> bool:
+        """Notes the longest old name that ``name`` begins with."""
+        parts = name.split(".")
+        for k in range(len(parts), 1, -1):
+            if k < len(parts) and ".".join(parts[:k]) in GONE:
+                break
+            if self.note(node, ".".join(parts[:k]), form):
+                return True
+        line: int = node.lineno  # type: ignore[attr-defined]
+        self.others.add((line, name))
+        return False
+
+    def note(self, node: ast.AST, name: str, form: Form) -> bool:
+        line: int = node.lineno  # type: ignore[attr-defined]
+        new = new_name(name)
+        known = name in GONE if new is None else exists(new)
+        if known:
+            self.uses.append(Use(self.file, line, name, form))
+        return known
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name.partition(".")[0] != "jax":
+                continue
+            if alias.asname is None:
+                self.meanings["jax"] = "jax"
+            else:
+                self.meanings[alias.asname] = alias.name
+            self.look(alias, alias.name, "from" if alias.asname else "import")
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        if node.level or module.partition(".")[0] != "jax":
+            return
+        for alias in node.names:
+            if alias.name == "*":
+                self.look(alias, module, "from")
+                continue
+            name = f"{module}.{alias.name}"
+            self.meanings[alias.asname or alias.name] = name
+            self.look(alias, name, "from")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        first, *rest = ast.unparse(node).split(".")
+        known = isinstance(_root(node), ast.Name) and first in self.meanings
+        if known and self.look(node, ".".join([self.meanings[first], *rest]), "name"):
+            return
+        if node.attr in ATTRIBUTES:
+            name = f"jax.Array.{node.attr}"
+            self.uses.append(Use(self.file, node.lineno, name, "name"))
+        if not known:
+            self.generic_visit(node)
+
+
+def _root(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
+
+
+def _is_in_jax(name: str) -> bool:
+    """Whether JAX has a dotted name, as far as its modules go.
+
+    >>> _is_in_jax("jax.numpy.sin.anything"), _is_in_jax("jax.mask")
+    (True, False)
+    """
+    first, *rest = name.split(".")
+    found: object = importlib.import_module(first)
+    for part in rest:
+        if not isinstance(found, types.ModuleType):
+            return True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not hasattr(found, part):
+                try:
+                    importlib.import_module(f"{found.__name__}.{part}")
+                except ImportError:
+                    return False
+            found = getattr(found, part)
+    return True

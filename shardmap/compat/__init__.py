@@ -1,0 +1,57 @@
+"""The names that programs written for `jax.pmap` import, as they were before JAX 0.8.
+
+    from shardmap.compat import pmap, device_put_replicated
+
+Most are other names for what `shardmap` has. Those of `host_callback`, `maps`, `pjit`
+and `util` have the parameters of the modules of these names. `install` puts all of them
+where JAX had them. docs/migrating.md goes through them.
+"""
+
+from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
+from shardmap.api.spmap import spmap as pmap
+from shardmap.api.spmap import spmap as soft_pmap
+from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
+from shardmap.compat import host_callback, maps, pjit, util
+from shardmap.compat.host_callback import barrier_wait, call, id_print, id_tap
+from shardmap.compat.installing import install, uninstall, uses
+from shardmap.compat.maps import SerialLoop, xmap
+from shardmap.compat.placement import PmapSharding, replicate
+from shardmap.sharding.entries import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    Unstacked,
+)
+from shardmap.sharding.spec import ShardingSpec, spec_to_indices
+
+__all__ = [
+    "Chunked",
+    "NoSharding",
+    "PmapSharding",
+    "Replicated",
+    "SerialLoop",
+    "ShardedAxis",
+    "ShardingSpec",
+    "Unstacked",
+    "barrier_wait",
+    "call",
+    "device_put_replicated",
+    "device_put_sharded",
+    "host_callback",
+    "id_print",
+    "id_tap",
+    "install",
+    "maps",
+    "pjit",
+    "pmap",
+    "replicate",
+    "sharded_jit",
+    "soft_pmap",
+    "spec_to_indices",
+    "uninstall",
+    "uses",
+    "util",
+    "with_sharding_constraint",
+    "xmap",
+]

@@ -1,0 +1,248 @@
+"""What ``jax.experimental.host_callback`` had: taps, with the parameters they had.
+
+    from shardmap.compat import host_callback as hcb
+
+The host function's ``transforms`` are always ``()``: nobody says any more whether a
+value was batched. All else is as `shardmap.tap` does it.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from shardmap.api.taps import tap, taps_barrier
+
+__all__ = [
+    "CallbackException",
+    "barrier_wait",
+    "call",
+    "id_print",
+    "id_tap",
+    "outfeed_receiver",
+]
+
+
+class CallbackException(RuntimeError):
+    """A host function raised; `barrier_wait` says so."""
+
+
+def id_tap(
+    tap_func: Callable[..., Any],
+    arg: Any,
+    *,
+    result: Any = None,
+    tap_with_device: bool = False,
+    device_index: int = 0,
+    **kwargs: Any,
+) -> Any:
+    """Calls ``tap_func(arg, transforms)`` on the host, and gives ``arg`` back.
+
+    Args:
+      tap_func: the host function; with ``tap_with_device`` it is given ``device=`` too.
+      arg: a pytree of arrays.
+      result: what to return instead of ``arg``.
+      tap_with_device: whether the host function asks for the device.
+      device_index: which device calls for a value that several share. 0: as
+        `shardmap.tap` chooses; inside a map all devices call then.
+      **kwargs: more arguments for ``tap_func``.
+
+    >>> id_tap(lambda x, transforms: print(x, transforms), 3)
+    3 ()
+    3
+    """
+    host = _Tap(tap_func, "device" if tap_with_device else "", _fixed(kwargs))
+    index = device_index or None
+    return tap(host, arg, result=result, with_device=True, device_index=index)
+
+
+def id_print(
+    arg: Any,
+    *,
+    result: Any = None,
+    tap_with_device: bool = False,
+    device_index: int = 0,
+    output_stream: TextIO | None = None,
+    threshold: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Prints ``arg`` on the host, under a line of the other arguments, and returns it.
+
+    Args:
+      arg: a pytree of arrays.
+      result: what to return instead of ``arg``.
+      tap_with_device: whether the line has the device too.
+      device_index: as for `id_tap`.
+      output_stream: where to write. Default: what is `sys.stdout` at that time.
+      threshold: from how many elements on an array is shortened.
+      **kwargs: what the line above has, as ``name: value``.
+
+    >>> id_print((1, [2.5, 3]), what="these")
+    what: these
+    ( 1
+      [ 2.5
+        3 ] )
+    (1, [2.5, 3])
+    """
+    host = _Print(_fixed(kwargs), tap_with_device, output_stream, threshold)
+    index = device_index or None
+    return tap(host, arg, result=result, with_device=True, device_index=index)
+
+
+def call(
+    callback_func: Callable[..., Any],
+    arg: Any,
+    *,
+    result_shape: Any = None,
+    call_with_device: bool = False,
+    device_index: int = 0,
+) -> Any:
+    """Calls ``callback_func(arg)`` on the host, and returns what it returns.
+
+    Args:
+      callback_func: the host function; with ``call_with_device`` it is given
+        ``device=`` too.
+      arg: a pytree of arrays.
+      result_shape: a pytree of what has the shapes and dtypes of the result. None: the
+        result is None.
+      call_with_device: whether the host function asks for the device.
+      device_index: as for `id_tap`.
+
+    >>> call(lambda x: x * 2, np.float32(3), result_shape=np.float32(0))
+    Array(6., dtype=float32)
+    """
+    host = _Call(callback_func, call_with_device)
+    index = device_index or None
+    if not jax.tree.leaves(result_shape):
+        tap(host, arg, with_device=True, device_index=index)
+        return result_shape
+    return tap(
+        host, arg, result_shape=result_shape, with_device=True, device_index=index
+    )
+
+
+def barrier_wait(logging_name: str | None = None) -> None:
+    """Waits for all taps of the programs that this thread has started.
+
+    Args:
+      logging_name: not used.
+
+    Raises:
+      CallbackException: a host function raised; what it raised is the cause.
+    """
+    try:
+        taps_barrier()
+    except RuntimeError as error:
+        raise CallbackException(str(error)) from error.__cause__
+
+
+@contextlib.contextmanager
+def outfeed_receiver(*_: Any, **__: Any) -> Iterator[None]:
+    """What taps needed around them until 2020: waits for them at its end."""
+    yield
+    barrier_wait()
+
+
+def _fixed(kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(kwargs.items()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tap:
+    func: Callable[..., Any]
+    device_name: str
+    kwargs: tuple[tuple[str, Any], ...]
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.func, "__name__", repr(self.func))
+
+    def __call__(self, value: Any, device: jax.Device) -> None:
+        named = dict(self.kwargs)
+        if self.device_name:
+            named[self.device_name] = device
+        # The oldest host functions take the transforms by name, or do not.
+        if _accepts(self.func, value, (), **named):
+            self.func(value, (), **named)
+        elif _accepts(self.func, value, transforms=(), **named):
+            self.func(value, transforms=(), **named)
+        else:
+            self.func(value, **named)
+
+
+def _accepts(func: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    try:
+        inspect.signature(func).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    func: Callable[..., Any]
+    with_device: bool
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.func, "__name__", repr(self.func))
+
+    def __call__(self, value: Any, device: jax.Device) -> Any:
+        return self.func(value, device=device) if self.with_device else self.func(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Print:
+    kwargs: tuple[tuple[str, Any], ...]
+    with_device: bool
+    stream: TextIO | None
+    threshold: int | None
+
+    __name__ = "id_print"
+
+    def __call__(self, value: Any, device: jax.Device) -> None:
+        named = dict(self.kwargs)
+        if self.with_device:
+            named["device"] = device
+        lines = [" ".join(f"{k}: {named[k]}" for k in sorted(named))] if named else []
+        with np.printoptions(threshold=self.threshold or 1024):
+            lines += _lines(value)
+        # One call, so that what several devices print stays whole.
+        (self.stream or sys.stdout).write("\n".join(lines) + "\n")
+
+
+BRACKETS: dict[type, tuple[str, str]] = {
+    tuple: ("(", ")"),
+    list: ("[", "]"),
+    dict: ("{", "}"),
+}
+
+
+def _lines(value: Any) -> list[str]:
+    """A value as text; a tuple, list or dict has each part on a line of its own.
+
+    >>> _lines({"a": (), "b": 1})
+    ['{ a=( )', '  b=1 }']
+    """
+    if type(value) not in BRACKETS:
+        return str(value).split("\n")
+    parts = (
+        [
+            [f"{key}={first}", *(f"{' ' * len(str(key))} {line}" for line in rest)]
+            for key, part in sorted(value.items())
+            for first, *rest in [_lines(part)]
+        ]
+        if isinstance(value, dict)
+        else list(map(_lines, value))
+    )
+    first, last = BRACKETS[type(value)]
+    inner = [line for part in parts for line in part]
+    if not inner:
+        return [f"{first} {last}"]
+    begun = [f"{first} {inner[0]}", *(f"  {line}" for line in inner[1:])]
+    return [*begun[:-1], f"{begun[-1]} {last}"]

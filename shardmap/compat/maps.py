@@ -1,0 +1,275 @@
+"""What ``jax.experimental.maps`` had: `xmap`, with the parameters that it had."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from shardmap._jax.arrays import current_mesh
+from shardmap.api.spmap import spmap
+
+__all__ = ["Mesh", "SerialLoop", "mesh", "serial_loop", "thread_resources", "xmap"]
+
+
+class SerialLoop(NamedTuple):
+    """As the resource of an axis: its elements are worked on in so many steps."""
+
+    length: int
+
+
+_loops: dict[str, SerialLoop] = {}
+
+
+@contextlib.contextmanager
+def serial_loop(name: str, length: int) -> Iterator[None]:
+    """Gives a name to a `SerialLoop`, for ``axis_resources``."""
+    before = _loops.get(name)
+    _loops[name] = SerialLoop(length)
+    try:
+        yield
+    finally:
+        del _loops[name]
+        if before is not None:
+            _loops[name] = before
+
+
+class _Environment:
+    @property
+    def physical_mesh(self) -> Mesh:
+        """The mesh of ``with Mesh(...):`` around here; perhaps an empty one."""
+        return current_mesh()
+
+
+class _ThreadResources:
+    """What ``thread_resources.env.physical_mesh`` is asked of."""
+
+    env = _Environment()
+
+
+thread_resources = _ThreadResources()
+
+
+def mesh(devices: np.ndarray, axis_names: Sequence[str]) -> Mesh:
+    """``with mesh(devices, names):`` is ``with jax.sharding.Mesh(devices, names):``."""
+    return Mesh(devices, axis_names)
+
+
+def xmap(
+    fun: Callable[..., Any],
+    in_axes: Any,
+    out_axes: Any,
+    *,
+    axis_sizes: Mapping[Hashable, int] | None = None,
+    axis_resources: Mapping[Hashable, Any] | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    backend: str | None = None,
+) -> Callable[..., Any]:
+    """Maps a function over named axes, each put on mesh axes, in a loop or vectorised.
+
+    Each name that has a resource is one `shardmap.spmap`, each other one `jax.vmap`.
+    Where two names are put on one mesh axis, the first has it.
+
+    Args:
+      fun: the function of one element of all the named axes.
+      in_axes: a pytree prefix of the tuple of arguments, whose leaves say which axes
+        have names: a dict such as ``{0: "a"}`` or a list such as ``["a", ...]``.
+      out_axes: the same for the result.
+      axis_sizes: sizes of axes that no argument has.
+      axis_resources: for a name the axis of the mesh around the call, a `SerialLoop`
+        or the name of one, or a tuple of such.
+      donate_argnums: positions of arguments whose memory the results may use.
+      backend: not used: the mesh says which devices.
+
+    Returns:
+      The mapped function.
+
+    Raises:
+      ValueError: when called: a name whose size is not known, or differs; a resource
+        that is neither an axis of the mesh around the call nor a loop.
+
+    >>> import jax.numpy as jnp
+    >>> outer = xmap(jnp.multiply, (["a"], ["b"]), ["b", "a"])
+    >>> outer(np.array([1, 2, 3]), np.array([10, 20]))
+    Array([[10, 20, 30],
+           [20, 40, 60]], dtype=int32)
+    """
+    if backend is not None and backend != jax.default_backend():
+        raise ValueError(
+            f"xmap takes no backend {backend!r}: make a mesh of its devices."
+        )
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
+    if isinstance(in_axes, list) and not _is_axes(in_axes):
+        in_axes = tuple(in_axes)
+    made: dict[Hashable, Callable[..., Any]] = {}
+
+    @functools.wraps(fun)
+    def mapped(*args: Any) -> Any:
+        ins = (in_axes,) * len(args) if _is_axes(in_axes) else in_axes
+        sizes = _sizes(ins, args, axis_sizes or {})
+        unknown = {*(axis_resources or ()), *_names(out_axes)} - sizes.keys()
+        if unknown:
+            raise ValueError(
+                f"xmap does not know the size of the axes {sorted(map(str, unknown))}: "
+                "name them in in_axes, or give axis_sizes."
+            )
+        around = current_mesh()
+        ways: dict[Hashable, _Way | None] = {}
+        free = dict(around.shape)
+        for name, size in sizes.items():
+            ways[name] = _way(name, (axis_resources or {}).get(name), size, around)
+            ways[name] = way = _on_free(ways[name], free)
+            for axis in way.mesh_axes if way else ():
+                del free[axis]
+        key = len(args), around, tuple(sizes.items()), tuple(ways.items())
+        if key not in made:
+            made[key] = _nested(fun, ins, out_axes, sizes, ways, around, donated)
+        return made[key](*args)
+
+    return mapped
+
+
+class _Way(NamedTuple):
+    """How the elements of one axis run: over these mesh axes, so many at once."""
+
+    mesh_axes: tuple[str, ...]
+    batch_size: int | None
+
+
+def _way(name: Hashable, resources: Any, size: int, around: Mesh) -> _Way | None:
+    """The way of the axis ``name``; None: vectorised."""
+    if resources is None:
+        return None
+    entries = resources if type(resources) is tuple else (resources,)
+    entries = tuple(_loops.get(e, e) if isinstance(e, str) else e for e in entries)
+    mesh_axes = tuple(e for e in entries if isinstance(e, str))
+    steps = int(np.prod([e.length for e in entries if isinstance(e, SerialLoop)]))
+    if missing := [axis for axis in mesh_axes if axis not in around.shape]:
+        raise ValueError(
+            f"xmap's axis_resources put {name!r} on {missing}, but the mesh around the "
+            f"call has the axes {tuple(around.shape)}. Call it in `with Mesh(...):`."
+        )
+    on_device = -(-size // int(np.prod([around.shape[axis] for axis in mesh_axes])))
+    return _Way(mesh_axes, None if steps == 1 else -(-on_device // steps))
+
+
+def _on_free(way: _Way | None, free: Mapping[str, int]) -> _Way | None:
+    """``way`` on those of its mesh axes that no other name has; None: vectorised."""
+    mesh_axes = tuple(axis for axis in way.mesh_axes if axis in free) if way else ()
+    if way is None or not (mesh_axes or way.batch_size):
+        return None
+    return way._replace(mesh_axes=mesh_axes)
+
+
+def _nested(
+    fun: Callable[..., Any],
+    ins: Any,
+    outs: Any,
+    sizes: Mapping[Hashable, int],
+    ways: Mapping[Hashable, _Way | None],
+    around: Mesh,
+    donated: Sequence[int],
+) -> Callable[..., Any]:
+    """The maps over all axes, those with resources outermost, as one program."""
+    names = sorted(sizes, key=lambda name: ways[name] is None)
+    mapped = fun
+    for k in reversed(range(len(names))):
+        name, way = names[k], ways[names[k]]
+        in_axes, out_axes = (_axes_of(names, k, axes) for axes in (ins, outs))
+        if way is None:
+            mapped = jax.vmap(
+                mapped, in_axes, out_axes, axis_name=name, axis_size=sizes[name]
+            )
+            continue
+        place: dict[str, Any] = (
+            {"devices": jax.local_devices()[:1]}
+            if around.empty
+            else {"mesh": around, "mesh_axes": way.mesh_axes}
+        )
+        mapped = spmap(
+            mapped,
+            name,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            axis_size=sizes[name],
+            batch_size=way.batch_size,
+            **place,
+        )
+    return jax.jit(mapped, donate_argnums=tuple(donated))
+
+
+def _axes_of(names: Sequence[Hashable], k: int, axes: Any) -> Any:
+    """Where arrays have the axis ``names[k]`` when those before it are gone.
+
+    >>> _axes_of(["a", "b"], 1, (["a", "b", ...], {2: "b"}, {}))
+    (0, 2, None)
+    """
+
+    def position(leaf: Any) -> int | None:
+        places = {name: place for place, name in _as_dict(leaf).items()}
+        if names[k] not in places:
+            return None
+        place = places[names[k]]
+        gone = [places[name] for name in names[:k] if name in places]
+        return place - sum(0 <= other < place for other in gone)
+
+    return jax.tree.map(position, axes, is_leaf=_is_axes)
+
+
+def _is_axes(axes: Any) -> bool:
+    """Whether this says of one array which axes have names.
+
+    >>> [_is_axes(a) for a in ({}, {0: "a"}, ["a", ...], (["a"], {}), {"w": {}})]
+    [True, True, True, False, False]
+    """
+    if isinstance(axes, dict):
+        return all(isinstance(place, int) for place in axes)
+    return isinstance(axes, (list, tuple)) and all(
+        name is None or name is ... or isinstance(name, str) for name in axes
+    )
+
+
+def _as_dict(axes: Any) -> dict[int, Hashable]:
+    """
+    >>> _as_dict(["a", None, "b", ...])
+    {0: 'a', 2: 'b'}
+    """
+    if isinstance(axes, dict):
+        return axes
+    return {
+        place: name for place, name in enumerate(axes) if name not in (None, Ellipsis)
+    }
+
+
+def _names(axes: Any) -> set[Hashable]:
+    leaves = jax.tree.leaves(axes, is_leaf=_is_axes)
+    return {name for leaf in leaves for name in _as_dict(leaf).values()}
+
+
+def _sizes(
+    ins: Any, args: Sequence[Any], given: Mapping[Hashable, int]
+) -> dict[Hashable, int]:
+    """The size of each axis that has a name, in the order of the arguments."""
+    sizes: dict[Hashable, int] = {}
+
+    def read(leaf: Any, part: Any) -> None:
+        for place, name in _as_dict(leaf).items():
+            for array in jax.tree.leaves(part):
+                size = np.shape(array)[place]
+                if sizes.setdefault(name, size) != size:
+                    raise ValueError(
+                        f"xmap got arguments whose axis {name!r} has the sizes "
+                        f"{sizes[name]} and {size}: it is one axis."
+                    )
+
+    jax.tree.map(read, tuple(ins), tuple(args), is_leaf=_is_axes)
+    for name, size in given.items():
+        if sizes.setdefault(name, size) != size:
+            raise ValueError(
+                f"xmap got axis_sizes with {name!r}: {size}, but an argument has "
+                f"{sizes[name]}: leave it out."
+            )
+    return sizes

@@ -1,0 +1,98 @@
+"""What ``jax.experimental.pjit`` had: `pjit` with the parameters that it had."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.lax import with_sharding_constraint
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shardmap._jax.arrays import current_mesh
+
+__all__ = ["PartitionSpec", "pjit", "with_sharding_constraint"]
+
+
+def pjit(
+    fun: Callable[..., Any],
+    in_axis_resources: Any = None,
+    out_axis_resources: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`jax.jit`, told by partition specs where the mesh around it cuts arrays.
+
+    Args:
+      fun: the function.
+      in_axis_resources: a pytree prefix of the tuple of arguments, of partition specs;
+        None: replicated.
+      out_axis_resources: the same for the result.
+      *args: further parameters of `jax.jit`: ``static_argnums``, ``donate_argnums``.
+      **kwargs: the same, by name; ``in_shardings``, ``out_shardings`` as in `jax.jit`.
+
+    >>> import numpy as np
+    >>> with jax.set_mesh(jax.make_mesh((1,), ("x",))):
+    ...     double = pjit(lambda x: 2 * x, PartitionSpec("x"), PartitionSpec())
+    ...     print(double(np.arange(3)))
+    [0 2 4]
+    """
+    for name, value in zip(("static_argnums", "donate_argnums"), args, strict=False):
+        kwargs[name] = value
+    kwargs.setdefault("in_shardings", _replicated(in_axis_resources))
+    kwargs.setdefault("out_shardings", _replicated(out_axis_resources))
+    return PartitionedFunction(fun, kwargs)
+
+
+class PartitionedFunction:
+    """A function compiled for the mesh around each call; what `pjit` returns."""
+
+    def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, fun)
+        self._fun, self._options = fun, options
+        self._made: dict[Mesh, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._on_mesh()(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lowers the function for these arguments, as `jax.jit` does."""
+        return self._on_mesh().lower(*args, **kwargs)
+
+    def _on_mesh(self) -> Any:
+        mesh = current_mesh()
+        if mesh not in self._made:
+            options = dict(self._options)
+            for name in ("in_shardings", "out_shardings"):
+                options[name] = _on(mesh, options[name])
+            self._made[mesh] = jax.jit(self._fun, **options)
+        return self._made[mesh]
+
+
+def _is_spec(spec: Any) -> bool:
+    return spec is None or isinstance(spec, PartitionSpec)
+
+
+def _replicated(resources: Any) -> Any:
+    """``resources`` with the spec of replicated arrays for None.
+
+    >>> _replicated((None, PartitionSpec("x"))) == (PartitionSpec(), PartitionSpec("x"))
+    True
+    """
+    return jax.tree.map(
+        lambda spec: PartitionSpec() if spec is None else spec,
+        resources,
+        is_leaf=_is_spec,
+    )
+
+
+def _on(mesh: Mesh, specs: Any) -> Any:
+    """``specs`` as shardings of a mesh, where there is one."""
+    return jax.tree.map(
+        lambda spec: (
+            NamedSharding(mesh, spec)
+            if isinstance(spec, PartitionSpec) and not mesh.empty
+            else spec
+        ),
+        specs,
+        is_leaf=_is_spec,
+    )

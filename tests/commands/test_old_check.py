@@ -1,0 +1,137 @@
+"""Old names are found by reading files, in every form, and nothing of theirs is run."""
+
+import textwrap
+
+import jax
+import pytest
+
+from shardmap.commands import old
+from shardmap.commands.old_check import python_files, uses_in
+from tests.command_line import call, refusal
+
+
+def found(source):
+    uses, others = uses_in("f.py", textwrap.dedent(source))
+    return [use[1:] for use in uses], others
+
+
+FORMS = {
+    "from jax import pmap": [(1, "jax.pmap", "from")],
+    "import jax as j; j.pmap": [(1, "jax.pmap", "name")],
+    "from jax import tree_map as t": [(1, "jax.tree_map", "from")],
+    "import jax.api": [(1, "jax.api", "import")],
+    "import jax.api as a; a.jit": [(1, "jax.api", "from")],
+    "import jax.api; jax.api.jit(f)": [
+        (1, "jax.api", "import"),
+        (1, "jax.api.jit", "name"),
+    ],
+    "from jax.api import *": [(1, "jax.api", "from")],
+    "from jax.api import tree_map": [(1, "jax.api.tree_map", "from")],
+    "from jax.lib import xla_bridge as b\nb.devices()": [
+        (1, "jax.lib.xla_bridge", "from"),
+        (2, "jax.lib.xla_bridge.devices", "name"),
+    ],
+    "import jax.numpy as np; x: np.DeviceArray": [(1, "jax.numpy.DeviceArray", "name")],
+    "import jax; jax.sharding.PmapSharding.default(s)": [
+        (1, "jax.sharding.PmapSharding", "name")
+    ],
+    "from jax.interpreters import pxla\nf(pxla.Chunked([2]).x)": [
+        (2, "jax.interpreters.pxla.Chunked", "name")
+    ],
+    "f(x).device_buffers[0].shape": [(1, "jax.Array.device_buffers", "name")],
+    "y.sharding_spec": [(1, "jax.Array.sharding_spec", "name")],
+    "import jax; jax.pmap(f)(x).device_buffer": [
+        (1, "jax.Array.device_buffer", "name"),
+        (1, "jax.pmap", "name"),
+    ],
+}
+
+
+@pytest.mark.parametrize("source", FORMS)
+def test_forms(source):
+    assert found(source) == (FORMS[source], [])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import jax; jax.jit(jax.numpy.sin)",
+        "from jax import numpy as jnp, lax; jnp.sin; lax.psum",
+        "from jax.experimental.shard_map import shard_map",
+        "import jaxopt; jaxopt.tree_map",
+        "from .jax import pmap",
+        "from mine import tree_map; tree_map()",
+        "mine.jax.tree_map()",
+        "from jax.sharding import Mesh; Mesh.nothing",
+        "'jax.tree_map'  # jax.tree_map",
+    ],
+)
+def test_what_is_no_old_name(source):
+    assert found(source) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import jax; jax.mask(f)", "jax.mask"),
+        ("from jax.experimental import gmap", "jax.experimental.gmap"),
+        ("from jax.experimental.maps import gmap", "jax.experimental.maps.gmap"),
+        ("import jax.interpreters.masking", "jax.interpreters.masking"),
+    ],
+)
+def test_a_name_that_nothing_is_known_of(source, name):
+    assert found(source) == ([], [(1, name)])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "a.py").write_text("from jax import pmap\nraise SystemExit('run')\n")
+    (tmp_path / "sub" / "b.py").write_text("import jax\njax.mask(jax.tree_leaves(1))\n")
+    (tmp_path / ".hidden" / "c.py").write_text("from jax import pmap\n")
+    (tmp_path / "d.txt").write_text("from jax import pmap\n")
+    return tmp_path
+
+
+def test_a_folder_is_listed_and_not_run(folder):
+    assert call(old.main, "--check", str(folder)) == (
+        1,
+        f"{folder}/a.py:1: from jax import pmap -> from shardmap import spmap as pmap\n"
+        f"{folder}/sub/b.py:2: jax.tree_leaves -> jax.tree.leaves\n"
+        f"{folder}/sub/b.py:2: jax.mask -> not in this JAX, and shardmap knows no "
+        "other\n",
+        "",
+    )
+    assert not hasattr(jax, "tree_map")
+
+
+def test_files_and_folders(folder):
+    files = list(python_files([str(folder / "sub"), str(folder / "d.txt")]))
+    assert files == [folder / "sub" / "b.py", folder / "d.txt"]
+
+
+def test_nothing_to_edit_is_code_0(tmp_path):
+    (tmp_path / "new.py").write_text("import jax\njax.jit\n")
+    assert call(old.main, "--check", str(tmp_path)) == (0, "no old names\n", "")
+
+
+def test_a_file_that_is_not_python_is_said_and_the_rest_read(folder):
+    (folder / "aa.py").write_text("print 'python 2'\n")
+    code, out, err = call(old.main, "--check", str(folder))
+    assert code == 1
+    assert len(out.splitlines()) == 3
+    assert err.startswith(
+        f"python -m shardmap old: {folder}/aa.py cannot be read: Missing parentheses"
+    )
+    assert len(err.splitlines()) == 1
+
+
+def test_a_refusal_leaves_jax_as_it_was():
+    pmap = jax.pmap
+    assert (
+        refusal(old.main, "--check", "nothere") == "there is no file or folder nothere"
+    )
+    assert refusal(old.main, "-m", "no.such") == "there is no module no.such here"
+    assert refusal(old.main, "nothere.py") == "there is no file nothere.py"
+    assert jax.pmap is pmap

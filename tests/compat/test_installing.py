@@ -1,0 +1,229 @@
+"""`install` puts old names in place and notes who uses them; `uninstall` undoes it."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+from shardmap import compat
+from shardmap._jax.arrays import ArrayType
+from shardmap.compat.edits import Use
+
+# Each imports, and makes `found`.
+FORMS = {
+    "from jax import pmap as found": sm.spmap,
+    "import jax; found = jax.pmap": sm.spmap,
+    "from jax.api import jit as found": jax.jit,
+    "from jax.config import config as found": jax.config,
+    "import jax.experimental.maps as m; found = m.xmap": compat.xmap,
+    "import jax.experimental.maps; found = jax.experimental.maps.xmap": compat.xmap,
+    "from jax.experimental import maps; found = maps.Mesh": jax.sharding.Mesh,
+    "from jax.experimental.maps import *; found = xmap": compat.xmap,
+    "from jax.experimental import host_callback as h; found = h.call": compat.call,
+    "from jax.interpreters import pxla; found = pxla.Chunked": sm.Chunked,
+    "from jax.interpreters.pxla import xla_pmap_p as found": sm.spmap_p,
+    "from jax.interpreters import sharded_jit as s; found = s.sharded_jit": (
+        sm.sharded_jit
+    ),
+    "from jax.lib import xla_bridge; found = xla_bridge.devices": jax.devices,
+    "from jax import linear_util as lu; found = lu.wrap_init": (
+        jax.extend.linear_util.wrap_init
+    ),
+    "from jax.core import MapPrimitive as found": sm.MapPrimitive,
+    "from jax.random import KeyArray as found": jax.Array,
+    "from jax.tree_util import tree_multimap as found": jax.tree_util.tree_map,
+}
+
+
+@pytest.fixture
+def installed():
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+def run(program):
+    """What a program's global names are in the end."""
+    space = {"__name__": "program"}
+    exec(compile(program, "program.py", "exec"), space)
+    return space
+
+
+def state():
+    """All that `install` could touch."""
+    modules = {
+        name: dict(vars(module))
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] == "jax" and module is not None
+    }
+    return modules, dict(vars(ArrayType))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_an_import_finds_the_new_thing(form, installed):
+    assert run(form)["found"] is FORMS[form]
+    assert compat.uses()
+    assert {use.file for use in compat.uses()} == {"program.py"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_it_they_find_nothing_or_another_thing(form):
+    try:
+        found = run(form)["found"]
+    except (ImportError, AttributeError):
+        return
+    assert found is jax.pmap
+
+
+def test_uninstall_leaves_everything_as_it_was():
+    compat.install()
+    compat.uninstall()
+    before = state()
+    compat.install()
+    assert state()[0].keys() - before[0].keys() >= {"jax.api", "jax.config"}
+    compat.uninstall()
+    for old, new in zip(before, state(), strict=True):
+        assert old == new
+
+
+@pytest.mark.usefixtures("installed")
+def test_twice_is_once():
+    pmap = jax.pmap
+    compat.install()
+    assert jax.pmap is pmap
+    compat.uninstall()
+    assert not hasattr(jax, "tree_map")
+    assert jax.pmap is not pmap
+    compat.uninstall()
+    compat.install()
+    assert jax.pmap is pmap
+
+
+def test_a_module_that_was_what_is_an_object_now_can_be_imported(installed):
+    assert run("import jax.config; found = jax.config")["found"] is jax.config
+
+
+def test_all_names_of_a_module_are_one_use(installed):
+    run("from jax.experimental.maps import *")
+    assert compat.uses() == [Use("program.py", 1, "jax.experimental.maps", "from")]
+
+
+def test_an_exception_in_the_program_changes_nothing(installed):
+    with pytest.raises(ZeroDivisionError):
+        run("from jax import tree_map\n1 / 0")
+    assert jax.tree_map([1].__class__, ()) == ()
+    compat.uninstall()
+    assert not hasattr(jax, "tree_map")
+
+
+def test_what_neither_has_is_an_error_as_before(installed):
+    with pytest.raises(AttributeError, match="module 'jax' has no attribute 'mask'"):
+        _ = jax.mask
+    with pytest.raises(ImportError, match="cannot import name 'gmap'"):
+        run("from jax.experimental.maps import gmap")
+    with pytest.raises(AttributeError, match=r"jax\.lib\.xla_bridge"):
+        run("from jax.lib import xla_bridge\nxla_bridge.nothing")
+
+
+def test_what_jax_says_of_its_own_names_it_still_says(installed):
+    with pytest.raises(AttributeError, match=r"removed in JAX v0\.10\.0|no attribute"):
+        _ = jax.lax.pvary
+
+
+def test_uses_are_told_by_file_line_name_and_form(installed):
+    run(
+        "import jax\n"
+        "from jax import (\n"
+        "    pmap,\n"
+        "    tree_multimap as tmap)\n"
+        "from jax.experimental import maps\n"
+        "def f():\n"
+        "    return jax.tree_map(tmap, maps.xmap)\n"
+        "for _ in range(3):\n"
+        "    try: f()\n"
+        "    except TypeError: pass\n"
+    )
+    lines = {use.name: use.line for use in compat.uses()}
+    assert lines.pop("jax.pmap") in (2, 3)  # Python tells where a statement begins.
+    assert lines.pop("jax.tree_multimap") in (2, 4)
+    assert lines == {"jax.experimental.maps": 5, "jax.tree_map": 7}
+    forms = {use.name: use.form for use in compat.uses()}
+    assert forms.pop("jax.tree_map") == "name"
+    assert set(forms.values()) == {"from"}
+
+
+def test_uses_start_anew(installed):
+    run("from jax import tree_map")
+    compat.uninstall()
+    assert compat.uses() == [Use("program.py", 1, "jax.tree_map", "from")]
+    compat.install()
+    assert compat.uses() == []
+
+
+def test_a_use_in_a_thread_is_noted(installed):
+    thread = threading.Thread(target=run, args=("import jax; jax.tree_leaves(1)",))
+    thread.start()
+    thread.join()
+    assert [use.name for use in compat.uses()] == ["jax.tree_leaves"]
+
+
+def test_mock_replaces_an_old_name_and_puts_it_back(installed):
+    """As chex does with `jax.pmap`."""
+    with mock.patch("jax.pmap") as fake:
+        assert jax.pmap is fake
+    assert jax.pmap is sm.spmap
+
+
+def test_arrays_have_what_they_had(installed):
+    x = sm.spmap(lambda x: x * 2)(np.arange(16.0).reshape(8, 2))
+    assert x.sharding_spec == sm.spec_of(x)
+    assert [buffer.shape for buffer in x.device_buffers] == [(1, 2)] * 8
+    assert x.device_buffers[3].devices() == {jax.devices()[3]}
+    np.testing.assert_array_equal(jnp.ones(3).device_buffer, np.ones(3))
+    compat.uninstall()
+    assert not hasattr(x, "sharding_spec")
+    with pytest.raises(AttributeError, match="has been deprecated"):
+        _ = x.device_buffers
+
+
+def test_installing_starts_no_backend_and_importing_touches_nothing():
+    program = """
+        import jax, sys
+        before, modules = dict(vars(jax)), set(sys.modules)
+        import shardmap.compat
+        for name, value in before.items():
+            assert getattr(jax, name) is value, name
+        assert not hasattr(jax, "tree_map")
+        shardmap.compat.install()
+        jax.config.update("jax_num_cpu_devices", 5)
+        print(jax.local_device_count(), jax.tree_map(str, [1]))
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        env={"JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert result.stdout == "5 ['1']\n", result.stderr
+
+
+def test_a_failure_half_way_is_undone(monkeypatch):
+    compat.install()
+    compat.uninstall()
+    before = state()
+
+    def fail(name):
+        raise OSError(name)
+
+    monkeypatch.setattr("shardmap.compat.installing._give_arrays", fail)
+    with pytest.raises(OSError, match="device_buffer"):
+        compat.install()
+    assert state() == before
