@@ -151,6 +151,14 @@ def test_integers_and_keys():
     assert_close(jax.random.key_data(keys), jax.random.key_data(expected[2]))
 
 
+def test_places_outside_of_a_piece():
+    def fun(x):
+        return x.at[:, 1].set(0.25)
+
+    for cuts in ({1: 2}, {0: 3, 1: 4}):
+        assert_close(sm.chunked(fun, cuts)(X), fun(X))
+
+
 def test_keyword_arguments_are_whole():
     chunked = sm.chunked(lambda x, *, w: x @ w, ({0: 4},))
     assert_close(chunked(X, w=W), X @ W)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+import shardmap as sm
 from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same
@@ -29,6 +30,30 @@ def test_random_compositions(seed):
         made = plan(fun, *args, in_slices=in_slices)
         if made.num_shards <= MOST_SHARDS:
             assert_same(made.run(*args), want, tolerance=2e-3)
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 10**6), st.sampled_from(["call", "grad", "vmap"]))
+def test_random_compositions_in_pieces(seed, how):
+    fun, args, in_slices = random_program(seed)
+
+    def total(*args):
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(fun(*args)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if plan(fun, *args, in_slices=in_slices).num_shards > MOST_SHARDS:
+            return
+        change = {
+            "call": jax.jit,
+            "grad": lambda f: jax.jit(jax.grad(f)),
+            "vmap": lambda f: jax.jit(jax.vmap(f, (0, *[None] * (len(args) - 1)))),
+        }[how]
+        inner = total if how == "grad" else fun
+        if how == "vmap":
+            args = (jnp.stack([args[0], args[0] / 2]), *args[1:])
+        result = change(sm.chunked(inner, in_slices))(*args)
+        assert_same(result, change(inner)(*args), tolerance=2e-3)
 
 
 def block(params, x):

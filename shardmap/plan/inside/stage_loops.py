@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
@@ -31,6 +32,15 @@ COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
     "or": jnp.bitwise_or,
     "xor": jnp.bitwise_xor,
 }
+
+
+WITH_PLACES = frozenset(
+    {
+        *(p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.scatter_p),
+        *(p.scatter_add_p, p.scatter_max_p, p.scatter_min_p, p.scatter_mul_p),
+    }
+)
+"""Primitives whose operands say which places they read or write."""
 
 
 class Alike(NamedTuple):
@@ -164,6 +174,7 @@ def _run_group(
     """The buffers with what the shards of a group give."""
     function = shard_function(cut_program, stage, group)
     static, recipes = group.static, group.recipes
+    nodes = {node.number: node for node in cut_program.program.nodes}
     rows: list[np.ndarray] = []
     read_at = [
         _position(_starts([recipe.reads[k][1] for recipe in recipes]), rows)
@@ -176,6 +187,10 @@ def _run_group(
         if size is not None and stage.results[k].value in made
     }
 
+    # XLA of JAX 0.10 takes a part of a part of an array as one part of the array, and
+    # forgets that places outside of the part in between are none.
+    apart = any(nodes[step.node].primitive in WITH_PLACES for step in static.steps)
+
     def step(buffers: dict[int, Any], row: Row) -> tuple[dict[int, Any], None]:
         reads = [
             _read(known[value], at(row), shape)
@@ -183,6 +198,8 @@ def _run_group(
                 static.read_values, read_at, static.read_shapes, strict=True
             )
         ]
+        if apart:
+            reads = lax.optimization_barrier(reads)
         results = function(reads, starts(row))
         return {
             k: _write(buffers[k], results[k], at(row), stage.results[k].combiner)
