@@ -6,17 +6,18 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 RUN := $(VENV)/bin/python -m
 
-.PHONY: help demo test test-deep docs site lint types format bench clean
+.PHONY: help demo test test-deep docs site lint types format bench dist clean
 
 help:
 	@echo "make demo    train a digit classifier over 8 virtual devices"
 	@echo "make test    run the tests (ARGS='-k name' to choose, ARGS='-n 0' for one process)"
-	@echo "make test-deep  run 2,100 new random programs of maps (an hour on four cores)"
+	@echo "make test-deep  run what 'make test' leaves out: more cases, more random programs"
 	@echo "make docs    run the examples of README.md, of docs/ and of the docstrings"
 	@echo "make site    build the pages of docs/ into build/site"
 	@echo "make lint    check style and format ('make format' mends them)"
 	@echo "make types   check the types"
 	@echo "make bench   time shardmap against JAX, side by side (ARGS='--plot' draws it)"
+	@echo "make dist    build a release into dist/ and check it in an empty environment"
 	@echo "make clean   remove what the other targets made"
 
 # Each extra has a stamp of its own: the demo needs little, the tests much.
@@ -32,11 +33,14 @@ $(STAMP) $(DEMO_STAMP): setup.py
 demo: $(DEMO_STAMP)
 	@$(RUN) shardmap demo
 
+# Workers begin with a half of the tests each, so that those of one file share fixtures.
+PYTEST := $(RUN) pytest -n auto --maxprocesses 8 --dist worksteal
+
 test: $(STAMP)
-	@$(RUN) pytest -n auto --maxprocesses 8 $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-deep: $(STAMP)
-	@HYPOTHESIS_PROFILE=nightly $(RUN) pytest -n auto --maxprocesses 8 tests/together/test_random_programs.py $(ARGS)
+	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-deep} $(PYTEST) -m "deep or hypothesis" $(ARGS)
 
 docs: $(STAMP)
 	@$(RUN) pytest tests/test_docs.py $(ARGS)
@@ -59,5 +63,10 @@ types: $(STAMP)
 bench: $(STAMP)
 	@$(RUN) benchmarks $(ARGS)
 
+dist: $(STAMP)
+	@rm -rf build/lib build/bdist.* dist
+	@$(RUN) build --outdir dist .
+	@$(VENV)/bin/python .ci/check_dist dist
+
 clean:
-	rm -rf .venv .venv-newest build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-nightly build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -20,6 +20,7 @@ EXTRAS = {
         "pytest",
         "pytest-xdist",
         "ruff==0.17.*",
+        "setuptools",
         "zarr",
     ],
     "demo": ["scikit-learn"],
@@ -31,6 +32,8 @@ EXTRAS = {
     "docs": ["furo", "myst-parser", "sphinx"],
     # What the benchmarks compare with besides JAX, and what draws the picture of them.
     "bench": ["dask[array]", "matplotlib", "zarr"],
+    # What a release is built with, and what runs the checks before each commit.
+    "release": ["build", "pre-commit"],
 }
 # Everything, for whoever works on shardmap itself.
 EXTRAS["dev"] = sorted({name for names in EXTRAS.values() for name in names})

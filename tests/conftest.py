@@ -1,12 +1,15 @@
 """Settings for every test: eight virtual CPU devices, JAX's own settings for tests, and
-repeatable hypothesis runs.
+repeatable hypothesis runs; and which tests `make test` leaves to `make test-deep`.
 
 Nothing here may import JAX before the environment is set.
 """
 
 import os
+import time
 
 import hypothesis
+import numpy as np
+import pytest
 
 DEVICE_COUNT = 8
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
@@ -23,9 +26,78 @@ os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_LEGACY_PRNG_KEY", "error")
 os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
 
-# `ci` draws the same examples every time. HYPOTHESIS_PROFILE=nightly draws new ones.
-hypothesis.settings.register_profile(
-    "ci", derandomize=True, deadline=None, max_examples=30, database=None
-)
-hypothesis.settings.register_profile("nightly", deadline=None, max_examples=300)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+# `quick` and `deep` draw the same examples every time, `nightly` new ones.
+for name, repeats, options in (
+    ("quick", 10, {"derandomize": True, "database": None}),
+    ("deep", 30, {"derandomize": True, "database": None}),
+    ("nightly", 300, {}),
+):
+    hypothesis.settings.register_profile(
+        name, deadline=None, max_examples=repeats, **options
+    )
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+START = time.monotonic()
+LEFT_OUT = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Of a test that is marked ``one_in(n)``, marks all but one case in n as deep.
+
+    Its cases are all combinations of its parameters. Those stay whose places in their
+    lists add up to a multiple of n, so that each value stays in some of them; a run of
+    everything checks that it does.
+    """
+    thinned = {}
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            cases = thinned.setdefault(item.nodeid.partition("[")[0], ([], []))
+            places = places_of(item)
+            stays = sum(places) % mark.args[0] == 0
+            cases[not stays].append(places)
+            if not stays:
+                item.add_marker("deep")
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        for name, (kept, deep) in thinned.items():
+            if values(deep) - values(kept):
+                raise pytest.UsageError(f"{name}: one_in leaves out a value altogether")
+
+
+def places_of(item):
+    """For each ``parametrize`` of a test, the place of this case in its list.
+
+    pytest numbers all cases of a test, the last list's places fastest.
+    """
+    lengths = [len(mark.args[1]) for mark in item.iter_markers("parametrize")]
+    return np.unravel_index(next(iter(item.callspec.indices.values())), lengths)
+
+
+def values(cases):
+    return {place for places in cases for place in enumerate(places)}
+
+
+def pytest_deselected(items):
+    config = items[0].config
+    count = sum(item.get_closest_marker("deep") is not None for item in items)
+    config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + count
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Each worker collects all tests, so the last one's count is that of all."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_runtest_setup():
+    """DEEP_SECONDS=... ends a run in time: what has not begun by then is skipped."""
+    bound = float(os.environ.get("DEEP_SECONDS", "inf"))
+    if time.monotonic() - START > bound:
+        pytest.skip(f"NOT RUN: the {bound:.0f} s of DEEP_SECONDS are over")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{count} deep tests left to `make test-deep`")

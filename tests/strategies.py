@@ -1,7 +1,8 @@
-"""Hypothesis strategies: specs, and shapes that fit them."""
+"""Hypothesis strategies: specs, and shapes that fit them; and how many examples."""
 
 import math
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from shardmap.sharding.entries import (
@@ -11,6 +12,14 @@ from shardmap.sharding.entries import (
     Unstacked,
 )
 from shardmap.sharding.spec import ShardingSpec
+
+
+def examples(count: int) -> settings:
+    """Settings for `count` examples in a quick run, and in others as many times more.
+
+    The profiles of tests/conftest.py have 10, 30 and 300.
+    """
+    return settings(max_examples=max(1, count * settings.default.max_examples // 10))
 
 
 @st.composite

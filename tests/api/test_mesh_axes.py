@@ -59,6 +59,7 @@ UNNAMED = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("name", UNNAMED)
 def test_mesh_map_binds_axes_that_no_array_names(name, lowering):

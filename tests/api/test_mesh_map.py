@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("name", CASES)
 def test_as_shard_map(name, lowering):

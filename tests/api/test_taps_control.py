@@ -182,6 +182,7 @@ def test_each_element_taps_as_it_does_alone(layout):
     assert calls.wait() == expected_calls
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(2, 4), (9, 2), (1, 3)])
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_in_nested_maps(shape, lowering):
@@ -196,6 +197,7 @@ def test_in_nested_maps(shape, lowering):
     assert calls.wait() == expected_calls
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", [with_index_in_loop, with_sums_of_equal_loops])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "batch_size"])
 def test_with_collectives(program, layout):
@@ -278,6 +280,7 @@ def test_what_a_vmap_of_a_loop_shares_stays_shared():
     sm.taps_barrier()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 @pytest.mark.parametrize("size", [8, 11])
 @pytest.mark.parametrize("transform", [lambda f: f, jax.checkpoint, jax.jit])

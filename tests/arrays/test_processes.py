@@ -296,10 +296,10 @@ ALL = {path.stem: checks_in(path) for path in sorted(PROGRAMS.glob("check_*.py")
     ("count", "devices", "wanted"),
     [
         *(pytest.param(2, 2, checks, id=f"2-2-{name}") for name, checks in ALL.items()),
-        pytest.param(2, 1, [*FEW, *FEW_PROGRAMS], id="2-1"),
         pytest.param(4, 1, FEW, id="4-1"),
-        pytest.param(4, 1, FEW_PROGRAMS, id="4-1-programs"),
-        pytest.param(4, 2, FEW, id="4-2"),
+        pytest.param(2, 1, [*FEW, *FEW_PROGRAMS], id="2-1", marks=pytest.mark.deep),
+        pytest.param(4, 1, FEW_PROGRAMS, id="4-1-programs", marks=pytest.mark.deep),
+        pytest.param(4, 2, FEW, id="4-2", marks=pytest.mark.deep),
     ],
 )
 def test_what_holds_in_every_process(count, devices, wanted):
@@ -317,7 +317,7 @@ LOST = "total: a collective with the other processes failed. One of them has end
     ("what", "environment", "message", "code"),
     [
         ("killed", {}, LOST, 137),
-        ("raises", {}, LOST, 1),
+        pytest.param("raises", {}, LOST, 1, marks=pytest.mark.deep),
         (
             "stays away from a new function",
             {"SHARDMAP_PROCESS_TIMEOUT": "2"},

@@ -37,6 +37,7 @@ def cut(axis, size, copies=1):
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])

@@ -88,7 +88,14 @@ def test_the_console_script_is_this_program():
     assert (result.returncode, result.stdout) == (0, f"shardmap {sm.__version__}\n")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The tests of the demo run it once already.
+        pytest.param(name, marks=[pytest.mark.deep] if name == "demo" else [])
+        for name in COMMANDS
+    ],
+)
 def test_the_examples_of_a_help_text_work(name, tmp_path):
     """In a folder with the script that they name, and nothing else."""
     (tmp_path / "train.py").write_text("import sys; print(sys.argv)")

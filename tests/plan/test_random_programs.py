@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
@@ -16,11 +16,12 @@ from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import conv, max_pool, reals
 from tests.plan.plan_random import random_program
+from tests.strategies import examples
 
 MOST_SHARDS = 300
 
 
-@settings(max_examples=12)
+@examples(4)
 @given(st.integers(0, 10**6))
 def test_random_compositions(seed):
     fun, args, in_slices = random_program(seed)

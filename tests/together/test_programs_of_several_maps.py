@@ -30,6 +30,7 @@ def mesh_in_a_program(fun, *args):
     return dict(equation.params["mesh"].shape)
 
 
+@pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("other", SIZES)
 @pytest.mark.parametrize("one", [8, 5])
@@ -63,6 +64,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
 @pytest.mark.parametrize("sizes", [(8, 4), (4, 8), (6, 5)], ids=str)

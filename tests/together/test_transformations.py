@@ -206,8 +206,8 @@ def custom_vjp(fun, x, w):
 TRANSFORMATIONS = [
     plain,
     vmap,
-    while_loop,
     value_and_grad,
+    while_loop,
     jvp_of_one,
     linearize_and_transpose,
     vjp,
@@ -237,10 +237,16 @@ EVERY_TRANSFORMATION = {
     "nested_both",
     "nested_blocks",
 }
+# As with the marker `one_in(3)`, every third cell of a row and of a column is quick.
 CELLS = [
-    pytest.param(transformation, name, id=f"{transformation.__name__}-{name}")
-    for transformation in TRANSFORMATIONS
-    for name, body in BODIES.items()
+    pytest.param(
+        transformation,
+        name,
+        id=f"{transformation.__name__}-{name}",
+        marks=[pytest.mark.deep] if (row + column) % 3 else [],
+    )
+    for row, transformation in enumerate(TRANSFORMATIONS)
+    for column, (name, body) in enumerate(BODIES.items())
     if (transformation in EVERY_BODY or name in EVERY_TRANSFORMATION)
     and (body.smooth or transformation in DISCRETE)
 ]
@@ -329,6 +335,7 @@ INSIDE = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["psum", "ppermute", "long", "nested_both"])
 @pytest.mark.parametrize("wrap", INSIDE)
 def test_inside_the_map(wrap, name):

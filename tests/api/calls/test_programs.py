@@ -367,6 +367,7 @@ def test_many_collectives_in_flight_do_not_hang():
     )
 
 
+@pytest.mark.deep
 def test_steps_of_a_loop_do_not_hang_on_a_busy_machine():
     """Without turns, this hangs for good in the first seconds, jax.pmap's too."""
     run_in_a_process(

@@ -53,6 +53,7 @@ def without_jit(f, k):
         return f(X, k)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("called", "wrapped"),
     [(called, "tuple") for called in CALLED] + [("eagerly", how) for how in WRAPPED],

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.explain.read.hlo import compiled_collectives
+from tests.strategies import examples
 
 DEVICES = 8
 MESH = sm.make_mesh({"data": 4, "model": 2})
@@ -114,7 +115,7 @@ def test_every_collective_of_a_map(operation, block):
     check_spmap(operation, 5, block, np.float32)
 
 
-@hypothesis.settings(max_examples=12)
+@examples(4)
 @hypothesis.given(
     st.sampled_from(list(COLLECTIVES)),
     st.integers(1, 9),

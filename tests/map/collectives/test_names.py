@@ -84,6 +84,7 @@ REARRANGED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @pytest.mark.parametrize("shape", SHAPES)
 @both_lowerings
@@ -185,6 +186,7 @@ def shift(v, names, count):
     return lax.ppermute(v, names, [(k, (k + 1) % count) for k in range(count)])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @pytest.mark.parametrize("shape", SHAPES)
 @both_lowerings
@@ -258,6 +260,7 @@ def over_one_axis(size):
     return body, expected
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [8, 11, 16])
 @pytest.mark.parametrize("axes", [("model", "data"), ("data", "model"), ("model",)])
 @both_lowerings
@@ -310,6 +313,7 @@ def test_a_map_called_as_the_mesh_calls_another_axis(spmap):
 # jax.vmap around
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @both_lowerings
 def test_vmap_around(spmap, names):

@@ -98,6 +98,7 @@ def assert_close(actual, expected):
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("size", "lowering"),
     [(size, "manual") for size in SIZES] + [(8, "spmd"), (17, "spmd")],
@@ -114,6 +115,7 @@ def test_collective(name, size, lowering):
 WITHOUT_GRADIENT = ["pmax", "pmin", "in a while", "all_to_all to another axis"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [3, 17])
 @pytest.mark.parametrize("name", sorted(set(BODIES) - set(WITHOUT_GRADIENT)))
 def test_gradient(name, size):
@@ -134,6 +136,7 @@ def test_tangents_through_a_while_loop():
     assert_close(jax.jvp(mapped, (x,), (x + 1,)), jax.jvp(expected, (x,), (x + 1,)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["psum", "ppermute reversed", "all_to_all tiled"])
 def test_over_given_devices(name, devices):
@@ -145,6 +148,7 @@ def test_over_given_devices(name, devices):
     assert result.sharding.device_set == set(jax.devices()[-devices:][:used])
 
 
+@pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize(
     "dtype", [np.int32, np.int8, np.uint32, np.bool_, jnp.bfloat16]
@@ -160,6 +164,7 @@ def test_dtypes(spmap, collective, dtype):
     )
 
 
+@pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 11])
 def test_random_keys(spmap, size):
@@ -176,6 +181,7 @@ def test_random_keys(spmap, size):
     assert_same(spmap(fun, "i")(keys), jax.vmap(fun, axis_name="i")(keys))
 
 
+@pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 11])
 def test_pbroadcast_of_any_dtype(spmap, size):
@@ -210,6 +216,7 @@ def test_arrays_without_entries(spmap, size):
     assert_same(jax.jit(spmap(fun, **options))(*args), expected)
 
 
+@pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(2, 4), (3, 3), (16, 2)])
 def test_bfloat16_in_maps_inside_maps(spmap, shape):
@@ -276,6 +283,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize(
     "groups",
@@ -308,6 +316,7 @@ NESTED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("shape", "lowering"),
     [(shape, "manual") for shape in [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2), (10, 10)]]
@@ -366,6 +375,7 @@ LOOPED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("size", [5, 16, 41])
 @pytest.mark.parametrize("name", LOOPED)

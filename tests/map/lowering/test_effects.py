@@ -79,6 +79,7 @@ def test_an_inner_map_of_more_elements_than_devices():
     assert seen_by(mapped, x) == {float(k): 1 for k in range(21)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [5, 8, 11, 16])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 1}, {"lowering": "spmd"}])
 def test_a_tap_sees_each_element_once(size, options):
@@ -158,6 +159,7 @@ EACH_DEVICE = {("tap", "outer"): 4, ("tap", "part of a mesh"): 2}
 EACH_DEVICE |= {("tap's result", place): n for (_, place), n in EACH_DEVICE.items()}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_each_element_calls_once(kind, place, capfd):
@@ -176,6 +178,7 @@ def test_each_element_calls_once(kind, place, capfd):
         assert collections.Counter(seen) == dict.fromkeys(x.tolist(), times)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "debug.print"])
 @pytest.mark.parametrize("place", ["one each", "several", "spmd, several", "nested"])
 def test_only_elements_that_get_there_call(kind, place):

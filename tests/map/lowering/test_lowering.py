@@ -127,6 +127,7 @@ def test_sibling_maps_under_one_jit():
     same_under_vmap(build, spread((4, 4)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(2, 3), (4, 4), (8, 3), (3, 5), (16, 2)])
 @pytest.mark.parametrize("name", ["i", frozenset("i")], ids=str)
 def test_an_inner_name_hides_the_outer_one(name, shape):
@@ -141,6 +142,7 @@ def test_an_inner_name_hides_the_outer_one(name, shape):
     same_under_vmap(build, spread(shape))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 4), (8, 2)])
 @pytest.mark.parametrize("outer", ["axis1", "axis0", ("a", 1), frozenset("x")])
 def test_names_of_mesh_axes_do_not_capture_names_of_maps(outer, shape):

@@ -133,6 +133,7 @@ def test_sums_of_dtypes(dtype):
     same_under_vmap(lambda map_: map_(lambda x: lax.psum(x, "i"), axis_name="i"), x)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
 @pytest.mark.parametrize("out_axes", [0, None])
 def test_derivatives_of_dtypes(dtype, out_axes):
@@ -309,6 +310,7 @@ def test_no_tracer_leaks(spmap):
 # Effects
 
 
+@pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("out_axes", [0, None])
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize("size", [2, 8, 5])

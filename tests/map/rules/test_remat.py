@@ -86,6 +86,7 @@ def assert_trees_close(one, other):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), one, other)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("fun", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_what_is_computed_again_is_what_jit_computes_again(fun, policy):
@@ -100,6 +101,7 @@ def test_what_is_computed_again_is_what_jit_computes_again(fun, policy):
 SOME_POLICIES = pytest.mark.parametrize("policy", ["nothing", "everything", "name"])
 
 
+@pytest.mark.one_in(3)
 @both_lowerings
 @SOME_POLICIES
 @pytest.mark.parametrize("elements", [8, 5, 12])
@@ -131,6 +133,7 @@ def test_axes_of_results_and_residuals(policy):
     assert_trees_close(gradients(mapped, x, y), expected)
 
 
+@pytest.mark.one_in(2)
 @both_lowerings
 @SOME_POLICIES
 def test_nested_maps(spmap, policy):

@@ -19,6 +19,7 @@ from tests.reference import loop_map
 X = spread((4, 3))
 
 
+@pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("out_axis", [0, 1, 2, -1, -2])
@@ -43,6 +44,7 @@ def test_axes_as_prefixes_against_a_loop(spmap):
     assert_same(mapped(*args), jax.tree.map(jnp.asarray, expected))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("in_axis", [0, 1, 2])
 @pytest.mark.parametrize("batch_axis", [0, 1, 2])
 @pytest.mark.parametrize("out_axis", [0, 1, -1])
@@ -104,6 +106,7 @@ def test_the_maps_name_hides_a_vmapped_one():
     same_under_vmap(build, X)
 
 
+@pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("batch_axis", [0, 1, 2, 3])
 @pytest.mark.parametrize("scattered", [0, 1])

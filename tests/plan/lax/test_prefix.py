@@ -4,17 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from jax import lax
 
 from shardmap.plan.lax.prefix import KINDS
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import X, ints
+from tests.strategies import examples
 
 ODD = np.where(X > 1, np.nan, np.where(X < -1.5, -np.inf, X))
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", [primitive.name for primitive in KINDS])
 @pytest.mark.parametrize("x", [ODD, ints(8, 6)], ids=["floats", "ints"])
@@ -27,7 +29,7 @@ def test_any_cut_of_a_running_reduction(name, reverse, x):
 
     want = jax.jit(fun)(x)
 
-    @settings(max_examples=2)
+    @examples(1)
     @given(cuts((x,)))
     def check(in_slices):
         made = plan(fun, x, in_slices=in_slices)

@@ -4,18 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from jax.extend.core import jaxprs_in_params, primitives
 
 from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import SINGLE, X
+from tests.strategies import examples
 
-SLOW = {  # To compile.
-    *("igamma", "igammac", "polygamma", "regularized_incomplete_beta", "zeta"),
-    *("random bits", "random bytes", "random split", "digamma", "lgamma"),
-}
 PUBLIC = [getattr(primitives, name) for name in dir(primitives) if name.endswith("_p")]
 # Not in a program of SINGLE: refused or whole by name, only made by differentiation, in
 # newer JAX, or in programs of their own in other tests.
@@ -56,12 +53,13 @@ def test_every_rule_is_in_a_program():
     assert missing == set()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", SINGLE)
 def test_any_cut_gives_the_same_result(name):
     program = SINGLE[name]
     want = jax.jit(program.fun)(*program.args)
 
-    @settings(max_examples=1 if name in SLOW else 2)
+    @examples(1)
     @given(cuts(program.args))
     def check(in_slices):
         made = plan(program.fun, *program.args, in_slices=in_slices)

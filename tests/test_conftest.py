@@ -1,0 +1,69 @@
+"""Which tests a run leaves out, and what it says of them."""
+
+import pathlib
+import re
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+ROOT = pathlib.Path(__file__).parent.parent
+PRODUCT = """
+import pytest
+
+@pytest.mark.one_in({n})
+@pytest.mark.parametrize("a", ["p", "q", "r"])
+@pytest.mark.parametrize("b, c", [(0, 5), (1, 6), (2, 7), (3, 8)])
+def test_it(a, b, c):
+    print("ran", a, b)
+"""
+
+
+@pytest.fixture
+def run(pytester):
+    """Runs pytest on one file with this repository's settings, and gives its output."""
+
+    def run(text, *arguments):
+        pytester.makefile(".toml", pyproject=(ROOT / "pyproject.toml").read_text())
+        pytester.mkdir("tests")
+        for name, content in (
+            ("conftest.py", (ROOT / "tests" / "conftest.py").read_text()),
+            ("test_it.py", text),
+        ):
+            (pytester.path / "tests" / name).write_text(content)
+        return pytester.runpytest("-s", *arguments)
+
+    return run
+
+
+def test_one_case_in_several_is_quick(run):
+    said = run(PRODUCT.format(n=3)).stdout.str()
+    assert sorted(re.findall(r"ran (\w) (\d)", said)) == [
+        *[("p", "0"), ("p", "3"), ("q", "2"), ("r", "1")],
+    ]
+    assert "8 deep tests left to `make test-deep`" in said
+
+
+def test_the_others_are_deep(run):
+    result = run(PRODUCT.format(n=3), "-m", "deep")
+    result.assert_outcomes(passed=8, deselected=4)
+    assert "left to" not in result.stdout.str()
+
+
+def test_workers_tell_how_many_they_leave_out(run):
+    result = run(PRODUCT.format(n=2), "-n", "1")
+    result.assert_outcomes(passed=6)
+    assert "6 deep tests left to `make test-deep`" in result.stdout.str()
+
+
+def test_no_value_may_be_left_out(run):
+    result = run(PRODUCT.format(n=4))
+    assert "test_it: one_in leaves out a value altogether" in result.stderr.str()
+    result.assert_outcomes()
+
+
+def test_a_bound_skips_what_is_left(run, monkeypatch):
+    monkeypatch.setenv("DEEP_SECONDS", "0")
+    result = run("def test_it(): pass", "-rs")
+    result.assert_outcomes(skipped=1)
+    assert "NOT RUN: the 0 s of DEEP_SECONDS are over" in result.stdout.str()
