@@ -10,6 +10,9 @@ VERSION = re.search(
     r'^__version__ = "(.+)"$', (ROOT / "shardmap/__init__.py").read_text(), re.MULTILINE
 )[1]
 
+# An index page has no files beside it: there, links to files are their text alone.
+LINK_TO_A_FILE = re.compile(r"\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
+
 EXTRAS = {
     # Whoever tests also checks. The checkers are pinned: new ones find new faults.
     "test": [
@@ -42,9 +45,11 @@ setup(
     name="shardmap",
     version=VERSION,
     description="pmap's programming model on current JAX, extended.",
-    long_description=(ROOT / "README.md").read_text(),
+    long_description=LINK_TO_A_FILE.sub(r"\1", (ROOT / "README.md").read_text()),
     long_description_content_type="text/markdown",
+    author="the shardmap authors",
     license="Apache-2.0",
+    keywords=["jax", "pmap", "spmd", "sharding", "parallel", "gpu", "tpu", "xla"],
     packages=find_packages(include=["shardmap", "shardmap.*"]),
     package_data={"shardmap": ["py.typed"]},
     python_requires=">=3.11",
@@ -58,11 +63,16 @@ setup(
     extras_require=EXTRAS,
     classifiers=[
         "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
     ],
 )

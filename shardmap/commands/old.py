@@ -153,8 +153,8 @@ def report(found: Sequence[Use]) -> list[str]:
         lines += [f"  {told(use, _short(use.file))}" for use in _with_imports(own)]
     if installed:
         lines.append(
-            "python -m shardmap old: installed packages that use old names, and run "
-            "only like this"
+            "python -m shardmap old: installed packages that use old names, which this "
+            "command gives them"
         )
         packages: dict[str, set[str]] = {}
         for use in installed:

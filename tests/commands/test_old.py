@@ -182,8 +182,8 @@ def test_uses_of_installed_packages_are_told_by_package():
     assert report(uses) == [
         TITLE.strip(),
         "  <cell>:1: jax.tree_map -> jax.tree.map",
-        "python -m shardmap old: installed packages that use old names, and run only "
-        "like this",
+        "python -m shardmap old: installed packages that use old names, which this "
+        "command gives them",
         "  brax: jax.device_put_replicated, jax.tree_map",
         "  single: jax.pmap",
     ]
