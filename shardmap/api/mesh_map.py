@@ -8,13 +8,14 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from shardmap._jax.types import PyTree
+from shardmap.api.blocks.axes import is_axes, sharding_of
+from shardmap.api.blocks.calls import Options
+from shardmap.api.blocks.programs import BlockPrograms
 from shardmap.api.calls import options
-from shardmap.api.calls.arguments import wrap_statics
 from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.options import Lowering
+from shardmap.api.calls.statics import wrap_statics
 from shardmap.api.function import Mapped, P, R
-from shardmap.api.mesh_blocks import is_axes
-from shardmap.api.mesh_programs import BlockPrograms, Options, sharding_of
 from shardmap.sharding.mesh import auto_mesh
 
 

@@ -14,9 +14,9 @@ import jax
 from shardmap._jax.types import PyTree
 from shardmap.api.calls import options
 from shardmap.api.function import Mapped, P, R
-from shardmap.api.partition_calls import Options
-from shardmap.api.partition_programs import PartitionPrograms
-from shardmap.api.parts import broadcast_parts, check_leaves, check_shapes
+from shardmap.api.partitions.calls import Options
+from shardmap.api.partitions.parts import broadcast_parts, check_leaves, check_shapes
+from shardmap.api.partitions.programs import PartitionPrograms
 from shardmap.arrays import array_likes
 from shardmap.arrays.trees import leaf_paths
 from shardmap.map.constraint import constrain
