@@ -72,13 +72,13 @@ class Decorator(Protocol):
 @overload
 def sharded_jit(
     fun: Callable[P, R],
-    in_parts: Any,
-    out_parts: Any,
+    in_parts: PyTree,
+    out_parts: PyTree,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
     *,
-    local_in_parts: Any = None,
-    local_out_parts: Any = None,
+    local_in_parts: PyTree = None,
+    local_out_parts: PyTree = None,
     local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> ShardedFunction[P, R]: ...
@@ -88,12 +88,12 @@ def sharded_jit(
 def sharded_jit(
     fun: None = None,
     *,
-    in_parts: Any,
-    out_parts: Any,
+    in_parts: PyTree,
+    out_parts: PyTree,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
-    local_in_parts: Any = None,
-    local_out_parts: Any = None,
+    local_in_parts: PyTree = None,
+    local_out_parts: PyTree = None,
     local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> Decorator: ...
@@ -101,13 +101,13 @@ def sharded_jit(
 
 def sharded_jit(
     fun: Callable[..., Any] | None = None,
-    in_parts: Any = None,
-    out_parts: Any = None,
+    in_parts: PyTree = None,
+    out_parts: PyTree = None,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
     *,
-    local_in_parts: Any = None,
-    local_out_parts: Any = None,
+    local_in_parts: PyTree = None,
+    local_out_parts: PyTree = None,
     local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> Any:
