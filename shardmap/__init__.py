@@ -60,7 +60,7 @@ __all__ = [
 
 # Each is imported when it is first asked for: the command line asks for few.
 if TYPE_CHECKING:
-    from shardmap.api.mesh_blocks import mesh_sharding_spec
+    from shardmap.api.blocks.axes import mesh_sharding_spec
     from shardmap.api.mesh_map import mesh_map
     from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
     from shardmap.api.spmap import spmap
@@ -96,7 +96,7 @@ else:
     __getattr__, __dir__ = later.attach(
         __name__,
         {
-            "shardmap.api.mesh_blocks": ["mesh_sharding_spec"],
+            "shardmap.api.blocks.axes": ["mesh_sharding_spec"],
             "shardmap.api.mesh_map": ["mesh_map"],
             "shardmap.api.sharded_jit": ["sharded_jit", "with_sharding_constraint"],
             "shardmap.api.spmap": ["spmap"],

@@ -8,13 +8,14 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from shardmap._jax.types import PyTree
+from shardmap.api.blocks.axes import is_axes, sharding_of
+from shardmap.api.blocks.calls import Options
+from shardmap.api.blocks.programs import BlockPrograms
 from shardmap.api.calls import options
-from shardmap.api.calls.arguments import wrap_statics
 from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.options import Lowering
+from shardmap.api.calls.statics import wrap_statics
 from shardmap.api.function import Mapped, P, R
-from shardmap.api.mesh_blocks import is_axes
-from shardmap.api.mesh_programs import BlockPrograms, Options, sharding_of
 from shardmap.sharding.mesh import auto_mesh
 
 
@@ -49,8 +50,8 @@ class Decorator(Protocol):
 def mesh_map(
     fun: Callable[P, R],
     mesh: Mesh,
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: PyTree,
+    out_axes: PyTree,
     *,
     lowering: Lowering = "manual",
     donate_argnums: int | Iterable[int] = (),
@@ -63,8 +64,8 @@ def mesh_map(
     fun: None = None,
     *,
     mesh: Mesh,
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: PyTree,
+    out_axes: PyTree,
     lowering: Lowering = "manual",
     donate_argnums: int | Iterable[int] = (),
     static_argnums: int | Iterable[int] = (),
@@ -74,8 +75,8 @@ def mesh_map(
 def mesh_map(
     fun: Callable[..., Any] | None = None,
     mesh: Mesh | None = None,
-    in_axes: Any = None,
-    out_axes: Any = None,
+    in_axes: PyTree = None,
+    out_axes: PyTree = None,
     *,
     lowering: Lowering = "manual",
     donate_argnums: int | Iterable[int] = (),

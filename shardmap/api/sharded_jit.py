@@ -14,9 +14,9 @@ import jax
 from shardmap._jax.types import PyTree
 from shardmap.api.calls import options
 from shardmap.api.function import Mapped, P, R
-from shardmap.api.partition_calls import Options
-from shardmap.api.partition_programs import PartitionPrograms
-from shardmap.api.parts import broadcast_parts, check_leaves, check_shapes
+from shardmap.api.partitions.calls import Options
+from shardmap.api.partitions.parts import broadcast_parts, check_leaves, check_shapes
+from shardmap.api.partitions.programs import PartitionPrograms
 from shardmap.arrays import array_likes
 from shardmap.arrays.trees import leaf_paths
 from shardmap.map.constraint import constrain
@@ -72,13 +72,13 @@ class Decorator(Protocol):
 @overload
 def sharded_jit(
     fun: Callable[P, R],
-    in_parts: Any,
-    out_parts: Any,
+    in_parts: PyTree,
+    out_parts: PyTree,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
     *,
-    local_in_parts: Any = None,
-    local_out_parts: Any = None,
+    local_in_parts: PyTree = None,
+    local_out_parts: PyTree = None,
     local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> ShardedFunction[P, R]: ...
@@ -88,12 +88,12 @@ def sharded_jit(
 def sharded_jit(
     fun: None = None,
     *,
-    in_parts: Any,
-    out_parts: Any,
+    in_parts: PyTree,
+    out_parts: PyTree,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
-    local_in_parts: Any = None,
-    local_out_parts: Any = None,
+    local_in_parts: PyTree = None,
+    local_out_parts: PyTree = None,
     local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> Decorator: ...
@@ -101,13 +101,13 @@ def sharded_jit(
 
 def sharded_jit(
     fun: Callable[..., Any] | None = None,
-    in_parts: Any = None,
-    out_parts: Any = None,
+    in_parts: PyTree = None,
+    out_parts: PyTree = None,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
     *,
-    local_in_parts: Any = None,
-    local_out_parts: Any = None,
+    local_in_parts: PyTree = None,
+    local_out_parts: PyTree = None,
     local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> Any:

@@ -9,9 +9,11 @@ from jax.sharding import Mesh
 
 from shardmap._jax.types import PyTree
 from shardmap.api.calls import options
-from shardmap.api.calls.options import Lowering, Options
-from shardmap.api.calls.reading import ElementPrograms
-from shardmap.api.calls.replicas import check_copies_agree
+from shardmap.api.calls.options import Lowering
+from shardmap.api.elements import options as element_options
+from shardmap.api.elements.options import Options
+from shardmap.api.elements.programs import ElementPrograms
+from shardmap.api.elements.replicas import check_copies_agree
 from shardmap.api.function import Mapped, P, R
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh
@@ -42,8 +44,8 @@ def spmap(
     fun: Callable[P, R],
     axis_name: Hashable = None,
     *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: PyTree = 0,
+    out_axes: PyTree = 0,
     static_broadcasted_argnums: int | Iterable[int] = (),
     devices: Sequence[jax.Device] | None = None,
     backend: str | None = None,
@@ -62,8 +64,8 @@ def spmap(
     fun: None = None,
     axis_name: Hashable = None,
     *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: PyTree = 0,
+    out_axes: PyTree = 0,
     static_broadcasted_argnums: int | Iterable[int] = (),
     devices: Sequence[jax.Device] | None = None,
     backend: str | None = None,
@@ -81,8 +83,8 @@ def spmap(
     fun: Callable[..., Any] | None = None,
     axis_name: Hashable = None,
     *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: PyTree = 0,
+    out_axes: PyTree = 0,
     static_broadcasted_argnums: int | Iterable[int] = (),
     devices: Sequence[jax.Device] | None = None,
     backend: str | None = None,
@@ -179,8 +181,8 @@ def spmap(
         )
     if not callable(fun):
         raise TypeError(f"spmap expects a callable, but got {fun!r}.")
-    options.check_axes("in_axes", in_axes)
-    options.check_axes("out_axes", out_axes)
+    element_options.check_axes("in_axes", in_axes)
+    element_options.check_axes("out_axes", out_axes)
     if devices is not None:
         devices = tuple(devices)
         if not devices:
@@ -202,8 +204,8 @@ def spmap(
         axis_size=axis_size,
         donate_argnums=donated,
         mesh=None if mesh is None else auto_mesh(mesh),
-        mesh_axes=options.mesh_axes(mesh, mesh_axes, devices, backend),
-        batch_size=options.batch_size(batch_size),
+        mesh_axes=element_options.mesh_axes(mesh, mesh_axes, devices, backend),
+        batch_size=element_options.batch_size(batch_size),
         lowering=options.lowering(lowering, batch_size),
         check_replicas=check_replicas,
     )

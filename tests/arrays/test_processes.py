@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import shardmap as sm
 from benchmarks import harness, process_rows
 from benchmarks.harness import OURS
-from shardmap.api import parts as parts_module
+from shardmap.api.partitions import parts as parts_module
 from shardmap.arrays import process_local, processes
 from shardmap.map import agreement, layout
 

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Sharding
 
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
-from shardmap.api.calls.arguments import Static
+from shardmap.api.calls.statics import Static
 from shardmap.arrays import array_likes
 from shardmap.arrays.process_local import Rows
 from shardmap.map.shardings import MapShardings

@@ -1,13 +1,11 @@
 """The options of mapped functions, checked."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import jax
 
-from shardmap._jax.types import AnyMesh, PyTree, TreeDef
-from shardmap.api.calls import arguments
-from shardmap.arrays import trees
+from shardmap._jax.types import PyTree, TreeDef
 
 Lowering = Literal["manual", "spmd"]
 
@@ -18,43 +16,6 @@ def hashable(
     """A pytree of options as a part of a key, whatever containers it is in."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
     return tuple(leaves), structure
-
-
-class Options(NamedTuple):
-    """The arguments of `spmap` but the function, and what made the map of them."""
-
-    axis_name: Hashable
-    in_axes: PyTree
-    out_axes: PyTree
-    static_argnums: tuple[int, ...] = ()
-    devices: tuple[jax.Device, ...] | None = None
-    backend: str | None = None
-    axis_size: int | None = None
-    donate_argnums: tuple[int, ...] = ()
-    mesh: AnyMesh | None = None
-    mesh_axes: tuple[str, ...] | None = None
-    batch_size: int | None = None
-    lowering: Lowering = "manual"
-    check_replicas: bool = False
-    kind: str = "spmap"
-
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options, whatever containers the axes are in."""
-        return self._replace(
-            axis_name=arguments.typed(self.axis_name),
-            in_axes=hashable(self.in_axes, trees.is_none),
-            out_axes=hashable(self.out_axes, trees.is_none),
-        )
-
-
-def check_axes(name: str, axes: PyTree) -> None:
-    """Refuses anything but ints and None as the leaves of ``axes``."""
-    for leaf in jax.tree.leaves(axes):
-        if type(leaf) is not int:
-            raise TypeError(
-                f"spmap {name} must be an int, None, or (nested) container with those "
-                f"types as leaves, but got {axes}."
-            )
 
 
 def index_tuple(
@@ -69,15 +30,6 @@ def index_tuple(
                 f"{argnums}."
             )
     return values
-
-
-def batch_size(size: int | None) -> int | None:
-    """``size``, if it is one."""
-    if size is not None and (type(size) is not int or size < 1):
-        raise ValueError(
-            f"spmap batch_size must be an int above 0 or None, but got {size!r}."
-        )
-    return size
 
 
 def check_apart(
@@ -107,36 +59,3 @@ def lowering(name: Lowering, batch_size: int | None, caller: str = "spmap") -> L
             "or use lowering='manual'."
         )
     return name
-
-
-def mesh_axes(
-    mesh: AnyMesh | None,
-    names: str | Sequence[str] | None,
-    devices: Sequence[jax.Device] | None,
-    backend: str | None,
-) -> tuple[str, ...] | None:
-    """The axes of ``mesh`` to lay a map over, as a tuple.
-
-    Raises:
-      ValueError: only one of ``mesh`` and ``names`` given, a name that the mesh does
-        not have, or one twice.
-    """
-    if mesh is None and names is None:
-        return None
-    if mesh is None or names is None:
-        raise ValueError(
-            "spmap takes mesh and mesh_axes together, but got "
-            f"mesh={mesh} and mesh_axes={names!r}."
-        )
-    if devices is not None or backend is not None:
-        raise ValueError(
-            "spmap takes its devices from mesh, so give neither devices nor backend "
-            "with it."
-        )
-    names = (names,) if isinstance(names, str) else tuple(names)
-    if len(set(names)) < len(names) or set(names) - set(mesh.axis_names):
-        raise ValueError(
-            f"spmap mesh_axes must be axes of the mesh, each once, but got {names} for "
-            f"a mesh with axes {mesh.axis_names}."
-        )
-    return names

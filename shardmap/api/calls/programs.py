@@ -7,7 +7,6 @@ tracing, or run by a `jax.jit` made for calls of its kind.
 import abc
 import contextvars
 import functools
-import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
@@ -16,7 +15,7 @@ import jax
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, refusals
 from shardmap.api.calls.across import AcrossProcesses
-from shardmap.api.calls.arguments import Static
+from shardmap.api.calls.as_jit import jit_options
 from shardmap.api.calls.call import (
     Arguments,
     Call,
@@ -324,7 +323,7 @@ class Programs(abc.ABC, Generic[C, O]):
         self,
         agrees: bool,
         in_tree: TreeDef,
-        static: Sequence[int],
+        static: tuple[int, ...],
         out_tree: TreeDef,
         shardings: MapShardings | None,
         devices: Sequence[jax.Device],
@@ -335,23 +334,14 @@ class Programs(abc.ABC, Generic[C, O]):
             return self.trace_call(args, kwargs, shardings, out_tree, agrees)
 
         kept.described_like(run, self.fun(), self.name)
+        options = jit_options(in_tree, static, out_tree, shardings, has_keywords)
         count = len(in_tree.children()[0].children()) + len(static)
-        options: dict[str, Any] = {
-            "static_argnums": static,
-            "static_argnames": (),
+        options |= {
             "donate_argnums": [k for k in self.options.donate_argnums if k < count],
             "donate_argnames": self.donate_argnames,
         }
         if shardings is None:
             return jax.jit(run, **options)
-        options["out_shardings"] = _as_prefix(out_tree, shardings.results)
-        if not has_keywords:
-            positional, _ = in_tree.children()
-            operands = iter(shardings.operands)
-            options["in_shardings"] = tuple(
-                _as_prefix(tree, list(itertools.islice(operands, tree.num_leaves)))
-                for tree in positional.children()
-            )
         program: Callable[..., Any] = map_jit(run, devices, communicates, **options)
         return program
 
@@ -399,19 +389,3 @@ class _Handed:
 def called_user(error: Exception) -> bool:
     """Whether an error of a program comes from its tracing, and not from JAX before."""
     return refusals.has_entered(error, Programs.trace_call)
-
-
-def apply_statics(fun: Callable[..., Any], args: Args, kwargs: Kwargs) -> PyTree:
-    """Calls a user's function with the values of its static arguments."""
-    values = (arg.value if isinstance(arg, Static) else arg for arg in args)
-    return fun(*values, **kwargs)
-
-
-def _as_prefix(tree: TreeDef, shardings: Sequence[Any]) -> Any:
-    """Shardings as `jax.jit` takes them for a pytree: one for all leaves, if it can be.
-
-    None leaves it to the program, where they can neither be one nor a tree.
-    """
-    if shardings and all(sharding == shardings[0] for sharding in shardings):
-        return shardings[0]
-    return trees.with_leaves(tree, shardings)

@@ -40,8 +40,8 @@ class Lowered(jax.stages.Lowered):
     def __init__(
         self,
         lowered: jax.stages.Lowered,
-        in_specs: Any,
-        out_specs: Any,
+        in_specs: PyTree,
+        out_specs: PyTree,
         agree: Callable[[], None],
         across: Callable[[Any], Callable[..., Any]],
     ) -> None:
@@ -59,7 +59,7 @@ class Lowered(jax.stages.Lowered):
         self._agree = agree
         self._across = across
 
-    def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
+    def compile(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Compiled:
         """Compiles, as `jax.stages.Lowered.compile` does."""
         compiled = super().compile(*args, **kwargs)
         return _Compiled(compiled, self._agree, self._across)
@@ -79,7 +79,7 @@ class _Compiled(jax.stages.Compiled):
         several = jax.process_count() > 1
         self._agree: Callable[[], None] | None = agree if several else None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         if self._agree is not None:
             self._agree()
             self._agree = None

@@ -5,11 +5,11 @@ A leaf is None, or a tuple of ints with a count for each dimension, or the same 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
+from shardmap._jax.types import Aval, PyTree
 from shardmap.arrays import trees
 from shardmap.map.constraint import partition_mesh
 from shardmap.sharding.partitions import total_partitions
@@ -18,7 +18,7 @@ Counts = tuple[int, ...] | None
 """Of pieces along each dimension; None: every device has the whole value."""
 
 
-def _is_counts(value: Any) -> bool:
+def _is_counts(value: object) -> bool:
     return (
         type(value) is tuple
         and len(value) > 0
@@ -26,12 +26,12 @@ def _is_counts(value: Any) -> bool:
     )
 
 
-def is_leaf(value: Any) -> bool:
+def is_leaf(value: object) -> bool:
     """Whether ``value`` is a leaf of parts, and no container of them."""
     return value is None or isinstance(value, PartitionSpec) or _is_counts(value)
 
 
-def check_leaves(name: str, tree: Any) -> None:
+def check_leaves(name: str, tree: PyTree) -> None:
     """Refuses other leaves, and counts below 1."""
     for leaf in jax.tree.leaves(tree, is_leaf=is_leaf):
         counts = () if leaf is None else leaf
@@ -47,7 +47,7 @@ def check_leaves(name: str, tree: Any) -> None:
 
 
 def broadcast_parts(
-    what: str, name: str, parts: Any, tree: Any, described: str
+    what: str, name: str, parts: PyTree, tree: PyTree, described: str
 ) -> list[Counts]:
     """The counts for each leaf of ``tree``, from a pytree prefix of it."""
     leaves = trees.broadcast_axes(name, parts, tree, described, is_leaf, caller=what)
@@ -60,7 +60,7 @@ def broadcast_parts(
 def check_shapes(
     what: str,
     names: Sequence[str],
-    avals: Sequence[Any],
+    avals: Sequence[Aval],
     all_parts: Sequence[Counts],
 ) -> None:
     """Refuses counts for another rank, and those that do not divide a dimension."""
@@ -125,7 +125,7 @@ def check_local_parts(
     what: str,
     kind: str,
     names: Sequence[str],
-    avals: Sequence[Any],
+    avals: Sequence[Aval],
     all_parts: Sequence[Counts],
     all_local: Sequence[Counts],
 ) -> None:
@@ -193,7 +193,7 @@ def _own_box(parts: tuple[int, ...], count: int) -> Counts:
     return tuple(reversed(box))
 
 
-def whole_aval(aval: Any, parts: Counts, local: Counts) -> Any:
+def whole_aval(aval: Aval, parts: Counts, local: Counts) -> Aval:
     """The kind of the global array of which this process has these pieces."""
     if parts is None or local is None:
         return aval

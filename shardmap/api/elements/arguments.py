@@ -1,60 +1,10 @@
-"""Reading the arguments of a mapped call: axes, sizes, and what is wrong with them.
+"""Reading the arguments of `spmap`: axes, sizes, and what is wrong with them.
 
 Errors name each bad leaf by its key path, as ``params['w']`` or ``x``, with its shape.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-
-class Static:
-    """A compile-time constant as a part of keys.
-
-    Equal to another if both have the same value and type, tuples and frozensets with
-    all that is in them: ``1``, ``1.0`` and ``True`` are equal, but compute differently.
-
-    >>> Static((1, 2)) == Static((1, 2)), Static((1, 2)) == Static((True, 2))
-    (True, False)
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Hashable) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Static):
-            return False
-        mine, its = self.value, other.value
-        return mine is its or typed(mine) == typed(its)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-def typed(value: Hashable) -> Hashable:
-    """What is equal only for equal values of equal types.
-
-    >>> typed(1) == typed(1.0)
-    False
-    """
-    if isinstance(value, tuple):
-        return type(value), *map(typed, value)
-    if isinstance(value, frozenset):
-        return type(value), frozenset(map(typed, value))
-    return type(value), value
-
-
-def wrap_statics(args: tuple[Any, ...], argnums: Collection[int]) -> tuple[Any, ...]:
-    """The positional arguments, those that are constants each as a `Static`."""
-    if not argnums:
-        return args
-    count = len(args)
-    static = {argnum % count for argnum in argnums if -count <= argnum < count}
-    return tuple(Static(a) if k in static else a for k, a in enumerate(args))
 
 
 def normalize_in_axes(

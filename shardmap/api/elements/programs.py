@@ -1,173 +1,26 @@
 """How `spmap` reads a call: axes and sizes checked, one element traced, and bound."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, TreeDef, Value
-from shardmap.api.calls import arguments, kept, refusals, surroundings
-from shardmap.api.calls.across import are_process_local, check_elements
-from shardmap.api.calls.arguments import Static
-from shardmap.api.calls.call import Arguments, Call, Probe, ProcessLocal
-from shardmap.api.calls.options import Options
-from shardmap.api.calls.programs import Args, Kwargs, Programs, apply_statics
+from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, Value
+from shardmap.api.calls import kept
+from shardmap.api.calls.call import Arguments
+from shardmap.api.calls.programs import Args, Kwargs, Programs
+from shardmap.api.calls.refusals import check_hashable
+from shardmap.api.elements import arguments, refusals, surroundings
+from shardmap.api.elements.across import are_process_local, check_elements
+from shardmap.api.elements.calls import Element, ElementCall
+from shardmap.api.elements.options import Options
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.arrays.process_local import Rows, convert_p, look, parts_along, rows_for
+from shardmap.arrays.process_local import convert_p, look, parts_along
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
-from shardmap.map.lowering.evaluation import communicates
-from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
-from shardmap.map.shardings import MapShardings, map_shardings
-
-
-class Element:
-    """The function of one element over flat leaves, to be traced.
-
-    JAX finds a trace again by this object, so there is one for each function, options,
-    argument structure and static arguments.
-    """
-
-    def __init__(
-        self,
-        fun: kept.WeakFunction,
-        in_tree: TreeDef,
-        statics: tuple[tuple[int, Static], ...],
-    ) -> None:
-        self._fun = fun
-        self._arguments = Arguments((), in_tree, statics)
-
-    def __call__(self, *leaves: Value) -> tracing.Flattened:
-        args, kwargs = self._arguments.with_leaves(leaves)
-        result = apply_statics(self._fun(), args, kwargs)
-        return tracing.Flattened(*jax.tree.flatten(result))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ElementCall(Call):
-    """One call of a map over elements.
-
-    Attributes:
-      body: what one element computes.
-      params: of the map's equation. Its operands are the body's constants, then the
-        leaves.
-      is_across_processes: whether it is run now, on devices of several processes.
-      is_process_local: whether the leaves are this process's part of longer global
-        arrays.
-    """
-
-    body: tracing.Body
-    params: dict[str, Any]
-    is_across_processes: bool = False
-    is_process_local: bool = False
-
-    @functools.cached_property
-    def _map_shardings(self) -> MapShardings:
-        """Those of the map's equation, whose operands begin with the constants."""
-        return map_shardings(self.params)
-
-    @functools.cached_property
-    def shardings(self) -> MapShardings | None:
-        if self.params["mesh"] is None:
-            return None
-        operands, results = self._map_shardings
-        return MapShardings(operands[len(self.body.constants) :], results)
-
-    @property
-    def devices(self) -> list[jax.Device]:
-        mesh = self.params["mesh"]
-        # An abstract mesh, of which `explain` estimates the cost, has none.
-        return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
-
-    @functools.cached_property
-    def communicates(self) -> bool:
-        mesh = self.params["mesh"]
-        return mesh is not None and communicates(self.params)
-
-    @property
-    def described(self) -> str:
-        params = self.params
-        where = (
-            [device.id for device in self.devices] if params["mesh"] else "around it"
-        )
-        elements = [var.aval.str_short() for var in params["call_jaxpr"].invars]
-        return (
-            f"{axis_text(params['axis_name'])} of {params['axis_size']} elements on "
-            f"devices {where}, elements {elements}"
-        )
-
-    @property
-    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
-        operands: Sequence[Aval] = self.in_avals
-        if self.is_process_local:
-            rows, _ = self.rows
-            own = rows[len(self.body.constants) :]
-            operands = [
-                jax.core.ShapedArray(
-                    each.whole_shape(aval.shape), aval.dtype, weak_type=aval.weak_type
-                )
-                for each, aval in zip(own, operands, strict=True)
-            ]
-        size = self.params["axis_size"]
-        results = [
-            _with_axis(var.aval, axis, size)
-            for var, axis in zip(
-                self.body.jaxpr.outvars, self.params["out_axes"], strict=True
-            )
-        ]
-        return operands, results
-
-    @functools.cached_property
-    def rows(self) -> tuple[list[Rows], list[Rows]]:
-        """How this process's parts of the operands and of the results lie."""
-        operands, results = self._map_shardings
-        parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
-        return (
-            [
-                rows_for(s, axis, parts)
-                for s, axis in zip(operands, self.params["in_axes"], strict=True)
-            ],
-            [
-                rows_for(s, axis, parts)
-                for s, axis in zip(results, self.params["out_axes"], strict=True)
-            ],
-        )
-
-    @functools.cached_property
-    def process_local(self) -> ProcessLocal | None:
-        if not self.is_across_processes:
-            return None
-        operands, results = self.rows
-        own = operands[len(self.body.constants) :]
-        is_global = not self.is_process_local
-        return ProcessLocal(
-            own,
-            [None if rows.factors is None else is_global for rows in own],
-            [None if is_global else rows for rows in results],
-        )
-
-    def probe(self) -> Probe | None:
-        """A probe of the first mapped positional argument; None if there is none."""
-        in_axes = iter(self.params["in_axes"][len(self.body.constants) :])
-        positional, _ = self.arguments.in_tree.children()
-        for argnum, tree in zip(
-            self.arguments.argnums, positional.children(), strict=True
-        ):
-            for leaf in range(tree.num_leaves):
-                axis = next(in_axes)
-                if axis is not None:
-                    return Probe(
-                        argnum,
-                        None if tree.num_nodes == 1 else leaf,
-                        axis,
-                        self.params["axis_size"],
-                        self.is_across_processes,
-                    )
-        return None
 
 
 class ElementPrograms(Programs[ElementCall, Options]):
@@ -198,7 +51,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
                 "broadcasted arguments must be passed positionally."
             )
         read = Arguments.of(args, kwargs)
-        refusals.check_hashable(self._named(), self.static_parameter, read.statics)
+        check_hashable(self._named(), self.static_parameter, read.statics)
         argnums = read.argnums
         mapped_args = tuple(args[k] for k in argnums)
 
@@ -396,10 +249,3 @@ def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:
             else leaf
             for leaf, sharding in zip(leaves, shardings, strict=True)
         ]
-
-
-def _with_axis(aval: Aval, axis: int | None, size: int) -> Aval:
-    if axis is None:
-        return aval
-    shape = (*aval.shape[:axis], size, *aval.shape[axis:])
-    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)

@@ -5,8 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap._jax.types import PyTree
 
-def check_copies_agree(name: str, results: Any) -> None:
+
+def check_copies_agree(name: str, results: PyTree) -> None:
     """Compares what devices hold of the same piece of a result, bit by bit.
 
     Args:

@@ -7,9 +7,10 @@ import jax
 from shardmap._jax.types import Aval, ClosedJaxpr, PyTree, Value
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments
-from shardmap.api.calls.programs import Args, Kwargs, Programs, apply_statics
-from shardmap.api.partition_calls import WHAT, Options, PartitionCall
-from shardmap.api.parts import (
+from shardmap.api.calls.programs import Args, Kwargs, Programs
+from shardmap.api.calls.statics import apply_statics
+from shardmap.api.partitions.calls import WHAT, Options, PartitionCall
+from shardmap.api.partitions.parts import (
     Counts,
     agreed_total,
     broadcast_parts,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from shardmap.api.calls.options import Options
+from shardmap.api.elements.options import Options
 from shardmap.arrays import processes
 from shardmap.map import contexts, tracing
 

@@ -6,24 +6,14 @@ one inside the other, all on the one mesh. Along an axis that cuts nothing, noth
 mapped, but collectives know its name.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
-from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
-from shardmap.api.calls import kept, options
-from shardmap.api.calls.arguments import Static
-from shardmap.api.calls.call import Arguments, Call, ProcessLocal
-from shardmap.api.calls.options import Lowering
-from shardmap.api.calls.programs import Args, Kwargs, Programs, apply_statics
-from shardmap.api.calls.reading import ElementPrograms
-from shardmap.api.mesh_blocks import (
+from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, Value
+from shardmap.api.blocks.axes import (
     Axes,
     devices_of,
     dimensions_of,
@@ -31,129 +21,21 @@ from shardmap.api.mesh_blocks import (
     is_axes,
     reshaped,
     scaled,
-    sharding_of,
     to_blocks,
 )
-from shardmap.arrays import placement, processes, trees
+from shardmap.api.blocks.calls import Block, BlockCall, Options
+from shardmap.api.calls import kept
+from shardmap.api.calls.call import Arguments
+from shardmap.api.calls.programs import Args, Kwargs, Programs
+from shardmap.api.elements.options import Options as ElementOptions
+from shardmap.api.elements.programs import ElementPrograms
+from shardmap.arrays import processes, trees
 from shardmap.arrays.process_local import as_global
 from shardmap.map import contexts, tracing
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.constraint import constraints_in
 from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.shard_maps import axes_used_inside
-from shardmap.map.shardings import MapShardings
-
-
-class Options(NamedTuple):
-    """The arguments of `mesh_map` but the function."""
-
-    mesh: AnyMesh
-    in_axes: PyTree
-    out_axes: PyTree
-    static_argnums: tuple[int, ...]
-    donate_argnums: tuple[int, ...]
-    lowering: Lowering
-
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options."""
-
-        def hashable(axes: PyTree) -> Hashable:
-            leaves, tree = options.hashable(axes, is_axes)
-            return tuple(tuple(leaf.items()) for leaf in leaves), tree
-
-        return self._replace(
-            in_axes=hashable(self.in_axes), out_axes=hashable(self.out_axes)
-        )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BlockCall(Call):
-    """One call of a map over blocks.
-
-    Attributes:
-      mesh: the devices.
-      in_axes, out_axes: those of each leaf and of each result.
-      out_blocks: what a block computes.
-      levels: the mesh axes to map over, outermost first.
-      across_processes: whether some devices are another process's.
-      sends: whether anything goes between devices.
-    """
-
-    mesh: AnyMesh
-    in_axes: Sequence[Axes]
-    out_axes: Sequence[Axes]
-    out_blocks: Sequence[Aval]
-    levels: tuple[str, ...]
-    across_processes: bool
-    sends: bool
-
-    @property
-    def communicates(self) -> bool:
-        return self.sends
-
-    @functools.cached_property
-    def shardings(self) -> MapShardings:
-        def sharding(axes: Axes, aval: Aval) -> NamedSharding:
-            return sharding_of({} if placement.has_no_bytes(aval) else axes, self.mesh)
-
-        return MapShardings(
-            tuple(map(sharding, self.in_axes, self.in_avals)),
-            tuple(sharding_of(axes, self.mesh) for axes in self.out_axes),
-        )
-
-    @property
-    def devices(self) -> list[jax.Device]:
-        return devices_of(self.mesh)
-
-    @property
-    def described(self) -> str:
-        devices = [device.id for device in self.devices]
-        kinds = [aval.str_short() for aval in self.in_avals]
-        return (
-            f"blocks on mesh {dict(self.mesh.shape)}, devices {devices}, arguments "
-            f"{kinds}"
-        )
-
-    @property
-    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
-        whole = functools.partial(scaled, self.mesh, int.__mul__)
-        return self.in_avals, list(map(whole, self.out_blocks, self.out_axes))
-
-    @functools.cached_property
-    def process_local(self) -> ProcessLocal | None:
-        """None of it is: a call takes and gives global arrays."""
-        if not self.across_processes:
-            return None
-        count = len(self.in_avals)
-        return ProcessLocal([None] * count, [None] * count, [None] * len(self.out_axes))
-
-
-class Block:
-    """The function of a block over flat leaves, to be traced.
-
-    JAX finds a trace again by this object.
-    """
-
-    def __init__(
-        self,
-        fun: kept.WeakFunction,
-        in_tree: TreeDef,
-        statics: tuple[tuple[int, Static], ...],
-    ) -> None:
-        self._fun = fun
-        self._arguments = Arguments((), in_tree, statics)
-
-    def __call__(self, *blocks: Value) -> PyTree:
-        args, kwargs = self._arguments.with_leaves(blocks)
-        return apply_statics(self._fun(), args, kwargs)
-
-    def leaves(self, *blocks: Value) -> list[Value]:
-        """The same, with flat results."""
-        return jax.tree.leaves(self(*blocks))
-
-    def arrays(self, *blocks: Value) -> list[Value]:
-        """The same, with arrays for Python numbers."""
-        return list(map(jnp.asarray, self.leaves(*blocks)))
 
 
 class BlockPrograms(Programs[BlockCall, Options]):
@@ -295,7 +177,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
         named.__name__ = self.name
         programs = ElementPrograms(
             named,
-            options.Options(
+            ElementOptions(
                 axis_name=name,
                 in_axes=tuple(0 if name in axes else None for axes in call.in_axes),
                 out_axes=[0 if name in axes else None for axes in call.out_axes],

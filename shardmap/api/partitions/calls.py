@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from shardmap._jax.types import Aval, ClosedJaxpr, PyTree
 from shardmap.api.calls.call import Call, ProcessLocal
 from shardmap.api.calls.options import hashable
-from shardmap.api.parts import Counts, is_leaf
+from shardmap.api.partitions.parts import Counts, is_leaf
 from shardmap.arrays import placement, processes
 from shardmap.arrays.process_local import Rows, pieces_for
 from shardmap.map.constraint import alone, partition_mesh
