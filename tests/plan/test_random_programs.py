@@ -33,7 +33,7 @@ def test_random_compositions(seed):
             assert_same(made.run(*args), want, tolerance=2e-3)
 
 
-@settings(max_examples=8)
+@examples(4)
 @given(st.integers(0, 10**6), st.sampled_from(["call", "grad", "vmap"]))
 def test_random_compositions_in_pieces(seed, how):
     fun, args, in_slices = random_program(seed)
