@@ -191,7 +191,7 @@ def test_the_time_limit(monkeypatch):
 
 
 def test_without_a_time_limit_nobody_is_asked(monkeypatch):
-    monkeypatch.setattr(processes, "_exchange", None)
+    monkeypatch.setattr(agreement, "_exchange", None)
     mesh = sm.make_mesh({"i": 8})
     with pytest.raises(RuntimeError, match="a collective with the other processes"):
         agreement.agree(mesh, "it", "what it is")
