@@ -10,6 +10,7 @@ ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 from typing import TYPE_CHECKING
 
 from shardmap import later
+from shardmap.units import AUTO
 
 __version__ = "0.1.0"
 
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
     from shardmap.explain.interconnect import Interconnect
     from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
     from shardmap.plan.chunked import chunked
-    from shardmap.plan.in_slices import AUTO, EACH
+    from shardmap.plan.in_slices import EACH
     from shardmap.plan.notation import register_rule, rules_of
     from shardmap.plan.plan import ShardPlan, plan
     from shardmap.plan.run.shards import Shard
@@ -110,7 +111,7 @@ else:
             "shardmap.explain.interconnect": ["Interconnect"],
             "shardmap.map.primitives.map_primitive": ["MapPrimitive", "spmap_p"],
             "shardmap.plan.chunked": ["chunked"],
-            "shardmap.plan.in_slices": ["AUTO", "EACH"],
+            "shardmap.plan.in_slices": ["EACH"],
             "shardmap.plan.notation": ["register_rule", "rules_of"],
             "shardmap.plan.plan": ["ShardPlan", "plan"],
             "shardmap.plan.run.shards": ["Shard"],

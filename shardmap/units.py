@@ -1,4 +1,4 @@
-"""Bytes and seconds, as people read and write them."""
+"""Bytes and seconds, as people read and write them; and as much as fits."""
 
 import re
 
@@ -65,3 +65,25 @@ def duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+class Auto:
+    """The cut into as few pieces as fit into the memory that is given.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import shardmap as sm
+      >>> total = sm.chunked(lambda x: jnp.sin(x).sum(), {0: sm.AUTO}, memory="1 kB")
+      >>> print(round(float(total(jnp.ones(1000))), 3))
+      841.471
+    """
+
+    def __repr__(self) -> str:
+        return "AUTO"
+
+    def __reduce__(self) -> str:
+        return "AUTO"
+
+
+AUTO = Auto()
+"""As few pieces as fit into the memory that is given."""

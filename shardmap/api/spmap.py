@@ -17,6 +17,7 @@ from shardmap.api.elements.replicas import check_copies_agree
 from shardmap.api.function import Mapped, P, R
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh
+from shardmap.units import Auto
 
 
 class MappedFunction(Mapped[P, R]):
@@ -53,7 +54,8 @@ def spmap(
     donate_argnums: int | Iterable[int] = (),
     mesh: Mesh | None = None,
     mesh_axes: str | Sequence[str] | None = None,
-    batch_size: int | None = None,
+    batch_size: int | Auto | None = None,
+    memory: int | str | None = None,
     lowering: Lowering = "manual",
     check_replicas: bool = False,
 ) -> MappedFunction[P, R]: ...
@@ -73,7 +75,8 @@ def spmap(
     donate_argnums: int | Iterable[int] = (),
     mesh: Mesh | None = None,
     mesh_axes: str | Sequence[str] | None = None,
-    batch_size: int | None = None,
+    batch_size: int | Auto | None = None,
+    memory: int | str | None = None,
     lowering: Lowering = "manual",
     check_replicas: bool = False,
 ) -> Decorator: ...
@@ -92,7 +95,8 @@ def spmap(
     donate_argnums: int | Iterable[int] = (),
     mesh: Mesh | None = None,
     mesh_axes: str | Sequence[str] | None = None,
-    batch_size: int | None = None,
+    batch_size: int | Auto | None = None,
+    memory: int | str | None = None,
     lowering: Lowering = "manual",
     check_replicas: bool = False,
 ) -> Any:
@@ -133,7 +137,10 @@ def spmap(
       mesh_axes: the mesh axes for the elements, a name or several, major to minor. With
         ``()`` every device has all elements, as one vectorised operation.
       batch_size: how many elements a device works on at once, where it has more than
-        one; it loops over the rest, as `jax.lax.map` does. Default: all at once.
+        one; it loops over the rest, as `jax.lax.map` does. `AUTO`: as many as fit into
+        ``memory``. Default: all at once.
+      memory: with ``batch_size=AUTO``, the bytes that a device may hold at once besides
+        its operands and results: a number, or a text such as ``"2 GB"``.
       lowering: ``"manual"``: one program per device, with explicit collectives between
         them. ``"spmd"``: one vectorised program whose inputs and outputs carry the
         layout; XLA's partitioner splits it and puts the collectives in. The results
@@ -176,6 +183,7 @@ def spmap(
             mesh=mesh,
             mesh_axes=mesh_axes,
             batch_size=batch_size,
+            memory=memory,
             lowering=lowering,
             check_replicas=check_replicas,
         )
@@ -194,6 +202,7 @@ def spmap(
     options.check_apart("spmap", "static_broadcasted_argnums", static, donated)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
+    batch, allowed = element_options.batch_size(batch_size, memory)
     chosen = Options(
         axis_name=UNNAMED if axis_name is None else axis_name,
         in_axes=in_axes,
@@ -205,7 +214,8 @@ def spmap(
         donate_argnums=donated,
         mesh=None if mesh is None else auto_mesh(mesh),
         mesh_axes=element_options.mesh_axes(mesh, mesh_axes, devices, backend),
-        batch_size=element_options.batch_size(batch_size),
+        batch_size=batch,
+        memory=allowed,
         lowering=options.lowering(lowering, batch_size),
         check_replicas=check_replicas,
     )

@@ -11,13 +11,13 @@ import jax.extend.core
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
-from shardmap.plan.in_slices import Asked, Auto, InSlices, asked_points
+from shardmap.plan.in_slices import Asked, InSlices, asked_points
 from shardmap.plan.inside import primitive
 from shardmap.plan.inside.choice import chosen_axes
 from shardmap.plan.inside.primitive import Options, chunked_p
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.units import bytes_of
+from shardmap.units import Auto, bytes_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

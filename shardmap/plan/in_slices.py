@@ -9,6 +9,7 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.plan.engine.rules import UNCUT, Cut
+from shardmap.units import Auto
 
 
 def input_cuts(
@@ -155,26 +156,6 @@ class _Each:
 
 EACH = _Each()
 
-
-class Auto:
-    """The cut into as few pieces as fit into the memory that is given.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import shardmap as sm
-      >>> total = sm.chunked(lambda x: jnp.sin(x).sum(), {0: sm.AUTO}, memory="1 kB")
-      >>> print(round(float(total(jnp.ones(1000))), 3))
-      841.471
-    """
-
-    def __repr__(self) -> str:
-        return "AUTO"
-
-    def __reduce__(self) -> str:
-        return "AUTO"
-
-
-AUTO = Auto()
 
 AxisCut: TypeAlias = int | tuple[int, ...] | list[tuple[int, int]] | _Each | Auto | None
 """How one axis is cut: see `plan`."""

@@ -32,7 +32,8 @@ def ones(*shape):
 def check_mesh_maps_are_told_apart():
     refused(
         RuntimeError,
-        f"mesh_map of <lambda>: {DIFFERENT}  * process 0: <lambda>, axis 'i' of {DEVICES}",
+        f"mesh_map of <lambda>: {DIFFERENT}"
+        f"  * process 0: <lambda>, axis 'i' of {DEVICES}",
         blocks(OURS),
         ones(3),
     )

@@ -46,7 +46,7 @@ def check_apart(
         )
 
 
-def lowering(name: Lowering, batch_size: int | None, caller: str = "spmap") -> Lowering:
+def lowering(name: Lowering, batch_size: object, caller: str = "spmap") -> Lowering:
     """``name``, if there is such a lowering and it can do what is asked."""
     if name != "manual" and name != "spmd":
         raise ValueError(

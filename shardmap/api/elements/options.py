@@ -9,6 +9,7 @@ from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api.calls import statics
 from shardmap.api.calls.options import Lowering, hashable
 from shardmap.arrays import trees
+from shardmap.units import Auto, bytes_of
 
 
 class Options(NamedTuple):
@@ -24,7 +25,8 @@ class Options(NamedTuple):
     donate_argnums: tuple[int, ...] = ()
     mesh: AnyMesh | None = None
     mesh_axes: tuple[str, ...] | None = None
-    batch_size: int | None = None
+    batch_size: int | Auto | None = None
+    memory: int | None = None
     lowering: Lowering = "manual"
     check_replicas: bool = False
     kind: str = "spmap"
@@ -48,13 +50,23 @@ def check_axes(name: str, axes: PyTree) -> None:
             )
 
 
-def batch_size(size: int | None) -> int | None:
-    """``size``, if it is one."""
+def batch_size(
+    size: int | Auto | None, memory: int | str | None
+) -> tuple[int | Auto | None, int | None]:
+    """``size``, if it is one, and the memory for it in bytes."""
+    if isinstance(size, Auto) != (memory is not None):
+        raise ValueError(
+            "spmap batch_size=AUTO and memory= go together, but got "
+            f"batch_size={size!r} and memory={memory!r}."
+        )
+    if isinstance(size, Auto):
+        assert memory is not None
+        return size, bytes_of("spmap memory", memory)
     if size is not None and (type(size) is not int or size < 1):
         raise ValueError(
             f"spmap batch_size must be an int above 0 or None, but got {size!r}."
         )
-    return size
+    return size, None
 
 
 def mesh_axes(

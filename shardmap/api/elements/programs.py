@@ -21,6 +21,7 @@ from shardmap.arrays.process_local import convert_p, look, parts_along
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
+from shardmap.units import Auto
 
 
 class ElementPrograms(Programs[ElementCall, Options]):
@@ -90,6 +91,11 @@ class ElementPrograms(Programs[ElementCall, Options]):
             "kind": options.kind,
             **self._on_devices(axis_size, body.jaxpr, alone),
         }
+        if isinstance(options.batch_size, Auto):
+            # What cuts programs is loaded when it is first used.
+            from shardmap.api.elements.memory import batch_that_fits
+
+            params["batch_size"] = batch_that_fits(params, cast(int, options.memory))
         if params["mesh"] is not None and not tracing.inside_map():
             check_inner_meshes(params)
         return ElementCall(

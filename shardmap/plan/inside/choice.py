@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import jax
 
 from shardmap._jax.types import ClosedJaxpr
-from shardmap.plan.in_slices import AUTO, Asked, Auto, cut_points, cuts_at
+from shardmap.plan.in_slices import Asked, cut_points, cuts_at
 from shardmap.plan.inside.liveness import Peak, nbytes, peak
 from shardmap.plan.inside.stage_loops import run_in_loops
 from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.units import size
+from shardmap.units import AUTO, Auto, size
 
 MOST_AXES = 3
 """How many axes are cut at the most where nobody says which."""

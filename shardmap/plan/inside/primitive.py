@@ -21,11 +21,12 @@ from shardmap._jax.types import ClosedJaxpr
 from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
-from shardmap.plan.in_slices import AUTO, Asked, Auto, Points
+from shardmap.plan.in_slices import Asked, Points
 from shardmap.plan.inside.choice import cut_program, resolved
 from shardmap.plan.inside.stage_loops import run_in_loops
 from shardmap.plan.lax.table import LOOKED_THROUGH
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.units import AUTO, Auto
 
 
 class Options(NamedTuple):

@@ -1,0 +1,62 @@
+"""How many elements a device vectorises, so that they fit into its memory."""
+
+import functools
+from typing import Any
+
+import jax
+
+from shardmap._jax.types import Params
+from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.layout import MeshWalk
+from shardmap.map.lowering.blocks import block_function
+from shardmap.map.primitives.axis import Spread
+from shardmap.plan.inside.liveness import Peak, peak
+from shardmap.units import size
+
+
+def batch_that_fits(params: Params, memory: int) -> int | None:
+    """The most elements at once whose temporary values fit, None for all.
+
+    Args:
+      params: of the map's equation.
+      memory: the bytes that a device may hold besides its operands and results.
+
+    Raises:
+      ValueError: not even one element fits.
+    """
+    mesh, devices = params["mesh"], 1
+    if mesh is not None:
+        walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+        devices = walk.device_count(mesh)
+    block = Spread.of(params["axis_size"], devices).vectorised
+    model = functools.cache(lambda count: _peak(params, block, count))
+    if model(block).bytes <= memory:
+        return None
+    if (one := model(1)).bytes > memory:
+        raise ValueError(
+            f"memory={size(memory)} is too little for spmap of {params['name']}: one "
+            f"element holds {size(one.bytes)} at once besides its operands and results,"
+            f" of it {size(one.largest)} in {one.shape} made at {one.source}."
+        )
+    fits, too_many = 1, block
+    while too_many - fits > max(1, fits // 16):
+        middle = (fits + too_many) // 2
+        if model(middle).bytes <= memory:
+            fits = middle
+        else:
+            too_many = middle
+    return fits
+
+
+def _peak(params: Params, block: int, batch_size: int) -> Peak:
+    """What a device holds at once that takes so many of its elements together."""
+    jaxpr, in_axes = params["call_jaxpr"], params["in_axes"]
+    axis = SplitAxis(params["axis_name"], block, (), 1, block)
+    run = block_function(jaxpr, axis, in_axes, params["out_axes"], batch_size)
+    operands: list[Any] = []
+    for var, in_axis in zip(jaxpr.invars, in_axes, strict=True):
+        shape = list(var.aval.shape)
+        if in_axis is not None:
+            shape.insert(in_axis, block)
+        operands.append(jax.ShapeDtypeStruct(shape, var.aval.dtype))
+    return peak(jax.make_jaxpr(run)(*operands).jaxpr)

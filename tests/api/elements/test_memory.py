@@ -1,0 +1,78 @@
+"""``spmap(batch_size=AUTO, memory=...)``: as many elements at once as fit."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+
+ROWS = np.linspace(-1, 1, 64 * 32, dtype=np.float32).reshape(64, 32)
+
+
+def pairs(x):
+    """Holds some 2 * 128 KiB for each element."""
+    wide = jnp.tile(x, 32)
+    return jnp.sin(wide[:, None] * x[None]).sum()
+
+
+def batch_size(fun, *args):
+    [equation] = jax.make_jaxpr(fun)(*args).eqns
+    return equation.params["batch_size"]
+
+
+def test_results_are_those_of_all_at_once():
+    mapped = sm.spmap(pairs, batch_size=sm.AUTO, memory="1 MiB")
+    for f in (mapped, jax.jit(mapped)):
+        np.testing.assert_allclose(f(ROWS), jax.vmap(pairs)(ROWS), rtol=1e-5, atol=1e-5)
+    gradient = jax.grad(lambda x: mapped(x).sum())
+    expected = jax.grad(lambda x: jax.vmap(pairs)(x).sum())(ROWS)
+    np.testing.assert_allclose(gradient(ROWS), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_more_memory_the_more_elements_at_once():
+    sizes = [
+        batch_size(sm.spmap(pairs, batch_size=sm.AUTO, memory=memory), ROWS)
+        for memory in ("500 KiB", "1 MiB", "1.5 MiB", "1 GB")
+    ]
+    assert sizes[-1] is None
+    assert 1 <= sizes[0] < sizes[1] < sizes[2] < 8
+
+
+def test_temporaries_are_within_the_memory():
+    options = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    mapped = sm.spmap(
+        pairs, batch_size=sm.AUTO, memory="1 MiB", devices=jax.devices()[:1]
+    )
+    compiled = jax.jit(mapped).lower(ROWS).compile(compiler_options=options)
+    assert compiled.memory_analysis().temp_size_in_bytes <= 2**20
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"batch_size": sm.AUTO}, "batch_size=AUTO and memory= go together"),
+        ({"memory": "1 GB"}, "batch_size=AUTO and memory= go together, but got batch"),
+        ({"batch_size": sm.AUTO, "memory": "lots"}, "spmap memory must be a number"),
+        (
+            {"batch_size": sm.AUTO, "memory": 9, "lowering": "spmd"},
+            "lowering='spmd' and batch_size=AUTO do not go together",
+        ),
+    ],
+)
+def test_options_that_do_not_fit(options, match):
+    with pytest.raises(ValueError, match=match):
+        sm.spmap(pairs, **options)
+
+
+def test_too_little_memory_names_what_needs_it():
+    mapped = sm.spmap(pairs, batch_size=sm.AUTO, memory="10 kB")
+    with pytest.raises(
+        ValueError,
+        match=r"memory=9.8 KiB is too little for spmap of pairs: one element holds .* "
+        + re.escape("float32[")
+        + r".* made at .*test_memory.py:\d+",
+    ):
+        mapped(ROWS)
