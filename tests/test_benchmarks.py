@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import harness, plot, rows
+from benchmarks import chunked_rows, harness, plot, rows
 from benchmarks.harness import OURS, Benchmark, Contender, Result
 
 
@@ -214,3 +214,10 @@ def test_repeats_must_be_positive(capsys):
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["--repeats", "0"])
     assert "must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_function_in_pieces_beside_the_whole():
+    small = chunked_rows.PROGRAMS["ODE step"]._replace(shapes=((256, 16), (16, 16)))
+    memory, seconds = chunked_rows.measured(small, repeats=1)
+    assert memory < 1
+    assert set(seconds) == {harness.OURS, chunked_rows.WHOLE}
