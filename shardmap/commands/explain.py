@@ -226,8 +226,8 @@ def _candidates(name: str, holder: Any) -> str:
 
     >>> _candidates("lod", __import__("json"))
     '; did you mean load or loads?'
-    >>> _candidates("x", __import__("colorsys"))[:30]
-    '; it has the functions hls_to_'
+    >>> _candidates("x", __import__("colorsys"))[:24]
+    '; it has the functions r'
     """
     functions = [
         each

@@ -37,8 +37,8 @@ def uses_in(file: str, source: str | bytes) -> tuple[list[Use], list[tuple[int, 
     Raises:
       SyntaxError: the source is not Python's.
 
-    >>> uses_in("f.py", "import jax\\njax.tree_map(f, x)\\njax.mask(f)")[0]
-    [Use(file='f.py', line=2, name='jax.tree_map', form='name')]
+    >>> uses_in("train.py", "import jax\\njax.tree_map(f, x)\\njax.mask(f)")[0]
+    [Use(file='train.py', line=2, name='jax.tree_map', form='name')]
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of odd strings.

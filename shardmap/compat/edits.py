@@ -53,7 +53,8 @@ def edit(old: str, form: Form) -> str:
 def without_repetitions(found: Iterable[Use]) -> list[Use]:
     """Sorted, without those that another edit makes right.
 
-    >>> used = Use("f.py", 1, "jax.api", "from"), Use("f.py", 2, "jax.api.jit", "name")
+    >>> use, inside = ("train.py", 1, "jax.api"), ("train.py", 2, "jax.api.jit")
+    >>> used = Use(*use, "from"), Use(*inside, "name")
     >>> [use.name for use in without_repetitions(used)]
     ['jax.api']
     """
