@@ -156,7 +156,9 @@ def _in_order(
     saved: Checkpoint | None,
 ) -> Iterator[tuple[Shard, Any]]:
     """The results of the shards, at most ``ahead`` of them under way."""
-    waiting: collections.deque[tuple[Shard, Future | None, Any]] = collections.deque()
+    waiting: collections.deque[tuple[Shard, Future[Any] | None, Any]] = (
+        collections.deque()
+    )
     numbers = iter(range(len(shards)))
     try:
         while True:
@@ -181,7 +183,7 @@ def _in_order(
                 future.cancel()
 
 
-def _result(shard: Shard, future: Future, work: Work, retries: int) -> Any:
+def _result(shard: Shard, future: Future[Any], work: Work, retries: int) -> Any:
     for attempt in itertools.count(1):
         try:
             return work.result(shard, future)
@@ -202,12 +204,12 @@ def _result(shard: Shard, future: Future, work: Work, retries: int) -> Any:
     raise AssertionError
 
 
-def _submitted(work: Work, shard: Shard) -> Future:
+def _submitted(work: Work, shard: Shard) -> Future[Any]:
     """A future of the shard, which also holds an error of reading or submitting."""
     try:
         return work.submit(shard)
     except Exception as error:
-        failed: Future = Future()
+        failed: Future[Any] = Future()
         failed.set_exception(error)
         return failed
 

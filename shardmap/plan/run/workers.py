@@ -44,10 +44,10 @@ class Work:
     def read(self, shard: Shard) -> tuple[Any, ...]:
         return self.cut_program.read(shard.recipe, self.leaves, self.acc.kept)
 
-    def submit(self, shard: Shard) -> Future:
+    def submit(self, shard: Shard) -> Future[Any]:
         raise NotImplementedError
 
-    def result(self, shard: Shard, future: Future) -> Any:
+    def result(self, shard: Shard, future: Future[Any]) -> Any:
         return future.result()
 
 
@@ -61,7 +61,7 @@ class Here(Work):
         several = len(devices) > 1 and devices[0].platform != "cpu"
         self.devices = itertools.cycle(devices if several else [None])
 
-    def submit(self, shard: Shard) -> Future:
+    def submit(self, shard: Shard) -> Future[Any]:
         return self.executor.submit(self.start, shard, next(self.devices))
 
     def start(self, shard: Shard, device: jax.Device | None) -> Any:
@@ -71,14 +71,14 @@ class Here(Work):
                 args = jax.device_put(args, device)
             return shard.function(*args)
 
-    def result(self, shard: Shard, future: Future) -> Any:
+    def result(self, shard: Shard, future: Future[Any]) -> Any:
         return [np.asarray(part) for part in future.result()]
 
 
 class Threads(Work):
     """Every thread reads, computes and waits for its shard."""
 
-    def submit(self, shard: Shard) -> Future:
+    def submit(self, shard: Shard) -> Future[Any]:
         return self.executor.submit(self.whole, shard)
 
     def whole(self, shard: Shard) -> Any:
@@ -93,7 +93,7 @@ class Elsewhere(Work):
         super().__init__(*args)
         self.blobs: dict[Any, bytes] = {}
 
-    def submit(self, shard: Shard) -> Future:
+    def submit(self, shard: Shard) -> Future[Any]:
         args = tuple(np.asarray(arg) for arg in self.read(shard))
         key = shard.stage, shard.recipe.static
         if key not in self.blobs:

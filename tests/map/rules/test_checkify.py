@@ -27,6 +27,7 @@ def under_jit(fun):
     return jax.jit(fun)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("size", [8, 16, 7])
 @pytest.mark.parametrize("around", [lambda f: f, under_jit], ids=["eager", "jit"])
