@@ -112,7 +112,17 @@ def _dtype(value: Value) -> np.dtype:
     >>> _dtype(np.zeros(2))
     dtype('float32')
     """
-    return jax.dtypes.canonicalize_dtype(np.dtype(value.dtype))
+    return device_dtype(np.dtype(value.dtype))
+
+
+def device_dtype(dtype: np.dtype) -> np.dtype:
+    """What a dtype is on devices: in native byte order, 32 bits unless x64 is on.
+
+    >>> device_dtype(np.dtype(">f8"))
+    dtype('float32')
+    """
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    return jax.dtypes.canonicalize_dtype(native)
 
 
 def lay_out(value: Value, sharding: Sharding) -> jax.Array:

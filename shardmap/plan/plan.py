@@ -20,12 +20,13 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.array_likes import abstract_value, is_array_like
+from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
-from shardmap.plan.engine.stages import Stage
+from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.in_slices import InSlices, input_cuts
 from shardmap.plan.lax.table import analysed
+from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards
@@ -79,7 +80,9 @@ def cut_program(
 ) -> CutProgram:
     """What is behind a plan. See `plan`."""
     leaves, in_tree = jax.tree.flatten(args)
-    avals = [_aval(leaf) for leaf in leaves]
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
+    avals = list(map(_aval, leaves, names))
     cuts = input_cuts(in_slices, args, avals)
     closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
         *jax.tree.unflatten(in_tree, avals)
@@ -88,28 +91,50 @@ def cut_program(
         analysis = analysed(closed, cuts, partial)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
-    return CutProgram(analysis, in_tree, jax.tree.structure(out_shape), cuts, names)
+    made = CutProgram(analysis, in_tree, jax.tree.structure(out_shape), cuts, names)
+    _refuse_far_starts(made)
+    return made
 
 
-def _aval(leaf: Any) -> Any:
+def _aval(leaf: Any, name: str) -> Any:
     """What tracing needs to know of an argument."""
     if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
         return leaf
-    if isinstance(leaf, jax.ShapeDtypeStruct) or (
-        hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    ):
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        raise TypeError(
+            f"plan takes arrays or what has a shape and a dtype, got {leaf!r} of type "
+            f"{type(leaf).__name__} in {name}"
+        )
+    dtype = leaf.dtype
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        if not any(jax.dtypes.issubdtype(dtype, k) for k in (np.number, np.bool_)):
+            raise TypeError(
+                f"plan takes numbers and booleans, got {dtype} in {name}: give what "
+                "it stands for as numbers, such as array.astype('int64')"
+            )
+        try:
+            refuse_masked(leaf)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
         if is_array_like(leaf):
-            leaf = abstract_value(leaf)
-        dtype = leaf.dtype
-        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-            dtype = jax.dtypes.canonicalize_dtype(dtype)
-        return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
-    raise TypeError(
-        f"plan takes arrays or what has a shape and a dtype, got {leaf!r} of type "
-        f"{type(leaf).__name__}"
-    )
+            dtype = abstract_value(leaf).dtype
+        dtype = device_dtype(np.dtype(dtype))
+    return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
+
+
+def _refuse_far_starts(cut_program: CutProgram) -> None:
+    """Says so if a shard starts where 32 bits do not reach.
+
+    Raises:
+      ValueError: one does, and JAX has no 64-bit numbers now.
+    """
+    values = [*cut_program.program.inputs, *cut_program.program.constants]
+    values += [out for node in cut_program.program.nodes for out in node.outs]
+    if max((size for v in values for size in v.shape), default=0) < 2**31:
+        return
+    for stage in cut_program.stages:
+        for number in sample(stage):
+            start_dtype(stage.recipe(number)[1].starts)
 
 
 class ShardPlan:

@@ -98,6 +98,68 @@ def test_bad_arguments_are_named():
         made.run(X, X)
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["2020-01-01"], "M8[D]"),
+        np.array(["word"]),
+        np.array([None]),
+        np.zeros(2, [("a", np.float32)]),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_what_is_no_number_is_refused_when_planned(array):
+    with pytest.raises(TypeError, match=r"takes numbers and booleans, got .*args\[0\]"):
+        plan(lambda x: x, array)
+
+
+def test_masked_elements_are_refused():
+    masked = np.ma.MaskedArray(X, X > 1)
+    with pytest.raises(ValueError, match=r"args\[0\]: .* elements are masked"):
+        plan(jnp.sin, masked)
+    made = plan(jnp.sin, X, in_slices=({0: 2},))
+    with pytest.raises(ValueError, match=r"args\[0\]: .* elements are masked"):
+        made.run(masked)
+    whole = np.ma.MaskedArray(X, False)
+    got = plan(jnp.sin, whole, in_slices=({0: 2},)).run(whole)
+    np.testing.assert_array_equal(got, made.run(X))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2"])
+def test_the_other_byte_order_is_converted(dtype, tmp_path):
+    x = np.arange(12).reshape(4, 3)
+    file = np.memmap(tmp_path / "x", dtype, "w+", shape=x.shape)
+    file[...] = x
+    for array in (x.astype(dtype), file):
+        made = plan(lambda x: x * 2, array, in_slices=({0: 2},))
+        np.testing.assert_array_equal(made.run(array), x * 2)
+
+
+def test_a_closed_over_array_is_taken_as_it_was_when_planned():
+    constant, number = Y.copy(), np.array(2, np.float32)
+
+    @jax.jit
+    def inner(x):
+        return x * constant
+
+    def fun(x):
+        looped = jax.lax.scan(lambda s, _: (inner(s), None), x, None, length=2)[0]
+        return x + constant * number, looped
+
+    made = plan(fun, X, in_slices=({0: 2},))
+    want = jax.jit(fun)(X)
+    constant[...], number[...] = 7, 7
+    for got, expected in zip(made.run(X), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_a_start_that_32_bits_do_not_reach_is_told_when_planned():
+    x = jax.ShapeDtypeStruct((2**32,), np.int8)
+    with pytest.raises(ValueError, match=r"behind 2\*\*31 elements: enable x64"):
+        plan(lambda x: x + jax.lax.iota(np.int8, 2**32), x, in_slices=({0: 64},))
+    assert plan(lambda x: x + 1, x, in_slices=({0: 64},)).num_shards == 64
+
+
 def test_effects_are_refused_by_name():
     def fun(x):
         jax.debug.print("{}", x)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.source_info_util import SourceInfo
 from jax.typing import ArrayLike
@@ -119,6 +120,7 @@ class Program:
         self.outputs: list[Operand] = []
         self.source_info: SourceInfo | None = None
         self._values = 0
+        self._sources: dict[int, tuple[Any, Value]] = {}
 
     def value(self, aval: Aval) -> Value:
         self._values += 1
@@ -150,17 +152,31 @@ class Program:
         return _inline(self, jaxpr, ins, calls or Calls({}, {}), source)
 
     def constant(self, array: ArrayLike) -> Operand:
+        """An array that the function closed over, as it is now."""
+        if id(array) in self._sources:
+            return self._sources[id(array)][1]
         aval: Any = jax.typeof(array)
+        own = array if isinstance(array, jax.Array) else _copied(array, aval)
         if not aval.shape and not jax.dtypes.issubdtype(
             aval.dtype, jax.dtypes.extended
         ):
-            return Scalar(array, aval)
-        for value, known in self.constants.items():
-            if known is array:
-                return value
+            return Scalar(own, aval)
         value = self.value(aval)
-        self.constants[value] = array
+        self.constants[value] = own
+        # Held, so that no other array gets its place in memory.
+        self._sources[id(array)] = array, value
         return value
+
+
+def _copied(array: ArrayLike, aval: Aval) -> np.ndarray:
+    """An array that does not change with NumPy's; a file's is too large for that."""
+    found = np.asarray(array)
+    base: Any = found
+    while base is not None:
+        if isinstance(base, np.memmap):
+            return found
+        base = getattr(base, "base", None)
+    return np.array(found, aval.dtype)
 
 
 class Refused(Exception):

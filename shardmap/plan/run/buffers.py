@@ -8,10 +8,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from shardmap._jax.types import Aval
+from shardmap.arrays.array_likes import device_dtype
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import Box, slices
+from shardmap.plan.engine.slices import Box, shape_of, slices
 
 COMBINE: Mapping[str, Any] = {
     "add": np.add,
@@ -36,7 +37,9 @@ def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
     index: Any = slices(box)
     part = np.asarray(part)
     if combiner != "insert":
-        part = COMBINE[combiner](np.asarray(buffer[index]), part)
+        # Parts of inf and -inf, and sums that overflow, come out as XLA has them.
+        with np.errstate(all="ignore"):
+            part = COMBINE[combiner](np.asarray(buffer[index]), part)
     buffer[index] = part
 
 
@@ -54,16 +57,40 @@ def holds(array: Any, dtype: np.dtype) -> bool:
         return bool(np.can_cast(type(array), dtype, "same_kind"))
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         return bool(array.dtype == dtype)
-    return bool(jax.dtypes.canonicalize_dtype(array.dtype) == dtype)
+    return bool(device_dtype(array.dtype) == dtype)
+
+
+def refuse_masked(array: Any) -> None:
+    """Says so if an array has holes, which JAX does not know.
+
+    Raises:
+      ValueError: some elements are masked.
+    """
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise ValueError(
+            f"{int(np.ma.count_masked(array)):,} of {array.size:,} elements are "
+            "masked, and JAX has no masks: give array.filled(value), and "
+            "numpy.ma.getmaskarray(array) as an argument of its own if it is needed"
+        )
 
 
 def read_box(array: Any, box: Box, aval: Aval) -> Any:
-    """A box of an array-like, as NumPy or JAX array of the aval's dtype."""
+    """A box of an array-like, as NumPy or JAX array of the aval's dtype.
+
+    Raises:
+      ValueError: what came has another shape, or is masked.
+    """
     part = array
     if box:
         index: Any = slices(box)
         is_whole = all(b == (0, size) for b, size in zip(box, aval.shape, strict=True))
         part = array if is_whole and hasattr(array, "nbytes") else array[index]
+        if np.shape(part)[: len(box)] != shape_of(box):
+            raise ValueError(
+                f"asked for {index}, which has the shape {shape_of(box)}, its "
+                f"__getitem__ gave {np.shape(part)}"
+            )
+        refuse_masked(part)
     if is_key(aval):
         if not jax.numpy.issubdtype(part.dtype, jax.dtypes.prng_key):
             return part  # Stored as bits already.

@@ -13,7 +13,7 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, Static, emit
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.stages import Stage, stages_of
-from shardmap.plan.run.buffers import holds, read_box, start_dtype
+from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
 
 
 class CutProgram:
@@ -68,6 +68,10 @@ class CutProgram:
                     f"the plan was made for {value.aval.dtype} in {name}, got "
                     f"{getattr(leaf, 'dtype', leaf)}"
                 )
+            try:
+                refuse_masked(leaf)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
         return leaves
 
     def read(
@@ -76,19 +80,23 @@ class CutProgram:
         """The boxes that a recipe reads, and its starts."""
         found = []
         for value, box in recipe.reads:
+            name = "a value that was kept"
             # An argument that is returned as it is is kept too, but not made by then.
             if value in kept and value.producer is not None:
                 array = kept[value]
             elif value in self.program.constants:
                 array = self.program.constants[value]
             elif value.producer is None:
-                array = leaves[value.number]
+                array, name = leaves[value.number], self.names[value.number]
             else:
                 raise ValueError(
                     "a shard of a later stage needs the values of the stages before: "
                     "give args(..., values=acc) what reduce returned"
                 )
-            found.append(read_box(array, box, value.aval))
+            try:
+                found.append(read_box(array, box, value.aval))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
         return (*found, np.asarray(recipe.starts, start_dtype(recipe.starts)))
 
     def compiled(self, stage: Stage, static: Static) -> jax.stages.Wrapped:

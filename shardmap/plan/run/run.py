@@ -20,16 +20,16 @@ from concurrent.futures import (
 from typing import Any
 
 import jax
-import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.engine.keys import data_aval, itemsize
+from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.checkpoint import Checkpoint
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.out import outputs
 from shardmap.plan.run.shards import Accumulator, Shard, Shards
 from shardmap.plan.run.workers import Elsewhere, Here, Threads, Work
 
@@ -57,7 +57,13 @@ def run(
 ) -> PyTree:
     """See `ShardPlan.run`."""
     leaves = cut_program.leaves(args)
-    places = outputs(cut_program, out)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise TypeError(
+            "plan.run reads and writes arrays on the host, and cannot run inside "
+            "jax.jit, jax.grad, jax.vmap or another transformation: use sm.chunked, "
+            "which takes the same in_slices"
+        )
+    places = outputs(cut_program, out, leaves)
     if max_in_flight is not None and max_in_flight < 1:
         raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
     leaves = list(map(sliceable, leaves))
@@ -89,47 +95,6 @@ def bytes_read(stage: Stage) -> int:
     """What the first shard of a stage reads."""
     reads = stage.recipe(0)[1].reads
     return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
-
-
-def outputs(cut_program: CutProgram, out: PyTree) -> list[tuple[Value | None, Any]]:
-    """Per output, its value and the array-like to put it in, if there is one.
-
-    Raises:
-      ValueError: ``out`` does not fit; all that is wrong is listed.
-    """
-    count = cut_program.out_tree.num_leaves
-    given: list[Any] = [None] * count
-    if out is not None:
-        given = jax.tree.leaves(out, is_leaf=lambda leaf: leaf is None)
-        if len(given) != count:
-            raise ValueError(
-                f"out has {len(given)} arrays, but the function returns {count}"
-            )
-    problems = []
-    found: list[tuple[Value | None, Any]] = []
-    taken = set()
-    for k, (operand, array) in enumerate(
-        zip(cut_program.program.outputs, given, strict=True)
-    ):
-        if array is not None:
-            aval = data_aval(operand.aval)
-            shape, dtype = tuple(array.shape), np.dtype(array.dtype)
-            if shape != aval.shape or dtype != aval.dtype:
-                problems.append(
-                    f"* output {k} is {aval.dtype}{list(aval.shape)}, out has "
-                    f"{dtype}{list(shape)}"
-                )
-            elif isinstance(array, np.ndarray) and not array.flags.writeable:
-                problems.append(f"* out for output {k} is read-only")
-        first = isinstance(operand, Value) and operand not in taken
-        if isinstance(operand, Value) and array is not None and first:
-            taken.add(operand)
-            found.append((operand, array))
-        else:
-            found.append((None, array))
-    if problems:
-        raise ValueError("plan.run cannot write to out:\n" + "\n".join(problems))
-    return found
 
 
 def finished(

@@ -16,6 +16,7 @@ from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.out import misfits
 
 
 class Shard:
@@ -105,6 +106,7 @@ class Shard:
           values: what `reduce` returned so far; needed in a plan of several stages.
         """
         leaves = list(map(sliceable, self._cut_program.leaves(arrays)))
+        self._refuse_stranger("values", values)
         kept = values.kept if isinstance(values, Accumulator) else {}
         return self._cut_program.read(self.recipe, leaves, kept)
 
@@ -126,6 +128,7 @@ class Shard:
             acc = Accumulator(self._cut_program)
             if len(self._cut_program.stages) == 1:
                 acc = acc.result(raw=True)
+        self._refuse_stranger("acc", acc)
         if isinstance(acc, Accumulator):
             acc.put(self, result)
             return acc
@@ -135,6 +138,42 @@ class Shard:
             if value in places:
                 buffers.put(places[value], box, combiner, part)
         return acc
+
+    def _refuse_stranger(self, name: str, acc: Any) -> None:
+        """Says so if results cannot be put together in what was given.
+
+        Raises:
+          ValueError: it is another plan's, or lacks what later stages need.
+        """
+        if isinstance(acc, Accumulator):
+            if acc.cut_program is not self._cut_program:
+                raise ValueError(
+                    f"{name} is of another plan: give what reduce of this plan's "
+                    "shards returned, None at the first"
+                )
+            return
+        if acc is None:
+            return
+        if len(self._cut_program.stages) > 1:
+            raise ValueError(
+                f"{name} must be what reduce returned, None at the first: later stages "
+                f"of this plan need more than its results, got {type(acc).__name__}"
+            )
+        arrays = jax.tree.leaves(acc)
+        outputs = self._cut_program.program.outputs
+        if len(arrays) != len(outputs):
+            raise ValueError(
+                f"{name} has {len(arrays)} arrays, but the function returns "
+                f"{len(outputs)}"
+            )
+        made = [
+            array if isinstance(v, Value) else None
+            for v, array in zip(outputs, arrays, strict=True)
+        ]
+        if problems := misfits(outputs, made):
+            raise ValueError(
+                f"no results can be put into {name}:\n" + "\n".join(problems)
+            )
 
     def writes(self) -> Iterator[tuple[Box, str, Value]]:
         """Where each part of a result goes, and how."""
@@ -187,7 +226,7 @@ class Accumulator:
     def __init__(
         self, cut_program: CutProgram, out: dict[Value, Any] | None = None
     ) -> None:
-        self._cut_program = cut_program
+        self.cut_program = cut_program
         self.kept: dict[Value, Any] = {}
         for stage in cut_program.stages:
             for result in stage.results:
@@ -206,12 +245,12 @@ class Accumulator:
 
     def result(self, raw: bool = False) -> PyTree:
         """The function's result; random keys as their bits if ``raw``."""
-        return jax.tree.unflatten(self._cut_program.out_tree, self.outputs(raw))
+        return jax.tree.unflatten(self.cut_program.out_tree, self.outputs(raw))
 
     def outputs(self, raw: bool = False) -> list[Any]:
         """As `result`, flat."""
         outputs = []
-        for operand in self._cut_program.program.outputs:
+        for operand in self.cut_program.program.outputs:
             if isinstance(operand, Scalar):
                 outputs.append(np.asarray(operand.value, operand.aval.dtype))
             elif is_key(operand.aval) and not raw:

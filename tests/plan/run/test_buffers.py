@@ -94,3 +94,37 @@ def test_far_starts_need_wide_integers():
         start_dtype([2**31])
     with jax.enable_x64(True):
         assert start_dtype([2**31]) == np.int64
+
+
+@pytest.mark.parametrize("combiner", ["add", "mul"])
+def test_infinite_parts_combine_without_a_word(combiner):
+    buffer = np.array([np.inf, 3e38, 0], np.float32)
+    part = np.array([-np.inf, 3e38, np.inf], np.float32)
+    put(buffer, ((0, 3),), combiner, part)
+    assert not np.isfinite(buffer).any()
+
+
+class Reader:
+    """An array-like that gives something else than it was asked for."""
+
+    shape, dtype, nbytes = (4, 3), np.dtype(np.float32), 48
+
+    def __init__(self, given):
+        self.given = given
+
+    def __getitem__(self, index):
+        return self.given
+
+
+def test_another_shape_than_asked_for_is_told():
+    with pytest.raises(ValueError, match=r"has the shape \(2, 2\), .*gave \(4, 3\)"):
+        read_box(Reader(np.zeros((4, 3), np.float32)), BOX, value(4, 3).aval)
+
+
+def test_masked_elements_are_told():
+    part = np.ma.MaskedArray(np.ones((2, 2)), [[0, 1], [0, 0]])
+    with pytest.raises(ValueError, match=r"1 of 4 elements are masked.*filled\("):
+        read_box(Reader(part), BOX, value(4, 3).aval)
+    part = np.ma.MaskedArray(np.ones((2, 2)), False)
+    got = read_box(Reader(part), BOX, value(4, 3).aval)
+    assert type(got) is np.ndarray

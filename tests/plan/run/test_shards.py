@@ -63,3 +63,33 @@ def test_shards_of_several_stages_in_a_loop():
     np.testing.assert_allclose(acc.result(), jax.nn.softmax(X), rtol=1e-5)
     with pytest.raises(ValueError, match=r"give args.*values=acc"):
         made.shards[-1].args(X)
+
+
+def test_results_of_another_plan_are_refused():
+    def fun(x):
+        return x - x.sum(0, keepdims=True)
+
+    made, other = (plan(fun, X, in_slices=({0: 2},)) for _ in range(2))
+    shard = made.shards[0]
+    part = shard.function(*shard.args(X))
+    acc = shard.reduce(part)
+    with pytest.raises(ValueError, match="acc is of another plan: give what reduce"):
+        other.shards[0].reduce(part, acc)
+    with pytest.raises(ValueError, match="values is of another plan"):
+        other.shards[-1].args(X, values=acc)
+    with pytest.raises(ValueError, match="later stages of this plan need more"):
+        shard.reduce(part, np.zeros(X.shape, np.float32))
+
+
+def test_arrays_that_do_not_fit_take_no_results():
+    made = plan(lambda x: x.sum(0), X, in_slices=({0: 2},))
+    shard = made.shards[0]
+    part = shard.function(*shard.args(X))
+    for acc, why in (
+        (np.zeros(5, np.float32), r"output 0 is float32\[6\], out has float32\[5\]"),
+        (np.zeros(6, np.int32), r"output 0 is float32\[6\], out has int32\[6\]"),
+        ([np.zeros(6, np.float32)] * 2, "acc has 2 arrays, but the function returns 1"),
+        (jnp.zeros(6), r"has a jax.Array as out"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            shard.reduce(part, acc)

@@ -1,0 +1,166 @@
+"""The arrays that users give for the results."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap._jax.types import Aval, PyTree
+from shardmap.plan.engine.keys import data_aval
+from shardmap.plan.engine.nodes import Operand, Value
+from shardmap.plan.engine.slices import contains
+from shardmap.plan.engine.stages import Stage
+from shardmap.plan.run.cut_program import CutProgram
+
+Place = tuple[Value | None, Any]
+"""An output's value, and the array-like to put it in. Both may be None."""
+
+MOST_WORK = 10_000
+"""How long to look for an element that two views of one array share."""
+
+
+def outputs(
+    cut_program: CutProgram, out: PyTree, leaves: Sequence[Any] = ()
+) -> list[Place]:
+    """Per output, its value and the array-like to put it in, if there is one.
+
+    Args:
+      cut_program: the plan, or what is behind it.
+      out: what was given, in the structure of the result.
+      leaves: the arguments, flat.
+
+    Raises:
+      ValueError: ``out`` does not fit; all that is wrong is listed.
+    """
+    count = cut_program.out_tree.num_leaves
+    given: list[Any] = [None] * count
+    if out is not None:
+        given = jax.tree.leaves(out, is_leaf=lambda leaf: leaf is None)
+        if len(given) != count:
+            raise ValueError(
+                f"out has {len(given)} arrays, but the function returns {count}"
+            )
+    problems = misfits(cut_program.program.outputs, given)
+    found: list[Place] = []
+    taken = set()
+    for operand, array in zip(cut_program.program.outputs, given, strict=True):
+        first = isinstance(operand, Value) and operand not in taken
+        if isinstance(operand, Value) and array is not None and first:
+            taken.add(operand)
+            found.append((operand, array))
+        else:
+            found.append((None, array))
+    if not problems:
+        problems = list(_overlaps(cut_program, found, leaves))
+    if problems:
+        raise ValueError("plan.run cannot write to out:\n" + "\n".join(problems))
+    return found
+
+
+def misfits(operands: Sequence[Operand], arrays: Sequence[Any]) -> list[str]:
+    """Why outputs cannot be put in array-likes; None among these is passed over."""
+    found = []
+    for k, (operand, array) in enumerate(zip(operands, arrays, strict=True)):
+        problem = None if array is None else _misfit(data_aval(operand.aval), array)
+        if problem:
+            found.append(f"* output {k} {problem}")
+    return found
+
+
+def _misfit(aval: Aval, array: Any) -> str | None:
+    """Why an output cannot be put in an array-like."""
+    if isinstance(array, jax.Array):
+        return (
+            "has a jax.Array as out, which cannot be written to: give a NumPy array, "
+            "or no out and jax.device_put the result"
+        )
+    if not all(hasattr(array, name) for name in ("shape", "dtype", "__setitem__")):
+        return (
+            f"has a {type(array).__name__} as out, which has no shape, dtype or "
+            "__setitem__"
+        )
+    shape, dtype = tuple(array.shape), np.dtype(array.dtype)
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    if shape != aval.shape or native != aval.dtype:
+        return f"is {aval.dtype}{list(aval.shape)}, out has {dtype}{list(shape)}"
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        return "is read-only in out"
+    return None
+
+
+def _overlaps(
+    cut_program: CutProgram, places: Sequence[Place], leaves: Sequence[Any]
+) -> Iterator[str]:
+    """Outputs whose memory others are read from, or written to."""
+    for k, (value, array) in enumerate(places):
+        if array is None:
+            continue
+        for j, (_, other) in enumerate(places[:k]):
+            if other is not None and _share(array, other):
+                yield f"* outputs {j} and {k} share memory: give them arrays apart"
+        for name, leaf, source in zip(
+            cut_program.names, leaves, cut_program.program.inputs, strict=False
+        ):
+            # What stands for no value of its own is written when all is read.
+            if value is None or not _share(array, leaf):
+                continue
+            if not (_same(array, leaf) and _in_place(cut_program, value, source)):
+                yield (
+                    f"* output {k} shares memory with {name}: shards would read what "
+                    f"others have written; give another array, or a copy of {name}"
+                )
+
+
+def _share(a: Any, b: Any) -> bool:
+    """Whether a write to one may change the other."""
+    if a is b:
+        return True
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+        return False
+    files = [getattr(each, "filename", None) for each in (a, b)]
+    if all(files) and os.path.realpath(files[0]) == os.path.realpath(files[1]):
+        return True
+    try:
+        return np.shares_memory(a, b, max_work=MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether every element of one is the same element of the other."""
+    if a is b:
+        return True
+    one, other = a.__array_interface__, b.__array_interface__
+    return all(
+        one.get(name) == other.get(name)
+        for name in ("data", "shape", "strides", "typestr")
+    )
+
+
+def _in_place(cut_program: CutProgram, made: Value, read: Value) -> bool:
+    """Whether each shard reads of a value only where it alone writes another one."""
+    written = False
+    for stage in cut_program.stages:
+        results = [result.value for result in stage.results]
+        if made not in results:
+            if written and read in _read_by(stage):
+                return False
+            continue
+        written = True
+        place = results.index(made)
+        if stage.results[place].combiner != "insert":
+            return False
+        for number in range(stage.num_shards):
+            boxes, recipe = stage.recipe(number)
+            own = boxes[place]
+            for value, box in recipe.reads:
+                if value is read and (own is None or not contains(own, box)):
+                    return False
+    return True
+
+
+def _read_by(stage: Stage) -> set[Value]:
+    """The values that the shards of a stage read."""
+    return {v for node in stage.backwards for v in node.ins if isinstance(v, Value)}

@@ -1,0 +1,94 @@
+"""What users give for the results, checked before anything runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.plan import plan
+from tests.plan.plan_programs import reals
+
+X = reals(64, 8)
+
+
+def rows(fun, *args):
+    return plan(fun, *args, in_slices=({0: 8}, *[None] * (len(args) - 1)))
+
+
+def shifted(x):
+    return jnp.roll(x, 1, 0)
+
+
+def test_a_pointwise_function_may_work_in_place():
+    x = X.copy()
+    want = np.tanh(X) + 1
+    got = rows(lambda x: jnp.tanh(x) + 1, x).run(x, out=x)
+    assert got is x
+    np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_later_stage_may_work_in_place():
+    x = X.copy()
+    rows(lambda x: x - x.sum(0, keepdims=True), x).run(x, out=x)
+    np.testing.assert_allclose(x, X - X.sum(0, keepdims=True), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fun", "view"),
+    [(shifted, slice(None)), (jnp.tanh, slice(None, None, -1))],
+)
+def test_out_that_shards_still_read_is_refused(fun, view):
+    x = X.copy()
+    with pytest.raises(ValueError, match=r"output 0 shares memory with args\[0\]"):
+        rows(fun, x).run(x, out=x[view])
+    np.testing.assert_array_equal(x, X)
+
+
+def test_sums_do_not_work_in_place():
+    x = reals(8, 8)
+    made = plan(lambda x: x @ x, x, in_slices=({1: 2},))
+    with pytest.raises(ValueError, match="another array, or a copy of args"):
+        made.run(x, out=x)
+
+
+def test_a_file_that_is_read_is_not_written(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, X)
+    x, out = np.load(path, mmap_mode="r"), np.load(path, mmap_mode="r+")
+    with pytest.raises(ValueError, match="output 0 shares memory with args"):
+        rows(shifted, x).run(x, out=out)
+
+
+def test_parts_of_one_array_that_lie_apart_are_none_of_the_same():
+    both = np.zeros((64, 16), np.float32)
+    both[:, ::2] = X
+    rows(shifted, X).run(both[:, ::2], out=both[:, 1::2])
+    np.testing.assert_array_equal(both[:, 1::2], np.roll(X, 1, 0))
+
+
+def test_two_outputs_need_two_arrays():
+    made = rows(lambda x: (x + 1, x + 2), X)
+    out = np.zeros_like(X)
+    with pytest.raises(ValueError, match="outputs 0 and 1 share memory"):
+        made.run(X, out=(out, out))
+
+
+def test_what_cannot_be_written_is_told():
+    made = rows(jnp.tanh, X)
+    with pytest.raises(ValueError, match=r"has a jax.Array as out.*give a NumPy array"):
+        made.run(X, out=jnp.zeros(X.shape))
+    with pytest.raises(ValueError, match="output 0 has a float as out"):
+        made.run(X, out=1.0)
+
+
+def test_out_in_the_other_byte_order(tmp_path):
+    out = np.zeros(X.shape, ">f4")
+    rows(lambda x: x + 1, X).run(X, out=out)
+    np.testing.assert_array_equal(out, X + 1)
+
+
+def test_a_plan_does_not_run_on_tracers():
+    made = rows(jnp.tanh, X)
+    for run, x in ((jax.jit(made.run), X), (jax.vmap(made.run), X[None])):
+        with pytest.raises(TypeError, match=r"cannot run inside.*use sm.chunked"):
+            run(x)
