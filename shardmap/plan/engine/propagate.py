@@ -7,8 +7,6 @@ the complete value, so that a stage ends there, and all that depends on it is co
 in a later one.
 """
 
-import math
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -19,37 +17,11 @@ from shardmap.plan.engine.rules import (
     Contraction,
     Cut,
     Factor,
-    Link,
     Origins,
     Reason,
     Rule,
 )
-
-WORTH_KEEPING = 2**24
-"""From how many repeated steps on a value is computed once, in a stage of its own."""
-
-Key = tuple[int, int]
-"""An axis of a value: the value's number, and the axis."""
-
-
-class Unions:
-    """Which axes are one and the same loop."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Key, Key] = {}
-
-    def find(self, key: Key) -> Key:
-        root = key
-        while (parent := self._parent.get(root, root)) != root:
-            root = parent
-        while key != root:
-            self._parent[key], key = root, self._parent.get(key, key)
-        return root
-
-    def unite(self, a: Key, b: Key) -> None:
-        # The smaller one becomes the root, so that two runs name loops alike.
-        a, b = sorted((self.find(a), self.find(b)))
-        self._parent[b] = a
+from shardmap.plan.engine.work import Key, Unions, Work
 
 
 class Reduction(NamedTuple):
@@ -100,8 +72,7 @@ class Analysis:
       pending: values that are partial in their stage.
       level: value -> the stage that can compute it.
       kept: values that a later stage reads; they are results of their own stage.
-      work: value -> the steps that it takes to compute it again from what is kept.
-      divided: value -> the loops of which a part of the value takes a part of the work.
+      work: what it takes to compute values again from what is kept.
       reductions: the loops over contracted factors, by number.
       ended: the cuts that ended.
     """
@@ -122,8 +93,8 @@ class Analysis:
         self.pending: dict[Value, Pending] = {}
         self.level: dict[Value, int] = {}
         self.kept: dict[Value, None] = {}
-        self.work: dict[Value, int] = {}
-        self.divided: dict[Value, Counter[Key]] = {}
+        self.work = Work(self.classes)
+        self._anchored: set[Value] = set()
         self.reductions: list[Reduction] = []
         self.ended: list[Ended] = []
         for value, cuts in zip(program.inputs, input_cuts, strict=True):
@@ -138,8 +109,7 @@ class Analysis:
             self._link(node, windows)
         for node in program.nodes:
             self._visit(node)
-        for node in program.nodes:
-            self._keep_costly(node)
+        self._keep_costly()
 
     def _link(self, node: Node, windows: dict[Hashable, Key]) -> None:
         """Says which axes are one loop; so are those seen through equal windows."""
@@ -175,63 +145,43 @@ class Analysis:
                 reason = Reason("it is summed over", "partial=True would cut it")
                 self.ended.append(Ended(contraction.cut.origins, node, reason))
             contracted = ()
-        repeated = self._repeated(node, forward.outs)
+        repeated = {
+            number
+            for number in self.work.repeated(node, rule, forward.outs)
+            if node.ins[number] not in self.pending
+        }
         level, pending = self._combine(node, rule, contracted, repeated)
         for out, out_cuts in zip(node.outs, forward.outs, strict=True):
             self.cuts[out] = out_cuts
             self.level[out] = level
             if pending is not None:
                 self.pending[out] = pending
-        self._count(node, rule, level)
-
-    def _count(self, node: Node, rule: Rule, level: int) -> None:
-        """Counts the work of a node and of what it takes, and how it is divided."""
-        work = 0 if rule.cheap else rule.steps()
-        linked = {
-            link
-            for group in rule.links()
-            if any(link.side == "in" for link in group)
-            for link in group
-        }
         again = [
-            v
-            for v in node.ins
+            number
+            for number, v in enumerate(node.ins)
             if isinstance(v, Value)
-            and self.work.get(v)
-            and self.level[v] == level
             and v not in self.kept
+            and (self.level[v] == level or not self._made_early(v))
         ]
-        for number, out in enumerate(node.outs):
-            loops = Counter(
-                self.classes.find((out.number, axis))
-                for axis in range(len(out.shape))
-                if Link("out", number, axis) in linked
-            )
-            for v in again:
-                loops &= self.divided[v]
-            self.work[out] = work + sum(self.work[v] for v in again)
-            self.divided[out] = loops
+        self.work.count(node, rule, again)
 
-    def _repeated(self, node: Node, outs: Sequence[Sequence[Cut]]) -> set[int]:
-        """The operands that every shard of another loop would compute again."""
-        loops: Counter[Key] = Counter()
-        pieces: dict[Key, int] = {}
-        for out, cuts in zip(node.outs, outs, strict=True):
-            own: Counter[Key] = Counter()
-            for axis, cut in enumerate(cuts):
-                if cut.at:
-                    key = self.classes.find((out.number, axis))
-                    own[key] += 1
-                    pieces[key] = len(cut.at) + 1
-            loops |= own
-        found = set()
-        for number, v in enumerate(node.ins):
-            if isinstance(v, Value) and self.work.get(v) and v not in self.pending:
-                others = (loops - self.divided[v]).elements()
-                times = math.prod(pieces[key] for key in others) - 1
-                if times and self.work[v] * times >= WORTH_KEEPING:
-                    found.add(number)
-        return found
+    def _made_early(self, value: Value) -> bool:
+        """Whether what it is cheaply made of is made in a stage before anyway."""
+        stack, seen = [value], {value}
+        while stack:
+            v = stack.pop()
+            node = v.producer
+            if node is None or v in self.kept:
+                continue
+            if not self.rules[node.number].cheap:
+                if v not in self._anchored:
+                    return False
+                continue
+            for source in node.ins:
+                if isinstance(source, Value) and source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return True
 
     def _cuts_of(self, operand: Operand) -> list[Cut]:
         if isinstance(operand, Value):
@@ -256,7 +206,7 @@ class Analysis:
         for number in rule.complete | repeated:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
-                self.kept[value] = None
+                self._keep(value)
                 level = max(level, self.level[value] + 1)
         partial = [
             k
@@ -352,24 +302,35 @@ class Analysis:
             ):
                 break
             value = partial[0]
-        self.kept[value] = None
+        self._keep(value)
 
-    def _keep_costly(self, node: Node) -> None:
-        """Keeps what this node takes from earlier stages and is costly to repeat."""
-        if not node.outs:
-            return
-        level = self.level[node.outs[0]]
-        stack = [v for v in node.ins if isinstance(v, Value) and self.level[v] < level]
-        seen = set(stack)
+    def _keep(self, value: Value) -> None:
+        """Makes a value a result of its stage, and notes what is made there for it."""
+        self.kept[value] = None
+        stack = [value]
         while stack:
-            value = stack.pop()
-            producer = value.producer
-            if producer is None or value in self.kept:
-                continue
-            if not self.rules[producer.number].cheap:
-                self.kept[value] = None
-                continue
-            for source in producer.ins:
-                if isinstance(source, Value) and source not in seen:
-                    seen.add(source)
+            v = stack.pop()
+            self._anchored.add(v)
+            for source in v.producer.ins if v.producer is not None else ():
+                if isinstance(source, Value) and not (
+                    source in self.kept or source in self._anchored
+                ):
                     stack.append(source)
+
+    def _keep_costly(self) -> None:
+        """Keeps what several stages take and is costly to repeat."""
+        needed: dict[Value, set[int]] = {}
+        for value in [*self.program.outputs, *self.kept]:
+            if isinstance(value, Value):
+                needed.setdefault(value, set()).add(self.level[value])
+        for node in reversed(self.program.nodes):
+            cheap = self.rules[node.number].cheap
+            levels: set[int] = set()
+            for out in node.outs:
+                stages = needed.get(out, set())
+                if not cheap and len(stages) > 1:
+                    self.kept[out] = None
+                levels |= {self.level[out]} if out in self.kept else stages
+            for v in node.ins:
+                if isinstance(v, Value):
+                    needed.setdefault(v, set()).update(levels)

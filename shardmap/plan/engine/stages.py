@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardmap.plan.engine.nodes import Node, Value
-from shardmap.plan.engine.propagate import Analysis, Key
+from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, relevant_nodes, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
+from shardmap.plan.engine.work import Key
 
 
 class Loop:

@@ -119,11 +119,11 @@ def _share(a: Any, b: Any) -> bool:
         return True
     if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
         return False
-    files = [getattr(each, "filename", None) for each in (a, b)]
+    files: list[Any] = [getattr(each, "filename", None) for each in (a, b)]
     if all(files) and os.path.realpath(files[0]) == os.path.realpath(files[1]):
         return True
     try:
-        return np.shares_memory(a, b, max_work=MOST_WORK)
+        return np.shares_memory(a, b, max_work=MOST_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardmap.plan.engine import propagate
+from shardmap.plan.engine import work
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.stages import stages_of
 from tests.plan.engine.toys import CUT, NOT, analysed
@@ -79,5 +79,5 @@ def test_what_every_shard_would_repeat_is_computed_once(
         return [s.num_shards for s in stages_of(analysed(fun, *shapes, cuts=cuts))]
 
     assert found() == [3]
-    monkeypatch.setattr(propagate, "WORTH_KEEPING", 1)
+    monkeypatch.setattr(work, "WORTH_KEEPING", 1)
     assert found() == stages

@@ -16,7 +16,6 @@ from shardmap._jax.types import AnyJaxpr, Aval
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Node, Program, Value, flatten
-from shardmap.plan.engine.propagate import Unions
 from shardmap.plan.engine.recipe import Recipe, emit, relevant_nodes, trace_back
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -29,6 +28,7 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, hull_of, shape_of
+from shardmap.plan.engine.work import Unions
 
 MIXED = Reason(
     "the body of the loop or branch mixes this axis",

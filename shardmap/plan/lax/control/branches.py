@@ -8,10 +8,10 @@ from jax import lax
 
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Calls, Node
-from shardmap.plan.engine.propagate import Unions
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
+from shardmap.plan.engine.work import Unions
 from shardmap.plan.lax.control.body import (
     Body,
     Boxes,

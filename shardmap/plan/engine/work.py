@@ -1,0 +1,149 @@
+"""What it takes to compute values again, and which loops divide that.
+
+A shard computes what it needs. Work that each loop of a result divides is done once in
+all; what does not lie along a loop is done again by every piece of it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from shardmap.plan.engine.nodes import Node, Value
+from shardmap.plan.engine.rules import Cut, Link, Rule
+from shardmap.plan.engine.slices import Window
+
+WORTH_KEEPING = 2**24
+"""From how many repeated steps on a value is computed once, in a stage of its own."""
+
+Key = tuple[int, int]
+"""An axis of a value: the value's number, and the axis."""
+
+
+class Unions:
+    """Which axes are one and the same loop."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Key, Key] = {}
+
+    def find(self, key: Key) -> Key:
+        root = key
+        while (parent := self._parent.get(root, root)) != root:
+            root = parent
+        while key != root:
+            self._parent[key], key = root, self._parent.get(key, key)
+        return root
+
+    def unite(self, a: Key, b: Key) -> None:
+        # The smaller one becomes the root, so that two runs name loops alike.
+        a, b = sorted((self.find(a), self.find(b)))
+        self._parent[b] = a
+
+
+class Work:
+    """The work of values.
+
+    Attributes:
+      steps: value -> the steps that it takes to compute it again from what is kept.
+      divided: value -> the loops of which a part of the value takes a part of the work.
+      halos: value -> by how much windows make the pieces of these loops longer.
+    """
+
+    def __init__(self, classes: Unions) -> None:
+        self._classes = classes
+        self.steps: dict[Value, int] = {}
+        self.divided: dict[Value, Counter[Key]] = {}
+        self.halos: dict[Value, Counter[Key]] = {}
+
+    def count(self, node: Node, rule: Rule, again: Sequence[int]) -> None:
+        """Counts the work of a node and of operands that are computed again."""
+        own = 0 if rule.cheap else rule.steps()
+        linked = {
+            link
+            for group in rule.links()
+            if any(link.side == "in" for link in group)
+            for link in group
+        }
+        linked |= {by for _, _, by in rule.windows()}
+        taken = {
+            number: v
+            for number in again
+            if isinstance(v := node.ins[number], Value) and self.steps.get(v)
+        }
+        for number, out in enumerate(node.outs):
+            loops = Counter(
+                self._classes.find((out.number, axis))
+                for axis in range(len(out.shape))
+                if Link("out", number, axis) in linked
+            )
+            halos = self._halos(node, rule, None)
+            for k, v in taken.items():
+                loops &= self._divided(node, rule, k, v)
+                halos |= self._halos(node, rule, k)
+            self.steps[out] = own + sum(self.steps[v] for v in set(taken.values()))
+            self.divided[out] = loops
+            self.halos[out] = halos
+
+    def _views(
+        self, node: Node, rule: Rule, number: int
+    ) -> Iterator[tuple[Key, Window, Key]]:
+        """The windows of an operand: its loop, the window, the result's loop."""
+        for seen, through, by in rule.windows():
+            v = node.ins[seen.number]
+            if seen.number == number and isinstance(v, Value):
+                yield (
+                    self._classes.find((v.number, seen.axis)),
+                    through,
+                    self._classes.find((node.outs[by.number].number, by.axis)),
+                )
+
+    def _divided(self, node: Node, rule: Rule, number: int, v: Value) -> Counter[Key]:
+        """The loops of a node that divide the work of an operand."""
+        found = Counter(self.divided[v])
+        views = list(self._views(node, rule, number))
+        through = Counter(source for source, _, _ in views) & found
+        for source, _, by in views:
+            if through[source] > 0:
+                through[source] -= 1
+                found[source] -= 1
+                found[by] += 1
+        return +found
+
+    def _halos(self, node: Node, rule: Rule, number: int | None) -> Counter[Key]:
+        """What the pieces of a node's loops repeat of an operand, None for its own."""
+        v = None if number is None else node.ins[number]
+        found = Counter(self.halos[v]) if isinstance(v, Value) else Counter()
+        for k in range(len(node.ins)) if number is None else [number]:
+            for source, window, by in self._views(node, rule, k):
+                own = found[source] * window.dilation if v is not None else 0
+                more = own + window.extent - window.stride
+                found[by] = max(found[by], -(-more // window.stride), 0)
+        return found
+
+    def repeated(
+        self, node: Node, rule: Rule, outs: Sequence[Sequence[Cut]]
+    ) -> set[int]:
+        """The operands that every shard of another loop would compute again."""
+        loops: Counter[Key] = Counter()
+        pieces: dict[Key, int] = {}
+        sizes: dict[Key, int] = {}
+        for out, cuts in zip(node.outs, outs, strict=True):
+            own: Counter[Key] = Counter()
+            for axis, cut in enumerate(cuts):
+                if cut.at:
+                    key = self._classes.find((out.number, axis))
+                    own[key] += 1
+                    pieces[key] = len(cut.at) + 1
+                    sizes[key] = out.shape[axis]
+            loops |= own
+        found = set()
+        for number, v in enumerate(node.ins):
+            if isinstance(v, Value) and self.steps.get(v):
+                others = loops - self._divided(node, rule, number, v)
+                for key, halo in self._halos(node, rule, number).items():
+                    # A window divides too, unless a piece is mostly its neighbours'.
+                    if halo * pieces.get(key, 0) > sizes.get(key, 0):
+                        others[key] = max(others[key], 1)
+                times = math.prod(pieces[key] for key in others.elements()) - 1
+                if times and self.steps[v] * times >= WORTH_KEEPING:
+                    found.add(number)
+        return found
