@@ -179,12 +179,15 @@ class ShardPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The bytes that the largest shard reads and writes."""
-        return report.moved_bytes(self._cut_program)[0]
+        """The bytes that the largest shard reads and writes, and what is kept then.
+
+        Kept is what later stages need; arguments and results are not counted.
+        """
+        return report.peak_bytes(self._cut_program)
 
     @property
     def cut_fraction(self) -> float:
-        """`peak_bytes` over the bytes of everything that is read and written."""
+        """What the largest shard reads and writes, over the bytes of everything."""
         return report.cut_fraction(self._cut_program)
 
     def explain(self) -> str:

@@ -9,7 +9,7 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Operand, Value
-from shardmap.plan.engine.slices import Interval, pieces, shape_of
+from shardmap.plan.engine.slices import Box, Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
@@ -34,6 +34,12 @@ def summary(cut_program: CutProgram) -> str:
         lines.append(
             f"  {cut_program.names[leaf]} {_cut(cut_program, leaf, axis)}; {fate}"
         )
+    if count > 1:
+        for place, stage in enumerate(cut_program.stages):
+            lines.append(
+                f"  stage {stage.number}: {stage.num_shards:,} shards"
+                + _costs(cut_program, place)
+            )
     return "\n".join(lines)
 
 
@@ -50,8 +56,8 @@ def explain(cut_program: CutProgram) -> str:
                 continue
             lines.append(f"  {_cut(cut_program, leaf, axis)}")
             lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
-    for stage in cut_program.stages:
-        lines.append(_stage(cut_program, stage))
+    for place, stage in enumerate(cut_program.stages):
+        lines.append(_stage(cut_program, stage) + _costs(cut_program, place))
     return "\n".join(lines)
 
 
@@ -69,20 +75,59 @@ def out_slices(cut_program: CutProgram) -> PyTree:
     return jax.tree.unflatten(cut_program.out_tree, outputs)
 
 
+def peak_bytes(cut_program: CutProgram) -> int:
+    """What one shard reads and writes, and what is kept meanwhile: the most of it."""
+    return max(
+        (
+            _largest(cut_program, stage) + kept_bytes(cut_program, place)
+            for place, stage in enumerate(cut_program.stages)
+        ),
+        default=0,
+    )
+
+
+def kept_bytes(cut_program: CutProgram, place: int) -> int:
+    """The bytes of what is held while a stage runs besides arguments and results."""
+    return sum(v.size * itemsize(v.aval) for v in cut_program.kept_at(place))
+
+
+def _largest(cut_program: CutProgram, stage: Stage) -> int:
+    """The bytes that the largest shard of a stage reads and writes."""
+    return max(
+        (sum(_moved(cut_program, stage, n).values()) for n in sample(stage)), default=0
+    )
+
+
+def _moved(cut_program: CutProgram, stage: Stage, number: int) -> dict[Value, int]:
+    """The bytes of each value that a shard reads, and of each that it writes."""
+    shard = Shard(cut_program, stage, number)
+    found: dict[Value, int] = {}
+    for value, box in shard.recipe.reads:
+        found[value] = found.get(value, 0) + _bytes(value, box)
+    # Boxes of one value may share some of it.
+    found = {v: min(n, v.size * itemsize(v.aval)) for v, n in found.items()}
+    for box, _, value in shard.writes():
+        found[value] = found.get(value, 0) + _bytes(value, box)
+    return found
+
+
+def _bytes(value: Value, box: Box) -> int:
+    return math.prod(shape_of(box)) * itemsize(value.aval)
+
+
 def moved_bytes(cut_program: CutProgram) -> tuple[int, int]:
     """The bytes that the largest shard reads and writes, and those of all."""
     largest = 0
     everything: dict[Value, int] = {}
     for stage in cut_program.stages:
         for number in sample(stage):
-            shard = Shard(cut_program, stage, number)
-            moved = [*shard.recipe.reads]
-            moved += [(value, box) for box, _, value in shard.writes()]
-            largest = max(
-                largest,
-                sum(math.prod(shape_of(b)) * itemsize(v.aval) for v, b in moved),
-            )
-            everything.update((v, v.size * itemsize(v.aval)) for v, _ in moved)
+            moved = _moved(cut_program, stage, number)
+            largest = max(largest, sum(moved.values()))
+            # An argument that is returned as it is is read and written.
+            for v, n in moved.items():
+                whole = v.size * itemsize(v.aval)
+                times = -(-n // whole) if whole else 0
+                everything[v] = max(everything.get(v, 0), times * whole)
     return largest, sum(everything.values())
 
 
@@ -90,6 +135,28 @@ def cut_fraction(cut_program: CutProgram) -> float:
     """What the largest shard reads and writes, over what all do."""
     largest, everything = moved_bytes(cut_program)
     return largest / everything if everything else 1.0
+
+
+SEEN = 64
+"""From how many shards of a stage it is told how often all of them read an input."""
+
+
+def _reads(cut_program: CutProgram, stage: Stage) -> str:
+    """How often the shards of a stage read each argument in all."""
+    step = max(1, stage.num_shards // SEEN)
+    numbers = range(0, stage.num_shards, step)
+    elements: dict[Value, int] = {}
+    for number in numbers:
+        for value, box in stage.recipe(number)[1].reads:
+            elements[value] = elements.get(value, 0) + math.prod(shape_of(box))
+    about = "about " if step > 1 else ""
+    names = zip(cut_program.names, cut_program.program.inputs, strict=True)
+    found = []
+    for name, value in names:
+        if elements.get(value):
+            times = elements[value] / value.size * stage.num_shards / len(numbers)
+            found.append(f"{name} {about}{times:.3g} times")
+    return ", ".join(found)
 
 
 def _asked(cut_program: CutProgram) -> list[Origin]:
@@ -144,6 +211,13 @@ def _name(cut_program: CutProgram, value: Value) -> str:
     node = value.producer
     assert node is not None
     return f"the {node.name} of shape {value.shape} ({node.source})"
+
+
+def _costs(cut_program: CutProgram, place: int) -> str:
+    """What a stage keeps in memory, and how often it reads what is given."""
+    kept = kept_bytes(cut_program, place)
+    reads = _reads(cut_program, cut_program.stages[place])
+    return (f"; {size(kept)} kept" if kept else "") + (f"; reads {reads}" * bool(reads))
 
 
 def _stage(cut_program: CutProgram, stage: Stage) -> str:

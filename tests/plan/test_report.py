@@ -55,3 +55,37 @@ def test_slices_of_each_output():
 def test_a_cut_that_reaches_nothing_is_told():
     made = plan(lambda x, y: y * 2, X, Y, in_slices=({0: 2}, None))
     assert "reaches no result: whole where it is read" in made.explain()
+
+
+def test_what_is_kept_counts_and_is_told():
+    def standard(x):
+        y = x - x.mean(0, keepdims=True)
+        return y / jnp.sqrt((y * y).mean(0, keepdims=True))
+
+    made = plan(standard, X, in_slices=({0: 4},))
+    assert len(made.stages) == 3
+    # Two rows are read and written, two means of six numbers are kept.
+    assert made.peak_bytes == 2 * 2 * 6 * 4 + 2 * 6 * 4 + 2 * 6 * 4
+    for line in (
+        "stage 0: 4 shards",
+        "24 B kept",
+        "48 B kept",
+        "reads args[0] 1 times",
+    ):
+        assert line in str(made)
+        assert line in made.explain()
+
+
+def test_a_neighbour_is_read_twice_and_so_it_says():
+    made = plan(lambda x: x[1:] - x[:-1], X, in_slices=({0: 2},))
+    assert "reads args[0] 1.12 times" in made.explain()
+
+
+def test_no_shard_moves_more_than_there_is():
+    def fun(x):
+        return x + x[::-1] + x.T[::-1].T
+
+    made = plan(fun, X, in_slices=({0: 2, 1: 2},))
+    assert made.cut_fraction <= 1
+    whole = plan(lambda x: (x + x[::-1], x), X)
+    assert whole.cut_fraction == 1

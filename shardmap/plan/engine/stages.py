@@ -62,6 +62,7 @@ class Stage:
     Attributes:
       number: the level.
       results: what is made.
+      reads: arguments, constants, and what earlier stages made.
       loops: what the results run over.
       families: which results are made together.
       num_shards: the number of shards.
@@ -79,6 +80,11 @@ class Stage:
         self.stops = stops
         self.backwards: list[Node] = relevant_nodes(
             analysis.program.nodes, values, stops
+        )
+        self.reads: frozenset[Value] = frozenset(
+            v
+            for v in [*values, *(v for node in self.backwards for v in node.ins)]
+            if isinstance(v, Value) and v in stops
         )
         self._loop_of: dict[int, int] = {}
         self.loops: list[Loop] = []

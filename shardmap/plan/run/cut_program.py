@@ -47,6 +47,18 @@ class CutProgram:
     def num_shards(self) -> int:
         return sum(stage.num_shards for stage in self.stages)
 
+    def kept_at(self, place: int) -> list[Value]:
+        """What is held while a stage runs besides arguments and results."""
+        later = self.stages[place:]
+        outputs = set(self.program.outputs)
+        return [
+            result.value
+            for k, stage in enumerate(self.stages[: place + 1])
+            for result in stage.results
+            if result.value not in outputs
+            and (k == place or any(result.value in each.reads for each in later))
+        ]
+
     def leaves(self, arrays: tuple[PyTree, ...]) -> list[Any]:
         """The arguments, flat, checked against what was planned."""
         leaves, tree = jax.tree.flatten(arrays)

@@ -11,7 +11,6 @@ from shardmap._jax.types import Aval, PyTree
 from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.engine.slices import contains
-from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.cut_program import CutProgram
 
 Place = tuple[Value | None, Any]
@@ -145,7 +144,7 @@ def _in_place(cut_program: CutProgram, made: Value, read: Value) -> bool:
     for stage in cut_program.stages:
         results = [result.value for result in stage.results]
         if made not in results:
-            if written and read in _read_by(stage):
+            if written and read in stage.reads:
                 return False
             continue
         written = True
@@ -159,8 +158,3 @@ def _in_place(cut_program: CutProgram, made: Value, read: Value) -> bool:
                 if value is read and (own is None or not contains(own, box)):
                     return False
     return True
-
-
-def _read_by(stage: Stage) -> set[Value]:
-    """The values that the shards of a stage read."""
-    return {v for node in stage.backwards for v in node.ins if isinstance(v, Value)}

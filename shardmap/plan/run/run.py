@@ -83,7 +83,8 @@ def run(
             work = Elsewhere(cut_program, leaves, acc, executor)
             ahead = max_in_flight or 2 * (os.cpu_count() or 1)
         step = stack.enter_context(_bar(cut_program, progress))
-        for stage in cut_program.stages:
+        for place, stage in enumerate(cut_program.stages):
+            acc.free(place)
             shards = Shards(cut_program, [stage])
             for shard, result in _in_order(shards, work, ahead, retries, saved):
                 acc.put(shard, result)

@@ -227,21 +227,37 @@ class Accumulator:
         self, cut_program: CutProgram, out: dict[Value, Any] | None = None
     ) -> None:
         self.cut_program = cut_program
+        self._given = out or {}
+        self._combiners = {
+            result.value: result.combiner
+            for stage in cut_program.stages
+            for result in stage.results
+        }
         self.kept: dict[Value, Any] = {}
-        for stage in cut_program.stages:
-            for result in stage.results:
-                given = (out or {}).get(result.value)
-                buffer = given
-                if given is None:
-                    buffer = buffers.new_buffer(result.value, result.combiner)
-                elif result.combiner != "insert":
-                    dtype = data_aval(result.value.aval).dtype
-                    given[...] = combiners.identity(result.combiner, dtype)
-                self.kept[result.value] = buffer
+
+    def _buffer(self, value: Value) -> Any:
+        """Where a value is put together, made when it is first asked for."""
+        if value not in self.kept:
+            combiner = self._combiners[value]
+            buffer = self._given.get(value)
+            if buffer is None:
+                buffer = buffers.new_buffer(value, combiner)
+            elif combiner != "insert":
+                dtype = data_aval(value.aval).dtype
+                buffer[...] = combiners.identity(combiner, dtype)
+            self.kept[value] = buffer
+        return self.kept[value]
 
     def put(self, shard: Shard, result: Sequence[Any]) -> None:
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
-            buffers.put(self.kept[value], box, combiner, part)
+            buffers.put(self._buffer(value), box, combiner, part)
+
+    def free(self, place: int) -> None:
+        """Lets go of what no stage from this one on needs."""
+        needed = {*self.cut_program.program.outputs}
+        needed.update(*(stage.reads for stage in self.cut_program.stages[place:]))
+        for value in [value for value in self.kept if value not in needed]:
+            del self.kept[value]
 
     def result(self, raw: bool = False) -> PyTree:
         """The function's result; random keys as their bits if ``raw``."""
@@ -254,8 +270,8 @@ class Accumulator:
             if isinstance(operand, Scalar):
                 outputs.append(np.asarray(operand.value, operand.aval.dtype))
             elif is_key(operand.aval) and not raw:
-                impl, data = key_impl(operand.aval), self.kept[operand]
+                impl, data = key_impl(operand.aval), self._buffer(operand)
                 outputs.append(jax.random.wrap_key_data(data, impl=impl))
             else:
-                outputs.append(self.kept[operand])
+                outputs.append(self._buffer(operand))
         return outputs

@@ -93,3 +93,22 @@ def test_arrays_that_do_not_fit_take_no_results():
     ):
         with pytest.raises(ValueError, match=why):
             shard.reduce(part, acc)
+
+
+def test_what_no_later_stage_needs_is_let_go():
+    def fun(x):
+        y = x - x.mean(0, keepdims=True)
+        z = y / jnp.sqrt((y * y).mean(0, keepdims=True))
+        return jnp.tanh(z.sum(0))
+
+    made = plan(fun, X, in_slices=({0: 2},))
+    acc = None
+    held = []
+    for place in range(len(made.stages)):
+        for shard in made.stage_shards(place):
+            acc = shard.reduce(shard.function(*shard.args(X, values=acc)), acc)
+            acc.free(place)
+        held.append(len(acc.kept))
+    assert held[0] == 1
+    assert max(held) < len(made.stages) + 1
+    np.testing.assert_allclose(acc.result(), fun(X), rtol=1e-5, atol=1e-6)
