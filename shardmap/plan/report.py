@@ -155,7 +155,8 @@ def _reads(cut_program: CutProgram, stage: Stage) -> str:
     for name, value in names:
         if elements.get(value):
             times = elements[value] / value.size * stage.num_shards / len(numbers)
-            found.append(f"{name} {about}{times:.3g} times")
+            often = "once" if times == 1 else f"{about}{times:.3g} times"
+            found.append(f"{name} {often}")
     return ", ".join(found)
 
 

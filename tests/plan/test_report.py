@@ -70,7 +70,7 @@ def test_what_is_kept_counts_and_is_told():
         "stage 0: 4 shards",
         "24 B kept",
         "48 B kept",
-        "reads args[0] 1 times",
+        "reads args[0] once",
     ):
         assert line in str(made)
         assert line in made.explain()
