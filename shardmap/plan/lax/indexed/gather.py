@@ -17,6 +17,7 @@ from jax.extend.core import primitives as p
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
+from shardmap.plan.lax.indexed.iotas import counted
 from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
@@ -37,6 +38,9 @@ def gather(node: Node) -> Factors:
         numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
     ):
         operand[axis] = indices[index_axis]
+    along = counted(node, numbers.start_index_map)
+    for axis, index_axis in along.items():
+        operand[axis] = indices[index_axis]
     single = list(numbers.collapsed_slice_dims)
     full = []
     for axis, place in zip(_window_axes(node), numbers.offset_dims, strict=True):
@@ -48,6 +52,7 @@ def gather(node: Node) -> Factors:
         else:
             out[place] = f"w{axis}"
             wholes |= {operand[axis]: INDEXED, out[place]: INDEXED}
+    single = [axis for axis in single if axis not in along]
     combiner = combiner_of(node)
     contracted: dict[Factor, str] = {}
     for axis in single:
@@ -61,14 +66,19 @@ def gather(node: Node) -> Factors:
         for axis in full:
             taken[axis] = local.sizes[operand[axis]]
         params = {**node.params, "slice_sizes": tuple(taken)}
+        values = list(local.values)
+        for axis in along:
+            if local.sizes[operand[axis]] != shape[axis]:
+                column = numbers.start_index_map.index(axis)
+                values[1] = _earlier(values[1], column, local.starts[operand[axis]])
         starts = {
             axis: local.starts[operand[axis]]
             for axis in single
             if local.sizes[operand[axis]] != shape[axis]
         }
         if not starts:
-            return bind(node, local.values, params)
-        return [_part(node, local.values, params, starts)]
+            return bind(node, values, params)
+        return [_part(node, values, params, starts)]
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
         # What is filled in would be added once for each part.
@@ -80,10 +90,16 @@ def gather(node: Node) -> Factors:
         [out],
         contracted=contracted,
         wholes=wholes,
-        starts=list(contracted),
+        starts=[*contracted, *(operand[axis] for axis in along)],
         emitter=emitter,
         commutes=passes,
     )
+
+
+def _earlier(index: jax.Array, column: int, start: jax.Array) -> jax.Array:
+    """Places of which one coordinate is counted from ``start``."""
+    moved = index[..., column] - start.astype(index.dtype)
+    return index.at[..., column].set(moved)
 
 
 def _batch_axes(node: Node) -> list[int]:

@@ -13,6 +13,7 @@ from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
+from shardmap.plan.lax.indexed.iotas import counted
 from shardmap.plan.lax.indexed.places import WRITTEN, as_int32
 
 
@@ -36,11 +37,19 @@ def scatter(node: Node) -> Factors:
     batch_axes = [k for k in range(len(updates)) if k not in numbers.update_window_dims]
     for place, factor in zip(batch_axes, indices[:-1], strict=True):
         updates[place] = factor
-    pairs = zip(
-        numbers.operand_batching_dims,
-        numbers.scatter_indices_batching_dims,
-        strict=True,
+    pairs = list(
+        zip(
+            numbers.operand_batching_dims,
+            numbers.scatter_indices_batching_dims,
+            strict=True,
+        )
     )
+    along = counted(node, numbers.scatter_dims_to_operand_dims)
+    taken = {index_axis for _, index_axis in pairs}
+    for axis, index_axis in along.items():
+        if axis in numbers.inserted_window_dims and index_axis not in taken:
+            taken.add(index_axis)
+            pairs.append((axis, index_axis))
     for axis, index_axis in pairs:
         # One loop over operand, indices and updates, each with its own of the others.
         old, new = indices[index_axis], operand[axis]

@@ -71,3 +71,61 @@ def test_wide_integers_as_indices():
             return x[i[2:]], lax.dynamic_slice(x, (i[0], 0), (2, 3)), scattered
 
         check_cut(fun, X, index, in_slices=({0: 4}, None))
+
+
+def cross_entropy(logits, labels):
+    rows = jnp.arange(logits.shape[0])
+    picked = jax.nn.log_softmax(logits)[rows, labels]
+    return -picked.mean(), picked
+
+
+LABELS = ints(8, high=6)
+
+
+@pytest.mark.parametrize("cuts", [({0: 4}, None), ({0: 4}, {0: 4}), (None, {0: 2})])
+def test_an_index_that_counts_rows_is_a_loop_over_them(cuts):
+    made = check_cut(cross_entropy, X, LABELS, in_slices=cuts)
+    assert made.num_shards == (cuts[0] or cuts[1])[0]
+    check_cut(jax.grad(lambda *a: cross_entropy(*a)[0]), X, LABELS, in_slices=cuts)
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
+def test_counted_rows_and_columns_that_are_cut(mode):
+    def fun(x, i):
+        return x.at[jnp.arange(8), i].get(mode=mode)
+
+    inside = LABELS if mode != "fill" else FAR[[0, 1, 2, 3, 4, 5, 0, 1]]
+    made = check_cut(fun, X, inside, in_slices=({0: (3, 4, 1), 1: 2}, None))
+    assert made.num_shards == 3 * 2
+
+
+def test_counted_rows_of_several_axes():
+    table = (np.arange(4 * 5 * 6) % 37).reshape(4, 5, 6).astype(np.float32)
+
+    def columns(x, i):
+        return x[jnp.arange(4)[:, None], jnp.arange(5)[None], i]
+
+    made = check_cut(columns, table, ints(4, 5, high=6), in_slices=({0: 2, 1: 5}, None))
+    assert made.num_shards == 10
+    made = check_cut(
+        lambda x: x[jnp.arange(5), jnp.arange(5)],
+        table[:, :, 0][[0, 1, 2, 3, 0]],
+        in_slices=({0: 5},),
+    )
+    assert made.num_shards == 5
+
+
+def test_counts_that_are_no_places_of_all_rows():
+    for rows in (
+        lambda: jnp.arange(7),
+        lambda: jnp.arange(8) + 1,
+        lambda: jnp.arange(8) - 3,
+        lambda: jnp.arange(8)[::-1],
+        lambda: jnp.arange(8) * 2,
+    ):
+        check_cut(
+            lambda x, i: x[rows(), i[: rows().size]],  # noqa: B023
+            X,
+            LABELS,
+            in_slices=({0: 4}, None),
+        )

@@ -1,6 +1,7 @@
 """Updates along an axis that is cut."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,3 +32,16 @@ def test_a_segment_sum_over_rows_that_are_cut():
     made = check_cut(fun, X, ints(8, high=3), in_slices=({0: 4}, {0: 4}))
     assert made.num_shards == 4
     assert made.shards[0].combiner == "add"
+
+
+@pytest.mark.parametrize("how", ["add", "set", "max"])
+def test_updates_of_counted_rows_are_cut_with_them(how):
+    labels = ints(8, high=6)
+
+    def fun(x, i, values):
+        return getattr(x.at[jnp.arange(8), i], how)(values)
+
+    values = np.arange(8, dtype=np.float32)
+    for cuts in (({0: 4}, None, None), ({0: 4, 1: 2}, None, {0: 4})):
+        made = check_cut(fun, X, labels, values, in_slices=cuts)
+        assert made.num_shards == np.prod(list(cuts[0].values()))
