@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from shardmap.plan.plan import cut_program
-from tests.plan.plan_programs import X
 from tests.plan.run.checks import W, columns
 
 ROWS = ({0: 8}, None)
@@ -41,10 +40,10 @@ def test_what_an_earlier_stage_makes_must_be_there(cut):
     _, recipe = cut.stages[1].recipe(0)
     needed = [v for v, _ in recipe.reads if v.producer is not None]
     assert needed
-    with pytest.raises(ValueError, match=r"give args\(..., values=acc\)"):
-        cut.read(recipe, [X, W], {})
-    kept = {v: np.full(v.shape, 7, v.aval.dtype) for v in needed}
     x = np.zeros((64, 8), np.float32)
+    with pytest.raises(ValueError, match=r"give args\(..., values=acc\)"):
+        cut.read(recipe, [x, W], {})
+    kept = {v: np.full(v.shape, 7, v.aval.dtype) for v in needed}
     *reads, _ = cut.read(recipe, [x, W], kept)
     assert sum(bool((part == 7).all()) for part in reads) == len(needed)
 
