@@ -310,6 +310,19 @@ def test_what_holds_in_every_process(count, devices, wanted):
     assert result.returncode == 0
 
 
+def test_the_command_keeps_to_this_machine():
+    """Whatever the environment says of proxies, and of who may listen where."""
+    check = "check_the_coordinator_listens_here_alone"
+    result = start(
+        *(2, 1, "checks.py", check),
+        JAX_COORDINATOR_BIND_ADDRESS="0.0.0.0:1",
+        http_proxy="http://127.0.0.1:9",
+        https_proxy="http://127.0.0.1:9",
+    )
+    passed = sorted(line for line in result.stdout.splitlines() if "check" in line)
+    assert passed == [f"[{k}] {check} passed" for k in range(2)], result.stderr
+
+
 LOST = "total: a collective with the other processes failed. One of them has ended"
 
 
