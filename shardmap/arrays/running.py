@@ -17,6 +17,7 @@ it is told that it cannot have one too.
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,30 @@ class _Turn:
         self.name: str | None = None
         self.thread = ""
         self.calls_host = False
+        self.run_number = self._told = 0
+        self._watching = False
+
+    def watch(self) -> None:
+        """From now on says of each run of several processes that does not end."""
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        before = self.run_number
+        while True:
+            time.sleep(SECONDS_TO_WAIT_SILENTLY)
+            number, name = self.run_number, self.name
+            if name is not None and number == before != self._told:
+                self._told = number
+                logging.warning(
+                    "shardmap: process %d has waited more than %g s for the end of a "
+                    "run of %s, which may wait for the other processes to run it too.",
+                    jax.process_index(),
+                    SECONDS_TO_WAIT_SILENTLY,
+                    name,
+                )
+            before = number
 
     def run(self, name: str, calls_host: bool, program: Callable[[], Any]) -> Any:
         """Waits for the turn, and gives what ``program()`` does.
@@ -64,9 +89,9 @@ class _Turn:
         if self._is_waited_for():
             raise RuntimeError(
                 f"{name} is called by a callback on the host while {self.name} runs: "
-                "on CPU runs with collectives take turns, and the program that waits for "
-                "this callback has the turn. Call it when that has returned, or do the "
-                "callback's work with NumPy."
+                "on CPU runs with collectives take turns, and the program that waits "
+                "for this callback has the turn. Call it when that has returned, or do "
+                "the callback's work with NumPy."
             )
         told = threading.Timer(SECONDS_TO_WAIT_SILENTLY, self._tell, (name,))
         told.daemon = True
@@ -84,6 +109,7 @@ class _Turn:
         try:
             self.thread, self.calls_host = threading.current_thread().name, calls_host
             self.name = name
+            self.run_number += 1
             return program()
         finally:
             self.name, self.thread, self.calls_host = outer
@@ -99,8 +125,8 @@ class _Turn:
     def _tell(self, name: str) -> None:
         logging.warning(
             "shardmap: %s has waited %g s for its turn: %s has it, in thread %s. On "
-            "CPU runs with collectives take turns. If that one waits for this one, as a "
-            "callback may, neither ends.",
+            "CPU runs with collectives take turns. If that one waits for this one, as "
+            "a callback may, neither ends.",
             name,
             SECONDS_TO_WAIT_SILENTLY,
             self.name,
@@ -145,6 +171,8 @@ def map_jit(
     }
     if not communicates or len(devices) == 1:
         return jax.jit(fun, **options)
+    if len({device.process_index for device in devices}) > 1:
+        _turn.watch()
     return _taking_turns(jax.jit(_only_if_allowed(fun), **options))
 
 

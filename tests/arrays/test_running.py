@@ -1,6 +1,7 @@
 """Programs over several devices take turns: who is told what, and what may hang."""
 
 import threading
+import time
 
 import jax
 import numpy as np
@@ -114,3 +115,19 @@ def test_who_waits_long_says_so(monkeypatch):
         "shardmap: next has waited 0.05 s for its turn: slow has it, in thread T. "
     )
     assert turn.name is None
+
+
+def test_a_run_of_several_processes_that_does_not_end_is_told_once(monkeypatch):
+    monkeypatch.setattr(running, "SECONDS_TO_WAIT_SILENTLY", 0.05)
+    lines, said = [], threading.Event()
+    monkeypatch.setattr(
+        logging, "warning", lambda text, *args: (lines.append(text % args), said.set())
+    )
+    turn = running._Turn()
+    turn.watch()
+    turn.run("total", False, lambda: (said.wait(60), time.sleep(0.3)))
+    (line,) = lines
+    assert line == (
+        "shardmap: process 0 has waited more than 0.05 s for the end of a run of "
+        "total, which may wait for the other processes to run it too."
+    )

@@ -86,6 +86,11 @@ class Checkpoint:
         leaves: Sequence[Any],
     ) -> None:
         self._folder = pathlib.Path(folder)
+        if self._folder.exists() and not self._folder.is_dir():
+            raise ValueError(
+                f"checkpoint= takes a folder, and {self._folder} is a file: give "
+                "another name"
+            )
         self._folder.mkdir(parents=True, exist_ok=True)
         manifest = self._folder / MANIFEST
         mine = {"plan": fingerprint(cut_program), "arguments": fingerprints(leaves)}
