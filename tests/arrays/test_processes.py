@@ -204,8 +204,8 @@ def test_who_waits_for_the_others_says_for_what(monkeypatch, caplog):
     agreement.agree(sm.make_mesh({"i": 8}), "total", "total, axis 'i' of 8")
     (line,) = lines
     assert line == (
-        "shardmap: total: process 0 has waited 0.05 s for processes [0] to call it too: "
-        "total, axis 'i' of 8. It goes on for 600 s."
+        "shardmap: total: process 0 has waited 0.05 s for processes [0] to call it "
+        "too: total, axis 'i' of 8. It goes on for 600 s."
     )
 
 
