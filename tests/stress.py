@@ -1,9 +1,9 @@
-"""`make stress MINUTES=20`: maps for a long time in one process, not part of the tests.
+"""`make stress MINUTES=20`: maps for a long time in one process; no part of the tests.
 
-Threads run random maps, of functions, shapes and options old and new, some with taps and
-callbacks, while the main thread is interrupted. Each result is compared with NumPy's. It
-ends with code 1 if a result is wrong, nothing has happened for two minutes, or memory has
-grown by more than 1 % over the second half.
+Threads run random maps, of functions, shapes and options old and new, some with taps
+and callbacks, while the main thread is interrupted. Each result is compared with
+NumPy's. It ends with code 1 if a result is wrong, nothing has happened for two minutes,
+or memory has grown by more than 1 % over the second half.
 """
 
 import argparse

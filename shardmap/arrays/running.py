@@ -19,7 +19,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from absl import logging
@@ -37,8 +37,8 @@ class _NotCompiled(Exception):
     """A program would be traced and compiled while it has the turn."""
 
 
-class _Turn:
-    """Held by the one program with collectives that runs.
+class _Running(NamedTuple):
+    """Who has the turn.
 
     Attributes:
       name: the function whose program has it, for what is said to others.
@@ -46,12 +46,21 @@ class _Turn:
       calls_host: whether that program may have callbacks.
     """
 
+    name: str
+    thread: str
+    calls_host: bool
+
+
+_NOBODY = _Running("no program", "none", False)
+
+
+class _Turn:
+    """Held by the one program with collectives that runs."""
+
     def __init__(self) -> None:
         # A program that is being traced may run others.
         self._lock = threading.RLock()
-        self.name: str | None = None
-        self.thread = ""
-        self.calls_host = False
+        self._running: _Running | None = None
         self.run_number = self._told = 0
         self._watching = False
 
@@ -76,6 +85,12 @@ class _Turn:
                     name,
                 )
             before = number
+
+    @property
+    def name(self) -> str | None:
+        """The function whose program has the turn."""
+        running = self._running
+        return running and running.name
 
     def run(self, name: str, calls_host: bool, program: Callable[[], Any]) -> Any:
         """Waits for the turn, and gives what ``program()`` does.
@@ -105,14 +120,15 @@ class _Turn:
             told.cancel()
 
     def _held(self, name: str, calls_host: bool, program: Callable[[], Any]) -> Any:
-        outer = self.name, self.thread, self.calls_host
+        outer = self._running
+        running = _Running(name, threading.current_thread().name, calls_host)
         try:
-            self.thread, self.calls_host = threading.current_thread().name, calls_host
-            self.name = name
+            # One step each, between which an interrupt may come.
+            self._running = running
             self.run_number += 1
             return program()
         finally:
-            self.name, self.thread, self.calls_host = outer
+            self._running = outer
 
     def _is_waited_for(self) -> bool:
         """Whether this may be a callback of the program that has the turn.
@@ -120,17 +136,19 @@ class _Turn:
         Those run on threads of jaxlib's, which Python has not started.
         """
         thread = threading.current_thread()
-        return self.calls_host and isinstance(thread, threading._DummyThread)
+        running = self._running or _NOBODY
+        return running.calls_host and isinstance(thread, threading._DummyThread)
 
     def _tell(self, name: str) -> None:
+        running = self._running or _NOBODY
         logging.warning(
             "shardmap: %s has waited %g s for its turn: %s has it, in thread %s. On "
             "CPU runs with collectives take turns. If that one waits for this one, as "
             "a callback may, neither ends.",
             name,
             SECONDS_TO_WAIT_SILENTLY,
-            self.name,
-            self.thread,
+            running.name,
+            running.thread,
         )
 
 
