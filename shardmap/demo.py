@@ -9,6 +9,7 @@ that both arrive at are compared.
 Read this file from the top; it is a whole program.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 from jax import lax
 
 import shardmap as sm
+from shardmap.commands.cpu_threads import enough_threads
 from shardmap.commands.parsing import Parser
 from shardmap.explain.draw.text import picture
 
@@ -108,6 +110,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--epochs", type=int, default=20, help="passes over the data")
     epochs = parser.parse_args(arguments).epochs
 
+    os.environ.update(enough_threads(os.environ))
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
 

@@ -146,6 +146,7 @@ def mesh_map(
             "mesh_map needs mesh, in_axes and out_axes, but got "
             f"mesh={mesh}, in_axes={in_axes} and out_axes={out_axes}."
         )
+    options.check_mesh(mesh, "mesh_map")
     for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
         for leaf in jax.tree.leaves(axes, is_leaf=is_axes):
             if not is_axes(leaf):
@@ -167,6 +168,7 @@ def mesh_map(
         in_axes = tuple(in_axes)
     static = options.index_tuple("static_argnums", static_argnums, "mesh_map")
     donated = options.index_tuple("donate_argnums", donate_argnums, "mesh_map")
+    options.check_donated("mesh_map", fun, donated)
     options.check_apart("mesh_map", "static_argnums", static, donated)
     return MeshMappedFunction(
         fun,

@@ -189,6 +189,7 @@ def spmap(
         )
     if not callable(fun):
         raise TypeError(f"spmap expects a callable, but got {fun!r}.")
+    options.check_mesh(mesh)
     element_options.check_axes("in_axes", in_axes)
     element_options.check_axes("out_axes", out_axes)
     if devices is not None:
@@ -199,24 +200,25 @@ def spmap(
         "static_broadcasted_argnums", static_broadcasted_argnums
     )
     donated = options.index_tuple("donate_argnums", donate_argnums)
+    options.check_donated("spmap", fun, donated)
     options.check_apart("spmap", "static_broadcasted_argnums", static, donated)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     batch, allowed = element_options.batch_size(batch_size, memory)
     chosen = Options(
-        axis_name=UNNAMED if axis_name is None else axis_name,
+        axis_name=UNNAMED if axis_name is None else options.axis_name(axis_name),
         in_axes=in_axes,
         out_axes=out_axes,
         static_argnums=tuple(sorted(static)),
         devices=devices,
         backend=backend,
-        axis_size=axis_size,
+        axis_size=options.axis_size(axis_size),
         donate_argnums=donated,
         mesh=None if mesh is None else auto_mesh(mesh),
         mesh_axes=element_options.mesh_axes(mesh, mesh_axes, devices, backend),
         batch_size=batch,
         memory=allowed,
         lowering=options.lowering(lowering, batch_size),
-        check_replicas=check_replicas,
+        check_replicas=options.flag("check_replicas", check_replicas),
     )
     return MappedFunction(fun, chosen)

@@ -1,5 +1,6 @@
 """Devices of several processes: whose they are, and how long to wait for them."""
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -61,12 +62,15 @@ def time_limit() -> float:
     """How many seconds to wait for the other processes, 600 unless told otherwise."""
     text = os.environ.get(TIME_LIMIT, "600")
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
         raise ValueError(
             f"the environment variable {TIME_LIMIT} must be a number of seconds, but "
             f"is {text!r}."
-        ) from None
+        )
+    return seconds
 
 
 def gone(name: str) -> str:

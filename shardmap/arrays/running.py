@@ -10,21 +10,158 @@ every thread wait for one that has none, and never end:
   with collectives take turns.
 
 `jax.jit` and `jax.pmap` themselves hang so on a busy machine.
+
+Programs are compiled before they take their turn, and a callback of a program that has
+it is told that it cannot have one too.
 """
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from absl import logging
 
+from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.stages import is_lost_connection
-from shardmap._jax.types import Param, Value
+from shardmap._jax.types import Jaxpr, Param, Value
+from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 
-# A program that is being traced may run others.
-_turn = threading.RLock()
+SECONDS_TO_WAIT_SILENTLY = 30.0
+
+
+class _NotCompiled(Exception):
+    """A program would be traced and compiled while it has the turn."""
+
+
+class _Running(NamedTuple):
+    """Who has the turn.
+
+    Attributes:
+      name: the function whose program has it, for what is said to others.
+      thread: the name of the thread that runs it.
+      calls_host: whether that program may have callbacks.
+    """
+
+    name: str
+    thread: str
+    calls_host: bool
+
+
+_NOBODY = _Running("no program", "none", False)
+
+
+class _Turn:
+    """Held by the one program with collectives that runs."""
+
+    def __init__(self) -> None:
+        # A program that is being traced may run others.
+        self._lock = threading.RLock()
+        self._running: _Running | None = None
+        self.run_number = self._told = 0
+        self._watching = False
+
+    def watch(self) -> None:
+        """From now on says of each run of several processes that does not end."""
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        before = self.run_number
+        while True:
+            time.sleep(SECONDS_TO_WAIT_SILENTLY)
+            number, name = self.run_number, self.name
+            if name is not None and number == before != self._told:
+                self._told = number
+                logging.warning(
+                    "shardmap: process %d has waited more than %g s for the end of a "
+                    "run of %s, which may wait for the other processes to run it too.",
+                    jax.process_index(),
+                    SECONDS_TO_WAIT_SILENTLY,
+                    name,
+                )
+            before = number
+
+    @property
+    def name(self) -> str | None:
+        """The function whose program has the turn."""
+        running = self._running
+        return running and running.name
+
+    def run(self, name: str, calls_host: bool, program: Callable[[], Any]) -> Any:
+        """Waits for the turn, and gives what ``program()`` does.
+
+        Raises:
+          RuntimeError: this is a callback of a program, and one that runs has the turn.
+        """
+        if self.name is None:
+            with self._lock:
+                return self._held(name, calls_host, program)
+        if self._is_waited_for():
+            raise RuntimeError(
+                f"{name} is called by a callback on the host while {self.name} runs: "
+                "on CPU runs with collectives take turns, and the program that waits "
+                "for this callback has the turn. Call it when that has returned, or do "
+                "the callback's work with NumPy."
+            )
+        told = threading.Timer(SECONDS_TO_WAIT_SILENTLY, self._tell, (name,))
+        told.daemon = True
+        told.start()
+        # An interrupt between two steps of ours must not leave it locked: no time-out.
+        try:
+            with self._lock:
+                told.cancel()
+                return self._held(name, calls_host, program)
+        finally:
+            told.cancel()
+
+    def _held(self, name: str, calls_host: bool, program: Callable[[], Any]) -> Any:
+        outer = self._running
+        running = _Running(name, threading.current_thread().name, calls_host)
+        try:
+            # One step each, between which an interrupt may come.
+            self._running = running
+            self.run_number += 1
+            return program()
+        finally:
+            self._running = outer
+
+    def _is_waited_for(self) -> bool:
+        """Whether this may be a callback of the program that has the turn.
+
+        Those run on threads of jaxlib's, which Python has not started.
+        """
+        thread = threading.current_thread()
+        running = self._running or _NOBODY
+        return running.calls_host and isinstance(thread, threading._DummyThread)
+
+    def _tell(self, name: str) -> None:
+        running = self._running or _NOBODY
+        logging.warning(
+            "shardmap: %s has waited %g s for its turn: %s has it, in thread %s. On "
+            "CPU runs with collectives take turns. If that one waits for this one, as "
+            "a callback may, neither ends.",
+            name,
+            SECONDS_TO_WAIT_SILENTLY,
+            running.name,
+            running.thread,
+        )
+
+
+_turn = _Turn()
+
+
+class _Compiling(threading.local):
+    """Whether what this thread runs may be traced and compiled."""
+
+    allowed = True
+
+
+_compiling = _Compiling()
 
 
 def map_jit(
@@ -50,8 +187,11 @@ def map_jit(
     options["compiler_options"] = {
         "xla_cpu_enable_concurrency_optimized_scheduler": False
     }
-    jitted = jax.jit(fun, **options)
-    return _taking_turns(jitted) if communicates and len(devices) > 1 else jitted
+    if not communicates or len(devices) == 1:
+        return jax.jit(fun, **options)
+    if len({device.process_index for device in devices}) > 1:
+        _turn.watch()
+    return _taking_turns(jax.jit(_only_if_allowed(fun), **options))
 
 
 def run_and_convert(
@@ -72,17 +212,52 @@ def run_and_convert(
     return convert(program(*args, **kwargs))
 
 
+def _only_if_allowed(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """``fun``, which is called to be traced, and that only where it may be compiled."""
+
+    @functools.wraps(fun)
+    def traced(*args: Value, **kwargs: Value) -> Any:
+        if not _compiling.allowed:
+            raise _NotCompiled
+        # What it calls takes turns of its own.
+        return fun(*args, **kwargs)
+
+    return traced
+
+
+def _calls_host(jaxpr: Jaxpr) -> bool:
+    return bool(jaxpr.effects) or any(
+        equation.primitive is PURE_CALLBACK for equation in equations(jaxpr)
+    )
+
+
 def _taking_turns(jitted: Any) -> Any:
+    name, calls_host = jitted.__name__, False
+
     def and_convert(
         convert: Callable[[Any], Any], *args: Value, **kwargs: Value
     ) -> Any:
-        with _turn:
+        nonlocal calls_host
+
+        def run(allowed: bool) -> Any:
+            before, _compiling.allowed = _compiling.allowed, allowed
             try:
                 return jax.block_until_ready(convert(jitted(*args, **kwargs)))
-            except (RuntimeError, ValueError) as error:
-                if is_lost_connection(error):
-                    raise RuntimeError(processes.gone(jitted.__name__)) from error
-                raise
+            finally:
+                _compiling.allowed = before
+
+        try:
+            try:
+                return _turn.run(name, calls_host, functools.partial(run, False))
+            except _NotCompiled:
+                traced = jitted.trace(*args, **kwargs)
+                calls_host |= _calls_host(traced.jaxpr.jaxpr)
+                traced.lower().compile()
+            return _turn.run(name, calls_host, functools.partial(run, True))
+        except (RuntimeError, ValueError) as error:
+            if is_lost_connection(error):
+                raise RuntimeError(processes.gone(name)) from error
+            raise
 
     run: Any = functools.partial(and_convert, lambda results: results)
     functools.update_wrapper(run, jitted)

@@ -18,11 +18,12 @@ import numpy as np
 from jax import lax
 
 import shardmap as sm
+from shardmap.commands.cpu_threads import ENOUGH, VARIABLE, has_enough_threads
 from shardmap.commands.parsing import Parser, one_line
 
 EXAMPLES = ("python -m shardmap doctor",)
 # Beginnings of the environment variables that change what JAX does.
-FLAGS = ("JAX_", "XLA_", "LIBTPU_", "CUDA_VISIBLE_DEVICES")
+FLAGS = ("JAX_", "XLA_", "LIBTPU_", "CUDA_VISIBLE_DEVICES", VARIABLE)
 SECONDS = 120
 UNKNOWN = "what shardmap needs is known once it is installed"
 PROBE = "from shardmap.commands import doctor; doctor.probe()"
@@ -213,12 +214,11 @@ def limits(found: Mapping[str, Any], environment: Mapping[str, str]) -> list[str
             f"timing: {count} devices share {found['cores']} cores, so nothing gets "
             "faster with more devices"
         )
-    asynchronous = environment.get("JAX_CPU_ENABLE_ASYNC_DISPATCH", "1").lower()
-    if on_cpu and count > 1 and asynchronous not in ("0", "false", "no", "off"):
+    if on_cpu and count > 1 and not has_enough_threads(environment):
         result.append(
             "several runs with collectives in flight under a jax.jit of your own, or "
-            "under jax.pmap:\n    jaxlib can hang. Wait for each, or set "
-            "JAX_CPU_ENABLE_ASYNC_DISPATCH=0. Maps take turns"
+            f"under jax.pmap:\n    jaxlib can hang. Wait for each, or set {VARIABLE}="
+            f"{ENOUGH}, the number of its threads. Maps take turns"
         )
     if not found["x64"]:
         result.append("64-bit numbers: JAX makes them 32-bit unless JAX_ENABLE_X64=1")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from shardmap.commands.cpu_threads import enough_threads
 from shardmap.commands.old_check import python_files, uses_in
 from shardmap.commands.parsing import Parser
 from shardmap.compat.edits import Use, told, without_repetitions
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(str(error))
     if not options.module and not os.path.isfile(options.script):
         parser.error(f"there is no file {options.script}")
+    os.environ.update(enough_threads(os.environ))
     install()
     # Looking for a module imports its package, which may need the old names.
     if options.module and not _is_module(options.script):

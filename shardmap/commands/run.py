@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO, Any
 
+from shardmap.commands.cpu_threads import enough_threads
 from shardmap.commands.parsing import Parser
 
 EXAMPLES = (
@@ -28,6 +29,7 @@ EXAMPLES = (
 )
 SCRIPT_RUNNER = pathlib.Path(__file__).with_name("run_script.py")
 GRACE = 5.0
+HERE = "127.0.0.1"
 # Those of other launchers, which JAX would ask before SLURM's.
 OTHER_LAUNCHERS = re.compile("OMPI_|PMIX_|SLURM_")
 DEVICE_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+")
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--grace",
-        type=float,
+        type=_seconds,
         default=GRACE,
         metavar="SECONDS",
         help="how long processes that are to end may take (default %(default)g)",
@@ -92,9 +94,21 @@ def _positive(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds, such as 5, got {text!r}"
+        )
+    return number
+
+
 def free_port() -> int:
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        sock.bind((HERE, 0))
         return int(sock.getsockname()[1])
 
 
@@ -105,7 +119,7 @@ def environment(
 
     >>> made = environment(1, 2, 2, 5000, {"OMPI_COMM_WORLD_SIZE": "9", "HOME": "/"})
     >>> made["SLURM_PROCID"], made["JAX_LOCAL_DEVICE_IDS"], len(made)
-    ('1', '2,3', 9)
+    ('1', '2,3', 13)
     """
     kept = {
         name: value for name, value in around.items() if not OTHER_LAUNCHERS.match(name)
@@ -113,15 +127,42 @@ def environment(
     if "XLA_FLAGS" in kept:
         kept["XLA_FLAGS"] = DEVICE_FLAG.sub("", kept["XLA_FLAGS"])
     ids = range(process * devices, (process + 1) * devices)
-    return kept | {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, ids)),
-        "JAX_NUM_CPU_DEVICES": str(devices),
-        "SLURM_JOB_ID": str(port),
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_NTASKS": str(processes),
-        "SLURM_PROCID": str(process),
-        "SLURM_LOCALID": str(process),
+    return (
+        kept
+        | past_proxies(kept)
+        | enough_threads(kept)
+        | {
+            "JAX_COORDINATOR_ADDRESS": f"{HERE}:{port}",
+            # JAX would listen on all interfaces, and asks nobody who they are.
+            "JAX_COORDINATOR_BIND_ADDRESS": f"{HERE}:{port}",
+            "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, ids)),
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "SLURM_JOB_ID": str(port),
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_NTASKS": str(processes),
+            "SLURM_PROCID": str(process),
+            "SLURM_LOCALID": str(process),
+        }
+    )
+
+
+def past_proxies(around: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which processes find each other where a proxy is set.
+
+    gRPC, by which they do, sends even what is for this machine to the proxy.
+
+    >>> past_proxies({"no_proxy": "intranet"})["no_proxy"]
+    'intranet,localhost,127.0.0.1'
+    """
+    usual = around.get("no_proxy", around.get("NO_PROXY", ""))
+
+    def with_here(hosts: str) -> str:
+        return ",".join(filter(None, (hosts, "localhost", HERE)))
+
+    return {
+        # A lone star is every host, which it is not among others.
+        "no_proxy": usual if usual == "*" else with_here(usual),
+        "no_grpc_proxy": with_here(around.get("no_grpc_proxy", usual)),
     }
 
 
@@ -143,6 +184,7 @@ class Launch:
         self._failed: list[int] = []  # In the order in which they ended.
         self._writing = threading.Lock()
         self._signal: int | None = None
+        self._is_over = False
 
     def run(self, grace: float) -> int:
         """Starts all, waits for all, and returns the exit code.
@@ -164,6 +206,8 @@ class Launch:
             self._send(signal.SIGKILL)
             for process in self._processes:
                 process.wait()
+            with self._writing:
+                self._is_over = True
             os.close(parent)
             os.close(held)
             for number, handler in before.items():
@@ -189,7 +233,10 @@ class Launch:
             )
             self._processes.append(process)
             streams = [
-                threading.Thread(target=self._copy, args=(number, source, to))
+                # What has been started in a session of its own may hold these open.
+                threading.Thread(
+                    target=self._copy, args=(number, source, to), daemon=True
+                )
                 for source, to in (
                     (process.stdout, sys.stdout),
                     (process.stderr, sys.stderr),
@@ -204,13 +251,16 @@ class Launch:
             for line in source:
                 text = line.decode(errors="replace").rstrip("\n")
                 with self._writing:
-                    print(f"[{number}] {text}", file=to, flush=True)
+                    if not self._is_over:
+                        print(f"[{number}] {text}", file=to, flush=True)
 
     def _watch(self, number: int, streams: Sequence[threading.Thread]) -> None:
-        if self._processes[number].wait():
+        process = self._processes[number]
+        if process.wait():
             self._failed.append(number)
         for thread in streams:
             thread.join(timeout=1)  # What it has started may hold them open.
+        _send_to_group(process, signal.SIGKILL)
         self._ended.put(number)
 
     def _wait(self, grace: float) -> int:
@@ -243,11 +293,16 @@ class Launch:
     def _send(self, number: int) -> None:
         for process in self._processes:
             if process.poll() is None:
-                try:
-                    os.killpg(process.pid, number)
-                except ProcessLookupError:
-                    pass
+                _send_to_group(process, number)
 
     def _say(self, text: str) -> None:
         with self._writing:
             print(f"python -m shardmap run: {text}", file=sys.stderr, flush=True)
+
+
+def _send_to_group(process: subprocess.Popen[bytes], number: int) -> None:
+    """Sends a signal to a process and to those that it has started."""
+    try:
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):  # macOS says the latter of none, too.
+        pass

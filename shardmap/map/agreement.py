@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays.processes import TIME_LIMIT, gone, time_limit
+from shardmap.arrays.running import SECONDS_TO_WAIT_SILENTLY
 
 _MESSAGE_BYTES = 1024
 
@@ -174,7 +175,19 @@ def _within_time_limit(
     # mesh and no trace of its caller's.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(limit)
+    thread.join(min(limit, SECONDS_TO_WAIT_SILENTLY))
+    if thread.is_alive() and limit > SECONDS_TO_WAIT_SILENTLY:
+        logging.warning(
+            "shardmap: %s: process %d has waited %g s for processes %s to call it too: "
+            "%s. It goes on for %g s.",
+            what,
+            jax.process_index(devices[0].client),
+            SECONDS_TO_WAIT_SILENTLY,
+            sorted(device.process_index for device in devices),
+            text,
+            limit,
+        )
+        thread.join(limit - SECONDS_TO_WAIT_SILENTLY)
     if thread.is_alive():
         raise RuntimeError(
             f"{what}: waited {limit:g} s for the other processes to call it "

@@ -46,6 +46,11 @@ def register_rule(
       >>> made.num_shards, made.shards[0].combiner
       (6, 'add')
     """
+    if not isinstance(primitive, Primitive):
+        raise TypeError(
+            "a rule is for a jax.extend.core.Primitive, such as "
+            f"jax.extend.core.primitives.add_p, got {primitive!r}"
+        )
     if isinstance(rule, str):
         _parse(rule)
         TABLE.makers[primitive] = _maker(lambda node: rule)
@@ -91,7 +96,7 @@ def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:
 def _parse(text: str) -> tuple[list[list[str]], list[list[str]], dict[Factor, str]]:
     body, *combined = text.split(";")
     left, arrow, right = body.partition("->")
-    if not arrow:
+    if not arrow or "->" in right:
         raise ValueError(f"a rule has the form 'i j -> i; j add', got {text!r}")
     contracted: dict[Factor, str] = {}
     for item in combined:

@@ -103,6 +103,7 @@ def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
     >>> submesh(make_mesh({"data": 1, "model": 1}), ("model",)).axis_names
     ('model',)
     """
+    _check_mesh(mesh, "submesh")
     names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
     if len(set(names)) != len(names) or not set(names) <= set(mesh.axis_names):
         raise ValueError(
@@ -120,6 +121,11 @@ def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
     return Mesh(devices, names, axis_types=tuple(types[name] for name in names))
 
 
+def _check_mesh(mesh: Mesh, caller: str) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"{caller} takes a jax.sharding.Mesh, got {mesh!r}")
+
+
 def local_mesh(mesh: Mesh) -> Mesh:
     """The part of `mesh` on this process.
 
@@ -130,6 +136,7 @@ def local_mesh(mesh: Mesh) -> Mesh:
     >>> dict(local_mesh(make_mesh({"data": 1})).shape)
     {'data': 1}
     """
+    _check_mesh(mesh, "local_mesh")
     process = jax.process_index()
     is_local = np.vectorize(lambda d: d.process_index == process, otypes=[bool])
     box = local_box(is_local(mesh.devices))

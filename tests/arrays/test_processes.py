@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -185,9 +186,27 @@ print(agreement.description(jaxpr.eqns[0].params))
 
 def test_the_time_limit(monkeypatch):
     assert processes.time_limit() == 600
-    monkeypatch.setenv(processes.TIME_LIMIT, "a while")
-    with pytest.raises(ValueError, match="a number of seconds, but is 'a while'"):
-        processes.time_limit()
+    for text in "a while", "-1", "nan":
+        monkeypatch.setenv(processes.TIME_LIMIT, text)
+        with pytest.raises(ValueError, match=f"a number of seconds, but is '{text}'"):
+            processes.time_limit()
+
+
+def test_who_waits_for_the_others_says_for_what(monkeypatch, caplog):
+    lines, said = [], threading.Event()
+    monkeypatch.setattr(
+        agreement.logging,
+        "warning",
+        lambda text, *args: (lines.append(text % args), said.set()),
+    )
+    monkeypatch.setattr(agreement, "SECONDS_TO_WAIT_SILENTLY", 0.05)
+    monkeypatch.setattr(agreement, "_exchange", lambda *_: {0: said.wait(60) and "it"})
+    agreement.agree(sm.make_mesh({"i": 8}), "total", "total, axis 'i' of 8")
+    (line,) = lines
+    assert line == (
+        "shardmap: total: process 0 has waited 0.05 s for processes [0] to call it "
+        "too: total, axis 'i' of 8. It goes on for 600 s."
+    )
 
 
 def test_without_a_time_limit_nobody_is_asked(monkeypatch):
@@ -308,6 +327,19 @@ def test_what_holds_in_every_process(count, devices, wanted):
     expected = {(str(process), name) for process in range(count) for name in wanted}
     assert expected - set(passed) == set(), result.stdout + result.stderr
     assert result.returncode == 0
+
+
+def test_the_command_keeps_to_this_machine():
+    """Whatever the environment says of proxies, and of who may listen where."""
+    check = "check_the_coordinator_listens_here_alone"
+    result = start(
+        *(2, 1, "checks.py", check),
+        JAX_COORDINATOR_BIND_ADDRESS="0.0.0.0:1",
+        http_proxy="http://127.0.0.1:9",
+        https_proxy="http://127.0.0.1:9",
+    )
+    passed = sorted(line for line in result.stdout.splitlines() if "check" in line)
+    assert passed == [f"[{k}] {check} passed" for k in range(2)], result.stderr
 
 
 LOST = "total: a collective with the other processes failed. One of them has ended"

@@ -140,10 +140,10 @@ def test_a_wrong_sum_is_broken():
         ({"count": 1}, {}, ["more than one device"]),
         ({"count": 1, "platform": "cpu"}, {}, ["more than one device"]),
         ({"platform": "cpu"}, {}, ["several runs with collectives in flight"]),
-        ({"platform": "cpu"}, {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "False"}, []),
+        ({"platform": "cpu"}, {"NPROC": "64"}, []),
         (
             {"platform": "cpu", "cores": 2},
-            {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"},
+            {"NPROC": "200"},
             ["t"],
         ),
         ({"x64": False}, {}, ["64-bit numbers"]),

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from shardmap.commands import run
+from tests import command_line
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -192,9 +193,65 @@ def test_a_killed_command_leaves_no_process_behind(script):
     assert are_gone([int(number) for line in lines for number in line])
 
 
+@pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("session", [False, True])
+def test_a_child_that_keeps_the_output_open_keeps_nothing(session, script):
+    path = script(
+        f"""
+        import subprocess
+        child = subprocess.Popen(["sleep", "100"], start_new_session={session})
+        print(os.getpid(), child.pid)
+        """
+    )
+    start = time.monotonic()
+    result = command_line.shardmap("run", "-n", "1", path)
+    assert result.returncode == 0
+    assert time.monotonic() - start < 80
+    ids = result.stdout.split()[1:]
+    assert are_gone(map(int, ids[:1] if session else ids))
+    if session:
+        os.kill(int(ids[1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("around", "usual", "for_jax"),
+    [
+        ({}, f"localhost,{run.HERE}", f"localhost,{run.HERE}"),
+        ({"NO_PROXY": "a"}, f"a,localhost,{run.HERE}", f"a,localhost,{run.HERE}"),
+        ({"no_proxy": "*"}, "*", f"*,localhost,{run.HERE}"),
+        (
+            {"no_proxy": "a", "no_grpc_proxy": "b"},
+            f"a,localhost,{run.HERE}",
+            f"b,localhost,{run.HERE}",
+        ),
+    ],
+)
+def test_processes_find_each_other_past_proxies(around, usual, for_jax):
+    made = run.environment(0, 1, 1, 5000, around)
+    assert (made["no_proxy"], made["no_grpc_proxy"]) == (usual, for_jax)
+
+
+def test_where_the_coordinator_listens_is_not_for_the_caller_to_say():
+    made = run.environment(0, 1, 1, 7, {"JAX_COORDINATOR_BIND_ADDRESS": "0.0.0.0:7"})
+    assert made["JAX_COORDINATOR_BIND_ADDRESS"] == f"{run.HERE}:7"
+
+
+def test_jaxlib_gets_threads_enough_unless_told():
+    assert int(run.environment(0, 1, 1, 7, {})["NPROC"]) >= 64
+    assert run.environment(0, 1, 1, 7, {"NPROC": "3"})["NPROC"] == "3"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        *(
+            (
+                ["-n", "1", "--grace", text, "x.py"],
+                "argument --grace: must be a number of seconds, such as 5, got "
+                f"{text!r}",
+            )
+            for text in ("-1", "nan", "soon")
+        ),
         (["-n", "2", "nowhere.py"], "run: there is no file nowhere.py"),
         (["-n", "0", "x.py"], "argument -n/--processes: must be at least 1, got 0"),
         (

@@ -40,6 +40,7 @@ def test_an_unknown_primitive_is_whole_until_it_has_a_rule():
     ("rule", "message"),
     [
         ("i j", "has the form"),
+        ("i -> -> j", "has the form"),
         ("i j -> i; j plus", "must be an axis and one of"),
         ("i j -> i; i add", "'i' is not summed over"),
     ],

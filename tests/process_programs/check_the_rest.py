@@ -1,5 +1,8 @@
 """Global arrays, transformations, meshes, placement, taps, many calls."""
 
+import os
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -321,3 +324,25 @@ def check_other_shapes_are_told_apart():
         np.ones((LOCAL, 8 + PROCESS)),
     )
     equal(mapped(np.ones((LOCAL, 7))), np.zeros((LOCAL, 7)))
+
+
+# Doors
+
+LISTENS = "0A"
+LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
+
+
+def check_the_coordinator_listens_here_alone():
+    port = int(os.environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])
+    lines = [
+        line.split()
+        for kind in ("tcp", "tcp6")
+        for line in pathlib.Path("/proc/self/net", kind).read_text().splitlines()[1:]
+    ]
+    addresses = [
+        own.partition(":")[0]
+        for _, own, _, state, *_ in lines
+        if state == LISTENS and int(own.partition(":")[2], 16) == port
+    ]
+    assert addresses, "the coordinator does not listen"
+    assert set(addresses) <= set(LOOPBACK), addresses

@@ -199,6 +199,77 @@ CASES = {
         ValueError,
         r"lowering='spmd' and batch_size=2 do not go together",
     ),
+    **{
+        f"axis_size={size!r}": (
+            lambda size=size: sm.spmap(add, axis_size=size),
+            error,
+            rf"spmap axis_size must be an int above 0 or None, but got {size!r}",
+        )
+        for size, error in (
+            *((0, ValueError), (-1, ValueError)),
+            *((2.5, TypeError), (True, TypeError), ("8", TypeError)),
+        )
+    },
+    "a mesh that is none": (
+        lambda: sm.spmap(add, mesh=3, mesh_axes="data"),
+        TypeError,
+        r"spmap mesh must be a jax.sharding.Mesh, but got 3. shardmap.make_mesh makes",
+    ),
+    "a mesh that is none, of mesh_map": (
+        lambda: sm.mesh_map(add, 3, {}, {}),
+        TypeError,
+        r"mesh_map mesh must be a jax.sharding.Mesh, but got 3. shardmap.make_mesh",
+    ),
+    "mesh_map of a number": (
+        lambda: sm.mesh_map(3, MESH, {}, {}),
+        TypeError,
+        r"mesh_map expects a callable, but got 3",
+    ),
+    "submesh of nothing": (
+        lambda: sm.submesh(None, ("data",)),
+        TypeError,
+        r"submesh takes a jax.sharding.Mesh, got None",
+    ),
+    "local_mesh of a number": (
+        lambda: sm.local_mesh(3),
+        TypeError,
+        r"local_mesh takes a jax.sharding.Mesh, got 3",
+    ),
+    "an axis name without a hash": (
+        lambda: sm.spmap(add, ["i"]),
+        TypeError,
+        r"spmap axis_name must be hashable, such as a string, but got \['i'\]",
+    ),
+    "a number for an axis name": (
+        lambda: sm.spmap(add, 3),
+        TypeError,
+        r"spmap axis_name must be no number, but got 3: collectives take numbers for",
+    ),
+    "a run on an abstract mesh": (
+        lambda: sm.spmap(lambda x: x, mesh=MESH.abstract_mesh, mesh_axes="data")(FOUR),
+        ValueError,
+        r"spmap of <lambda> cannot run on an AbstractMesh, which has no devices",
+    ),
+    "a donated argument that is not there": (
+        lambda: sm.spmap(add, donate_argnums=7),
+        ValueError,
+        r"spmap donate_argnums is \(7,\), but add takes 2 positional arguments",
+    ),
+    "check_replicas is text": (
+        lambda: sm.spmap(add, check_replicas="no"),
+        TypeError,
+        r"spmap check_replicas must be True or False, but got 'no'",
+    ),
+    "a rule for a name": (
+        lambda: sm.register_rule("add", "a, a -> a"),
+        TypeError,
+        r"a rule is for a jax.extend.core.Primitive, such as .*add_p, got 'add'",
+    ),
+    "a mesh axis without a size": (
+        lambda: sm.mesh_sharding_spec({"x": 2}, ("x", "y")),
+        ValueError,
+        r"axis_names \('x', 'y'\), but axis_sizes \{'x': 2\} has no size of \['y'\]",
+    ),
     "not callable": (
         lambda: sm.spmap(3),
         TypeError,
@@ -241,3 +312,41 @@ def test_a_mapped_function_works_after_each_kind_of_error():
             mapped(good, good[:, :2])
         with pytest.raises(TypeError, match="missing 1 required positional argument"):
             mapped(good)
+
+
+@pytest.mark.parametrize("collective", [False, True])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_donated_array_that_is_used_again_is_named(collective, place):
+    def add_both(x, y):
+        return x + (lax.psum(y, "i") if collective else y)
+
+    mapped = sm.spmap(add_both, "i", donate_argnums=0)
+    fresh = mapped(np.ones(8, np.float32), np.ones(8, np.float32))
+    result = mapped(fresh, np.ones(8, np.float32))
+    assert fresh.is_deleted()
+    args = [result, result]
+    args[place] = fresh
+    with pytest.raises(
+        RuntimeError,
+        match=rf"spmap of add_both: Array has been deleted: {'xy'[place]}. Its memory",
+    ):
+        mapped(*args)
+    assert not result.is_deleted()
+
+
+def test_an_error_on_a_warm_map_runs_the_function_once():
+    calls = []
+
+    @sm.spmap
+    def picky(x):
+        calls.append(x.shape)
+        if x.shape:
+            raise ValueError("of the function's own")
+        return x
+
+    for _ in range(3):
+        picky(FOUR)
+    calls.clear()
+    with pytest.raises(ValueError, match="of the function's own"):
+        picky(np.ones((4, 3), np.float32))
+    assert calls == [(3,)]

@@ -123,12 +123,21 @@ def mesh_sharding_spec(
       the `ShardingSpec`. Several mesh axes on one dimension cut it in the order of the
       dict.
 
+    Raises:
+      ValueError: a mesh axis has no size.
+
     Example:
       >>> import shardmap as sm
       >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
       >>> spec(2, {"y": 0})
       ShardingSpec((Chunked((4,)), None), (Replicated(2), ShardedAxis(0)))
     """
+
+    if missing := [name for name in axis_names if name not in axis_sizes]:
+        raise ValueError(
+            f"mesh_sharding_spec got axis_names {tuple(axis_names)}, but axis_sizes "
+            f"{dict(axis_sizes)} has no size of {missing}."
+        )
 
     def spec(ndim: int, axes: Axes) -> ShardingSpec:
         for name, dimension in axes.items():

@@ -231,6 +231,8 @@ class Donated(NamedTuple):
     def fits(self, args: Sequence[PyTree]) -> bool:
         """Whether the donated leaves have these shardings."""
         leaves = jax.tree.leaves(args)
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+            return False  # The program would crash; who looks it up says so.
         return all(
             getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
             for k, sharding in self.shardings

@@ -1,11 +1,15 @@
 """The options of mapped functions, checked."""
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 
-from shardmap._jax.types import PyTree, TreeDef
+from shardmap._jax.types import AnyMesh, PyTree, TreeDef
 
 Lowering = Literal["manual", "spmd"]
 
@@ -30,6 +34,76 @@ def index_tuple(
                 f"{argnums}."
             )
     return values
+
+
+def axis_name(name: Hashable) -> Hashable:
+    """``name``, if collectives can tell it from a dimension."""
+    try:
+        hash(name)
+    except TypeError:
+        raise TypeError(
+            f"spmap axis_name must be hashable, such as a string, but got {name!r}."
+        ) from None
+    if isinstance(name, int):
+        raise TypeError(
+            f"spmap axis_name must be no number, but got {name!r}: collectives take "
+            "numbers for dimensions of an array. Give it a name, such as a string."
+        )
+    return name
+
+
+def axis_size(size: int | None) -> int | None:
+    """``size``, if it is one, as an int."""
+    if size is None:
+        return None
+    number = None if isinstance(size, bool) else _index(size)
+    if number is None or number < 1:
+        raise (TypeError if number is None else ValueError)(
+            f"spmap axis_size must be an int above 0 or None, but got {size!r}."
+        )
+    return number
+
+
+def _index(value: Any) -> int | None:
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def flag(name: str, value: bool) -> bool:
+    """``value``, if it is one of two."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"spmap {name} must be True or False, but got {value!r}.")
+    return bool(value)
+
+
+def check_mesh(mesh: AnyMesh | None, caller: str = "spmap") -> None:
+    """Refuses what is no mesh."""
+    if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(
+            f"{caller} mesh must be a jax.sharding.Mesh, but got {mesh!r}. "
+            "shardmap.make_mesh makes one."
+        )
+
+
+def check_donated(caller: str, fun: Callable[..., Any], donated: Sequence[int]) -> None:
+    """Refuses donated arguments that the function does not have."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # Some builtins have none.
+        return
+    kinds = [parameter.kind for parameter in parameters]
+    own = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(kind in own for kind in kinds)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and max(donated, default=0) >= max(
+        count, 1
+    ):
+        raise ValueError(
+            f"{caller} donate_argnums is {tuple(donated)}, but "
+            f"{getattr(fun, '__name__', fun)} takes {count} positional "
+            f"argument{'' if count == 1 else 's'}, counted from 0."
+        )
 
 
 def check_apart(

@@ -165,6 +165,17 @@ class Programs(abc.ABC, Generic[C, O]):
         if ready is None:
             call = self.read(args, kwargs, are_global)
             ready = self._ready.keep(key, self._made_ready(call, bool(kwargs)))
+        if any(ready.donated):
+            refusals.check_there(
+                self._named(),
+                leaves,
+                lambda: trees.leaf_names(
+                    self.fun(),
+                    arguments.argnums,
+                    tuple(args[k] for k in arguments.argnums),
+                    kwargs,
+                ),
+            )
         # `jax.jit` lays out positional arguments, but not keyword arguments.
         placed = placement.place(leaves, ready.shardings, bool(kwargs), ready.donated)
         moved = any(a is not b for a, b in zip(leaves, placed, strict=True))
@@ -342,6 +353,11 @@ class Programs(abc.ABC, Generic[C, O]):
         }
         if shardings is None:
             return jax.jit(run, **options)
+        if not devices:
+            raise ValueError(
+                f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
+                "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
+            )
         program: Callable[..., Any] = map_jit(run, devices, communicates, **options)
         return program
 

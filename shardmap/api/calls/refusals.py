@@ -8,6 +8,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+from shardmap._jax.types import Value
 from shardmap.api.calls.statics import Static
 
 
@@ -50,3 +53,28 @@ def _is_hashable(value: Static) -> bool:
     except TypeError:
         return False
     return True
+
+
+def check_there(
+    what: str, leaves: Sequence[Value], names: Callable[[], list[str]]
+) -> None:
+    """Refuses arrays whose memory is gone, with which a program may crash.
+
+    Args:
+      what: the map, for the error.
+      leaves: its arguments.
+      names: of the leaves, for the error.
+    """
+    gone = [
+        k
+        for k, leaf in enumerate(leaves)
+        if isinstance(leaf, jax.Array)
+        and not isinstance(leaf, jax.core.Tracer)
+        and leaf.is_deleted()
+    ]
+    if gone:
+        listed = ", ".join(names()[k] for k in gone)
+        raise RuntimeError(
+            f"{what}: Array has been deleted: {listed}. Its memory was donated to an "
+            "earlier call, or freed; use what that call returned."
+        )

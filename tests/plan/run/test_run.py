@@ -238,3 +238,13 @@ def test_a_plan_runs_in_several_threads_at_once(made):
         for got in pool.map(lambda _: made.run(X, W), range(3)):
             for a, b in zip(got, want, strict=True):
                 assert a.tobytes() == b.tobytes()
+
+
+def test_wrong_options_are_refused(tmp_path):
+    made = plan(lambda x: x + 1, X, in_slices={0: 2})
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match="retries must be at least 0, got -1"):
+        made.run(X, retries=-1)
+    with pytest.raises(ValueError, match=r"takes a folder, and .* is a file"):
+        made.run(X, checkpoint=file)

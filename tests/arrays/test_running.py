@@ -1,0 +1,133 @@
+"""Programs over several devices take turns: who is told what, and what may hang."""
+
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from absl import logging
+from jax import lax
+
+import shardmap as sm
+from shardmap.arrays import running
+from tests.command_line import python
+
+ROWS = np.ones(8, np.float32)
+CALLBACK = """
+import faulthandler, sys
+faulthandler.dump_traceback_later(100, exit=True)
+import jax, numpy as np, shardmap as sm
+from jax import lax
+
+rows = np.ones(4, np.float32)
+total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+total(rows)
+
+def host(x):
+    try:
+        total(rows)
+    except RuntimeError as error:
+        print(error, flush=True)
+    return np.asarray(x)
+
+def body(x):
+    match sys.argv[1]:
+        case "tap":
+            sm.tap(host, x)
+        case "debug":
+            jax.debug.callback(host, x)
+        case "pure":
+            x = jax.pure_callback(host, x, x, vmap_method="sequential")
+    return lax.psum(x, "j")
+
+print(sm.spmap(body, "j")(rows[:2]))
+sm.taps_barrier()
+jax.effects_barrier()
+print(total(rows))
+"""
+
+
+@pytest.mark.parametrize("kind", ["tap", "debug", "pure"])
+def test_a_callback_that_needs_the_turn_of_its_own_program_is_told(kind):
+    result = python(
+        *("-c", CALLBACK, kind),
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+        JAX_PLATFORMS="cpu",
+    )
+    assert result.returncode == 0, result.stderr
+    told = (
+        "<lambda> is called by a callback on the host while body runs: on CPU runs "
+        "with collectives take turns"
+    )
+    # Both devices may print at once.
+    assert result.stdout.count(told) == 2
+    assert "[2. 2.]" in result.stdout
+    assert result.stdout.endswith("[4. 4. 4. 4.]\n")
+
+
+def test_a_program_is_compiled_before_it_takes_its_turn():
+    seen = []
+
+    @sm.spmap(axis_name="i")
+    def total(x):
+        seen.append(running._turn.name)
+        return lax.psum(x, "i")
+
+    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
+    np.testing.assert_array_equal(jax.grad(lambda x: total(x).sum())(ROWS), 8 * ROWS)
+    assert set(seen) == {None}
+
+
+def test_a_program_is_compiled_once():
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **__: compiled.append(event)
+    )
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    for _ in range(3):
+        total(ROWS)
+    events = [event for event in compiled if "backend_compile" in event]
+    assert len(events) == 1
+
+
+def test_who_waits_long_says_so(monkeypatch):
+    monkeypatch.setattr(running, "SECONDS_TO_WAIT_SILENTLY", 0.05)
+    said = threading.Event()
+    lines = []
+    monkeypatch.setattr(
+        logging, "warning", lambda text, *args: (lines.append(text % args), said.set())
+    )
+    turn = running._Turn()
+    running_now = threading.Event()
+
+    def slow():
+        running_now.set()
+        assert said.wait(60)
+
+    holder = threading.Thread(target=turn.run, args=("slow", False, slow), name="T")
+    holder.start()
+    assert running_now.wait(60)
+    assert turn.run("next", False, lambda: 3) == 3
+    holder.join()
+    (line,) = lines
+    assert line.startswith(
+        "shardmap: next has waited 0.05 s for its turn: slow has it, in thread T. "
+    )
+    assert turn.name is None
+
+
+def test_a_run_of_several_processes_that_does_not_end_is_told_once(monkeypatch):
+    monkeypatch.setattr(running, "SECONDS_TO_WAIT_SILENTLY", 0.05)
+    lines, said = [], threading.Event()
+    monkeypatch.setattr(
+        logging, "warning", lambda text, *args: (lines.append(text % args), said.set())
+    )
+    turn = running._Turn()
+    turn.watch()
+    turn.run("total", False, lambda: (said.wait(60), time.sleep(0.3)))
+    (line,) = lines
+    assert line == (
+        "shardmap: process 0 has waited more than 0.05 s for the end of a run of "
+        "total, which may wait for the other processes to run it too."
+    )
