@@ -19,7 +19,8 @@ from shardmap.explain.read import arrays, vmaps
 from shardmap.explain.read.axes import axes_of
 from shardmap.explain.read.collectives import collectives_of, has
 from shardmap.explain.read.compiled import cost_of, layouts_of
-from shardmap.explain.read.hlo import compiled_collectives
+from shardmap.explain.read.hlo.collectives import compiled_collectives
+from shardmap.explain.read.hlo.text import module_of
 from shardmap.explain.read.matching import reported
 from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
 from shardmap.explain.read.remarks import remarks_on
@@ -105,10 +106,10 @@ def _explain(
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
     traced = functions.traced(fun, args, kwargs)
     jaxpr = traced.jaxpr.jaxpr
-    meshes = meshes_of(jaxpr)
+    meshes = meshes_of(jaxpr, (args, kwargs))
     abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
     axes = _axes(fun, args, kwargs, jaxpr)
-    cost, sent_by_xla, text = None, None, ""
+    cost, module = None, None
     if abstract and isinstance(fun, functions.HasShardings):
         layouts_in, layouts_out = fun.shardings(args, traced.out_info)
     elif abstract:
@@ -117,8 +118,8 @@ def _explain(
         lowered = functions.lowered(fun, traced, args, kwargs)
         compiled = lowered.compile()
         layouts_in, layouts_out = layouts_of(lowered, compiled, traced)
-        text = compiled.as_text() or ""
-        sent_by_xla = compiled_collectives(text) if text else None
+        text = compiled.as_text()
+        module = module_of(text) if text else None
         cost = cost_of(compiled)
     out_info = jax.tree.leaves(traced.out_info)
     described = (
@@ -142,8 +143,10 @@ def _explain(
         [1, *map(arrays.device_count, layouts), *(m.size for m in meshes)]
     )
     device = None if abstract else device_of(layouts, meshes)
+    mesh = axes_of_meshes(meshes, layouts)
     of_program = collectives_of(jaxpr)
-    sent, notes = reported(of_program, sent_by_xla, wires)
+    of_compiled = None if module is None else compiled_collectives(module, mesh)
+    sent, notes = reported(of_program, of_compiled, wires)
     if abstract:
         notes.insert(
             0,
@@ -163,7 +166,7 @@ def _explain(
         )
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
-        mesh=axes_of_meshes(meshes, layouts),
+        mesh=mesh,
         num_devices=num_devices,
         device_kind=None if device is None else device.device_kind,
         axes=axes,

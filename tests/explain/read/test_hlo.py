@@ -2,7 +2,12 @@
 
 import pytest
 
-from shardmap.explain.read.hlo import compiled_collectives
+from shardmap.explain.read.hlo import collectives
+from shardmap.explain.read.hlo.text import module_of
+
+
+def compiled_collectives(text, mesh=()):
+    return collectives.compiled_collectives(module_of(text), mesh)
 
 
 def module(*lines, partitions=8):
@@ -151,7 +156,7 @@ def test_where_it_comes_from():
             'metadata={op_name="jit(f)/shard_map/psum" stack_frame_id=1}'
         )
     )
-    assert each.operation == "psum"
+    assert each.operations == ("psum",)
 
 
 def test_an_empty_program():
