@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core.primitives import cond_p, scan_p, while_p
+from jax.extend.core.primitives import cond_p
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.types import Jaxpr, Value
@@ -20,6 +20,7 @@ from shardmap.explain.read.axes import axes_of
 from shardmap.explain.read.collectives import collectives_of, has
 from shardmap.explain.read.compiled import cost_of, layouts_of
 from shardmap.explain.read.hlo.collectives import compiled_collectives
+from shardmap.explain.read.hlo.cost import Loops, Work, loops_of
 from shardmap.explain.read.hlo.text import module_of
 from shardmap.explain.read.matching import reported
 from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
@@ -109,7 +110,7 @@ def _explain(
     meshes = meshes_of(jaxpr, (args, kwargs))
     abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
     axes = _axes(fun, args, kwargs, jaxpr)
-    cost, module = None, None
+    cost, module, loops = None, None, None
     if abstract and isinstance(fun, functions.HasShardings):
         layouts_in, layouts_out = fun.shardings(args, traced.out_info)
     elif abstract:
@@ -120,7 +121,8 @@ def _explain(
         layouts_in, layouts_out = layouts_of(lowered, compiled, traced)
         text = compiled.as_text()
         module = module_of(text) if text else None
-        cost = cost_of(compiled)
+        loops = Loops(Work(1, 1, 1), False) if module is None else loops_of(module)
+        cost = cost_of(compiled, loops)
     out_info = jax.tree.leaves(traced.out_info)
     described = (
         *arrays.array_layouts(
@@ -158,8 +160,16 @@ def _explain(
                 "The partitioner may do the collectives of a map with "
                 "lowering='spmd' in another way."
             )
-    if cost is not None and has(jaxpr, scan_p, while_p):
-        notes.append("XLA counts the body of a loop once in flops and bytes accessed.")
+    if loops is not None and not loops.all_known:
+        notes.append(
+            "The steps of a loop whose length only the running program knows count "
+            "once in flops and bytes accessed."
+        )
+    if module is not None and "__ynn_fusion" in module.text:
+        notes.append(
+            "The memory at the peak leaves out what XLA's library for products on CPU "
+            "takes for itself."
+        )
     if sent and has(jaxpr, cond_p):
         notes.append(
             "Collectives in a branch count as if the branch were always taken."

@@ -159,11 +159,12 @@ class Cost:
     """What the compiler says that one call costs on one device. None: it does not say.
 
     Attributes:
-      flops: floating point operations.
+      flops: arithmetic operations, in every step of a loop of known length.
       bytes_accessed: bytes read and written in memory.
       peak_bytes: most bytes in use at once: arguments, results and temporary values,
         less what a donated argument saves.
       argument_bytes, output_bytes, temporary_bytes: the parts of it.
+      transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
     """
 
     flops: float | None
@@ -172,6 +173,7 @@ class Cost:
     argument_bytes: int | None
     output_bytes: int | None
     temporary_bytes: int | None
+    transcendentals: float | None = None
 
     @property
     def intensity(self) -> float | None:

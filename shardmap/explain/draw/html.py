@@ -197,6 +197,7 @@ def _cost(cost: Cost | None) -> Iterator[str]:
         return
     values = (
         ("Floating point operations", _quantity(cost.flops)),
+        ("Exponentials and the like", _quantity(cost.transcendentals)),
         ("Bytes read and written", _bytes(cost.bytes_accessed)),
         ("Operations per byte", _quantity(cost.intensity)),
         ("Memory at its peak", _bytes(cost.peak_bytes)),

@@ -182,10 +182,12 @@ def _wires(lines: _Writer, wires: Interconnect, seconds: float) -> None:
 def _cost(cost: Cost) -> Iterator[str]:
     for value, text in (
         (cost.flops, "flops"),
+        (cost.transcendentals, "exponentials and the like"),
         (cost.bytes_accessed, "bytes accessed"),
         (cost.intensity, "flops a byte (arithmetic intensity)"),
     ):
-        yield f"{'unknown' if value is None else f'{value:,.4g}'} {text}"
+        if value is not None or text != "exponentials and the like":
+            yield f"{'unknown' if value is None else f'{value:,.4g}'} {text}"
     parts = (
         ("arguments", cost.argument_bytes),
         ("results", cost.output_bytes),
