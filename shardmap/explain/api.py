@@ -15,7 +15,7 @@ from shardmap.explain import functions
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
-from shardmap.explain.read import arrays, vmaps
+from shardmap.explain.read import arrays, sharded, vmaps
 from shardmap.explain.read.axes import axes_of
 from shardmap.explain.read.collectives import collectives_of, has
 from shardmap.explain.read.compiled import cost_of, layouts_of
@@ -141,6 +141,8 @@ def _explain(
         ),
     )
     layouts = [*layouts_in, *layouts_out]
+    cuts = sharded.cuts_of(described, layouts)
+    axes = sharded.with_devices(axes, cuts)
     num_devices = max(
         [1, *map(arrays.device_count, layouts), *(m.size for m in meshes)]
     )
@@ -184,12 +186,17 @@ def _explain(
         collectives=sent,
         cost=cost,
         interconnect=wires,
-        remarks=remarks_on(
-            traced.jaxpr,
-            axes,
-            described,
-            num_devices,
-            None if device is None else len(jax.local_devices(backend=device.platform)),
+        remarks=(
+            *sharded.looped(axes, cuts),
+            *remarks_on(
+                traced.jaxpr,
+                axes,
+                described,
+                num_devices,
+                None
+                if device is None
+                else len(jax.local_devices(backend=device.platform)),
+            ),
         ),
         notes=tuple(notes),
     )

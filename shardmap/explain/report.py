@@ -10,7 +10,9 @@ from typing import Any, Literal
 from shardmap.explain.interconnect import Interconnect
 from shardmap.sharding.spec import ShardingSpec
 
-AxisKind = Literal["spmap", "mesh_map", "vmap", "loop", "while", "shard_map", "pmap"]
+AxisKind = Literal[
+    "spmap", "mesh_map", "vmap", "loop", "while", "shard_map", "pmap", "sharding"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Axis:
       name: what collectives call the axis, as text; None if it has no name.
       size: the number of elements; None if only the running program knows.
       kind: what made the axis. "spmap", "mesh_map", "shard_map" and "pmap" lie on
-        devices, "vmap" is one batched operation, "loop" and "while" are steps one
+        devices, and "sharding" where only arrays lie so; "vmap" is one batched operation, "loop" and "while" are steps one
         after another.
       devices: how many devices share the elements, 1 for one program.
       vectorised: how many elements are one batched operation on a device; None if
@@ -50,9 +52,18 @@ class Axis:
     @property
     def idle_places(self) -> int:
         """How many places compute nothing that is needed, as the axis is too short."""
-        if self.size is None or self.vectorised is None or self.steps is None:
+        if self.size is None:
             return 0
-        return self.devices * self.vectorised * self.steps - self.size
+        return self.devices * -(-self.size // self.devices) - self.size
+
+    @property
+    def last_step(self) -> int | None:
+        """How many elements the last step of a device has, if those before have more."""
+        if self.size is None or self.vectorised is None or self.steps is None:
+            return None
+        before = self.vectorised * (self.steps - 1)
+        last = -(-self.size // self.devices) - before
+        return last if last < self.vectorised else None
 
     def __str__(self) -> str:
         name = "an axis" if self.name is None else f"axis {self.name!r}"
@@ -66,6 +77,7 @@ class Axis:
             f"{self.devices:,} device{'s' * (self.devices != 1)} x "
             f"{_number(self.vectorised)} vectorised x "
             f"{_number(self.steps)} step{'s' * (self.steps != 1)}"
+            + ("" if self.last_step is None else f", the last of {self.last_step:,}")
         )
 
 
@@ -244,7 +256,7 @@ class Report:
 
 
 _DERIVED: dict[type, tuple[str, ...]] = {
-    Axis: ("layout", "idle_places"),
+    Axis: ("layout", "idle_places", "last_step"),
     ArrayLayout: ("num_devices", "copies"),
     Cost: ("intensity",),
     Report: ("seconds",),

@@ -70,7 +70,9 @@ def axes_of_pairs(
     shape = [size for _, size in mesh]
     if not pairs or max(map(max, pairs)) >= np.prod(shape, dtype=int):
         return ()
-    sources, targets = (np.array(np.unravel_index(ends, shape)) for ends in zip(*pairs, strict=True))
+    sources, targets = (
+        np.array(np.unravel_index(ends, shape)) for ends in zip(*pairs, strict=True)
+    )
     differ = (sources != targets).any(axis=1)
     return tuple(name for (name, _), other in zip(mesh, differ, strict=True) if other)
 
