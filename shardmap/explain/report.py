@@ -23,8 +23,8 @@ class Axis:
       name: what collectives call the axis, as text; None if it has no name.
       size: the number of elements; None if only the running program knows.
       kind: what made the axis. "spmap", "mesh_map", "shard_map" and "pmap" lie on
-        devices, and "sharding" where only arrays lie so; "vmap" is one batched operation, "loop" and "while" are steps one
-        after another.
+        devices, and "sharding" where only arrays lie so; "vmap" is one batched
+        operation, "loop" and "while" are steps one after another.
       devices: how many devices share the elements, 1 for one program.
       vectorised: how many elements are one batched operation on a device; None if
         it cannot be told, as for some vmaps in the middle of a program.
@@ -58,7 +58,7 @@ class Axis:
 
     @property
     def last_step(self) -> int | None:
-        """How many elements the last step of a device has, if those before have more."""
+        """How many elements the last step of a device has, if others have more."""
         if self.size is None or self.vectorised is None or self.steps is None:
             return None
         before = self.vectorised * (self.steps - 1)

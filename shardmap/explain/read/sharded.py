@@ -1,4 +1,4 @@
-"""The axes that run on devices because arrays lie on them, as the partitioner has it."""
+"""The axes that run on devices because arrays lie on them."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
