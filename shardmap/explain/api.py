@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 from jax.extend.core.primitives import cond_p
@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.types import Jaxpr, Value
 from shardmap.arrays import array_likes, trees
 from shardmap.explain import functions
-from shardmap.explain.explanation import Explanation
+from shardmap.explain.explanation import Explanation, PlanExplanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
 from shardmap.explain.read import arrays, sharded, vmaps
@@ -29,9 +29,21 @@ from shardmap.explain.read.source import definition_of
 from shardmap.explain.report import Axis
 
 
+@overload
+def explain(
+    fun: functions.Plan, *, interconnect: str | Interconnect | None = None
+) -> PlanExplanation: ...
+
+
+@overload
 def explain(
     fun: Callable[..., Any], *, interconnect: str | Interconnect | None = None
-) -> Callable[..., Explanation]:
+) -> Callable[..., Explanation]: ...
+
+
+def explain(
+    fun: Any, *, interconnect: str | Interconnect | None = None
+) -> Callable[..., Explanation] | PlanExplanation:
     """Explains how a function runs: in parallel, vectorised, in a loop; at what cost.
 
     The function is traced, more than once perhaps, and compiled as a call would do, but
@@ -48,7 +60,8 @@ def explain(
       the compiler knows is None.
 
     Args:
-      fun: the function.
+      fun: the function; or what `plan` gave, which is explained at once: what becomes
+        of each cut, and its stages.
       interconnect: what joins the devices, for times: the name of one in
         ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect` of your own
         numbers. Default: no times.
@@ -70,6 +83,8 @@ def explain(
       >>> [(each.kind, each.bytes_in) for each in report.collectives]
       [('all-reduce', 16)]
     """
+    if isinstance(fun, functions.Plan):
+        return PlanExplanation(str(fun).splitlines()[0], fun.explain())
     if not callable(fun):
         raise TypeError(
             f"explain takes a function, got {fun!r} of type {type(fun).__name__}: "
@@ -198,7 +213,7 @@ def _explain(
                 else len(jax.local_devices(backend=device.platform)),
             ),
         ),
-        notes=tuple(notes),
+        notes=(*notes, *functions.cuts(fun, args, kwargs)),
     )
 
 

@@ -41,11 +41,11 @@ class Arrays(NamedTuple):
 
 def groups_of_arrays(arrays: Sequence[ArrayLayout]) -> list[Arrays]:
     """Arrays by role, prefix and layout, in the order of the first of each."""
-    found: dict[Hashable, list[ArrayLayout]] = {}
+    found: dict[tuple[str, str, str], list[ArrayLayout]] = {}
     for array in arrays:
         prefix = re.split(r"[\[.]", array.path, maxsplit=1)[0]
         found.setdefault((prefix, array.role, array.layout), []).append(array)
-    return [Arrays(*key, tuple(those)) for key, those in found.items()]  # type: ignore[misc]
+    return [Arrays(*key, arrays=tuple(those)) for key, those in found.items()]
 
 
 class Sends(NamedTuple):
@@ -53,14 +53,14 @@ class Sends(NamedTuple):
 
     Attributes:
       first: one of them, which stands for what they share.
-      count: how often they run, together; None if that is not known of one.
+      times: how often they run, together; None if that is not known of one.
       bytes_in, bytes_out: each time; the most of any.
       same: whether all have the same bytes.
       link_bytes, seconds: of all; None if they are not known of one.
     """
 
     first: Collective
-    count: int | None
+    times: int | None
     bytes_in: int
     bytes_out: int
     same: bool
@@ -126,7 +126,7 @@ def _waits(report: Report) -> str:
     if not there:
         return "Nothing moves between devices."
     groups = groups_of_collectives(there)
-    counts = [group.count for group in groups]
+    counts = [group.times for group in groups]
     many = "some" if None in counts else f"{sum(filter(None, counts)):,}"
     sent = sum(group.link_bytes or 0 for group in groups)
     most = max(groups, key=lambda group: group.link_bytes or 0).first

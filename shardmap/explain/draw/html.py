@@ -39,6 +39,20 @@ def page(report: Report) -> str:
     >>> page(nothing).splitlines()[0]
     '<!DOCTYPE html>'
     """
+    return document(f"{report.name} explained", _content(report))
+
+
+def titled(title: str, text: str) -> str:
+    """A text as it stands under its title, as one element."""
+    return (
+        f'<div class="{CLASS}">\n<style>\n{css(f".{CLASS}")}\n</style>\n'
+        f'<h2>{escape(title)}</h2>\n<div class="box" tabindex="0"><pre class="code">'
+        f"{escape(text)}</pre></div>\n</div>"
+    )
+
+
+def document(title: str, content: str) -> str:
+    """A whole HTML document."""
     body = (
         "html { color-scheme: light dark } body { margin: 0; background: var(--back) }"
     )
@@ -48,7 +62,7 @@ def page(report: Report) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{escape(report.name)} explained</title>
+<title>{escape(title)}</title>
 <style>
 {css(f".{CLASS}")}
 {body}
@@ -58,7 +72,7 @@ main {{ max-width: 62rem; margin: 0 auto; padding: 1.6rem 1rem 3rem }}
 </head>
 <body class="{CLASS}">
 <main>
-{_content(report)}
+{content}
 </main>
 </body>
 </html>
@@ -265,7 +279,7 @@ _COLLECTIVE_COLUMNS = (
     _Column("What", lambda c: _kind(c.first)),
     _Column("Over", lambda c: _over(c.first)),
     _Column("Devices", lambda c: _number(c.first.group_size), True),
-    _Column("Times", lambda c: _number(c.count), True),
+    _Column("Times", lambda c: _number(c.times), True),
     _Column("In, each", lambda c: size(c.bytes_in), True),
     _Column("Out, each", lambda c: size(c.bytes_out), True),
     _Column("Sent, all", lambda c: _bytes(c.link_bytes), True),

@@ -162,7 +162,7 @@ def _more(lines: _Writer, count: int, what: str) -> None:
 
 def _collective(lines: _Writer, sends: groups.Sends) -> None:
     collective = sends.first
-    count = "some" if sends.count is None else f"{sends.count:,}"
+    count = "some" if sends.times is None else f"{sends.times:,}"
     most = "" if sends.same else "at most "
     over = "".join(f" {name!r}" for name in collective.axes)
     what = over and f"{collective.operation or ''} over{over}".strip()

@@ -40,7 +40,7 @@ def reported(
             sizes.setdefault((other.bytes_in, other.bytes_out), []).append(other)
         found += [_of_both(each, copies, wires) for copies in sizes.values()]
     found += [_of_compiler(other, wires) for other in others]
-    notes = [] if by_xla is None else _differences(sent, matches)
+    notes = [] if by_xla is None else _differences(sent, matches, by_xla)
     return tuple(found), notes
 
 
@@ -211,7 +211,11 @@ def _costs(
     return count * share * wires.time(each.kind, together, each.group_size), link_bytes
 
 
-def _differences(sent: Sequence[Sent], matches: Sequence[list[Compiled]]) -> list[str]:
+def _differences(
+    sent: Sequence[Sent],
+    matches: Sequence[list[Compiled]],
+    by_xla: Sequence[Compiled],
+) -> list[str]:
     notes = []
     gone = matches.count([])
     if gone:
@@ -233,7 +237,7 @@ def _differences(sent: Sequence[Sent], matches: Sequence[list[Compiled]]) -> lis
                 f"XLA does a {each.operation} {count:,} times, where the program says "
                 f"{each.count:,}: it was moved out of a loop, or shared."
             )
-    together = collections.Counter(m.instruction for those in matches for m in those)
+    together = collections.Counter(each.instruction for each in by_xla)
     numbers = collections.Counter(count for count in together.values() if count > 1)
     for count, often in sorted(numbers.items()):
         times = f", {often:,} times" if often > 1 else ""

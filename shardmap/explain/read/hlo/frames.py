@@ -6,6 +6,7 @@ functions, places in both, and frames, each of a place and of the frame around i
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from shardmap.explain.read.source import user_line
 
@@ -18,7 +19,9 @@ class Frames:
     """The tables of a program."""
 
     def __init__(self, text: str) -> None:
-        self._tables = {name: dict(_rows(text, name)) for name in _TABLES}
+        self._tables: dict[str, dict[int, Any]] = {
+            name: dict(_rows(text, name)) for name in _TABLES
+        }
 
     def source(self, frame: int) -> str | None:
         """The innermost line of the user's that a frame is in."""
@@ -41,7 +44,7 @@ class Frames:
             frame = around
 
 
-def _rows(text: str, table: str) -> Iterator[tuple[int, object]]:
+def _rows(text: str, table: str) -> Iterator[tuple[int, Any]]:
     """The rows of a table: a name, or numbers by their names."""
     found = re.search(rf"^{table}\n((?:\d.*\n)*)", text, re.MULTILINE)
     for row in found[1].splitlines() if found else ():

@@ -110,7 +110,8 @@ def _along_names(sizes: str, order: str, names: str) -> Groups:
         name: (int(before or 1), int(size or dict(mesh)[name]))
         for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", names)
     }
-    shape, grouped = [], []
+    shape: list[int] = []
+    grouped: list[int] = []
     for name, size in mesh:
         before, length = parts.get(name, (size, 1))
         if name in parts:
