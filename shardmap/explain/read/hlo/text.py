@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from shardmap.explain.read.hlo import frames
 
@@ -105,10 +105,63 @@ class Module:
     def _frames(self) -> frames.Frames:
         return frames.Frames(self.text)
 
+    @functools.cached_property
+    def _users(self) -> dict[str, list[Instruction]]:
+        """Who takes the result of each instruction. Names are those of the module."""
+        users: dict[str, list[Instruction]] = {}
+        for instructions in self.computations.values():
+            for each in instructions:
+                for name in each.operands:
+                    users.setdefault(name, []).append(each)
+        return users
+
     def source_of(self, instruction: Instruction) -> str | None:
-        """The innermost line of the user's program that an instruction is of."""
-        found = _FRAME.search(instruction.line)
-        return self._frames.source(int(found[1])) if found else None
+        """The innermost line of the user's program that an instruction is for.
+
+        Where XLA does not say it of what it put in, that is the line of what takes the
+        result, or else of what makes the operands.
+        """
+        return self._nearest(instruction, self._taken_by) or self._nearest(
+            instruction, self._made_by
+        )
+
+    def _nearest(
+        self,
+        instruction: Instruction,
+        onward: Callable[[Instruction], list[Instruction]],
+    ) -> str | None:
+        found, seen = [instruction], {instruction.name}
+        for each in found:  # It grows meanwhile.
+            frame = _FRAME.search(each.line)
+            source = self._frames.source(int(frame[1])) if frame else None
+            if source is not None:
+                return source
+            for other in onward(each):
+                if other.name not in seen:
+                    seen.add(other.name)
+                    found.append(other)
+        return None
+
+    def _taken_by(self, each: Instruction) -> list[Instruction]:
+        return [*self._inside(each), *self._users.get(each.name, ())]
+
+    def _made_by(self, each: Instruction) -> list[Instruction]:
+        by_name = self._by_name
+        made = [by_name[name] for name in each.operands if name in by_name]
+        return [*self._inside(each), *made]
+
+    def _inside(self, each: Instruction) -> list[Instruction]:
+        """The root of a fusion, which XLA may say more of than of the fusion."""
+        called = each.called if each.opcode == "fusion" else []
+        return [i for _, c in called for i in self.computations[c] if i.is_root]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Instruction]:
+        return {
+            each.name: each
+            for instructions in self.computations.values()
+            for each in instructions
+        }
 
     def runs(self) -> Iterator[tuple[Instruction, int | None]]:
         """All that a call runs, with how often; None: XLA does not know."""
