@@ -21,6 +21,7 @@ from shardmap.explain.read.collectives import collectives_of, has
 from shardmap.explain.read.compiled import cost_of, layouts_of
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import Loops, Work, loops_of
+from shardmap.explain.read.hlo.live import largest_at_peak
 from shardmap.explain.read.hlo.text import module_of
 from shardmap.explain.read.matching import reported
 from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
@@ -214,6 +215,7 @@ def _explain(
             ),
         ),
         notes=(*notes, *functions.cuts(fun, args, kwargs)),
+        largest=() if module is None else largest_at_peak(module),
     )
 
 

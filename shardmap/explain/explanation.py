@@ -25,6 +25,7 @@ class Explanation(Report):
       interconnect: what times are estimated for, or None.
       remarks: worth reading first.
       notes: what the numbers do not say, such as that nothing was compiled.
+      largest: the largest values alive where a device holds most, but its arguments.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

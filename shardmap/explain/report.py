@@ -196,6 +196,23 @@ class Cost:
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """A value that a device holds where a call needs most memory.
+
+    Attributes:
+      type: its dtype and shape on the device, as XLA writes them.
+      bytes: on one device.
+      operation: what made it.
+      source: the line of the program that it is for, or None.
+    """
+
+    type: str
+    bytes: int
+    operation: str
+    source: str | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Remark:
     """Something worth changing.
 
@@ -225,6 +242,7 @@ class Report:
     interconnect: Interconnect | None
     remarks: tuple[Remark, ...]
     notes: tuple[str, ...]
+    largest: tuple[Held, ...] = ()
 
     @property
     def inputs(self) -> tuple[ArrayLayout, ...]:

@@ -132,8 +132,8 @@ def _waits(report: Report) -> str:
     most = max(groups, key=lambda group: group.link_bytes or 0).first
     place = f" for {most.source}" if most.source else ""
     return (
-        f"Between devices: {many} collectives a call, of which a device sends "
-        f"{size(sent)}; most by {most.kind}{place}."
+        f"Between devices: {many} collective{'s' * (many != '1')} a call, in which a "
+        f"device sends {size(sent)}; most by {most.kind}{place}."
     )
 
 

@@ -14,7 +14,6 @@ from shardmap.explain.report import (
     ArrayLayout,
     Axis,
     Collective,
-    Cost,
     Remark,
     Report,
 )
@@ -105,7 +104,7 @@ def _content(report: Report) -> str:
             *_section("Axes", _folded(map(_axis, report.axes), 5)),
             *_section("Arrays", _arrays(report.arrays)),
             *_section("Between devices", _collectives(report)),
-            *_section("Cost of a call, per device", _cost(report.cost)),
+            *_section("Cost of a call, per device", _cost(report)),
             *_section("Notes", _notes(report.notes)),
         ]
     )
@@ -234,7 +233,8 @@ def _collectives(report: Report) -> Iterator[str]:
         )
 
 
-def _cost(cost: Cost | None) -> Iterator[str]:
+def _cost(report: Report) -> Iterator[str]:
+    cost = report.cost
     if cost is None:
         return
     values = (
@@ -250,6 +250,12 @@ def _cost(cost: Cost | None) -> Iterator[str]:
         f'<p class="quiet">In memory: arguments {_bytes(cost.argument_bytes)}, results '
         f"{_bytes(cost.output_bytes)}, temporary {_bytes(cost.temporary_bytes)}.</p>"
     )
+    for held in report.largest:
+        where = f" {_code(held.source)}" if held.source else ""
+        yield (
+            f'<p class="quiet">{size(held.bytes)}: {_code(held.type)} of '
+            f"{escape(held.operation)}{where}</p>"
+        )
 
 
 def _notes(notes: Sequence[str]) -> Iterator[str]:

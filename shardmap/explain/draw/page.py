@@ -73,6 +73,9 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         lines.section("Cost of one call, on one device")
         for line in _cost(report.cost):
             lines.add(line, 2)
+        for held in report.largest[:3]:
+            where = f" [{held.source}]" if held.source else ""
+            lines.add(f"{size(held.bytes)}: {held.type} of {held.operation}{where}", 6)
     if report.notes:
         lines.section("Notes")
         for note in report.notes:
