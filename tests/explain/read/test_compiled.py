@@ -248,7 +248,7 @@ def test_to_dict_is_json(name, explained):
 
 def test_specs_in_a_dict_are_code_that_builds_them(explained):
     for array in explained("mesh_map").to_dict()["arrays"]:
-        spec = eval(array["spec"], vars(sm).copy())
+        spec = eval(array["spec"], {name: getattr(sm, name) for name in sm.__all__})
         assert isinstance(spec, sm.ShardingSpec)
 
 

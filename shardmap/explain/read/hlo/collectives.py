@@ -130,7 +130,7 @@ def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
     >>> _operations("jit(f)/(shard_map/psum:pad)", 2)
     [('psum',), ('pad',)]
     >>> _operations("jit(f)/(a:b/psum:c:d/pmax)", 2)
-    [('psum', 'pmax'), ('psum', 'pmax')]
+    [('a', 'psum', 'pmax'), ('a', 'psum', 'pmax')]
     """
     inside = re.search(r"\(([^()]*:[^()]*)\)$", op_name) if count > 1 else None
     if inside is None:
@@ -139,6 +139,7 @@ def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
     parts = [part.rsplit("/", 1)[-1] for part in inside[1].split(":")]
     if len(parts) == count:
         return [(part,) for part in parts]
-    # A scope of the user's has a colon in its name, or several values have one part.
+    # A scope of the user's has a colon in its name, or several values have one part:
+    # all that may be an operation.
     ends = re.findall(r"(?:/|^)([^/:]+)(?=:|$)", inside[1])
     return [tuple(dict.fromkeys(ends))] * count
