@@ -3,23 +3,26 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
-from jax.extend.core.primitives import cond_p, scan_p, while_p
+from jax.extend.core.primitives import cond_p
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.types import Jaxpr, Value
 from shardmap.arrays import array_likes, trees
 from shardmap.explain import functions
-from shardmap.explain.explanation import Explanation
+from shardmap.explain.explanation import Explanation, PlanExplanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
-from shardmap.explain.read import arrays, vmaps
+from shardmap.explain.read import arrays, sharded, vmaps
 from shardmap.explain.read.axes import axes_of
 from shardmap.explain.read.collectives import collectives_of, has
 from shardmap.explain.read.compiled import cost_of, layouts_of
-from shardmap.explain.read.hlo import compiled_collectives
+from shardmap.explain.read.hlo.collectives import compiled_collectives
+from shardmap.explain.read.hlo.cost import Loops, Work, loops_of
+from shardmap.explain.read.hlo.live import largest_at_peak
+from shardmap.explain.read.hlo.text import module_of
 from shardmap.explain.read.matching import reported
 from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
 from shardmap.explain.read.remarks import remarks_on
@@ -27,9 +30,21 @@ from shardmap.explain.read.source import definition_of
 from shardmap.explain.report import Axis
 
 
+@overload
+def explain(
+    fun: functions.Plan, *, interconnect: str | Interconnect | None = None
+) -> PlanExplanation: ...
+
+
+@overload
 def explain(
     fun: Callable[..., Any], *, interconnect: str | Interconnect | None = None
-) -> Callable[..., Explanation]:
+) -> Callable[..., Explanation]: ...
+
+
+def explain(
+    fun: Any, *, interconnect: str | Interconnect | None = None
+) -> Callable[..., Explanation] | PlanExplanation:
     """Explains how a function runs: in parallel, vectorised, in a loop; at what cost.
 
     The function is traced, more than once perhaps, and compiled as a call would do, but
@@ -46,7 +61,8 @@ def explain(
       the compiler knows is None.
 
     Args:
-      fun: the function.
+      fun: the function; or what `plan` gave, which is explained at once: what becomes
+        of each cut, and its stages.
       interconnect: what joins the devices, for times: the name of one in
         ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect` of your own
         numbers. Default: no times.
@@ -68,6 +84,8 @@ def explain(
       >>> [(each.kind, each.bytes_in) for each in report.collectives]
       [('all-reduce', 16)]
     """
+    if isinstance(fun, functions.Plan):
+        return PlanExplanation(str(fun).splitlines()[0], fun.explain())
     if not callable(fun):
         raise TypeError(
             f"explain takes a function, got {fun!r} of type {type(fun).__name__}: "
@@ -105,10 +123,10 @@ def _explain(
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
     traced = functions.traced(fun, args, kwargs)
     jaxpr = traced.jaxpr.jaxpr
-    meshes = meshes_of(jaxpr)
+    meshes = meshes_of(jaxpr, (args, kwargs))
     abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
     axes = _axes(fun, args, kwargs, jaxpr)
-    cost, sent_by_xla, text = None, None, ""
+    cost, module, loops = None, None, None
     if abstract and isinstance(fun, functions.HasShardings):
         layouts_in, layouts_out = fun.shardings(args, traced.out_info)
     elif abstract:
@@ -117,9 +135,10 @@ def _explain(
         lowered = functions.lowered(fun, traced, args, kwargs)
         compiled = lowered.compile()
         layouts_in, layouts_out = layouts_of(lowered, compiled, traced)
-        text = compiled.as_text() or ""
-        sent_by_xla = compiled_collectives(text) if text else None
-        cost = cost_of(compiled)
+        text = compiled.as_text()
+        module = module_of(text) if text else None
+        loops = Loops(Work(1, 1, 1), False) if module is None else loops_of(module)
+        cost = cost_of(compiled, loops)
     out_info = jax.tree.leaves(traced.out_info)
     described = (
         *arrays.array_layouts(
@@ -138,12 +157,16 @@ def _explain(
         ),
     )
     layouts = [*layouts_in, *layouts_out]
+    cuts = sharded.cuts_of(described, layouts)
+    axes = sharded.with_devices(axes, cuts)
     num_devices = max(
         [1, *map(arrays.device_count, layouts), *(m.size for m in meshes)]
     )
     device = None if abstract else device_of(layouts, meshes)
+    mesh = axes_of_meshes(meshes, layouts)
     of_program = collectives_of(jaxpr)
-    sent, notes = reported(of_program, sent_by_xla, wires)
+    of_compiled = None if module is None else compiled_collectives(module, mesh)
+    sent, notes = reported(of_program, of_compiled, wires)
     if abstract:
         notes.insert(
             0,
@@ -155,15 +178,23 @@ def _explain(
                 "The partitioner may do the collectives of a map with "
                 "lowering='spmd' in another way."
             )
-    if cost is not None and has(jaxpr, scan_p, while_p):
-        notes.append("XLA counts the body of a loop once in flops and bytes accessed.")
+    if loops is not None and not loops.all_known:
+        notes.append(
+            "The steps of a loop whose length only the running program knows count "
+            "once in flops and bytes accessed."
+        )
+    if module is not None and "__ynn_fusion" in module.text:
+        notes.append(
+            "The memory at the peak leaves out what XLA's library for products on CPU "
+            "takes for itself."
+        )
     if sent and has(jaxpr, cond_p):
         notes.append(
             "Collectives in a branch count as if the branch were always taken."
         )
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
-        mesh=axes_of_meshes(meshes, layouts),
+        mesh=mesh,
         num_devices=num_devices,
         device_kind=None if device is None else device.device_kind,
         axes=axes,
@@ -171,14 +202,20 @@ def _explain(
         collectives=sent,
         cost=cost,
         interconnect=wires,
-        remarks=remarks_on(
-            traced.jaxpr,
-            axes,
-            described,
-            num_devices,
-            None if device is None else len(jax.local_devices(backend=device.platform)),
+        remarks=(
+            *sharded.looped(axes, cuts),
+            *remarks_on(
+                traced.jaxpr,
+                axes,
+                described,
+                num_devices,
+                None
+                if device is None
+                else len(jax.local_devices(backend=device.platform)),
+            ),
         ),
-        notes=tuple(notes),
+        notes=(*notes, *functions.cuts(fun, args, kwargs)),
+        largest=() if module is None else largest_at_peak(module),
     )
 
 

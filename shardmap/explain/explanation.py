@@ -25,6 +25,7 @@ class Explanation(Report):
       interconnect: what times are estimated for, or None.
       remarks: worth reading first.
       notes: what the numbers do not say, such as that nothing was compiled.
+      largest: the largest values alive where a device holds most, but its arguments.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -50,3 +51,38 @@ class Explanation(Report):
           path: the file to write.
         """
         pathlib.Path(path).write_text(html.page(self), encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanExplanation:
+    """What becomes of each cut of a plan, and its stages.
+
+    Attributes:
+      title: shards and bytes, in a line.
+      text: each axis of each argument, then each stage.
+
+    Example:
+      >>> import numpy as np, shardmap as sm
+      >>> x = np.ones((6, 2), np.float32)
+      >>> made = sm.plan(lambda x: (x * 2).sum(1), x, in_slices={0: 3})
+      >>> sm.explain(made).title
+      'ShardPlan: 3 shards, at most 24 B of 72 B in one (33.3%)'
+    """
+
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.title}\n{self.text}"
+
+    def _repr_html_(self) -> str:
+        return html.titled(self.title, self.text)
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the explanation as one HTML page, which needs no network.
+
+        Args:
+          path: the file to write.
+        """
+        text = html.document(self.title, html.titled(self.title, self.text))
+        pathlib.Path(path).write_text(text, encoding="utf-8")

@@ -44,6 +44,32 @@ class HasShardings(Protocol):
     ) -> tuple[Sequence[Sharding], Sequence[Sharding]]: ...
 
 
+@runtime_checkable
+class Plan(Protocol):
+    """What is cut into shards, and says what became of each cut."""
+
+    @property
+    def num_shards(self) -> int: ...
+
+    def explain(self) -> str: ...
+
+
+@runtime_checkable
+class InPieces(Protocol):
+    """A function that works in pieces, and says for a call what became of each cut."""
+
+    def explain(self, *args: Any, **kwargs: Any) -> str: ...
+
+
+def cuts(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What a function that works in pieces says of its cuts, a line each."""
+    if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
+        return tuple(line.strip() for line in fun.explain(*args, **kwargs).splitlines())
+    return ()
+
+
 def traced(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> jax.stages.Traced:

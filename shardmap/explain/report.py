@@ -10,7 +10,9 @@ from typing import Any, Literal
 from shardmap.explain.interconnect import Interconnect
 from shardmap.sharding.spec import ShardingSpec
 
-AxisKind = Literal["spmap", "mesh_map", "vmap", "loop", "while", "shard_map", "pmap"]
+AxisKind = Literal[
+    "spmap", "mesh_map", "vmap", "loop", "while", "shard_map", "pmap", "sharding"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +23,8 @@ class Axis:
       name: what collectives call the axis, as text; None if it has no name.
       size: the number of elements; None if only the running program knows.
       kind: what made the axis. "spmap", "mesh_map", "shard_map" and "pmap" lie on
-        devices, "vmap" is one batched operation, "loop" and "while" are steps one
-        after another.
+        devices, and "sharding" where only arrays lie so; "vmap" is one batched
+        operation, "loop" and "while" are steps one after another.
       devices: how many devices share the elements, 1 for one program.
       vectorised: how many elements are one batched operation on a device; None if
         it cannot be told, as for some vmaps in the middle of a program.
@@ -50,9 +52,18 @@ class Axis:
     @property
     def idle_places(self) -> int:
         """How many places compute nothing that is needed, as the axis is too short."""
-        if self.size is None or self.vectorised is None or self.steps is None:
+        if self.size is None:
             return 0
-        return self.devices * self.vectorised * self.steps - self.size
+        return self.devices * -(-self.size // self.devices) - self.size
+
+    @property
+    def last_step(self) -> int | None:
+        """How many elements the last step of a device has, if others have more."""
+        if self.size is None or self.vectorised is None or self.steps is None:
+            return None
+        before = self.vectorised * (self.steps - 1)
+        last = -(-self.size // self.devices) - before
+        return last if last < self.vectorised else None
 
     def __str__(self) -> str:
         name = "an axis" if self.name is None else f"axis {self.name!r}"
@@ -66,6 +77,7 @@ class Axis:
             f"{self.devices:,} device{'s' * (self.devices != 1)} x "
             f"{_number(self.vectorised)} vectorised x "
             f"{_number(self.steps)} step{'s' * (self.steps != 1)}"
+            + ("" if self.last_step is None else f", the last of {self.last_step:,}")
         )
 
 
@@ -159,11 +171,12 @@ class Cost:
     """What the compiler says that one call costs on one device. None: it does not say.
 
     Attributes:
-      flops: floating point operations.
+      flops: arithmetic operations, in every step of a loop of known length.
       bytes_accessed: bytes read and written in memory.
       peak_bytes: most bytes in use at once: arguments, results and temporary values,
         less what a donated argument saves.
       argument_bytes, output_bytes, temporary_bytes: the parts of it.
+      transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
     """
 
     flops: float | None
@@ -172,6 +185,7 @@ class Cost:
     argument_bytes: int | None
     output_bytes: int | None
     temporary_bytes: int | None
+    transcendentals: float | None = None
 
     @property
     def intensity(self) -> float | None:
@@ -179,6 +193,23 @@ class Cost:
         if self.flops is None or not self.bytes_accessed:
             return None
         return self.flops / self.bytes_accessed
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A value that a device holds where a call needs most memory.
+
+    Attributes:
+      type: its dtype and shape on the device, as XLA writes them.
+      bytes: on one device.
+      operation: what made it.
+      source: the line of the program that it is for, or None.
+    """
+
+    type: str
+    bytes: int
+    operation: str
+    source: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +242,7 @@ class Report:
     interconnect: Interconnect | None
     remarks: tuple[Remark, ...]
     notes: tuple[str, ...]
+    largest: tuple[Held, ...] = ()
 
     @property
     def inputs(self) -> tuple[ArrayLayout, ...]:
@@ -242,7 +274,7 @@ class Report:
 
 
 _DERIVED: dict[type, tuple[str, ...]] = {
-    Axis: ("layout", "idle_places"),
+    Axis: ("layout", "idle_places", "last_step"),
     ArrayLayout: ("num_devices", "copies"),
     Cost: ("intensity",),
     Report: ("seconds",),

@@ -162,6 +162,27 @@ def test_errors_are_those_of_a_call():
         sm.explain(mapped)(ones(8), ones(4))
 
 
+# Plans, and functions in pieces
+
+
+def test_a_plan_is_explained_at_once(tmp_path):
+    made = sm.plan(lambda x: (x * 2).sum(1), ones(6, 2), in_slices={0: 3})
+    report = sm.explain(made)
+    assert str(report) == f"{str(made).splitlines()[0]}\n{made.explain()}"
+    report.save(tmp_path / "plan.html")
+    for page in (report._repr_html_(), (tmp_path / "plan.html").read_text()):
+        assert "3 shards" in page
+    assert (tmp_path / "plan.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_function_in_pieces_says_what_became_of_its_cuts():
+    fun = sm.chunked(lambda x: jnp.tanh(x).sum(1), {0: 4})
+    report = sm.explain(fun)(ones(8, 3))
+    assert [array.shape for array in report.outputs] == [(8,)]
+    for line in fun.explain(ones(8, 3)).splitlines():
+        assert line.strip() in report.notes
+
+
 # Meshes without devices
 
 

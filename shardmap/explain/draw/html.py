@@ -4,17 +4,16 @@ The page holds all that it needs: its style and its pictures. Nothing is fetched
 no script runs. It follows the reader's light or dark scheme, and fits a phone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from shardmap.explain.draw import svg
+from shardmap.explain.draw import groups, svg
 from shardmap.explain.draw.style import css
 from shardmap.explain.report import (
     ArrayLayout,
     Axis,
     Collective,
-    Cost,
     Remark,
     Report,
 )
@@ -24,6 +23,8 @@ CLASS = "shardmap-report"
 # An array beyond these has its line, and no picture: a page of a model's hundreds of
 # parameters is to stay a page.
 MOST_PICTURES = 24
+# So many rows of a table are there at once; the others unfold.
+MOST_ROWS = 12
 # Says to the browser what is true anyway: nothing is fetched, and there is no script.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 UNKNOWN = "unknown"
@@ -37,6 +38,20 @@ def page(report: Report) -> str:
     >>> page(nothing).splitlines()[0]
     '<!DOCTYPE html>'
     """
+    return document(f"{report.name} explained", _content(report))
+
+
+def titled(title: str, text: str) -> str:
+    """A text as it stands under its title, as one element."""
+    return (
+        f'<div class="{CLASS}">\n<style>\n{css(f".{CLASS}")}\n</style>\n'
+        f'<h2>{escape(title)}</h2>\n<div class="box" tabindex="0"><pre class="code">'
+        f"{escape(text)}</pre></div>\n</div>"
+    )
+
+
+def document(title: str, content: str) -> str:
+    """A whole HTML document."""
     body = (
         "html { color-scheme: light dark } body { margin: 0; background: var(--back) }"
     )
@@ -46,7 +61,7 @@ def page(report: Report) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{escape(report.name)} explained</title>
+<title>{escape(title)}</title>
 <style>
 {css(f".{CLASS}")}
 {body}
@@ -56,7 +71,7 @@ main {{ max-width: 62rem; margin: 0 auto; padding: 1.6rem 1rem 3rem }}
 </head>
 <body class="{CLASS}">
 <main>
-{_content(report)}
+{content}
 </main>
 </body>
 </html>
@@ -83,12 +98,13 @@ def _content(report: Report) -> str:
     return "\n".join(
         [
             _header(report),
-            *_section("Worth a look", map(_remark, report.remarks)),
+            _verdict(report),
+            *_section("Worth a look", _folded(map(_remark, report.remarks), 4)),
             *_section("Mesh", _mesh(report)),
-            *_section("Axes", map(_axis, report.axes)),
+            *_section("Axes", _folded(map(_axis, report.axes), 5)),
             *_section("Arrays", _arrays(report.arrays)),
             *_section("Between devices", _collectives(report)),
-            *_section("Cost of a call, per device", _cost(report.cost)),
+            *_section("Cost of a call, per device", _cost(report)),
             *_section("Notes", _notes(report.notes)),
         ]
     )
@@ -112,6 +128,20 @@ def _header(report: Report) -> str:
         f'<header>\n<h1>{_code(report.name)}</h1>\n<p class="lead">'
         f"{escape(where)}</p>\n</header>"
     )
+
+
+def _verdict(report: Report) -> str:
+    items = "".join(f"<li>{escape(each)}</li>" for each in groups.verdict(report))
+    return f'<ul class="verdict">{items}</ul>'
+
+
+def _folded(parts: Iterable[str], most: int) -> Iterator[str]:
+    """The first parts, and the others to unfold."""
+    parts = list(parts)
+    yield from parts[:most]
+    if parts[most:]:
+        title = f"{len(parts) - most:,} more"
+        yield f"<details><summary>{title}</summary>{''.join(parts[most:])}</details>"
 
 
 def _remark(remark: Remark) -> str:
@@ -144,13 +174,19 @@ def _axis(axis: Axis) -> str:
 def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
     if not arrays:
         return
-    yield '<div class="arrays">'
-    yield from (_array(array) for array in arrays[:MOST_PICTURES])
-    yield "</div>"
-    rest = arrays[MOST_PICTURES:]
-    if rest:
-        yield f'<p class="quiet">{_count(len(rest), "more array")}</p>'
-        yield _table(_ARRAY_COLUMNS, rest, "more arrays")
+    if len(arrays) <= groups.MOST_ARRAYS:
+        yield f'<div class="arrays">{"".join(map(_array, arrays))}</div>'
+        return
+    pictures = MOST_PICTURES
+    for group in groups.groups_of_arrays(arrays):
+        shown, rest = group.arrays[:pictures], group.arrays[pictures:]
+        pictures -= len(shown)
+        yield f"<details><summary>{escape(group.title)}</summary>"
+        if shown:
+            yield f'<div class="arrays">{"".join(map(_array, shown))}</div>'
+        if rest:
+            yield _table(_ARRAY_COLUMNS, rest, f"arrays of {group.prefix}")
+        yield "</details>"
 
 
 def _array(array: ArrayLayout) -> str:
@@ -182,7 +218,12 @@ def _collectives(report: Report) -> Iterator[str]:
         return
     times = [each.seconds for each in collectives if each.seconds is not None]
     columns = [c for c in _COLLECTIVE_COLUMNS if c.title != "Time" or times]
-    yield _table(columns, collectives, "collectives")
+    rows = groups.groups_of_collectives(collectives)
+    yield _table(columns, rows[:MOST_ROWS], "collectives")
+    if rows[MOST_ROWS:]:
+        title = f"{len(rows) - MOST_ROWS:,} more"
+        rest = _table(columns, rows[MOST_ROWS:], "more collectives")
+        yield f"<details><summary>{title}</summary>{rest}</details>"
     joined, together = report.interconnect, report.seconds
     if joined is not None and together:
         yield (
@@ -192,11 +233,13 @@ def _collectives(report: Report) -> Iterator[str]:
         )
 
 
-def _cost(cost: Cost | None) -> Iterator[str]:
+def _cost(report: Report) -> Iterator[str]:
+    cost = report.cost
     if cost is None:
         return
     values = (
         ("Floating point operations", _quantity(cost.flops)),
+        ("Exponentials and the like", _quantity(cost.transcendentals)),
         ("Bytes read and written", _bytes(cost.bytes_accessed)),
         ("Operations per byte", _quantity(cost.intensity)),
         ("Memory at its peak", _bytes(cost.peak_bytes)),
@@ -207,6 +250,12 @@ def _cost(cost: Cost | None) -> Iterator[str]:
         f'<p class="quiet">In memory: arguments {_bytes(cost.argument_bytes)}, results '
         f"{_bytes(cost.output_bytes)}, temporary {_bytes(cost.temporary_bytes)}.</p>"
     )
+    for held in report.largest:
+        where = f" {_code(held.source)}" if held.source else ""
+        yield (
+            f'<p class="quiet">{size(held.bytes)}: {_code(held.type)} of '
+            f"{escape(held.operation)}{where}</p>"
+        )
 
 
 def _notes(notes: Sequence[str]) -> Iterator[str]:
@@ -233,17 +282,17 @@ _ARRAY_COLUMNS = (
     _Column("On a device", lambda a: _bytes(a.shard_bytes), True),
 )
 _COLLECTIVE_COLUMNS = (
-    _Column("What", lambda c: _kind(c)),
-    _Column("Over", lambda c: _code(", ".join(c.axes)) if c.axes else UNKNOWN),
-    _Column("Devices", lambda c: _number(c.group_size), True),
-    _Column("Times", lambda c: _number(c.count), True),
+    _Column("What", lambda c: _kind(c.first)),
+    _Column("Over", lambda c: _over(c.first)),
+    _Column("Devices", lambda c: _number(c.first.group_size), True),
+    _Column("Times", lambda c: _number(c.times), True),
     _Column("In, each", lambda c: size(c.bytes_in), True),
     _Column("Out, each", lambda c: size(c.bytes_out), True),
     _Column("Sent, all", lambda c: _bytes(c.link_bytes), True),
     _Column(
         "Time", lambda c: UNKNOWN if c.seconds is None else duration(c.seconds), True
     ),
-    _Column("Where", lambda c: _where(c)),
+    _Column("Where", lambda c: _where(c.first)),
 )
 
 
@@ -268,6 +317,10 @@ def _cells(columns: Sequence[_Column], row: object) -> Iterator[str]:
 
 def _kind_of(column: _Column) -> str:
     return ' class="number"' if column.is_number else ""
+
+
+def _over(collective: Collective) -> str:
+    return _code(", ".join(collective.axes)) if collective.axes else UNKNOWN
 
 
 def _kind(collective: Collective) -> str:

@@ -6,12 +6,13 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
+from shardmap.explain.draw import groups
+from shardmap.explain.draw.groups import MOST_LINES
 from shardmap.explain.draw.text import picture
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.report import (
     ArrayLayout,
     Axis,
-    Collective,
     Cost,
     Remark,
     Report,
@@ -40,20 +41,31 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     lines = _Writer(max(width, NARROWEST), colour)
     lines.head(f"{report.name}: {_where(report)}")
-    for remark in report.remarks:
+    for sentence in groups.verdict(report):
+        lines.add(sentence, 2)
+    for remark in report.remarks[:MOST_LINES]:
         _remark(lines, remark)
+    _more(lines, len(report.remarks), "remarks")
     if report.axes:
         lines.section("Axes")
-        for axis in report.axes:
+        for axis in report.axes[:MOST_LINES]:
             _axis(lines, axis)
+        _more(lines, len(report.axes), "axes")
     lines.section("Arrays")
-    for array in report.arrays:
-        _array(lines, array)
+    if len(report.arrays) > groups.MOST_ARRAYS:
+        for group in groups.groups_of_arrays(report.arrays):
+            lines.add(group.title, 2)
+    else:
+        for array in report.arrays:
+            _array(lines, array)
     lines.section("Collectives")
     if not report.collectives:
         lines.add("none: nothing moves between devices", 2)
-    for collective in report.collectives:
-        _collective(lines, collective)
+    sends = groups.groups_of_collectives(report.collectives)
+    for group_of in sends[: 2 * MOST_LINES]:
+        _collective(lines, group_of)
+    if len(sends) > 2 * MOST_LINES:
+        lines.add(f"and {len(sends) - 2 * MOST_LINES:,} more lines of the program", 2)
     if report.collectives and report.seconds is not None:
         assert report.interconnect is not None
         _wires(lines, report.interconnect, report.seconds)
@@ -61,6 +73,9 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         lines.section("Cost of one call, on one device")
         for line in _cost(report.cost):
             lines.add(line, 2)
+        for held in report.largest[:3]:
+            where = f" [{held.source}]" if held.source else ""
+            lines.add(f"{size(held.bytes)}: {held.type} of {held.operation}{where}", 6)
     if report.notes:
         lines.section("Notes")
         for note in report.notes:
@@ -143,21 +158,28 @@ def _array(lines: _Writer, array: ArrayLayout) -> None:
             return
 
 
-def _collective(lines: _Writer, collective: Collective) -> None:
-    count = "some" if collective.count is None else f"{collective.count:,}"
+def _more(lines: _Writer, count: int, what: str) -> None:
+    if count > MOST_LINES:
+        lines.add(f"and {count - MOST_LINES:,} more {what}", 2)
+
+
+def _collective(lines: _Writer, sends: groups.Sends) -> None:
+    collective = sends.first
+    count = "some" if sends.times is None else f"{sends.times:,}"
+    most = "" if sends.same else "at most "
     over = "".join(f" {name!r}" for name in collective.axes)
-    what = collective.operation and f"{collective.operation} over{over}"
+    what = over and f"{collective.operation or ''} over{over}".strip()
     group = collective.group_size
     devices = "" if group is None else f"{group:,} devices"
     parts = ", ".join(filter(None, (what, devices)))
     text = (
-        f"{count} x {collective.kind} ({parts}): {size(collective.bytes_in)} in, "
-        f"{size(collective.bytes_out)} out"
+        f"{count} x {collective.kind} ({parts}): {most}{size(sends.bytes_in)} in, "
+        f"{size(sends.bytes_out)} out"
     )
-    if collective.link_bytes is not None:
-        text += f"; a device sends {size(collective.link_bytes)}"
-    if collective.seconds is not None:
-        text += f", about {duration(collective.seconds)}"
+    if sends.link_bytes is not None:
+        text += f"; a device sends {size(sends.link_bytes)}"
+    if sends.seconds is not None:
+        text += f", about {duration(sends.seconds)}"
     lines.add(text, 2)
     if collective.added_by_partitioner:
         lines.add("put in by the compiler: the program has no such operation", 6)
@@ -182,10 +204,12 @@ def _wires(lines: _Writer, wires: Interconnect, seconds: float) -> None:
 def _cost(cost: Cost) -> Iterator[str]:
     for value, text in (
         (cost.flops, "flops"),
+        (cost.transcendentals, "exponentials and the like"),
         (cost.bytes_accessed, "bytes accessed"),
         (cost.intensity, "flops a byte (arithmetic intensity)"),
     ):
-        yield f"{'unknown' if value is None else f'{value:,.4g}'} {text}"
+        if value is not None or text != "exponentials and the like":
+            yield f"{'unknown' if value is None else f'{value:,.4g}'} {text}"
     parts = (
         ("arguments", cost.argument_bytes),
         ("results", cost.output_bytes),

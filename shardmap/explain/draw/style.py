@@ -58,6 +58,10 @@ RULES = """
   border-radius: 0 6px 6px 0; padding: .5rem .9rem; margin: .6rem 0; }
 & .remark .advice::before { content: "Instead: "; color: var(--remark);
   font-weight: 600; }
+& .verdict { padding-left: 1.2rem; margin: 1rem 0 0; max-width: 44rem; }
+& details { margin: .5rem 0; }
+& summary { cursor: pointer; }
+& summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 & .axis { border-left: 3px solid var(--accent); padding: .1rem 0 .1rem .9rem;
   margin: .9rem 0; }
 & .layout { color: var(--accent); font-weight: 600; }

@@ -41,6 +41,7 @@ class Sent:
       bytes_in, bytes_out: of one device, each time.
       source: the line of the program.
       by_partitioner: whether the partitioner is free to do it otherwise.
+      in_map: whether it is what a map of this package makes of an operation.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Sent:
     bytes_out: int
     source: str | None
     by_partitioner: bool
+    in_map: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,7 @@ def _sent(equation: Equation, scope: _Scope) -> Sent | None:
         sum(nbytes(aval_of(var)) for var in equation.outvars),
         source_of(equation) or scope.sources.get(collective.name),
         scope.program.partitioned,
+        scope.mesh is not None,
     )
 
 

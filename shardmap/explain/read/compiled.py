@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from shardmap.explain.read import arrays
+from shardmap.explain.read.hlo.cost import Loops
 from shardmap.explain.report import Cost
 
 
@@ -30,8 +31,15 @@ def layouts_of(
     return specs_in, specs_out
 
 
-def cost_of(compiled: jax.stages.Compiled) -> Cost:
+def cost_of(compiled: jax.stages.Compiled, loops: Loops) -> Cost:
+    """The compiler's numbers, with every step of a loop where it counts only one."""
     analysis = compiled.cost_analysis() or {}
+
+    def number(key: str, times: float) -> float | None:
+        value = analysis.get(key)
+        # The compiler says -1 where it does not know.
+        return None if value is None or value < 0 else value * times
+
     memory = compiled.memory_analysis()
     sizes: list[Any] = [
         getattr(memory, f"{part}_size_in_bytes", None)
@@ -43,8 +51,9 @@ def cost_of(compiled: jax.stages.Compiled) -> Cost:
         argument, output, temporary, alias = sizes
         peak = argument + output + temporary - alias
     return Cost(
-        flops=analysis.get("flops"),
-        bytes_accessed=analysis.get("bytes accessed"),
+        flops=number("flops", loops.factors.flops),
+        transcendentals=number("transcendentals", loops.factors.transcendentals),
+        bytes_accessed=number("bytes accessed", loops.factors.bytes),
         peak_bytes=peak,
         argument_bytes=sizes[0],
         output_bytes=sizes[1],

@@ -1,12 +1,13 @@
 """The collectives of a program, next to those that the compiler made of them."""
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 
 from shardmap._jax.collectives import ALL_COLLECTIVES
 from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.explain.read.collectives import Sent
-from shardmap.explain.read.hlo import Compiled
+from shardmap.explain.read.hlo.collectives import Compiled
 from shardmap.explain.report import Collective
 
 _FUNCTIONS = {primitive.name: each.name for primitive, each in ALL_COLLECTIVES.items()}
@@ -20,8 +21,8 @@ def reported(
 ) -> tuple[tuple[Collective, ...], list[str]]:
     """The collectives of both, each once, and what differs, in sentences.
 
-    Where the compiler sends other bytes than the program says, the bytes are the
-    compiler's.
+    Where the compiler sends other bytes, or another number of times, than the program
+    says, the numbers are the compiler's.
 
     Args:
       sent: those of the program.
@@ -29,40 +30,39 @@ def reported(
       wires: what times are estimated for.
     """
     matches, others = _matched(sent, by_xla or ())
-    found = [
-        _collective(
-            each,
-            each if match is None else match,
-            wires,
-            None if by_xla is None else match is not None,
-        )
-        for each, match in zip(sent, matches, strict=True)
-    ]
-    operations = {each.operation for each in sent}
-    found += [
-        _collective(None, other, wires, True)
-        for other in others
-        # Else it is a copy of one of the program's, as an unrolled loop makes.
-        if _FUNCTIONS.get(other.operation) not in operations
-    ]
-    notes = [] if by_xla is None else _differences(sent, matches)
+    found: list[Collective] = []
+    for each, those in zip(sent, matches, strict=True):
+        if not those:
+            found.append(_of_program(each, wires, None if by_xla is None else False))
+        # Copies of one operation, such as those of an unrolled loop, are one line.
+        sizes: dict[tuple[int, int], list[Compiled]] = {}
+        for other in those:
+            sizes.setdefault((other.bytes_in, other.bytes_out), []).append(other)
+        found += [_of_both(each, copies, wires) for copies in sizes.values()]
+    found += [_of_compiler(other, wires) for other in others]
+    notes = [] if by_xla is None else _differences(sent, matches, by_xla)
     return tuple(found), notes
 
 
 def _matched(
     sent: Sequence[Sent], by_xla: Sequence[Compiled]
-) -> tuple[list[Compiled | None], list[Compiled]]:
-    """For each of the program's the compiled one, and those that are left."""
+) -> tuple[list[list[Compiled]], list[Compiled]]:
+    """For each of the program's the compiled ones, and those that are left."""
     left = list(by_xla)
-    matches: list[Compiled | None] = [None] * len(sent)
+    matches: list[list[Compiled]] = [[] for _ in sent]
     # Whoever agrees in everything comes first.
-    for fits in (_all, _same_operation, _same_bytes, _partitioned):
-        for number, each in enumerate(sent):
-            for other in left if matches[number] is None else ():
+    for fits in (_all, _all_but_count, _all_but_source, *_LOOSER):
+        for each, those in zip(sent, matches, strict=True):
+            for other in left if not those else ():
                 if _same_group(each, other) and fits(each, other):
-                    matches[number] = other
+                    those.append(other)
                     left.remove(other)
                     break
+    for each, those in zip(sent, matches, strict=True):
+        for other in list(left):
+            if _same_group(each, other) and _is_copy(each, those, other):
+                those.append(other)
+                left.remove(other)
     return matches, left
 
 
@@ -74,16 +74,43 @@ def _same_group(each: Sent, other: Compiled) -> bool:
 
 
 def _all(each: Sent, other: Compiled) -> bool:
-    return _same_operation(each, other) and each.bytes_in == other.bytes_in
+    return _all_but_count(each, other) and each.count == other.count
+
+
+def _all_but_count(each: Sent, other: Compiled) -> bool:
+    return _same_line(each, other) and _same_bytes(each, other)
+
+
+def _all_but_source(each: Sent, other: Compiled) -> bool:
+    return _same_operation(each, other) and _same_bytes(each, other)
+
+
+def _same_line(each: Sent, other: Compiled) -> bool:
+    return each.source == other.source and _same_operation(each, other)
 
 
 def _same_operation(each: Sent, other: Compiled) -> bool:
-    return each.operation == _FUNCTIONS.get(other.operation)
+    """Whether it may be of that operation.
+
+    Of several values that XLA sends as one it says only where one of them is from, and
+    what a map makes of an operation is of the line of the map.
+    """
+    merged = other.together > other.bytes_in
+    return each.operation in map(_FUNCTIONS.get, other.operations) and (
+        merged
+        or each.in_map
+        or other.source is None
+        or each.source in (None, other.source)
+    )
 
 
 def _same_bytes(each: Sent, other: Compiled) -> bool:
+    return each.bytes_in == other.bytes_in
+
+
+def _free(each: Sent, other: Compiled) -> bool:
     """For those of which XLA does not say, or cannot say, where they are from."""
-    is_free = each.by_partitioner or not other.operation
+    is_free = each.by_partitioner or not other.operations
     return is_free and each.bytes_in == other.bytes_in
 
 
@@ -92,57 +119,129 @@ def _partitioned(each: Sent, other: Compiled) -> bool:
     return each.by_partitioner
 
 
-def _collective(
-    each: Sent | None,
-    bytes_of: Sent | Compiled,
-    wires: Interconnect | None,
-    in_compiled: bool | None,
+_LOOSER = (_same_line, _same_operation, _free, _partitioned)
+
+
+def _is_copy(each: Sent, those: Sequence[Compiled], other: Compiled) -> bool:
+    """Whether a loop that XLA unrolled explains one more of the same."""
+    if not those or not _all_but_source(each, other):
+        return False
+    counts = [copy.count for copy in (*those, other)]
+    if each.count is None or None in counts:
+        return each.count is None
+    return sum(counts) <= each.count  # type: ignore[arg-type]
+
+
+def _of_program(
+    each: Sent, wires: Interconnect | None, in_compiled: bool | None
 ) -> Collective:
-    """One of the program's, or None and one that only the compiler has."""
-    origin = each or bytes_of
-    kind, group_size, bytes_in = bytes_of.kind, origin.group_size, bytes_of.bytes_in
-    # XLA may know how many steps a while loop has.
-    count = bytes_of.count if origin.count is None else origin.count
-    seconds = link_bytes = None
-    if count is not None:
-        link_bytes = count * sent_bytes(kind, bytes_in, group_size)
-        if wires is not None:
-            seconds = count * wires.time(kind, bytes_in, group_size)
+    """One that only the program has."""
+    seconds, link_bytes = _costs(each, each.count, each.bytes_in, wires)
     return Collective(
-        kind=kind,
-        operation=None if each is None else each.operation,
-        axes=() if each is None else each.axes,
-        group_size=group_size,
-        count=count,
-        bytes_in=bytes_in,
-        bytes_out=bytes_of.bytes_out,
-        source=None if each is None else each.source,
-        added_by_partitioner=each is None,
+        kind=each.kind,
+        operation=each.operation,
+        axes=each.axes,
+        group_size=each.group_size,
+        count=each.count,
+        bytes_in=each.bytes_in,
+        bytes_out=each.bytes_out,
+        source=each.source,
+        added_by_partitioner=False,
         in_compiled=in_compiled,
         seconds=seconds,
         link_bytes=link_bytes,
     )
 
 
-def _differences(sent: Sequence[Sent], matches: Sequence[Compiled | None]) -> list[str]:
+def _of_both(
+    each: Sent, copies: Sequence[Compiled], wires: Interconnect | None
+) -> Collective:
+    """One of the program, as the compiler does it."""
+    count = _count(each, copies)
+    first = copies[0]
+    seconds, link_bytes = _costs(first, count, first.together, wires)
+    return dataclasses.replace(
+        _of_program(each, wires, True),
+        count=count,
+        bytes_in=first.bytes_in,
+        bytes_out=first.bytes_out,
+        source=each.source or first.source,
+        seconds=seconds,
+        link_bytes=link_bytes,
+    )
+
+
+def _count(each: Sent, copies: Sequence[Compiled]) -> int | None:
+    """How often it runs: XLA may know it of a while loop, or not of a scan."""
+    counts = [copy.count for copy in copies]
+    return each.count if None in counts else sum(counts)  # type: ignore[arg-type]
+
+
+def _of_compiler(other: Compiled, wires: Interconnect | None) -> Collective:
+    """One that is nowhere in the program, or not so."""
+    seconds, link_bytes = _costs(other, other.count, other.together, wires)
+    operations = [_FUNCTIONS.get(name) for name in other.operations]
+    operation = operations[0] if len(operations) == 1 else None
+    return Collective(
+        kind=other.kind,
+        operation=operation,
+        axes=other.axes,
+        group_size=other.group_size,
+        count=other.count,
+        bytes_in=other.bytes_in,
+        bytes_out=other.bytes_out,
+        source=other.source,
+        added_by_partitioner=operation is None,
+        in_compiled=True,
+        seconds=seconds,
+        link_bytes=link_bytes,
+    )
+
+
+def _costs(
+    each: Sent | Compiled, count: int | None, together: int, wires: Interconnect | None
+) -> tuple[float | None, int | None]:
+    """Seconds and bytes; values that are sent as one share the time of that."""
+    if count is None:
+        return None, None
+    link_bytes = count * sent_bytes(each.kind, each.bytes_in, each.group_size)
+    if wires is None:
+        return None, link_bytes
+    share = each.bytes_in / together if together else 1.0
+    return count * share * wires.time(each.kind, together, each.group_size), link_bytes
+
+
+def _differences(
+    sent: Sequence[Sent],
+    matches: Sequence[list[Compiled]],
+    by_xla: Sequence[Compiled],
+) -> list[str]:
     notes = []
-    gone = matches.count(None)
+    gone = matches.count([])
     if gone:
         notes.append(
             f"{_collectives(gone)} in the program and not in the compiled one: XLA "
             "removed, merged or replaced what it did not need."
         )
-    for each, match in zip(sent, matches, strict=True):
-        if match is not None and not each.by_partitioner:
-            if match.bytes_in != each.bytes_in:
-                notes.append(
-                    f"XLA sends {match.bytes_in:,} bytes for a {each.operation} of "
-                    f"{each.bytes_in:,}: it changed the shape or the type."
-                )
-    together = collections.Counter(m.instruction for m in matches if m is not None)
-    for count in together.values():
-        if count > 1:
-            notes.append(f"XLA sends {count} of the collectives as one.")
+    for each, those in zip(sent, matches, strict=True):
+        if not those or each.by_partitioner:
+            continue
+        for number in sorted({m.bytes_in for m in those} - {each.bytes_in}):
+            notes.append(
+                f"XLA sends {number:,} bytes for a {each.operation} of "
+                f"{each.bytes_in:,}: it changed the shape or the type."
+            )
+        count = _count(each, those)
+        if None not in (count, each.count) and count != each.count:
+            notes.append(
+                f"XLA does a {each.operation} {count:,} times, where the program says "
+                f"{each.count:,}: it was moved out of a loop, or shared."
+            )
+    together = collections.Counter(each.instruction for each in by_xla)
+    numbers = collections.Counter(count for count in together.values() if count > 1)
+    for count, often in sorted(numbers.items()):
+        times = f", {often:,} times" if often > 1 else ""
+        notes.append(f"XLA sends {count} of the collectives as one{times}.")
     return notes
 
 

@@ -6,15 +6,34 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
-from shardmap._jax.types import Jaxpr
+from shardmap._jax.types import Jaxpr, PyTree
 from shardmap._jax.walk import equations
 
 
-def meshes_of(jaxpr: Jaxpr) -> list[Any]:
-    """The meshes that a program's equations name, the largest first."""
+def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
+    """The meshes that a program's equations name, the largest first.
+
+    Where axes are explicit an equation names the abstract mesh of the one that is set,
+    or that its arguments lie on: it is that one.
+
+    Args:
+      jaxpr: the program.
+      args: what it is called with.
+    """
     named = (equation.params.get("mesh") for equation in equations(jaxpr))
+    around = [jax.sharding.get_mesh()]
+    around += [
+        leaf.sharding.mesh
+        for leaf in jax.tree.leaves(args)
+        if isinstance(getattr(leaf, "sharding", None), NamedSharding)
+    ]
+    here = {
+        tuple(mesh.shape.items()): mesh for mesh in around if isinstance(mesh, Mesh)
+    }
     found = [
-        mesh
+        here.get(tuple(mesh.shape.items()), mesh)
+        if isinstance(mesh, AbstractMesh)
+        else mesh
         for mesh in named
         if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty
     ]

@@ -125,7 +125,11 @@ def _taken_whole(equation: Equation) -> list[Any]:
         specs = params["in_specs"]
     else:
         return []
-    return [a for a, spec in zip(equation.invars, specs, strict=True) if not any(spec)]
+    return [
+        atom
+        for atom, spec in zip(equation.invars, specs, strict=True)
+        if not spec.unreduced and not any(spec.partitions)
+    ]
 
 
 def _sliced_gathers(jaxpr: Jaxpr) -> list[Remark]:

@@ -2,7 +2,8 @@
 
 import inspect
 import pathlib
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -17,15 +18,35 @@ _LIBRARIES = tuple(
         pathlib.Path(__file__).parents[2],
     )
 )
+# In here are other people's, such as those of a model's layers.
+_INSTALLED = tuple(
+    {f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")}
+)
 
 
 def source_of(equation: Equation) -> str | None:
     """The innermost line of the user's program, as ``file:line (function)``."""
     traceback: Any = equation.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        if not frame.file_name.startswith((*_LIBRARIES, "<frozen")):
-            return _line(frame.file_name, frame.line_num, frame.function_name)
-    return None
+    return user_line(
+        (frame.file_name, frame.line_num, frame.function_name)
+        for frame in (traceback.frames if traceback is not None else ())
+    )
+
+
+def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:
+    """The innermost line of the user's, or else of an installed package but JAX.
+
+    Args:
+      stack: file, line and function of each frame, innermost first.
+    """
+    installed = None
+    for file_name, number, function in stack:
+        if not file_name or file_name.startswith((*_LIBRARIES, "<frozen")):
+            continue
+        if not file_name.startswith(_INSTALLED):
+            return _line(file_name, number, function)
+        installed = installed or (file_name, number, function)
+    return None if installed is None else _line(*installed)
 
 
 def definition_of(fun: Callable[..., Any]) -> str | None:

@@ -17,6 +17,9 @@ function probe(doc) {
 
   const findings = [];
   const root = doc.documentElement;
+  const height = root.scrollHeight;
+  // What is folded is looked at unfolded.
+  for (const folded of doc.querySelectorAll("details")) folded.open = true;
   if (root.scrollWidth > root.clientWidth)
     findings.push(`the page is ${root.scrollWidth} wide, there are ${root.clientWidth}`);
 
@@ -107,6 +110,7 @@ function probe(doc) {
       check(element, style(element, "::before").color);
 
   return {
+    height,
     findings: [...new Set(findings)].slice(0, 300),
     texts: texts.length,
     contrast: least,

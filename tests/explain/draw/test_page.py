@@ -56,9 +56,14 @@ def test_it_has_all_that_is_known(report):
         assert expected in text
 
 
-def test_remarks_come_first(report):
+def test_the_verdict_comes_first_and_remarks_before_all_else(report):
     lines = page(report, 200).split("\n")
-    assert lines[1].startswith("!")
+    assert lines[1] == "  In parallel: 'i' over 8 devices."
+    assert lines[2].startswith("  Between devices: 2 collectives a call, in which")
+    assert lines[2].endswith("(fun).")
+    assert lines[3].startswith("  Memory on a device: 2.0 MiB, most of it arguments.")
+    assert lines[4].startswith("  Change first: w of 2.0 MiB is whole on each")
+    assert lines[5].startswith("!")
     assert lines.index("Axes") > max(
         k for k, line in enumerate(lines) if line.startswith("!")
     )

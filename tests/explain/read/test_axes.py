@@ -36,7 +36,8 @@ def total(x):
         (8, None, "8 devices x 1 vectorised x 1 step"),
         (32, None, "8 devices x 4 vectorised x 1 step"),
         (32, 2, "8 devices x 2 vectorised x 2 steps"),
-        (32, 3, "8 devices x 3 vectorised x 2 steps"),
+        (32, 3, "8 devices x 3 vectorised x 2 steps, the last of 1"),
+        (104, 3, "8 devices x 3 vectorised x 5 steps, the last of 1"),
         (32, 100, "8 devices x 4 vectorised x 1 step"),
         (3, None, "3 devices x 1 vectorised x 1 step"),
         (11, None, "6 devices x 2 vectorised x 1 step"),
@@ -55,6 +56,16 @@ def test_every_place_has_room_for_an_element():
         places = axis.devices * axis.vectorised * axis.steps
         assert places - axis.idle_places == length
         assert 0 <= axis.idle_places < axis.devices
+
+
+def test_a_short_last_step_leaves_no_device_idle():
+    report = sm.explain(sm.spmap(double, batch_size=3))(np.ones((104, 4), np.float32))
+    (axis,) = report.axes
+    assert (axis.idle_places, axis.last_step) == (0, 1)
+    assert report.remarks == ()
+    text = "an axis of 100 = 1 device x 16 vectorised x 7 steps, the last of 4"
+    mapped = sm.explain(lambda x: jax.lax.map(double, x, batch_size=16))
+    assert str(mapped(np.ones((100, 4), np.float32)).axes[0]) == text
 
 
 def test_devices_that_are_given():
@@ -141,8 +152,8 @@ def test_a_shard_map_of_single_elements_among_others_is_no_pmap():
     [
         (6, None, "1 vectorised x 6 steps"),
         (6, 2, "2 vectorised x 3 steps"),
-        (5, 2, "2 vectorised x 3 steps"),
-        (7, 3, "3 vectorised x 3 steps"),
+        (5, 2, "2 vectorised x 3 steps, the last of 1"),
+        (7, 3, "3 vectorised x 3 steps, the last of 1"),
     ],
 )
 def test_lax_map(length, batch_size, layout):

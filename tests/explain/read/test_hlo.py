@@ -2,7 +2,12 @@
 
 import pytest
 
-from shardmap.explain.read.hlo import compiled_collectives
+from shardmap.explain.read.hlo import collectives
+from shardmap.explain.read.hlo.text import module_of
+
+
+def compiled_collectives(text, mesh=()):
+    return collectives.compiled_collectives(module_of(text), mesh)
 
 
 def module(*lines, partitions=8):
@@ -151,7 +156,65 @@ def test_where_it_comes_from():
             'metadata={op_name="jit(f)/shard_map/psum" stack_frame_id=1}'
         )
     )
-    assert each.operation == "psum"
+    assert each.operations == ("psum",)
+
+
+TABLES = """HloModule jit_f, num_partitions=8
+
+FileNames
+1 "/home/user/train.py"
+2 "/home/user/model.py"
+
+FunctionNames
+1 "<module>"
+2 "Model.loss"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=12 end_line=12 column=2 end_column=2}
+2 {file_name_id=2 function_name_id=2 line=7 end_line=7 column=17 end_column=17}
+3 {file_name_id=3 function_name_id=2 line=1 end_line=1 column=17 end_column=17}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+3 {file_location_id=3 parent_frame_id=2}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %a = f32[4]{0} all-reduce(%p), replica_groups={{0,1}}, metadata={stack_frame_id=2}
+  %b = f32[4]{0} all-reduce(%a), replica_groups={{0,1}}, metadata={stack_frame_id=3}
+  %c = f32[4]{0} all-reduce(%b), replica_groups={{0,1}}, metadata={op_name="x"}
+  ROOT %d = f32[4]{0} negate(%c), metadata={op_name="y" stack_frame_id=1}
+}
+"""
+
+
+def test_lines_are_found_by_the_tables_of_the_text():
+    """The last has none of its own: it is for what takes its result."""
+    found = compiled_collectives(TABLES)
+    model, train = "/home/user/model.py:7 (Model.loss)", "/home/user/train.py:12"
+    assert [each.source for each in found] == [
+        model,
+        f"{train} (<module>)",
+        f"{train} (<module>)",
+    ]
+    planted = TABLES.replace("line=7 end_line", "line=8 end_line")
+    assert compiled_collectives(planted)[0].source != model
+
+
+def test_axes_are_found_by_the_groups():
+    mesh = [("data", 4), ("model", 2)]
+    for groups, names in (
+        ("[4,2]<=[8]", ("model",)),
+        ("{{0,2,4,6},{1,3,5,7}}", ("data",)),
+        ("{{0,1,2,3,4,5,6,7}}", ("data", "model")),
+        ("[2,4]<=[8]", ()),
+        ("mesh['a'=4,'b'=2] {'a'}", ("data",)),
+        ("mesh['a'=4,'b'=2] {'a','b'}", ("data", "model")),
+    ):
+        line = f"%x = f32[4]{{0}} all-reduce(%p), replica_groups={groups}"
+        (each,) = compiled_collectives(module(line), mesh)
+        assert each.axes == names, groups
 
 
 def test_an_empty_program():

@@ -1,0 +1,150 @@
+"""What a page sums up, so that a model's hundreds of arrays stay a page."""
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from shardmap.explain.report import ArrayLayout, Collective, Report
+from shardmap.units import size
+
+MOST_ARRAYS = 8
+"""From how many arrays on they are grouped."""
+MOST_LINES = 8
+"""How many remarks, axes or groups of collectives are shown unfolded."""
+
+
+class Arrays(NamedTuple):
+    """Arrays of one prefix of the tree that lie in the same way."""
+
+    prefix: str
+    role: str
+    layout: str
+    arrays: tuple[ArrayLayout, ...]
+
+    @property
+    def title(self) -> str:
+        """Such as ``params: 67 arrays, 1.3 MiB, whole on each of 8 devices``."""
+        count = len(self.arrays)
+        if count == 1:
+            (array,) = self.arrays
+            shape = ",".join(map(str, array.shape))
+            text = f"{array.path}: {array.dtype}[{shape}], {size(array.bytes)}"
+        else:
+            total = size(sum(array.bytes for array in self.arrays))
+            text = f"{self.prefix}: {count:,} arrays, {total}"
+        held = [array.shard_bytes for array in self.arrays]
+        text += f", {self.layout}"
+        if None not in held and held != [array.bytes for array in self.arrays]:
+            text += f"; a device has {size(sum(filter(None, held)))}"
+        return text
+
+
+def groups_of_arrays(arrays: Sequence[ArrayLayout]) -> list[Arrays]:
+    """Arrays by role, prefix and layout, in the order of the first of each."""
+    found: dict[tuple[str, str, str], list[ArrayLayout]] = {}
+    for array in arrays:
+        prefix = re.split(r"[\[.]", array.path, maxsplit=1)[0]
+        found.setdefault((prefix, array.role, array.layout), []).append(array)
+    return [Arrays(*key, arrays=tuple(those)) for key, those in found.items()]
+
+
+class Sends(NamedTuple):
+    """Collectives of one kind, over the same axes, for one line of the program.
+
+    Attributes:
+      first: one of them, which stands for what they share.
+      times: how often they run, together; None if that is not known of one.
+      bytes_in, bytes_out: each time; the most of any.
+      same: whether all have the same bytes.
+      link_bytes, seconds: of all; None if they are not known of one.
+    """
+
+    first: Collective
+    times: int | None
+    bytes_in: int
+    bytes_out: int
+    same: bool
+    link_bytes: int | None
+    seconds: float | None
+
+
+def groups_of_collectives(collectives: Sequence[Collective]) -> list[Sends]:
+    """Collectives by kind, axes and line, in the order of the first of each."""
+    found: dict[Hashable, list[Collective]] = {}
+    for each in collectives:
+        key = (each.kind, each.operation, each.axes, each.group_size, each.source)
+        found.setdefault((*key, each.in_compiled), []).append(each)
+    groups = []
+    for those in found.values():
+        counts = [each.count for each in those]
+        sent = [each.link_bytes for each in those]
+        times = [each.seconds for each in those]
+        groups.append(
+            Sends(
+                those[0],
+                None if None in counts else sum(filter(None, counts)),
+                max(each.bytes_in for each in those),
+                max(each.bytes_out for each in those),
+                len({(each.bytes_in, each.bytes_out) for each in those}) == 1,
+                None if None in sent else sum(filter(None, sent)),
+                None if None in times else sum(filter(None, times)),
+            )
+        )
+    return groups
+
+
+def verdict(report: Report) -> list[str]:
+    """What runs in parallel, what it waits for, what it holds, what to change first."""
+    return [
+        _parallel(report),
+        _waits(report),
+        *_holds(report),
+        *(
+            f"Change first: {remark.text}. {remark.advice}"
+            for remark in report.remarks[:1]
+        ),
+    ]
+
+
+def _parallel(report: Report) -> str:
+    cut = [axis for axis in report.axes if axis.devices > 1]
+    if not cut:
+        if report.num_devices == 1:
+            return "One program on one device: no axis is laid on several."
+        return f"No axis is cut: each of {report.num_devices:,} devices does the same."
+    names = [
+        f"{'an axis' if axis.name is None else repr(axis.name)} over "
+        f"{axis.devices:,} devices"
+        for axis in cut[:3]
+    ]
+    more = f" and {len(cut) - 3:,} more" if len(cut) > 3 else ""
+    return f"In parallel: {', '.join(names)}{more}."
+
+
+def _waits(report: Report) -> str:
+    there = [each for each in report.collectives if each.in_compiled is not False]
+    if not there:
+        return "Nothing moves between devices."
+    groups = groups_of_collectives(there)
+    counts = [group.times for group in groups]
+    many = "some" if None in counts else f"{sum(filter(None, counts)):,}"
+    sent = sum(group.link_bytes or 0 for group in groups)
+    most = max(groups, key=lambda group: group.link_bytes or 0).first
+    place = f" for {most.source}" if most.source else ""
+    return (
+        f"Between devices: {many} collective{'s' * (many != '1')} a call, in which a "
+        f"device sends {size(sent)}; most by {most.kind}{place}."
+    )
+
+
+def _holds(report: Report) -> list[str]:
+    cost = report.cost
+    if cost is None or cost.peak_bytes is None:
+        return []
+    parts = {
+        "arguments": cost.argument_bytes or 0,
+        "results": cost.output_bytes or 0,
+        "temporary values": cost.temporary_bytes or 0,
+    }
+    most = max(parts, key=lambda part: parts[part])
+    return [f"Memory on a device: {size(cost.peak_bytes)}, most of it {most}."]

@@ -1,0 +1,145 @@
+"""The collectives of a compiled program."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from shardmap.explain.read.hlo.groups import (
+    axes_of_groups,
+    axes_of_pairs,
+    groups_of,
+    pairs_of,
+)
+from shardmap.explain.read.hlo.text import Instruction, Module, nbytes
+
+_KINDS = re.compile(
+    r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """One value that a compiled program sends between devices.
+
+    Attributes:
+      kind: as XLA calls it.
+      axes: the mesh axes that it goes over; () if that cannot be told.
+      group_size: how many devices are in a group.
+      count: how often it runs; None: XLA does not know.
+      bytes_in, bytes_out: of one device, each time.
+      operations: what it may be of, such as ``psum``: the last parts of what XLA says
+        about where it comes from. Several, where it does not say which value is whose.
+      source: the line of the user's program that it is for.
+      instruction: the number of the instruction; one may send several values.
+      together: the bytes that a device puts into the whole instruction.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    count: int | None
+    bytes_in: int
+    bytes_out: int
+    operations: tuple[str, ...]
+    source: str | None
+    instruction: int
+    together: int
+
+
+def compiled_collectives(
+    module: Module, mesh: Sequence[tuple[str, int]] = ()
+) -> list[Compiled]:
+    """The collectives of a program between different devices, in XLA's order.
+
+    Args:
+      module: the program.
+      mesh: the names and sizes of the mesh axes, if they are known.
+    """
+    found: list[Compiled] = []
+    for number, (instruction, count) in enumerate(module.runs()):
+        kind = _KINDS.fullmatch(instruction.opcode)
+        if kind is not None:
+            found += _read(module, instruction, kind[1], count, number, mesh)
+    return found
+
+
+def _read(
+    module: Module,
+    instruction: Instruction,
+    kind: str,
+    count: int | None,
+    number: int,
+    mesh: Sequence[tuple[str, int]],
+) -> list[Compiled]:
+    line = instruction.line
+    if kind == "collective-permute":
+        pairs = pairs_of(line)
+        group_size = len({end for pair in pairs for end in pair})
+        axes = axes_of_pairs(pairs, mesh)
+    else:
+        groups = groups_of(line, module.num_devices)
+        group_size = len(groups[0])
+        axes = axes_of_groups(groups, mesh)
+    if group_size <= 1:
+        return []
+    outs = _bytes_out(instruction, kind)
+    ins = [_bytes_in(kind, size, group_size) for size in outs]
+    source = module.source_of(instruction)
+    return [
+        Compiled(
+            kind,
+            axes,
+            group_size,
+            count,
+            taken,
+            given,
+            operations,
+            source,
+            number,
+            sum(ins),
+        )
+        for taken, given, operations in zip(
+            ins, outs, _operations(instruction.op_name, len(outs)), strict=True
+        )
+    ]
+
+
+def _bytes_out(instruction: Instruction, kind: str) -> list[int]:
+    """What a device gets, for each value."""
+    shapes = instruction.shapes
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+        # Operands, as many results, and for a permutation two flags.
+        shapes = [shape for shape in shapes if shape != ("u32", ())]
+        shapes = shapes[len(shapes) // 2 :]
+    sizes = [nbytes(*shape) for shape in shapes]
+    # One piece for each device.
+    return [sum(sizes)] if kind == "all-to-all" else sizes
+
+
+def _bytes_in(kind: str, given: int, group_size: int) -> int:
+    if kind == "all-gather":
+        return given // group_size
+    return given * group_size if kind == "reduce-scatter" else given
+
+
+def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
+    """What each value of an instruction may be of.
+
+    >>> _operations("jit(f)/shard_map/psum", 1)
+    [('psum',)]
+    >>> _operations("jit(f)/(shard_map/psum:pad)", 2)
+    [('psum',), ('pad',)]
+    >>> _operations("jit(f)/(a:b/psum:c:d/pmax)", 2)
+    [('a', 'psum', 'pmax'), ('a', 'psum', 'pmax')]
+    """
+    inside = re.search(r"\(([^()]*:[^()]*)\)$", op_name) if count > 1 else None
+    if inside is None:
+        last = op_name.rsplit("/", 1)[-1]
+        return [(last,) if last else ()] * count
+    parts = [part.rsplit("/", 1)[-1] for part in inside[1].split(":")]
+    if len(parts) == count:
+        return [(part,) for part in parts]
+    # A scope of the user's has a colon in its name, or several values have one part:
+    # all that may be an operation.
+    ends = re.findall(r"(?:/|^)([^/:]+)(?=:|$)", inside[1])
+    return [tuple(dict.fromkeys(ends))] * count

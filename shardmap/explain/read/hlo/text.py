@@ -1,0 +1,228 @@
+"""XLA's text of a compiled program, as instructions in computations."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+
+from shardmap.explain.read.hlo import frames
+
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(
+    r"^\s*(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(?.*?) "
+    r"(?P<opcode>[a-z][\w\-]*)\("
+)
+_CALLED = re.compile(
+    r"\b(?P<how>body|condition|calls|to_apply|true_computation|false_computation|"
+    r"branch_computations|called_computations)="
+    r"\{?(?P<names>%?[\w.\-]+(?:, ?%[\w.\-]+)*)"
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_BITS = re.compile(r"^[a-z]+?(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a computation.
+
+    Attributes:
+      name, opcode: as XLA calls it.
+      type: of its result, such as ``f32[4]{0}``.
+      is_root: whether its result is that of the computation.
+      line: all of it.
+    """
+
+    name: str
+    opcode: str
+    type: str
+    is_root: bool
+    line: str
+
+    @property
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The dtype and the dimensions of each array in the result."""
+        return shapes_in(self.type)
+
+    @property
+    def bytes(self) -> int:
+        """Of all arrays in the result."""
+        return sum(nbytes(*each) for each in self.shapes)
+
+    @property
+    def op_name(self) -> str:
+        """What JAX calls where it comes from, such as ``jit(f)/dot_general``."""
+        found = _OP_NAME.search(self.line)
+        return found[1] if found else ""
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of the instructions that it takes results of."""
+        start = self.line.index(f" {self.opcode}(") + len(self.opcode) + 2
+        depth = 1
+        for end in range(start, len(self.line)):
+            depth += {"(": 1, ")": -1}.get(self.line[end], 0)
+            if not depth:
+                break
+        return re.findall(r"%([\w.\-]+)", self.line[start:end])
+
+    @property
+    def called(self) -> list[tuple[str, str]]:
+        """The computations that it calls, each with how, such as "body"."""
+        return [
+            (found["how"], name.strip())
+            for found in _CALLED.finditer(self.line)
+            for name in found["names"].replace("%", "").split(",")
+        ]
+
+    @property
+    def trips(self) -> int | None:
+        """How many steps a loop has; None if XLA does not know."""
+        found = _TRIPS.search(self.line)
+        return int(found[1]) if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A compiled program.
+
+    Attributes:
+      text: XLA's.
+      computations: the instructions of each, in the order in which they run.
+      entry: the name of the one that a call runs.
+      num_devices: how many devices run it.
+    """
+
+    text: str
+    computations: dict[str, list[Instruction]]
+    entry: str
+    num_devices: int
+
+    @functools.cached_property
+    def _frames(self) -> frames.Frames:
+        return frames.Frames(self.text)
+
+    @functools.cached_property
+    def _users(self) -> dict[str, list[Instruction]]:
+        """Who takes the result of each instruction. Names are those of the module."""
+        users: dict[str, list[Instruction]] = {}
+        for instructions in self.computations.values():
+            for each in instructions:
+                for name in each.operands:
+                    users.setdefault(name, []).append(each)
+        return users
+
+    def source_of(self, instruction: Instruction) -> str | None:
+        """The innermost line of the user's program that an instruction is for.
+
+        Where XLA does not say it of what it put in, that is the line of what takes the
+        result, or else of what makes the operands.
+        """
+        return self._nearest(instruction, self._taken_by) or self._nearest(
+            instruction, self._made_by
+        )
+
+    def _nearest(
+        self,
+        instruction: Instruction,
+        onward: Callable[[Instruction], list[Instruction]],
+    ) -> str | None:
+        found, seen = [instruction], {instruction.name}
+        for each in found:  # It grows meanwhile.
+            frame = _FRAME.search(each.line)
+            source = self._frames.source(int(frame[1])) if frame else None
+            if source is not None:
+                return source
+            for other in onward(each):
+                if other.name not in seen:
+                    seen.add(other.name)
+                    found.append(other)
+        return None
+
+    def _taken_by(self, each: Instruction) -> list[Instruction]:
+        return [*self._inside(each), *self._users.get(each.name, ())]
+
+    def _made_by(self, each: Instruction) -> list[Instruction]:
+        by_name = self._by_name
+        made = [by_name[name] for name in each.operands if name in by_name]
+        return [*self._inside(each), *made]
+
+    def _inside(self, each: Instruction) -> list[Instruction]:
+        """The root of a fusion, which XLA may say more of than of the fusion."""
+        called = each.called if each.opcode == "fusion" else []
+        return [i for _, c in called for i in self.computations[c] if i.is_root]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Instruction]:
+        return {
+            each.name: each
+            for instructions in self.computations.values()
+            for each in instructions
+        }
+
+    def runs(self) -> Iterator[tuple[Instruction, int | None]]:
+        """All that a call runs, with how often; None: XLA does not know."""
+        return self._runs(self.entry, 1)
+
+    def _runs(
+        self, name: str, count: int | None
+    ) -> Iterator[tuple[Instruction, int | None]]:
+        for instruction in self.computations.get(name, ()):
+            yield instruction, count
+            for how, inner in instruction.called:
+                times = count
+                if how in ("body", "condition"):
+                    trips = instruction.trips
+                    times = None if None in (count, trips) else count * trips  # type: ignore[operator]
+                yield from self._runs(inner, times)
+
+
+def module_of(text: str) -> Module:
+    """Reads what ``as_text()`` of a `jax.stages.Compiled` gives."""
+    partitions = re.search(r"num_partitions=(\d+)", text)
+    computations: dict[str, list[Instruction]] = {}
+    entry = current = ""
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header is not None:
+            current = header["name"]
+            computations[current] = []
+            entry = current if header["entry"] else entry
+        elif current and (found := _INSTRUCTION.match(line)):
+            computations[current].append(
+                Instruction(
+                    found["name"],
+                    found["opcode"],
+                    found["type"],
+                    bool(found["root"]),
+                    line,
+                )
+            )
+    num_devices = int(partitions[1]) if partitions else 1
+    return Module(text, computations, entry, num_devices)
+
+
+def shapes_in(type_: str) -> list[tuple[str, tuple[int, ...]]]:
+    """The arrays of a type.
+
+    >>> shapes_in("(f32[2,3]{1,0}, u32[])")
+    [('f32', (2, 3)), ('u32', ())]
+    """
+    return [
+        (dtype, tuple(int(size) for size in sizes.split(",") if size))
+        for dtype, sizes in _SHAPE.findall(type_)
+    ]
+
+
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """The size of an array in bytes.
+
+    >>> nbytes("bf16", (3,)), nbytes("pred", ()), nbytes("token", ())
+    (6, 1, 0)
+    """
+    bits = _BITS.match(dtype)
+    width = 8 if dtype == "pred" else int(bits[1]) if bits else 0
+    return -(-math.prod(shape) * width // 8)

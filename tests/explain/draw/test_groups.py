@@ -1,0 +1,42 @@
+"""What a page sums up: a model of many arrays and collectives stays two screens."""
+
+from shardmap.explain.draw import groups
+from shardmap.explain.draw.page import page
+from tests.explain import explanations
+
+
+def test_arrays_are_summed_up_by_prefix_and_layout():
+    rows = explanations.array(explanations.ROWS, (8, 64), path="params['w']")
+    whole = explanations.array(
+        explanations.SCALAR, (), path="params['b']", layout="whole on each of 8 devices"
+    )
+    first, second = groups.groups_of_arrays([rows, whole, rows])
+    assert first.arrays == (rows, rows)
+    assert first.title.startswith(
+        "params: 2 arrays, 241.1 KiB, dimension 0 in 4 pieces"
+    )
+    assert second.title.startswith("params['b']: float32[], 120.6 KiB, whole on each")
+
+
+def test_collectives_are_summed_up_by_line():
+    each = explanations.collective()
+    other = explanations.collective(bytes_in=8, bytes_out=8)
+    elsewhere = explanations.collective(source="train.py:99 (step)")
+    first, second = groups.groups_of_collectives([each, other, elsewhere, each])
+    assert (first.times, first.bytes_in, first.same) == (300, 4096, False)
+    assert first.link_bytes == 3 * each.link_bytes
+    assert (second.times, second.same) == (100, True)
+    unknown = explanations.collective(count=None, link_bytes=None, seconds=None)
+    (group,) = groups.groups_of_collectives([each, unknown])
+    assert (group.times, group.link_bytes, group.seconds) == (None, None, None)
+
+
+def test_many_arrays_are_two_screens():
+    assert len(page(explanations.large(), 80).splitlines()) < 80
+
+
+def test_the_verdict_of_one_device():
+    assert groups.verdict(explanations.bare()) == [
+        "One program on one device: no axis is laid on several.",
+        "Nothing moves between devices.",
+    ]
