@@ -246,5 +246,5 @@ def test_wrong_options_are_refused(tmp_path):
     file.touch()
     with pytest.raises(ValueError, match="retries must be at least 0, got -1"):
         made.run(X, retries=-1)
-    with pytest.raises(ValueError, match=r"takes a folder, and .* is a file"):
+    with pytest.raises(ValueError, match=r"must be a folder, but .* is a file"):
         made.run(X, checkpoint=file)
