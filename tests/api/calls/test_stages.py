@@ -85,7 +85,7 @@ def test_args_info_with_static_and_donated_arguments():
     def scaled(n, x, y):
         return x * n + y
 
-    mapped = sm.spmap(scaled, static_broadcasted_argnums=0, donate_argnums=(2, 7))
+    mapped = sm.spmap(scaled, static_broadcasted_argnums=0, donate_argnums=2)
     expected = jax.jit(scaled, static_argnums=0, donate_argnums=2).lower(3, X, X)
     lowered = mapped.lower(3, X, X)
     assert described(lowered.args_info) == described(expected.args_info)
