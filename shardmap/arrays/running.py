@@ -15,6 +15,7 @@ Programs are compiled before they take their turn, and a callback of a program t
 it is told that it cannot have one too.
 """
 
+import contextlib
 import functools
 import threading
 import time
@@ -156,9 +157,10 @@ _turn = _Turn()
 
 
 class _Compiling(threading.local):
-    """Whether what this thread runs may be traced and compiled."""
+    """Whether what this thread runs may be traced and compiled, and raised there."""
 
     allowed = True
+    failed = False
 
 
 _compiling = _Compiling()
@@ -220,7 +222,11 @@ def _only_if_allowed(fun: Callable[..., Any]) -> Callable[..., Any]:
         if not _compiling.allowed:
             raise _NotCompiled
         # What it calls takes turns of its own.
-        return fun(*args, **kwargs)
+        try:
+            return fun(*args, **kwargs)
+        except Exception:
+            _compiling.failed = True
+            raise
 
     return traced
 
@@ -229,6 +235,26 @@ def _calls_host(jaxpr: Jaxpr) -> bool:
     return bool(jaxpr.effects) or any(
         equation.primitive is PURE_CALLBACK for equation in equations(jaxpr)
     )
+
+
+def _tracing_is_off() -> bool:
+    """Whether functions are called each time: under `jax.disable_jit`."""
+    return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+
+
+def _compile(jitted: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:
+    """Compiles a program for its next call; whether it may call the host."""
+    _compiling.failed = False
+    try:
+        traced = jitted.trace(*args, **kwargs)
+    except Exception:
+        if _compiling.failed:
+            raise
+        # A class of the arguments cannot hold what JAX tells of them. The program is
+        # compiled while it has the turn.
+        return True
+    traced.lower().compile()
+    return _calls_host(traced.jaxpr.jaxpr)
 
 
 def _taking_turns(jitted: Any) -> Any:
@@ -247,12 +273,11 @@ def _taking_turns(jitted: Any) -> Any:
                 _compiling.allowed = before
 
         try:
-            try:
+            if _tracing_is_off():
+                return _turn.run(name, True, functools.partial(run, True))
+            with contextlib.suppress(_NotCompiled):
                 return _turn.run(name, calls_host, functools.partial(run, False))
-            except _NotCompiled:
-                traced = jitted.trace(*args, **kwargs)
-                calls_host |= _calls_host(traced.jaxpr.jaxpr)
-                traced.lower().compile()
+            calls_host |= _compile(jitted, args, kwargs)
             return _turn.run(name, calls_host, functools.partial(run, True))
         except (RuntimeError, ValueError) as error:
             if is_lost_connection(error):

@@ -57,9 +57,9 @@ def axis_size(size: int | None) -> int | None:
     if size is None:
         return None
     number = None if isinstance(size, bool) else _index(size)
-    if number is None or number < 1:
+    if number is None or number < 0:
         raise (TypeError if number is None else ValueError)(
-            f"spmap axis_size must be an int above 0 or None, but got {size!r}."
+            f"spmap axis_size must be an int from 0 on or None, but got {size!r}."
         )
     return number
 

@@ -176,12 +176,6 @@ def test_a_collective_over_an_outer_axis_meets_a_mesh_name():
     same_under_vmap(build, spread((4, 4, 2)))
 
 
-def test_numbers_as_names_are_not_dimensions():
-    same_under_vmap(
-        lambda map_: map_(lambda x: x.sum(1) + x.sum(0), axis_name=1), spread((4, 2, 2))
-    )
-
-
 def test_outer_indices_with_maps_inside():
     # On a mesh that is only partly manual, JAX lowers axis_index in another way.
     def build(map_):
