@@ -247,13 +247,14 @@ def _compile(jitted: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) ->
     _compiling.failed = False
     try:
         traced = jitted.trace(*args, **kwargs)
-    except Exception:
+        lowered = traced.lower()
+    except (AttributeError, TypeError, ValueError):
         if _compiling.failed:
             raise
         # A class of the arguments cannot hold what JAX tells of them. The program is
         # compiled while it has the turn.
         return True
-    traced.lower().compile()
+    lowered.compile()
     return _calls_host(traced.jaxpr.jaxpr)
 
 
