@@ -23,7 +23,8 @@ from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api import pickling
 from shardmap.api.calls import kept, stages
 from shardmap.api.calls.call import Ready
-from shardmap.api.calls.programs import Args, Kwargs, Options, called_user
+from shardmap.api.calls.options import Options
+from shardmap.api.calls.programs import Args, Kwargs, called_user
 from shardmap.api.calls.refusals import NeedsAnotherProgram
 from shardmap.api.calls.statics import wrap_statics
 from shardmap.map import contexts, tracing

@@ -13,6 +13,11 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes, placement, processes
 from shardmap.arrays.on_device import operand, program
+from shardmap.arrays.stacking_checks import (
+    check_avals,
+    check_devices,
+    check_structures,
+)
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, positive
 from shardmap.sharding.spec import ShardingSpec
 
@@ -54,7 +59,7 @@ def device_put_sharded(
             f"{type(shards)}. To cut one array, use jax.device_put with "
             "shardmap.pmap_sharding."
         )
-    _check_devices("device_put_sharded", devices)
+    check_devices("device_put_sharded", devices)
     if processes.several(devices):
         raise ValueError(
             "device_put_sharded puts shards on devices of this process, but devices "
@@ -68,8 +73,8 @@ def device_put_sharded(
         )
     flat = [jax.tree.flatten(shard) for shard in shards]
     tree = flat[0][1]
-    _check_structures(shards, [structure for _, structure in flat])
-    _check_avals(shards, [leaves for leaves, _ in flat])
+    check_structures(shards, [structure for _, structure in flat])
+    check_avals(shards, [leaves for leaves, _ in flat])
     axes = _new_axes("device_put_sharded", "shards[0]", shards[0], axis)
     columns = list(zip(*[leaves for leaves, _ in flat], strict=True))
     layouts = [_Layout(one, len(devices), tuple(devices)) for one in axes]
@@ -115,7 +120,7 @@ def device_put_replicated(
       >>> device_put_replicated(np.ones(2), jax.local_devices()[:1], axis=1).shape
       (2, 1)
     """
-    _check_devices("device_put_replicated", devices)
+    check_devices("device_put_replicated", devices)
     size = _elements(axis, axis_size, devices)
     leaves, tree = jax.tree.flatten(x)
     layouts = [
@@ -338,65 +343,3 @@ def _new_axes(
             )
         axes.append(None if axis is None else axis % (rank + 1))
     return axes
-
-
-def _check_devices(caller: str, devices: Sequence[jax.Device]) -> None:
-    if len(devices) == 0:
-        raise ValueError(f"{caller} needs at least one device, got {devices!r}.")
-    twice = sorted({d.id for d in devices if list(devices).count(d) > 1})
-    if twice:
-        raise ValueError(
-            f"{caller} needs different devices, but device {twice[0]} is there more "
-            f"than once in {[d.id for d in devices]}."
-        )
-
-
-def _check_structures(shards: Sequence[Any], trees: Sequence[Any]) -> None:
-    for k, tree in enumerate(trees):
-        if tree != trees[0]:
-            first, other = _paths(shards[0]), _paths(shards[k])
-            missing = [f"shards[0]{p} is not in shards[{k}]" for p in first - other]
-            added = [f"shards[{k}]{p} is not in shards[0]" for p in other - first]
-            raise ValueError(
-                f"device_put_sharded needs shards of equal structure: shards[0] is "
-                f"{trees[0]}, shards[{k}] is {tree}."
-                + "".join(f"\n  * {line}" for line in sorted([*missing, *added]))
-            )
-
-
-def _paths(tree: PyTree) -> set[str]:
-    return {
-        jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _check_avals(shards: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
-    kinds = [[_kind(leaf) for leaf in row] for row in rows]
-    bad = [
-        (k, position)
-        for k, row in enumerate(kinds)
-        for position, kind in enumerate(row)
-        if kind != kinds[0][position]
-    ]
-    if bad:
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(shards[0])]
-        listed = "".join(
-            f"\n  * shards[{k}]{jax.tree_util.keystr(paths[position])} is "
-            f"{_short(kinds[k][position])}, but in shards[0] it is "
-            f"{_short(kinds[0][position])}"
-            for k, position in bad
-        )
-        raise ValueError(
-            f"device_put_sharded needs shards of equal shapes and dtypes:{listed}"
-        )
-
-
-def _kind(leaf: Value) -> tuple[Any, tuple[int, ...]]:
-    aval = array_likes.abstract_value(leaf)
-    return aval.dtype, aval.shape
-
-
-def _short(kind: tuple[Any, tuple[int, ...]]) -> str:
-    dtype, shape = kind
-    return f"{dtype}[{','.join(map(str, shape))}]"

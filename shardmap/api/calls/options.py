@@ -3,7 +3,7 @@
 import inspect
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -133,3 +133,16 @@ def lowering(name: Lowering, batch_size: object, caller: str = "spmap") -> Lower
             "or use lowering='manual'."
         )
     return name
+
+
+class Options(Protocol):
+    """What the options of every kind of map have: they are a named tuple."""
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]: ...
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]: ...
+
+    def key(self) -> Hashable:
+        """Hashable, equal for equal options."""

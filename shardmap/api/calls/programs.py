@@ -7,8 +7,8 @@ tracing, or run by a `jax.jit` made for calls of its kind.
 import abc
 import contextvars
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import jax
 
@@ -23,25 +23,12 @@ from shardmap.api.calls.call import (
     Ready,
     SameShapes,
 )
+from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.arrays.process_local import is_whole
 from shardmap.arrays.running import map_jit
 from shardmap.map import contexts, tracing
 from shardmap.map.shardings import MapShardings
-
-
-class Options(Protocol):
-    """What the options of every kind of map have: they are a named tuple."""
-
-    @property
-    def static_argnums(self) -> tuple[int, ...]: ...
-
-    @property
-    def donate_argnums(self) -> tuple[int, ...]: ...
-
-    def key(self) -> Hashable:
-        """Hashable, equal for equal options."""
-
 
 C = TypeVar("C", bound=Call)
 O = TypeVar("O", bound=Options)  # noqa: E741
