@@ -52,7 +52,7 @@ ROOMS = [
 ]
 ROOM_OF_PROGRAMS = "commands"
 PROGRAMS = {"__main__", "demo"}
-LONGEST_FILE = {"shardmap": 400, "tests": 500, "benchmarks": 400, "examples": 400}
+LONGEST_FILE = 400
 MOST_FILES = 12
 
 
@@ -187,14 +187,14 @@ def test_a_touch_of_what_is_inside_jax_is_found(name, planted):
     assert touches(f"def f(x):\n    return x\n{planted}\n") == [name]
 
 
-@pytest.mark.parametrize("folder", LONGEST_FILE)
+@pytest.mark.parametrize("folder", ["shardmap", "tests", "benchmarks", "examples"])
 def test_no_file_is_too_long(folder):
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text().splitlines())
         for path in (ROOT / folder).rglob("*.py")
     }
     assert lengths
-    assert {path: n for path, n in lengths.items() if n > LONGEST_FILE[folder]} == {}
+    assert {path: n for path, n in lengths.items() if n > LONGEST_FILE} == {}
 
 
 def test_the_package_shows_exactly_its_public_names():
@@ -300,9 +300,12 @@ def test_a_package_does_not_hide_the_function_that_is_called_like_it(name, befor
 
 
 def test_modules_are_imported_by_their_names():
-    loaded("import shardmap.sharding.spec; shardmap.sharding.spec.ShardingSpec")
-    loaded("from shardmap.explain import api; api.explain")
-    loaded("from shardmap import *; plan, explain, spmap")
+    for program in (
+        "import shardmap.sharding.spec; assert shardmap.sharding.spec.ShardingSpec",
+        "from shardmap.explain import api; assert api.explain.__name__ == 'explain'",
+        "from shardmap import *; assert callable(plan) and callable(spmap)",
+    ):
+        assert "shardmap" in loaded(program)
 
 
 def test_a_name_that_is_not_there_is_said():

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 from absl import logging as absl_logging
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -162,7 +161,8 @@ def test_is_pickled(kind):
         x = jax.device_put(X, SHARDED) + 0
         np.testing.assert_array_equal(read(x), X + 1)
         assert x.is_deleted()
-    with pytest.raises((AttributeError, pickle.PicklingError)):
+    refused = (AttributeError, pickle.PicklingError)
+    with pytest.raises(refused, match=r"(?i)can't (get|pickle) .*<lambda>"):
         pickle.dumps(f)
 
 
@@ -375,17 +375,6 @@ def test_lowering_inside_another_map_is_refused_or_done(kind):
             outer(np.ones((2, 8)))
     else:
         outer(np.ones((2, 8), np.float32))
-
-
-def test_mesh_map_needs_a_mesh_and_axes():
-    with pytest.raises(TypeError, match="mesh_map needs mesh, in_axes and out_axes"):
-        sm.mesh_map(in_axes={"i": 0}, out_axes={})(shifted)
-
-
-def test_a_collective_goes_by_name_in_blocks_and_elements():
-    for kind in ("spmap", "mesh_map"):
-        f = mapped(kind, lambda x: lax.psum(x, "i") + 0 * x)
-        np.testing.assert_array_equal(f(X), np.full(8, 28.0))
 
 
 @every_kind

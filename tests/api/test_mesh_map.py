@@ -355,3 +355,17 @@ def test_mesh_sharding_spec_is_the_named_sharding(ndim, order, data):
 def test_message(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_mesh_map_needs_a_mesh_and_axes():
+    with pytest.raises(TypeError, match="mesh_map needs mesh, in_axes and out_axes"):
+        sm.mesh_map(in_axes={"i": 0}, out_axes={})(lambda x: x)
+
+
+def test_a_collective_goes_by_name_in_blocks_and_elements():
+    def total(x):
+        return lax.psum(x, "i") + 0 * x
+
+    mesh, x = sm.make_mesh({"i": 8}), np.arange(8, dtype=np.float32)
+    for f in (sm.spmap(total, "i"), sm.mesh_map(total, mesh, {"i": 0}, {"i": 0})):
+        np.testing.assert_array_equal(f(x), np.full(8, 28.0))

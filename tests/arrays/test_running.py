@@ -1,5 +1,8 @@
 """Programs over several devices take turns: who is told what, and what may hang."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -13,6 +16,7 @@ import shardmap as sm
 from shardmap.arrays import running
 from tests.command_line import python
 
+EIGHT = np.arange(8, dtype=np.float32)
 ROWS = np.ones(8, np.float32)
 CALLBACK = """
 import faulthandler, sys
@@ -131,3 +135,96 @@ def test_a_run_of_several_processes_that_does_not_end_is_told_once(monkeypatch):
         "shardmap: process 0 has waited more than 0.05 s for the end of a run of "
         "total, which may wait for the other processes to run it too."
     )
+
+
+def assert_runs_to_its_end(program, timeout):
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert result.stdout == "ran to the end\n", result.stderr[-2000:]
+
+
+def test_many_collectives_in_flight_do_not_hang():
+    assert_runs_to_its_end(
+        """
+        import jax, jax.numpy as jnp, numpy as np, shardmap as sm
+        from jax import lax
+
+        @sm.spmap(axis_name="i")
+        def step(x):
+            parts = [lax.psum(x * k, "i") for k in range(8)]
+            moved = [lax.ppermute(x + k, "i", [(j, (j + 1) % 8) for j in range(8)])
+                     for k in range(8)]
+            return sum(lax.all_gather(m, "i").sum(0) for m in moved) + sum(parts)
+
+        x = np.ones((8, 64), np.float32) / 1e6
+        for _ in range(20):
+            results = [step(x + k) for k in range(20)]
+            jax.block_until_ready(results)
+        print("ran to the end")
+        """,
+        timeout=240,
+    )
+
+
+@pytest.mark.deep
+def test_steps_of_a_loop_do_not_hang_on_a_busy_machine():
+    """Without turns, this hangs for good in the first seconds, jax.pmap's too."""
+    assert_runs_to_its_end(
+        """
+        import multiprocessing, os
+        import jax, numpy as np, shardmap as sm
+        from jax import lax
+
+        def spin(parent):
+            while os.getppid() == parent:
+                pass
+
+        @sm.spmap(axis_name="i")
+        def step(w, x):
+            w = w - lax.pmean(x @ (x.T @ w), "i") / 1e3
+            return w, lax.pmean(w.sum(), "i")
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("fork")
+            busy = [
+                context.Process(target=spin, args=(os.getpid(),), daemon=True)
+                for _ in range(6)
+            ]
+            for process in busy:
+                process.start()
+            x = np.ones((8, 16, 3), np.float32)
+            for _ in range(25):
+                w = np.ones((8, 16), np.float32)
+                for _ in range(60):
+                    w, total = step(w, x)
+                w.block_until_ready()
+            for process in busy:
+                process.kill()
+            print("ran to the end")
+        """,
+        timeout=240,
+    )
+
+
+def test_runs_from_several_threads_take_turns():
+    mapped = [
+        sm.spmap(lambda x, k=k: lax.psum(x * k, "i"), axis_name="i") for k in range(4)
+    ]
+    totals = [[] for _ in mapped]
+
+    def work(k):
+        for _ in range(50):
+            totals[k].append(mapped[k](EIGHT))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, results in enumerate(totals):
+        assert len(results) == 50
+        np.testing.assert_array_equal(results[-1], np.full(8, 28.0 * k))

@@ -37,5 +37,7 @@ def test_it_is_plain_data():
     assert json.loads(json.dumps(data)) == data
     assert data["seconds"] == explanation.seconds
     assert data["axes"][0]["layout"] == explanation.axes[0].layout
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match="cannot assign to field 'name'"
+    ):
         explanation.name = "another"

@@ -14,7 +14,7 @@ X = np.zeros((0, 3), np.float32)
 W = np.ones(3, np.float32)
 
 
-def same(results, expected):
+def assert_same_as(results, expected):
     assert jax.tree.structure(results) == jax.tree.structure(expected)
     for one, other in zip(
         jax.tree.leaves(results), jax.tree.leaves(expected), strict=True
@@ -33,11 +33,11 @@ def several(x, w):
 def test_shapes_and_dtypes_are_those_of_vmap(spmap):
     options = {"in_axes": (0, None), "axis_name": "i"}
     f, expected = spmap(several, **options), jax.vmap(several, **options)(X, W)
-    same(f(X, W), expected)
-    same(jax.jit(f)(X, W), expected)
-    same(f(jnp.asarray(X), W), expected)
+    assert_same_as(f(X, W), expected)
+    assert_same_as(jax.jit(f)(X, W), expected)
+    assert_same_as(f(jnp.asarray(X), W), expected)
     assert jax.eval_shape(f, X, W) == jax.eval_shape(lambda: expected)
-    same(f.lower(X, W).compile()(X, W), expected)
+    assert_same_as(f.lower(X, W).compile()(X, W), expected)
     with jax.disable_jit():
         shapes = jax.tree.map(jnp.shape, f(X, W))
     assert shapes == jax.tree.map(jnp.shape, expected)
@@ -57,7 +57,7 @@ def test_shapes_and_dtypes_are_those_of_vmap(spmap):
 )
 @both_lowerings
 def test_collectives_are_those_of_vmap(spmap, collective):
-    same(spmap(collective, "i")(X), jax.vmap(collective, axis_name="i")(X))
+    assert_same_as(spmap(collective, "i")(X), jax.vmap(collective, axis_name="i")(X))
 
 
 @both_lowerings
@@ -67,8 +67,8 @@ def test_results_without_the_axis(spmap):
 
     options = {"in_axes": (0, None), "out_axes": None, "axis_name": "i"}
     f, expected = spmap(totals, **options), jax.vmap(totals, **options)(X, W)
-    same(f(X, W), expected)
-    same(jax.jit(f)(X, W), expected)
+    assert_same_as(f(X, W), expected)
+    assert_same_as(jax.jit(f)(X, W), expected)
     grads = jax.grad(lambda w: f(X, w)[3].sum())(W)
     np.testing.assert_array_equal(grads, [2, 2, 2])
 
@@ -81,7 +81,7 @@ def test_axes(spmap, in_axis, out_axis):
 
     options = {"in_axes": in_axis, "out_axes": out_axis, "axis_name": "i"}
     x = np.moveaxis(X, 0, in_axis)
-    same(spmap(total, **options)(x), jax.vmap(total, **options)(x))
+    assert_same_as(spmap(total, **options)(x), jax.vmap(total, **options)(x))
 
 
 @both_lowerings
@@ -91,7 +91,9 @@ def test_gradients(spmap):
 
     for wrap in (lambda f: f, jax.jit):
         grads = wrap(jax.grad(lambda *a: loss(spmap, *a), argnums=(0, 1)))(X, W)
-        same(grads, jax.grad(lambda *a: loss(jax.vmap, *a), argnums=(0, 1))(X, W))
+        assert_same_as(
+            grads, jax.grad(lambda *a: loss(jax.vmap, *a), argnums=(0, 1))(X, W)
+        )
 
 
 @both_lowerings
@@ -114,10 +116,10 @@ def test_nested(spmap, shape):
     nested = spmap(spmap(body, "j"), "i")
     expected = jax.vmap(jax.vmap(body, axis_name="j"), axis_name="i")(x)
     for f in (nested, jax.jit(nested)):
-        same(f(x), expected)
+        assert_same_as(f(x), expected)
     mesh = sm.make_mesh({"a": 4, "b": 2})
     inner = spmap(body, "j", mesh=mesh, mesh_axes="b")
-    same(spmap(inner, "i", mesh=mesh, mesh_axes="a")(x), expected)
+    assert_same_as(spmap(inner, "i", mesh=mesh, mesh_axes="a")(x), expected)
 
 
 @both_lowerings

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 import shardmap as sm
 from tests.map_programs import LOWERINGS, assert_same, spread
 from tests.strategies import examples
+from tests.together.random_oracle import ByLoops
 from tests.together.random_programs import (
     AXIS_NAMES,
     COLLECTIVES,
     LOCAL,
-    ByLoops,
     OnDevices,
     Scope,
     State,

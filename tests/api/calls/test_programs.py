@@ -2,9 +2,6 @@
 
 import gc
 import logging
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 
@@ -329,99 +326,3 @@ def test_one_line_per_moved_input(caplog):
     moved = [r.getMessage() for r in caplog.records if "moved" in r.getMessage()]
     assert len(moved) == 1
     assert moved[0].startswith("shardmap: moved float32[8] from SingleDeviceSharding")
-
-
-# Hangs
-
-
-def run_in_a_process(program, timeout):
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert result.stdout == "ran to the end\n", result.stderr[-2000:]
-
-
-def test_many_collectives_in_flight_do_not_hang():
-    run_in_a_process(
-        """
-        import jax, jax.numpy as jnp, numpy as np, shardmap as sm
-        from jax import lax
-
-        @sm.spmap(axis_name="i")
-        def step(x):
-            parts = [lax.psum(x * k, "i") for k in range(8)]
-            moved = [lax.ppermute(x + k, "i", [(j, (j + 1) % 8) for j in range(8)])
-                     for k in range(8)]
-            return sum(lax.all_gather(m, "i").sum(0) for m in moved) + sum(parts)
-
-        x = np.ones((8, 64), np.float32) / 1e6
-        for _ in range(20):
-            results = [step(x + k) for k in range(20)]
-            jax.block_until_ready(results)
-        print("ran to the end")
-        """,
-        timeout=240,
-    )
-
-
-@pytest.mark.deep
-def test_steps_of_a_loop_do_not_hang_on_a_busy_machine():
-    """Without turns, this hangs for good in the first seconds, jax.pmap's too."""
-    run_in_a_process(
-        """
-        import multiprocessing, os
-        import jax, numpy as np, shardmap as sm
-        from jax import lax
-
-        def spin(parent):
-            while os.getppid() == parent:
-                pass
-
-        @sm.spmap(axis_name="i")
-        def step(w, x):
-            w = w - lax.pmean(x @ (x.T @ w), "i") / 1e3
-            return w, lax.pmean(w.sum(), "i")
-
-        if __name__ == "__main__":
-            context = multiprocessing.get_context("fork")
-            busy = [
-                context.Process(target=spin, args=(os.getpid(),), daemon=True)
-                for _ in range(6)
-            ]
-            for process in busy:
-                process.start()
-            x = np.ones((8, 16, 3), np.float32)
-            for _ in range(25):
-                w = np.ones((8, 16), np.float32)
-                for _ in range(60):
-                    w, total = step(w, x)
-                w.block_until_ready()
-            for process in busy:
-                process.kill()
-            print("ran to the end")
-        """,
-        timeout=240,
-    )
-
-
-def test_runs_from_several_threads_take_turns():
-    mapped = [
-        sm.spmap(lambda x, k=k: lax.psum(x * k, "i"), axis_name="i") for k in range(4)
-    ]
-    totals = [[] for _ in mapped]
-
-    def work(k):
-        for _ in range(50):
-            totals[k].append(mapped[k](EIGHT))
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for k, results in enumerate(totals):
-        assert len(results) == 50
-        np.testing.assert_array_equal(results[-1], np.full(8, 28.0 * k))

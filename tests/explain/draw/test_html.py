@@ -59,7 +59,7 @@ class Nesting(html.parser.HTMLParser):
         self.open, self.tags, self.attributes, self.texts = [], [], [], []
         self.feed(text)
         self.close()
-        assert self.open == []
+        assert self.open == [], f"{self.open} never close"
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
@@ -72,17 +72,25 @@ class Nesting(html.parser.HTMLParser):
         self.attributes += [(tag, name, value) for name, value in attrs]
 
     def handle_endtag(self, tag):
-        assert self.open, tag
-        assert self.open.pop() == tag
+        assert self.open, f"</{tag}> closes nothing"
+        opened = self.open.pop()
+        assert opened == tag, f"</{tag}> closes <{opened}>"
 
     def handle_data(self, data):
         self.texts.append(data)
 
 
-def test_wrong_nesting_is_noticed():
-    for wrong in "<p><b></p></b>", "<p>", "</p>":
-        with pytest.raises(AssertionError):
-            Nesting(wrong)
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("<p><b></p></b>", "</p> closes <b>"),
+        ("<p>", r"\['p'\] never close"),
+        ("</p>", "</p> closes nothing"),
+    ],
+)
+def test_wrong_nesting_is_noticed(wrong, why):
+    with pytest.raises(AssertionError, match=why):
+        Nesting(wrong)
 
 
 @by_name

@@ -13,15 +13,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import shardmap as sm
+from tests.map.map_checks import array
 from tests.map_programs import LOWERINGS, both_lowerings
 
 ORDERS = [("x", "y"), ("y", "x")]
 SHAPES = [(2, 4), (3, 5), (16, 2), (2, 9), (7, 1)]
-
-
-def numbers(*shape):
-    values = np.random.default_rng(len(shape)).permutation(int(np.prod(shape)))
-    return (values.reshape(shape) % 97 - 40).astype(np.float32)
 
 
 def in_a_row(fun, values, names):
@@ -92,7 +88,7 @@ def test_groups_over_several_names(spmap, shape, names):
     total = int(np.prod(shape))
     uneven = cut(total, [1, 2, total - 3])
     even = cut(total, [total // 2] * 2 if total % 2 == 0 else [1] * total)
-    values = numbers(*shape, 2 * len(even[0]))
+    values = array(*shape, 2 * len(even[0]))
 
     def body(v):
         results = [op(v, names, axis_index_groups=uneven) for op, _ in REDUCED.values()]
@@ -129,8 +125,8 @@ def test_groups_as_in_shard_map(spmap):
     mesh, spec = sm.make_mesh({"x": 2, "y": 4}), PartitionSpec(("x", "y"))
     expected = jax.shard_map(
         body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-    )(numbers(8))
-    got = spmap(spmap(body, "y"), "x")(numbers(8).reshape(2, 4))
+    )(array(8))
+    got = spmap(spmap(body, "y"), "x")(array(8).reshape(2, 4))
     np.testing.assert_array_equal(np.ravel(got), expected)
 
 
@@ -168,7 +164,7 @@ def test_groups_of_one_map_in_blocks_of_another(spmap, length):
         groups = [[0, 3], [1, 2]]
         return lax.all_to_all(both, "x", 0, 0, axis_index_groups=groups)
 
-    values = numbers(4, length)
+    values = array(4, length)
     got = spmap(spmap(exchange, "y"), "x", devices=jax.devices()[:4])(values)
     a, b, c, d = values
     expected = np.stack([[a, d], [b, c], [b + 100, c + 100], [a + 100, d + 100]])
@@ -191,7 +187,7 @@ def shift(v, names, count):
 @pytest.mark.parametrize("shape", SHAPES)
 @both_lowerings
 def test_permutations_count_in_the_order_of_the_names(spmap, shape, names):
-    count, values = int(np.prod(shape)), numbers(*shape, 2)
+    count, values = int(np.prod(shape)), array(*shape, 2)
     order = np.random.default_rng(1).permutation(count).tolist()
 
     def body(v):
@@ -210,7 +206,7 @@ def test_permutations_count_in_the_order_of_the_names(spmap, shape, names):
 
 def test_a_permutation_over_several_names_is_one_collective():
     mapped = nested(lambda v: shift(v, ("y", "x"), 8))
-    text = mapped.lower(numbers(2, 4)).compile().as_text()
+    text = mapped.lower(array(2, 4)).compile().as_text()
     assert len(re.findall(r" collective-permute\(", text)) == 1
     assert " all-gather(" not in text
 
@@ -218,7 +214,7 @@ def test_a_permutation_over_several_names_is_one_collective():
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_permutations_in_mesh_map(names, lowering):
-    mesh, values = sm.make_mesh({"x": 2, "y": 4}), numbers(2, 4)
+    mesh, values = sm.make_mesh({"x": 2, "y": 4}), array(2, 4)
     cut_in_two = {"x": 0, "y": 1}
     got = sm.mesh_map(
         lambda block: shift(block, names, 8),
@@ -267,7 +263,7 @@ def over_one_axis(size):
 def test_mesh_axes_in_another_order(spmap, axes, size):
     mesh = sm.make_mesh({"data": 4, "model": 2})
     body, expected = over_one_axis(size)
-    values = numbers(size, size * 2)
+    values = array(size, size * 2)
     got = spmap(body, "i", mesh=mesh, mesh_axes=axes)(values)
     for result, answer in zip(got, expected(values), strict=True):
         np.testing.assert_allclose(result, answer, rtol=1e-6)
@@ -284,7 +280,7 @@ def test_an_inner_map_over_mesh_axes_in_another_order(spmap, size):
         sm.tap(lambda _: None, v[0, 0])
         return spmap(body, "i", mesh=mesh, mesh_axes=("c", "a"))(v)
 
-    values = numbers(2, size, size * 2)
+    values = array(2, size, size * 2)
     got = spmap(outer, "o", mesh=mesh, mesh_axes="b")(values)
     sm.taps_barrier()
     for k in range(2):
@@ -294,7 +290,7 @@ def test_an_inner_map_over_mesh_axes_in_another_order(spmap, size):
 
 @both_lowerings
 def test_a_map_called_as_the_mesh_calls_another_axis(spmap):
-    mesh, values = sm.make_mesh({"data": 4, "model": 2}), numbers(4, 2)
+    mesh, values = sm.make_mesh({"data": 4, "model": 2}), array(4, 2)
 
     def body(v):
         return lax.psum(v, "i"), lax.psum(v, "data"), shift(v, ("data", "i"), 8)
@@ -318,7 +314,7 @@ def test_a_map_called_as_the_mesh_calls_another_axis(spmap):
 @both_lowerings
 def test_vmap_around(spmap, names):
     groups = [[0, 3, 5], [1, 2, 4]]
-    values = numbers(2, 3, 6)
+    values = array(2, 3, 6)
 
     def body(v):
         return (
@@ -343,93 +339,6 @@ def test_vmap_around(spmap, names):
         for result, answer in zip(got, answers, strict=True):
             expected = in_a_row(answer, values, names)
             np.testing.assert_allclose(result, expected, rtol=1e-6)
-
-
-# What is refused
-
-
-def test_permutations_may_count_from_the_end():
-    pairs = [(k, k - 1) for k in range(4)]
-    for lowering in LOWERINGS:
-        mapped = sm.spmap(lambda v: lax.ppermute(v, "i", pairs), "i", lowering=lowering)
-        np.testing.assert_array_equal(mapped(np.arange(4)), [1, 2, 3, 0])
-
-
-REFUSED = {
-    "too few in groups": (
-        lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2]]),
-        "psum over axis 'i' of size 4: its axis_index_groups [[0, 1], [2]] have 3 "
-        "indices. Each index from 0 to 3 must be in one group.",
-    ),
-    "too many in groups": (
-        lambda v: lax.all_gather(v, "i", axis_index_groups=[[0, 1, 2], [3, 4, 5]]),
-        "all_gather over axis 'i' of size 4: its axis_index_groups [[0, 1, 2], "
-        "[3, 4, 5]] have 6 indices. Each index from 0 to 3 must be in one group.",
-    ),
-    "uneven groups": (
-        lambda v: lax.psum_scatter(
-            jnp.stack([v] * 3), "i", axis_index_groups=[[0, 1, 2], [3]]
-        ),
-        "psum_scatter over axis 'i' of size 4: its axis_index_groups must all be of "
-        "one size, but [[0, 1, 2], [3]] have 1 and 3 indices. Only psum, pmax and "
-        "pmin take groups that differ.",
-    ),
-    "a source that is not there": (
-        lambda v: lax.ppermute(v, "i", [(0, 1), (4, 0)]),
-        "ppermute over axis 'i' of size 4 has no element 4, which its perm (4, 0) "
-        "names. Its elements are 0 to 3.",
-    ),
-    "in a loop": (
-        lambda v: lax.fori_loop(0, 3, lambda _, v: lax.ppermute(v, "i", [(0, -5)]), v),
-        "ppermute over axis 'i' of size 4 has no element -5, which its perm (0, -5) "
-        "names. Its elements are 0 to 3.",
-    ),
-    "two sources": (
-        lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)]),
-        "ppermute sources and destinations must be unique, got ((0, 1), (2, 1)) over "
-        "axis 'i' of size 4.",
-    ),
-    "broadcast": (
-        lambda v: lax.pbroadcast(v, "i", 4),
-        "pbroadcast over axis 'i' of size 4 has no element 4, which its source names. "
-        "Its elements are 0 to 3.",
-    ),
-    "a name twice": (
-        lambda v: lax.psum(v, ("i", "i")),
-        "psum over axes 'i' and 'i' together of size 16 names axis 'i' more than once.",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@both_lowerings
-def test_what_is_refused(spmap, name):
-    body, message = REFUSED[name]
-    values = np.arange(4, dtype=np.float32)
-    for devices in (2, 4):
-        mapped = spmap(body, "i", devices=jax.devices()[:devices])
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-            mapped(values)
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-            jax.eval_shape(mapped, values)
-        with jax.disable_jit(), pytest.raises(ValueError, match=re.escape(message)):
-            mapped(values)
-
-
-@pytest.mark.parametrize("around", ["map", "vmap"])
-def test_what_is_refused_of_several_axes(around):
-    outer = sm.spmap if around == "map" else jax.vmap
-    groups = [[0, 1], [2, 3]]
-
-    def body(v):
-        return lax.psum(v, ("y", "x"), axis_index_groups=groups)
-
-    message = (
-        "psum over axes 'y' and 'x' together of size 6: its axis_index_groups "
-        "[[0, 1], [2, 3]] have 4 indices. Each index from 0 to 5 must be in one group."
-    )
-    with pytest.raises(ValueError, match=re.escape(message)):
-        outer(sm.spmap(body, "y"), axis_name="x")(numbers(2, 3))
 
 
 @both_lowerings

@@ -1,8 +1,5 @@
 """Collectives over axes of any length, against vmap and against plain loops."""
 
-import functools
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,88 +11,11 @@ from jax import lax
 import shardmap as sm
 from shardmap._jax.collectives import TABLE
 from shardmap.map.collectives.rules import RULES
+from tests.map.collectives.bodies import BODIES, both, ring
+from tests.map.map_checks import array, assert_close
 from tests.map_programs import assert_same, both_lowerings, float_index
 
 SIZES = [1, 3, 8, 12, 16, 17]
-
-
-def array(*shape, dtype=np.float32):
-    values = np.random.default_rng(len(shape)).permutation(int(np.prod(shape)))
-    return (values.reshape(shape) % 97 - 40).astype(dtype)
-
-
-def ring(size, step=1):
-    return [(k, (k + step) % size) for k in range(size)]
-
-
-BODIES = {
-    "psum": lambda x, n: lax.psum(x, "i"),
-    "psum of a constant": lambda x, n: x * 0 + lax.psum(1, "i"),
-    "psum of an unmapped value": lambda x, n: x + lax.psum(jnp.ones(3), "i"),
-    "pmean": lambda x, n: lax.pmean(x, "i"),
-    "pmax": lambda x, n: lax.pmax(x, "i"),
-    "pmin": lambda x, n: lax.pmin(x, "i"),
-    "normalise": lambda x, n: x / lax.psum(jnp.abs(x) + 1, "i"),
-    "all_gather": lambda x, n: lax.all_gather(x, "i"),
-    "all_gather axis 1": lambda x, n: lax.all_gather(x, "i", axis=1) * x[0],
-    "all_gather tiled": lambda x, n: lax.all_gather(x, "i", tiled=True),
-    "ppermute by 1": lambda x, n: lax.ppermute(x, "i", ring(n)),
-    "ppermute back by 3": lambda x, n: lax.ppermute(x, "i", ring(n, n - 3 % n)),
-    "ppermute reversed": lambda x, n: lax.ppermute(
-        x, "i", [(k, n - 1 - k) for k in range(n)]
-    ),
-    "pshuffle": lambda x, n: lax.pshuffle(
-        x, "i", list(np.random.default_rng(n).permutation(n))
-    ),
-    "all_to_all": lambda x, n: lax.all_to_all(
-        jnp.outer(jnp.arange(1.0, n + 1), x), "i", 0, 0
-    ),
-    "all_to_all to another axis": lambda x, n: lax.all_to_all(
-        jnp.outer(jnp.arange(1.0, n + 1), x), "i", 0, 1
-    ),
-    "all_to_all tiled": lambda x, n: lax.all_to_all(
-        jnp.outer(jnp.arange(1.0, 2 * n + 1), x), "i", 0, 1, tiled=True
-    ),
-    "psum_scatter": lambda x, n: lax.psum_scatter(
-        jnp.outer(x, jnp.arange(1.0, n + 1)), "i", scatter_dimension=1
-    ),
-    "psum_scatter tiled": lambda x, n: lax.psum_scatter(
-        jnp.outer(jnp.arange(1.0, 2 * n + 1), x), "i", tiled=True
-    ),
-    "axis_index": lambda x, n: x * float_index("i"),
-    "axis_size": lambda x, n: x * lax.axis_size("i"),
-    "pbroadcast": lambda x, n: lax.psum(
-        jnp.where(lax.axis_index("i") == n // 2, x, 0), "i"
-    ),
-    "in a scan": lambda x, n: lax.scan(
-        lambda c, _: (c / 2 + lax.pmean(c, "i"), c), x, None, length=3
-    ),
-    "in a while": lambda x, n: lax.while_loop(
-        lambda c: c[0] < 3,
-        lambda c: (c[0] + 1, lax.ppermute(c[1], "i", ring(n))),
-        (0, x),
-    )[1],
-    "in a cond": lambda x, n: lax.cond(
-        x[0] > 0, lambda v: v + float_index("i"), lambda v: -v, x
-    ),
-    "in jit": lambda x, n: jax.jit(lambda v: lax.psum(v, "i") + float_index("i"))(x),
-    "in checkpoint": lambda x, n: jax.checkpoint(lambda v: lax.pmean(jnp.sin(v), "i"))(
-        x
-    ),
-}
-
-
-def both(name, size, **options):
-    body = functools.partial(lambda x, n, f: f(x, n), n=size, f=BODIES[name])
-    return sm.spmap(body, "i", **options), jax.vmap(body, axis_name="i")
-
-
-def assert_close(actual, expected):
-    jax.tree.map(
-        lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5),
-        actual,
-        expected,
-    )
 
 
 @pytest.mark.one_in(3)
@@ -357,112 +277,6 @@ def test_nested_where_vmap_has_no_rule(shape):
     expected = np.zeros_like(in_order)
     expected[-1], expected[0] = in_order[0], in_order[1]
     np.testing.assert_array_equal(moved, expected.reshape(x.shape))
-
-
-# Loops
-
-
-LOOPED = {
-    "elementwise": (lambda x: jnp.sin(x) * 2, 0),
-    "index": (lambda x: x + float_index("i"), 0),
-    "final psum": (lambda x: lax.psum(x * 2, "i"), None),
-    "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
-    "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),
-    "several": (
-        lambda x: (x * 2, lax.psum(x, "i"), lax.pmin(x, "i") * 3, 7.0),
-        (1, None, 0, 0),
-    ),
-}
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
-@pytest.mark.parametrize("size", [5, 16, 41])
-@pytest.mark.parametrize("name", LOOPED)
-def test_batch_size(name, size, batch_size):
-    body, out_axes = LOOPED[name]
-    x = array(size, 3)
-    result = sm.spmap(body, "i", out_axes=out_axes, batch_size=batch_size)(x)
-    expected = jax.vmap(body, axis_name="i", out_axes=out_axes)(x)
-    assert_close(result, expected)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_batch_size_under_grad(batch_size):
-    weights, x = array(3, 2) / 40, array(41, 3) / 40
-
-    def loss(mapped):
-        return lambda w, x: (mapped(w, x) ** 2).sum()
-
-    def body(w, x):
-        return jnp.tanh(x @ w)
-
-    mapped = sm.spmap(body, in_axes=(None, 0), batch_size=batch_size)
-    expected = jax.grad(loss(jax.vmap(body, in_axes=(None, 0))), (0, 1))(weights, x)
-    assert_close(jax.grad(loss(mapped), (0, 1))(weights, x), expected)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        lambda x: x / lax.psum(x, "i"),
-        lambda x: lax.all_gather(x, "i"),
-        lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), None), x, None, length=2)[0],
-        lambda x: lax.psum(lax.psum(x, "i"), "i"),
-    ],
-)
-def test_a_collective_in_the_middle_of_a_loop_is_refused(body):
-    text = (
-        r"batch_size=2 is less than the 5 elements of axis 'i' on each device, but "
-        r"(psum|all_gather) over that axis stands in the middle of the function: .* "
-        r"Leave batch_size out, give at least 5, or make the collective the last step"
-    )
-    with pytest.raises(ValueError, match=text):
-        sm.spmap(body, "i", batch_size=2)(array(40, 3))
-
-
-# What goes between devices
-
-
-def between_devices(mapped, *args):
-    """How many collectives the compiled program has, by kind."""
-    text = mapped.lower(*args).compile().as_text()
-    kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
-    found = re.findall(rf" ({kinds})\(", text)
-    return {kind: found.count(kind) for kind in set(found)}
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("psum", {"all-reduce": 1}),
-        ("pmax", {"all-reduce": 1}),
-        ("all_gather", {"all-gather": 1}),
-        ("ppermute by 1", {"collective-permute": 1}),
-        ("all_to_all", {"all-to-all": 1}),
-        ("psum_scatter", {"reduce-scatter": 1}),
-        ("axis_index", {}),
-    ],
-)
-def test_one_collective_between_devices(name, expected):
-    mapped, _ = both(name, 32)
-    assert between_devices(mapped, array(32, 3)) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"), [("psum", {"all-reduce": 1}), ("axis_index", {})]
-)
-def test_the_partitioner_puts_collectives_in(name, expected):
-    mapped, _ = both(name, 32, lowering="spmd")
-    assert between_devices(mapped, array(32, 3)) == expected
-    assert mapped(array(32, 3)).sharding.spec[0] == "i"
-
-
-def test_a_shift_sends_one_element_of_each_block():
-    mapped, _ = both("ppermute by 1", 32)
-    text = mapped.lower(array(32, 3)).compile().as_text()
-    (sent,) = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute\(", text)
-    assert sent == "1,3"
 
 
 def test_every_collective_has_a_rule():

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from tests.map.map_checks import mesh_of, nest, step
 from tests.map_programs import (
     assert_same,
     both_lowerings,
     float_index,
-    mixed,
     same_under_vmap,
     spread,
 )
@@ -31,27 +31,7 @@ def collectives(fun, *args):
     return {kind: found.count(kind) for kind in sorted(set(found))}
 
 
-def mesh_of(shape, names, axis_type=AxisType.Auto):
-    return jax.make_mesh(
-        shape,
-        names,
-        axis_types=(axis_type,) * len(names),
-        devices=jax.devices()[: int(np.prod(shape))],
-    )
-
-
 # Nesting
-
-
-def nest(map_, fun):
-    """`fun(row, w)` over the two leading axes of its first argument."""
-    inner = map_(fun, axis_name="j", in_axes=(0, None))
-    return map_(inner, axis_name="i", in_axes=(0, None))
-
-
-def step(y, w):
-    summed = lax.psum(jnp.sin(y * w), ("i", "j"))
-    return summed * y + lax.pmean(y, "j") + lax.psum(y, "i")
 
 
 @pytest.mark.parametrize(
@@ -311,83 +291,6 @@ def test_vmapped_names_between_maps():
         return jax.value_and_grad(lambda x: jnp.sin(mapped(x)).sum())
 
     same_under_vmap(build, spread((2, 2, 3)))
-
-
-# Meshes around
-
-
-AROUND = {
-    "auto": mesh_of((4, 2), ("a", "b")),
-    "explicit": mesh_of((4, 2), ("a", "b"), AxisType.Explicit),
-    "same names": mesh_of((8,), ("i",)),
-}
-
-
-@both_lowerings
-@pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
-def test_under_a_mesh_that_is_set(spmap, mesh):
-    x = spread((8, 3))
-
-    def fun(x):
-        return mixed(x, lax.psum(x, "i")) * float_index("i")
-
-    def gradient(map_):
-        return jax.grad(lambda x: map_(fun, axis_name="i")(x).sum())
-
-    expected = jax.vmap(fun, axis_name="i")(x), gradient(jax.vmap)(x)
-    with jax.set_mesh(mesh):
-        mapped = spmap(fun, "i")
-        assert_same((mapped(x), jax.jit(gradient(spmap))(x)), expected)
-        assert_same(jax.jit(mapped)(x), expected[0])
-
-
-@both_lowerings
-@pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
-def test_nests_under_a_mesh_that_is_set(spmap, mesh):
-    x, w = spread((4, 2, 3)), spread((3,))
-    expected = nest(jax.vmap, step)(x, w)
-    with jax.set_mesh(mesh):
-        assert_same(nest(spmap, step)(x, w), expected)
-        assert_same(jax.jit(nest(spmap, step))(x, w), expected)
-
-
-@both_lowerings
-@pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
-def test_operands_typed_with_an_explicit_mesh(spmap, transform):
-    x = spread((8, 3))
-    typed = jax.device_put(x, NamedSharding(AROUND["explicit"], P("a", None)))
-
-    def fun(x):
-        return mixed(x, lax.psum(x, "i"))
-
-    mapped = transform(spmap(fun, "i"))
-    assert_same(mapped(typed), jax.vmap(fun, axis_name="i")(x))
-
-
-@both_lowerings
-@pytest.mark.parametrize("names", [{"a"}, {"a", "b"}])
-def test_inside_shard_map(spmap, names):
-    x = spread((8, 3))
-
-    def fun(x):
-        both = lax.psum(jnp.sin(x), ("i", "a")) * (1 + float_index("a"))
-        return both * x + float_index("i")
-
-    def around(map_):
-        return jax.shard_map(
-            map_(fun, axis_name="i"),
-            mesh=AROUND["auto"],
-            in_specs=P("a"),
-            out_specs=P("a"),
-            axis_names=names,
-            check_vma=False,
-        )
-
-    def gradient(map_):
-        return jax.jit(jax.grad(lambda x: around(map_)(x).sum()))
-
-    assert_same(jax.jit(around(spmap))(x), jax.jit(around(jax.vmap))(x))
-    assert_same(gradient(spmap)(x), gradient(jax.vmap)(x))
 
 
 # Cost of lowering

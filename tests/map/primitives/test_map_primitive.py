@@ -247,58 +247,6 @@ def test_results_that_are_operands_or_constants(spmap):
     assert number.tolist() == [2.0] * 4
 
 
-# Closures
-
-
-@both_lowerings
-def test_closed_over_arrays(spmap):
-    elsewhere = jax.device_put(jnp.arange(3.0), jax.devices()[5])
-    host = np.arange(3, dtype=np.float32)
-    expected = jnp.asarray(X * host + host)
-    mapped = spmap(lambda x: x * elsewhere + host)
-    assert_same(mapped(X), expected)
-    assert_same(jax.jit(mapped)(X), expected)
-    assert_same(jax.vmap(mapped)(X[None]), expected[None])
-
-
-@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.jacfwd])
-def test_closed_over_tracers(transform):
-    def build(map_):
-        def fun(w):
-            mapped = map_(lambda x: lax.psum(jnp.sin(x * w), "i") * x, axis_name="i")
-            return (mapped(X) ** 2).sum()
-
-        return transform(fun)
-
-    same_under_vmap(build, X[0])
-
-
-def test_closed_over_tracers_of_vmap_and_scan():
-    def build(map_):
-        def fun(w):
-            mapped = map_(lambda x: lax.psum(jnp.sin(x * w), "i") * x, axis_name="i")
-            return mapped(X).mean(0)
-
-        def looped(w):
-            return lax.scan(lambda w, _: (fun(w), w), w, None, length=3)
-
-        return lambda w: (jax.vmap(fun)(w), looped(w[0]))
-
-    same_under_vmap(build, spread((2, 3)))
-
-
-def test_closed_over_results_of_another_map():
-    def build(map_):
-        def fun(x, w):
-            scaled = map_(lambda x: x * w)(x)
-            again = map_(lambda y: y * lax.psum(scaled.sum() * y, "i"), axis_name="i")
-            return again(x).sum()
-
-        return jax.grad(fun, (0, 1))
-
-    same_under_vmap(build, X, X[0])
-
-
 @both_lowerings
 def test_no_tracer_leaks(spmap):
     with jax.checking_leaks():

@@ -28,7 +28,7 @@ class Inline:
         return future
 
 
-def worked(kind, executor, fun=lambda x: jnp.sin(x) + jnp.arange(8.0)[:, None]):
+def assert_works(kind, executor, fun=lambda x: jnp.sin(x) + jnp.arange(8.0)[:, None]):
     cut = cut_program(fun, (X,), ({0: 4},))
     acc = Accumulator(cut)
     work = kind(cut, [X], acc, executor)
@@ -40,13 +40,13 @@ def worked(kind, executor, fun=lambda x: jnp.sin(x) + jnp.arange(8.0)[:, None]):
 @pytest.mark.parametrize("kind", [Here, Threads])
 def test_threads_give_what_the_function_gives(kind):
     with ThreadPoolExecutor(2) as pool:
-        worked(kind, pool)
+        assert_works(kind, pool)
 
 
 def test_other_processes_get_bytes_and_numpy_arrays():
     pytest.importorskip("flatbuffers")
     executor = Inline()
-    worked(Elsewhere, executor)
+    assert_works(Elsewhere, executor)
     assert len(executor.blobs) == 4
     # Shards that differ in their place only are one function.
     assert len(set(executor.blobs)) == 1

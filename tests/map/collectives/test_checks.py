@@ -1,0 +1,97 @@
+"""What is asked of collectives where a body is traced."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+from tests.map.map_checks import array
+from tests.map_programs import LOWERINGS, both_lowerings
+
+
+def test_permutations_may_count_from_the_end():
+    pairs = [(k, k - 1) for k in range(4)]
+    for lowering in LOWERINGS:
+        mapped = sm.spmap(lambda v: lax.ppermute(v, "i", pairs), "i", lowering=lowering)
+        np.testing.assert_array_equal(mapped(np.arange(4)), [1, 2, 3, 0])
+
+
+REFUSED = {
+    "too few in groups": (
+        lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2]]),
+        "psum over axis 'i' of size 4: its axis_index_groups [[0, 1], [2]] have 3 "
+        "indices. Each index from 0 to 3 must be in one group.",
+    ),
+    "too many in groups": (
+        lambda v: lax.all_gather(v, "i", axis_index_groups=[[0, 1, 2], [3, 4, 5]]),
+        "all_gather over axis 'i' of size 4: its axis_index_groups [[0, 1, 2], "
+        "[3, 4, 5]] have 6 indices. Each index from 0 to 3 must be in one group.",
+    ),
+    "uneven groups": (
+        lambda v: lax.psum_scatter(
+            jnp.stack([v] * 3), "i", axis_index_groups=[[0, 1, 2], [3]]
+        ),
+        "psum_scatter over axis 'i' of size 4: its axis_index_groups must all be of "
+        "one size, but [[0, 1, 2], [3]] have 1 and 3 indices. Only psum, pmax and "
+        "pmin take groups that differ.",
+    ),
+    "a source that is not there": (
+        lambda v: lax.ppermute(v, "i", [(0, 1), (4, 0)]),
+        "ppermute over axis 'i' of size 4 has no element 4, which its perm (4, 0) "
+        "names. Its elements are 0 to 3.",
+    ),
+    "in a loop": (
+        lambda v: lax.fori_loop(0, 3, lambda _, v: lax.ppermute(v, "i", [(0, -5)]), v),
+        "ppermute over axis 'i' of size 4 has no element -5, which its perm (0, -5) "
+        "names. Its elements are 0 to 3.",
+    ),
+    "two sources": (
+        lambda v: lax.ppermute(v, "i", [(0, 1), (2, 1)]),
+        "ppermute sources and destinations must be unique, got ((0, 1), (2, 1)) over "
+        "axis 'i' of size 4.",
+    ),
+    "broadcast": (
+        lambda v: lax.pbroadcast(v, "i", 4),
+        "pbroadcast over axis 'i' of size 4 has no element 4, which its source names. "
+        "Its elements are 0 to 3.",
+    ),
+    "a name twice": (
+        lambda v: lax.psum(v, ("i", "i")),
+        "psum over axes 'i' and 'i' together of size 16 names axis 'i' more than once.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@both_lowerings
+def test_what_is_refused(spmap, name):
+    body, message = REFUSED[name]
+    values = np.arange(4, dtype=np.float32)
+    for devices in (2, 4):
+        mapped = spmap(body, "i", devices=jax.devices()[:devices])
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            mapped(values)
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            jax.eval_shape(mapped, values)
+        with jax.disable_jit(), pytest.raises(ValueError, match=re.escape(message)):
+            mapped(values)
+
+
+@pytest.mark.parametrize("around", ["map", "vmap"])
+def test_what_is_refused_of_several_axes(around):
+    outer = sm.spmap if around == "map" else jax.vmap
+    groups = [[0, 1], [2, 3]]
+
+    def body(v):
+        return lax.psum(v, ("y", "x"), axis_index_groups=groups)
+
+    message = (
+        "psum over axes 'y' and 'x' together of size 6: its axis_index_groups "
+        "[[0, 1], [2, 3]] have 4 indices. Each index from 0 to 5 must be in one group."
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        outer(sm.spmap(body, "y"), axis_name="x")(array(2, 3))

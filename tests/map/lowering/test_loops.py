@@ -1,0 +1,68 @@
+"""Blocks of elements in loops: ``batch_size``."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import shardmap as sm
+from tests.map.map_checks import array, assert_close
+from tests.map_programs import float_index
+
+LOOPED = {
+    "elementwise": (lambda x: jnp.sin(x) * 2, 0),
+    "index": (lambda x: x + float_index("i"), 0),
+    "final psum": (lambda x: lax.psum(x * 2, "i"), None),
+    "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
+    "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),
+    "several": (
+        lambda x: (x * 2, lax.psum(x, "i"), lax.pmin(x, "i") * 3, 7.0),
+        (1, None, 0, 0),
+    ),
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("size", [5, 16, 41])
+@pytest.mark.parametrize("name", LOOPED)
+def test_batch_size(name, size, batch_size):
+    body, out_axes = LOOPED[name]
+    x = array(size, 3)
+    result = sm.spmap(body, "i", out_axes=out_axes, batch_size=batch_size)(x)
+    expected = jax.vmap(body, axis_name="i", out_axes=out_axes)(x)
+    assert_close(result, expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_batch_size_under_grad(batch_size):
+    weights, x = array(3, 2) / 40, array(41, 3) / 40
+
+    def loss(mapped):
+        return lambda w, x: (mapped(w, x) ** 2).sum()
+
+    def body(w, x):
+        return jnp.tanh(x @ w)
+
+    mapped = sm.spmap(body, in_axes=(None, 0), batch_size=batch_size)
+    expected = jax.grad(loss(jax.vmap(body, in_axes=(None, 0))), (0, 1))(weights, x)
+    assert_close(jax.grad(loss(mapped), (0, 1))(weights, x), expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x / lax.psum(x, "i"),
+        lambda x: lax.all_gather(x, "i"),
+        lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), None), x, None, length=2)[0],
+        lambda x: lax.psum(lax.psum(x, "i"), "i"),
+    ],
+)
+def test_a_collective_in_the_middle_of_a_loop_is_refused(body):
+    text = (
+        r"batch_size=2 is less than the 5 elements of axis 'i' on each device, but "
+        r"(psum|all_gather) over that axis stands in the middle of the function: .* "
+        r"Leave batch_size out, give at least 5, or make the collective the last step"
+    )
+    with pytest.raises(ValueError, match=text):
+        sm.spmap(body, "i", batch_size=2)(array(40, 3))

@@ -1,0 +1,84 @@
+"""Maps under `jax.set_mesh` and inside `jax.shard_map`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.map.lowering.test_lowering import mesh_of, nest, step
+from tests.map_programs import assert_same, both_lowerings, float_index, mixed, spread
+
+AROUND = {
+    "auto": mesh_of((4, 2), ("a", "b")),
+    "explicit": mesh_of((4, 2), ("a", "b"), AxisType.Explicit),
+    "same names": mesh_of((8,), ("i",)),
+}
+
+
+@both_lowerings
+@pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
+def test_under_a_mesh_that_is_set(spmap, mesh):
+    x = spread((8, 3))
+
+    def fun(x):
+        return mixed(x, lax.psum(x, "i")) * float_index("i")
+
+    def gradient(map_):
+        return jax.grad(lambda x: map_(fun, axis_name="i")(x).sum())
+
+    expected = jax.vmap(fun, axis_name="i")(x), gradient(jax.vmap)(x)
+    with jax.set_mesh(mesh):
+        mapped = spmap(fun, "i")
+        assert_same((mapped(x), jax.jit(gradient(spmap))(x)), expected)
+        assert_same(jax.jit(mapped)(x), expected[0])
+
+
+@both_lowerings
+@pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
+def test_nests_under_a_mesh_that_is_set(spmap, mesh):
+    x, w = spread((4, 2, 3)), spread((3,))
+    expected = nest(jax.vmap, step)(x, w)
+    with jax.set_mesh(mesh):
+        assert_same(nest(spmap, step)(x, w), expected)
+        assert_same(jax.jit(nest(spmap, step))(x, w), expected)
+
+
+@both_lowerings
+@pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
+def test_operands_typed_with_an_explicit_mesh(spmap, transform):
+    x = spread((8, 3))
+    typed = jax.device_put(x, NamedSharding(AROUND["explicit"], P("a", None)))
+
+    def fun(x):
+        return mixed(x, lax.psum(x, "i"))
+
+    mapped = transform(spmap(fun, "i"))
+    assert_same(mapped(typed), jax.vmap(fun, axis_name="i")(x))
+
+
+@both_lowerings
+@pytest.mark.parametrize("names", [{"a"}, {"a", "b"}])
+def test_inside_shard_map(spmap, names):
+    x = spread((8, 3))
+
+    def fun(x):
+        both = lax.psum(jnp.sin(x), ("i", "a")) * (1 + float_index("a"))
+        return both * x + float_index("i")
+
+    def around(map_):
+        return jax.shard_map(
+            map_(fun, axis_name="i"),
+            mesh=AROUND["auto"],
+            in_specs=P("a"),
+            out_specs=P("a"),
+            axis_names=names,
+            check_vma=False,
+        )
+
+    def gradient(map_):
+        return jax.jit(jax.grad(lambda x: around(map_)(x).sum()))
+
+    assert_same(jax.jit(around(spmap))(x), jax.jit(around(jax.vmap))(x))
+    assert_same(gradient(spmap)(x), gradient(jax.vmap)(x))
