@@ -99,7 +99,9 @@ def device_count(ctx: LoweringContext) -> int:
 
 def devices_of(ctx: LoweringContext) -> Sequence[jax.Device]:
     """The devices that the program is for, where no mesh is around."""
-    return ctx.module_context.axis_context.device_assignment  # type: ignore[union-attr,return-value]
+    context: Any = ctx.module_context.axis_context
+    devices: Sequence[jax.Device] = context.device_assignment
+    return devices
 
 
 def lower_inside(
@@ -116,3 +118,8 @@ def lower_inside(
     results = mlir.lower_fun(run)(inner, *args)
     ctx.set_tokens_out(inner.tokens_out)
     return results
+
+
+def config_value(name: str) -> Any:
+    """What `jax.config` says here, in this thread and under its context managers."""
+    return getattr(jax.config, name)

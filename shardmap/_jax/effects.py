@@ -41,7 +41,9 @@ if getattr(_axis_effect, "name", NO_AXIS) != "i":
 
 def axis_of(effect: Effect) -> Hashable:
     """The axis whose use an effect says; `NO_AXIS` if it says something else."""
-    return effect.name if isinstance(effect, AXIS_EFFECT) else NO_AXIS  # type: ignore[attr-defined]
+    is_use = isinstance(effect, AXIS_EFFECT)
+    name: Hashable = getattr(effect, "name", NO_AXIS)
+    return name if is_use else NO_AXIS
 
 
 def axes_used(effects: Collection[Effect]) -> set[Hashable]:
@@ -56,7 +58,9 @@ def without_axis(effects: Collection[Effect], name: Hashable) -> set[Effect]:
 
 def with_axis(effect: Effect, name: Hashable) -> Effect:
     """The use of another axis."""
-    return dataclasses.replace(effect, name=name)  # type: ignore[type-var]
+    use: Any = effect
+    changed: Effect = dataclasses.replace(use, name=name)
+    return changed
 
 
 # Variables
@@ -122,6 +126,7 @@ which devices a program is for."""
 """The effect of `jax.debug.callback`."""
 
 
+# JAX has no public names for these classes, so mypy cannot know what they are.
 class TapEffect(type(_ordered_io), type(DEBUG_EFFECT)):  # type: ignore[misc]
     """Keeps taps in order, on several devices too, and is allowed everywhere.
 

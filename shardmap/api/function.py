@@ -18,6 +18,7 @@ from typing import (
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from shardmap._jax import context
 from shardmap._jax.context import TOP_LEVEL, find_top_trace
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api import pickling
@@ -27,7 +28,7 @@ from shardmap.api.calls.options import Options
 from shardmap.api.calls.programs import Args, Kwargs, called_user
 from shardmap.api.calls.refusals import NeedsAnotherProgram
 from shardmap.api.calls.statics import wrap_statics
-from shardmap.map import contexts, tracing
+from shardmap.map import contexts
 
 if TYPE_CHECKING:
     from shardmap.explain.explanation import Explanation
@@ -66,32 +67,31 @@ class Mapped(Generic[P, R]):
         self._refusals = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._static:
-            args = wrap_statics(args, self._static)  # type: ignore[assignment]
+        given: Args = wrap_statics(args, self._static) if self._static else args
         if find_top_trace(()) is not TOP_LEVEL:
             if contexts.has_mesh():
-                return self._programs.bind_part(args, kwargs)
-            return self._programs.bind(args, kwargs)
+                return self._programs.bind_part(given, kwargs)
+            return self._programs.bind(given, kwargs)
         if not kwargs:
             # Each step here counts. Of meshes that are set, JAX knows: it traces anew.
-            ready = self._recent.get(len(args))
-            if ready is not None and (ready.fits is None or ready.fits(args)):
+            ready = self._recent.get(len(given))
+            if ready is not None and (ready.fits is None or ready.fits(given)):
                 try:
-                    return ready.program(*args)
+                    return ready.program(*given)
                 except NeedsAnotherProgram:
                     pass
                 except (TypeError, ValueError) as error:
                     if called_user(error):
                         raise
-                self._recent.pop(len(args), None)
+                self._recent.pop(len(given), None)
                 self._refusals += 1
-        return self._run(args, kwargs)
+        return self._run(given, kwargs)
 
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
         programs = self._programs
         if contexts.has_mesh():
             return programs.under_mesh(self._run, args, kwargs)
-        if tracing.config_value("jax_disable_jit"):
+        if context.config_value("jax_disable_jit"):
             return programs.bind(args, kwargs)
         results, prepared = programs.run(args, kwargs)
         ready = prepared.ready

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import logging
 
+from shardmap._jax.context import config_value
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.stages import is_lost_connection
 from shardmap._jax.types import Jaxpr, Param, Value
@@ -239,7 +240,7 @@ def _calls_host(jaxpr: Jaxpr) -> bool:
 
 def _tracing_is_off() -> bool:
     """Whether functions are called each time: under `jax.disable_jit`."""
-    return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+    return bool(config_value("jax_disable_jit"))
 
 
 def _compile(jitted: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:

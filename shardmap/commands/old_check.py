@@ -57,7 +57,7 @@ class _Finder(ast.NodeVisitor):
         # What names of the file mean: dotted names in JAX.
         self.meanings: dict[str, str] = {}
 
-    def look(self, node: ast.AST, name: str, form: Form) -> bool:
+    def look(self, node: ast.alias | ast.Attribute, name: str, form: Form) -> bool:
         """Notes the longest old name that ``name`` begins with."""
         parts = name.split(".")
         for k in range(len(parts), 1, -1):
@@ -65,16 +65,14 @@ class _Finder(ast.NodeVisitor):
                 break
             if self.note(node, ".".join(parts[:k]), form):
                 return True
-        line: int = node.lineno  # type: ignore[attr-defined]
-        self.others.add((line, name))
+        self.others.add((node.lineno, name))
         return False
 
-    def note(self, node: ast.AST, name: str, form: Form) -> bool:
-        line: int = node.lineno  # type: ignore[attr-defined]
+    def note(self, node: ast.alias | ast.Attribute, name: str, form: Form) -> bool:
         new = new_name(name)
         known = name in GONE if new is None else exists(new)
         if known:
-            self.uses.append(Use(self.file, line, name, form))
+            self.uses.append(Use(self.file, node.lineno, name, form))
         return known
 
     def visit_Import(self, node: ast.Import) -> None:

@@ -150,8 +150,8 @@ def _stand_in(name: str) -> None:
         _note(old)
         return _value(new)
 
-    module.__getattr__ = attribute  # type: ignore[method-assign]
-    module.__dir__ = names  # type: ignore[method-assign]
+    # Python looks there for what a module does not have.
+    vars(module).update(__getattr__=attribute, __dir__=names)
     sys.modules[name] = module
     _undo.append(lambda: sys.modules.__delitem__(name))
 

@@ -25,6 +25,7 @@ class PmapSharding:
 
     default = staticmethod(pmap_sharding)
 
+    # The old class was called to make one; JAX has only `NamedSharding` for it now.
     def __new__(  # type: ignore[misc]
         cls,
         devices: Sequence[jax.Device] | np.ndarray,

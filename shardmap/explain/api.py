@@ -110,7 +110,8 @@ def _as_function(fun: Callable[..., Any]) -> Any:
         return fun(*args, **kwargs)
 
     bound.__name__ = fun.__name__
-    bound.__signature__ = inspect.signature(fun)  # type: ignore[attr-defined]
+    # Where `inspect.signature` looks first, which `jax.jit` asks for names.
+    vars(bound)["__signature__"] = inspect.signature(fun)
     return bound
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.context import config_value
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import Aval, ClosedJaxpr, Jaxpr, PyTree, Value
@@ -57,11 +58,6 @@ def is_bound(axis_name: Hashable) -> bool:
 def inside_map() -> bool:
     """Whether the function of a map's element is being traced."""
     return is_bound(_INSIDE)
-
-
-def config_value(name: str) -> Any:
-    """What `jax.config` says here, in this thread and under its context managers."""
-    return getattr(jax.config, name)
 
 
 @jax.tree_util.register_pytree_node_class

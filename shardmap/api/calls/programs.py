@@ -31,7 +31,7 @@ from shardmap.map import contexts, tracing
 from shardmap.map.shardings import MapShardings
 
 C = TypeVar("C", bound=Call)
-O = TypeVar("O", bound=Options)  # noqa: E741
+OptionsT = TypeVar("OptionsT", bound=Options)
 
 Args = Sequence[PyTree]
 Kwargs = dict[str, PyTree]
@@ -59,7 +59,7 @@ _just_read: contextvars.ContextVar[tuple[Any, Call] | None] = contextvars.Contex
 )
 
 
-class Programs(abc.ABC, Generic[C, O]):
+class Programs(abc.ABC, Generic[C, OptionsT]):
     """All that is made for one function under one set of options.
 
     It does not hold the function, so it may live as long as the function does.
@@ -70,13 +70,13 @@ class Programs(abc.ABC, Generic[C, O]):
     static_parameter: ClassVar[str] = "static_argnums"
     """The parameter that names static arguments."""
 
-    def __init__(self, fun: Callable[..., Any], options: O) -> None:
+    def __init__(self, fun: Callable[..., Any], options: OptionsT) -> None:
         self.fun = kept.WeakFunction(fun)
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.options = options
         self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
         self._ready: kept.Kept[Ready] = kept.Kept()
-        self._jits: kept.Kept[Callable[..., Any]] = kept.Kept()
+        self._jits: kept.Kept[jax.stages.Wrapped] = kept.Kept()
 
     # What each kind of map says
 
@@ -281,7 +281,7 @@ class Programs(abc.ABC, Generic[C, O]):
 
     def program(
         self, call: C, has_keywords: bool, agrees: bool = False
-    ) -> Callable[..., Any]:
+    ) -> jax.stages.Wrapped:
         """The `jax.jit` that runs calls like this one.
 
         Args:
@@ -312,10 +312,7 @@ class Programs(abc.ABC, Generic[C, O]):
     def traced(self, call: C, args: Args, kwargs: Kwargs) -> jax.stages.Traced:
         """The program of a call, traced for arguments of which it is the reading."""
         with _Handed(self, call):
-            traced: jax.stages.Traced = self.program(call, bool(kwargs)).trace(  # type: ignore[attr-defined]
-                *args, **kwargs
-            )
-        return traced
+            return self.program(call, bool(kwargs)).trace(*args, **kwargs)
 
     def _make_program(
         self,
@@ -327,7 +324,7 @@ class Programs(abc.ABC, Generic[C, O]):
         devices: Sequence[jax.Device],
         communicates: bool,
         has_keywords: bool,
-    ) -> Callable[..., Any]:
+    ) -> jax.stages.Wrapped:
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
             return self.trace_call(args, kwargs, shardings, out_tree, agrees)
 
@@ -345,7 +342,7 @@ class Programs(abc.ABC, Generic[C, O]):
                 f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
                 "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
             )
-        program: Callable[..., Any] = map_jit(run, devices, communicates, **options)
+        program: jax.stages.Wrapped = map_jit(run, devices, communicates, **options)
         return program
 
     def trace_call(

@@ -7,13 +7,14 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
+from shardmap._jax import context
 from shardmap._jax.stages import copy_stage
 from shardmap._jax.types import Aval, PyTree
 from shardmap.api.calls.call import Call
 from shardmap.api.calls.programs import Args, Kwargs, Programs
 from shardmap.api.calls.refusals import NeedsAnotherProgram
 from shardmap.arrays import placement
-from shardmap.map import agreement, tracing
+from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
 
 
@@ -83,7 +84,7 @@ class _Compiled(jax.stages.Compiled):
         if self._agree is not None:
             self._agree()
             self._agree = None
-        if tracing.config_value("jax_disable_jit"):
+        if context.config_value("jax_disable_jit"):
             with jax.disable_jit(False):
                 return self._run(*args, **kwargs)
         try:

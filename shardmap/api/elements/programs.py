@@ -7,6 +7,7 @@ from typing import cast
 import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
+from shardmap._jax import context
 from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, Value
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments
@@ -114,7 +115,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         element: Callable[..., tracing.Flattened] | None = self._elements.get(key)
         if element is None:
             element = self._elements.keep(key, Element(self.fun, *key))
-        if tracing.config_value("jax_disable_jit"):
+        if context.config_value("jax_disable_jit"):
             # The function is called every time then; JAX does not know this object.
             element = functools.partial(element)
         around = jax.sharding.get_abstract_mesh()

@@ -18,6 +18,7 @@ from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import Aval, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.axes import map_place
+from shardmap.explain.read.counts import times
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.lowering import decision
@@ -109,13 +110,12 @@ def _walk(jaxpr: Jaxpr, scope: _Scope, found: list[Sent]) -> None:
             )
             _walk(params["jaxpr"], inner, found)
         else:
-            times: int | None = 1
+            steps: int | None = 1
             if primitive is scan_p:
-                times = params["length"]
+                steps = params["length"]
             elif primitive is while_p:
-                times = None
-            count = None if None in (scope.count, times) else scope.count * times  # type: ignore[operator]
-            inner = dataclasses.replace(scope, count=count)
+                steps = None
+            inner = dataclasses.replace(scope, count=times(scope.count, steps))
             for body in jaxprs_in(params):
                 _walk(body, inner, found)
 

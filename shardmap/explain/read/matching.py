@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shardmap._jax.collectives import ALL_COLLECTIVES
 from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.explain.read.collectives import Sent
+from shardmap.explain.read.counts import total
 from shardmap.explain.read.hlo.collectives import Compiled
 from shardmap.explain.report import Collective
 
@@ -126,10 +127,10 @@ def _is_copy(each: Sent, those: Sequence[Compiled], other: Compiled) -> bool:
     """Whether a loop that XLA unrolled explains one more of the same."""
     if not those or not _all_but_source(each, other):
         return False
-    counts = [copy.count for copy in (*those, other)]
-    if each.count is None or None in counts:
+    together = total([copy.count for copy in (*those, other)])
+    if each.count is None or together is None:
         return each.count is None
-    return sum(counts) <= each.count  # type: ignore[arg-type]
+    return together <= each.count
 
 
 def _of_program(
@@ -173,8 +174,8 @@ def _of_both(
 
 def _count(each: Sent, copies: Sequence[Compiled]) -> int | None:
     """How often it runs: XLA may know it of a while loop, or not of a scan."""
-    counts = [copy.count for copy in copies]
-    return each.count if None in counts else sum(counts)  # type: ignore[arg-type]
+    together = total([copy.count for copy in copies])
+    return each.count if together is None else together
 
 
 def _of_compiler(other: Compiled, wires: Interconnect | None) -> Collective:

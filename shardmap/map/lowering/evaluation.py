@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shardmap._jax.context import config_value
 from shardmap._jax.evaluation import evaluate
 from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap.arrays import placement
@@ -18,7 +19,7 @@ from shardmap.map.lowering.blocks import on_one_device
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
-from shardmap.map.tracing import Body, config_value, per_jaxpr, trace_body
+from shardmap.map.tracing import Body, per_jaxpr, trace_body
 
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 """Settings under which a map runs operation by operation, on one device."""

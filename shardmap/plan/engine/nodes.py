@@ -225,7 +225,10 @@ def _inline(
     known.update(zip(inner.invars, arguments, strict=True))
     known.update(
         (var, program.constant(array))
-        for var, array in zip(inner.constvars, getattr(jaxpr, "consts", ()))  # noqa: B905
+        # A jaxpr that is not closed has no constants, and is given none.
+        for var, array in zip(
+            inner.constvars, getattr(jaxpr, "consts", ()), strict=False
+        )
     )
 
     def read(atom: Atom) -> Operand:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from shardmap._jax.context import config_value
 from shardmap._jax.types import Aval
 from shardmap.arrays.array_likes import device_dtype
 from shardmap.plan.engine.combiners import identity
@@ -46,7 +47,7 @@ def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
 def start_dtype(starts: Sequence[int]) -> Any:
     if all(abs(start) < 2**31 for start in starts):
         return np.int32
-    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    if not config_value("jax_enable_x64"):
         raise ValueError("a shard starts behind 2**31 elements: enable x64 in JAX")
     return np.int64
 

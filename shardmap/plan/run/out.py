@@ -122,7 +122,8 @@ def _share(a: Any, b: Any) -> bool:
     if all(files) and os.path.realpath(files[0]) == os.path.realpath(files[1]):
         return True
     try:
-        return np.shares_memory(a, b, max_work=MOST_WORK)  # type: ignore[arg-type]
+        share: Any = np.shares_memory  # NumPy types its work as bytes of text.
+        return bool(share(a, b, max_work=MOST_WORK))
     except np.exceptions.TooHardError:
         return True
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap._jax.context import config_value
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.remote import exported, run_exported
 from shardmap.plan.run.shards import Accumulator, Shard
@@ -16,8 +17,8 @@ from shardmap.plan.run.shards import Accumulator, Shard
 
 def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Gives a thread this thread's settings of JAX that a shard depends on."""
-    x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    x64: bool = config_value("jax_enable_x64")
+    device = config_value("jax_default_device")
 
     @contextlib.contextmanager
     def settings() -> Iterator[None]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
+from shardmap.explain.read.counts import times
 from shardmap.explain.read.hlo import frames
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
@@ -173,11 +174,9 @@ class Module:
         for instruction in self.computations.get(name, ()):
             yield instruction, count
             for how, inner in instruction.called:
-                times = count
-                if how in ("body", "condition"):
-                    trips = instruction.trips
-                    times = None if None in (count, trips) else count * trips  # type: ignore[operator]
-                yield from self._runs(inner, times)
+                is_loop = how in ("body", "condition")
+                often = times(count, instruction.trips) if is_loop else count
+                yield from self._runs(inner, often)
 
 
 def module_of(text: str) -> Module:
