@@ -1,6 +1,7 @@
 """How `sharded_jit` reads a call: parts checked, the function traced, and bound."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 
@@ -28,6 +29,20 @@ from shardmap.map import agreement, contexts, tracing
 from shardmap.map.constraint import constrain, constraints_in, partition_mesh
 
 
+class _Side(NamedTuple):
+    """The leaves of a call's arguments, or of its results.
+
+    Attributes:
+      parts: how each is cut.
+      avals: their kinds, as global arrays.
+      is_local: which are process-local data.
+    """
+
+    parts: Sequence[Counts]
+    avals: Sequence[Aval]
+    is_local: Sequence[bool]
+
+
 class PartitionPrograms(Programs[PartitionCall, Options]):
     """All that is made for one function that `sharded_jit` cuts."""
 
@@ -51,69 +66,25 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
     ) -> PartitionCall:
         options = self.options
         arguments = Arguments.of(args, kwargs)
-        leaves, argnums = arguments.leaves, arguments.argnums
-        dynamic = tuple(args[k] for k in argnums)
-        names = trees.leaf_names(self.fun(), argnums, dynamic, kwargs)
-        given_avals = avals = self.leaf_avals(leaves, lambda: names)
+        dynamic = tuple(args[k] for k in arguments.argnums)
+        names = trees.leaf_names(self.fun(), arguments.argnums, dynamic, kwargs)
         what = f"{WHAT} of {self.name}"
-
-        def of_arguments(name: str, prefix: PyTree) -> list[Counts]:
-            if isinstance(prefix, tuple) and not is_leaf(prefix):
-                if len(prefix) == len(args):
-                    prefix = tuple(prefix[k] for k in argnums)
-            parts = broadcast_parts(
-                what, name, prefix, dynamic, "the positional arguments"
-            )
-            return parts + [None] * (len(leaves) - len(parts))
-
-        in_parts = of_arguments("in_parts", options.in_parts)
-        in_local: list[Counts] = [None] * len(leaves)
-        if are_global is not None:
-            in_local = [
-                None if is_global else local
-                for is_global, local in zip(
-                    are_global,
-                    of_arguments("local_in_parts", options.local_in_parts),
-                    strict=True,
-                )
-            ]
-        check_local_parts(what, "local_in_parts", names, avals, in_parts, in_local)
-        check_shapes(
-            what,
-            names,
-            avals,
-            [
-                parts if local is None else local
-                for parts, local in zip(in_parts, in_local, strict=True)
-            ],
+        given_avals = self.leaf_avals(arguments.leaves, lambda: names)
+        given = self._read_arguments(
+            what, arguments, args, names, given_avals, are_global
         )
-        avals = list(map(whole_aval, avals, in_parts, in_local))
-
-        structs = list(map(tracing.shape_dtype_struct, avals))
-        traced = self._traced(arguments, structs)
+        traced = self._traced(
+            arguments, list(map(tracing.shape_dtype_struct, given.avals))
+        )
         out = traced.out_info
         out_names = leaf_paths("result", out)
-        out_avals = list(map(array_likes.leaf_aval, jax.tree.leaves(out)))
-        out_parts, out_local = (
-            broadcast_parts(what, name, parts, out, "the result")
-            for name, parts in (
-                ("out_parts", options.out_parts),
-                ("local_out_parts", options.local_out_parts),
-            )
-        )
-        check_shapes(what, out_names, out_avals, out_parts)
-        if are_global is None:
-            out_local = [None] * len(out_parts)
-        check_local_parts(
-            what, "local_out_parts", out_names, out_avals, out_parts, out_local
-        )
-
+        made = self._read_results(what, out, out_names, are_global is not None)
         total = agreed_total(
             what,
             [
                 ("num_partitions", options.num_partitions),
-                *counted("in_parts", names, in_parts),
-                *counted("out_parts", out_names, out_parts),
+                *counted("in_parts", names, given.parts),
+                *counted("out_parts", out_names, made.parts),
                 *(
                     ("with_sharding_constraint", equation.params["total"])
                     for equation in constraints_in(traced.jaxpr)
@@ -126,19 +97,77 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
             arguments,
             given_avals,
             jax.tree.structure(out),
-            in_parts,
-            out_parts,
+            given.parts,
+            made.parts,
             total,
-            avals,
-            out_avals,
-            [local is not None for local in in_local],
-            [local is not None for local in out_local],
+            given.avals,
+            made.avals,
+            given.is_local,
+            made.is_local,
             traced.jaxpr,
-            self._described(total, avals, in_parts, out_parts, traced.jaxpr)
+            self._described(total, given.avals, given.parts, made.parts, traced.jaxpr)
             if jax.process_count() > 1
             else "",
         )
         return call.alone() if alone else call
+
+    def _read_arguments(
+        self,
+        what: str,
+        arguments: Arguments,
+        args: Args,
+        names: Sequence[str],
+        avals: Sequence[Aval],
+        are_global: Sequence[bool] | None,
+    ) -> _Side:
+        """How the arguments are cut; without ``are_global`` all are global arrays."""
+        options, argnums = self.options, arguments.argnums
+        dynamic = tuple(args[k] for k in argnums)
+        count = len(arguments.leaves)
+
+        def of_leaves(name: str, prefix: PyTree) -> list[Counts]:
+            if isinstance(prefix, tuple) and not is_leaf(prefix):
+                if len(prefix) == len(args):
+                    prefix = tuple(prefix[k] for k in argnums)
+            parts = broadcast_parts(
+                what, name, prefix, dynamic, "the positional arguments"
+            )
+            return parts + [None] * (count - len(parts))
+
+        parts = of_leaves("in_parts", options.in_parts)
+        local: list[Counts] = [None] * count
+        if are_global is not None:
+            said = of_leaves("local_in_parts", options.local_in_parts)
+            local = [
+                None if is_global else own
+                for is_global, own in zip(are_global, said, strict=True)
+            ]
+        check_local_parts(what, "local_in_parts", names, avals, parts, local)
+        given_parts = [
+            of_all if own is None else own
+            for of_all, own in zip(parts, local, strict=True)
+        ]
+        check_shapes(what, names, avals, given_parts)
+        global_avals = list(map(whole_aval, avals, parts, local))
+        return _Side(parts, global_avals, [own is not None for own in local])
+
+    def _read_results(
+        self, what: str, out: PyTree, names: Sequence[str], across_processes: bool
+    ) -> _Side:
+        options = self.options
+        avals = list(map(array_likes.leaf_aval, jax.tree.leaves(out)))
+        parts, local = (
+            broadcast_parts(what, name, prefix, out, "the result")
+            for name, prefix in (
+                ("out_parts", options.out_parts),
+                ("local_out_parts", options.local_out_parts),
+            )
+        )
+        check_shapes(what, names, avals, parts)
+        if not across_processes:
+            local = [None] * len(parts)
+        check_local_parts(what, "local_out_parts", names, avals, parts, local)
+        return _Side(parts, avals, [own is not None for own in local])
 
     def _traced(
         self, arguments: Arguments, leaves: Sequence[Value]

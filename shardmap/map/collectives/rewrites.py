@@ -103,13 +103,13 @@ def _wide(atom: Atom) -> Any:
     return jex_core.Var(jax.core.ShapedArray(aval_of(atom).shape, np.dtype(np.float32)))
 
 
-def _convert(source: Atom, target: Atom, ctx: Any) -> Any:
+def _convert(source: Any, target: Any, ctx: Any) -> Any:
     """The equation that converts to the dtype of ``target``."""
     before, after = aval_of(source), aval_of(target)
     struct = jax.ShapeDtypeStruct(before.shape, before.dtype)
-    (equation,) = jax.make_jaxpr(
-        lambda x: jax.lax.convert_element_type(x, after.dtype)
-    )(struct).jaxpr.eqns
+    converting = jax.make_jaxpr(lambda x: jax.lax.convert_element_type(x, after.dtype))
+    equation: Equation
+    (equation,) = converting(struct).jaxpr.eqns
     return equation.replace(invars=[source], outvars=[target], ctx=ctx)
 
 

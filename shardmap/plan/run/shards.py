@@ -265,7 +265,7 @@ class Accumulator:
 
     def outputs(self, raw: bool = False) -> list[Any]:
         """As `result`, flat."""
-        outputs = []
+        outputs: list[Any] = []
         for operand in self.cut_program.program.outputs:
             if isinstance(operand, Scalar):
                 outputs.append(np.asarray(operand.value, operand.aval.dtype))
