@@ -107,9 +107,9 @@ def _convert(source: Any, target: Any, ctx: Any) -> Any:
     """The equation that converts to the dtype of ``target``."""
     before, after = aval_of(source), aval_of(target)
     struct = jax.ShapeDtypeStruct(before.shape, before.dtype)
-    converting = jax.make_jaxpr(lambda x: jax.lax.convert_element_type(x, after.dtype))
-    equation: Equation
-    (equation,) = converting(struct).jaxpr.eqns
+    (equation,) = jax.make_jaxpr(
+        lambda x: jax.lax.convert_element_type(x, after.dtype)
+    )(struct).jaxpr.eqns
     return equation.replace(invars=[source], outvars=[target], ctx=ctx)
 
 
