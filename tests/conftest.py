@@ -5,6 +5,7 @@ Nothing here may import JAX before the environment is set.
 """
 
 import os
+import signal
 import time
 
 import hypothesis
@@ -36,6 +37,10 @@ for name, repeats, options in (
         name, deadline=None, max_examples=repeats, **options
     )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+# A shell ignores interrupts in what it runs in the background, which processes inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 START = time.monotonic()
 LEFT_OUT = pytest.StashKey[int]()

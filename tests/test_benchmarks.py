@@ -196,7 +196,13 @@ def test_all_rows_of_the_plan_are_there():
     assert limits["first call, demo's step, 8 dev"] == {rows.SHARD_MAP: 1.2}
 
 
-@pytest.mark.parametrize("benchmark", rows.BENCHMARKS, ids=lambda b: b.name)
+@pytest.mark.parametrize(
+    "benchmark",
+    [
+        pytest.param(row, id=row.name, marks=[pytest.mark.deep] if k % 4 else [])
+        for k, row in enumerate(rows.BENCHMARKS)
+    ],
+)
 @jax.numpy_rank_promotion("allow")  # They broadcast, as users do.
 def test_every_row_runs(benchmark):
     result = harness.measure(benchmark, repeats=2)

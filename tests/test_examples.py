@@ -28,6 +28,7 @@ SAYS = {
     "pca": r"stage 1: 7 shards make",
     "population": r"all of them together: (0\.9[3-9]|1\.0)",
 }
+SLOW = {"chains", "data_parallel"}
 # What is broken, in one line, for each program's checks to find.
 BROKEN = {
     "heat": "program.with_halo = lambda block, name, dimension: program.jnp.pad("
@@ -58,7 +59,13 @@ def test_every_program_is_tried():
     assert found == set(re.findall(r"^\| \[(\w+)\.py\]", page, re.M))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.deep] if name in SLOW else [])
+        for name in SMALL
+    ],
+)
 def test_a_program_agrees_with_its_reference(name):
     result = python(ROOT / "examples" / f"{name}.py", *SMALL[name])
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]

@@ -8,11 +8,11 @@ from jax import lax
 
 import shardmap as sm
 from shardmap._jax.typechecks import bound_axis, check_jaxpr
+from shardmap.map.collectives.loop_parts import loop_parts
 from shardmap.map.collectives.split import split_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.lowering.effects import call_for_each
-from shardmap.map.lowering.loops import _cut
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 X = np.arange(8, dtype=np.float32)
@@ -323,7 +323,7 @@ def test_the_parts_of_a_function_that_is_looped_over_are_well_typed():
 
     v = np.int32(1)
     jaxpr = jax.make_jaxpr(fun, axis_env=[("i", 8)])(v, v).jaxpr
-    parts = _cut(jaxpr, AXIS, (0, None), 2)
+    parts = loop_parts(jaxpr, AXIS, (0, None), 2)
     for part in (parts.before, parts.after):
         check_jaxpr(part)
         assert part.effects == set()

@@ -315,7 +315,7 @@ ALL = {path.stem: checks_in(path) for path in sorted(PROGRAMS.glob("check_*.py")
     ("count", "devices", "wanted"),
     [
         *(pytest.param(2, 2, checks, id=f"2-2-{name}") for name, checks in ALL.items()),
-        pytest.param(4, 1, FEW, id="4-1"),
+        pytest.param(4, 1, FEW, id="4-1", marks=pytest.mark.deep),
         pytest.param(2, 1, [*FEW, *FEW_PROGRAMS], id="2-1", marks=pytest.mark.deep),
         pytest.param(4, 1, FEW_PROGRAMS, id="4-1-programs", marks=pytest.mark.deep),
         pytest.param(4, 2, FEW, id="4-2", marks=pytest.mark.deep),

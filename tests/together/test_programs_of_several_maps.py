@@ -64,7 +64,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @both_lowerings
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
 @pytest.mark.parametrize("sizes", [(8, 4), (4, 8), (6, 5)], ids=str)
