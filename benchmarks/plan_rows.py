@@ -27,7 +27,7 @@ from benchmarks.harness import OURS, Benchmark, Contender
 
 COLUMNS, OUTPUTS, BLOCK, ZARR_CHUNK = 1024, 256, 8_192, 8_192
 EPSILON = 1e-3
-LIMIT_HAND, LIMIT_MEGABYTES, LIMIT_DASK = 1.2, 300, 0.5
+LIMIT_HAND, LIMIT_MEGABYTES, LIMIT_DASK, LIMIT_TRACING = 1.2, 300, 0.5, 4
 
 
 def weights() -> np.ndarray:
@@ -158,7 +158,44 @@ def small() -> dict[str, Contender]:
     }
 
 
+EQUATIONS, SHARDS = 5_000, 1_000
+
+
+def deep(x: Any) -> Any:
+    import jax.numpy as jnp
+
+    for _ in range(EQUATIONS // 3):
+        x = jnp.sin(x) * 0.5 + x
+    return x
+
+
+def many_equations() -> dict[str, Contender]:
+    """Planning alone: what every shard of a long program reads, runs and writes."""
+    import jax
+
+    from shardmap.plan.plan import plan
+
+    x = jax.ShapeDtypeStruct((SHARDS * 16, 8), np.float32)
+
+    def recipes() -> None:
+        [stage] = plan(deep, x, in_slices={0: SHARDS}).stages
+        for number in range(SHARDS):
+            stage.recipe(number)
+
+    return {
+        OURS: Contender(recipes),
+        "tracing the function": Contender(lambda: jax.make_jaxpr(lambda x: deep(x))(x)),
+    }
+
+
 BENCHMARKS = (
+    Benchmark(
+        "plan, many equations",
+        "tracing and planning 5,000 equations x 1,000 shards",
+        many_equations,
+        {"tracing the function": LIMIT_TRACING},
+        repeats=5,
+    ),
     Benchmark(
         "plan, two stages",
         "column statistics, matmul, tanh and sum over 16 blocks of 4 MiB",

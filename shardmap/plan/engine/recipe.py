@@ -57,13 +57,21 @@ class Step(NamedTuple):
     first: int
 
 
-class Static(NamedTuple):
-    """All of a recipe that a compiled function depends on."""
-
+class _Static(NamedTuple):
     read_values: tuple[Value, ...]
     read_shapes: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]
     outs: tuple[Ref | None, ...]
+
+
+class Static(_Static):
+    """All of a recipe that a compiled function depends on."""
+
+    # Thousands of steps, and each shard looks its function up by them.
+    def __hash__(self) -> int:
+        if "_hash" not in self.__dict__:
+            self._hash = super().__hash__()
+        return self._hash
 
 
 class Recipe(NamedTuple):

@@ -9,11 +9,14 @@ and the next begins: an axis of size 10 in pieces of 4, 4 and 2 has the points
 [(0, 4), (4, 8), (8, 10)]
 """
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from shardmap.plan.engine.alike.affine import is_more
 
 Interval: TypeAlias = tuple[int, int]
 Box: TypeAlias = tuple[Interval, ...]
@@ -23,6 +26,37 @@ def pieces(points: Sequence[int], size: int) -> list[Interval]:
     """The intervals between the points, the ends included."""
     edges = [0, *points, size]
     return list(itertools.pairwise(edges))
+
+
+class Edges:
+    """The points of a cut, its ends included, by number and the other way round.
+
+    Where pieces are equally long both are computed and not looked up, so that they are
+    linear functions there.
+
+    >>> edges = Edges((0, 4, 8, 10))
+    >>> edges.number(9), edges.at(2)
+    (2, 8)
+    """
+
+    def __init__(self, edges: Sequence[int]) -> None:
+        self.count = len(edges) - 1
+        lengths = [stop - start for start, stop in itertools.pairwise(edges)]
+        self._first = [
+            k for k, n in enumerate(lengths) if k == 0 or n != lengths[k - 1]
+        ]
+        self._start = [edges[k] for k in self._first]
+        self._length = [lengths[k] for k in self._first]
+
+    def number(self, place: int) -> int:
+        """The piece that a place lies in."""
+        run = bisect.bisect_right(self._start, place) - 1
+        return self._first[run] + (place - self._start[run]) // self._length[run]
+
+    def at(self, number: int) -> int:
+        """Where a piece starts; after the last one, where that ends."""
+        run = bisect.bisect_right(self._first, number) - 1
+        return self._start[run] + (number - self._first[run]) * self._length[run]
 
 
 def refine(cuts: Iterable[Iterable[int]]) -> tuple[int, ...]:
@@ -89,7 +123,10 @@ def merge(boxes: list[Box], limit: int) -> list[Box]:
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]
     """
-    found = list(dict.fromkeys(boxes))
+    found: list[Box] = []
+    for box in boxes:
+        if box not in found:
+            found.append(box)
     if len(found) == 1:
         return found
     merged = True
@@ -98,7 +135,7 @@ def merge(boxes: list[Box], limit: int) -> list[Box]:
         for i, a in enumerate(found):
             for j in range(i + 1, len(found)):
                 both = hull(a, found[j])
-                if volume(both) <= volume(a) + volume(found[j]):
+                if not is_more(shape_of(both), volume(a) + volume(found[j])):
                     found[i : i + 1] = [both]
                     del found[j]
                     merged = True

@@ -2,9 +2,13 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from shardmap.plan.engine.alike.classes import Alike, Classes, Walk
 from shardmap.plan.engine.nodes import Node, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, relevant_nodes, trace_back
@@ -20,6 +24,7 @@ class Loop:
         self.size = size
         self.members: list[Cut] = []
         self.pieces: list[Interval] = []
+        self.lengths: Counter[int] = Counter()
 
     @property
     def origins(self) -> Origins:
@@ -54,6 +59,20 @@ class Family(NamedTuple):
     results: frozenset[int]
     loops: tuple[int, ...]
     size: int
+
+
+class Equal(NamedTuple):
+    """What shards have in common that may be alike.
+
+    Attributes:
+      loops: those of their family.
+      lengths: of their pieces, by loop.
+      written: which results they write.
+    """
+
+    loops: tuple[int, ...]
+    lengths: tuple[int, ...]
+    written: tuple[bool, ...]
 
 
 class Stage:
@@ -123,6 +142,7 @@ class Stage:
             )
             for value, axes in drafts
         ]
+        self.classes = Classes()
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
         self._contracted: list[tuple[int, Factor, int]] = [
@@ -184,6 +204,7 @@ class Stage:
     def _cut_loops(self) -> None:
         for loop in self.loops:
             loop.pieces = pieces(meet(loop.members).at, loop.size)
+            loop.lengths = Counter(stop - start for start, stop in loop.pieces)
 
     def _order(self, axes: Sequence[Sequence[int]]) -> list[int]:
         """Loops of more than one piece: those of the results' axes, then the rest."""
@@ -220,44 +241,111 @@ class Stage:
             number, found[k] = divmod(number, len(self.loops[k].pieces))
         return family, found
 
-    def boxes(self, family: "Family", index: Mapping[int, int]) -> list[Box | None]:
-        """What a shard writes, per result; None for what another shard makes."""
-        found: list[Box | None] = []
-        for number, result in enumerate(self.results):
-            own = {*result.axes, *result.partial}
-            # What does not depend on a loop is written by the first of its shards.
-            if number not in family.results or any(
-                piece and k not in own for k, piece in index.items()
-            ):
-                found.append(None)
-                continue
-            found.append(
-                tuple(
-                    (0, size) if k is None else self.loops[k].pieces[index[k]]
-                    for k, size in zip(result.axes, result.value.shape, strict=True)
-                )
+    def written(self, family: "Family", index: Mapping[int, int]) -> tuple[bool, ...]:
+        """Which results a shard writes; the others another shard makes."""
+        # What does not depend on a loop is written by the first of its shards.
+        return tuple(
+            number in family.results
+            and not any(
+                piece and k not in (*result.axes, *result.partial)
+                for k, piece in index.items()
             )
-        return found
+            for number, result in enumerate(self.results)
+        )
 
     def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
-        """What a shard writes, and how."""
+        """What a shard writes, and how; None for what another shard makes."""
         family, index = self.index(number)
-        boxes = self.boxes(family, index)
-        contracted: dict[int, dict[Factor, Interval]] = {}
-        for node, factor, loop in self._contracted:
-            if loop not in index:
-                continue
-            contracted.setdefault(node, {})[factor] = self.loops[loop].pieces[
-                index[loop]
-            ]
-        demands = [
-            None if box is None else (result.value, box)
-            for result, box in zip(self.results, boxes, strict=True)
-        ]
-        recipe = trace_back(
-            self.backwards, self.analysis.rules, demands, self.stops, contracted
+        key = self._key(family, index)
+        starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
+        count = math.prod(
+            self.loops[k].lengths[length]
+            for k, length in zip(family.loops, key.lengths, strict=True)
         )
-        return boxes, recipe
+        return self.classes.recipe(key, count, starts, self._walk(key))
+
+    def walked(self, number: int) -> tuple[list[Box | None], Recipe]:
+        """As `recipe`, without what is known of other shards."""
+        family, index = self.index(number)
+        starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
+        return self._walk(self._key(family, index))(starts)
+
+    def alike(self, numbers: Sequence[int]) -> list[Alike]:
+        """Shards, those together that are alike: as many walks as there are kinds."""
+        found: list[Alike] = []
+        left = np.asarray(numbers, np.int64)
+        first = 0
+        for family in self.families:
+            own = left[(left >= first) & (left < first + family.size)]
+            if own.size:
+                found += self._alike(family, own, own - first)
+            first += family.size
+        return found
+
+    def _alike(
+        self, family: "Family", numbers: np.ndarray, places: np.ndarray
+    ) -> Iterator[Alike]:
+        """As `alike`, of one family, in which the shards have these places."""
+        loops = [self.loops[k] for k in family.loops]
+        # A family of one shard has no loops, and a place all the same.
+        sizes = [len(loop.pieces) for loop in loops]
+        index = np.unravel_index(places, sizes or [1])
+        starts = np.zeros((len(places), len(loops)), np.int64)
+        kinds = np.zeros(len(places), np.int64)
+        for k, loop in enumerate(loops):
+            begins = np.asarray([start for start, _ in loop.pieces])
+            lengths = np.asarray([stop - start for start, stop in loop.pieces])
+            starts[:, k] = begins[index[k]]
+            # What is written depends on which pieces are the first ones.
+            _, kind = np.unique(2 * lengths + (begins > 0), return_inverse=True)
+            kinds = kinds * (kind.max() + 1) + kind[index[k]]
+        _, firsts, which = np.unique(kinds, return_index=True, return_inverse=True)
+        keys: dict[Equal, list[int]] = {}
+        for number, place in enumerate(firsts.tolist()):
+            at = {k: int(index[n][place]) for n, k in enumerate(family.loops)}
+            keys.setdefault(self._key(family, at), []).append(number)
+        for key, own in keys.items():
+            chosen = np.isin(which, own)
+            yield from self.classes.alike(
+                key, numbers[chosen], starts[chosen], self._walk(key)
+            )
+
+    def _key(self, family: "Family", index: Mapping[int, int]) -> Equal:
+        intervals = [self.loops[k].pieces[index[k]] for k in family.loops]
+        lengths = tuple(stop - start for start, stop in intervals)
+        return Equal(family.loops, lengths, self.written(family, index))
+
+    def _walk(self, key: Equal) -> Walk:
+        """From results back to inputs, for shards that have this in common."""
+
+        def walk(starts: Sequence[int]) -> tuple[list[Box | None], Recipe]:
+            pieces: dict[int | None, Interval] = {
+                k: (start, start + length)
+                for k, start, length in zip(key.loops, starts, key.lengths, strict=True)
+            }
+            contracted: dict[int, dict[Factor, Interval]] = {}
+            for node, factor, loop in self._contracted:
+                if loop in pieces:
+                    contracted.setdefault(node, {})[factor] = pieces[loop]
+            boxes = [
+                tuple(
+                    pieces.get(k, (0, size))
+                    for k, size in zip(result.axes, result.value.shape, strict=True)
+                )
+                if is_written
+                else None
+                for result, is_written in zip(self.results, key.written, strict=True)
+            ]
+            demands = [
+                None if box is None else (result.value, box)
+                for result, box in zip(self.results, boxes, strict=True)
+            ]
+            rules = self.analysis.rules
+            return boxes, trace_back(
+                self.backwards, rules, demands, self.stops, contracted
+            )
+
+        return walk
 
 
 def stages_of(analysis: Analysis) -> list[Stage]:

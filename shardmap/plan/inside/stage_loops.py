@@ -5,22 +5,22 @@ differ, and these are what the loop runs over. A short last piece, or one at a b
 is a loop of its own, or stands alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.plan.engine.alike.classes import Alike
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
-from shardmap.plan.engine.recipe import Recipe, Static, emit
-from shardmap.plan.engine.slices import Box, shape_of
+from shardmap.plan.engine.recipe import Static, emit
+from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage, sample
-from shardmap.plan.run.buffers import start_dtype
+from shardmap.plan.inside.positions import Positions
 from shardmap.plan.run.cut_program import CutProgram
 
 COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -43,37 +43,34 @@ WITH_PLACES = frozenset(
 """Primitives whose operands say which places they read or write."""
 
 
-class Alike(NamedTuple):
+class Group(NamedTuple):
     """Shards of a stage that run the same steps.
 
     Attributes:
       static: what they have in common.
       sizes: the shape of what each writes, per result of the stage; None for nothing.
-      recipes: their recipes, in order.
-      boxes: what they write, in order.
+      members: them.
     """
 
     static: Static
     sizes: tuple[tuple[int, ...] | None, ...]
-    recipes: list[Recipe]
-    boxes: list[list[Box | None]]
+    members: list[Alike]
 
 
-def alike(stage: Stage, numbers: Iterable[int]) -> list[Alike]:
-    """Shards of a stage, those that are alike together."""
-    found: dict[Any, Alike] = {}
-    for number in numbers:
-        boxes, recipe = stage.recipe(number)
-        sizes = tuple(None if box is None else shape_of(box) for box in boxes)
-        key = recipe.static, sizes
-        group = found.setdefault(key, Alike(*key, [], []))
-        group.recipes.append(recipe)
-        group.boxes.append(boxes)
+def grouped(stage: Stage, numbers: Sequence[int]) -> list[Group]:
+    """Shards of a stage, those that run the same steps together."""
+    found: dict[Any, Group] = {}
+    alike = stage.alike(numbers)
+    for member in sorted(alike, key=lambda member: int(member.numbers[0])):
+        pattern = member.pattern
+        sizes = tuple(None if box is None else shape_of(box) for box in pattern.boxes)
+        key = pattern.recipe.static, sizes
+        found.setdefault(key, Group(*key, [])).members.append(member)
     return list(found.values())
 
 
 def shard_function(
-    cut_program: CutProgram, stage: Stage, group: Alike
+    cut_program: CutProgram, stage: Stage, group: Group
 ) -> Callable[[Sequence[Any], Any], list[Any]]:
     """``(boxes that are read, starts) -> results``, for each of the group's shards."""
     nodes = {node.number: node for node in cut_program.program.nodes}
@@ -117,8 +114,8 @@ def run_in_loops(
             for result in stage.results
             if result.value not in known
         }
-        numbers = sample(stage) if sampled else range(stage.num_shards)
-        for group in alike(stage, numbers):
+        numbers = list(sample(stage)) if sampled else range(stage.num_shards)
+        for group in grouped(stage, numbers):
             made = _run_group(cut_program, stage, group, known, made)
         known |= made
     return [
@@ -140,77 +137,51 @@ def _new_buffer(value: Value, combiner: str) -> Any:
     return jnp.broadcast_to(start, value.shape)
 
 
-Row: TypeAlias = Sequence[Any]
-"""The positions of one shard: those in which it differs from others of its group."""
-
-Position: TypeAlias = Callable[[Row], Sequence[Any]]
-"""Where something is, for a shard with this row."""
-
-
-def _position(places: Sequence[Sequence[int]], rows: list[np.ndarray]) -> Position:
-    """Where something is. Adds to ``rows`` the numbers that are not always the same."""
-    columns: list[tuple[int | None, int]] = []
-    dtype = start_dtype([number for place in places for number in place])
-    for numbers in zip(*places, strict=True):
-        if len(set(numbers)) == 1:
-            columns.append((None, numbers[0]))
-        else:
-            columns.append((len(rows), 0))
-            rows.append(np.asarray(numbers, dtype))
-    return lambda row: [n if k is None else row[k] for k, n in columns]
-
-
-def _starts(boxes: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(start for start, _ in box) for box in boxes]
-
-
 def _run_group(
     cut_program: CutProgram,
     stage: Stage,
-    group: Alike,
+    group: Group,
     known: Mapping[Value, Any],
     made: dict[Value, Any],
 ) -> dict[Value, Any]:
     """The buffers with what the shards of a group give."""
     function = shard_function(cut_program, stage, group)
-    static, recipes = group.static, group.recipes
+    static = group.static
+    positions = Positions(group.members)
     nodes = {node.number: node for node in cut_program.program.nodes}
-    rows: list[np.ndarray] = []
-    read_at = [
-        _position(_starts([recipe.reads[k][1] for recipe in recipes]), rows)
-        for k in range(len(static.read_values))
-    ]
-    starts = _position([recipe.starts for recipe in recipes], rows)
-    written = {
-        k: _position(_starts([boxes[k] for boxes in group.boxes]), rows)
+    written = [
+        k
         for k, size in enumerate(group.sizes)
         if size is not None and stage.results[k].value in made
-    }
+    ]
 
     # XLA of JAX 0.10 takes a part of a part of an array as one part of the array, and
     # forgets that places outside of the part in between are none.
     apart = any(nodes[step.node].primitive in WITH_PLACES for step in static.steps)
 
-    def step(buffers: dict[int, Any], row: Row) -> tuple[dict[int, Any], None]:
+    def step(buffers: dict[int, Any], row: Any) -> tuple[dict[int, Any], None]:
+        places = positions.at(row)
         reads = [
-            _read(known[value], at(row), shape)
-            for value, at, shape in zip(
-                static.read_values, read_at, static.read_shapes, strict=True
+            _read(known[value], start, shape)
+            for value, start, shape in zip(
+                static.read_values, places.reads, static.read_shapes, strict=True
             )
         ]
         if apart:
             reads = lax.optimization_barrier(reads)
-        results = function(reads, starts(row))
+        results = function(reads, places.starts)
         return {
-            k: _write(buffers[k], results[k], at(row), stage.results[k].combiner)
-            for k, at in written.items()
+            k: _write(
+                buffers[k], results[k], places.written[k], stage.results[k].combiner
+            )
+            for k in written
         }, None
 
     buffers = {k: made[stage.results[k].value] for k in written}
-    if len(recipes) == 1:
-        buffers, _ = step(buffers, [])
+    if positions.count == 1:
+        buffers, _ = step(buffers, (0, ()))
     else:
-        buffers, _ = lax.scan(step, buffers, rows, length=len(recipes))
+        buffers, _ = lax.scan(step, buffers, positions.rows)
     return made | {stage.results[k].value: buffers[k] for k in written}
 
 

@@ -6,7 +6,6 @@ the pieces lie is known only when cuts have been followed, so that the rewriting
 for a program whose first analysis ended at such an equation.
 """
 
-import bisect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ from shardmap.plan.engine.rules import (
     Rule,
     meet,
 )
-from shardmap.plan.engine.slices import Box, Interval
+from shardmap.plan.engine.slices import Box, Edges, Interval
 
 CARRIED = Reason(
     "each element depends on all before it", "cut another axis, which is independent"
@@ -101,7 +100,7 @@ class _Pieces(Rule):
     def __init__(self, node: Node) -> None:
         self.node = node
         params = node.params
-        self.axis, self.edges = params["axis"], params["edges"]
+        self.axis, self.edges = params["axis"], Edges(params["edges"])
         self.reverse = params["reverse"]
         self.kind = KINDS[params["primitive"]]
         self.rank = len(node.out_shapes[0])
@@ -129,7 +128,7 @@ class Totals(_Pieces):
         out = self.others(cuts)
         along = cuts[0][self.axis]
         if along.at:
-            every = tuple(range(1, len(self.edges) - 1))
+            every = tuple(range(1, self.edges.count))
             out[self.axis] = Cut(every, False, along.origins)
         return Forward([out])
 
@@ -139,7 +138,7 @@ class Totals(_Pieces):
         [box] = boxes
         assert box is not None
         first, last = box[self.axis]
-        edges = self.edges[first : last + 1]
+        edges = [self.edges.at(first + k) for k in range(last - first + 1)]
         lengths = tuple(b - a for a, b in itertools.pairwise(edges))
         return Need((self.other_axes(box, (edges[0], edges[-1])),), lengths)
 
@@ -173,7 +172,7 @@ class Before(_Pieces):
         [box] = boxes
         assert box is not None
         start, stop = box[self.axis]
-        everything = self.other_axes(box, (0, len(self.edges) - 1))
+        everything = self.other_axes(box, (0, self.edges.count))
         return Need((everything,), stop - start, (start,))
 
     def emit(
@@ -216,11 +215,11 @@ class Running(_Pieces):
         if start == stop:
             read, number = (start, stop), 0
         elif self.reverse:
-            number = bisect.bisect_left(self.edges, stop) - 1
-            read = start, self.edges[number + 1]
+            number = self.edges.number(stop - 1)
+            read = start, self.edges.at(number + 1)
         else:
-            number = bisect.bisect_right(self.edges, start) - 1
-            read = self.edges[number], stop
+            number = self.edges.number(start)
+            read = self.edges.at(number), stop
         needed = self.other_axes(box, read), self.other_axes(box, (number, number + 1))
         return Need(needed, stop - start, (start - read[0],))
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardmap._jax.types import AnyJaxpr, Aval
+from shardmap.plan.engine.alike.affine import settled
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Node, Program, Value, flatten
@@ -137,6 +138,10 @@ class Frozen(Generic[T]):
 
     def __init__(self, key: Hashable, content: T) -> None:
         self.key, self.content = key, content
+
+    def settled(self) -> "Frozen[T]":
+        """As shards that are walked together share it, see `engine.alike`."""
+        return Frozen(settled(self.key), settled(self.content, noted=False))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Frozen) and self.key == other.key

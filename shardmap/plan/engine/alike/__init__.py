@@ -1,0 +1,1 @@
+"""Which shards of a stage are alike: walked once, for all of them."""

@@ -1,0 +1,339 @@
+"""Positions that are not known yet: integers as functions of where pieces start.
+
+A shard's recipe follows from where its pieces start and how long they are. `Affine` is
+an integer that remembers how it was computed from these starts: it has a value, that of
+one shard, and is the linear function of the starts that gives this value. What the code
+that computes with it decides, with ``<``, ``max``, ``//`` and the like, is noted in
+`Guards`. For all starts that satisfy the guards the code would have decided alike, so
+that what it made holds for them too, with other numbers in place of the affine ones.
+
+>>> guards = Guards()
+>>> start = variables(guards, [8])[0]
+>>> max(start - 1, 0) * 2
+2 s0 - 2, now 14
+>>> guards
+1 <= s0
+>>> start + 4 - start
+4
+"""
+
+import math
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+
+class Guards:
+    """What must hold of the starts: bounds and residues of linear functions of them."""
+
+    def __init__(self) -> None:
+        # In lowest terms, the first factor positive, so that one function is one key.
+        self.bounds: dict[tuple[int, ...], tuple[float, float]] = {}
+        self.residues: dict[tuple[tuple[int, ...], int], int] = {}
+
+    def at_least(self, factors: tuple[int, ...], const: int) -> None:
+        """``factors`` times the starts, plus ``const``, is 0 or more."""
+        common = math.gcd(*factors)
+        if next(factor for factor in factors if factor) > 0:
+            direction = tuple(factor // common for factor in factors)
+            low, high = self.bounds.get(direction, (-math.inf, math.inf))
+            self.bounds[direction] = max(low, -(const // common)), high
+        else:
+            direction = tuple(-factor // common for factor in factors)
+            low, high = self.bounds.get(direction, (-math.inf, math.inf))
+            self.bounds[direction] = low, min(high, const // common)
+
+    def divides(self, factors: tuple[int, ...], const: int, divisor: int) -> None:
+        """``factors`` times the starts, plus ``const``, is a multiple of a number."""
+        self.residues[factors, divisor] = -const % divisor
+
+    def match(self, starts: np.ndarray) -> np.ndarray:
+        """Which rows of starts satisfy all of it."""
+        found = np.ones(len(starts), bool)
+        for direction, (low, high) in self.bounds.items():
+            values = starts @ np.asarray(direction, np.int64)
+            found &= (values >= low) & (values <= high)
+        for (factors, divisor), residue in self.residues.items():
+            found &= starts @ np.asarray(factors, np.int64) % divisor == residue
+        return found
+
+    def hold(self, starts: Sequence[int]) -> bool:
+        """Whether one row of starts satisfies all of it."""
+        return all(
+            low <= _product(direction, starts) <= high
+            for direction, (low, high) in self.bounds.items()
+        ) and all(
+            _product(factors, starts) % divisor == residue
+            for (factors, divisor), residue in self.residues.items()
+        )
+
+    def __repr__(self) -> str:
+        told = []
+        for direction, (low, high) in self.bounds.items():
+            left = f"{low} <= " if low > -math.inf else ""
+            right = f" <= {high}" if high < math.inf else ""
+            told.append(f"{left}{_linear(direction, 0)}{right}")
+        for (factors, divisor), residue in self.residues.items():
+            told.append(f"({_linear(factors, 0)}) % {divisor} == {residue}")
+        return ", ".join(told)
+
+
+def _product(factors: Sequence[int], starts: Sequence[int]) -> int:
+    return sum(map(operator.mul, factors, starts))
+
+
+def _linear(factors: Sequence[int], const: int) -> str:
+    terms = [
+        f"{'' if factor == 1 else f'{factor} '}s{k}"
+        for k, factor in enumerate(factors)
+        if factor
+    ]
+    text = " + ".join(terms)
+    return text + (f" {'-' if const < 0 else '+'} {abs(const)}" if const else "")
+
+
+class Affine:
+    """``(factors @ starts + const) / divisor``, which is an integer.
+
+    Arithmetic gives such numbers again, plain ones where the starts cancel out. What
+    cannot be said so, such as a product of two, or an index of a list, is allowed for
+    these very starts only.
+    """
+
+    __slots__ = ("const", "divisor", "factors", "guards", "value")
+
+    # NumPy's numbers leave the arithmetic to this class.
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        guards: Guards,
+        factors: tuple[int, ...],
+        const: int,
+        divisor: int,
+        value: int,
+    ) -> None:
+        self.guards = guards
+        self.factors, self.const, self.divisor = factors, const, divisor
+        self.value = value
+
+    def _scaled(self, by: int) -> Any:
+        factors = tuple(factor * by for factor in self.factors)
+        return _made(
+            self.guards, factors, self.const * by, self.divisor, self.value * by
+        )
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, Affine):
+            number = _number(other)
+            if number is None:
+                return NotImplemented
+            const = self.const + number * self.divisor
+            value = self.value + number
+            return Affine(self.guards, self.factors, const, self.divisor, value)
+        a, b = other.divisor, self.divisor
+        if a == b:
+            a, b = 1, 1
+        pairs = zip(self.factors, other.factors, strict=True)
+        return _made(
+            self.guards,
+            tuple([a * x + b * y for x, y in pairs]),
+            a * self.const + b * other.const,
+            a * self.divisor,
+            self.value + other.value,
+        )
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Any:
+        return self._scaled(-1)
+
+    def __pos__(self) -> "Affine":
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        number = int(other) if isinstance(other, Affine) else _number(other)
+        return NotImplemented if number is None else self._scaled(number)
+
+    __rmul__ = __mul__
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        by = operator.index(other)
+        divisor = self.divisor * by
+        if divisor <= 0:
+            return divmod(int(self), by)
+        quotient, rest = divmod(self.value, by)
+        const = self.const - rest * self.divisor
+        if any(factor % divisor for factor in self.factors):
+            self.guards.divides(self.factors, const, divisor)
+        return _made(self.guards, self.factors, const, divisor, quotient), rest
+
+    def __floordiv__(self, other: Any) -> Any:
+        return divmod(self, other)[0]
+
+    def __mod__(self, other: Any) -> Any:
+        return divmod(self, other)[1]
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return divmod(other, int(self))
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return other // int(self)
+
+    def __rmod__(self, other: Any) -> Any:
+        return other % int(self)
+
+    def __abs__(self) -> Any:
+        return -self if self < 0 else self
+
+    def _is_at_least(self, other: Any, more: int) -> bool:
+        """Whether this is at least ``other + more``; the answer is noted."""
+        gap = self - other
+        if not isinstance(gap, Affine):
+            return bool(gap >= more)
+        # The gap is an integer, so that its numerator moves in steps of the divisor.
+        const = gap.const - more * gap.divisor
+        if gap.value >= more:
+            gap.guards.at_least(gap.factors, const)
+            return True
+        opposite = tuple(-factor for factor in gap.factors)
+        gap.guards.at_least(opposite, -const - gap.divisor)
+        return False
+
+    def __ge__(self, other: Any) -> bool:
+        return self._is_at_least(other, 0)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._is_at_least(other, 1)
+
+    def __lt__(self, other: Any) -> bool:
+        return not self._is_at_least(other, 0)
+
+    def __le__(self, other: Any) -> bool:
+        return not self._is_at_least(other, 1)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Affine) and _number(other) is None:
+            return NotImplemented
+        gap = self - other
+        if not isinstance(gap, Affine):
+            return bool(gap == 0)
+        return gap >= 0 and not gap >= 1
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __index__(self) -> int:
+        """The value, for which from now on only starts count that give the same."""
+        _ = self == self.value
+        return self.value
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(int(self), dtype)
+
+    def __repr__(self) -> str:
+        text = _linear(self.factors, self.const)
+        text = text if self.divisor == 1 else f"({text}) / {self.divisor}"
+        return f"{text}, now {self.value}"
+
+
+def _number(value: Any) -> int | None:
+    if type(value) is int:
+        return value
+    return operator.index(value) if isinstance(value, SupportsIndex) else None
+
+
+def _made(
+    guards: Guards, factors: tuple[int, ...], const: int, divisor: int, value: int
+) -> Any:
+    """In lowest terms; a plain integer where the starts cancel out."""
+    if not any(factors):
+        return value
+    if divisor != 1:
+        common = math.gcd(const, divisor, *factors)
+        factors = tuple(factor // common for factor in factors)
+        const, divisor = const // common, divisor // common
+    return Affine(guards, factors, const, divisor, value)
+
+
+def variables(guards: Guards, values: Sequence[int]) -> list[Any]:
+    """The starts themselves, which have these values for now."""
+    count = len(values)
+    return [
+        Affine(guards, tuple(int(j == k) for j in range(count)), 0, 1, value)
+        for k, value in enumerate(values)
+    ]
+
+
+def is_more(factors: Iterable[Any], limit: Any) -> bool:
+    """Whether a product of numbers that are not negative is more than a limit."""
+    numbers = list(factors)
+    values = [n.value if isinstance(n, Affine) else n for n in numbers]
+    least = limit.value if isinstance(limit, Affine) else limit
+    if math.prod(values) > least:
+        # So it stays for larger factors, each by itself: no product is noted.
+        larger = all([n >= value for n, value in zip(numbers, values, strict=True)])
+        return larger and bool(limit <= least)
+    smaller = all([n <= value for n, value in zip(numbers, values, strict=True)])
+    return not (smaller and bool(limit >= least))
+
+
+def settled(tree: Any, noted: bool = True) -> Any:
+    """The same without affine numbers: they are what they are now.
+
+    It looks into tuples, lists and dicts, and into what has a method ``settled``.
+
+    Args:
+      tree: what holds them.
+      noted: whether it counts only for starts that give the same numbers.
+    """
+    if isinstance(tree, Affine):
+        return int(tree) if noted else tree.value
+    if isinstance(tree, tuple):
+        parts = [settled(part, noted) for part in tree]
+        return type(tree)._make(parts) if hasattr(tree, "_make") else tuple(parts)
+    if isinstance(tree, list):
+        return [settled(part, noted) for part in tree]
+    if isinstance(tree, dict):
+        return {key: settled(part, noted) for key, part in tree.items()}
+    return tree.settled() if hasattr(tree, "settled") else tree
+
+
+class Law:
+    """Integers as functions of the starts, some of them affine."""
+
+    def __init__(self, numbers: Iterable[Any], count: int) -> None:
+        rows = [
+            (*n.factors, n.const, n.divisor)
+            if isinstance(n, Affine)
+            else (*(0,) * count, int(n), 1)
+            for n in numbers
+        ]
+        table = np.asarray(rows, np.int64).reshape(-1, count + 2)
+        self.factors, self.const = table[:, :count], table[:, count]
+        self.divisor = table[:, count + 1]
+
+    def at(self, starts: Sequence[int] | np.ndarray) -> Iterator[int]:
+        """The numbers for these starts."""
+        point = np.asarray(starts, np.int64)
+        found = (self.factors @ point + self.const) // self.divisor
+        return iter(found.tolist())

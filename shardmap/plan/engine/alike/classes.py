@@ -1,0 +1,170 @@
+"""Shards that are alike: one walk for all of them.
+
+The shards of a stage whose pieces are equally long differ in where these start. The
+walk from results back to inputs is done for one of them, with `Affine` starts; its
+recipe holds, with other numbers, for all shards that satisfy the guards of that walk:
+mostly all but those at the edges. For the next shard that does not, it is done again.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardmap.plan.engine.alike.affine import Guards, Law, settled, variables
+from shardmap.plan.engine.recipe import Recipe
+from shardmap.plan.engine.slices import Box
+
+Boxes = list[Box | None]
+Walk = Callable[[Sequence[int]], tuple[Boxes, Recipe]]
+"""What a shard whose pieces start there writes, and how."""
+
+FEW = 2
+"""Up to how many shards of equal lengths are walked each: one affine walk is slower."""
+
+ALONE = 8
+"""After how many affine walks, none of which served a second shard, it is given up."""
+
+
+class Pattern(NamedTuple):
+    """Shards that are alike.
+
+    Attributes:
+      guards: what their starts satisfy.
+      law: the numbers in their recipes: of the boxes that are written, of those that
+        are read, and the starts that are handed over.
+      boxes: what they write, but for the numbers.
+      recipe: how, but for the numbers.
+    """
+
+    guards: Guards
+    law: Law
+    boxes: Boxes
+    recipe: Recipe
+
+    def at(self, starts: Sequence[int]) -> tuple[Boxes, Recipe]:
+        """What one of the shards writes, and how."""
+        numbers = self.law.at(starts)
+        boxes = [box and _filled(box, numbers) for box in self.boxes]
+        reads = [(value, _filled(box, numbers)) for value, box in self.recipe.reads]
+        return boxes, self.recipe._replace(reads=tuple(reads), starts=tuple(numbers))
+
+
+class Alike(NamedTuple):
+    """Shards of one pattern: their numbers, ascending, and their starts, row by row."""
+
+    pattern: Pattern
+    numbers: np.ndarray
+    starts: np.ndarray
+
+
+def _filled(box: Box, numbers: Iterator[int]) -> Box:
+    return tuple((next(numbers), next(numbers)) for _ in box)
+
+
+def _pattern(walk: Walk, starts: Sequence[int]) -> Pattern:
+    """Of the shards that are like the one with these starts."""
+    guards = Guards()
+    boxes, recipe = walk(variables(guards, starts))
+    recipe = recipe._replace(static=settled(recipe.static))
+    return Pattern(guards, _law(boxes, recipe, len(starts)), boxes, recipe)
+
+
+def _law(boxes: Boxes, recipe: Recipe, count: int) -> Law:
+    every = [box for box in boxes if box is not None]
+    every += [box for _, box in recipe.reads]
+    numbers = [n for box in every for interval in box for n in interval]
+    return Law([*numbers, *recipe.starts], count)
+
+
+class _Equal:
+    """The patterns of shards whose pieces have equal lengths."""
+
+    def __init__(self) -> None:
+        self.patterns: list[Pattern] = []
+        self.served = 0
+        self.is_hopeless = False
+
+    def pattern(self, walk: Walk, starts: Sequence[int]) -> Pattern | None:
+        """That of a shard; None if it is alike to none."""
+        for found in self.patterns:
+            if found.guards.hold(starts):
+                self.served += 1
+                return found
+        return self.new(walk, starts)
+
+    def new(self, walk: Walk, starts: Sequence[int]) -> Pattern | None:
+        """The pattern of a shard that none of those known serves."""
+        if self.is_hopeless or (not self.served and len(self.patterns) >= ALONE):
+            self.is_hopeless = True
+            return None
+        try:
+            made = _pattern(walk, starts)
+        except Exception:
+            # Rules are anybody's code, which may insist on plain integers. If it is
+            # not that, the plain walk tells.
+            self.is_hopeless = True
+            return None
+        self.patterns.append(made)
+        return made
+
+
+class Classes:
+    """The patterns of a stage, found as its shards are asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _Equal] = {}
+
+    def recipe(
+        self, key: Hashable, count: int, starts: Sequence[int], walk: Walk
+    ) -> tuple[Boxes, Recipe]:
+        """What a shard writes, and how.
+
+        Args:
+          key: what shards that may be alike have in common.
+          count: how many shards have that in common, at least.
+          starts: where its pieces start.
+          walk: the walk, of shards that have that in common.
+        """
+        if count > FEW:
+            equal = self._known.setdefault(key, _Equal())
+            pattern = equal.pattern(walk, starts)
+            if pattern is not None:
+                return pattern.at(starts)
+        return walk(starts)
+
+    def alike(
+        self, key: Hashable, numbers: np.ndarray, starts: np.ndarray, walk: Walk
+    ) -> Iterator[Alike]:
+        """All shards that have a key in common, those together that are alike.
+
+        Args:
+          key: what they have in common.
+          numbers: their numbers.
+          starts: where their pieces start, a row each.
+          walk: the walk, of shards that have that in common.
+        """
+        equal = self._known.setdefault(key, _Equal())
+        known = iter(equal.patterns[:])
+        while len(numbers):
+            first = starts[0].tolist()
+            pattern = next(known, None)
+            if pattern is None and len(numbers) > FEW:
+                pattern = equal.new(walk, first)
+            if pattern is None:
+                boxes, recipe = walk(first)
+                law = _law(boxes, recipe, len(first))
+                pattern = Pattern(_only(first), law, boxes, recipe)
+            found = pattern.guards.match(starts)
+            equal.served += int(found.sum() > 1)
+            if found.any():
+                yield Alike(pattern, numbers[found], starts[found])
+            numbers, starts = numbers[~found], starts[~found]
+
+
+def _only(starts: Sequence[int]) -> Guards:
+    """That the starts are these."""
+    guards = Guards()
+    for variable in variables(guards, starts):
+        int(variable)
+    return guards

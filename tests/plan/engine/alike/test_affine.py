@@ -1,0 +1,123 @@
+"""Integers that remember how they were computed, against plain ones."""
+
+import operator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmap.plan.engine.alike.affine import (
+    Affine,
+    Guards,
+    Law,
+    is_more,
+    settled,
+    variables,
+)
+from tests.strategies import examples
+
+CHOICES = [
+    lambda a, b, n: a + b,
+    lambda a, b, n: a - b,
+    lambda a, b, n: n - a,
+    lambda a, b, n: a * n,
+    lambda a, b, n: -a,
+    lambda a, b, n: a // n,
+    lambda a, b, n: a % n,
+    lambda a, b, n: divmod(a + b, n)[0],
+    lambda a, b, n: max(a, b),
+    lambda a, b, n: min(a, n),
+    lambda a, b, n: a if a < b else n,
+    lambda a, b, n: b if a <= n else a,
+    lambda a, b, n: 1 if a == b else a,
+    lambda a, b, n: a if a != n else b,
+    lambda a, b, n: b if a > 2 * b else a,
+    lambda a, b, n: b if a >= n else -b,
+    lambda a, b, n: abs(a - b),
+    lambda a, b, n: a * b,
+    lambda a, b, n: a if is_more((abs(a), abs(b)), 6 * n) else b,
+    lambda a, b, n: list(range(-200, 200))[200 + a % 50],
+]
+
+
+def computed(starts, steps):
+    pool = list(starts)
+    for choice, i, j, n in steps:
+        pool.append(CHOICES[choice](pool[i % len(pool)], pool[j % len(pool)], n))
+    return pool
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, len(CHOICES) - 1),
+        st.integers(0, 20),
+        st.integers(0, 20),
+        st.integers(1, 5),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@examples(50)
+@given(STEPS, st.lists(st.integers(0, 30), min_size=2, max_size=2))
+def test_what_the_guards_allow_is_computed_alike(steps, starts):
+    guards = Guards()
+    found = computed(variables(guards, starts), steps)
+    law = Law(found, len(starts))
+    assert guards.hold(starts)
+    rows = np.array([(a, b) for a in range(32) for b in range(32)])
+    match = guards.match(rows)
+    for row, allowed in zip(rows.tolist(), match.tolist(), strict=True):
+        assert guards.hold(row) == allowed
+        if allowed:
+            assert list(law.at(row)) == computed(row, steps)
+
+
+def test_starts_that_cancel_out_are_plain_numbers():
+    guards = Guards()
+    a, b = variables(guards, [4, 8])
+    assert type((a + 3) - (a + 1)) is int
+    assert type((2 * a + b) - (b + a) - a) is int
+    assert guards.bounds == {}
+    assert repr(guards) == ""
+
+
+def test_equal_decisions_are_one_guard():
+    guards = Guards()
+    [a] = variables(guards, [4])
+    assert a > 1
+    assert 2 * a >= 3
+    assert not 3 * a + 1 > 40
+    assert repr(guards) == "2 <= s0 <= 13"
+
+
+def test_what_needs_the_number_is_for_this_one_only():
+    for use in (int, hash, operator.index, np.asarray, lambda a: {4: 1}[a]):
+        guards = Guards()
+        [a] = variables(guards, [4])
+        use(a)
+        assert guards.match(np.arange(9)[:, None]).nonzero()[0].tolist() == [4]
+
+
+def test_what_is_no_integer_is_refused_as_by_an_integer():
+    [a] = variables(Guards(), [4])
+    with pytest.raises(TypeError, match="unsupported operand"):
+        a + "1"
+    assert a != "4"
+
+
+def test_numbers_of_numpy_give_way():
+    [a] = variables(Guards(), [4])
+    assert isinstance(np.int64(3) + a, Affine)
+    assert np.int64(4) == a
+
+
+def test_settled_trees_have_plain_numbers():
+    guards = Guards()
+    [a] = variables(guards, [4])
+    assert settled({"x": [(a, 1)]}, noted=False) == {"x": [(4, 1)]}
+    assert guards.bounds == {}
+    assert settled((a,)) == (4,)
+    assert not guards.hold([5])

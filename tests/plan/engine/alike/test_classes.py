@@ -1,0 +1,159 @@
+"""Shards that are alike are walked once, and the walk of each gives the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+import shardmap as sm
+from shardmap.plan.engine import stages
+from shardmap.plan.engine.factors import Factors
+from shardmap.plan.in_slices import EACH
+from shardmap.plan.plan import plan
+from tests.plan.plan_random import random_program
+from tests.strategies import examples
+
+
+def floats(*shape):
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def deep(x):
+    for _ in range(100):
+        x = jnp.sin(x) * 0.5 + x
+    return x
+
+
+def smoothed(x):
+    for _ in range(5):
+        x = (jnp.roll(x, 1, 0) + x + jnp.roll(x, -1, 0)) / 3
+    return x
+
+
+def convolved(x, k):
+    return lax.conv_general_dilated(x, k, (2, 2), "SAME")
+
+
+# Function, arguments, cuts, and how many walks all shards take.
+PROGRAMS = {
+    "pointwise": (deep, [floats(4096, 2)], ({0: 256},), 1),
+    "halos": (smoothed, [floats(4096, 2)], ({0: 256},), 3),
+    "halos on two axes": (
+        convolved,
+        [floats(1, 2, 128, 128), floats(2, 2, 3, 3)],
+        ({2: 16, 3: 16}, None),
+        4,
+    ),
+    "three lengths": (lambda x: x[1:] - x[:-1], [floats(1003, 2)], ({0: 10},), 3),
+    "sum": (lambda x: jnp.sin(x).sum(0), [floats(4096, 2)], ({0: 64},), 1),
+    "running sum": (lambda x: jnp.cumsum(x, 0), [floats(4096, 2)], ({0: 64},), 3),
+    "reshape": (
+        lambda x: jnp.sin(x).reshape(-1, 16).reshape(64, -1),
+        [floats(4096, 8)],
+        ({0: 64},),
+        1,
+    ),
+    "reversed and strided": (
+        lambda x: jnp.pad(x[::2], ((3, 4), (0, 0)))[::-1],
+        [floats(4096, 8)],
+        ({0: 64},),
+        3,
+    ),
+    "with its transpose": (
+        lambda x: x + x.T,
+        [floats(256, 256)],
+        ({0: 16, 1: 16},),
+        3,
+    ),
+    "scan": (
+        lambda x: lax.scan(lambda c, r: (c * 0.5 + r, jnp.sin(c)), x[0], x)[1],
+        [floats(8, 4096)],
+        ({1: 64},),
+        1,
+    ),
+}
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """A list that grows by one with every walk."""
+    found = []
+    trace_back = stages.trace_back
+
+    def counted(*args):
+        found.append(args)
+        return trace_back(*args)
+
+    monkeypatch.setattr(stages, "trace_back", counted)
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_shards_that_are_alike_are_walked_once(name, walks):
+    fun, args, in_slices, most = PROGRAMS[name]
+    made = plan(fun, *args, in_slices=in_slices)
+    found = [[s.recipe(k) for k in range(s.num_shards)] for s in made.stages]
+    assert len(walks) <= most
+    for stage, row in zip(made.stages, found, strict=True):
+        assert row == [stage.walked(k) for k in range(stage.num_shards)]
+
+
+def test_a_chunked_function_is_walked_as_often_for_any_number_of_pieces(walks):
+    counts, sizes = [], []
+    for pieces in (16, 256):
+        walks.clear()
+        lowered = jax.jit(sm.chunked(smoothed, {0: pieces})).lower(floats(8192, 2))
+        counts.append(len(walks))
+        sizes.append(len(lowered.as_text()))
+    assert counts[0] == counts[1] <= 6
+    assert sizes[1] < 1.1 * sizes[0]
+
+
+@examples(20)
+@given(st.integers(0, 10**6), st.booleans())
+def test_random_programs_are_walked_alike(seed, each):
+    fun, args, in_slices = random_program(seed)
+    for stage in plan(fun, *args, in_slices=EACH if each else in_slices).stages:
+        step = max(1, stage.num_shards // 100)
+        for number in range(0, stage.num_shards, step):
+            assert stage.recipe(number) == stage.walked(number)
+        for alike in stage.alike(range(stage.num_shards)):
+            number, starts = alike.numbers[-1], alike.starts[-1]
+            assert alike.pattern.at(starts) == stage.walked(number)
+
+
+def test_each_shard_is_in_one_group():
+    made = plan(convolved, *PROGRAMS["halos on two axes"][1], in_slices=({2: 9},) * 2)
+    [stage] = made.stages
+    numbers = [n for alike in stage.alike(range(81)) for n in alike.numbers.tolist()]
+    assert sorted(numbers) == list(range(stage.num_shards))
+
+
+def test_a_rule_that_insists_on_plain_integers_is_walked_for_each_shard(
+    walks, monkeypatch
+):
+    backward = Factors.backward
+
+    def insisting(self, boxes, loops):
+        assert all(type(n) is int for box in boxes for pair in box for n in pair)
+        return backward(self, boxes, loops)
+
+    monkeypatch.setattr(Factors, "backward", insisting)
+    [stage] = plan(jnp.sin, floats(64, 2), in_slices={0: 8}).stages
+    assert [stage.recipe(k)[0] for k in range(8)] == [
+        [((8 * k, 8 * k + 8), (0, 2))] for k in range(8)
+    ]
+    assert len(walks) == 9
+
+
+def test_a_fault_of_a_rule_is_told(monkeypatch):
+    def faulty(self, boxes, loops):
+        raise ArithmeticError("this rule is wrong")
+
+    monkeypatch.setattr(Factors, "backward", faulty)
+    [stage] = plan(jnp.sin, floats(64, 2), in_slices={0: 8}).stages
+    with pytest.raises(ArithmeticError, match="this rule is wrong"):
+        stage.recipe(3)
