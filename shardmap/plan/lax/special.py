@@ -36,7 +36,22 @@ def same_shape(node: Node) -> Factors:
     if any(isinstance(axis, int) for axis in node.params.get("axes", ())):
         return taken_whole(node, TALKS)
     axes = [[(k, axis) for axis in range(len(s))] for k, s in enumerate(node.in_shapes)]
-    return Factors(node, axes, axes, cheap=False)
+    own = REDUCTIONS.get(node.primitive)
+
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        every = len(pending) == len(node.ins)
+        return combiner if combiner == own and every else None
+
+    return Factors(node, axes, axes, commutes=passes, cheap=False)
+
+
+COMBINERS = {"sum": "add", "max": "max", "min": "min"}
+REDUCTIONS = {
+    each.primitive: COMBINERS[each.combiner]
+    for each in TABLE
+    if each.is_reduction and each.combiner
+}
+"""What combines over the elements of a map what they have."""
 
 
 def stateful(node: Node) -> Factors:

@@ -48,14 +48,13 @@ class Mapped(Inner):
         self.name_loops(
             self.body,
             [],
-            {k: (k, 0) for k in range(len(node.ins))},
-            {k: (k, 0) for k in range(len(node.outs))},
+            {k: (k, axis) for k, axis in enumerate(self.in_axes)},
+            {k: (k, axis) for k, axis in enumerate(self.out_axes)},
         )
         for names, axes in ((self.ins, self.in_axes), (self.outs, self.out_axes)):
             for row, axis in zip(names, axes, strict=True):
                 if axis is not None:
-                    row.pop()
-                    row.insert(axis, "elements" if self.independent else None)
+                    row[axis] = "elements" if self.independent else None
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         along = (0, self.size)
@@ -70,7 +69,7 @@ class Mapped(Inner):
             None if box is None else _without(box, axis)
             for box, axis in zip(boxes, self.out_axes, strict=True)
         ]
-        recipe = self.body.trace(inner)
+        recipe = self.body.trace(inner, self.intervals(0, self.limited(loops)))
         needs = self.body.needs(recipe)
         needed = tuple(
             None if box is None else _with(box, axis, along)
