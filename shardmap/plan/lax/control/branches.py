@@ -16,13 +16,13 @@ from shardmap.plan.lax.control.body import (
     Body,
     Boxes,
     Frozen,
-    Inner,
     as_carried,
     fit,
     fits,
     only_first,
     shapes_of,
 )
+from shardmap.plan.lax.control.inner import Inner
 from shardmap.plan.lax.control.parts import Part
 
 

@@ -17,7 +17,6 @@ from shardmap.plan.lax.control.body import (
     Body,
     Boxes,
     Frozen,
-    Inner,
     as_carried,
     fit,
     fits,
@@ -25,6 +24,7 @@ from shardmap.plan.lax.control.body import (
     only_first,
     shapes_of,
 )
+from shardmap.plan.lax.control.inner import ALONG, Inner
 
 Arrays: TypeAlias = list[jax.Array]
 
@@ -67,6 +67,8 @@ class Scan(Inner):
         if not self.carries:
             for axes in (*self.ins[first:], *self.outs):
                 axes[0] = "along"
+        else:
+            self.why.update(((k, 0), ALONG) for k in range(first, len(node.ins)))
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry = list(boxes[: self.carries])

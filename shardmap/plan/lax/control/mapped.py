@@ -16,7 +16,8 @@ from shardmap.plan.engine.nodes import Calls, Node
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of
-from shardmap.plan.lax.control.body import Body, Boxes, Frozen, Inner, shapes_of
+from shardmap.plan.lax.control.body import Body, Boxes, Frozen, shapes_of
+from shardmap.plan.lax.control.inner import Inner
 
 
 class Elements(NamedTuple):
