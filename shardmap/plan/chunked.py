@@ -34,11 +34,12 @@ class ChunkedFunction(Generic[P, R]):
         remat: bool | Callable[..., Any],
         strict: bool,
     ) -> None:
+        # First: it brings the attributes of ``fun``, which may be called as ours.
+        functools.update_wrapper(self, fun)
         self._fun, self._in_slices, self._options = fun, in_slices, options
         self._remat, self._strict = remat, strict
         self._warned = False
         self._jitted = jax.jit(self._bind)
-        functools.update_wrapper(self, fun)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._jitted(*args, **kwargs)

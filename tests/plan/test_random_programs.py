@@ -173,7 +173,12 @@ def test_a_recurrent_net():
     made = plan(fun, weights, inputs, in_slices=(None, {1: 4}))
     assert_same(made.run(weights, inputs), jax.jit(fun)(weights, inputs), 1e-4)
     assert made.num_shards == 4
-    # A piece of the time axis needs all before it, and a feature needs them all.
-    whole = plan(fun, weights, inputs, in_slices=(None, {0: 5, 2: 2}))
+    # A piece of the time axis needs all before it.
+    whole = plan(fun, weights, inputs, in_slices=(None, {0: 5}))
     assert whole.num_shards == 1
-    assert "mixes this axis" in whole.explain()
+    assert "needs the one before it" in whole.explain()
+    # A feature needs them all, in every step.
+    stages = plan(fun, weights, inputs, in_slices=(None, {2: 2}))
+    want = jax.jit(fun)(weights, inputs)
+    assert_same(stages.run(weights, inputs), want, 1e-4)
+    assert len(stages.stages) == 6

@@ -151,11 +151,11 @@ class Analysis:
             if node.ins[number] not in self.pending
         }
         level, pending = self._combine(node, rule, contracted, repeated)
-        for out, out_cuts in zip(node.outs, forward.outs, strict=True):
+        for out, out_cuts, lacks in zip(node.outs, forward.outs, pending, strict=True):
             self.cuts[out] = out_cuts
             self.level[out] = level
-            if pending is not None:
-                self.pending[out] = pending
+            if lacks is not None:
+                self.pending[out] = lacks
         again = [
             number
             for number, v in enumerate(node.ins)
@@ -194,9 +194,10 @@ class Analysis:
         rule: Rule,
         contracted: Sequence[Contraction],
         repeated: set[int],
-    ) -> tuple[int, Pending | None]:
-        """The stage that a node's results belong to, and what they lack there."""
+    ) -> tuple[int, list[Pending | None]]:
+        """The stage that a node's results belong to, and what each lacks there."""
         operands = [v for v in node.ins if isinstance(v, Value)]
+        outs = range(len(node.outs))
         level = max(
             (self.level[v] + (v in self.pending and v in self.kept) for v in operands),
             default=0,
@@ -214,7 +215,7 @@ class Analysis:
             if isinstance(v, Value) and v in self.pending and self.level[v] == level
         ]
         late = [v for v in operands if v in self.pending and self.level[v] < level]
-        own = {contraction.combiner for contraction in contracted}
+        own = [{c for each in contracted if (c := each.of(k))} for k in outs]
         joint = self._joint(node, rule, partial, own) if partial else None
         # Parts that the rule does not pass must be combined first, in this stage, so
         # that the node belongs to the next one.
@@ -223,19 +224,22 @@ class Analysis:
             level += 1
         for value in late:
             self._complete(value)
-        reductions = joint.reductions if joint else ()
-        combiner = joint.combiner if joint else None
-        if len(own) == 1:
-            combiner = own.pop()
-            reductions += tuple(self._reduction(node, each) for each in contracted)
-        elif own:
+        if any(len(combiners) > 1 for combiners in own):
             raise AssertionError(f"{node.name} combines in several ways")
-        if not combiner or not reductions:
-            return level, None
-        return level, Pending(combiner, reductions)
+        numbers = [self._reduction(node, each) for each in contracted]
+        found: list[Pending | None] = []
+        for k in outs:
+            reductions = joint.reductions if joint else ()
+            combiner = joint.combiner if joint else None
+            for number, each in zip(numbers, contracted, strict=True):
+                if each.of(k):
+                    combiner, reductions = each.of(k), (*reductions, number)
+            lacks = Pending(combiner, reductions) if combiner and reductions else None
+            found.append(lacks)
+        return level, found
 
     def _joint(
-        self, node: Node, rule: Rule, partial: list[int], own: set[str]
+        self, node: Node, rule: Rule, partial: list[int], own: list[set[str]]
     ) -> Pending | None:
         """What the results lack if all partial operands pass; None if they do not."""
         states = [
@@ -245,7 +249,7 @@ class Analysis:
         if len(combiners) != 1:
             return None
         passed = rule.passes(combiners.pop(), frozenset(partial))
-        if passed is None or (own and own != {passed}):
+        if passed is None or any(each - {passed} for each in own):
             return None
         first, *others = states
         for other in others:

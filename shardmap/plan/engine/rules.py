@@ -94,6 +94,8 @@ class Contraction(NamedTuple):
       operand: an operand that has the factor.
       axis: the operand's axis that it is.
       cut: how it is cut.
+      outs: the results that are partial, and how each combines; None: all, by
+        ``combiner``.
     """
 
     factor: Factor
@@ -102,6 +104,11 @@ class Contraction(NamedTuple):
     operand: int
     axis: int
     cut: Cut
+    outs: Mapping[int, str] | None = None
+
+    def of(self, out: int) -> str | None:
+        """How the parts of a result combine; None where it is complete."""
+        return self.combiner if self.outs is None else self.outs.get(out)
 
 
 class Forward(NamedTuple):

@@ -8,7 +8,7 @@ from shardmap._jax.collectives import TABLE
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap.plan.engine.factors import Factors, taken_whole
 from shardmap.plan.engine.nodes import Node, Refused
-from shardmap.plan.engine.rules import Reason, RuleMaker
+from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
 TALKS = Reason(
     "it talks to the other elements of a mapped axis", "cut an axis that is not mapped"
@@ -33,10 +33,31 @@ def whole_because(reason: Reason) -> RuleMaker:
 
 def same_shape(node: Node) -> Factors:
     """``psum`` and the like: the axes of one element are independent."""
-    if any(isinstance(axis, int) for axis in node.params.get("axes", ())):
+    # What was batched combines along axes of its operands, as a reduction does.
+    over = [k for k in node.params.get("axes", ()) if isinstance(k, int)]
+    own = REDUCTIONS.get(node.primitive)
+    if over and not own:
         return taken_whole(node, TALKS)
     axes = [[(k, axis) for axis in range(len(s))] for k, s in enumerate(node.in_shapes)]
-    return Factors(node, axes, axes, cheap=False)
+    outs = [[name for name in row if name[1] not in over] for row in axes]
+    summed: dict[Factor, str] = {
+        name: own for row in axes for name in row if own and name[1] in over
+    }
+
+    def passes(combiner: str, pending: frozenset[int]) -> str | None:
+        every = len(pending) == len(node.ins)
+        return combiner if combiner == own and every else None
+
+    return Factors(node, axes, outs, summed, commutes=passes, cheap=False)
+
+
+COMBINERS = {"sum": "add", "max": "max", "min": "min"}
+REDUCTIONS = {
+    each.primitive: COMBINERS[each.combiner]
+    for each in TABLE
+    if each.is_reduction and each.combiner
+}
+"""What combines over the elements of a map what they have."""
 
 
 def stateful(node: Node) -> Factors:

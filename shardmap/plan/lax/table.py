@@ -15,7 +15,7 @@ from shardmap._jax.lax_primitives import (
 )
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.plan.engine.factors import RuleTable
+from shardmap.plan.engine.factors import BESIDE, RuleTable
 from shardmap.plan.engine.nodes import (
     Calls,
     Node,
@@ -37,7 +37,8 @@ from shardmap.plan.lax import (
     special,
     window,
 )
-from shardmap.plan.lax.control import branches, loops, mapped
+from shardmap.plan.lax.control import branches, loops, mapped, written_out
+from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.indexed import dynamic, gather, scatter
 
 
@@ -131,7 +132,42 @@ MOST_ROUNDS = 8
 
 def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis:
     """The analysis of a program in which what could be cut is written so that it is."""
-    rewrites: dict[Any, Any] = {}
+    best = trial = _analysed(closed, cuts, partial, [])
+    opened: list[Node] = []
+    for _ in range(MOST_ROUNDS if partial else 0):
+        # Loops, branches and maps at which cuts end are written out if that helps,
+        # perhaps only with another one, as the gradient of a loop is a loop.
+        more = [
+            each.node
+            for each in trial.ended
+            if each.node.primitive in written_out.WRITERS and each.reason != ALONG
+        ]
+        known = {id(node.params) for node in opened}
+        more = [node for node in more if id(node.params) not in known]
+        if not more:
+            break
+        opened += more
+        trial = _analysed(closed, cuts, partial, opened)
+        if _ends(trial) < _ends(best):
+            best = trial
+    return best
+
+
+def _ends(analysis: Analysis) -> set[Any]:
+    """The cuts of arguments that end somewhere for a reason of the operation."""
+    found: set[Any] = set()
+    for each in analysis.ended:
+        if each.reason not in (BESIDE, ALONG):
+            found |= each.origins
+    return found
+
+
+def _analysed(
+    closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool, opened: Sequence[Node]
+) -> Analysis:
+    """The analysis, with these loops, branches and maps written out."""
+    calls = CALLS
+    rewrites: dict[Any, Any] = written_out.rewrite(opened, lambda: calls)
     running: list[tuple[Node, Cut]] = []
     for _ in range(MOST_ROUNDS):
         # Only where a cut ends is an equation written as others: uncut, one argmax is

@@ -35,7 +35,7 @@ def shifted():
 def test_a_cut_of_what_is_summed_over_says_all_that_the_engine_asks():
     forward = dot().forward([[Cut(), Cut()], [CUT, Cut()]])
     [contraction] = forward.contracted
-    assert contraction == ("k", "add", 6, 0, 1, CUT)
+    assert contraction == ("k", "add", 6, 0, 1, CUT, None)
     assert forward.outs == [[Cut(), Cut()]]
     assert forward.lost == []
 

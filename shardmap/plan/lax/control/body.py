@@ -14,28 +14,21 @@ from jax import lax
 
 from shardmap._jax.types import AnyJaxpr, Aval
 from shardmap.plan.engine.alike.affine import settled
+from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Node, Program, Value, flatten
 from shardmap.plan.engine.recipe import Recipe, emit, relevant_nodes, trace_back
 from shardmap.plan.engine.rules import (
-    UNCUT,
-    Cut,
-    Forward,
-    Link,
-    Lost,
-    Reason,
-    Rule,
-    meet,
+    Factor,
 )
-from shardmap.plan.engine.slices import Box, hull_of, shape_of
-from shardmap.plan.engine.work import Unions
+from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
+from shardmap.plan.engine.work import Key, Unions
+from shardmap.plan.lax.control.parts import Part, Sum, sum_over
 
-MIXED = Reason(
-    "the body of the loop or branch mixes this axis",
-    "cut an axis that the body treats index by index",
-)
 Boxes: TypeAlias = Sequence[Box | None]
+Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
+NO_INTERVALS: Intervals = {}
 
 
 class Body:
@@ -49,9 +42,10 @@ class Body:
         self.stops = frozenset([*self.program.inputs, *self.program.constants])
         self.backwards = relevant_nodes(self.program.nodes, outputs, self.stops)
 
-    def loops(self) -> tuple[Unions, set[Any]]:
-        """Which axes are one loop, and the axes at which a loop would break."""
-        unions, broken = Unions(), set()
+    def loops(self) -> tuple[Unions, dict[Key, Node], list[Sum]]:
+        """Which axes are one loop, what would break it there, and what is summed."""
+        unions, sums = Unions(), list[Sum]()
+        broken: dict[Key, Node] = {}
         for node in self.program.nodes:
             linked = set()
             for group in self.rules[node.number].links():
@@ -65,28 +59,36 @@ class Body:
                         keys.append((operand.number, link.axis))
                 for key in keys[1:]:
                     unions.unite(keys[0], key)
-                if sides == {"in", "out"}:
+                summed = None
+                if keys and "in" in sides:
+                    summed = sum_over(node, self.rules[node.number], group)
+                    sums += [summed] if summed else []
+                if summed or sides == {"in", "out"}:
                     linked.update(keys)
                 elif keys and sides == {"in"}:
-                    broken.add(keys[0])
+                    broken.setdefault(keys[0], node)
             for operand in node.ins:
                 if isinstance(operand, Value):
                     for axis, size in enumerate(operand.shape):
                         if size != 1 and (operand.number, axis) not in linked:
-                            broken.add((operand.number, axis))
-        return unions, broken
+                            broken.setdefault((operand.number, axis), node)
+        return unions, broken, sums
 
-    def trace(self, boxes: Boxes) -> Recipe:
+    def trace(self, boxes: Boxes, intervals: Intervals = NO_INTERVALS) -> Recipe:
         """The recipe for boxes of the outputs.
 
         Its starts end with those of the constants' boxes.
+
+        Args:
+          boxes: of the outputs.
+          intervals: node number -> contracted factor -> the part of it to run over.
         """
         demands = [
             None if box is None else (value, box)
             for value, box in zip(self.program.outputs, boxes, strict=True)
         ]
         recipe = trace_back(
-            self.backwards, self.rules, demands, self.stops, {}, versions=1
+            self.backwards, self.rules, demands, self.stops, intervals, versions=1
         )
         for value, box in recipe.reads:
             if value in self.program.constants:
@@ -150,83 +152,6 @@ class Frozen(Generic[T]):
         return hash(self.key)
 
 
-Names: TypeAlias = list[list[Hashable | None]]
-"""Per operand or result, and axis: which loop it is, None where it is needed whole."""
-
-
-class Inner(Rule):
-    """What the rules of loops and branches share: the names of their loops.
-
-    Attributes:
-      ins: of the operands' axes.
-      outs: of the results' axes.
-    """
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.ins: Names = [[None] * len(s) for s in node.in_shapes]
-        self.outs: Names = [[None] * len(s) for s in node.out_shapes]
-
-    def name_loops(
-        self,
-        body: Body,
-        pairs: Sequence[tuple[int, int]],
-        ins: Mapping[int, tuple[int, int]],
-        outs: Mapping[int, tuple[int, int]],
-    ) -> None:
-        """Names the axes that the body treats index by index.
-
-        Args:
-          body: the body.
-          pairs: (output, input) of the body that are carried.
-          ins: input of the body -> (operand, axes that the operand has in front).
-          outs: output of the body -> (result, axes that the result has in front).
-        """
-        unions, broken = body.loops()
-        inputs, outputs = body.program.inputs, body.program.outputs
-        for out, into in pairs:
-            value = outputs[out]
-            for axis in range(len(inputs[into].shape)):
-                key = inputs[into].number, axis
-                if isinstance(value, Value):
-                    unions.unite((value.number, axis), key)
-        bad = {unions.find(key) for key in broken}
-        for operands, places, names in (
-            (inputs, ins, self.ins),
-            (outputs, outs, self.outs),
-        ):
-            for k, (number, front) in places.items():
-                operand = operands[k]
-                if not isinstance(operand, Value):
-                    continue
-                for axis in range(len(operand.shape)):
-                    root = unions.find((operand.number, axis))
-                    if root not in bad:
-                        names[number][axis + front] = root
-
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        found: dict[Any, list[Cut]] = {}
-        lost = []
-        for axes, row in zip(self.ins, cuts, strict=True):
-            for name, cut in zip(axes, row, strict=True):
-                if name is not None:
-                    found.setdefault(name, []).append(cut)
-                elif cut.at:
-                    lost.append(Lost(cut.origins, MIXED))
-        met = {name: meet(row) for name, row in found.items()}
-        outs = [[met.get(name, UNCUT) for name in axes] for axes in self.outs]
-        return Forward(outs, lost=lost)
-
-    def links(self) -> list[list[Link]]:
-        groups: dict[Any, list[Link]] = {}
-        for side, operands in (("in", self.ins), ("out", self.outs)):
-            for k, axes in enumerate(operands):
-                for axis, name in enumerate(axes):
-                    if name is not None:
-                        groups.setdefault(name, []).append(Link(side, k, axis))
-        return list(groups.values())
-
-
 def hulls(a: Boxes, b: Boxes) -> list[Box | None]:
     return [hull_of(pair) for pair in zip(a, b, strict=True)]
 
@@ -263,3 +188,20 @@ def fits(needs: Boxes, carry: Boxes) -> tuple[Box | None, ...]:
         else tuple((x[0] - y[0], x[1] - y[0]) for x, y in zip(a, b, strict=True))
         for a, b in zip(inner, carry, strict=True)
     )
+
+
+def only_first(
+    value: jax.Array, part: Part | None, first: Mapping[Any, jax.Array]
+) -> jax.Array:
+    """What is complete, among parts that combine: in the first shard only.
+
+    Args:
+      value: what is complete.
+      part: what it is to be a part of; None: it stays complete.
+      first: loop -> whether the shard is the first along it.
+    """
+    mine = [here for name, here in first.items() if part and name in part.loops]
+    if part is None or not mine:
+        return value
+    nothing = identity(part.combiner, value.dtype)
+    return jnp.where(jnp.all(jnp.stack(mine)), value, nothing)

@@ -16,12 +16,14 @@ from shardmap.plan.lax.control.body import (
     Body,
     Boxes,
     Frozen,
-    Inner,
     as_carried,
     fit,
     fits,
+    only_first,
     shapes_of,
 )
+from shardmap.plan.lax.control.inner import Inner
+from shardmap.plan.lax.control.parts import Part
 
 
 class Branches(NamedTuple):
@@ -32,12 +34,14 @@ class Branches(NamedTuple):
       each: the boxes of the operands that each branch reads.
       given: the boxes of the operands, which hold those of all branches.
       asked: the boxes of the results.
+      limited: the loops that are summed over in part.
     """
 
     recipes: Sequence[Recipe]
     each: Sequence[Boxes]
     given: Boxes
     asked: Boxes
+    limited: tuple[Factor, ...]
 
 
 class Cond(Inner):
@@ -51,8 +55,8 @@ class Cond(Inner):
             self.name_loops(
                 body,
                 [],
-                {k: (k + 1, 0) for k in range(len(node.ins) - 1)},
-                {k: (k, 0) for k in range(len(node.outs))},
+                {k: (k + 1, None) for k in range(len(node.ins) - 1)},
+                {k: (k, None) for k in range(len(node.outs))},
             )
             named.append((self.ins, self.outs))
             self.ins = [[None] * len(s) for s in node.in_shapes]
@@ -82,7 +86,11 @@ class Cond(Inner):
                     target[axis] = root
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
-        recipes = [body.trace(boxes) for body in self.bodies]
+        limited = self.limited(loops)
+        recipes = [
+            body.trace(boxes, self.intervals(k, limited))
+            for k, body in enumerate(self.bodies)
+        ]
         each = [b.needs(r) for b, r in zip(self.bodies, recipes, strict=True)]
         needed = [hull_of(row) for row in zip(*each, strict=True)]
         starts = [start for recipe in recipes for start in recipe.starts]
@@ -90,9 +98,12 @@ class Cond(Inner):
             tuple(recipe.static for recipe in recipes),
             shapes_of(needed),
             tuple(fits(row, needed) for row in each),
+            tuple(limited),
         )
+        starts += [start for start, _ in limited.values()]
         index: Box = whole(self.node.in_shapes[0])
-        static = Frozen(key, Branches(recipes, each, needed, boxes))
+        content = Branches(recipes, each, needed, boxes, tuple(limited))
+        static = Frozen(key, content)
         return Need((index, *needed), static, tuple(starts))
 
     def emit(
@@ -101,11 +112,19 @@ class Cond(Inner):
         static: Frozen[Branches],
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        recipes, each, needed, boxes = static.content
+        recipes, each, needed, boxes, limited = static.content
         index, *operands = values
         position = 0
         branches = []
-        for body, recipe, needs in zip(self.bodies, recipes, each, strict=True):
+        # What is a part in one branch is combined, whichever branch runs.
+        every = [self.first_ones(k, limited, starts) for k in range(len(recipes))]
+        joint = [
+            next((part for part in column if part is not None), None)
+            for column in zip(*(parts for parts, _ in every), strict=True)
+        ]
+        for (parts, here), body, recipe, needs in zip(
+            every, self.bodies, recipes, each, strict=True
+        ):
             own = starts[position : position + len(recipe.starts)]
             position += len(recipe.starts)
 
@@ -115,12 +134,17 @@ class Cond(Inner):
                 recipe: Recipe = recipe,
                 needs: Boxes = needs,
                 own: Sequence[Any] = own,
+                lacking: Sequence[Part | None] = [
+                    None if part else combined
+                    for part, combined in zip(parts, joint, strict=True)
+                ],
+                here: Any = here,
             ) -> list[Any]:
                 inputs = fit(list(operands), needs, needed)
                 outs = body.run(recipe, boxes, inputs, own)
                 return [
-                    as_carried(o, out.aval)
-                    for o, out in zip(outs, self.node.outs, strict=True)
+                    only_first(as_carried(o, out.aval), part, here)
+                    for o, out, part in zip(outs, self.node.outs, lacking, strict=True)
                     if o is not None
                 ]
 

@@ -17,13 +17,14 @@ from shardmap.plan.lax.control.body import (
     Body,
     Boxes,
     Frozen,
-    Inner,
     as_carried,
     fit,
     fits,
     hulls,
+    only_first,
     shapes_of,
 )
+from shardmap.plan.lax.control.inner import ALONG, Inner
 
 Arrays: TypeAlias = list[jax.Array]
 
@@ -37,6 +38,7 @@ class Scanned(NamedTuple):
       made: the boxes of one step's results, carried ones first.
       needs: the boxes that one step reads.
       crops: what is taken of the results.
+      limited: the loops that are summed over in part.
     """
 
     length: int
@@ -44,6 +46,7 @@ class Scanned(NamedTuple):
     made: Boxes
     needs: Boxes
     crops: Crops
+    limited: tuple[Factor, ...]
 
 
 class Scan(Inner):
@@ -58,12 +61,14 @@ class Scan(Inner):
         self.name_loops(
             self.body,
             [(k, self.consts + k) for k in range(self.carries)],
-            {k: (k, int(k >= first)) for k in range(len(node.ins))},
-            {k: (k, int(k >= self.carries)) for k in range(len(node.outs))},
+            {k: (k, 0 if k >= first else None) for k in range(len(node.ins))},
+            {k: (k, 0 if k >= self.carries else None) for k in range(len(node.outs))},
         )
         if not self.carries:
             for axes in (*self.ins[first:], *self.outs):
                 axes[0] = "along"
+        else:
+            self.why.update(((k, 0), ALONG) for k in range(first, len(node.ins)))
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry = list(boxes[: self.carries])
@@ -75,8 +80,10 @@ class Scan(Inner):
             assert span is not None
             [along] = span
         inner: list[Box | None] = [None if box is None else box[1:] for box in rows]
+        limited = self.limited(loops)
+        intervals = self.intervals(0, limited)
         while True:
-            recipe = self.body.trace([*carry, *inner])
+            recipe = self.body.trace([*carry, *inner], intervals)
             needs = self.body.needs(recipe)
             entering = needs[self.consts : self.consts + self.carries]
             grown = hulls(carry, entering)
@@ -98,9 +105,11 @@ class Scan(Inner):
             shapes_of(made),
             inside,
             shapes,
+            tuple(limited),
         )
-        content = Scanned(length, recipe, (*carry, *inner), needs, shapes)
-        starts = (*recipe.starts, *begins)
+        every = (*carry, *inner)
+        content = Scanned(length, recipe, every, needs, shapes, tuple(limited))
+        starts = (*recipe.starts, *begins, *(start for start, _ in limited.values()))
         return Need(tuple(needed), Frozen(key, content), starts)
 
     def emit(
@@ -109,8 +118,9 @@ class Scan(Inner):
         static: Frozen[Scanned],
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        length, recipe, wanted, needs, shapes = static.content
+        length, recipe, wanted, needs, shapes, limited = static.content
         own = starts[: len(recipe.starts)]
+        parts, here = self.first_ones(0, limited, starts)
         first = self.consts + self.carries
         consts, entering, rows = (
             values[: self.consts],
@@ -136,7 +146,9 @@ class Scan(Inner):
             return leaving, [o for o in outs[self.carries :] if o is not None]
 
         avals = [out.aval for out in self.node.outs]
-        initial = [as_carried(entering[k], avals[k]) for k in live]
+        initial = [
+            only_first(as_carried(entering[k], avals[k]), parts[k], here) for k in live
+        ]
         final, stacked = lax.scan(
             body,
             initial,
@@ -170,6 +182,7 @@ class Iterated(NamedTuple):
       needs: the boxes that one step reads.
       lead: the box of the condition's result.
       crops: what is taken of the results.
+      limited: the loops that are summed over in part.
     """
 
     test: Recipe
@@ -179,6 +192,7 @@ class Iterated(NamedTuple):
     needs: Boxes
     lead: Box
     crops: Crops
+    limited: tuple[Factor, ...]
 
 
 class While(Inner):
@@ -197,25 +211,30 @@ class While(Inner):
         self.front = self.tests + self.consts
         self.rank = len(self.test.program.outputs[0].shape)
         carries = len(node.outs)
-        consts = {k: (self.tests + k, 0) for k in range(self.consts)}
-        entering = {self.consts + k: (self.front + k, 0) for k in range(carries)}
+        consts = {k: (self.tests + k, None) for k in range(self.consts)}
+        entering = {self.consts + k: (self.front + k, None) for k in range(carries)}
+        shape = self.test.program.outputs[0].shape
+        self.looked = self.test.needs(self.test.trace([whole(shape)]))
         self.name_loops(
             self.body,
             [(k, self.consts + k) for k in range(carries)],
             consts | entering,
-            {k: (k, 0) for k in range(carries)},
+            {k: (k, None) for k in range(carries)},
+            [
+                self.consts + k
+                for k in range(carries)
+                if self.looked[self.tests + k] is not None
+            ],
         )
         self._name_condition()
 
     def _name_condition(self) -> None:
-        shape = self.test.program.outputs[0].shape
-        looked = self.test.needs(self.test.trace([whole(shape)]))
         shared = {
             name: k for out in self.outs for k, name in enumerate(out[: self.rank])
         }
         gone = set()
         for k, out in enumerate(self.outs):
-            if looked[self.tests + k] is not None:
+            if self.looked[self.tests + k] is not None:
                 gone |= {*out[self.rank :]} - {None}
         for axes in (*self.ins, *self.outs):
             axes[:] = [
@@ -229,6 +248,8 @@ class While(Inner):
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry = list(boxes)
+        limited = self.limited(loops)
+        intervals = self.intervals(0, limited)
         while True:
             before = list(carry)
             lead = hull_of(box[: self.rank] for box in carry if box is not None)
@@ -237,7 +258,7 @@ class While(Inner):
             looked = self.test.needs(test)
             carry = hulls(carry, looked[self.tests :])
             carry = [box and (*lead, *box[self.rank :]) for box in carry]
-            recipe = self.body.trace(carry)
+            recipe = self.body.trace(carry, intervals)
             needs = self.body.needs(recipe)
             carry = hulls(carry, needs[self.consts :])
             if carry == before:
@@ -245,9 +266,13 @@ class While(Inner):
         needed = (*looked[: self.tests], *needs[: self.consts], *carry)
         shapes, begins = crops(boxes, carry)
         inside = fits(needs, carry), fits(looked, carry)
-        key = (test.static, recipe.static, shapes_of(needed), inside, shapes)
-        content = Iterated(test, recipe, tuple(carry), looked, needs, lead, shapes)
-        starts = (*test.starts, *recipe.starts, *begins)
+        names = tuple(limited)
+        key = (test.static, recipe.static, shapes_of(needed), inside, shapes, names)
+        content = Iterated(
+            test, recipe, tuple(carry), looked, needs, lead, shapes, names
+        )
+        firsts = [start for start, _ in limited.values()]
+        starts = (*test.starts, *recipe.starts, *begins, *firsts)
         return Need(needed, Frozen(key, content), starts)
 
     def emit(
@@ -256,7 +281,8 @@ class While(Inner):
         static: Frozen[Iterated],
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
-        test, recipe, carry, looked, needs, lead, shapes = static.content
+        test, recipe, carry, looked, needs, lead, shapes, limited = static.content
+        parts, here = self.first_ones(0, limited, starts)
         count = len(test.starts)
         first, second = starts[:count], starts[count : count + len(recipe.starts)]
         live = [k for k, box in enumerate(carry) if box is not None]
@@ -290,7 +316,10 @@ class While(Inner):
         final = lax.while_loop(
             lambda carried: goes_on(carried).any() if self.rank else goes_on(carried),
             body,
-            [as_carried(values[self.front + k], avals[k]) for k in live],
+            [
+                only_first(as_carried(values[self.front + k], avals[k]), parts[k], here)
+                for k in live
+            ],
         )
         results: list[Any] = [None] * len(carry)
         for k, value in zip(live, final, strict=True):

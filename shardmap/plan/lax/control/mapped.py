@@ -16,7 +16,8 @@ from shardmap.plan.engine.nodes import Calls, Node
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of
-from shardmap.plan.lax.control.body import Body, Boxes, Frozen, Inner, shapes_of
+from shardmap.plan.lax.control.body import Body, Boxes, Frozen, shapes_of
+from shardmap.plan.lax.control.inner import Inner
 
 
 class Elements(NamedTuple):
@@ -48,14 +49,13 @@ class Mapped(Inner):
         self.name_loops(
             self.body,
             [],
-            {k: (k, 0) for k in range(len(node.ins))},
-            {k: (k, 0) for k in range(len(node.outs))},
+            {k: (k, axis) for k, axis in enumerate(self.in_axes)},
+            {k: (k, axis) for k, axis in enumerate(self.out_axes)},
         )
         for names, axes in ((self.ins, self.in_axes), (self.outs, self.out_axes)):
             for row, axis in zip(names, axes, strict=True):
                 if axis is not None:
-                    row.pop()
-                    row.insert(axis, "elements" if self.independent else None)
+                    row[axis] = "elements" if self.independent else None
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         along = (0, self.size)
@@ -70,7 +70,7 @@ class Mapped(Inner):
             None if box is None else _without(box, axis)
             for box, axis in zip(boxes, self.out_axes, strict=True)
         ]
-        recipe = self.body.trace(inner)
+        recipe = self.body.trace(inner, self.intervals(0, self.limited(loops)))
         needs = self.body.needs(recipe)
         needed = tuple(
             None if box is None else _with(box, axis, along)

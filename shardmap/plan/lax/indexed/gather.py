@@ -98,7 +98,7 @@ def gather(node: Node) -> Factors:
 
 def _earlier(index: jax.Array, column: int, start: jax.Array) -> jax.Array:
     """Places of which one coordinate is counted from ``start``."""
-    moved = index[..., column] - start.astype(index.dtype)
+    moved = index[..., column] - jnp.asarray(start, index.dtype)
     return index.at[..., column].set(moved)
 
 

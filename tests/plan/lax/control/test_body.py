@@ -15,8 +15,8 @@ def body(fun, *avals):
 
 
 def unbroken(made, value):
-    unions, broken = made.loops()
-    roots = {unions.find(key) for key in broken}
+    unions, broken, sums = made.loops()
+    roots = {unions.find(key) for key in [*broken, *(each.key for each in sums)]}
     return [
         axis
         for axis in range(len(value.shape))

@@ -1,0 +1,181 @@
+"""Loops, branches and maps that a cut could not pass, written out so that it does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+from shardmap.api.spmap import spmap
+from shardmap.plan.chunked import chunked
+from shardmap.plan.lax.control import written_out
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut, cuts
+from tests.plan.plan_programs import X, reals
+from tests.strategies import examples
+
+POINTS, TARGETS, START = reals(11, 3), reals(11, seed=4), reals(3, seed=5)
+RAGGED = {0: (2, 4, 5)}
+
+
+def means(points, centres):
+    """The steps of k-means."""
+
+    def step(_, centres):
+        distance = ((points[:, None] - centres[None]) ** 2).sum(-1)
+        nearest = jax.nn.one_hot(distance.argmin(1), centres.shape[0])
+        return (nearest.T @ points) / (nearest.sum(0)[:, None] + 1e-3)
+
+    return lax.fori_loop(0, 3, step, centres)
+
+
+def descent(points, targets, start):
+    def step(w, _):
+        error = points @ w - targets
+        return w - 0.1 * points.T @ error / len(targets), (error**2).mean()
+
+    return lax.scan(step, start, None, length=3)
+
+
+def test_a_stage_for_each_step():
+    made = check_cut(
+        means, POINTS, POINTS[:4], in_slices=(RAGGED, None), tolerance=2e-4
+    )
+    assert [stage.num_shards for stage in made.stages] == [3, 3, 3, 1]
+    args = POINTS, TARGETS, START
+    check_cut(descent, *args, in_slices=(RAGGED, RAGGED, None), tolerance=2e-4)
+
+
+def test_the_gradient_of_a_descent():
+    def fun(*args):
+        return (descent(*args)[0] ** 2).sum()
+
+    args = POINTS, TARGETS, START
+    check_cut(
+        jax.grad(fun, (0, 2)), *args, in_slices=(RAGGED, RAGGED, None), tolerance=5e-4
+    )
+
+
+@examples(2)
+@given(st.data())
+def test_steps_under_any_cut(data):
+    def power(matrix, start):
+        def step(_, v):
+            w = matrix @ v
+            return w / jnp.linalg.norm(w)
+
+        return lax.fori_loop(0, 2, step, start)
+
+    for fun, args in (
+        (descent, (POINTS, TARGETS, START)),
+        (power, (reals(6, 6), reals(6))),
+    ):
+        in_slices = data.draw(cuts(args))
+        made = plan(fun, *args, in_slices=in_slices)
+        assert_same(made.run(*args), jax.jit(fun)(*args), 1e-3)
+
+
+def heat(x):
+    def step(_, x):
+        return x + 0.1 * (jnp.roll(x, 1) - 2 * x + jnp.roll(x, -1))
+
+    return lax.fori_loop(0, 4, step, x)
+
+
+def test_steps_that_read_their_neighbours_are_one_pass():
+    x = reals(40)
+    made = check_cut(heat, x, in_slices=({0: (9, 17, 14)},))
+    assert len(made.stages) == 1
+    assert made.shards[1].in_slices[0] == (slice(5, 30),)
+    check_cut(jax.grad(lambda x: (heat(x) ** 2).sum()), x, in_slices=({0: 3},))
+
+
+def test_a_loop_that_gains_nothing_stays_a_loop():
+    def fun(x):
+        return lax.fori_loop(0, 3, lambda _, x: jnp.sort(x, 0) * 0.5, x)
+
+    made = plan(fun, X, in_slices=({0: 2},))
+    text = made.explain()
+    assert "ends at scan" in text
+    assert "the body of the loop or branch mixes this axis at sort" in text
+    assert "test_written_out.py" in text
+
+
+def test_a_long_loop_stays_a_loop(monkeypatch):
+    monkeypatch.setattr(written_out, "MOST_EQUATIONS", 10)
+    made = plan(heat, reals(40), in_slices=({0: 3},))
+    assert made.num_shards == 1
+    assert "mixes this axis" in made.explain()
+
+
+def test_the_axis_that_a_loop_runs_along_is_told():
+    def fun(x):
+        return lax.scan(lambda c, r: (jnp.tanh(c + r), c), x[0], x)
+
+    made = plan(fun, X, in_slices=({0: 2},))
+    assert "each step of the loop needs the one before it" in made.explain()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_branches_that_shift_or_use_sums(which):
+    def fun(k, x):
+        branches = [
+            lambda x: jnp.roll(x, 1, 0),
+            lambda x: x - jnp.sin(x.sum(0))[None],
+            lambda x: x * 2,
+        ]
+        return lax.switch(k, branches, x)
+
+    check_cut(fun, np.int32(which), X, in_slices=(None, {0: (3, 5)}))
+
+
+def test_a_branch_that_may_never_end_is_not_computed_for_nothing():
+    def fun(k, x):
+        def endless(x):
+            return lax.while_loop(lambda y: y.sum() < 3, lambda y: y * 1, x)
+
+        return lax.cond(k > 0, endless, lambda x: x[::-1], x)
+
+    made = plan(fun, np.int32(0), X, in_slices=(None, {0: 2}))
+    assert made.num_shards == 1
+    np.testing.assert_array_equal(made.run(np.int32(0), X), X[::-1])
+
+
+def talking(x):
+    """One element."""
+    return (
+        x / lax.psum(x, "i") + lax.pmax(x, "i") - lax.pmean(x, "i"),
+        lax.pmin(x, "i") + lax.axis_index("i").astype(x.dtype),
+    )
+
+
+@pytest.mark.parametrize("mapped", [jax.vmap, spmap], ids=["vmap", "spmap"])
+def test_elements_that_talk_are_cut_along_their_axis(mapped):
+    fun = mapped(talking, axis_name="i")
+    x = np.abs(X) + 1
+    made = check_cut(fun, x, in_slices=({0: (3, 5), 1: 2},))
+    assert made.num_shards > 4
+
+    def loss(x):
+        return jnp.sin(mapped(lambda x: x / lax.psum(x, "i"), axis_name="i")(x)).sum()
+
+    check_cut(jax.grad(loss), x, in_slices=({0: (3, 5)},), tolerance=1e-4)
+
+
+def test_elements_that_send():
+    def body(x):
+        ring = [(k, (k + 1) % 8) for k in range(8)]
+        return lax.all_gather(x, "i").sum(0) - x, lax.ppermute(x, "i", ring)
+
+    check_cut(spmap(body, axis_name="i"), X, in_slices=({0: (3, 5)},))
+
+
+def test_chunks_of_a_map_are_chunks_of_all_its_elements():
+    """A function may have attributes that are called like those of what chunks it."""
+    fun = spmap(lambda row: row.sum())
+    assert_same(chunked(fun, ({0: 2},))(X), X.sum(1))
+    fun = spmap(talking, axis_name="i")
+    x = np.abs(X) + 1
+    assert_same(jax.jit(chunked(fun, ({0: (3, 5)},)))(x), fun(x), 1e-4)
