@@ -35,6 +35,7 @@ ROOMS = [
     "plan.lax",
     "plan.run",
     "plan.away",
+    "plan.away.folder",
     "plan.in_slices",
     "plan.inside",
     "plan",

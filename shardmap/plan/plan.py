@@ -23,6 +23,7 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.plan import report
 from shardmap.plan.away.engines import engine_of
+from shardmap.plan.away.folder.save import save
 from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
@@ -220,6 +221,35 @@ class ShardPlan:
         """
         args = args or remembered(self.planned_for)
         return traffic(self._cut_program, args, out)
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *args: PyTree,
+        out: PyTree = None,
+        tasks: int | None = None,
+    ) -> None:
+        """Writes the plan as a folder, which the tasks of an array job run.
+
+        ``python -m shardmap work FOLDER --task N`` runs one task, ``--status`` tells
+        how far all are, ``--finish`` does what is left. The folder holds functions as
+        `jax.export` writes them, and where the arguments lie; those that lie in memory
+        are copied into it. Nothing of it is pickled.
+
+        Args:
+          folder: where, an empty folder or none yet.
+          *args: as for `run`; without any, those of `plan`.
+          out: `numpy.memmap` or arrays of zarr to write to, in the structure of the
+            result; where there is none, the folder gets ``out/0.npy`` and so on.
+          tasks: how many tasks there will be, by default one for each shard and at most
+            1,000.
+
+        Raises:
+          ValueError: the folder is another plan's, or ``out`` cannot be written by
+            other processes.
+        """
+        args = args or remembered(self.planned_for)
+        save(self._cut_program, folder, args, out, tasks)
 
     def run(
         self,

@@ -113,12 +113,7 @@ class Travels(NamedTuple):
             return None
         if is_key(value.aval):
             return None
-        cells = zip(box, sink.grain, value.shape, strict=True)
-        whole = all(
-            start % cell == 0 and (stop % cell == 0 or stop == size)
-            for (start, stop), cell, size in cells
-        )
-        return Write(sink, box) if whole else None
+        return Write(sink, box) if is_whole(box, sink.grain, value.shape) else None
 
     def read(self, value: Value, box: Box) -> Read | None:
         """How a box is read where the shard runs; None if it is sent."""
@@ -126,6 +121,20 @@ class Travels(NamedTuple):
         if source is None or is_key(value.aval):
             return None
         return Read(source, box, value.shape, value.aval.dtype)
+
+
+def is_whole(box: Box, grain: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a box has no part of a cell.
+
+    >>> is_whole(((4, 8), (0, 3)), (4, 2), (10, 3))
+    True
+    >>> is_whole(((4, 7),), (4,), (10,))
+    False
+    """
+    return all(
+        start % cell == 0 and (stop % cell == 0 or stop == size)
+        for (start, stop), cell, size in zip(box, grain, shape, strict=True)
+    )
 
 
 def arg_avals(shard: Shard) -> list[jax.ShapeDtypeStruct]:
