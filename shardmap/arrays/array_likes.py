@@ -15,6 +15,14 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from shardmap._jax.types import Value
+from shardmap.arrays.sources.registry import (
+    Describe,
+    Grain,
+    Kind,
+    Reopen,
+    register_kind,
+    type_name,
+)
 
 Handler: TypeAlias = Callable[[Any, Sharding], jax.Array]
 Box: TypeAlias = tuple[tuple[int, int], ...]
@@ -22,8 +30,15 @@ Box: TypeAlias = tuple[tuple[int, int], ...]
 _handlers: dict[type, Handler] = {}
 
 
-def register_shard_handler(cls: type, handler: Handler) -> None:
-    """Says how values of a type are cut and put on devices.
+def register_shard_handler(
+    cls: type,
+    handler: Handler | None = None,
+    *,
+    describe: Describe | None = None,
+    reopen: Reopen | None = None,
+    grain: Grain | None = None,
+) -> None:
+    """Says how values of a type are cut, put on devices, and opened elsewhere.
 
     Mapped functions then take such values, as they take arrays. `numpy.memmap` and
     whatever else has ``shape``, ``dtype`` and ``__getitem__`` needs no handler: each
@@ -38,9 +53,19 @@ def register_shard_handler(cls: type, handler: Handler) -> None:
         and whether it all is read at once, is up to the handler;
         `jax.make_array_from_callback` asks for one device's part after the other. A
         handler that is registered later for the same type takes its place.
+      describe: ``describe(value)`` says in a dict of what JSON can hold where the value
+        lies, None if other processes cannot open it. What stands there as ``"place"``
+        is equal for values that are the same. The shards of a plan that run in other
+        processes then read the value themselves, which they do of `numpy.memmap`, h5py
+        and zarr without this.
+      reopen: ``reopen(said, writable)`` opens it in another process. It is a function
+        of a module, as it travels by its name.
+      grain: ``grain(value)`` gives for each axis the length of the cells that one
+        process at a time may write, None if others may not write. Without it, what is
+        written is written by the process that runs the plan.
 
     Raises:
-      TypeError: ``cls`` is no type, or ``handler`` is not callable.
+      TypeError: ``cls`` is no type, or something else is not callable.
       ValueError: ``cls`` is a type that JAX lays out itself.
 
     Example:
@@ -56,7 +81,21 @@ def register_shard_handler(cls: type, handler: Handler) -> None:
     """
     if not inspect.isclass(cls):
         raise TypeError(f"register_shard_handler takes a type, got {cls!r}.")
-    if not callable(handler):
+    travels = describe is not None and reopen is not None
+    functions = {"describe": describe, "reopen": reopen, "grain": grain}
+    for name, function in functions.items():
+        if not (function is None or callable(function)):
+            raise TypeError(
+                f"register_shard_handler takes a function as {name}, got {function!r} "
+                f"for {cls.__name__}."
+            )
+    if not travels and any(functions.values()):
+        missing = "reopen" if reopen is None else "describe"
+        raise TypeError(
+            f"register_shard_handler got no {missing} for {cls.__name__}: give both "
+            "describe and reopen, or neither."
+        )
+    if not (callable(handler) or (handler is None and travels)):
         raise TypeError(
             "register_shard_handler takes a function of a value and a sharding, got "
             f"{handler!r} for {cls.__name__}."
@@ -68,7 +107,11 @@ def register_shard_handler(cls: type, handler: Handler) -> None:
             f"register_shard_handler cannot change how {cls.__name__} is laid out: JAX "
             "does that itself. Register a type of your own."
         )
-    _handlers[cls] = handler
+    if handler is not None:
+        _handlers[cls] = handler
+    if describe is not None and reopen is not None:
+        name = type_name(cls)
+        register_kind(name, Kind(name, describe, reopen, grain))
 
 
 def _handler(cls: type) -> Handler | None:

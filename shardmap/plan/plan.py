@@ -22,6 +22,10 @@ import numpy as np
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.plan import report
+from shardmap.plan.away.engines import engine_of
+from shardmap.plan.away.folder.save import save
+from shardmap.plan.away.remembered import Remembered, remembered
+from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.in_slices import InSlices, input_cuts
@@ -69,7 +73,9 @@ def plan(
       >>> made.shards[-1].out_slices
       (slice(4, 6, None), slice(6, 8, None))
     """
-    return ShardPlan(cut_program(fun, args, in_slices, partial))
+    made = ShardPlan(cut_program(fun, args, in_slices, partial))
+    made.planned_for = Remembered(args)
+    return made
 
 
 def cut_program(
@@ -152,6 +158,7 @@ class ShardPlan:
 
     def __init__(self, cut_program: CutProgram) -> None:
         self._cut_program = cut_program
+        self.planned_for: Remembered | None = None
 
     @property
     def stages(self) -> list[Stage]:
@@ -197,6 +204,53 @@ class ShardPlan:
     def __str__(self) -> str:
         return report.summary(self._cut_program)
 
+    def traffic(self, *args: PyTree, out: PyTree = None) -> Traffic:
+        """What a run by other processes moves: there, and through this process.
+
+        Args:
+          *args: as for `run`; without any, those of `plan`.
+          out: as for `run`.
+
+        Example:
+          >>> import numpy as np, shardmap as sm
+          >>> x = np.ones((8, 2), np.float32)
+          >>> made = sm.plan(lambda x: x.sum(0), x, in_slices={0: 4})
+          >>> print(made.traffic(x))
+          args[0]: 64 B are sent from here, as it lies in memory
+          result: 32 B come back
+        """
+        args = args or remembered(self.planned_for)
+        return traffic(self._cut_program, args, out)
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *args: PyTree,
+        out: PyTree = None,
+        tasks: int | None = None,
+    ) -> None:
+        """Writes the plan as a folder, which the tasks of an array job run.
+
+        ``python -m shardmap work FOLDER --task N`` runs one task, ``--status`` tells
+        how far all are, ``--finish`` does what is left. The folder holds functions as
+        `jax.export` writes them, and where the arguments lie; those that lie in memory
+        are copied into it. Nothing of it is pickled.
+
+        Args:
+          folder: where, an empty folder or none yet.
+          *args: as for `run`; without any, those of `plan`.
+          out: `numpy.memmap` or arrays of zarr to write to, in the structure of the
+            result; where there is none, the folder gets ``out/0.npy`` and so on.
+          tasks: how many tasks there will be, by default one for each shard and at most
+            1,000.
+
+        Raises:
+          ValueError: the folder is another plan's, or ``out`` cannot be written by
+            other processes.
+        """
+        args = args or remembered(self.planned_for)
+        save(self._cut_program, folder, args, out, tasks)
+
     def run(
         self,
         *args: PyTree,
@@ -237,7 +291,7 @@ class ShardPlan:
             self._cut_program,
             args,
             out,
-            executor=executor,
+            engine=engine_of(executor),
             max_in_flight=max_in_flight,
             progress=progress,
             retries=retries,

@@ -12,6 +12,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, Static, emit
 from shardmap.plan.engine.rules import Cut
+from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage, stages_of
 from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
 
@@ -90,26 +91,30 @@ class CutProgram:
         self, recipe: Recipe, leaves: Sequence[Any], kept: Mapping[Value, Any]
     ) -> tuple[Any, ...]:
         """The boxes that a recipe reads, and its starts."""
-        found = []
-        for value, box in recipe.reads:
-            name = "a value that was kept"
-            # An argument that is returned as it is is kept too, but not made by then.
-            if value in kept and value.producer is not None:
-                array = kept[value]
-            elif value in self.program.constants:
-                array = self.program.constants[value]
-            elif value.producer is None:
-                array, name = leaves[value.number], self.names[value.number]
-            else:
-                raise ValueError(
-                    "a shard of a later stage needs the values of the stages before: "
-                    "give args(..., values=acc) what reduce returned"
-                )
-            try:
-                found.append(read_box(array, box, value.aval))
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+        found = [self.read_one(value, box, leaves, kept) for value, box in recipe.reads]
         return (*found, np.asarray(recipe.starts, start_dtype(recipe.starts)))
+
+    def read_one(
+        self, value: Value, box: Box, leaves: Sequence[Any], kept: Mapping[Value, Any]
+    ) -> Any:
+        """A box of an argument, a constant, or a value that was kept."""
+        name = "a value that was kept"
+        # An argument that is returned as it is is kept too, but not made by then.
+        if value in kept and value.producer is not None:
+            array = kept[value]
+        elif value in self.program.constants:
+            array = self.program.constants[value]
+        elif value.producer is None:
+            array, name = leaves[value.number], self.names[value.number]
+        else:
+            raise ValueError(
+                "a shard of a later stage needs the values of the stages before: "
+                "give args(..., values=acc) what reduce returned"
+            )
+        try:
+            return read_box(array, box, value.aval)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
     def compiled(self, stage: Stage, static: Static) -> jax.stages.Wrapped:
         """The compiled function of all shards with this static part."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import Aval, PyTree
+from shardmap.arrays.sources.registry import away
 from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.engine.slices import contains
@@ -117,7 +118,7 @@ def _share(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
-        return False
+        return type(a) is type(b) and _is_one_place(a, b)
     files: list[Any] = [getattr(each, "filename", None) for each in (a, b)]
     if all(files) and os.path.realpath(files[0]) == os.path.realpath(files[1]):
         return True
@@ -128,10 +129,19 @@ def _share(a: Any, b: Any) -> bool:
         return True
 
 
+def _is_one_place(a: Any, b: Any) -> bool:
+    """Whether two datasets, or arrays of a store, are one that was opened twice."""
+    one, other = away(a), away(b)
+    if one is not None and other is not None:
+        return one.place == other.place
+    equal = a == b
+    return isinstance(equal, bool) and equal
+
+
 def _same(a: Any, b: Any) -> bool:
     """Whether every element of one is the same element of the other."""
-    if a is b:
-        return True
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+        return _share(a, b)
     one, other = a.__array_interface__, b.__array_interface__
     return all(
         one.get(name) == other.get(name)

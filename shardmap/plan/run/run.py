@@ -4,44 +4,22 @@ Whatever runs the shards, their results are put together in the order of the sha
 that the same plan gives the same bytes each time.
 """
 
-import collections
 import contextlib
 import importlib
-import itertools
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import (
-    BrokenExecutor,
-    Executor,
-    Future,
-    ThreadPoolExecutor,
-)
 from typing import Any
 
 import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import shape_of
-from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.checkpoint import Checkpoint
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import outputs
-from shardmap.plan.run.shards import Accumulator, Shard, Shards
-from shardmap.plan.run.workers import Elsewhere, Here, Threads, Work
-
-READ_AHEAD = 2
-"""How many shards are read or computed at once in this process by default."""
-
-LARGE = 2**25
-"""From how many bytes on a shard is read only when the one before it is done."""
-
-
-class ShardError(RuntimeError):
-    """A shard failed for good. The cause is the last error."""
+from shardmap.plan.run.shards import Accumulator, Shards
+from shardmap.plan.run.workers import Engine
 
 
 def run(
@@ -49,7 +27,7 @@ def run(
     args: tuple[PyTree, ...],
     out: PyTree,
     *,
-    executor: Executor | None,
+    engine: Engine,
     max_in_flight: int | None,
     progress: bool,
     retries: int,
@@ -72,32 +50,15 @@ def run(
     saved = None if checkpoint is None else Checkpoint(checkpoint, cut_program, leaves)
     acc = Accumulator(cut_program, {value: array for value, array in places if value})
     with contextlib.ExitStack() as stack:
-        work: Work
-        if executor is None:
-            pool = stack.enter_context(ThreadPoolExecutor(1))
-            work = Here(cut_program, leaves, acc, pool)
-            large = any(bytes_read(stage) > LARGE for stage in cut_program.stages)
-            ahead = max_in_flight or (1 if large else READ_AHEAD)
-        elif isinstance(executor, ThreadPoolExecutor):
-            work = Threads(cut_program, leaves, acc, executor)
-            ahead = max_in_flight or 2 * (os.cpu_count() or 1)
-        else:
-            work = Elsewhere(cut_program, leaves, acc, executor)
-            ahead = max_in_flight or 2 * (os.cpu_count() or 1)
+        work = stack.enter_context(engine(cut_program, leaves, acc, saved is not None))
         step = stack.enter_context(_bar(cut_program, progress))
         for place, stage in enumerate(cut_program.stages):
             acc.free(place)
             shards = Shards(cut_program, [stage])
-            for shard, result in _in_order(shards, work, ahead, retries, saved):
-                acc.put(shard, result)
+            ahead = max_in_flight or work.ahead
+            for _ in work.run_stage(shards, ahead, retries, saved):
                 step()
     return finished(cut_program, acc, places)
-
-
-def bytes_read(stage: Stage) -> int:
-    """What the first shard of a stage reads."""
-    reads = stage.recipe(0)[1].reads
-    return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
 
 
 def finished(
@@ -114,72 +75,6 @@ def finished(
             array[...] = made
         results.append(made if array is None else array)
     return jax.tree.unflatten(cut_program.out_tree, results)
-
-
-def _in_order(
-    shards: Sequence[Shard],
-    work: Work,
-    ahead: int,
-    retries: int,
-    saved: Checkpoint | None,
-) -> Iterator[tuple[Shard, Any]]:
-    """The results of the shards, at most ``ahead`` of them under way."""
-    waiting: collections.deque[tuple[Shard, Future[Any] | None, Any]] = (
-        collections.deque()
-    )
-    numbers = iter(range(len(shards)))
-    try:
-        while True:
-            for number in itertools.islice(numbers, ahead - len(waiting)):
-                shard = shards[number]
-                done = None if saved is None else saved.load(shard)
-                future = _submitted(work, shard) if done is None else None
-                waiting.append((shard, future, done))
-            if not waiting:
-                return
-            # The oldest one, though others may be done: sums of floating-point numbers
-            # depend on their order.
-            shard, future, result = waiting.popleft()
-            if future is not None:
-                result = _result(shard, future, work, retries)
-                if saved is not None:
-                    saved.save(shard, result)
-            yield shard, result
-    finally:
-        for _, future, _ in waiting:
-            if future is not None:
-                future.cancel()
-
-
-def _result(shard: Shard, future: Future[Any], work: Work, retries: int) -> Any:
-    for attempt in itertools.count(1):
-        try:
-            return work.result(shard, future)
-        except BrokenExecutor as error:
-            raise ShardError(
-                f"the executor broke down while shard {shard.number} of stage "
-                f"{shard.stage} was under way ({error}); run again with a new one, "
-                "checkpoint= keeps what is done"
-            ) from error
-        except Exception as error:
-            if attempt > retries:
-                raise ShardError(
-                    f"shard {shard.number} of stage {shard.stage} failed "
-                    f"{attempt} times; it reads {shard.in_slices}: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-            future = _submitted(work, shard)
-    raise AssertionError
-
-
-def _submitted(work: Work, shard: Shard) -> Future[Any]:
-    """A future of the shard, which also holds an error of reading or submitting."""
-    try:
-        return work.submit(shard)
-    except Exception as error:
-        failed: Future[Any] = Future()
-        failed.set_exception(error)
-        return failed
 
 
 @contextlib.contextmanager

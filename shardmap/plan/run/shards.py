@@ -227,7 +227,7 @@ class Accumulator:
         self, cut_program: CutProgram, out: dict[Value, Any] | None = None
     ) -> None:
         self.cut_program = cut_program
-        self._given = out or {}
+        self.given = out or {}
         self._combiners = {
             result.value: result.combiner
             for stage in cut_program.stages
@@ -239,7 +239,7 @@ class Accumulator:
         """Where a value is put together, made when it is first asked for."""
         if value not in self.kept:
             combiner = self._combiners[value]
-            buffer = self._given.get(value)
+            buffer = self.given.get(value)
             if buffer is None:
                 buffer = buffers.new_buffer(value, combiner)
             elif combiner != "insert":
@@ -249,8 +249,11 @@ class Accumulator:
         return self.kept[value]
 
     def put(self, shard: Shard, result: Sequence[Any]) -> None:
+        """Puts a shard's results where they belong; None is there already."""
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
-            buffers.put(self._buffer(value), box, combiner, part)
+            buffer = self._buffer(value)
+            if part is not None:
+                buffers.put(buffer, box, combiner, part)
 
     def free(self, place: int) -> None:
         """Lets go of what no stage from this one on needs."""

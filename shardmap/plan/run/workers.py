@@ -1,18 +1,44 @@
-"""Where shards are computed: here, in threads, by an executor elsewhere."""
+"""What every engine that runs shards does, and those of this process."""
 
+import collections
 import contextlib
 import itertools
+import math
+import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
-from typing import Any
+from concurrent.futures import BrokenExecutor, Executor, Future
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
 
 from shardmap._jax.context import config_value
+from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.engine.slices import shape_of
+from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.remote import exported, run_exported
 from shardmap.plan.run.shards import Accumulator, Shard
+
+AHEAD = 2 * (os.cpu_count() or 1)
+"""How many shards an executor is given at once by default."""
+
+
+READ_AHEAD = 2
+"""How many shards are read or computed at once in this process by default."""
+
+LARGE = 2**25
+"""From how many bytes on a shard is read only when the one before it is done."""
+
+
+class ShardError(RuntimeError):
+    """A shard failed for good. The cause is the last error."""
+
+
+class Saved(Protocol):
+    """Where results are kept."""
+
+    def load(self, shard: Shard) -> Any: ...
+    def save(self, shard: Shard, result: Sequence[np.ndarray]) -> None: ...
 
 
 def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -29,17 +55,29 @@ def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 class Work:
-    """One way to get the result of a shard."""
+    """An engine: one way to get the results of shards.
+
+    Args:
+      cut_program: the plan.
+      leaves: its arguments.
+      acc: where results are put together.
+      executor: what runs the shards.
+      keeps: whether the results are all wanted here, to be saved.
+    """
+
+    ahead = AHEAD
 
     def __init__(
         self,
         cut_program: CutProgram,
         leaves: Sequence[Any],
         acc: Accumulator,
-        executor: Executor,
+        executor: Executor | Any,
+        keeps: bool = False,
     ) -> None:
         self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
         self.executor = executor
+        self.keeps = keeps
         self.settings = _settings()
 
     def read(self, shard: Shard) -> tuple[Any, ...]:
@@ -49,7 +87,82 @@ class Work:
         raise NotImplementedError
 
     def result(self, shard: Shard, future: Future[Any]) -> Any:
+        """The results of a shard, None of what has been written or combined."""
         return future.result()
+
+    def run_stage(
+        self, shards: Sequence[Shard], ahead: int, retries: int, saved: Saved | None
+    ) -> Iterator[Shard]:
+        """Runs shards, whose results are in the accumulator when this ends.
+
+        Args:
+          shards: all of a stage.
+          ahead: how many may be under way.
+          retries: how often one that fails is tried again.
+          saved: where results are kept, and taken from.
+
+        Yields:
+          The shards that are done.
+        """
+        waiting: collections.deque[tuple[Shard, Future[Any] | None, Any]] = (
+            collections.deque()
+        )
+        numbers = iter(range(len(shards)))
+        try:
+            while True:
+                for number in itertools.islice(numbers, ahead - len(waiting)):
+                    shard = shards[number]
+                    done = None if saved is None else saved.load(shard)
+                    future = self._submitted(shard) if done is None else None
+                    waiting.append((shard, future, done))
+                if not waiting:
+                    return
+                # The oldest one, though others may be done: sums of floating-point
+                # numbers depend on their order.
+                shard, future, result = waiting.popleft()
+                if future is not None:
+                    result = self.tried(shard, future, retries)
+                    if saved is not None:
+                        saved.save(shard, result)
+                self.acc.put(shard, result)
+                yield shard
+        finally:
+            for _, future, _ in waiting:
+                if future is not None:
+                    future.cancel()
+
+    def tried(self, shard: Shard, future: Future[Any], retries: int) -> Any:
+        """The results of a shard, which is tried again where it fails."""
+        for attempt in itertools.count(1):
+            try:
+                return self.result(shard, future)
+            except BrokenExecutor as error:
+                raise ShardError(
+                    f"the executor broke down while shard {shard.number} of stage "
+                    f"{shard.stage} was under way ({error}); run again with a new one, "
+                    "checkpoint= keeps what is done"
+                ) from error
+            except Exception as error:
+                if attempt > retries:
+                    raise failed(shard, attempt, error) from error
+                future = self._submitted(shard)
+        raise AssertionError
+
+    def _submitted(self, shard: Shard) -> Future[Any]:
+        """A future of the shard, which also holds an error of reading or submitting."""
+        try:
+            return self.submit(shard)
+        except Exception as error:
+            broken: Future[Any] = Future()
+            broken.set_exception(error)
+            return broken
+
+
+def failed(shard: Shard, attempts: int, error: BaseException) -> ShardError:
+    return ShardError(
+        f"shard {shard.number} of stage {shard.stage} failed {attempts} times; it "
+        f"reads {shard.in_slices}: {type(error).__name__}: {error}"
+    )
 
 
 class Here(Work):
@@ -61,6 +174,8 @@ class Here(Work):
         # CPU devices share their cores: only one gets the work.
         several = len(devices) > 1 and devices[0].platform != "cpu"
         self.devices = itertools.cycle(devices if several else [None])
+        large = any(bytes_read(stage) > LARGE for stage in self.cut_program.stages)
+        self.ahead = 1 if large else READ_AHEAD
 
     def submit(self, shard: Shard) -> Future[Any]:
         return self.executor.submit(self.start, shard, next(self.devices))
@@ -76,6 +191,12 @@ class Here(Work):
         return [np.asarray(part) for part in future.result()]
 
 
+def bytes_read(stage: Stage) -> int:
+    """What the first shard of a stage reads."""
+    reads = stage.recipe(0)[1].reads
+    return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
+
+
 class Threads(Work):
     """Every thread reads, computes and waits for its shard."""
 
@@ -87,16 +208,5 @@ class Threads(Work):
             return [np.asarray(part) for part in shard.function(*self.read(shard))]
 
 
-class Elsewhere(Work):
-    """Sends exported functions and NumPy arrays, which are read here."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.blobs: dict[Any, bytes] = {}
-
-    def submit(self, shard: Shard) -> Future[Any]:
-        args = tuple(np.asarray(arg) for arg in self.read(shard))
-        key = shard.stage, shard.recipe.static
-        if key not in self.blobs:
-            self.blobs[key] = exported(shard.function, args)
-        return self.executor.submit(run_exported, self.blobs[key], args)
+Engine: TypeAlias = Callable[..., contextlib.AbstractContextManager[Work]]
+"""Makes the work of one run from what `Work` takes, but for the executor."""

@@ -13,7 +13,7 @@ import pytest
 
 from shardmap.plan.plan import plan
 from shardmap.plan.run import checkpoint
-from shardmap.plan.run.run import ShardError
+from shardmap.plan.run.workers import ShardError
 from tests.plan.run.checks import Recorded, W, X, columns
 
 

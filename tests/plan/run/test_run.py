@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardmap.plan.plan import plan
-from shardmap.plan.run.run import ShardError
+from shardmap.plan.run.workers import ShardError
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded, W, X, columns

@@ -1,0 +1,1 @@
+"""Values that other processes open for themselves: files and stores."""

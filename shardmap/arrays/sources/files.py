@@ -1,0 +1,61 @@
+"""Files that are mapped into memory."""
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+from shardmap.arrays.sources.registry import About, Kind, register_kind
+
+
+def _describe(array: np.memmap[Any, Any]) -> About | None:
+    filename, memory = array.filename, getattr(array, "_mmap", None)
+    # Changes of a copy are in this process only, and a file may be gone by now.
+    if filename is None or memory is None or array.mode == "c" or array.dtype.hasobject:
+        return None
+    path = os.path.realpath(filename)
+    if not os.path.isfile(path):
+        return None
+    if array.mode != "r":
+        array.flush()
+    # A view keeps the offset of the whole, so that its own is where its memory is.
+    base = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    start = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return {
+        "place": path,
+        "dtype": array.dtype.descr if array.dtype.names else array.dtype.str,
+        "shape": list(array.shape),
+        "strides": list(array.strides),
+        "offset": base + array.__array_interface__["data"][0] - start,
+        "writable": bool(array.flags.writeable),
+    }
+
+
+def _reopen(about: About, writable: bool) -> Any:
+    shape, strides, offset = about["shape"], about["strides"], about["offset"]
+    dtype = np.dtype(about["dtype"])
+    spans = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+    first = offset + sum(min(span, 0) for span in spans)
+    last = offset + sum(max(span, 0) for span in spans) + dtype.itemsize
+    length = os.path.getsize(about["place"])
+    if last > length:
+        raise ValueError(
+            f"{about['place']} has {length:,} bytes, of which an array needs those up "
+            f"to {last:,}: it was cut short, or is another file here"
+        )
+    mode: Any = "r+" if writable else "r"
+    content: Any = np.memmap(about["place"], np.uint8, mode, first, (last - first,))
+    view: Any = np.ndarray.__new__(
+        np.memmap, tuple(shape), dtype, content, offset - first, tuple(strides)
+    )
+    view.filename, view.mode, view.offset = content.filename, mode, first
+    view._mmap = content._mmap
+    return view
+
+
+def _grain(array: np.memmap[Any, Any]) -> list[int] | None:
+    return [1] * array.ndim if array.flags.writeable else None
+
+
+register_kind("numpy.memmap", Kind("memmap", _describe, _reopen, _grain))

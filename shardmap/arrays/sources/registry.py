@@ -1,0 +1,96 @@
+"""What is said of a value so that another process can open it.
+
+A value that lies in a file or a store goes to other processes as a few words, such as a
+path and an offset, and they read and write it themselves. A type is registered with two
+functions: one says where a value lies, the other opens what the first has said.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+About: TypeAlias = Mapping[str, Any]
+"""Where a value lies, in JSON's types only."""
+
+Describe: TypeAlias = Callable[[Any], About | None]
+Reopen: TypeAlias = Callable[[About, bool], Any]
+Grain: TypeAlias = Callable[[Any], Sequence[int] | None]
+
+
+class Kind(NamedTuple):
+    """How values of one type travel. See `register_shard_handler`."""
+
+    name: str
+    describe: Describe
+    reopen: Reopen
+    grain: Grain | None = None
+
+
+class Away(NamedTuple):
+    """A value as another process gets it.
+
+    Attributes:
+      kind: the name that its type is registered by.
+      about: where it lies.
+      reopen: opens it; a process that has not registered the type gets it by name.
+      grain: the lengths of the cells that one process at a time may write, per axis;
+        None if other processes may not write it.
+    """
+
+    kind: str
+    about: About
+    reopen: Reopen
+    grain: tuple[int, ...] | None
+
+    def open(self, writable: bool = False) -> Any:
+        return self.reopen(self.about, writable)
+
+    @property
+    def place(self) -> str:
+        """Equal for values that are the same file or dataset."""
+        return f"{self.kind} {json.dumps(self.about.get('place'), sort_keys=True)}"
+
+
+_kinds: dict[str, Kind] = {}
+
+
+def register_kind(cls: str, kind: Kind) -> None:
+    """Registers a type by its name, as it may not be imported yet."""
+    _kinds[cls] = kind
+
+
+def type_name(cls: type) -> str:
+    """How a type is called: the package that has it, and its name there.
+
+    >>> import numpy as np
+    >>> type_name(np.memmap)
+    'numpy.memmap'
+    """
+    return f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}"
+
+
+def kind_named(name: str) -> Kind | None:
+    """The kind that a name is registered for."""
+    return next((kind for kind in _kinds.values() if kind.name == name), None)
+
+
+def away(value: Any) -> Away | None:
+    """The value for other processes, None if it cannot travel."""
+    for cls in type(value).__mro__:
+        kind = _kinds.get(type_name(cls))
+        if kind is None:
+            continue
+        about = kind.describe(value)
+        if about is None:
+            return None
+        try:
+            json.dumps(about)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"describe of {type_name(cls)} must give what JSON can hold, got "
+                f"{about!r}: {error}"
+            ) from None
+        cells = None if kind.grain is None else kind.grain(value)
+        grain = None if cells is None else tuple(map(int, cells))
+        return Away(kind.name, about, kind.reopen, grain)
+    return None

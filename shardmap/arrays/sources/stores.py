@@ -1,0 +1,115 @@
+"""Datasets of h5py, and arrays of zarr in local and remote stores."""
+
+import importlib
+import os
+from typing import Any
+
+import numpy as np
+
+from shardmap.arrays.sources.registry import About, Kind, register_kind
+
+
+class Dataset:
+    """A dataset of HDF5, whose file is open while it is read, and no longer.
+
+    HDF5 locks files: one that stays open here could not be written elsewhere.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name = path, name
+        with self._open() as dataset:
+            self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
+
+    def _open(self) -> Any:
+        return _Opened(self._path, self._name)
+
+    def __getitem__(self, index: Any) -> Any:
+        with self._open() as dataset:
+            return dataset[index]
+
+
+class _Opened:
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name = path, name
+
+    def __enter__(self) -> Any:
+        self._file = importlib.import_module("h5py").File(self._path, "r")
+        return self._file[self._name]
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+def _describe_dataset(dataset: Any) -> About | None:
+    # Others cannot open a file that is being written, nor one that is no file.
+    if dataset.file.mode != "r" or dataset.file.driver not in ("sec2", "stdio"):
+        return None
+    path = os.path.realpath(dataset.file.filename)
+    return {"place": [path, dataset.name]} if os.path.isfile(path) else None
+
+
+def _reopen_dataset(about: About, writable: bool) -> Any:
+    return Dataset(*about["place"])
+
+
+def _describe_zarr(array: Any) -> About | None:
+    store = array.store
+    where: dict[str, Any]
+    kind = type(store).__name__
+    if kind == "LocalStore":
+        where = {"place": ["file", os.path.realpath(store.root), array.path]}
+    elif kind == "FsspecStore":
+        system = store.fs
+        if type(system).__name__ == "AsyncFileSystemWrapper":
+            system = system.sync_fs
+        protocol = system.protocol
+        protocol = protocol if isinstance(protocol, str) else protocol[0]
+        if protocol == "memory":  # That of this process.
+            return None
+        where = {
+            "place": [protocol, store.path, array.path],
+            "options": dict(system.storage_options),
+        }
+    else:
+        return None
+    return {**where, "format": array.metadata.zarr_format, "writable": _writable(array)}
+
+
+def _writable(array: Any) -> bool:
+    return not array.store.read_only
+
+
+def _reopen_zarr(about: About, writable: bool) -> Any:
+    zarr = importlib.import_module("zarr")
+    protocol, root, path = about["place"]
+    mode = "r+" if writable else "r"
+    if protocol == "file" and "options" not in about:
+        store = zarr.storage.LocalStore(root, read_only=not writable)
+    else:
+        fsspec = importlib.import_module("fsspec")
+        system = fsspec.filesystem(protocol, **about["options"])
+        if not getattr(system, "async_impl", False) or not system.asynchronous:
+            system = _asynchronous(system)
+        store = zarr.storage.FsspecStore(system, read_only=not writable, path=root)
+    return zarr.open_array(
+        store=store, path=path, mode=mode, zarr_format=about["format"]
+    )
+
+
+def _asynchronous(system: Any) -> Any:
+    if getattr(system, "async_impl", False):
+        return type(system)(**{**system.storage_options, "asynchronous": True})
+    wrapper = importlib.import_module("fsspec.implementations.asyn_wrapper")
+    return wrapper.AsyncFileSystemWrapper(system, asynchronous=True)
+
+
+def _grain_zarr(array: Any) -> list[int] | None:
+    """A file of the store is written as a whole."""
+    if not _writable(array):
+        return None
+    cells = getattr(array, "shards", None) or array.chunks
+    return list(np.asarray(cells, int))
+
+
+register_kind("h5py.Dataset", Kind("h5py", _describe_dataset, _reopen_dataset))
+register_kind("zarr.Array", Kind("zarr", _describe_zarr, _reopen_zarr, _grain_zarr))

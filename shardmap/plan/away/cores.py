@@ -1,0 +1,35 @@
+"""The share that one of several processes on a machine has of its cores and memory.
+
+XLA sizes its pool of threads by the cores that a process may use when JAX starts, so
+that N processes with all cores each have N times as many threads as there are cores.
+Variables such as ``OMP_NUM_THREADS`` do not change that.
+"""
+
+import os
+from collections.abc import Sequence
+
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+USED = 0.9
+"""The part of a GPU's memory that all processes get together."""
+
+
+def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
+    """The cores of one of several processes; at least one.
+
+    >>> share_of([0, 1, 2, 3, 8], 1, 2)
+    [3, 8]
+    >>> share_of([0, 1], 4, 5)
+    [0]
+    """
+    if count > len(cores):
+        return [cores[index % len(cores)]]
+    bounds = [-(-k * len(cores) // count) for k in (index, index + 1)]
+    return list(cores[slice(*bounds)])
+
+
+def take_share(index: int, count: int) -> None:
+    """Keeps this process to its share, which counts if JAX has not started yet."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, share_of(cores, index, count))
+    os.environ.setdefault(FRACTION, f"{USED / count:.3f}")

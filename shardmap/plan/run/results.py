@@ -1,0 +1,154 @@
+"""Files that appear whole or not at all, and results of shards in such files.
+
+A file of results tells whether it is whole and that shard's. Whoever finds one takes the
+results from there, with the same bytes as if the shard had run. Several processes may
+write to one folder: drafts have names of their own, and who comes last writes the same.
+"""
+
+import contextlib
+import hashlib
+import math
+import os
+import pathlib
+import secrets
+import stat
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+DRAFT = ".part"
+FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+class Folder:
+    """A folder of files that are whole.
+
+    Args:
+      path: where it is.
+      what: what messages call it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], what: str) -> None:
+        self.path, self.what = pathlib.Path(path), what
+
+    def make(self) -> None:
+        """Makes the folder.
+
+        Raises:
+          ValueError: there is a file of its name.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            paths = (self.path, *self.path.parents)
+            file = next(each for each in paths if each.exists())
+            raise ValueError(
+                f"{self.what} must be a folder, but {file} is a file: give another path"
+            ) from None
+
+    def is_empty(self) -> bool:
+        """Whether nothing but drafts is in it."""
+        return all(path.suffix == DRAFT for path in self.path.iterdir())
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file, None of what is no file of ours."""
+        path = self.path / name
+        try:
+            with open(os.open(path, os.O_RDONLY | FLAGS), "rb") as file:
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if not (path.is_symlink() or path.is_dir()):
+                raise
+        raise ValueError(
+            f"{path} is no plain file, and links are not followed: give an empty folder"
+        )
+
+    def write(self, name: str, content: bytes, anew: bool = False) -> bool:
+        """Makes a file that is there in full, or not at all.
+
+        Args:
+          name: its name.
+          content: what is in it.
+          anew: whether a file that is there stays.
+
+        Returns:
+          Whether the file is this one.
+        """
+        path = self.path / name
+        draft = self.path / f"{name}.{secrets.token_hex(8)}{DRAFT}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS
+            with open(os.open(draft, flags, 0o666), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            # Both appear at once; linked, a file never replaces another one.
+            if anew and hasattr(os, "link"):
+                try:
+                    os.link(draft, path)
+                except FileExistsError:
+                    return False
+            else:
+                draft.replace(path)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the {self.what} folder cannot take {len(content):,} bytes of {name} "
+                f"({error.strerror}); the shards that are done stay there, and a run "
+                "with the same folder goes on from them",
+                str(self.path),
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+        return True
+
+
+class Results:
+    """Results of the shards of one plan.
+
+    Args:
+      folder: where they are.
+      plan: the fingerprint of the plan.
+    """
+
+    def __init__(self, folder: Folder, plan: str) -> None:
+        self._folder, self._plan = folder, plan
+
+    def _sum(self, name: str, content: bytes) -> bytes:
+        """Tells a whole file of this shard and plan from any other."""
+        return hashlib.sha256(f"{self._plan} {name} ".encode() + content).digest()
+
+    def load(
+        self, name: str, parts: Iterable[tuple[Sequence[int], Any]]
+    ) -> list[np.ndarray] | None:
+        """The parts of a result, of these shapes and dtypes; None if it is not done."""
+        content = self._folder.read(name)
+        if content is None:
+            return None
+        length = hashlib.sha256().digest_size
+        told, content = content[:length], content[length:]
+        if self._sum(name, content) != told:
+            return None
+        found, position = [], 0
+        for shape, dtype in parts:
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            if position + size > len(content):
+                return None
+            part = np.frombuffer(content[position : position + size], dtype)
+            found.append(part.reshape(shape))
+            position += size
+        return found if position == len(content) else None
+
+    def save(self, name: str, result: Iterable[np.ndarray]) -> None:
+        """Keeps a result; it is on disk when this returns."""
+        content = b"".join(np.ascontiguousarray(part).tobytes() for part in result)
+        self._folder.write(name, self._sum(name, content) + content)
+
+
+def result_name(stage: int, number: int) -> str:
+    return f"{stage}-{number}.bin"

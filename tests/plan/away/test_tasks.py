@@ -1,0 +1,140 @@
+"""What travels to other processes, and what they read and write themselves."""
+
+import pickle
+from concurrent.futures import Executor, Future
+
+import jax
+import numpy as np
+import pytest
+
+from shardmap.plan.away.engines import engine_of
+from shardmap.plan.plan import plan
+from tests.plan.plan_programs import reals
+
+pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
+X = reals(64, 8)
+
+
+class PicklingExecutor(Executor):
+    """As an executor of another process, by what goes through the pipe."""
+
+    def __init__(self):
+        self.sent = self.back = 0
+
+    def submit(self, *call):
+        content = pickle.dumps(call)
+        self.sent += len(content)
+        function, *args = pickle.loads(content)
+        future = Future()
+        try:
+            result = function(*args)
+            self.back += len(pickle.dumps(result))
+            future.set_result(result)
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    x = np.memmap(tmp_path / "x", np.float32, "w+", shape=(64, 8))
+    x[:] = X
+    return x
+
+
+def scaled(x):
+    return x * 2 + 1
+
+
+def test_a_mapped_file_is_read_and_written_there(mapped, tmp_path):
+    big = np.memmap(tmp_path / "big", np.float32, "w+", shape=(2**12, 2**9))
+    out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, big.shape)
+    pool = PicklingExecutor()
+    made = plan(scaled, big, in_slices={0: 4})
+    made.run(big, out=out, executor=pool)
+    assert (out == 1).all()
+    assert pool.sent + pool.back < big.nbytes / 100
+    assert str(made.traffic(out=out)) == (
+        "args[0]: 8.0 MiB are read by the workers (memmap)\n"
+        "result: 8.0 MiB are written by the workers"
+    )
+    assert made.traffic(out=out)[:2] == (2**24, 0)
+    assert made.traffic()[:2] == (2**23, 2**23)
+
+
+def test_what_is_read_is_not_written_over_there(mapped):
+    """A shard that was half written could not be tried again."""
+    want = scaled(np.asarray(mapped))
+    made = plan(scaled, mapped, in_slices={0: 4})
+    assert "result: 2.0 KiB come back" in str(made.traffic(mapped, out=mapped))
+    made.run(mapped, out=mapped, executor=PicklingExecutor())
+    np.testing.assert_array_equal(mapped, want)
+
+
+def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_path):
+    def fun(x):
+        y = jax.numpy.sin(x) * 2
+        return y, (y - y.mean(0, keepdims=True)).max(0)
+
+    out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, X.shape)
+    made = plan(fun, mapped, in_slices={0: 4})
+    here = made.run(mapped)
+    there = made.run(mapped, out=(out, None), executor=PicklingExecutor())
+    for a, b in zip(here, there, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(("pieces", "there"), [(4, True), (16, False), (5, False)])
+def test_no_two_shards_write_one_chunk(pieces, there, mapped, tmp_path):
+    zarr = pytest.importorskip("zarr", reason="writes the store")
+    out = zarr.create_array(tmp_path / "z", shape=X.shape, chunks=(8, 8), dtype="f4")
+    made = plan(scaled, mapped, in_slices={0: pieces})
+    made.run(mapped, out=out, executor=PicklingExecutor())
+    np.testing.assert_allclose(out[:], scaled(X), rtol=1e-6)
+    told = str(made.traffic(mapped, out=out))
+    assert ("come back, as shards share cells of it" in told) is not there
+
+
+def test_a_checkpoint_wants_results_here(mapped, tmp_path):
+    out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, X.shape)
+    made = plan(scaled, mapped, in_slices={0: 4})
+    folder = tmp_path / "done"
+    made.run(mapped, out=out, executor=PicklingExecutor(), checkpoint=folder)
+    out[:] = 0
+    made.run(mapped, out=out, executor=PicklingExecutor(), checkpoint=folder)
+    np.testing.assert_allclose(out, scaled(X), rtol=1e-6)
+
+
+def test_64_bit_files_are_read_as_they_were_planned(tmp_path):
+    x = np.memmap(tmp_path / "x", np.float64, "w+", shape=(8, 2))
+    x[:] = 1 + 1e-12
+    made = plan(scaled, x, in_slices={0: 2})
+    assert made.run(x, executor=PicklingExecutor()).dtype == np.float32
+    with jax.enable_x64(True):
+        made = plan(scaled, x, in_slices={0: 2})
+        got = made.run(x, executor=PicklingExecutor())
+    np.testing.assert_array_equal(got, scaled(np.asarray(x)))
+
+
+def test_two_datasets_that_are_one_share_memory(tmp_path):
+    zarr = pytest.importorskip("zarr", reason="writes the store")
+    x = zarr.create_array(tmp_path / "z", shape=(8, 2), chunks=(2, 2), dtype="f4")
+    same = zarr.open_array(tmp_path / "z", mode="r+")
+    x[:] = np.arange(16).reshape(8, 2)
+    made = plan(lambda x: x[::-1] * 1, x, in_slices={0: 4})
+    with pytest.raises(ValueError, match=r"output 0 shares memory with args\[0\]"):
+        made.run(x, out=same)
+    plan(scaled, x, in_slices={0: 4}).run(x, out=same)
+    np.testing.assert_array_equal(x[0], [1, 3])
+
+
+def test_arguments_that_are_gone_are_asked_for():
+    made = plan(scaled, jax.ShapeDtypeStruct((8, 2), np.float32), in_slices={0: 2})
+    with pytest.raises(ValueError, match="were shapes only, or are gone"):
+        made.traffic()
+    assert made.traffic(np.ones((8, 2), np.float32)).here == 128
+
+
+def test_what_runs_nothing_is_refused():
+    with pytest.raises(TypeError, match=r"executor must be .* got dict"):
+        engine_of({})
