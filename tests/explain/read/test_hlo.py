@@ -208,7 +208,8 @@ def test_axes_are_found_by_the_groups():
         ("[4,2]<=[8]", ("model",)),
         ("{{0,2,4,6},{1,3,5,7}}", ("data",)),
         ("{{0,1,2,3,4,5,6,7}}", ("data", "model")),
-        ("[2,4]<=[8]", ()),
+        ("[2,4]<=[8]", ("data", "model")),  # Half of one, all of the other.
+        ("{{0,4},{2,6},{1,5},{3,7}}", ("data",)),  # Every second.
         ("mesh['a'=4,'b'=2] {'a'}", ("data",)),
         ("mesh['a'=4,'b'=2] {'a','b'}", ("data", "model")),
     ):

@@ -1,6 +1,7 @@
 """The collectives of a compiled program."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 
@@ -74,8 +75,11 @@ def _read(
     line = instruction.line
     if kind == "collective-permute":
         pairs = pairs_of(line)
-        group_size = len({end for pair in pairs for end in pair})
         axes = axes_of_pairs(pairs, mesh)
+        # As in the program, where it is of all devices along an axis.
+        group_size = math.prod(size for name, size in mesh if name in axes)
+        if not axes:
+            group_size = len({end for pair in pairs for end in pair})
     else:
         groups = groups_of(line, module.num_devices)
         group_size = len(groups[0])

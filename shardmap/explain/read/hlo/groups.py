@@ -1,8 +1,7 @@
 """Which devices take part in a collective, and along which axes of a mesh they lie."""
 
-import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,26 +42,22 @@ def pairs_of(line: str) -> list[tuple[int, int]]:
 
 
 def axes_of_groups(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """The mesh axes that groups lie along; () if none of them are just that.
+    """The mesh axes along which the devices of a group differ.
+
+    A group may have all places along them, or some, as the partitioner sees fit.
 
     >>> axes_of_groups([(0, 2), (1, 3)], [("i", 2), ("j", 2)])
     ('i',)
     """
-    wanted = {frozenset(group) for group in groups}
-    ids = _mesh_ids(mesh)
-    for chosen in _choices(mesh):
-        rest = [d for d in range(ids.ndim) if d not in chosen]
-        moved = ids.transpose([*rest, *chosen])
-        length = int(np.prod([ids.shape[d] for d in chosen]))
-        if {frozenset(row) for row in moved.reshape(-1, length).tolist()} == wanted:
-            return tuple(mesh[d][0] for d in chosen)
-    return ()
+    return axes_of_pairs(
+        [(group[0], other) for group in groups for other in group], mesh
+    )
 
 
 def axes_of_pairs(
     pairs: Sequence[tuple[int, int]], mesh: Sequence[tuple[str, int]]
 ) -> tuple[str, ...]:
-    """The mesh axes along which the devices of a permutation differ.
+    """The mesh axes along which the devices of a pair differ.
 
     >>> axes_of_pairs([(0, 1), (1, 0)], [("i", 2), ("j", 2)])
     ('j',)
@@ -75,17 +70,6 @@ def axes_of_pairs(
     )
     differ = (sources != targets).any(axis=1)
     return tuple(name for (name, _), other in zip(mesh, differ, strict=True) if other)
-
-
-def _choices(mesh: Sequence[tuple[str, int]]) -> Iterator[tuple[int, ...]]:
-    long = [d for d, (_, size) in enumerate(mesh) if size > 1]
-    for count in range(1, len(long) + 1):
-        yield from itertools.combinations(long, count)
-
-
-def _mesh_ids(mesh: Sequence[tuple[str, int]]) -> np.ndarray:
-    shape = [size for _, size in mesh]
-    return np.arange(np.prod(shape, dtype=int)).reshape(shape)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
