@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from shardmap._jax.stages import trace_as
 from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, Value
 from shardmap.api.blocks.axes import (
     Axes,
@@ -67,9 +68,12 @@ class BlockPrograms(Programs[BlockCall, Options]):
         _check_axes(in_axes, avals, mesh, names)
 
         key = arguments.in_tree, arguments.statics
-        block_fun = self._blocks.get(key) or self._blocks.keep(
-            key, Block(self.fun, *key)
-        )
+        block_fun = self._blocks.get(key)
+        if block_fun is None:
+            block_fun = Block(self.fun, *key)
+            static = arguments.static_argnums
+            trace_as(block_fun, self.what, self.fun(), args, kwargs, static)
+            block_fun = self._blocks.keep(key, block_fun)
         block = functools.partial(scaled, mesh, int.__floordiv__)
         traced, out_shape = jax.make_jaxpr(
             block_fun, axis_env=list(mesh.shape.items()), return_shape=True

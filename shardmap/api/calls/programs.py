@@ -294,7 +294,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         devices = () if call.shardings is None else tuple(call.devices)
         key = (
             arguments.in_tree,
-            tuple(argnum for argnum, _ in arguments.statics),
+            arguments.static_argnums,
             call.out_tree,
             call.shardings,
             devices,

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax import context
+from shardmap._jax.stages import trace_as
 from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, Value
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments
@@ -79,7 +80,9 @@ class ElementPrograms(Programs[ElementCall, Options]):
             are_global, in_axes, names
         )
         axis_size = self._axis_size(in_axes, avals, names, is_local)
-        body = self._body(read, in_axes, avals, axis_size)
+        body = self._body(
+            self._element(read, args, kwargs), in_axes, avals, axis_size
+        )
         params = {
             "axis_name": options.axis_name,
             "axis_size": axis_size,
@@ -103,18 +106,23 @@ class ElementPrograms(Programs[ElementCall, Options]):
             read, avals, body.out_tree, body, params, are_global is not None, is_local
         )
 
+    def _element(self, read: Arguments, args: Args, kwargs: Kwargs) -> Element:
+        key = read.in_tree, read.statics
+        element = self._elements.get(key)
+        if element is None:
+            element = Element(self.fun, *key)
+            trace_as(element, self.what, self.fun(), args, kwargs, read.static_argnums)
+            element = self._elements.keep(key, element)
+        return element
+
     def _body(
         self,
-        read: Arguments,
+        element: Callable[..., tracing.Flattened],
         in_axes: Axes,
         avals: Sequence[Aval],
         axis_size: int,
     ) -> tracing.Body:
         """What one element computes, traced."""
-        key = read.in_tree, read.statics
-        element: Callable[..., tracing.Flattened] | None = self._elements.get(key)
-        if element is None:
-            element = self._elements.keep(key, Element(self.fun, *key))
         if context.config_value("jax_disable_jit"):
             # The function is called every time then; JAX does not know this object.
             element = functools.partial(element)
