@@ -78,7 +78,7 @@ def _check_trace_as() -> None:
 
     trace_as(traced, "a check", named, ({"w": 0},), {})
     said = repr(jax.make_jaxpr(traced)(0).jaxpr.debug_info)
-    if "named" not in said or "x['w']" not in said.replace('\\', ""):
+    if "named" not in said or "x['w']" not in said.replace("\\", ""):
         raise other_jax(
             "shardmap tells JAX the names of functions and arguments for its errors, "
             f"but it takes them for {said}"

@@ -51,9 +51,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
     def __init__(self, fun: Callable[..., object], options: Options) -> None:
         super().__init__(fun, options)
         # One object, by which JAX finds a trace again.
-        self._with_statics = kept.described_like(
-            _WithStatics(self.fun), fun, self.name
-        )
+        self._with_statics = kept.described_like(_WithStatics(self.fun), fun, self.name)
 
     def read(
         self,
