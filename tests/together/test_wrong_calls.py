@@ -240,7 +240,7 @@ CASES = {
     ),
     # Tracing: JAX's errors name the user's function and argument.
     **{
-        f"an if in {what}": (
+        f"an if on {argument} in {what}": (
             call,
             jax.errors.TracerBoolConversionError,
             rf"tracing the function {function} at \S*test_wrong_calls.py:\d+ for "
@@ -302,7 +302,8 @@ CASES = {
     "text for a cut": (
         lambda: plan_with("4"),
         TypeError,
-        r"a cut \(a number, a tuple, a list, EACH or AUTO\) must be an integer, got '4'",
+        r"a cut \(a number, a tuple, a list, EACH or AUTO\) must be an integer, got "
+        r"'4'",
     ),
     "no function to plan": (
         lambda: sm.plan(3, FOUR),
