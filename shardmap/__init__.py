@@ -131,4 +131,16 @@ else:
             ],
         },
         __all__,
+        {
+            "pmap": "shardmap.spmap, which has its parameters",
+            "soft_pmap": "shardmap.spmap, whose axes may be of any length",
+            "vmap": "jax.vmap, which goes together with shardmap.spmap",
+            "shard_map": "shardmap.mesh_map, or jax.shard_map itself",
+            "xmap": "shardmap.compat.maps.xmap, or shardmap.mesh_map",
+            "pjit": "shardmap.compat.pjit.pjit, or jax.jit itself",
+            "id_tap": "shardmap.tap, or shardmap.compat.host_callback.id_tap",
+            "id_print": "shardmap.tap_print, or shardmap.compat.host_callback.id_print",
+            "PmapSharding": "shardmap.pmap_sharding, or shardmap.compat.PmapSharding",
+            "install": "shardmap.compat.install",
+        },
     )

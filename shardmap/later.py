@@ -1,5 +1,6 @@
 """Public names of a package that are imported when they are first used."""
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,10 @@ from typing import Any
 
 
 def attach(
-    package: str, modules: Mapping[str, Sequence[str]], public: Sequence[str]
+    package: str,
+    modules: Mapping[str, Sequence[str]],
+    public: Sequence[str],
+    elsewhere: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Makes a package's ``__getattr__`` and ``__dir__``, to be called while it loads.
 
@@ -19,6 +23,7 @@ def attach(
       package: its name.
       modules: the names that each module brings.
       public: all public names of the package, which ``dir`` shows.
+      elsewhere: names that are looked for here, and what to use for them.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
     attributes = vars(sys.modules[package])
@@ -29,7 +34,12 @@ def attach(
 
     def get(name: str) -> Any:
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            text = f"module {package!r} has no attribute {name!r}"
+            if instead := (elsewhere or {}).get(name):
+                text += f". Use {instead}."
+            elif close := difflib.get_close_matches(name, public, 1):
+                text += f". Did you mean {close[0]!r}?"
+            raise AttributeError(text)
         value = getattr(importlib.import_module(module_of[name]), name)
         attributes[name] = value
         return value

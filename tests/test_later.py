@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+import shardmap as sm
 from shardmap import later
 
 
@@ -52,3 +53,11 @@ def test_dir_is_what_is_public(package):
 def test_another_name_is_not_there(package):
     with pytest.raises(AttributeError, match=r"'later_example' has no attribute 'x'"):
         attached(package).x  # noqa: B018
+
+
+def test_what_is_called_otherwise_is_named():
+    with pytest.raises(AttributeError, match=r"'pmap'. Use shardmap.spmap, which has"):
+        sm.pmap  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'spma'. Did you mean 'spmap'\?"):
+        sm.spma  # noqa: B018
+    assert not hasattr(sm, "xmap")

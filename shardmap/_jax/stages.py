@@ -1,8 +1,10 @@
-"""What JAX has lowered and compiled: as classes of ours, and how its runs fail."""
+"""What JAX traces, lowers and compiles: how it speaks of it, and how runs fail."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.api_util
 
 from shardmap._jax import other_jax
 
@@ -40,3 +42,47 @@ def is_lost_connection(error: Exception) -> bool:
     a collective name the library that connects the processes.
     """
     return "gloo" in str(error).lower()
+
+
+def trace_as(
+    traced: Any,
+    what: str,
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static_argnums: Sequence[int] = (),
+) -> None:
+    """Has JAX speak of a user's function where it traces one of ours.
+
+    Its errors say which function is traced and on which argument a value depends. It
+    finds both by looking at the function, unless an attribute of it says them.
+
+    Args:
+      traced: a function of the leaves of the user's arguments.
+      what: what traces it, for the errors.
+      fun: the user's.
+      args, kwargs: those of a call, of which only the structure is looked at.
+      static_argnums: the positions of those that are not traced.
+    """
+    traced.__fun_debug_info__ = jax.api_util.debug_info(
+        what, fun, tuple(args), dict(kwargs), static_argnums=static_argnums
+    )
+
+
+def _check_trace_as() -> None:
+    def named(x: Any) -> Any:
+        return x
+
+    def traced(*leaves: Any) -> Any:
+        return leaves[0]
+
+    trace_as(traced, "a check", named, ({"w": 0},), {})
+    said = repr(jax.make_jaxpr(traced)(0).jaxpr.debug_info)
+    if "named" not in said or "x['w']" not in said.replace("\\", ""):
+        raise other_jax(
+            "shardmap tells JAX the names of functions and arguments for its errors, "
+            f"but it takes them for {said}"
+        )
+
+
+_check_trace_as()

@@ -139,12 +139,12 @@ def mesh_map(
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
-    if not callable(fun):
-        raise TypeError(f"mesh_map expects a callable, but got {fun!r}.")
+    options.check_callable("mesh_map", fun)
     if mesh is None or in_axes is None or out_axes is None:
         raise TypeError(
             "mesh_map needs mesh, in_axes and out_axes, but got "
-            f"mesh={mesh}, in_axes={in_axes} and out_axes={out_axes}."
+            f"mesh={mesh}, in_axes={in_axes} and out_axes={out_axes}. "
+            "shardmap.make_mesh makes a mesh; axes of {} cut nothing."
         )
     options.check_mesh(mesh, "mesh_map")
     for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):

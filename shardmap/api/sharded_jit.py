@@ -172,8 +172,7 @@ def sharded_jit(
             local_num_partitions=local_num_partitions,
             donate_argnums=donate_argnums,
         )
-    if not callable(fun):
-        raise TypeError(f"sharded_jit expects a callable, but got {fun!r}.")
+    options.check_callable("sharded_jit", fun)
     for name, parts in (
         ("in_parts", in_parts),
         ("out_parts", out_parts),
@@ -190,6 +189,7 @@ def sharded_jit(
         (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     )
     donated = options.index_tuple("donate_argnums", donate_argnums, "sharded_jit")
+    options.check_donated("sharded_jit", fun, donated)
     options.check_apart("sharded_jit", "static_argnums", static, donated)
     in_parts, local_in_parts = (
         tuple(parts) if isinstance(parts, list) else parts

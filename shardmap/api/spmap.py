@@ -16,7 +16,7 @@ from shardmap.api.elements.programs import ElementPrograms
 from shardmap.api.elements.replicas import check_copies_agree
 from shardmap.api.function import Mapped, P, R
 from shardmap.map.primitives.axis import UNNAMED
-from shardmap.sharding.mesh import auto_mesh
+from shardmap.sharding.mesh import auto_mesh, check_devices
 from shardmap.units import Auto
 
 
@@ -187,13 +187,12 @@ def spmap(
             lowering=lowering,
             check_replicas=check_replicas,
         )
-    if not callable(fun):
-        raise TypeError(f"spmap expects a callable, but got {fun!r}.")
+    options.check_callable("spmap", fun)
     options.check_mesh(mesh)
     element_options.check_axes("in_axes", in_axes)
     element_options.check_axes("out_axes", out_axes)
     if devices is not None:
-        devices = tuple(devices)
+        devices = check_devices("spmap", devices)
         if not devices:
             raise ValueError("'devices' argument to spmap must be non-empty, or None.")
     static = options.index_tuple(

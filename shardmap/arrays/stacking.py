@@ -15,8 +15,8 @@ from shardmap.arrays import array_likes, placement, processes
 from shardmap.arrays.on_device import operand, program
 from shardmap.arrays.stacking_checks import (
     check_avals,
-    check_devices,
     check_structures,
+    some_devices,
 )
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, positive
 from shardmap.sharding.spec import ShardingSpec
@@ -59,7 +59,7 @@ def device_put_sharded(
             f"{type(shards)}. To cut one array, use jax.device_put with "
             "shardmap.pmap_sharding."
         )
-    check_devices("device_put_sharded", devices)
+    devices = some_devices("device_put_sharded", devices)
     if processes.several(devices):
         raise ValueError(
             "device_put_sharded puts shards on devices of this process, but devices "
@@ -120,7 +120,7 @@ def device_put_replicated(
       >>> device_put_replicated(np.ones(2), jax.local_devices()[:1], axis=1).shape
       (2, 1)
     """
-    check_devices("device_put_replicated", devices)
+    devices = some_devices("device_put_replicated", devices)
     size = _elements(axis, axis_size, devices)
     leaves, tree = jax.tree.flatten(x)
     layouts = [

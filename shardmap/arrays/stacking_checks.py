@@ -7,17 +7,14 @@ import jax
 
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes
+from shardmap.sharding.mesh import check_devices
 
 
-def check_devices(caller: str, devices: Sequence[jax.Device]) -> None:
-    if len(devices) == 0:
+def some_devices(caller: str, devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
+    given = check_devices(caller, devices)
+    if not given:
         raise ValueError(f"{caller} needs at least one device, got {devices!r}.")
-    twice = sorted({d.id for d in devices if list(devices).count(d) > 1})
-    if twice:
-        raise ValueError(
-            f"{caller} needs different devices, but device {twice[0]} is there more "
-            f"than once in {[d.id for d in devices]}."
-        )
+    return given
 
 
 def check_structures(shards: Sequence[Any], trees: Sequence[Any]) -> None:

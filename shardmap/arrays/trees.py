@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from shardmap._jax.types import PyTree, TreeDef, Value
 
@@ -120,6 +121,48 @@ def leaf_names(
             for path, _ in jax.tree_util.tree_leaves_with_path(kwargs[key])
         ]
     return names
+
+
+def advice_on_lists(names: Sequence[str], args: PyTree) -> str:
+    """What to do about lists of numbers, which JAX takes for pytrees.
+
+    Args:
+      names: those of the leaves, as `leaf_names` gives them.
+      args: the pytree of these leaves.
+    """
+
+    def is_list(value: Any) -> bool:
+        return isinstance(value, list) and all(
+            isinstance(leaf, bool | int | float | complex | np.generic)
+            for leaf in jax.tree.leaves(value)
+        )
+
+    at = 0
+    for part in jax.tree.leaves(args, is_leaf=is_list):
+        count = len(jax.tree.leaves(part))
+        if isinstance(part, list) and count:
+            path = names[at].rsplit("[", _depth(part))[0]
+            return (
+                f" {path} is a list, which JAX takes for {count} numbers: pass one "
+                f"array, numpy.asarray({path})."
+            )
+        at += count
+    return ""
+
+
+def _depth(value: Any) -> int:
+    return 1 + _depth(value[0]) if isinstance(value, list) and value else 0
+
+
+MOST_LINES = 8
+"""So many leaves of a tree are listed in an error."""
+
+
+def bullets(lines: Sequence[str]) -> str:
+    """The lines of an error, the first ones of very many."""
+    more = len(lines) - MOST_LINES
+    shown = lines if more <= 1 else [*lines[:MOST_LINES], f"and {more} more"]
+    return "".join(f"\n  * {line}" for line in shown)
 
 
 def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:

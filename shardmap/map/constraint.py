@@ -21,6 +21,7 @@ from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, Value
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement
 from shardmap.map import agreement, contexts, tracing
+from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import mesh_jaxpr
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.sharding.mesh import auto_mesh
@@ -121,20 +122,21 @@ def axes_for_partitions(
     Raises:
       ValueError: constraints that ask for different totals, or too many devices.
     """
+    where = "spmap" if axis_name == UNNAMED else f"spmap over {axis_name!r}"
     constraints = constraints_in(jaxpr)
     totals = dict.fromkeys(equation.params["total"] for equation in constraints)
     totals.pop(None, None)
     if len(totals) > 1:
         first, second, *_ = totals
         raise ValueError(
-            f"inside spmap over {axis_name!r}, one sharded_jit or "
+            f"inside {where}, one sharded_jit or "
             f"with_sharding_constraint has {second} total partitions but {first} are "
             "expected, as another one has: all of them must agree."
         )
     total = next(iter(totals), 1)
     if total > available:
         raise ValueError(
-            f"spmap over {axis_name!r} with {total} partitions inside requires at "
+            f"{where} with {total} partitions inside requires at "
             f"least {total} devices ({axis_size} elements x {total} partitions = "
             f"{axis_size * total} for one element at a time on each), but only "
             f"{available} devices are available."

@@ -1,9 +1,11 @@
 """From Python functions to the jaxprs that the map primitive carries."""
 
+import contextlib
 import dataclasses
 import functools
+import re
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +20,7 @@ from shardmap._jax.types import Aval, ClosedJaxpr, Jaxpr, PyTree, Value
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
+from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 
 _INSIDE = "_inside_spmap"
@@ -100,6 +103,32 @@ class Body(NamedTuple):
     out_tree: Any
 
 
+_UNBOUND = re.compile(r"(?:Found an )?(unbound axis name: .*?)(?:\. To fix this.*)?")
+_REMEDY = ". Give the map that is meant this axis_name"
+_BOUND = ", or use one that is bound here: "
+
+
+@contextlib.contextmanager
+def names_said(*bound: Hashable) -> Iterator[None]:
+    """While a function is traced under a map that binds these names.
+
+    JAX's error for another one speaks of `jax.shard_map`, and not of those there are.
+    """
+    try:
+        yield
+    except NameError as error:
+        text = str(error)
+        if (unbound := _UNBOUND.fullmatch(text)) is None:
+            raise
+        if _REMEDY not in text:
+            text = unbound[1] + _REMEDY
+        for name in bound:
+            if name != UNNAMED:
+                text += f"{', ' if _BOUND in text else _BOUND}{name!r}"
+        error.args = (text,)
+        raise
+
+
 def trace_body(
     fun: Callable[..., Any],
     avals: Sequence[Any],
@@ -126,9 +155,10 @@ def trace_body(
         jax.sharding.use_abstract_mesh(mesh or AbstractMesh((), ())),
         bound_axis(axis_name, axis_size),  # JAX may check the jaxpr afterwards.
     ):
-        closed, out_shape = jax.make_jaxpr(
-            fun, axis_env=_axis_env(axis_name, axis_size, facts), return_shape=True
-        )(*map(shape_dtype_struct, avals))
+        with names_said(axis_name):
+            closed, out_shape = jax.make_jaxpr(
+                fun, axis_env=_axis_env(axis_name, axis_size, facts), return_shape=True
+            )(*map(shape_dtype_struct, avals))
         jaxpr = closed.jaxpr
         if closed.consts:
             jaxpr = _without_constants(closed, axis_name, axis_size)

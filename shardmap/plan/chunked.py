@@ -8,6 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 import jax.extend.core
 
+from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
@@ -81,6 +82,7 @@ class ChunkedFunction(Generic[P, R]):
             results, out_tree = jax.tree.flatten(self._fun(*args, **kwargs))
             return results
 
+        trace_as(flat, "chunked", self._fun, args, kwargs)
         jaxpr = jax.make_jaxpr(flat)(*leaves)
         if self._options.memory is None and any(
             isinstance(points, Auto) for row in asked for points in row

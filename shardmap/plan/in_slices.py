@@ -186,8 +186,8 @@ def cut_points(cut: AxisCut, size: int) -> tuple[int, ...]:
     """The interior points of a cut as users write it.
 
     Args:
-      cut: a number of near-equal pieces, a tuple of lengths, a list of (start, stop)
-        pairs, `EACH`, or None for no cut.
+      cut: a number of near-equal pieces (at the most ``size``), a tuple of lengths, a
+        list of (start, stop) pairs, `EACH`, or None for no cut.
       size: the size of the axis.
 
     Returns:
@@ -208,12 +208,21 @@ def cut_points(cut: AxisCut, size: int) -> tuple[int, ...]:
         return _from_lengths(cut, size)
     if isinstance(cut, list):
         return _from_pairs(cut, size)
-    count = _integer(cut, "a cut (a number, a tuple, a list, or EACH)")
+    if isinstance(cut, range | slice):
+        raise TypeError(
+            f"{cut!r} is no cut: give the lengths of the pieces, such as "
+            f"{_halves(size)}, or [(0, {size // 2}), ({size // 2}, {size})]"
+        )
+    count = _integer(cut, "a cut (a number, a tuple, a list, EACH or AUTO)")
     if count < 1:
         raise ValueError(f"a number of pieces must be at least 1, got {count}")
     count = min(count, max(size, 1))
     quotient, larger = divmod(size, count)
     return tuple(k * quotient + min(k, larger) for k in range(1, count))
+
+
+def _halves(size: int) -> tuple[int, int]:
+    return size // 2, size - size // 2
 
 
 def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:

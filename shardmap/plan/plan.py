@@ -52,7 +52,8 @@ def plan(
         are not read.
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
-        pieces, a tuple of lengths, a list of (start, stop) pairs, or `EACH`.
+        pieces (at the most as many as the axis is long), a tuple of lengths, a list of
+        (start, stop) pairs, or `EACH`.
       partial: whether to cut axes that the function sums over, or reduces otherwise.
         Shards then give partial results.
 
@@ -85,6 +86,8 @@ def cut_program(
     partial: bool = True,
 ) -> CutProgram:
     """What is behind a plan. See `plan`."""
+    if not callable(fun):
+        raise TypeError(f"plan takes a function, got {fun!r}")
     leaves, in_tree = jax.tree.flatten(args)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
     names = [f"args{jax.tree_util.keystr(path)}" for path in paths]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -11,6 +11,41 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.sharding.entries import positive
+
+_MOST_VIRTUAL_DEVICES = 1024
+"""More are no help on one CPU."""
+
+
+def check_devices(
+    caller: str, devices: Iterable[jax.Device], what: str = "devices"
+) -> tuple[jax.Device, ...]:
+    """``devices`` as a tuple, if they are such, each there once.
+
+    >>> check_devices("spmap", 4)
+    Traceback (most recent call last):
+    TypeError: spmap devices must be a sequence of jax.Device, such as \
+jax.devices()[:4], but got 4.
+    """
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        count = devices if isinstance(devices, int) and devices > 0 else 2
+        raise TypeError(
+            f"{caller} {what} must be a sequence of jax.Device, such as "
+            f"jax.devices()[:{count}], but got {devices!r}."
+        )
+    given = tuple(devices)
+    for k, device in enumerate(given):
+        if not isinstance(device, jax.Device):
+            raise TypeError(
+                f"{caller} {what} must be a sequence of jax.Device, such as "
+                f"jax.devices()[:{len(given)}], but {what}[{k}] is {device!r}."
+            )
+    if len(set(given)) < len(given):
+        twice = min(d.id for d in given if given.count(d) > 1)
+        raise ValueError(
+            f"{caller} needs different devices, but device {twice} is there more than "
+            f"once in {[d.id for d in given]}."
+        )
+    return given
 
 
 def make_mesh(
@@ -28,12 +63,24 @@ def make_mesh(
         `jax.local_devices()`.
 
     Raises:
-      TypeError: a size is no integer.
-      ValueError: a size is below 1, or there are too few devices.
+      TypeError: `axis_sizes` is no dict, a name is a number, a size no integer, or a
+        device none.
+      ValueError: a size is below 1, there are too few devices, or one is there twice.
 
     >>> make_mesh({"data": 1, "model": 1}).axis_names
     ('data', 'model')
     """
+    if not isinstance(axis_sizes, Mapping):
+        raise TypeError(
+            "make_mesh takes a dict from the names of axes to their sizes, such as "
+            f"{{'data': 4, 'model': 2}}, but got {axis_sizes!r}."
+        )
+    numbers = [name for name in axis_sizes if isinstance(name, int)]
+    if numbers:
+        raise TypeError(
+            f"the name of a mesh axis must be a string, got {numbers[0]!r} in "
+            f"{dict(axis_sizes)}"
+        )
     sizes = [
         positive(size, f"the size of mesh axis {name!r}")
         for name, size in axis_sizes.items()
@@ -42,11 +89,17 @@ def make_mesh(
     flat = np.asarray(available, dtype=object).reshape(-1)
     needed = math.prod(sizes)
     if flat.size < needed:
-        raise ValueError(
+        text = (
             f"a mesh of {dict(axis_sizes)} needs {needed} devices, but there are only "
-            f"{flat.size}. To try it on CPU, set XLA_FLAGS="
-            f"--xla_force_host_platform_device_count={needed} before JAX starts"
+            f"{flat.size}"
         )
+        if needed <= _MOST_VIRTUAL_DEVICES:
+            text += (
+                ". To try it on CPU, set XLA_FLAGS="
+                f"--xla_force_host_platform_device_count={needed} before JAX starts"
+            )
+        raise ValueError(text)
+    check_devices("make_mesh", flat[:needed])
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
+from shardmap.sharding.mesh import check_devices
 from shardmap.sharding.model import SpecModel, SpecParts
 from shardmap.sharding.proto import dimension_axes, mesh_axis_names, parts_of_tiles
 
@@ -31,6 +32,7 @@ def named_sharding(
             f"{spec!r} needs {spec.num_shards} devices (a mesh of shape "
             f"{spec.mesh_shape}), got {flat.size}"
         )
+    check_devices("named_sharding", flat)
     names = mesh_axis_names(spec, axis_names)
     partitions = [
         axes[0] if axes and len(axes) == 1 else axes

@@ -33,7 +33,7 @@ JAX's shardings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -228,12 +228,18 @@ def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Index, ..
     As `spec_to_indices` in JAX 0.4.
 
     Raises:
+      TypeError: these are no shape and no spec.
       ValueError: as `ShardingSpec.shard_shape`.
 
     >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(2)))
     >>> spec_to_indices((4,), spec)[:2]
     ((slice(0, 2, None),), (slice(0, 2, None),))
     """
+    if not isinstance(spec, ShardingSpec) or not isinstance(shape, Iterable):
+        raise TypeError(
+            "spec_to_indices takes a shape and a ShardingSpec, in this order, but got "
+            f"{shape!r} and {spec!r}"
+        )
     return tuple(spec.indices(shape).flat)
 
 
@@ -291,6 +297,11 @@ def pmap_sharding(
     >>> pmap_sharding((1, 5)).shard_shape((1, 5))
     (1, 5)
     """
+    if not isinstance(shape, Iterable):
+        raise TypeError(
+            f"pmap_sharding shape must be a tuple of ints, such as ({shape!r},), but "
+            f"got {shape!r}"
+        )
     shape = tuple(shape)
     if devices is not None:
         devices = np.asarray(devices, dtype=object).reshape(-1)

@@ -342,7 +342,9 @@ def test_mesh_sharding_spec_is_the_named_sharding(ndim, order, data):
         (
             lambda: sm.mesh_map(lambda a: a, MESH, {"y": 0}, {})(array(8)),
             ValueError,
-            r"mapped output but out_axes is None",
+            r"mesh_map out_axes do not name mesh axis 'y', along which these results "
+            r"of <lambda> can differ:\n  \* result: \{\}\nName it with the dimension "
+            r"that it cuts, or .* such as jax.lax.pmean\(x, 'y'\)",
         ),
         (
             lambda: sm.mesh_sharding_spec({"x": 2}, ("x",))(1, {"x": 1}),

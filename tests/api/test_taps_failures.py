@@ -79,6 +79,16 @@ def test_a_failure_is_logged(caplog):
     assert "Traceback" in caplog.text
 
 
+def test_only_the_first_failure_is_logged_at_length(caplog):
+    for _ in range(2):
+        caplog.clear()
+        sm.spmap(lambda x: taps.tap(refuse_large, x))(np.full(8, 3))
+        with pytest.raises(RuntimeError, match=r"and 7 more calls of taps failed"):
+            taps.taps_barrier()
+        assert caplog.text.count("Traceback") == 1
+        assert caplog.text.count("taps_barrier raises this, and counts") == 1
+
+
 def test_functions_without_a_name():
     call = functools.partial(refuse_large)
     with pytest.raises(RuntimeError, match=re.escape(f"the tap {call!r} failed")):

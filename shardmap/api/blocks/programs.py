@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, Value
+from shardmap._jax.stages import trace_as
+from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
 from shardmap.api.blocks.axes import (
     Axes,
     devices_of,
@@ -38,6 +39,34 @@ from shardmap.map.layout import inner_maps
 from shardmap.map.primitives.shard_maps import axes_used_inside
 
 
+class _AxisPrograms(ElementPrograms):
+    """The map over one mesh axis, whose errors speak of `mesh_map`."""
+
+    what = "mesh_map"
+
+    def __init__(
+        self,
+        fun: Callable[..., list[Value]],
+        options: ElementOptions,
+        call: BlockCall,
+    ) -> None:
+        super().__init__(fun, options)
+        self._results = trees.result_names(call.out_tree)
+        self._result_axes = call.out_axes
+
+    def unmapped(self, bad: Sequence[int], out_tree: TreeDef) -> ValueError:
+        axis = self.options.axis_name
+        listed = trees.bullets(
+            [f"{self._results[k]}: {self._result_axes[k]}" for k in bad]
+        )
+        return ValueError(
+            f"mesh_map out_axes do not name mesh axis {axis!r}, along which these "
+            f"results of {self.name} can differ:{listed}\nName it with the dimension "
+            "that it cuts, or combine the blocks with a collective over it, such as "
+            f"jax.lax.pmean(x, {axis!r})."
+        )
+
+
 class BlockPrograms(Programs[BlockCall, Options]):
     """All that is made for one function that `mesh_map` maps."""
 
@@ -58,22 +87,27 @@ class BlockPrograms(Programs[BlockCall, Options]):
         arguments = Arguments.of(args, kwargs)
         mesh = self.options.mesh
 
+        dynamic = [args[k] for k in arguments.argnums]
+
         def names() -> list[str]:
-            dynamic = [args[k] for k in arguments.argnums]
             return trees.leaf_names(self.fun(), arguments.argnums, dynamic, kwargs)
 
         avals = self.leaf_avals(arguments.leaves, names)
         in_axes = self.in_axes(arguments)
-        _check_axes(in_axes, avals, mesh, names)
+        _check_axes(in_axes, avals, mesh, names, (dynamic, kwargs))
 
         key = arguments.in_tree, arguments.statics
-        block_fun = self._blocks.get(key) or self._blocks.keep(
-            key, Block(self.fun, *key)
-        )
+        block_fun = self._blocks.get(key)
+        if block_fun is None:
+            block_fun = Block(self.fun, *key)
+            static = arguments.static_argnums
+            trace_as(block_fun, self.what, self.fun(), args, kwargs, static)
+            block_fun = self._blocks.keep(key, block_fun)
         block = functools.partial(scaled, mesh, int.__floordiv__)
-        traced, out_shape = jax.make_jaxpr(
-            block_fun, axis_env=list(mesh.shape.items()), return_shape=True
-        )(*map(tracing.shape_dtype_struct, map(block, avals, in_axes)))
+        with tracing.names_said(*mesh.axis_names):
+            traced, out_shape = jax.make_jaxpr(
+                block_fun, axis_env=list(mesh.shape.items()), return_shape=True
+            )(*map(tracing.shape_dtype_struct, map(block, avals, in_axes)))
         out_axes = self.out_axes(out_shape)
         out_blocks = [
             jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
@@ -175,7 +209,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
             return fun(*leaves)
 
         named.__name__ = self.name
-        programs = ElementPrograms(
+        programs = _AxisPrograms(
             named,
             ElementOptions(
                 axis_name=name,
@@ -187,6 +221,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
                 lowering=self.options.lowering,
                 kind="mesh_map",
             ),
+            call,
         )
 
         @functools.wraps(named)  # And so holds it, which the programs do not.
@@ -234,6 +269,7 @@ def _check_axes(
     avals: Sequence[Aval],
     mesh: AnyMesh,
     names: Callable[[], list[str]],
+    args: PyTree,
 ) -> None:
     """Refuses dimensions that an argument does not have, or that do not divide."""
     problems = []
@@ -251,13 +287,13 @@ def _check_axes(
             problems.append((k, aval, what))
     if problems:
         paths = names()
-        listed = "".join(
-            f"\n  * {paths[k]} is {aval.str_short()}: {what}"
-            for k, aval, what in problems
+        listed = trees.bullets(
+            [f"{paths[k]} is {aval.str_short()}: {what}" for k, aval, what in problems]
         )
         raise ValueError(
             f"mesh_map cannot cut these arguments over the mesh:{listed}\nCut other "
             "dimensions, or pad them to a multiple."
+            + trees.advice_on_lists(paths, args)
         )
 
 

@@ -63,9 +63,14 @@ class Arguments(NamedTuple):
         return len(self.in_tree.children()[0].children()) + len(self.statics)
 
     @property
+    def static_argnums(self) -> tuple[int, ...]:
+        """The positions of the static arguments."""
+        return tuple(argnum for argnum, _ in self.statics)
+
+    @property
     def argnums(self) -> list[int]:
         """The positions of those that are not static."""
-        static = {argnum for argnum, _ in self.statics}
+        static = self.static_argnums
         return [argnum for argnum in range(self.num_positional) if argnum not in static]
 
     def donated(self, argnums: Sequence[int], names: Sequence[str]) -> list[bool]:

@@ -2,7 +2,7 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax.types import AnyMesh, PyTree, TreeDef
+from shardmap.sharding.mesh import check_devices
 
 Lowering = Literal["manual", "spmd"]
 
@@ -26,12 +27,15 @@ def index_tuple(
     name: str, argnums: int | Iterable[int], caller: str = "spmap"
 ) -> tuple[int, ...]:
     """Positions of arguments, given as an int or several, as a tuple."""
-    values = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    values: tuple[Any, ...] = (argnums,)
+    if isinstance(argnums, Iterable) and not isinstance(argnums, str):
+        values = tuple(argnums)
     for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ValueError(
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if not is_number or value < 0:
+            raise (ValueError if is_number else TypeError)(
                 f"{caller} {name} must be an int or several, none below 0, but got "
-                f"{argnums}."
+                f"{argnums!r}."
             )
     return values
 
@@ -78,13 +82,26 @@ def flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
+def check_callable(caller: str, fun: object) -> None:
+    """Refuses what is no function."""
+    if callable(fun) and not isinstance(fun, Mesh):
+        return
+    text = f"{caller} expects a callable, but got {fun!r}."
+    if isinstance(fun, str) and caller == "spmap":
+        text += f" For a decorator, write @spmap(axis_name={fun!r})."
+    raise TypeError(text)
+
+
 def check_mesh(mesh: AnyMesh | None, caller: str = "spmap") -> None:
-    """Refuses what is no mesh."""
+    """Refuses what is no mesh, and one that has a device twice."""
     if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
+        made = f"make_mesh({mesh})" if isinstance(mesh, Mapping) else "make_mesh"
         raise TypeError(
             f"{caller} mesh must be a jax.sharding.Mesh, but got {mesh!r}. "
-            "shardmap.make_mesh makes one."
+            f"shardmap.{made} makes one."
         )
+    if isinstance(mesh, Mesh):
+        check_devices(caller, mesh.devices.flat, "mesh.devices")
 
 
 def check_donated(caller: str, fun: Callable[..., Any], donated: Sequence[int]) -> None:

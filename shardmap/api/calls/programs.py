@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import jax
+import numpy as np
 
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, refusals
@@ -223,6 +224,12 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             try:
                 avals.append(array_likes.leaf_aval(leaf))
             except TypeError:
+                if isinstance(leaf, np.ndarray | np.generic):
+                    raise TypeError(
+                        f"{self.what} argument {names()[k]} is a NumPy array of dtype "
+                        f"{leaf.dtype}, which JAX cannot compute with. Give numbers, "
+                        "such as x.astype('float32')."
+                    ) from None
                 raise TypeError(
                     f"{self.what} argument {names()[k]} of type {type(leaf)} is not a "
                     f"valid JAX type. Give its position in {self.static_parameter} if "
@@ -294,7 +301,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         devices = () if call.shardings is None else tuple(call.devices)
         key = (
             arguments.in_tree,
-            tuple(argnum for argnum, _ in arguments.statics),
+            arguments.static_argnums,
             call.out_tree,
             call.shardings,
             devices,

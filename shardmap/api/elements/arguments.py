@@ -6,11 +6,17 @@ Errors name each bad leaf by its key path, as ``params['w']`` or ``x``, with its
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shardmap._jax.types import PyTree
+from shardmap.arrays.trees import advice_on_lists, bullets
+
 
 def normalize_in_axes(
-    axes: Sequence[int | None], avals: Sequence[Any], names: Callable[[], list[str]]
+    axes: Sequence[int | None],
+    avals: Sequence[Any],
+    names: Callable[[], list[str]],
+    args: PyTree,
 ) -> tuple[int | None, ...]:
-    """Negative axes counted from the front.
+    """Negative axes counted from the front; ``args`` are looked at for an error.
 
     Raises:
       ValueError: an axis that its argument does not have.
@@ -21,15 +27,19 @@ def normalize_in_axes(
         if axis is not None and not -aval.ndim <= axis < aval.ndim
     ]
     if bad:
-        listed = "".join(
-            f"\n  * {names()[k]} is {avals[k].str_short()} (rank {avals[k].ndim}), "
-            f"in_axes asks for axis {axes[k]}"
-            for k in bad
+        paths = names()
+        listed = bullets(
+            [
+                f"{paths[k]} is {avals[k].str_short()} (rank {avals[k].ndim}), "
+                f"in_axes asks for axis {axes[k]}"
+                for k in bad
+            ]
         )
         raise ValueError(
             "spmap was requested to map its argument along an axis that it does not "
             f"have:{listed}\nGive None in in_axes for what every element should get "
             "whole. Arguments passed by keyword are always mapped along axis 0."
+            + advice_on_lists(paths, args)
         )
     return tuple(
         None if axis is None else axis % aval.ndim
@@ -76,10 +86,12 @@ def mapped_size(
     ]
     distinct = {size for _, size in sizes}
     if len(distinct) > 1:
-        listed = "".join(
-            f"\n  * {names()[k]} is {avals[k].str_short()}, axis {axes[k]} has size "
-            f"{size}"
-            for k, size in sizes
+        paths = names()
+        listed = bullets(
+            [
+                f"{paths[k]} is {avals[k].str_short()}, axis {axes[k]} has size {size}"
+                for k, size in sizes
+            ]
         )
         raise ValueError(
             f"spmap got inconsistent sizes for array axes to be mapped:{listed}\n"

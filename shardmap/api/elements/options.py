@@ -42,11 +42,12 @@ class Options(NamedTuple):
 
 def check_axes(name: str, axes: PyTree) -> None:
     """Refuses anything but ints and None as the leaves of ``axes``."""
-    for leaf in jax.tree.leaves(axes):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(axes):
         if type(leaf) is not int:
+            where = f": {name}{jax.tree_util.keystr(path)} is {leaf!r}" if path else ""
             raise TypeError(
                 f"spmap {name} must be an int, None, or (nested) container with those "
-                f"types as leaves, but got {axes}."
+                f"types as leaves, but got {axes!r}{where}."
             )
 
 

@@ -8,7 +8,8 @@ import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax import context
-from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, Value
+from shardmap._jax.stages import trace_as
+from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, TreeDef, Value
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.programs import Args, Kwargs, Programs
@@ -74,12 +75,14 @@ class ElementPrograms(Programs[ElementCall, Options]):
             "in_axes", prefix, mapped_args, "the positional arguments"
         ) + (0,) * len(jax.tree.leaves(kwargs))
         avals = self.leaf_avals(read.leaves, names)
-        in_axes = arguments.normalize_in_axes(in_axes, avals, names)
+        in_axes = arguments.normalize_in_axes(
+            in_axes, avals, names, (mapped_args, kwargs)
+        )
         is_local = are_global is not None and are_process_local(
             are_global, in_axes, names
         )
         axis_size = self._axis_size(in_axes, avals, names, is_local)
-        body = self._body(read, in_axes, avals, axis_size)
+        body = self._body(self._element(read, args, kwargs), in_axes, avals, axis_size)
         params = {
             "axis_name": options.axis_name,
             "axis_size": axis_size,
@@ -103,18 +106,23 @@ class ElementPrograms(Programs[ElementCall, Options]):
             read, avals, body.out_tree, body, params, are_global is not None, is_local
         )
 
+    def _element(self, read: Arguments, args: Args, kwargs: Kwargs) -> Element:
+        key = read.in_tree, read.statics
+        element = self._elements.get(key)
+        if element is None:
+            element = Element(self.fun, *key)
+            trace_as(element, self.what, self.fun(), args, kwargs, read.static_argnums)
+            element = self._elements.keep(key, element)
+        return element
+
     def _body(
         self,
-        read: Arguments,
+        element: Callable[..., tracing.Flattened],
         in_axes: Axes,
         avals: Sequence[Aval],
         axis_size: int,
     ) -> tracing.Body:
         """What one element computes, traced."""
-        key = read.in_tree, read.statics
-        element: Callable[..., tracing.Flattened] | None = self._elements.get(key)
-        if element is None:
-            element = self._elements.keep(key, Element(self.fun, *key))
         if context.config_value("jax_disable_jit"):
             # The function is called every time then; JAX does not know this object.
             element = functools.partial(element)
@@ -234,8 +242,15 @@ class ElementPrograms(Programs[ElementCall, Options]):
         axes = arguments.normalize_out_axes(axes, avals)
         if None in axes:
             batch = tracing.Batch(self.options.axis_name, axis_size)
-            refusals.check_unmapped(self.name, axes, body, in_axes, batch)
+            bad = refusals.unmapped_that_differ(axes, body, in_axes, batch)
+            if bad:
+                raise self.unmapped(bad, body.out_tree)
         return axes
+
+    def unmapped(self, bad: Sequence[int], out_tree: TreeDef) -> ValueError:
+        """The error for results without the axis that differ along it."""
+        names = trees.result_names(out_tree)
+        return refusals.unmapped(self.name, [names[k] for k in bad])
 
 
 def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:

@@ -43,6 +43,21 @@ class _Side(NamedTuple):
     is_local: Sequence[bool]
 
 
+class _WithStatics:
+    """A function that takes static arguments as `Static`s, to be traced."""
+
+    def __init__(self, fun: kept.WeakFunction) -> None:
+        self._fun = fun
+
+    @property
+    def __wrapped__(self) -> Callable[..., PyTree]:
+        """What JAX's errors speak of."""
+        return self._fun()
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        return apply_statics(self._fun(), args, kwargs)
+
+
 class PartitionPrograms(Programs[PartitionCall, Options]):
     """All that is made for one function that `sharded_jit` cuts."""
 
@@ -50,12 +65,8 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
 
     def __init__(self, fun: Callable[..., object], options: Options) -> None:
         super().__init__(fun, options)
-
-        def with_statics(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            return apply_statics(self.fun(), args, kwargs)
-
         # One object, by which JAX finds a trace again.
-        self._with_statics = kept.described_like(with_statics, fun, self.name)
+        self._with_statics = kept.described_like(_WithStatics(self.fun), fun, self.name)
 
     def read(
         self,
@@ -195,7 +206,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         )
 
     def _jitted(self, arguments: Arguments) -> jax.stages.Wrapped:
-        static = tuple(argnum for argnum, _ in arguments.statics)
+        static = arguments.static_argnums
         return jax.jit(self._with_statics, static_argnums=static, static_argnames=())
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:

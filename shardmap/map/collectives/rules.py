@@ -19,6 +19,7 @@ from shardmap._jax.types import Groups, Value
 from shardmap.map.collectives.names import permute
 from shardmap.map.collectives.reductions import REDUCTIONS, SUM, Reduction, add_up
 from shardmap.map.collectives.split_axis import SplitAxis, pad_last
+from shardmap.map.primitives.axis import axis_text
 
 Rule = Callable[..., tuple[Any, bool]]
 """Takes the axis, the block (elements in front) and the equation's parameters; gives
@@ -200,7 +201,7 @@ def _ragged_all_to_all_rule(
     axis: SplitAxis, *_: object, **__: object
 ) -> tuple[Any, bool]:
     raise NotImplementedError(
-        f"ragged_all_to_all over axis {axis.name!r}: its {axis.size} elements lie "
+        f"ragged_all_to_all over {axis_text(axis.name)}: its {axis.size} elements lie "
         f"{axis.block} on each of {axis.devices} devices, and ragged_all_to_all works "
         "for one element on each device only. Use all_to_all, or more devices."
     )

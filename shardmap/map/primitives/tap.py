@@ -44,12 +44,21 @@ class _Failures:
         self._others = 0
 
     def add(self, message: str, exception: BaseException) -> None:
-        logging.error("%s", message, exc_info=exception)
         with self._lock:
-            if self._first is None:
+            is_first = self._first is None
+            if is_first:
                 self._first = message, exception
             else:
                 self._others += 1
+        # Where one call fails, those of all devices do.
+        if is_first:
+            logging.error(
+                "%s; taps_barrier raises this, and counts what fails until then",
+                message,
+                exc_info=exception,
+            )
+        else:
+            logging.debug("%s", message)
 
     def raise_first(self) -> None:
         with self._lock:
