@@ -23,8 +23,8 @@ def engine_of(executor: Any) -> Engine:
     if isinstance(executor, Executor):
         return functools.partial(_by, Elsewhere, executor)
     raise TypeError(
-        "executor must be a concurrent.futures.Executor or None, got "
-        f"{type(executor).__name__}"
+        "executor must be None or a concurrent.futures.Executor, such as "
+        f"concurrent.futures.ThreadPoolExecutor(4), but got {executor!r}"
     )
 
 

@@ -46,11 +46,6 @@ def run(
         raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
     if not isinstance(retries, int) or retries < 0:
         raise ValueError(f"retries must be at least 0, got {retries}")
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise TypeError(
-            "executor must be None or a concurrent.futures.Executor, such as "
-            f"concurrent.futures.ThreadPoolExecutor(4), but got {executor!r}"
-        )
     leaves = list(map(sliceable, leaves))
     saved = None if checkpoint is None else Checkpoint(checkpoint, cut_program, leaves)
     acc = Accumulator(cut_program, {value: array for value, array in places if value})
