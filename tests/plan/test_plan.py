@@ -68,7 +68,7 @@ def test_a_map_in_a_plan_and_a_shard_in_a_map():
     mapped = spmap(lambda x: x * 2 + jnp.arange(6.0))
     check(mapped, X, in_slices=({0: 2, 1: 2},), shards=4)
     summed = spmap(lambda x: x - jax.lax.psum(x, "i"), axis_name="i")
-    check(summed, X, in_slices=({0: 2, 1: 2},), shards=2)
+    check(summed, X, in_slices=({0: 2, 1: 2},), shards=8, stages=2)
 
     [shard] = plan(jnp.tanh, X[0], in_slices=None).shards
     starts = shard.args(X[0])[-1]
@@ -181,10 +181,13 @@ def test_a_plan_shows_what_is_documented_and_no_more():
         "num_shards",
         "out_slices",
         "peak_bytes",
+        "planned_for",
         "run",
+        "save",
         "shards",
         "stage_shards",
         "stages",
+        "traffic",
     }
     assert all(getattr(ShardPlan, name).__doc__ for name in shown)
 

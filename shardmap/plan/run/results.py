@@ -2,7 +2,8 @@
 
 A file of results tells whether it is whole and that shard's. Whoever finds one takes
 the results from there, with the same bytes as if the shard had run. Several processes
-may write to one folder: drafts have names of their own, and who comes last writes the same.
+may write to one folder: drafts have names of their own, and who comes last writes the
+same.
 """
 
 import contextlib
