@@ -74,9 +74,7 @@ def plan(
       >>> made.shards[-1].out_slices
       (slice(4, 6, None), slice(6, 8, None))
     """
-    made = ShardPlan(cut_program(fun, args, in_slices, partial))
-    made.planned_for = Remembered(args)
-    return made
+    return ShardPlan(cut_program(fun, args, in_slices, partial), Remembered(args))
 
 
 def cut_program(
@@ -159,9 +157,11 @@ class ShardPlan:
       array([ 2., 10., 18., 26., 34., 42.], dtype=float32)
     """
 
-    def __init__(self, cut_program: CutProgram) -> None:
+    def __init__(
+        self, cut_program: CutProgram, planned_for: Remembered | None = None
+    ) -> None:
         self._cut_program = cut_program
-        self.planned_for: Remembered | None = None
+        self._planned_for = planned_for
 
     @property
     def stages(self) -> list[Stage]:
@@ -222,7 +222,7 @@ class ShardPlan:
           args[0]: 64 B are sent from here, as it lies in memory
           result: 32 B come back
         """
-        args = args or remembered(self.planned_for)
+        args = args or remembered(self._planned_for)
         return traffic(self._cut_program, args, out)
 
     def save(
@@ -251,7 +251,7 @@ class ShardPlan:
           ValueError: the folder is another plan's, or ``out`` cannot be written by
             other processes.
         """
-        args = args or remembered(self.planned_for)
+        args = args or remembered(self._planned_for)
         save(self._cut_program, folder, args, out, tasks)
 
     def run(

@@ -181,7 +181,6 @@ def test_a_plan_shows_what_is_documented_and_no_more():
         "num_shards",
         "out_slices",
         "peak_bytes",
-        "planned_for",
         "run",
         "save",
         "shards",

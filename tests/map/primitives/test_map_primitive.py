@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.extend import source_info_util
 
 import shardmap as sm
 from tests.map_programs import (
@@ -65,6 +66,20 @@ def test_the_text_of_a_jaxpr(spmap):
     for part in ("spmap[", "axis_name=rows", "axis_size=4", "in_axes=(0,)"):
         assert part in text
     assert "name=times_two" in text
+
+
+@both_lowerings
+def test_jax_names_the_line_of_the_user_s(spmap):
+    """In jaxprs, compiled programs and errors, and no line of this package."""
+
+    def here(x):
+        return spmap(lambda x: x * 2)(x)
+
+    (equation,) = jax.make_jaxpr(here)(X).eqns
+    line = here.__code__.co_firstlineno + 1
+    assert source_info_util.summarize(equation.source_info).startswith(
+        f"{__file__}:{line}:"
+    )
 
 
 @both_lowerings
