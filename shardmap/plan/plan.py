@@ -13,7 +13,6 @@ array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from shardmap.plan import report
 from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.folder.save import save
 from shardmap.plan.away.remembered import Remembered, remembered
+from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.stages import Stage, sample
@@ -254,11 +254,27 @@ class ShardPlan:
         args = args or remembered(self._planned_for)
         save(self._cut_program, folder, args, out, tasks)
 
+    def to_dask(self, *args: PyTree) -> PyTree:
+        """The function's result as arrays of Dask, of which nothing is computed yet.
+
+        Args:
+          *args: as for `run`; without any, those of `plan`. Arrays of Dask stay where
+            they are.
+
+        Example:
+          >>> import dask.array as da, numpy as np, shardmap as sm
+          >>> x = da.arange(12, chunks=4, dtype=np.float32)
+          >>> made = sm.plan(lambda x: x * 2, x, in_slices={0: 3})
+          >>> made.to_dask(x)[3:5].compute()
+          array([6., 8.], dtype=float32)
+        """
+        return to_dask(self._cut_program, args or remembered(self._planned_for))
+
     def run(
         self,
         *args: PyTree,
         out: PyTree = None,
-        executor: Executor | None = None,
+        executor: Any = None,
         max_in_flight: int | None = None,
         progress: bool = False,
         retries: int = 0,
@@ -272,8 +288,11 @@ class ShardPlan:
           out: where to put the result: array-likes with ``__getitem__`` and
             ``__setitem__`` in the structure of the result, None for new NumPy arrays.
           executor: None for this process, which reads, computes and writes at the same
-            time; or a `concurrent.futures.Executor`: threads, processes started with
-            "spawn", ``client.get_executor()`` of a Dask cluster.
+            time; a number of processes, each with its share of the cores; a
+            `concurrent.futures.Executor`, such as threads, processes started with
+            "spawn", or those of loky and mpi4py; or a `distributed.Client`, whose
+            workers also combine partial results. Other processes open files and stores
+            themselves; `traffic` tells what goes through this one.
           max_in_flight: how many shards may be read or computed at once. By default in
             this process two, and one where a shard reads more than 32 MiB.
           progress: whether to show a bar, which needs tqdm.

@@ -45,11 +45,11 @@ def test_an_unknown_command_gets_one_line_and_code_2():
     assert result.stdout == ""
     assert result.stderr == (
         "python -m shardmap: unknown command 'dmeo' (did you mean demo?); the commands "
-        "are: demo, show, explain, run, old, doctor\n"
+        "are: demo, show, explain, run, work, old, doctor\n"
     )
     assert shardmap("zzz").stderr == (
         "python -m shardmap: unknown command 'zzz'; the commands are: demo, show, "
-        "explain, run, old, doctor\n"
+        "explain, run, work, old, doctor\n"
     )
 
 

@@ -7,6 +7,7 @@ Variables such as ``OMP_NUM_THREADS`` do not change that.
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 USED = 0.9
@@ -33,3 +34,12 @@ def take_share(index: int, count: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, share_of(cores, index, count))
     os.environ.setdefault(FRACTION, f"{USED / count:.3f}")
+
+
+def take_next_share(numbers: Any, count: int) -> None:
+    """As `take_share`, where processes number themselves as they start."""
+    with numbers.get_lock():
+        index = numbers.value
+        numbers.value += 1
+    # One that takes the place of another has the share of some other one.
+    take_share(index % count, count)

@@ -2,10 +2,13 @@
 
 import contextlib
 import functools
+import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
+from shardmap.plan.away.cores import take_next_share
+from shardmap.plan.away.dask import Dask, is_client
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.run.workers import Engine, Here, Threads, Work
 
@@ -18,13 +21,17 @@ def engine_of(executor: Any) -> Engine:
     """
     if executor is None:
         return _here
+    if isinstance(executor, int) and not isinstance(executor, bool) and executor > 0:
+        return functools.partial(_own_processes, executor)
     if isinstance(executor, ThreadPoolExecutor):
         return functools.partial(_by, Threads, executor)
+    if is_client(executor):
+        return functools.partial(_by, Dask, executor)
     if isinstance(executor, Executor):
         return functools.partial(_by, Elsewhere, executor)
     raise TypeError(
-        "executor must be None or a concurrent.futures.Executor, such as "
-        f"concurrent.futures.ThreadPoolExecutor(4), but got {executor!r}"
+        "executor must be None, a number of processes, a concurrent.futures.Executor "
+        f"or a distributed.Client, got {executor!r} of type {type(executor).__name__}"
     )
 
 
@@ -39,3 +46,15 @@ def _here(*args: Any) -> Iterator[Work]:
 def _by(kind: type[Work], executor: Any, *args: Any) -> Iterator[Work]:
     cut_program, leaves, acc, keeps = args
     yield kind(cut_program, leaves, acc, executor, keeps)
+
+
+@contextlib.contextmanager
+def _own_processes(count: int, *args: Any) -> Iterator[Work]:
+    """Processes of this run only, each with its share of the machine."""
+    context = multiprocessing.get_context("spawn")
+    numbers = context.Value("i", 0)
+    with ProcessPoolExecutor(
+        count, context, initializer=take_next_share, initargs=(numbers, count)
+    ) as pool:
+        cut_program, leaves, acc, keeps = args
+        yield Elsewhere(cut_program, leaves, acc, pool, keeps)

@@ -1,0 +1,291 @@
+"""One suite for every engine: the same bytes, from wherever, whatever fails."""
+
+import multiprocessing
+import os
+import pathlib
+import signal
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.arrays.array_likes import register_shard_handler
+from shardmap.arrays.sources import registry
+from shardmap.plan.plan import plan
+from shardmap.plan.run.workers import ShardError
+from tests.plan.plan_programs import reals
+from tests.plan.run.checks import W, X
+
+pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
+
+
+@pytest.fixture(scope="module")
+def dask_client():
+    distributed = pytest.importorskip("distributed", reason="a Dask cluster needs it")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def spawned(count=2):
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+
+
+ENGINES = ["here", "threads", "processes", "loky", "dask"]
+
+
+@pytest.fixture(params=ENGINES, scope="module")
+def engine(request):
+    name = request.param
+    if name == "here":
+        yield SimpleNamespace(name=name, executor=None)
+    elif name == "dask":
+        client = request.getfixturevalue("dask_client")
+        yield SimpleNamespace(name=name, executor=client)
+    elif name == "loky":
+        loky = pytest.importorskip("loky", reason="the engine under test")
+        executor = loky.get_reusable_executor(max_workers=1)
+        yield SimpleNamespace(name=name, executor=executor)
+        executor.shutdown()
+    else:
+        with ThreadPoolExecutor(2) if name == "threads" else spawned() as pool:
+            yield SimpleNamespace(name=name, executor=pool)
+
+
+def score(x, w):
+    mean = x.mean(0, keepdims=True)
+    y = jnp.tanh((x - mean) @ w)
+    return y.sum(0), y, (x * x).T @ x, y.max()
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan(score, X, W, in_slices=({0: 40}, None))
+
+
+@pytest.fixture(scope="module")
+def want(made):
+    return made.run(X, W)
+
+
+def assert_bytes(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def mapped(tmp_path, x=X):
+    found = np.memmap(tmp_path / "x", x.dtype, "w+", shape=x.shape)
+    found[:] = x
+    return found
+
+
+def stored(tmp_path):
+    zarr = pytest.importorskip("zarr", reason="writes the store")
+    found = zarr.create_array(tmp_path / "z", shape=X.shape, chunks=(8, 8), dtype="f4")
+    found[:] = X
+    return found
+
+
+def dataset(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="writes the file")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = X
+    return h5py.File(tmp_path / "x.h5")["x"]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("source", [None, mapped, stored, dataset])
+def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
+    x = X if source is None else source(tmp_path)
+    assert_bytes(made.run(x, W, executor=engine.executor), want)
+
+
+def test_to_files_and_stores(engine, made, want, tmp_path):
+    zarr = pytest.importorskip("zarr", reason="writes the store")
+    x = mapped(tmp_path)
+    fits = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", np.float32, (64, 4))
+    total = np.lib.format.open_memmap(tmp_path / "s.npy", "w+", np.float32, (8, 8))
+    out = (None, fits, total, None)
+    assert_bytes(made.run(x, W, out=out, executor=engine.executor), want)
+    shared = zarr.create_array(tmp_path / "y", shape=(64, 4), chunks=(7, 3), dtype="f4")
+    made.run(x, W, out=(None, shared, None, None), executor=engine.executor)
+    assert shared[:].tobytes() == want[1].tobytes()
+
+
+def test_in_place(engine, tmp_path):
+    x = mapped(tmp_path)
+    double = plan(lambda x: x * 2, x, in_slices={0: 8})
+    double.run(x, out=x, executor=engine.executor)
+    np.testing.assert_array_equal(x, X * 2)
+
+
+def test_64_bits(engine, tmp_path):
+    x = mapped(tmp_path, np.arange(12.0).reshape(6, 2) + 1e-12)
+    with jax.enable_x64(True):
+        made = plan(lambda x: (x * 3, x.sum()), x, in_slices={0: 3})
+        want = made.run(np.asarray(x))
+        assert want[0].dtype == np.float64
+        assert_bytes(made.run(x, executor=engine.executor), want)
+
+
+def test_random_keys(engine):
+    key = jax.random.key(3)
+
+    def fun(key, x):
+        return x + jax.random.uniform(key, x.shape), jax.random.fold_in(key, 1)
+
+    made = plan(fun, key, X, in_slices=(None, {0: 4}))
+    got, new = made.run(key, X, executor=engine.executor)
+    want, also = made.run(key, X)
+    assert_bytes([got, jax.random.key_data(new)], [want, jax.random.key_data(also)])
+
+
+class Scripted:
+    """A file whose readings fail, wait, or kill who reads, as a script says.
+
+    The script is a folder: of each row that it names, the first reading does what it
+    says, in whatever process.
+    """
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.shape, self.dtype = X.shape, X.dtype
+
+    def __getitem__(self, index):
+        for script in self.folder.glob(f"{index[0].start}-*"):
+            what = script.name.partition("-")[2]
+            if what != "always":
+                script.unlink()
+            if what == "slow":
+                time.sleep(0.5)
+            elif what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                raise OSError("the disk is gone")
+        return X[index]
+
+
+def describe(value):
+    return {"place": str(value.folder)}
+
+
+def reopen(about, writable):
+    return Scripted(about["place"])
+
+
+@pytest.fixture
+def scripted(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+    register_shard_handler(Scripted, describe=describe, reopen=reopen)
+
+    def make(*scripts):
+        for script in scripts:
+            (tmp_path / script).touch()
+        return Scripted(tmp_path)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def eight():
+    return plan(score, X, W, in_slices=({0: 8}, None))
+
+
+def test_storage_that_fails_once_is_tried_again(engine, eight, scripted):
+    x = scripted("16-once", "40-once")
+    want = eight.run(X, W)
+    assert_bytes(eight.run(x, W, executor=engine.executor, retries=1), want)
+    assert not list(x.folder.iterdir())
+
+
+def test_storage_that_fails_is_told(engine, eight, scripted):
+    x = scripted("24-always")
+    with pytest.raises(ShardError, match=r"shard 3 of stage 0 .*the disk is gone"):
+        eight.run(x, W, executor=engine.executor, retries=1)
+    assert_bytes(eight.run(X, W, executor=engine.executor), eight.run(X, W))
+
+
+def test_a_slow_worker_changes_no_byte(engine, eight, scripted):
+    x = scripted("0-slow", "32-slow")
+    assert_bytes(eight.run(x, W, executor=engine.executor), eight.run(X, W))
+
+
+def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
+    """A cluster goes on; a pool of processes says what to do."""
+    x = scripted("16-kill", "48-kill")
+    want = eight.run(X, W)
+    assert_bytes(eight.run(x, W, executor=dask_client), want)
+    x = scripted("16-kill")
+    with spawned(1) as pool, pytest.raises(ShardError, match="checkpoint= keeps"):
+        eight.run(x, W, executor=pool, checkpoint=tmp_path / "done")
+    got = eight.run(x, W, executor=1, checkpoint=tmp_path / "done")
+    assert_bytes(got, want)
+
+
+def test_a_dask_array_is_read_where_it_is(engine, made, want):
+    da = pytest.importorskip("dask.array", reason="the argument under test")
+    x = da.from_array(X, chunks=(24, 5))
+    assert_bytes(made.run(x, W, executor=engine.executor), want)
+
+
+def test_views_of_one_file(engine, tmp_path):
+    x = mapped(tmp_path)
+    made = plan(lambda a, b: a - b, x[:32], x[32:], in_slices=({0: 4}, {0: 4}))
+    got = made.run(x[:32], x[32:], executor=engine.executor)
+    np.testing.assert_array_equal(got, X[:32] - X[32:])
+
+
+def test_arrays_of_dask_come_out(made, want, tmp_path):
+    da = pytest.importorskip("dask.array", reason="the result under test")
+    for x in (X, mapped(tmp_path), da.from_array(X, chunks=(24, 5))):
+        got = made.to_dask(x, W)
+        assert [each.shape for each in got] == [np.shape(each) for each in want]
+        assert_bytes([each.compute(scheduler="sync") for each in got], want)
+    with pytest.raises(ValueError, match="Dask has no random keys"):
+        plan(lambda key: key, jax.random.key(0)).to_dask(jax.random.key(0))
+
+
+def test_processes_of_a_run_have_their_cores(eight, tmp_path):
+    got = eight.run(mapped(tmp_path), W, executor=2)
+    assert_bytes(got, eight.run(X, W))
+    with pytest.raises(TypeError, match=r"executor must be None, .* got 0 of type int"):
+        eight.run(X, W, executor=0)
+
+
+def test_map_reduce_sends_little(tmp_path, dask_client):
+    """What the client sends and gets, to a sum over a file."""
+    tcp = pytest.importorskip("distributed.comm.tcp")
+    x = mapped(tmp_path, reals(2**14, 256))
+    made = plan(lambda x: jnp.tanh(x).sum(0), x, in_slices={0: 32})
+    client = dask_client
+    moved = []
+    write, read = tcp.TCP.write, tcp.read_bytes_rw
+    # The scheduler runs here too: only what the client's own connection moves counts.
+    own = client.scheduler_comm.comm
+
+    async def counted_write(self, *args, **options):
+        count = await write(self, *args, **options)
+        if self is own:
+            moved.append(count or 0)
+        return count
+
+    async def counted_read(stream, count):
+        if stream is own.stream:
+            moved.append(count)
+        return await read(stream, count)
+
+    tcp.TCP.write, tcp.read_bytes_rw = counted_write, counted_read
+    try:
+        got = made.run(x, executor=client)
+    finally:
+        tcp.TCP.write, tcp.read_bytes_rw = write, read
+    assert got.tobytes() == made.run(x).tobytes()
+    assert 0 < sum(moved) < x.nbytes / 100
