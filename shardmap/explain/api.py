@@ -15,17 +15,20 @@ from shardmap.explain import functions
 from shardmap.explain.explanation import Explanation, PlanExplanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
-from shardmap.explain.read import arrays, sharded, vmaps
+from shardmap.explain.read import arrays, loops, sharded, vmaps
 from shardmap.explain.read.axes import axes_of
 from shardmap.explain.read.collectives import collectives_of, has
 from shardmap.explain.read.compiled import cost_of, layouts_of
+from shardmap.explain.read.hlo import threads
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import Loops, Work, loops_of
 from shardmap.explain.read.hlo.live import largest_at_peak
 from shardmap.explain.read.hlo.text import module_of
 from shardmap.explain.read.matching import reported
 from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
-from shardmap.explain.read.remarks import remarks_on
+from shardmap.explain.read.remarks.on_program import remarks_on
+from shardmap.explain.read.remarks.rematerialised import rematerialised
+from shardmap.explain.read.remarks.unrolled import unrolled
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.report import Axis
 
@@ -127,7 +130,7 @@ def _explain(
     meshes = meshes_of(jaxpr, (args, kwargs))
     abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
     axes = _axes(fun, args, kwargs, jaxpr)
-    cost, module, loops = None, None, None
+    cost, module, steps = None, None, None
     if abstract and isinstance(fun, functions.HasShardings):
         layouts_in, layouts_out = fun.shardings(args, traced.out_info)
     elif abstract:
@@ -138,8 +141,8 @@ def _explain(
         layouts_in, layouts_out = layouts_of(lowered, compiled, traced)
         text = compiled.as_text()
         module = module_of(text) if text else None
-        loops = Loops(Work(1, 1, 1), False) if module is None else loops_of(module)
-        cost = cost_of(compiled, loops)
+        steps = Loops(Work(1, 1, 1), False) if module is None else loops_of(module)
+        cost = cost_of(compiled, steps)
     out_info = jax.tree.leaves(traced.out_info)
     described = (
         *arrays.array_layouts(
@@ -164,6 +167,9 @@ def _explain(
         [1, *map(arrays.device_count, layouts), *(m.size for m in meshes)]
     )
     device = None if abstract else device_of(layouts, meshes)
+    available = (
+        None if device is None else len(jax.local_devices(backend=device.platform))
+    )
     mesh = axes_of_meshes(meshes, layouts)
     of_program = collectives_of(jaxpr)
     of_compiled = None if module is None else compiled_collectives(module, mesh)
@@ -179,7 +185,7 @@ def _explain(
                 "The partitioner may do the collectives of a map with "
                 "lowering='spmd' in another way."
             )
-    if loops is not None and not loops.all_known:
+    if steps is not None and not steps.all_known:
         notes.append(
             "The steps of a loop whose length only the running program knows count "
             "once in flops and bytes accessed."
@@ -205,18 +211,17 @@ def _explain(
         interconnect=wires,
         remarks=(
             *sharded.looped(axes, cuts),
-            *remarks_on(
-                traced.jaxpr,
-                axes,
-                described,
-                num_devices,
-                None
-                if device is None
-                else len(jax.local_devices(backend=device.platform)),
-            ),
+            *remarks_on(traced.jaxpr, axes, described, num_devices, available),
+            *loops.slowest(axes),
+            *unrolled(jaxpr),
+            *rematerialised(of_compiled or ()),
         ),
         notes=(*notes, *functions.cuts(fun, args, kwargs)),
         largest=() if module is None else largest_at_peak(module),
+        available=available,
+        threads=None
+        if device is None or module is None
+        else threads.sentence(module, device.platform),
     )
 
 

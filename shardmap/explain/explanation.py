@@ -26,6 +26,10 @@ class Explanation(Report):
       remarks: worth reading first.
       notes: what the numbers do not say, such as that nothing was compiled.
       largest: the largest values alive where a device holds most, but its arguments.
+      available: how many devices of that kind this process has; None if the mesh has
+        no devices.
+      threads: in a sentence, how many threads a device has and who decides it; None
+        if nothing was compiled.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

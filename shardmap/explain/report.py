@@ -35,6 +35,8 @@ class Axis:
       source: the line of the program that made it, as ``file:line (function)``.
       running: in a sentence, what this means.
       change: in a sentence, which argument changes it.
+      in_turn: whether a step takes what the one before gave, so that they cannot run
+        at once.
     """
 
     name: str | None
@@ -48,6 +50,7 @@ class Axis:
     source: str | None
     running: str
     change: str
+    in_turn: bool = False
 
     @property
     def idle_places(self) -> int:
@@ -151,6 +154,9 @@ class Collective:
         None without one, or where ``count`` or ``group_size`` is not known.
       link_bytes: what one device sends in all ``count`` times, in bytes, as the ring
         formula of `Interconnect.time` says; None where not known.
+      cause: why the compiler put it in, with what a device has before and after; None
+        where it did not, or where that is not known.
+      advice: what would avoid it, where the cause is known.
     """
 
     kind: str
@@ -165,6 +171,8 @@ class Collective:
     in_compiled: bool | None
     seconds: float | None
     link_bytes: int | None
+    cause: str | None = None
+    advice: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,6 +252,8 @@ class Report:
     remarks: tuple[Remark, ...]
     notes: tuple[str, ...]
     largest: tuple[Held, ...] = ()
+    available: int | None = None
+    threads: str | None = None
 
     @property
     def inputs(self) -> tuple[ArrayLayout, ...]:

@@ -110,7 +110,8 @@ def _parallel(report: Report) -> str:
     cut = [axis for axis in report.axes if axis.devices > 1]
     if not cut:
         if report.num_devices == 1:
-            return "One program on one device: no axis is laid on several."
+            there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
+            return f"One program on one device{there}: no axis is laid on several."
         return f"No axis is cut: each of {report.num_devices:,} devices does the same."
     names = [
         f"{'an axis' if axis.name is None else repr(axis.name)} over "
@@ -118,7 +119,10 @@ def _parallel(report: Report) -> str:
         for axis in cut[:3]
     ]
     more = f" and {len(cut) - 3:,} more" if len(cut) > 3 else ""
-    return f"In parallel: {', '.join(names)}{more}."
+    text = f"In parallel: {', '.join(names)}{more}"
+    if report.available is not None and report.available > report.num_devices:
+        text += f", on {report.num_devices:,} of the {report.available:,} there"
+    return f"{text}."
 
 
 def _waits(report: Report) -> str:

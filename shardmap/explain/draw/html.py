@@ -250,6 +250,8 @@ def _cost(report: Report) -> Iterator[str]:
         f'<p class="quiet">In memory: arguments {_bytes(cost.argument_bytes)}, results '
         f"{_bytes(cost.output_bytes)}, temporary {_bytes(cost.temporary_bytes)}.</p>"
     )
+    if report.threads is not None:
+        yield f'<p class="quiet">{escape(report.threads)}</p>'
     for held in report.largest:
         where = f" {_code(held.source)}" if held.source else ""
         yield (
@@ -333,6 +335,7 @@ def _where(collective: Collective) -> str:
     parts = [] if collective.source is None else [_code(collective.source)]
     if collective.added_by_partitioner:
         parts.append("put in by the compiler")
+    parts += [escape(each) for each in (collective.cause, collective.advice) if each]
     if collective.in_compiled is False:
         parts.append("merged or removed by the compiler")
     return ", ".join(parts) or UNKNOWN

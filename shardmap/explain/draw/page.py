@@ -76,6 +76,8 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         for held in report.largest[:3]:
             where = f" [{held.source}]" if held.source else ""
             lines.add(f"{size(held.bytes)}: {held.type} of {held.operation}{where}", 6)
+        if report.threads is not None:
+            lines.add(report.threads, 2)
     if report.notes:
         lines.section("Notes")
         for note in report.notes:
@@ -182,7 +184,10 @@ def _collective(lines: _Writer, sends: groups.Sends) -> None:
         text += f", about {duration(sends.seconds)}"
     lines.add(text, 2)
     if collective.added_by_partitioner:
-        lines.add("put in by the compiler: the program has no such operation", 6)
+        why = collective.cause or "the program has no such operation"
+        lines.add(f"put in by the compiler: {why}", 6)
+    if collective.advice:
+        lines.add(f"To avoid: {collective.advice}", 6)
     if collective.in_compiled is False:
         lines.add("not in the compiled program", 6)
     if collective.source:

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
-from shardmap.explain.read import vmaps
+from shardmap.explain.read import loops, vmaps
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.layout import MeshWalk, inner_walk
@@ -26,8 +26,13 @@ _CHANGE_VMAP = (
     "bound the memory."
 )
 _CHANGE_LOOP = (
-    "jax.lax.map takes batch_size=, how many steps to vectorise; where no step needs "
-    "the one before, vmap does all at once and spmap lays them on devices."
+    "jax.lax.map takes batch_size=, how many steps to vectorise; no step needs the one "
+    "before, so that vmap does all at once and spmap lays them on devices."
+)
+_CHANGE_IN_TURN = (
+    "The steps cannot run at once. Cut or map what is inside a step; where the carry "
+    "only adds up, vmap the rest of the step and sum; jax.lax.associative_scan takes "
+    "an associative step."
 )
 
 
@@ -74,6 +79,7 @@ class _Walk:
         equation: Equation,
         running: str,
         change: str,
+        in_turn: bool = False,
     ) -> int:
         """Adds an axis, if it is not there already, and gives its number."""
         size, devices, vectorised, steps = layout
@@ -97,6 +103,7 @@ class _Walk:
                 source=source,
                 running=running,
                 change=change,
+                in_turn=in_turn,
             )
             self.axes.append(axis)
             self._seen[key] = len(self.axes) - 1
@@ -172,15 +179,19 @@ class _Walk:
         batch = _batch_of_map(equation, made_by)
         if batch is None:
             running = f"{length:,} steps, one after another"
+            in_turn = loops.is_in_turn(equation)
+            if in_turn:
+                running += ": each takes what the one before gave"
             layout: Any = (length, 1, 1, length)
+            change = _CHANGE_IN_TURN if in_turn else _CHANGE_LOOP
             number = self._add(
-                around, "loop", None, layout, equation, running, _CHANGE_LOOP
+                around, "loop", None, layout, equation, running, change, in_turn
             )
             self.scope(body, around._replace(axis=number))
             return False
         size, width = batch
         steps = -(-size // width)
-        running = f"{steps:,} steps, one after another, each of {width:,} vectorised"
+        running = loops.in_steps(steps, width, size - width * (steps - 1))
         change = (
             f"Give jax.lax.map another batch_size= than {width}, or write spmap for "
             "it, which lays the elements on devices."
@@ -191,17 +202,32 @@ class _Walk:
         return size % width != 0
 
     def _while(self, equation: Equation, around: _Around) -> None:
+        running = "steps one after another, as many as the values ask for"
+        if self._waits(equation, around):
+            running += f": {loops.UNTIL_THE_SLOWEST}"
         number = self._add(
             around,
             "while",
             None,
             (None, 1, 1, None),
             equation,
-            "steps one after another, as many as the values ask for",
+            running,
             "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps.",
         )
         for inner in jaxprs_in(equation.params):
             self.scope(inner, around._replace(axis=number))
+
+    def _waits(self, loop: Equation, around: _Around) -> bool:
+        """Whether elements that are vectorised together wait for the slowest."""
+        number = around.axis
+        while number is not None:
+            axis = self.axes[number]
+            if axis.kind == "vmap":
+                return loops.waits_for_all(loop)
+            if axis.vectorised != 1:
+                return True
+            number = axis.inside
+        return False
 
     def _spmap(self, equation: Equation, around: _Around, depth: int) -> None:
         params = equation.params
@@ -276,10 +302,13 @@ def _how_it_runs(spread: Spread, branch: decision.Branch, replicas: int = 1) -> 
             parts[0] += ", cut by the partitioner"
     if replicas > 1:
         parts.append(f"{replicas:,} replicas of each")
-    if spread.vectorised > 1:
-        parts.append(f"{spread.vectorised:,} elements are one batched operation")
     if spread.steps > 1:
-        parts.append(f"{spread.steps:,} times, one after another")
+        last = -(-spread.size // spread.devices) - spread.vectorised * (
+            spread.steps - 1
+        )
+        parts.append(loops.in_steps(spread.steps, spread.vectorised, last))
+    elif spread.vectorised > 1:
+        parts.append(f"{spread.vectorised:,} elements are one batched operation")
     return ", ".join(parts)
 
 

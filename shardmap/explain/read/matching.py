@@ -193,6 +193,8 @@ def _of_compiler(other: Compiled, wires: Interconnect | None) -> Collective:
         bytes_out=other.bytes_out,
         source=other.source,
         added_by_partitioner=operation is None,
+        cause=other.cause.text if operation is None and other.cause else None,
+        advice=other.cause.advice if operation is None and other.cause else None,
         in_compiled=True,
         seconds=seconds,
         link_bytes=link_bytes,

@@ -152,9 +152,11 @@ def looped(axes: Sequence[Axis], cuts: Sequence[Cut]) -> list[Remark]:
         Remark(
             f"a loop of {axis.size:,} steps goes over dimension 0 of {cut.path}, which "
             f"is cut over {cut.pieces:,} devices: each of them does all of the steps",
-            "vmap over it, or spmap, with batch_size= to bound the memory: each device "
-            "then does its own part. If a step needs the one before, cut another "
-            "dimension.",
+            "Each step needs the one before: cut another dimension, which a step can "
+            "then do its part of."
+            if axis.in_turn
+            else "vmap over it, or spmap, with batch_size= to bound the memory: each "
+            "device then does its own part.",
             axis.source,
         )
         for axis in axes

@@ -50,11 +50,11 @@ def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:
 
 
 def definition_of(fun: Callable[..., Any]) -> str | None:
-    """Where a function is defined, in the same way; None if it is not in Python."""
+    """Where a function is defined, in the same way; None if JAX or C++ has it."""
     code = getattr(inspect.unwrap(fun), "__code__", None)
     if code is None:
         return None
-    return _line(code.co_filename, code.co_firstlineno, code.co_name)
+    return user_line([(code.co_filename, code.co_firstlineno, code.co_name)])
 
 
 def _line(file_name: str, number: int, function: str) -> str:

@@ -159,3 +159,32 @@ def test_a_collective_moved_out_of_a_loop_counts_as_often_as_it_runs():
 def compiled(fun, *args):
     fun = fun if hasattr(fun, "lower") else jax.jit(fun)
     return fun.lower(*args).compile().as_text()
+
+
+# Lines
+
+
+def first_loop(x):
+    return lax.map(jnp.sin, x)  # First loop.
+
+
+def second_loop(x):
+    return lax.map(jnp.sin, x + 1)  # Second loop.
+
+
+def both_loops(x):
+    return first_loop(x), second_loop(x)
+
+
+def test_the_slices_of_a_loop_are_of_its_own_line():
+    """JAX traces them while it lowers, once for all programs of the process."""
+    x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(LINE, P("i")))
+    first, second = lines_with("First loop.", "Second loop.")
+    for fun, lines in (
+        (first_loop, {first}),
+        (second_loop, {second}),
+        (both_loops, {first, second}),
+    ):
+        sent = sm.explain(fun)(x).collectives
+        assert {each.kind for each in sent} == {"all-gather"}
+        assert {line_of(each) for each in sent} == lines

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from shardmap.explain.read.hlo.causes import Cause, cause_of
 from shardmap.explain.read.hlo.groups import (
     axes_of_groups,
     axes_of_pairs,
@@ -33,6 +34,7 @@ class Compiled:
       source: the line of the user's program that it is for.
       instruction: the number of the instruction; one may send several values.
       together: the bytes that a device puts into the whole instruction.
+      cause: why the compiler put it in, if it did.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Compiled:
     source: str | None
     instruction: int
     together: int
+    cause: Cause | None = None
 
 
 def compiled_collectives(
@@ -89,6 +92,7 @@ def _read(
     outs = _bytes_out(instruction, kind)
     ins = [_bytes_in(kind, size, group_size) for size in outs]
     source = module.source_of(instruction)
+    cause = cause_of(module, instruction, kind)
     return [
         Compiled(
             kind,
@@ -101,6 +105,7 @@ def _read(
             source,
             number,
             sum(ins),
+            cause,
         )
         for taken, given, operations in zip(
             ins, outs, _operations(instruction.op_name, len(outs)), strict=True

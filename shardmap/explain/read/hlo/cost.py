@@ -57,7 +57,7 @@ def loops_of(module: Module) -> Loops:
         instructions = module.computations.get(name, [])
         by_name = {each.name: each for each in instructions}
         for each in instructions:
-            for k, work in enumerate(_work(each, by_name, is_fused)):
+            for k, work in enumerate(_work(each, by_name, is_fused, module)):
                 once[k] += work
                 often[k] += count * work
             steps = each.trips if each.opcode == "while" else 1
@@ -73,11 +73,15 @@ def loops_of(module: Module) -> Loops:
     return Loops(Work(*factors), all_known)
 
 
-def _work(each: Instruction, by_name: dict[str, Instruction], is_fused: bool) -> Work:
+def _work(
+    each: Instruction,
+    by_name: dict[str, Instruction],
+    is_fused: bool,
+    module: Module,
+) -> Work:
     moved = 0
     if not is_fused and each.opcode not in _NO_MEMORY:
-        operands = [by_name[name] for name in each.operands if name in by_name]
-        moved = each.bytes + sum(operand.bytes for operand in operands)
+        moved = _moved(each, by_name, module)
     count = sum(math.prod(shape) for _, shape in each.shapes)
     if each.opcode in _TRANSCENDENTAL:
         return Work(0, count, moved)
@@ -86,6 +90,50 @@ def _work(each: Instruction, by_name: dict[str, Instruction], is_fused: bool) ->
     if each.opcode in ("dot", "convolution", "reduce", "reduce-window"):
         return Work(count * _depth(each, by_name), 0, moved)
     return Work(0, 0, moved)
+
+
+def _moved(each: Instruction, by_name: dict[str, Instruction], module: Module) -> int:
+    """What it reads and writes: of what is only sliced, or updated, that part."""
+    if each.opcode != "fusion":
+        used = [
+            _touched(each, k, by_name)
+            for k, name in enumerate(each.operands)
+            if name in by_name
+        ]
+        return _written(each, by_name) + sum(used)
+    inside = [i for _, name in each.called for i in module.computations[name]]
+    names = {i.name: i for i in inside}
+    total = sum(_written(i, names) for i in inside if i.is_root)
+    for parameter in inside:
+        if parameter.opcode == "parameter":
+            parts = [
+                _touched(i, k, names)
+                for i in inside
+                for k, name in enumerate(i.operands)
+                if name == parameter.name
+            ]
+            total += min(parameter.bytes, sum(parts))
+    return total
+
+
+def _touched(each: Instruction, k: int, by_name: dict[str, Instruction]) -> int:
+    """How many bytes of its operand number ``k`` an operation reads."""
+    if each.opcode in ("dynamic-slice", "slice", "gather") and k == 0:
+        return each.bytes
+    if each.opcode == "dynamic-update-slice" and k == 0:
+        return 0
+    return by_name[each.operands[k]].bytes
+
+
+def _written(each: Instruction, by_name: dict[str, Instruction]) -> int:
+    """How many bytes of its result an operation writes: an update, in place."""
+    if each.opcode == "dynamic-update-slice":
+        update = by_name.get(each.operands[1])
+        return each.bytes if update is None else update.bytes
+    if each.opcode in ("tuple", "bitcast"):
+        made = [by_name[name] for name in each.operands if name in by_name]
+        return sum(_written(other, by_name) for other in made)
+    return each.bytes
 
 
 def _depth(each: Instruction, by_name: dict[str, Instruction]) -> float:

@@ -25,18 +25,23 @@ class Frames:
 
     def source(self, frame: int) -> str | None:
         """The innermost line of the user's that a frame is in."""
-        return user_line(self._stack(frame))
+        return user_line(map(self._place, self.stack(frame)))
 
-    def _stack(self, frame: int) -> Iterator[tuple[str, int, str]]:
-        """File, line and function of the frame, then of those around it."""
+    def _place(self, frame: int) -> tuple[str, int, str]:
+        """File, line and function of a frame."""
         files, functions, places, frames = (self._tables[name] for name in _TABLES)
+        place = places.get(frames[frame]["file_location_id"], {})
+        return (
+            files.get(place.get("file_name_id"), ""),
+            place.get("line", 0),
+            functions.get(place.get("function_name_id"), ""),
+        )
+
+    def stack(self, frame: int) -> Iterator[int]:
+        """The frame, then those around it."""
+        frames = self._tables["StackFrames"]
         while fields := frames.get(frame):
-            place = places.get(fields["file_location_id"], {})
-            yield (
-                files.get(place.get("file_name_id"), ""),
-                place.get("line", 0),
-                functions.get(place.get("function_name_id"), ""),
-            )
+            yield frame
             # Zero stands for none, and all others are one too high.
             around = fields.get("parent_frame_id", 0) - 1
             if around >= frame:

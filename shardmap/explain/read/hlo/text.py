@@ -23,6 +23,9 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+# The slices of what a scan goes over. JAX traces them while it lowers, once for all
+# programs: their innermost line may be of another one.
+_SLICES_OF_SCAN = re.compile(r"/while/body/jit\(dynamic_(?:update_)?index_in_dim\)/")
 _BITS = re.compile(r"^[a-z]+?(\d+)")
 
 
@@ -58,6 +61,12 @@ class Instruction:
         """What JAX calls where it comes from, such as ``jit(f)/dot_general``."""
         found = _OP_NAME.search(self.line)
         return found[1] if found else ""
+
+    @property
+    def frame(self) -> int | None:
+        """Where its line is in the tables of the program."""
+        found = _FRAME.search(self.line)
+        return int(found[1]) if found else None
 
     @property
     def operands(self) -> list[str]:
@@ -116,6 +125,14 @@ class Module:
                     users.setdefault(name, []).append(each)
         return users
 
+    def users_of(self, each: Instruction) -> list[Instruction]:
+        """What takes the result of an instruction, in its own computation."""
+        return self._users.get(each.name, [])
+
+    def operands_of(self, each: Instruction) -> list[Instruction]:
+        """The instructions whose results it takes."""
+        return [self._by_name[name] for name in each.operands if name in self._by_name]
+
     def source_of(self, instruction: Instruction) -> str | None:
         """The innermost line of the user's program that an instruction is for.
 
@@ -133,8 +150,7 @@ class Module:
     ) -> str | None:
         found, seen = [instruction], {instruction.name}
         for each in found:  # It grows meanwhile.
-            frame = _FRAME.search(each.line)
-            source = self._frames.source(int(frame[1])) if frame else None
+            source = self._own_source(each)
             if source is not None:
                 return source
             for other in onward(each):
@@ -143,13 +159,23 @@ class Module:
                     found.append(other)
         return None
 
+    def _own_source(self, each: Instruction) -> str | None:
+        """The line that XLA says of it."""
+        frame = each.frame
+        if frame is not None and _SLICES_OF_SCAN.search(each.op_name):
+            around = (f for f in self._frames.stack(frame) if f in self._loop_frames)
+            frame = next(around, frame)
+        return None if frame is None else self._frames.source(frame)
+
+    @functools.cached_property
+    def _loop_frames(self) -> set[int | None]:
+        return {each.frame for each in self._by_name.values() if each.opcode == "while"}
+
     def _taken_by(self, each: Instruction) -> list[Instruction]:
         return [*self._inside(each), *self._users.get(each.name, ())]
 
     def _made_by(self, each: Instruction) -> list[Instruction]:
-        by_name = self._by_name
-        made = [by_name[name] for name in each.operands if name in by_name]
-        return [*self._inside(each), *made]
+        return [*self._inside(each), *self.operands_of(each)]
 
     def _inside(self, each: Instruction) -> list[Instruction]:
         """The root of a fusion, which XLA may say more of than of the fusion."""

@@ -181,7 +181,7 @@ def _short_axes(
                 axis.source,
             )
         )
-    outer = [a for a in axes if a.kind in _ON_DEVICES]
+    outer = [a for a in axes if a.kind in _ON_DEVICES or a.devices > 1]
     if available is None or num_devices >= available or not outer:
         return found
     axis = outer[0]

@@ -1,0 +1,89 @@
+"""Loops: which of their steps need the ones before, and who waits for whom."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+
+from shardmap._jax.primitives import scan_counts
+from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
+from shardmap.explain.report import Axis, Remark
+
+UNTIL_THE_SLOWEST = "until the slowest of those that are vectorised together is done"
+
+
+def is_in_turn(scan: Equation) -> bool:
+    """Whether a step of a `jax.lax.scan` takes what the one before gave.
+
+    A counter does not count: what it is in a step is known before.
+    """
+    body: Jaxpr = scan.params["jaxpr"]
+    first, count = scan_counts(scan.params)
+    carried = body.invars[first : first + count]
+    made = {var: equation for equation in body.eqns for var in equation.outvars}
+    counters = {
+        var
+        for var, new in zip(carried, body.outvars[:count], strict=True)
+        if new is var or _counts(var, new, made)
+    }
+    return _needs(body, {*carried} - counters)
+
+
+def _counts(var: Any, new: Atom, made: dict[Any, Equation]) -> bool:
+    """Whether ``new`` is an integer made of ``var`` and of constants alone."""
+    if aval_of(var).shape or not jnp.issubdtype(aval_of(var).dtype, jnp.integer):
+        return False
+    waiting = [new]
+    while waiting:
+        atom = waiting.pop()
+        if isinstance(atom, jex_core.Literal) or atom is var:
+            continue
+        if atom not in made:
+            return False
+        waiting += made[atom].invars
+    return True
+
+
+def _needs(jaxpr: Jaxpr, carried: set[Any]) -> bool:
+    """Whether anything is computed of one of these variables."""
+    return any(
+        not isinstance(atom, jex_core.Literal) and atom in carried
+        for equation in jaxpr.eqns
+        for atom in equation.invars
+    )
+
+
+def waits_for_all(loop: Equation) -> bool:
+    """Whether a loop under `jax.vmap` goes on while any of its elements wants to.
+
+    Each element then says for itself whether it wants to.
+    """
+    said = [aval_of(atom) for atom in loop.params["cond_jaxpr"].outvars]
+    return any(aval.shape for aval in said)
+
+
+def in_steps(steps: int, width: int, last: int) -> str:
+    """Such as ``4 steps of 3 vectorised and one of 1, one after another``."""
+    full = steps if last == width else steps - 1
+    text = f"{full:,} step{'s' * (full != 1)} of {width:,}"
+    text += " vectorised" * (width > 1)
+    if last != width:
+        text += f" and one of {last:,}"
+    return f"{text}, one after another"
+
+
+def slowest(axes: Sequence[Axis]) -> list[Remark]:
+    """Loops of vectorised elements, which run as often as the slowest wants."""
+    return [
+        Remark(
+            "a while loop of elements that are vectorised together runs until the "
+            "slowest of them is done: a step costs as much for one as for all",
+            "If the numbers of steps differ much, batch fewer elements at once "
+            "(batch_size= of spmap and of jax.lax.map), or bring together those that "
+            "take about as long.",
+            axis.source,
+        )
+        for axis in axes
+        if axis.kind == "while" and UNTIL_THE_SLOWEST in axis.running
+    ]
