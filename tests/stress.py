@@ -122,8 +122,10 @@ def main() -> int:
         )
         try:
             timer.start()
-            while True:
+            while timer.is_alive():
                 one(chosen, counter)
+            # Python drops an interrupt that comes while it collects garbage.
+            time.sleep(0.01)
         except KeyboardInterrupt:
             interrupts += 1
         timer.join()

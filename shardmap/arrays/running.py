@@ -17,9 +17,11 @@ it is told that it cannot have one too.
 
 import contextlib
 import functools
+import itertools
+import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -259,6 +261,39 @@ def _compile(jitted: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) ->
     return _calls_host(traced.jaxpr.jaxpr)
 
 
+def _wait_for(results: Sequence[Any]) -> None:
+    """Waits for a run that was interrupted: the next one must not begin before."""
+    while True:
+        try:
+            jax.block_until_ready(results)
+        except KeyboardInterrupt:
+            continue
+        except Exception:  # It has failed, and so it has ended.
+            pass
+        return
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """While JAX runs a program for the first time, which it starts in many steps.
+
+    An interrupt between them would leave a run that nobody can wait for.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(before):
+        yield
+        return
+    came: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *args: came.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
+
+
 def _taking_turns(jitted: Any) -> Any:
     name, calls_host = jitted.__name__, False
 
@@ -269,8 +304,15 @@ def _taking_turns(jitted: Any) -> Any:
 
         def run(allowed: bool) -> Any:
             before, _compiling.allowed = _compiling.allowed, allowed
+            started: list[Any] = []
+            program = functools.partial(jitted, **kwargs) if kwargs else jitted
             try:
-                return jax.block_until_ready(convert(jitted(*args, **kwargs)))
+                # In one step, after which an interrupt finds what there is to wait for.
+                started.extend(itertools.starmap(program, (args,)))
+                return jax.block_until_ready(convert(started[0]))
+            except BaseException:
+                _wait_for(started)
+                raise
             finally:
                 _compiling.allowed = before
 
@@ -280,7 +322,8 @@ def _taking_turns(jitted: Any) -> Any:
             with contextlib.suppress(_NotCompiled):
                 return _turn.run(name, calls_host, functools.partial(run, False))
             calls_host |= _compile(jitted, args, kwargs)
-            return _turn.run(name, calls_host, functools.partial(run, True))
+            with _interrupts_wait():
+                return _turn.run(name, calls_host, functools.partial(run, True))
         except (RuntimeError, ValueError) as error:
             if is_lost_connection(error):
                 raise RuntimeError(processes.gone(name)) from error

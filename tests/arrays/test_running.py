@@ -1,5 +1,7 @@
 """Programs over several devices take turns: who is told what, and what may hang."""
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -228,3 +230,58 @@ def test_runs_from_several_threads_take_turns():
     for k, results in enumerate(totals):
         assert len(results) == 50
         np.testing.assert_array_equal(results[-1], np.full(8, 28.0 * k))
+
+
+def test_an_interrupt_while_a_run_is_waited_for_keeps_the_turn(monkeypatch):
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    total(ROWS)
+    turns, wait = [], jax.block_until_ready
+
+    def interrupted_twice(results):
+        turns.append(running._turn.name)
+        if len(turns) <= 2:
+            raise KeyboardInterrupt("by the user")
+        return wait(results)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.jax, "block_until_ready", interrupted_twice)
+        with pytest.raises(KeyboardInterrupt, match="by the user"):
+            total(ROWS)
+    assert turns == ["<lambda>"] * 3
+    assert running._turn.name is None
+    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
+
+
+def test_an_interrupt_while_a_program_is_started_waits_for_its_end():
+    """JAX starts a program for the first time in many steps of Python."""
+    handler = signal.getsignal(signal.SIGINT)
+    ended = []
+
+    def interrupt(x):
+        if not ended:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        ended.append(x)
+        return np.asarray(x)
+
+    @sm.spmap(axis_name="i")
+    def total(x):
+        return jax.pure_callback(interrupt, x, lax.psum(x, "i"))
+
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        total(ROWS)
+    assert len(ended) == 8
+    assert running._turn.name is None
+    assert signal.getsignal(signal.SIGINT) is handler
+    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
+
+
+def test_a_run_that_fails_after_an_interrupt_is_waited_for():
+    def fail(_):
+        raise ValueError("of the run's own")
+
+    class Results:
+        def block_until_ready(self):
+            fail(self)
+
+    running._wait_for([Results()])

@@ -1,8 +1,8 @@
 """Keeping what was made for a function as long as the function lives.
 
-Programs are expensive to make, and ``spmap(f)(x)`` or ``spmap(obj.method)(x)`` may
-stand in a loop: what is made has to be found again by the function, not by the object
-that `spmap` returned. And it must not keep the function alive.
+Programs are expensive to make, and ``spmap(f)(x)`` may stand in a loop: what is made
+has to be found again by the function, not by the object that `spmap` returned. And it
+must not keep the function alive.
 """
 
 import collections
@@ -83,16 +83,15 @@ class _Owner(weakref.ref[Any]):
 
     __slots__ = ("_by_identity", "_hash")
 
-    def __new__(cls, owner: Any, by_identity: bool) -> "_Owner":
+    def __new__(cls, owner: Any) -> "_Owner":
         return super().__new__(cls, owner, _forget)
 
-    def __init__(self, owner: Any, by_identity: bool) -> None:
+    def __init__(self, owner: Any) -> None:
         # `weakref.ref` is complete after __new__.
         try:
-            self._hash = id(owner) if by_identity else hash(owner)
+            self._by_identity, self._hash = False, hash(owner)
         except TypeError:
-            by_identity, self._hash = True, id(owner)
-        self._by_identity = by_identity
+            self._by_identity, self._hash = True, id(owner)
 
     def __hash__(self) -> int:
         return self._hash
@@ -113,14 +112,13 @@ class _Owner(weakref.ref[Any]):
 def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) -> V:
     """What ``make()`` gave the first time for an equal function and key.
 
-    The value must not hold ``fun``; use `WeakFunction`.
+    The value must not hold ``fun``; use `WeakFunction`. For a method of an object it is
+    made anew, as `jax.jit` traces it anew: the object may have changed.
     """
-    owned: Any = fun
     if isinstance(fun, types.MethodType):
-        owned, key = fun.__self__, (fun.__func__, key)
+        return make()
     try:
-        # Two bound methods are equal if their objects are the same one.
-        owner = _Owner(owned, by_identity=owned is not fun)
+        owner = _Owner(fun)
     except TypeError:
         return make()
     kept = _kept.setdefault(owner, Kept())

@@ -6,6 +6,7 @@ import threading
 import weakref
 
 import numpy as np
+import pytest
 
 import shardmap as sm
 from shardmap.api.calls.kept import MOST, Kept, WeakFunction, kept_for
@@ -25,25 +26,35 @@ def test_the_same_function_and_key_find_the_same_value():
     assert kept_for(lambda: None, "key", Value) is not value
 
 
-def test_methods_are_found_by_their_object_and_function():
-    class Equal:
-        def __eq__(self, other):
-            return True
+@pytest.mark.parametrize(
+    "mapped", [sm.spmap, lambda f: sm.sharded_jit(f, None, None, 2)]
+)
+def test_a_method_is_traced_anew_as_its_object_may_have_changed(mapped):
+    class Scale:
+        factor = 1
 
-        def __hash__(self):
-            return 1
+        def times(self, x):
+            return x * self.factor
 
-        def first(self):
-            pass
+    scale = Scale()
+    kept_there = mapped(scale.times)
+    for scale.factor in (1, 2):
+        assert mapped(scale.times)(np.ones(8))[0] == scale.factor
+        assert kept_there(np.ones(8))[0] == 1
 
-        def second(self):
-            pass
 
-    one, two = Equal(), Equal()
-    value = kept_for(one.first, None, Value)
-    assert kept_for(one.first, None, Value) is value
-    assert kept_for(one.second, None, Value) is not value
-    assert kept_for(two.first, None, Value) is not value
+def test_the_programs_of_a_method_go_with_it():
+    class Scale:
+        def times(self, x):
+            return x * 2
+
+    scale = Scale()
+    mapped = sm.spmap(scale.times)
+    mapped(np.ones(8))
+    programs = weakref.ref(mapped._programs)
+    del mapped
+    gc.collect()
+    assert programs() is None
 
 
 def test_callables_without_hash_are_found_by_identity():
