@@ -70,12 +70,25 @@ def pytest_collection_modifyitems(config, items):
 
 
 def places_of(item):
-    """For each ``parametrize`` of a test, the place of this case in its list.
+    """For each list of a test's parameters, the place of this case in it.
 
-    pytest numbers all cases of a test, the last list's places fastest.
+    pytest numbers all cases of a test: the last list's places fastest, and those of
+    fixtures that have parameters slowest.
     """
-    lengths = [len(mark.args[1]) for mark in item.iter_markers("parametrize")]
-    return np.unravel_index(next(iter(item.callspec.indices.values())), lengths)
+    lists = [mark.args[1] for mark in item.iter_markers("parametrize")]
+    own = {name for m in item.iter_markers("parametrize") for name in names_of(m)}
+    number = next(item.callspec.indices[name] for name in own)
+    fixtures = item.session._fixturemanager
+    for name in item.callspec.params.keys() - own:
+        (*_, fixture) = fixtures.getfixturedefs(name, item)
+        lists.insert(0, fixture.params)
+    return np.unravel_index(number, [len(each) for each in lists])
+
+
+def names_of(mark):
+    """The parameters that a ``parametrize`` gives."""
+    names = mark.args[0]
+    return names.replace(" ", "").split(",") if isinstance(names, str) else names
 
 
 def values(cases):

@@ -285,8 +285,8 @@ CASES = {
     "a name for an executor": (
         lambda: plan_with(2).run(np.ones(16), executor="threads"),
         TypeError,
-        r"executor must be None or a concurrent.futures.Executor, such as "
-        r"concurrent.futures.ThreadPoolExecutor\(4\), but got 'threads'",
+        r"executor must be None, a number of processes, a concurrent.futures.Executor "
+        r"or a distributed.Client, got 'threads' of type str",
     ),
     "a range for a cut": (
         lambda: plan_with(range(0, 16, 4)),
