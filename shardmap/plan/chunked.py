@@ -14,11 +14,11 @@ from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
 from shardmap.plan.inside import primitive
-from shardmap.plan.inside.choice import chosen_axes
+from shardmap.plan.inside.choice import asked_of
 from shardmap.plan.inside.primitive import Options, chunked_p
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.units import Auto, bytes_of
+from shardmap.units import bytes_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,14 +84,8 @@ class ChunkedFunction(Generic[P, R]):
 
         trace_as(flat, "chunked", self._fun, args, kwargs)
         jaxpr = jax.make_jaxpr(flat)(*leaves)
-        if self._options.memory is None and any(
-            isinstance(points, Auto) for row in asked for points in row
-        ):
-            raise ValueError(
-                "chunked: a cut that is AUTO needs memory=, such as '2 GB'"
-            )
-        if self._in_slices is None and self._options.memory is not None:
-            asked = chosen_axes(jaxpr, self._options.partial, self._options.memory)
+        given = None if self._in_slices is None else asked
+        asked = asked_of("chunked", jaxpr, given, *self._options)
         paths = jax.tree_util.tree_leaves_with_path(args)
         names = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths]
         paths = jax.tree_util.tree_leaves_with_path(kwargs)

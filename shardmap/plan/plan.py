@@ -28,12 +28,15 @@ from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.stages import Stage, sample
-from shardmap.plan.in_slices import InSlices, input_cuts
+from shardmap.plan.in_slices import InSlices, asked_points, cuts_at
+from shardmap.plan.inside.choice import asked_of, resolved
+from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards
+from shardmap.units import bytes_of
 
 
 def plan(
@@ -41,6 +44,7 @@ def plan(
     *args: PyTree,
     in_slices: InSlices = None,
     partial: bool = True,
+    memory: int | str | None = None,
 ) -> "ShardPlan":
     """Cuts a function into independent shards.
 
@@ -53,16 +57,20 @@ def plan(
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
         pieces (at the most as many as the axis is long), a tuple of lengths, a list of
-        (start, stop) pairs, or `EACH`.
+        (start, stop) pairs, `EACH`, or `AUTO`: as few pieces as fit into ``memory``.
+        Default: with ``memory``, the axes that save the most; else nothing is cut.
       partial: whether to cut axes that the function sums over, or reduces otherwise.
         Shards then give partial results.
+      memory: the bytes that a shard may hold at once with what is kept for later
+        stages, a number or a text such as ``"2 GB"``: at least `ShardPlan.peak_bytes`.
 
     Returns:
       The plan, which runs nothing yet.
 
     Raises:
-      TypeError, ValueError: ``in_slices`` does not fit, or the function has an effect
-        or a collective, which no shard can run alone.
+      TypeError, ValueError: ``in_slices`` does not fit, ``memory`` is no size or is too
+        little however small the pieces are, or the function has an effect or a
+        collective, which no shard can run alone.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -74,7 +82,9 @@ def plan(
       >>> made.shards[-1].out_slices
       (slice(4, 6, None), slice(6, 8, None))
     """
-    return ShardPlan(cut_program(fun, args, in_slices, partial), Remembered(args))
+    room = None if memory is None else bytes_of("memory", memory)
+    made = cut_program(fun, args, in_slices, partial, room)
+    return ShardPlan(made, Remembered(args))
 
 
 def cut_program(
@@ -82,6 +92,7 @@ def cut_program(
     args: tuple[PyTree, ...],
     in_slices: InSlices,
     partial: bool = True,
+    memory: int | None = None,
 ) -> CutProgram:
     """What is behind a plan. See `plan`."""
     if not callable(fun):
@@ -90,11 +101,15 @@ def cut_program(
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
     names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
     avals = list(map(_aval, leaves, names))
-    cuts = input_cuts(in_slices, args, avals)
+    given = asked_points("plan", in_slices, args, avals)
     closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
         *jax.tree.unflatten(in_tree, avals)
     )
     try:
+        chosen = None if in_slices is None else given
+        asked = asked_of("plan", closed, chosen, partial, memory, plan_peak)
+        asked, partial = resolved(closed, asked, partial, memory, plan_peak)
+        cuts = cuts_at(asked)
         analysis = analysed(closed, cuts, partial)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
@@ -189,11 +204,12 @@ class ShardPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The bytes that the largest shard reads and writes, and what is kept then.
+        """The most that one shard holds at once, and what is kept meanwhile.
 
-        Kept is what later stages need; arguments and results are not counted.
+        It is an upper bound for what the shard reads, computes and gives back, and for
+        what later stages need. Arguments and results are not counted.
         """
-        return report.peak_bytes(self._cut_program)
+        return plan_peak(self._cut_program).bytes
 
     @property
     def cut_fraction(self) -> float:

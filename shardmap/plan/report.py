@@ -11,6 +11,7 @@ from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.engine.slices import Box, Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.inside.one_shard import kept_bytes, temporaries
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
@@ -73,29 +74,6 @@ def out_slices(cut_program: CutProgram) -> PyTree:
             }
     outputs = [found.get(v, {}) for v in cut_program.program.outputs]
     return jax.tree.unflatten(cut_program.out_tree, outputs)
-
-
-def peak_bytes(cut_program: CutProgram) -> int:
-    """What one shard reads and writes, and what is kept meanwhile: the most of it."""
-    return max(
-        (
-            _largest(cut_program, stage) + kept_bytes(cut_program, place)
-            for place, stage in enumerate(cut_program.stages)
-        ),
-        default=0,
-    )
-
-
-def kept_bytes(cut_program: CutProgram, place: int) -> int:
-    """The bytes of what is held while a stage runs besides arguments and results."""
-    return sum(v.size * itemsize(v.aval) for v in cut_program.kept_at(place))
-
-
-def _largest(cut_program: CutProgram, stage: Stage) -> int:
-    """The bytes that the largest shard of a stage reads and writes."""
-    return max(
-        (sum(_moved(cut_program, stage, n).values()) for n in sample(stage)), default=0
-    )
 
 
 def _moved(cut_program: CutProgram, stage: Stage, number: int) -> dict[Value, int]:
@@ -216,9 +194,13 @@ def _name(cut_program: CutProgram, value: Value) -> str:
 
 def _costs(cut_program: CutProgram, place: int) -> str:
     """What a stage keeps in memory, and how often it reads what is given."""
-    kept = kept_bytes(cut_program, place)
-    reads = _reads(cut_program, cut_program.stages[place])
-    return (f"; {size(kept)} kept" if kept else "") + (f"; reads {reads}" * bool(reads))
+    stage = cut_program.stages[place]
+    kept, computed = kept_bytes(cut_program, place), temporaries(cut_program, stage)
+    reads = _reads(cut_program, stage)
+    told = [f"{size(kept)} kept"] * bool(kept)
+    told += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
+    told += [f"reads {reads}"] * bool(reads)
+    return "".join(f"; {each}" for each in told)
 
 
 def _stage(cut_program: CutProgram, stage: Stage) -> str:

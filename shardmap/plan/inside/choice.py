@@ -1,6 +1,7 @@
 """Into how many pieces, and along which axes, so that a program fits into memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import jax
 
@@ -14,6 +15,9 @@ from shardmap.units import AUTO, Auto, size
 
 MOST_AXES = 3
 """How many axes are cut at the most where nobody says which."""
+
+MOST_PIECES = 2**16
+"""Into how many pieces an axis is cut at the most where nobody says how many."""
 
 TRIED = 8
 """Into how many pieces an axis is cut to see what that saves."""
@@ -35,6 +39,19 @@ def cut_program(jaxpr: ClosedJaxpr, asked: Asked, partial: bool) -> CutProgram:
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 
 
+Measure: TypeAlias = Callable[[CutProgram], Peak]
+"""What a program that is cut takes."""
+
+
+def loops_peak(made: CutProgram) -> Peak:
+    """What it takes as loops in one program, besides its arguments and results."""
+    structs = [jax.ShapeDtypeStruct(v.shape, v.aval.dtype) for v in made.program.inputs]
+    loops = jax.make_jaxpr(lambda *leaves: run_in_loops(made, leaves, sampled=True))(
+        *structs
+    )
+    return peak(loops.jaxpr)
+
+
 class Model:
     """The memory that a function takes in pieces.
 
@@ -43,8 +60,8 @@ class Model:
     keep the product.
     """
 
-    def __init__(self, jaxpr: ClosedJaxpr, partial: bool) -> None:
-        self._jaxpr = jaxpr
+    def __init__(self, jaxpr: ClosedJaxpr, partial: bool, measure: Measure) -> None:
+        self._jaxpr, self._measure = jaxpr, measure
         self._choices = [True, False] if partial else [False]
         self._known: dict[Asked, tuple[Peak, bool]] = {}
 
@@ -61,15 +78,15 @@ class Model:
         return self._known[asked]
 
     def _peak(self, asked: Asked, partial: bool) -> Peak:
-        made = cut_program(self._jaxpr, asked, partial)
-        loops = jax.make_jaxpr(
-            lambda *leaves: run_in_loops(made, leaves, sampled=True)
-        )(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self._jaxpr.in_avals))
-        return peak(loops.jaxpr)
+        return self._measure(cut_program(self._jaxpr, asked, partial))
 
 
 def resolved(
-    jaxpr: ClosedJaxpr, asked: Asked, partial: bool, memory: int | None
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    partial: bool,
+    memory: int | None,
+    measure: Measure = loops_peak,
 ) -> tuple[Asked, bool]:
     """``asked`` with as few pieces as fit where they are to be chosen.
 
@@ -87,12 +104,12 @@ def resolved(
     ]
     if not sizes or memory is None:
         return asked, partial
-    model = Model(jaxpr, partial)
+    model = Model(jaxpr, partial, measure)
 
     def fits(count: int) -> bool:
         return model(_with_pieces(jaxpr, asked, count)).bytes <= memory
 
-    most, count, too_few = max(sizes), 1, 0
+    most, count, too_few = min(max(sizes), MOST_PIECES), 1, 0
     while not fits(count):
         if count >= most:
             least = model(_with_pieces(jaxpr, asked, most))
@@ -118,19 +135,52 @@ def _with_pieces(jaxpr: ClosedJaxpr, asked: Asked, count: int) -> Asked:
 def _too_little(memory: int, least: Peak, count: int) -> str:
     return (
         f"memory={size(memory)} is too little: in {count:,} pieces the function still "
-        f"holds {size(least.bytes)} at once besides its arguments and results, of it "
+        f"holds {size(least.bytes)} at once, of it "
         f"{size(least.largest)} in {least.shape} made at {least.source}. Give as much, "
         "or cut other axes."
     )
 
 
-def chosen_axes(jaxpr: ClosedJaxpr, partial: bool, memory: int) -> Asked:
+def asked_of(
+    who: str,
+    jaxpr: ClosedJaxpr,
+    asked: Asked | None,
+    partial: bool,
+    memory: int | None,
+    measure: Measure = loops_peak,
+) -> Asked:
+    """The cuts that somebody asks for, and where nobody says, those that save the most.
+
+    Args:
+      who: what they are given to.
+      jaxpr: what is cut.
+      asked: the cuts, None if that is not said.
+      partial: whether reduced axes may be cut.
+      memory: the bytes that it may take.
+      measure: what it takes.
+
+    Raises:
+      ValueError: some are to be chosen, and it is not said what they are to fit in; or
+        nothing fits.
+    """
+    if asked is None:
+        if memory is not None:
+            return chosen_axes(jaxpr, partial, memory, measure)
+        return tuple(((),) * len(aval.shape) for aval in jaxpr.in_avals)
+    if memory is None and any(isinstance(n, Auto) for row in asked for n in row):
+        raise ValueError(f"{who}: a cut that is AUTO needs memory=, such as '2 GB'")
+    return asked
+
+
+def chosen_axes(
+    jaxpr: ClosedJaxpr, partial: bool, memory: int, measure: Measure
+) -> Asked:
     """Which axes to cut so that a function fits: those that save the most.
 
     Raises:
       ValueError: it does not fit, whatever is cut.
     """
-    model = Model(jaxpr, partial)
+    model = Model(jaxpr, partial, measure)
     asked: Asked = tuple(((),) * len(aval.shape) for aval in jaxpr.in_avals)
     least, count = model(asked), 1
 
@@ -144,12 +194,13 @@ def chosen_axes(jaxpr: ClosedJaxpr, partial: bool, memory: int) -> Asked:
         if best is None or saving(best) >= least.bytes:
             break
         asked = best
-        count = max(
+        longest = max(
             aval.shape[axis]
             for aval, row in zip(jaxpr.in_avals, asked, strict=True)
             for axis, points in enumerate(row)
             if isinstance(points, Auto)
         )
+        count = min(longest, MOST_PIECES)
         least = model(_with_pieces(jaxpr, asked, count))
     if least.bytes <= memory:
         return asked

@@ -1,0 +1,72 @@
+"""The memory that a shard of a plan takes: an upper bound, known before it runs."""
+
+import math
+import weakref
+
+import jax
+
+from shardmap.plan.engine.keys import data_aval, itemsize
+from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.inside.liveness import Peak, nbytes, peak
+from shardmap.plan.inside.stage_loops import Group, grouped
+from shardmap.plan.run.buffers import start_dtype
+from shardmap.plan.run.cut_program import CutProgram
+
+
+def plan_peak(cut_program: CutProgram) -> Peak:
+    """The most that one shard holds, and what is kept for later stages meanwhile."""
+    found = Peak(0)
+    for place, stage in enumerate(cut_program.stages):
+        shard = shard_peak(cut_program, stage)
+        size = shard.bytes + kept_bytes(cut_program, place)
+        found = max(found, shard._replace(bytes=size), key=lambda each: each.bytes)
+    return found
+
+
+def kept_bytes(cut_program: CutProgram, place: int) -> int:
+    """The bytes of what is held while a stage runs besides arguments and results."""
+    return sum(v.size * itemsize(v.aval) for v in cut_program.kept_at(place))
+
+
+def shard_peak(cut_program: CutProgram, stage: Stage) -> Peak:
+    """The most that a shard holds at once: what it reads, computes and gives back."""
+    return _largest(cut_program, stage)[0]
+
+
+def temporaries(cut_program: CutProgram, stage: Stage) -> int:
+    """The bytes of it that it neither reads nor gives back."""
+    return _largest(cut_program, stage)[1]
+
+
+_KNOWN: "weakref.WeakKeyDictionary[Stage, tuple[Peak, int]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _largest(cut_program: CutProgram, stage: Stage) -> tuple[Peak, int]:
+    if stage not in _KNOWN:
+        found = [
+            _measured(cut_program, stage, group)
+            for group in grouped(stage, list(sample(stage)))
+        ]
+        _KNOWN[stage] = max(found, key=lambda each: each[0].bytes)
+    return _KNOWN[stage]
+
+
+def _measured(cut_program: CutProgram, stage: Stage, group: Group) -> tuple[Peak, int]:
+    """What each shard of a group holds, and how much of it is temporary."""
+    static = group.static
+    reads = [
+        data_aval(jax.core.ShapedArray(shape, value.aval.dtype))
+        for value, shape in zip(static.read_values, static.read_shapes, strict=True)
+    ]
+    member = group.members[0]
+    starts = tuple(member.pattern.at(member.starts[0])[1].starts)
+    traced = jax.make_jaxpr(cut_program.function(stage, static))(
+        *(jax.ShapeDtypeStruct(read.shape, read.dtype) for read in reads),
+        jax.ShapeDtypeStruct((len(starts),), start_dtype(starts)),
+    )
+    inside = peak(traced.jaxpr)
+    moved = sum(math.prod(read.shape) * read.dtype.itemsize for read in reads)
+    moved += sum(map(nbytes, traced.jaxpr.outvars))
+    return inside._replace(bytes=inside.bytes + moved), inside.bytes
