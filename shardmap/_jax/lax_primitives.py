@@ -1,5 +1,6 @@
 """More of them, for the plan, which has a rule for every primitive there is."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.primitives import equation_of, primitive_of
-from shardmap._jax.types import Equation, Primitive, Value
+from shardmap._jax import other_jax
+from shardmap._jax.primitives import equation_of, primitive_of, scan_counts
+from shardmap._jax.types import AnyJaxpr, Equation, Primitive, Value
 
 _SQUARE = np.zeros((2, 2), np.float32)
 _PAIR = np.zeros(2, np.float32)
@@ -82,6 +84,57 @@ REDUCTION_PARAMS = {
     p.reduce_min_p: _reduction_params(jnp.min, p.reduce_min_p),
 }
 """The parameters, besides the axes, that a reduction has in this JAX."""
+
+
+def linear_solve(equation: Equation) -> tuple[AnyJaxpr, list[int]]:
+    """The jaxpr by which a linear solve is done, and which operands it takes."""
+    counts, jaxprs = equation.params["const_lengths"], equation.params["jaxprs"]
+    first = counts.matvec + counts.vecmat
+    behind = first + counts.solve + counts.transpose_solve
+    own = [*range(first, first + counts.solve), *range(behind, len(equation.invars))]
+    return jaxprs.solve, own
+
+
+def _check_linear_solve() -> None:
+    def use(x: Value, y: Value) -> Any:
+        return lax.custom_linear_solve(
+            lambda v: v * x, x + y, lambda _, b: b / x, lambda _, b: b / x
+        )
+
+    equation = equation_of("custom_linear_solve", use, np.float32(2), np.float32(3))
+    jaxpr, operands = linear_solve(equation)
+    if len(getattr(jaxpr, "jaxpr", jaxpr).invars) != len(operands) or len(operands) < 2:
+        raise other_jax(
+            f"shardmap reads of a linear solve that it takes {len(operands)} operands, "
+            "which is wrong"
+        )
+
+
+_check_linear_solve()
+
+
+@functools.lru_cache
+def gamma_of_one(dtype: np.dtype, log_space: bool, impl: str) -> AnyJaxpr:
+    """How one number of a gamma distribution is drawn: of a key of its own, and alpha.
+
+    JAX has no name for it: it is what it maps over the keys of all elements.
+    """
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl=impl), 2))
+    alphas = jax.ShapeDtypeStruct((2,), dtype)
+
+    def draw(keys: Value, alphas: Value) -> Any:
+        return p.random_gamma_p.impl(keys, alphas, log_space=log_space)
+
+    scan = equation_of("scan", draw, keys, alphas)
+    body: AnyJaxpr = scan.params["jaxpr"]
+    inner = getattr(body, "jaxpr", body)
+    shapes = [getattr(v.aval, "shape", None) for v in inner.invars]
+    if scan_counts(scan.params) != (0, 0) or shapes != [(), ()]:
+        raise other_jax(
+            "shardmap reads how one number of a gamma distribution is drawn from a "
+            f"loop over a key and a number, but this one runs over {shapes}"
+        )
+    return body
 
 
 # From JAX 0.12 on some primitives are written in terms of others, and all of them are

@@ -48,6 +48,8 @@ def asked_points(
       ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
+    if isinstance(in_slices, dict) and _names(in_slices) and len(args) == 1:
+        in_slices = (in_slices,)  # Of the one argument, a dict.
     specs = _spread(in_slices, args, "in_slices")
     assert len(specs) == len(avals)
     problems: list[str] = []
@@ -76,6 +78,10 @@ def asked_points(
             "(start, stop) pairs, or EACH."
         ) from None
     return tuple(asked)
+
+
+def _names(spec: Mapping[Any, Any]) -> bool:
+    return any(not isinstance(key, int | np.integer) for key in spec)
 
 
 def _axis(axis: object, rank: int) -> int:

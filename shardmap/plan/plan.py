@@ -220,6 +220,10 @@ class ShardPlan:
         """For each axis: cut, into what, reaching what; or whole, and why."""
         return report.explain(self._cut_program)
 
+    def __repr__(self) -> str:
+        stages = len(self.stages)
+        return f"<ShardPlan: {self.num_shards:,} shards in {stages} stages>"
+
     def __str__(self) -> str:
         return report.summary(self._cut_program)
 

@@ -7,11 +7,13 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
+from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.engine.slices import Box, Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.inside.one_shard import kept_bytes, temporaries
+from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
@@ -59,7 +61,19 @@ def explain(cut_program: CutProgram) -> str:
             lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
     for place, stage in enumerate(cut_program.stages):
         lines.append(_stage(cut_program, stage) + _costs(cut_program, place))
+        lines += _drawn_whole(cut_program, stage)
     return "\n".join(lines)
+
+
+def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
+    """Random numbers of which a shard makes all, though it takes some."""
+    found: list[str] = []
+    for node in reversed(stage.backwards if cut_program.num_shards > 1 else []):
+        wholes = getattr(cut_program.analysis.rules[node.number], "wholes", {})
+        for reason in {*wholes.values()} & DRAWN_WHOLE:
+            found.append(f"  draws all of {node.name} ({node.source}) at once: ")
+            found[-1] += str(reason)
+    return list(dict.fromkeys(found))
 
 
 def out_slices(cut_program: CutProgram) -> PyTree:
@@ -172,8 +186,10 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
                     lines.append(
                         f"gives parts of {name}, combined by {result.combiner}"
                     )
+    arrives = bool(lines)
     for ended in cut_program.analysis.ended:
-        if origin in ended.origins:
+        # What a slice does not take is no news of a cut that arrives.
+        if origin in ended.origins and not (arrives and ended.reason == BESIDE):
             node = ended.node
             lines.append(f"ends at {node.name} ({node.source}): {ended.reason}")
     if not lines:

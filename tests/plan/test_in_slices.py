@@ -86,3 +86,11 @@ def test_near_equal_pieces(size, count):
     assert sum(lengths) == size
     assert max(lengths) - min(lengths) <= 1
     assert len(lengths) == min(count, size)
+
+
+def test_cuts_of_one_argument_that_is_a_dict():
+    args = {"w": np.ones((3, 2), np.float32), "x": np.ones((6, 3), np.float32)}
+    made = plan(lambda d: d["x"] @ d["w"], args, in_slices={"w": None, "x": {0: 3}})
+    assert made.num_shards == 3
+    with pytest.raises(ValueError, match=r"in_slices\[0\] has the keys \['v'\]"):
+        plan(lambda d: d["x"], args, in_slices={"v": None})

@@ -91,3 +91,16 @@ def test_no_shard_moves_more_than_there_is():
     assert made.cut_fraction <= 1
     whole = plan(lambda x: (x + x[::-1], x), X)
     assert whole.cut_fraction == 1
+
+
+def test_what_a_slice_leaves_out_is_no_news_of_a_cut_that_arrives():
+    made = plan(lambda x: jnp.roll(x, 1), np.arange(12.0), in_slices=({0: 3},))
+    assert "reaches axis 0 of result" in made.explain()
+    assert "beside" not in made.explain()
+    lost = plan(lambda x: x[:2], np.arange(12.0), in_slices=({0: (6, 6)},))
+    assert "every cut lies beside" in lost.explain()
+
+
+def test_a_plan_is_short_where_it_is_shown():
+    made = plan(jnp.sin, np.arange(12.0), in_slices=({0: 3},))
+    assert repr(made) == "<ShardPlan: 3 shards in 1 stages>"

@@ -75,6 +75,18 @@ def top_k(node: Node) -> Factors:
     return Factors(node, [range(rank)], outs, wholes=wholes, cheap=False)
 
 
+def triangular_solve(node: Node) -> Factors:
+    """``i * *, i * j -> i * j``: right-hand sides are independent."""
+    rank = len(node.in_shapes[0])
+    batch: list[Factor] = list(range(rank - 2))
+    sides: list[Factor] = (
+        ["core", "side"] if node.params["left_side"] else ["side", "core"]
+    )
+    wholes: dict[Factor, Reason] = {"core": CORE}
+    ins = [[*batch, "core", "core"], [*batch, *sides]]
+    return Factors(node, ins, [[*batch, *sides]], wholes=wholes, cheap=False)
+
+
 def from_pivots(node: Node) -> Factors:
     return by_batch(node, len(node.in_shapes[0]) - 1)
 
@@ -93,7 +105,7 @@ RULES: dict[Any, RuleMaker] = {
     p.sort_p: sort,
     p.svd_p: core(2),
     p.top_k_p: top_k,
-    p.triangular_solve_p: core(2),
+    p.triangular_solve_p: triangular_solve,
     p.tridiagonal_p: core(2),
     p.tridiagonal_solve_p: core(1),
     PIVOTS: from_pivots,

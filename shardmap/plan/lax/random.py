@@ -5,12 +5,13 @@ key and its flat position, so that a piece of the bits is computed alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -19,10 +20,11 @@ from shardmap._jax.lax_primitives import (
     RANDOM_SEED,
     RANDOM_UNWRAP,
     RANDOM_WRAP,
+    gamma_of_one,
 )
 from shardmap.plan.engine.factors import Factors, Local, taken_whole
 from shardmap.plan.engine.keys import key_impl
-from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.nodes import Node, Operand
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
 GENERATOR = Reason(
@@ -31,19 +33,27 @@ GENERATOR = Reason(
 )
 SEQUENCE = Reason("the primitive draws from one sequence", "draw with jax.random.bits")
 POSITIONS = 2**32
+TOO_MANY = Reason(
+    "more than 2**32 numbers are drawn with one key",
+    "split the key, and draw with one for each row: jax.vmap(jax.random.bits)(keys)",
+)
+DRAWN_WHOLE = frozenset({GENERATOR, SEQUENCE, TOO_MANY})
+"""Why every shard draws all numbers, though it takes some of them."""
 
 
-def threefry(node: Node) -> bool:
+def _partitionable(impl: str | None) -> bool:
     partitionable: bool = getattr(jax.config, "jax_threefry_partitionable", False)
-    return partitionable and key_impl(node.ins[0].aval) == "threefry2x32"
+    return partitionable and impl == "threefry2x32"
 
 
 def by_position(node: Node, is_split: bool) -> Factors:
     """Key axes pass; the axes that the bits are drawn for are positions."""
     keys = node.in_shapes[0]
     shape = node.params["shape"]
-    if not threefry(node) or math.prod(shape) >= POSITIONS:
+    if not _partitionable(key_impl(node.ins[0].aval)):
         return taken_whole(node, GENERATOR)
+    if math.prod(shape) >= POSITIONS:
+        return taken_whole(node, TOO_MANY)
     out: list[Factor] = list(range(len(keys) + len(shape)))
     drawn = out[len(keys) :]
     impl = key_impl(node.ins[0].aval)
@@ -75,6 +85,37 @@ def by_position(node: Node, is_split: bool) -> Factors:
         return [(high ^ low).astype(dtype)]
 
     return Factors(node, [out[: len(keys)]], [out], starts=drawn, emitter=emitter)
+
+
+def gamma(
+    ins: Sequence[Operand], log_space: bool
+) -> Callable[[jax.Array, jax.Array], Any] | None:
+    """How ``random_gamma`` draws, element by element; None: it cannot be cut."""
+    key, alpha = ins
+    impl = key_impl(key.aval)
+    if impl is None or not _partitionable(impl):
+        return None
+    ranks = len(key.shape), len(alpha.shape)
+    one = jax.extend.core.jaxpr_as_fun(
+        gamma_of_one(np.dtype(alpha.aval.dtype), log_space, impl)
+    )
+
+    def drawn(key: jax.Array, alpha: jax.Array) -> jax.Array:
+        def keys(key: jax.Array) -> jax.Array:
+            return jax.random.split(key, alpha.shape[ranks[0] :])
+
+        def draw(key: jax.Array, alpha: jax.Array) -> jax.Array:
+            [number] = one(key, alpha)
+            return number
+
+        split, each = keys, draw
+        for _ in range(ranks[0]):
+            split = jax.vmap(split)
+        for _ in range(ranks[1]):
+            each = jax.vmap(each)
+        return each(split(key), alpha)
+
+    return drawn
 
 
 def key_axes(node: Node) -> Factors:

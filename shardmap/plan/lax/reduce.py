@@ -63,11 +63,13 @@ def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
         [operand] = ins
         dtype = operand.aval.dtype
         [axis], index_dtype = equation.params["axes"], equation.params["index_dtype"]
-        if dtype.kind == "b" or jnp.issubdtype(dtype, jnp.complexfloating):
+        if jnp.issubdtype(dtype, jnp.complexfloating):
             return None
         reducer = (p.reduce_max_p, p.reduce_min_p)[not largest]
 
         def by_parts(x: jax.Array) -> Any:
+            if dtype.kind == "b":
+                x = lax.convert_element_type(x, jnp.uint8)
             best = reducer.bind(x, axes=(axis,), **_sharding(reducer))
             best = lax.expand_dims(best, (axis,))
             found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))

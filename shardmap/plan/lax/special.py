@@ -13,10 +13,6 @@ from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 TALKS = Reason(
     "it talks to the other elements of a mapped axis", "cut an axis that is not mapped"
 )
-SOLVER = Reason(
-    "a linear solve is iterated over all of its unknowns",
-    "map the solve over a batch axis outside of the plan",
-)
 OUTSIDE = Reason(
     "code outside of JAX may look at all of its operands",
     "write it with JAX operations, or give the primitive a rule",
@@ -77,5 +73,4 @@ RULES: dict[Any, RuleMaker] = {
     **dict.fromkeys(STATEFUL, stateful),
     PURE_CALLBACK: whole_because(OUTSIDE),
     p.custom_lin_p: whole_because(TRANSPOSED),
-    p.linear_solve_p: whole_because(SOLVER),
 }

@@ -12,6 +12,7 @@ from shardmap._jax.lax_primitives import (
     EXPANDABLE,
     expansion,
     expansion_tree,
+    linear_solve,
 )
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -23,6 +24,7 @@ from shardmap.plan.engine.nodes import (
     Program,
     Value,
     flatten,
+    traced,
 )
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, RuleMaker
@@ -55,6 +57,24 @@ def _expanded(
     return program.inline(jaxpr, ins, source, CALLS)
 
 
+def _solved(
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+) -> list[Operand]:
+    """A linear solve is what it solves with: differentiation is over by now."""
+    jaxpr, operands = linear_solve(equation)
+    return program.inline(jaxpr, [ins[k] for k in operands], source, CALLS)
+
+
+def _drawn(
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+) -> list[Operand] | None:
+    """Numbers of a gamma distribution: each element has a key of its own."""
+    function = random.gamma(ins, equation.params["log_space"])
+    if function is None:
+        return None
+    return program.inline(traced(function, ins), ins, source, CALLS)
+
+
 LOOKED_THROUGH = {
     p.call_p: "call_jaxpr",
     p.closed_call_p: "call_jaxpr",
@@ -70,6 +90,7 @@ CALLS = Calls(
     LOOKED_THROUGH,
     shape.REWRITES
     | reshape.REWRITES
+    | {p.linear_solve_p: _solved, p.random_gamma_p: _drawn}
     | ({} if EXPANDABLE is None else {EXPANDABLE: _expanded}),
     # Says that an equation is inside a map; its rule knows what to do about it.
     (AXIS_EFFECT,),

@@ -1,10 +1,12 @@
 """Random bits: the same as of the whole call."""
 
 import jax
+import numpy as np
+import pytest
 
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same
-from tests.plan.plan_programs import X
+from tests.plan.checks import assert_same, check_cut
+from tests.plan.plan_programs import X, reals
 
 
 def test_a_key_that_is_not_threefry_is_whole():
@@ -15,3 +17,57 @@ def test_a_key_that_is_not_threefry_is_whole():
 
     made = plan(fun, key, X, in_slices=(None, {0: 2}))
     assert_same(made.run(key, X), jax.jit(fun)(key, X))
+
+
+SHAPES = np.abs(reals(7, 4)) + np.float32(0.3)
+NAMED = {
+    "gamma": lambda key, a: jax.random.gamma(key, a, a.shape),
+    "beta": lambda key, a: jax.random.beta(key, a, 1.5, a.shape),
+    "poisson": lambda key, a: jax.random.poisson(key, a * 3, a.shape),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["gamma", "poisson", pytest.param("beta", marks=pytest.mark.deep)]
+)
+def test_numbers_with_a_key_for_each(name):
+    args = jax.random.key(3), SHAPES
+    in_slices = (None, {0: (2, 5)})
+    check_cut(NAMED[name], *args, in_slices=in_slices, tolerance=1e-4)
+
+
+def test_the_gradient_of_numbers_of_a_gamma_distribution():
+    def fun(key, a):
+        return (jax.random.gamma(key, a, (2, *a.shape)) ** 2).sum()
+
+    args = jax.random.key(3), SHAPES
+    made = check_cut(
+        jax.grad(fun, 1), *args, in_slices=(None, {0: (2, 5)}), tolerance=1e-4
+    )
+    assert made.num_shards == 2
+
+
+def test_keys_of_their_own_draw_alone():
+    keys = jax.random.split(jax.random.key(0), 6)
+
+    def fun(keys, a):
+        return jax.vmap(lambda key: jax.random.gamma(key, a, (4,)))(keys)
+
+    args = keys, np.float32(1.4)
+    made = check_cut(fun, *args, in_slices=({0: (1, 5)}, None), tolerance=1e-4)
+    assert made.num_shards == 2
+
+
+def test_what_is_drawn_at_once_is_told():
+    def fun(key, x):
+        return jax.random.uniform(key, x.shape) + x
+
+    args = jax.random.key(0, impl="rbg"), X
+    text = plan(fun, *args, in_slices=(None, {0: 2})).explain()
+    assert "draws all of random_bits" in text
+    assert "this generator makes all its bits at once" in text
+    large = jax.ShapeDtypeStruct((2**17, 2**16), np.float32)
+    many = plan(fun, jax.random.key(0), large, in_slices=(None, {0: 2}))
+    assert "more than 2**32 numbers are drawn with one key" in many.explain()
+    few = plan(fun, jax.random.key(0), X, in_slices=(None, {0: 2}))
+    assert "at once" not in few.explain()

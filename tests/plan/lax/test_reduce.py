@@ -23,6 +23,14 @@ def test_not_a_number_is_the_extremum():
         np.testing.assert_array_equal(plan(fun, x, in_slices=({0: 4},)).run(x), fun(x))
 
 
+@pytest.mark.parametrize("fun", [jnp.argmax, jnp.argmin])
+def test_the_first_of_booleans(fun):
+    for x in (X > 0.5, X > 9, X < 9):
+        made = plan(lambda x: fun(x, 0), x, in_slices=({0: (3, 5)},))
+        np.testing.assert_array_equal(made.run(x), fun(x, 0))
+        assert made.num_shards > 1
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize(
     "fun",
