@@ -20,6 +20,7 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
+from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
 from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.folder.save import save
@@ -29,6 +30,7 @@ from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.in_slices import InSlices, input_cuts
+from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
@@ -48,11 +50,13 @@ def plan(
       fun: a function of arrays that JAX can trace.
       *args: its arguments, or what has their shapes and dtypes: arrays,
         `jax.ShapeDtypeStruct`, `numpy.memmap`, datasets of h5py, arrays of zarr, values
-        of types with a handler (`register_shard_handler`), and pytrees of them. They
-        are not read.
+        of types with a handler (`register_shard_handler`), arrays and datasets of
+        xarray, which the function gets with their labels, and pytrees of all these.
+        They are not read.
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
-        pieces, a tuple of lengths, a list of (start, stop) pairs, or `EACH`.
+        pieces, a tuple of lengths, a list of (start, stop) pairs, or `EACH`. An axis
+        of xarray's is the name of its dimension.
       partial: whether to cut axes that the function sums over, or reduces otherwise.
         Shards then give partial results.
 
@@ -73,7 +77,13 @@ def plan(
       >>> made.shards[-1].out_slices
       (slice(4, 6, None), slice(6, 8, None))
     """
-    made = ShardPlan(cut_program(fun, args, in_slices, partial))
+    labels = labels_of(fun, args)
+    if labels is not None:
+        in_slices = named_cuts(in_slices, args)
+        made = ShardPlan(cut_program(labels.fun, plain(args), in_slices, partial))
+        made.labels = labels
+    else:
+        made = ShardPlan(cut_program(fun, args, in_slices, partial))
     made.planned_for = Remembered(args)
     return made
 
@@ -159,6 +169,7 @@ class ShardPlan:
     def __init__(self, cut_program: CutProgram) -> None:
         self._cut_program = cut_program
         self.planned_for: Remembered | None = None
+        self.labels: Labels | None = None
 
     @property
     def stages(self) -> list[Stage]:
@@ -306,13 +317,14 @@ class ShardPlan:
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is another
             plan's or was made with other arguments.
         """
-        return run(
+        made = run(
             self._cut_program,
             args,
-            out,
+            out if self.labels is None else self.labels.out(out),
             engine=engine_of(executor),
             max_in_flight=max_in_flight,
             progress=progress,
             retries=retries,
             checkpoint=checkpoint,
         )
+        return made if self.labels is None else self.labels.result(made)
