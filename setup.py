@@ -17,13 +17,16 @@ EXTRAS = {
     # Whoever tests also checks. The checkers are pinned: new ones find new faults.
     "test": [
         "cloudpickle",
+        "fsspec",
         "h5py",
         "hypothesis",
+        "loky",
         "mypy==2.4.*",
         "pytest",
         "pytest-xdist",
         "ruff==0.17.*",
         "setuptools",
+        "xarray",
         "zarr",
     ],
     "demo": ["scikit-learn"],
@@ -31,6 +34,9 @@ EXTRAS = {
     "plan": ["flatbuffers", "tqdm"],
     # A cluster as the executor of a plan.
     "dask": ["dask[array]", "distributed"],
+    "ray": ["ray"],
+    # Arrays with labels, as arguments of a plan.
+    "xarray": ["xarray"],
     "examples": ["flax", "numpyro", "optax", "scikit-learn"],
     "docs": ["furo", "myst-parser", "sphinx"],
     # What the benchmarks compare with besides JAX, and what draws the picture of them.

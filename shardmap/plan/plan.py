@@ -20,6 +20,7 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
+from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
 from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.folder.save import save
@@ -31,6 +32,7 @@ from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at
 from shardmap.plan.inside.choice import asked_of, resolved
 from shardmap.plan.inside.one_shard import plan_peak
+from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
@@ -52,13 +54,15 @@ def plan(
       fun: a function of arrays that JAX can trace.
       *args: its arguments, or what has their shapes and dtypes: arrays,
         `jax.ShapeDtypeStruct`, `numpy.memmap`, datasets of h5py, arrays of zarr, values
-        of types with a handler (`register_shard_handler`), and pytrees of them. They
-        are not read.
+        of types with a handler (`register_shard_handler`), arrays and datasets of
+        xarray, which the function gets with their labels, and pytrees of all these.
+        They are not read.
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
         pieces (at the most as many as the axis is long), a tuple of lengths, a list of
-        (start, stop) pairs, `EACH`, or `AUTO`: as few pieces as fit into ``memory``.
-        Default: with ``memory``, the axes that save the most; else nothing is cut.
+        (start, stop) pairs, `EACH`, or `AUTO`: as few pieces as fit into ``memory``. An
+        axis of xarray's is the name of its dimension. Default: with ``memory``, the
+        axes that save the most; else nothing is cut.
       partial: whether to cut axes that the function sums over, or reduces otherwise.
         Shards then give partial results.
       memory: the bytes that a shard may hold at once with what is kept for later
@@ -83,8 +87,13 @@ def plan(
       (slice(4, 6, None), slice(6, 8, None))
     """
     room = None if memory is None else bytes_of("memory", memory)
-    made = cut_program(fun, args, in_slices, partial, room)
-    return ShardPlan(made, Remembered(args))
+    labels = labels_of(fun, args)
+    if labels is None:
+        made = cut_program(fun, args, in_slices, partial, room)
+    else:
+        cuts = named_cuts(in_slices, args)
+        made = cut_program(labels.fun, plain(args), cuts, partial, room)
+    return ShardPlan(made, Remembered(args), labels)
 
 
 def cut_program(
@@ -173,10 +182,14 @@ class ShardPlan:
     """
 
     def __init__(
-        self, cut_program: CutProgram, planned_for: Remembered | None = None
+        self,
+        cut_program: CutProgram,
+        planned_for: Remembered | None = None,
+        labels: Labels | None = None,
     ) -> None:
         self._cut_program = cut_program
         self._planned_for = planned_for
+        self._labels = labels
 
     @property
     def stages(self) -> list[Stage]:
@@ -329,13 +342,14 @@ class ShardPlan:
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is another
             plan's or was made with other arguments.
         """
-        return run(
+        made = run(
             self._cut_program,
             args,
-            out,
+            out if self._labels is None else self._labels.out(out),
             engine=engine_of(executor),
             max_in_flight=max_in_flight,
             progress=progress,
             retries=retries,
             checkpoint=checkpoint,
         )
+        return made if self._labels is None else self._labels.result(made)

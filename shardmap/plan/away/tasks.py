@@ -12,14 +12,14 @@ import jax
 import numpy as np
 
 # These register themselves.
-from shardmap.arrays.sources import files, stores  # noqa: F401
+from shardmap.arrays.sources import files, labelled, stores  # noqa: F401
 from shardmap.arrays.sources.registry import Away, away
-from shardmap.plan.engine.keys import data_aval, is_key
+from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import Box, shape_of, slices
-from shardmap.plan.run.buffers import read_box, start_dtype
+from shardmap.plan.engine.slices import Box, slices
+from shardmap.plan.run.buffers import read_box
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.remote import exported, run_exported
+from shardmap.plan.run.remote import arg_avals, exported, run_exported
 from shardmap.plan.run.shards import Shard
 
 
@@ -137,17 +137,6 @@ def is_whole(box: Box, grain: Sequence[int], shape: Sequence[int]) -> bool:
     )
 
 
-def arg_avals(shard: Shard) -> list[jax.ShapeDtypeStruct]:
-    """What a shard's function takes: boxes as they are stored, and starts."""
-    found = []
-    for value, box in shard.recipe.reads:
-        aval = data_aval(value.aval)
-        shape = shape_of(box) + tuple(aval.shape[len(box) :])
-        found.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-    starts = shard.recipe.starts
-    return [*found, jax.ShapeDtypeStruct((len(starts),), start_dtype(starts))]
-
-
 class Functions:
     """The exported functions of a plan's shards, each made once."""
 
@@ -157,7 +146,7 @@ class Functions:
     def of(self, shard: Shard) -> bytes:
         key = shard.stage, shard.recipe.static
         if key not in self._blobs:
-            self._blobs[key] = exported(shard.function, arg_avals(shard))
+            self._blobs[key] = exported(shard.function, arg_avals(shard.recipe))
         return self._blobs[key]
 
 

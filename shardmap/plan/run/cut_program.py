@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree, TreeDef
+from shardmap.arrays.sources.labelled import plain
 from shardmap.plan.engine.keys import is_key, key_impl
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
@@ -62,7 +63,7 @@ class CutProgram:
 
     def leaves(self, arrays: tuple[PyTree, ...]) -> list[Any]:
         """The arguments, flat, checked against what was planned."""
-        leaves, tree = jax.tree.flatten(arrays)
+        leaves, tree = jax.tree.flatten(plain(arrays))
         if tree != self.in_tree:
             raise ValueError(
                 f"the plan was made for arguments of the structure {self.in_tree}, got "

@@ -11,6 +11,11 @@ import jax
 import numpy as np
 from jax import export
 
+from shardmap.plan.engine.keys import data_aval
+from shardmap.plan.engine.recipe import Recipe
+from shardmap.plan.engine.slices import shape_of
+from shardmap.plan.run.buffers import start_dtype
+
 MOST_KEPT = 256
 
 
@@ -28,6 +33,17 @@ def exported(function: jax.stages.Wrapped, args: Sequence[Any]) -> bytes:
             "shards travel to other processes as jax.export bytes, which need the "
             "package flatbuffers: pip install flatbuffers"
         ) from error
+
+
+def arg_avals(recipe: Recipe) -> list[jax.ShapeDtypeStruct]:
+    """What a shard's function takes: boxes as they are stored, and starts."""
+    found = []
+    for value, box in recipe.reads:
+        aval = data_aval(value.aval)
+        shape = shape_of(box) + tuple(aval.shape[len(box) :])
+        found.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+    starts = recipe.starts
+    return [*found, jax.ShapeDtypeStruct((len(starts),), start_dtype(starts))]
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)

@@ -5,9 +5,8 @@ that the same plan gives the same bytes each time.
 """
 
 import contextlib
-import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.checkpoint import Checkpoint
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import outputs
+from shardmap.plan.run.progress import bar
 from shardmap.plan.run.shards import Accumulator, Shards
 from shardmap.plan.run.workers import Engine
 
@@ -51,13 +51,13 @@ def run(
     acc = Accumulator(cut_program, {value: array for value, array in places if value})
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(engine(cut_program, leaves, acc, saved is not None))
-        step = stack.enter_context(_bar(cut_program, progress))
+        step = stack.enter_context(bar(cut_program, progress))
         for place, stage in enumerate(cut_program.stages):
             acc.free(place)
             shards = Shards(cut_program, [stage])
             ahead = max_in_flight or work.ahead
-            for _ in work.run_stage(shards, ahead, retries, saved):
-                step()
+            for shard in work.run_stage(shards, ahead, retries, saved):
+                step(shard)
     return finished(cut_program, acc, places)
 
 
@@ -75,18 +75,3 @@ def finished(
             array[...] = made
         results.append(made if array is None else array)
     return jax.tree.unflatten(cut_program.out_tree, results)
-
-
-@contextlib.contextmanager
-def _bar(cut_program: CutProgram, progress: bool) -> Iterator[Callable[[], Any]]:
-    if not progress:
-        yield lambda: None
-        return
-    try:
-        tqdm = importlib.import_module("tqdm")
-    except ImportError as error:
-        raise ImportError(
-            "progress=True needs the package tqdm: pip install tqdm"
-        ) from error
-    with tqdm.tqdm(total=cut_program.num_shards, unit="shard") as bar:
-        yield bar.update

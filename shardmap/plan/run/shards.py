@@ -1,7 +1,7 @@
 """One shard of a plan, the sequence of all, and what results are put together in."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex, overload
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import jax
 import numpy as np
@@ -17,6 +17,22 @@ from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import misfits
+from shardmap.plan.run.remote import arg_avals, exported
+
+
+class ExportedShard(NamedTuple):
+    """The function of a shard as bytes. Made by `Shard.export`.
+
+    Attributes:
+      blob: the bytes.
+      feeds: what the function takes, in words.
+    """
+
+    blob: bytes
+    feeds: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"takes {feed}" for feed in self.feeds)
 
 
 class Shard:
@@ -107,7 +123,10 @@ class Shard:
         """
         leaves = list(map(sliceable, self._cut_program.leaves(arrays)))
         self._refuse_stranger("values", values)
-        kept = values.kept if isinstance(values, Accumulator) else {}
+        kept = {}
+        if isinstance(values, Accumulator):
+            values.refuse_unfinished(self)
+            kept = values.kept
         return self._cut_program.read(self.recipe, leaves, kept)
 
     def reduce(
@@ -130,6 +149,7 @@ class Shard:
                 acc = acc.result(raw=True)
         self._refuse_stranger("acc", acc)
         if isinstance(acc, Accumulator):
+            acc.refuse_twice(self)
             acc.put(self, result)
             return acc
         outputs = self._cut_program.program.outputs
@@ -138,6 +158,38 @@ class Shard:
             if value in places:
                 buffers.put(places[value], box, combiner, part)
         return acc
+
+    def export(self) -> ExportedShard:
+        """`function` as bytes, which `jax.export.deserialize` takes anywhere.
+
+        Returns:
+          The bytes, and what the function takes, in words: the boxes as they are
+          stored, random keys as their bits, and then where loops and windows start.
+
+        Example:
+          >>> import numpy as np, shardmap as sm
+          >>> x = np.ones((8, 2), np.float32)
+          >>> made = sm.plan(lambda x: x.sum(1), x, in_slices={0: 4})
+          >>> exported = made.shards[1].export()
+          >>> print(exported)
+          takes args[0][2:4, 0:2], float32[2, 2]
+          takes the starts [], int32[0]
+          >>> function = jax.export.deserialize(bytearray(exported.blob))
+          >>> function.call(*made.shards[1].args(x))
+          (Array([2., 2.], dtype=float32),)
+        """
+        inputs = self._cut_program.program.inputs
+        feeds = []
+        avals = arg_avals(self.recipe)
+        for (value, box), aval in zip(self.recipe.reads, avals, strict=False):
+            name = "a constant" if value.producer is None else "a value that was kept"
+            if value in inputs:
+                name = self._cut_program.names[inputs.index(value)]
+            index = ", ".join(f"{start}:{stop}" for start, stop in box)
+            feeds.append(f"{name}[{index}], {aval.dtype}{list(aval.shape)}")
+        starts = [int(start) for start in self.recipe.starts]
+        feeds.append(f"the starts {starts}, {avals[-1].dtype}[{len(starts)}]")
+        return ExportedShard(exported(self.function, avals), tuple(feeds))
 
     def _refuse_stranger(self, name: str, acc: Any) -> None:
         """Says so if results cannot be put together in what was given.
@@ -234,6 +286,7 @@ class Accumulator:
             for result in stage.results
         }
         self.kept: dict[Value, Any] = {}
+        self._done: dict[int, np.ndarray] = {}
 
     def _buffer(self, value: Value) -> Any:
         """Where a value is put together, made when it is first asked for."""
@@ -250,10 +303,50 @@ class Accumulator:
 
     def put(self, shard: Shard, result: Sequence[Any]) -> None:
         """Puts a shard's results where they belong; None is there already."""
+        self._done_of(shard.stage)[shard.number] = True
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
             buffer = self._buffer(value)
             if part is not None:
                 buffers.put(buffer, box, combiner, part)
+
+    def _done_of(self, stage: int) -> np.ndarray:
+        """Which shards of a stage have been put together."""
+        if stage not in self._done:
+            stages = {each.number: each for each in self.cut_program.stages}
+            self._done[stage] = np.zeros(stages[stage].num_shards, bool)
+        return self._done[stage]
+
+    def refuse_twice(self, shard: Shard) -> None:
+        """Says so if a shard has been put in already.
+
+        Raises:
+          ValueError: it has.
+        """
+        if self._done_of(shard.stage)[shard.number]:
+            raise ValueError(
+                f"shard {shard.number} of stage {shard.stage} has been reduced into "
+                "acc already: reduce each shard once, or begin anew with None"
+            )
+
+    def refuse_unfinished(self, shard: Shard) -> None:
+        """Says so if a shard needs values that earlier shards have not all made.
+
+        Raises:
+          ValueError: some are missing.
+        """
+        needed = {value for value, _ in shard.recipe.reads}
+        for stage in self.cut_program.stages:
+            if stage.number >= shard.stage:
+                return
+            done = self._done_of(stage.number)
+            makes = any(result.value in needed for result in stage.results)
+            if makes and not done.all():
+                raise ValueError(
+                    f"shard {shard.number} of stage {shard.stage} needs what stage "
+                    f"{stage.number} makes, of whose {len(done):,} shards "
+                    f"{int(done.sum()):,} have been reduced into values: reduce all of "
+                    "them first"
+                )
 
     def free(self, place: int) -> None:
         """Lets go of what no stage from this one on needs."""

@@ -101,7 +101,6 @@ def dataset(tmp_path):
     return h5py.File(tmp_path / "x.h5")["x"]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("source", [None, mapped, stored, dataset])
 def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
     x = X if source is None else source(tmp_path)

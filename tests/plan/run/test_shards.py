@@ -9,6 +9,7 @@ from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import plan
 from tests.plan.checks import check, iota, slices
 from tests.plan.plan_programs import X, Y
+from tests.plan.run import checks
 
 
 def test_two_workers():
@@ -112,3 +113,33 @@ def test_what_no_later_stage_needs_is_let_go():
     assert held[0] == 1
     assert max(held) < len(made.stages) + 1
     np.testing.assert_allclose(acc.result(), fun(X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_later_stage_refuses_values_that_are_not_finished(made):
+    first, last = made.stage_shards(0), made.stage_shards(1)
+    acc = None
+    for shard in first[:3]:
+        acc = shard.reduce(shard.function(*shard.args(checks.X, checks.W)), acc)
+    with pytest.raises(
+        ValueError, match=r"shard 2 of stage 1 .* whose 8 shards 3 have"
+    ):
+        last[2].args(checks.X, checks.W, values=acc)
+    for shard in first[3:]:
+        acc = shard.reduce(shard.function(*shard.args(checks.X, checks.W)), acc)
+    result = last[2].function(*last[2].args(checks.X, checks.W, values=acc))
+    acc = last[2].reduce(result, acc)
+    with pytest.raises(ValueError, match=r"shard 2 of stage 1 has been reduced into"):
+        last[2].reduce(result, acc)
+
+
+def test_a_function_as_bytes(made):
+    pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
+    shard = made.stage_shards(0)[3]
+    exported = shard.export()
+    assert exported.feeds[0] == "args[0][24:32, 0:8], float32[8, 8]"
+    call = jax.export.deserialize(bytearray(exported.blob)).call
+    args = shard.args(checks.X, checks.W)
+    for a, b in zip(call(*args), shard.function(*args), strict=True):
+        np.testing.assert_array_equal(a, b)
+    later = made.stage_shards(1)[0].export()
+    assert any(feed.startswith("a value that was kept[") for feed in later.feeds)

@@ -1,0 +1,127 @@
+"""The arrays and datasets of xarray, as what lies under their labels.
+
+A `DataArray` is one array, a `Dataset` a dict of them by name. What xarray has not read
+yet stays where it is: a shard reads its own part, and where that is a store of zarr
+without a decoding in between, other processes do.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap.arrays.sources.registry import (
+    About,
+    Kind,
+    away,
+    kind_named,
+    register_kind,
+)
+
+WRAPPERS = ("MemoryCachedArray", "CopyOnWriteArray")
+
+
+def is_labelled(value: Any) -> bool:
+    """Whether a value is of xarray, which may not be installed."""
+    return any(
+        cls.__module__.partition(".")[0] == "xarray"
+        and cls.__name__ in ("DataArray", "Dataset")
+        for cls in type(value).__mro__
+    )
+
+
+def is_dataset(value: Any) -> bool:
+    return is_labelled(value) and hasattr(value, "data_vars")
+
+
+def plain(tree: Any) -> Any:
+    """A pytree with the arrays under labels in the place of what has labels."""
+    return jax.tree.map(
+        lambda leaf: _plain(leaf) if is_labelled(leaf) else leaf,
+        tree,
+        is_leaf=is_labelled,
+    )
+
+
+def _plain(value: Any) -> Any:
+    if is_dataset(value):
+        return {str(k): array_of(v.variable) for k, v in value.data_vars.items()}
+    return array_of(value.variable)
+
+
+def array_of(variable: Any) -> Any:
+    """What a variable holds: an array, or what can be sliced and is not read yet."""
+    if variable.chunks is not None:
+        return variable.data
+    if not variable._in_memory:
+        return Lazy(variable)
+    values = variable.values
+    base = values.base
+    if isinstance(base, np.memmap) and base.dtype == values.dtype:
+        here, there = values.__array_interface__, base.__array_interface__
+        if all(here[k] == there[k] for k in ("data", "shape", "strides")):
+            return base
+    return values
+
+
+class Lazy:
+    """A variable that xarray has not read yet."""
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = variable
+        self.shape, self.dtype = tuple(variable.shape), variable.dtype
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.asarray(self.variable[index].values)
+
+
+class Part:
+    """A part of something that can be sliced."""
+
+    def __init__(self, whole: Any, slices: Sequence[slice]) -> None:
+        self._whole = whole
+        self._ranges = [
+            range(size)[part] for part, size in zip(slices, whole.shape, strict=True)
+        ]
+        self.shape = tuple(map(len, self._ranges))
+        self.dtype = whole.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        if index is Ellipsis:
+            index = tuple(slice(None) for _ in self.shape)
+        inner = [r[part] for r, part in zip(self._ranges, index, strict=True)]
+        return self._whole[tuple(slice(r.start, r.stop, r.step) for r in inner)]
+
+
+def _describe(lazy: Lazy) -> About | None:
+    data = lazy.variable._data
+    while type(data).__name__ in WRAPPERS:
+        data = data.array
+    if type(data).__name__ != "LazilyIndexedArray":
+        return None
+    key = data.key.tuple
+    array: Any = getattr(data.array, "_array", None)
+    source = away(array)
+    # What decodes is no store, and what counts from the end goes another way.
+    if source is None or type(data.array).__name__ != "ZarrArrayWrapper":
+        return None
+    if not all(isinstance(part, slice) and (part.step or 1) > 0 for part in key):
+        return None
+    parts = [part.indices(n) for part, n in zip(key, array.shape, strict=True)]
+    return {
+        "place": source.about["place"],
+        "kind": source.kind,
+        "about": dict(source.about),
+        "parts": [list(part) for part in parts],
+    }
+
+
+def _reopen(about: About, writable: bool) -> Any:
+    kind = kind_named(about["kind"])
+    assert kind is not None
+    whole = kind.reopen(about["about"], writable)
+    return Part(whole, [slice(*part) for part in about["parts"]])
+
+
+register_kind("shardmap.Lazy", Kind("xarray", _describe, _reopen))

@@ -1,0 +1,120 @@
+"""Functions of xarray's arrays and datasets: cut by name, labels in and out."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.away.folder.job import Job
+from shardmap.plan.away.folder.work import Worker
+from shardmap.plan.plan import plan
+
+xr = pytest.importorskip("xarray", reason="the arguments under test")
+
+
+@pytest.fixture
+def ds():
+    rng = np.random.default_rng(0)
+    return xr.Dataset(
+        {
+            "t": (("time", "x"), rng.normal(size=(24, 3)).astype("f4"), {"units": "K"}),
+            "mask": ("x", np.ones(3, "f4")),
+        },
+        coords={
+            "time": np.arange("2020-01", "2022-01", dtype="datetime64[M]").astype(
+                "datetime64[ns]"
+            ),
+            "x": [10, 20, 30],
+            "name": ("x", ["a", "b", "c"]),
+        },
+        attrs={"title": "made up"},
+    )
+
+
+def anomaly(ds):
+    return ds.assign(t=ds.t - ds.t.mean("time", skipna=False, keep_attrs=True))
+
+
+def test_a_dataset_in_and_out(ds):
+    made = plan(anomaly, ds, in_slices={"time": 12})
+    assert made.num_shards == 24
+    got = made.run(ds)
+    xr.testing.assert_allclose(got, anomaly(ds))
+    assert got.attrs == ds.attrs
+    assert got.t.attrs == anomaly(ds).t.attrs
+    assert list(got.coords) == list(ds.coords)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda a: a * 2,
+        lambda a: a.mean("time", skipna=False),
+        lambda a: a.groupby("time.month").mean(skipna=False),
+        lambda a: a.isel(time=slice(3, 9)).rename("other"),
+        lambda a: a.sel(x=20),
+        lambda a: a.T,
+        lambda a: a.rename(None),
+        lambda a: a.sum(),
+        lambda a: a.diff("time"),
+        lambda a: a.assign_coords(twice=a * 2),
+    ],
+)
+def test_an_array_in_and_out(fun, ds):
+    made = plan(fun, ds.t, in_slices={"time": 4})
+    got, want = made.run(ds.t), fun(ds.t)
+    xr.testing.assert_allclose(got, want)
+    assert (got.name, got.attrs, got.dims) == (want.name, want.attrs, want.dims)
+
+
+def test_several_arguments_and_plain_ones(ds):
+    w = np.ones((3, 2), np.float32)
+
+    def fun(a, w, more):
+        return {"y": jnp.dot(a.data, w), "a": a + more["m"].sum(skipna=False)}
+
+    args = ds.t, w, {"m": ds.mask}
+    made = plan(fun, *args, in_slices={"time": 4})
+    assert made.num_shards == 4
+    got = made.run(*args)
+    np.testing.assert_allclose(got["y"], ds.t.values @ w, rtol=1e-6)
+    xr.testing.assert_allclose(got["a"], ds.t + 3)
+    cut = plan(fun, *args, in_slices=({"time": 2}, {1: 2}, None))
+    np.testing.assert_allclose(cut.run(*args)["y"], got["y"], rtol=1e-6)
+
+
+def test_a_name_that_is_no_dimension_is_told(ds):
+    for in_slices in ({"tme": 2}, ({"tme": 2},)):
+        with pytest.raises(ValueError, match=r"'tme', .* it has \['time', 'x'\]"):
+            plan(anomaly, ds, in_slices=in_slices)
+
+
+def test_a_store_stays_where_it_is(ds, tmp_path):
+    pytest.importorskip("zarr", reason="writes the store")
+    ds.drop_vars("name").to_zarr(tmp_path / "z", consolidated=False)
+    stored = xr.open_zarr(tmp_path / "z", chunks=None, consolidated=False)
+    part = stored.isel(time=slice(2, 20))
+    made = plan(
+        lambda ds: (ds.t * 2).mean("x", skipna=False), part, in_slices={"time": 3}
+    )
+    told = str(made.traffic())
+    assert "['t']: 216 B are read by the workers (xarray)" in told
+    got = made.run(part, executor=1)
+    want = (ds.t[2:20] * 2).mean("x")
+    xr.testing.assert_allclose(got, want.drop_attrs())
+    out = np.zeros(18, np.float32)
+    assert made.run(part, out=out).data is out
+    np.testing.assert_array_equal(out, got)
+    made.save(tmp_path / "job", part)
+    Worker(Job(tmp_path / "job")).run()
+    np.testing.assert_array_equal(np.load(tmp_path / "job/out/0.npy"), got)
+
+
+def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
+    pytest.importorskip("dask", reason="what lies under the labels")
+    fun, chunked = anomaly, ds.chunk({"time": 5})
+    got = plan(fun, chunked, in_slices={"time": 4}).run(chunked)
+    xr.testing.assert_allclose(got, fun(ds))
+    mapped = np.memmap(tmp_path / "x", "f4", "w+", shape=(6, 2))
+    array = xr.DataArray(mapped, dims=("a", "b"))
+    made = plan(lambda a: a + 1, array, in_slices={"a": 2})
+    assert "48 B are read by the workers (memmap)" in str(made.traffic())
