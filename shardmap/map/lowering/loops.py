@@ -36,6 +36,16 @@ class _LoopParts(NamedTuple):
     is_after: list[bool]
 
 
+def _reads_index(before: Jaxpr) -> bool:
+    """Whether an element asks for its index, its first operand."""
+    index = before.invars[0]
+    return any(
+        atom is index
+        for atoms in (before.outvars, *(equation.invars for equation in before.eqns))
+        for atom in atoms
+    )
+
+
 def loop(
     jaxpr: Jaxpr,
     axis: SplitAxis,
@@ -45,12 +55,16 @@ def loop(
 ) -> Callable[..., list[Any]]:
     parts = _cut(jaxpr, axis, in_axes, batch_size)
     reduced = len(parts.reductions)
+    has_effects = any(map(has_effect, parts.before.eqns))
+    asks = bool(reduced or has_effects or _reads_index(parts.before))
     mapped_in = [in_axis is not None for in_axis in in_axes]
     steps = axis.block // batch_size
 
     def run(*blocks: Value) -> list[Any]:
         whole = [b for b, mapped in zip(blocks, mapped_in, strict=True) if not mapped]
-        elements = [axis.indices()] + [
+        # XLA without Shardy cannot compile a device's number that nothing asks for.
+        indices = axis.indices() if asks else np.arange(axis.block, dtype=np.int32)
+        elements = [jnp.asarray(indices)] + [
             jnp.moveaxis(block, in_axis, 0)
             for block, in_axis in zip(blocks, in_axes, strict=True)
             if in_axis is not None
@@ -64,7 +78,7 @@ def loop(
         def batch(
             accumulated: Sequence[Value], given: Sequence[Any]
         ) -> tuple[Any, Any]:
-            if any(map(has_effect, parts.before.eqns)):
+            if has_effects:
                 results = lax.map(
                     lambda args: if_present(args[0], axis.size, element, *args), given
                 )
