@@ -31,6 +31,13 @@ class LoopParts(NamedTuple):
     after: Any
     is_after: list[bool]
 
+    @property
+    def reads_index(self) -> bool:
+        """Whether an element asks for its index."""
+        index = self.before.invars[0]
+        reads = [self.before.outvars, *(e.invars for e in self.before.eqns)]
+        return any(atom is index for atoms in reads for atom in atoms)
+
 
 class _Sorted(NamedTuple):
     """The equations of a function by when they run.

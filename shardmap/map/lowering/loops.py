@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from shardmap._jax.types import Jaxpr, Value
@@ -46,10 +47,18 @@ class _Loop:
         self._in_axes, self._out_axes = in_axes, out_axes
         self._batch_size = batch_size
         self._has_effect = any(map(has_effect, self._parts.before.eqns))
+        self._needs_index = bool(
+            self._has_effect or self._parts.reductions or self._parts.reads_index
+        )
 
     def run(self, *blocks: Value) -> list[Any]:
         unmapped: list[Value] = []
-        elements = [self._axis.indices()]
+        # XLA without Shardy cannot compile a device's number that nothing asks for.
+        elements = [
+            self._axis.indices()
+            if self._needs_index
+            else jnp.arange(self._axis.block, dtype=np.int32)
+        ]
         for block, in_axis in zip(blocks, self._in_axes, strict=True):
             if in_axis is None:
                 unmapped.append(block)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -66,3 +67,23 @@ def test_a_collective_in_the_middle_of_a_loop_is_refused(body):
     )
     with pytest.raises(ValueError, match=text):
         sm.spmap(body, "i", batch_size=2)(array(40, 3))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "element",
+    [
+        lambda x: x * 2,
+        lambda x: x - float_index("i"),
+        lambda x: (lax.psum(x, "i"), x),
+    ],
+)
+def test_a_loop_without_shardy(element, batch_size):
+    x = np.arange(32, dtype=np.float32)
+    wanted = jax.vmap(element, axis_name="i")(x)
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        given = sm.spmap(element, "i", batch_size=batch_size)(x)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    jax.tree.map(np.testing.assert_array_equal, given, wanted)
