@@ -124,4 +124,4 @@ def _reopen(about: About, writable: bool) -> Any:
     return Part(whole, [slice(*part) for part in about["parts"]])
 
 
-register_kind("shardmap.Lazy", Kind("xarray", _describe, _reopen))
+register_kind(type_name(Lazy), Kind("xarray", _describe, _reopen))
