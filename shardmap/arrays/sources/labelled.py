@@ -17,6 +17,7 @@ from shardmap.arrays.sources.registry import (
     away,
     kind_named,
     register_kind,
+    type_name,
 )
 
 WRAPPERS = ("MemoryCachedArray", "CopyOnWriteArray")
