@@ -82,7 +82,7 @@ def _is_reduction(node: Node, rule: Rule, step: Step) -> bool:
     if not isinstance(rule, Factors) or len(rule.ins) != 1 or rule.emitter:
         return False
     [axes], [ref] = list(map(list, rule.ins)), step.ins
-    if ref is None or ref.slot < 0 or list(rule.contracted) != axes[:1]:
+    if ref is None or ref.slot < 0 or not axes or list(rule.contracted) != axes[:1]:
         return False
     dtype = node.outs[0].aval.dtype
     rows, *row = ref.shape

@@ -110,3 +110,12 @@ def test_random_programs_over_rows(seed):
         made = plan(fun, *args, in_slices=in_slices)
         if made.num_shards <= 100:
             assert_same(made.run(*args), jax.jit(fun)(*args), tolerance=2e-3)
+
+
+def test_steps_on_single_numbers_are_no_sums():
+    def scaled(u):
+        return (u / jnp.sqrt(u.sum())).sum(0)
+
+    want = jax.jit(scaled)(abs(FIELD))
+    made = plan(scaled, abs(FIELD), in_slices=({0: 3},))
+    assert_same(made.run(abs(FIELD)), want, tolerance=1e-4)
