@@ -8,7 +8,8 @@ and tells its CPU seconds, wall seconds and peak anonymous memory (RssAnon).
 
     python -m benchmarks.plan_rows --planning
 
-runs nothing of a plan, but plans 5,000 equations in 1,000 shards.
+runs nothing of a plan, but plans 5,000 equations in 1,000 shards. With --sums, it sums
+over leading axes.
 """
 
 import argparse
@@ -193,6 +194,52 @@ def many_equations() -> dict[str, Contender]:
     }
 
 
+FIELDS, PIECES = (256, 256, 256), 8
+
+
+def squares(u: Any) -> Any:
+    return (u * u).mean(0)
+
+
+def over_time() -> dict[str, Contender]:
+    """A mean over time of fields, which lie one after the other in memory."""
+    import jax
+    import jax.numpy as jnp
+
+    from shardmap.plan.chunked import chunked
+    from shardmap.plan.plan import plan
+
+    host = np.random.default_rng(0).standard_normal(FIELDS, np.float32)
+    u = jnp.asarray(host)
+
+    @jax.jit
+    def loop(u):
+        def add(k, total):
+            return total + u[k] * u[k]
+
+        return jax.lax.fori_loop(0, u.shape[0], add, jnp.zeros(u.shape[1:])) / len(u)
+
+    made = plan(squares, u, in_slices={0: PIECES})
+    pieces, whole = jax.jit(chunked(squares, {0: PIECES})), jax.jit(squares)
+    return {
+        OURS: Contender(lambda: jax.block_until_ready(pieces(u))),
+        "as a plan": Contender(lambda: made.run(u)),
+        "one jax.jit": Contender(lambda: jax.block_until_ready(whole(u))),
+        "a loop by hand": Contender(lambda: jax.block_until_ready(loop(u))),
+        "numpy": Contender(lambda: squares(host)),
+    }
+
+
+SUMS = (
+    Benchmark(
+        "mean over time, chunked",
+        "the mean of squares over the leading axis, 64 MiB in 8 pieces",
+        over_time,
+        {"one jax.jit": 1.2, "a loop by hand": 1.5, "numpy": 1.0},
+        repeats=10,
+    ),
+)
+
 PLANNING = (
     Benchmark(
         "plan, many equations",
@@ -327,9 +374,11 @@ def main() -> int:
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--one", nargs=2, metavar=("NAME", "INPUT"))
     parser.add_argument("--planning", action="store_true", help="without running")
+    parser.add_argument("--sums", action="store_true", help="over leading axes")
     options = parser.parse_args()
-    if options.planning:
-        print(table([measured(benchmark) for benchmark in PLANNING]))
+    if options.planning or options.sums:
+        chosen = PLANNING if options.planning else SUMS
+        print(table([measured(benchmark) for benchmark in chosen]))
         return 0
     if options.one:
         name, kind = options.one

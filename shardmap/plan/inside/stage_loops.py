@@ -15,9 +15,10 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.alike.classes import Alike
 from shardmap.plan.engine.combiners import identity
+from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
-from shardmap.plan.engine.recipe import Static, emit
+from shardmap.plan.engine.recipe import Static
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.inside.positions import Positions
@@ -78,7 +79,7 @@ def shard_function(
         None if size is None else result.value
         for result, size in zip(stage.results, group.sizes, strict=True)
     ]
-    inner = emit(group.static, nodes, cut_program.analysis.rules, values)
+    inner = emit(group.static, nodes, cut_program.analysis.rules, values, by_rows=True)
 
     def function(reads: Sequence[Any], starts: Any) -> list[Any]:
         results = inner(reads, starts)

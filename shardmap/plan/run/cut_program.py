@@ -8,10 +8,11 @@ import numpy as np
 
 from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.sources.labelled import plain
+from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.keys import is_key, key_impl
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.recipe import Recipe, Static, emit
+from shardmap.plan.engine.recipe import Recipe, Static
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage, stages_of
@@ -130,7 +131,7 @@ class CutProgram:
             result.value if ref is not None else None
             for result, ref in zip(stage.results, static.outs, strict=True)
         ]
-        inner = emit(static, self._nodes, self.analysis.rules, values)
+        inner = emit(static, self._nodes, self.analysis.rules, values, by_rows=True)
         impls = [key_impl(value.aval) for value in static.read_values]
 
         # Keys come in and go out as their bits, which NumPy and other processes know.

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.nodes import flatten
-from shardmap.plan.engine.recipe import emit, relevant_nodes, trace_back
+from shardmap.plan.engine.recipe import relevant_nodes, trace_back
 from shardmap.plan.engine.slices import slices
 from shardmap.plan.lax.table import CALLS, TABLE
 

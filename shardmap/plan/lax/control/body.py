@@ -15,10 +15,11 @@ from jax import lax
 from shardmap._jax.types import AnyJaxpr, Aval
 from shardmap.plan.engine.alike.affine import settled
 from shardmap.plan.engine.combiners import identity
+from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Node, Program, Value, flatten
-from shardmap.plan.engine.recipe import Recipe, emit, relevant_nodes, trace_back
+from shardmap.plan.engine.recipe import Recipe, relevant_nodes, trace_back
 from shardmap.plan.engine.rules import (
     Factor,
 )

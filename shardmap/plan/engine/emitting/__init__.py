@@ -1,0 +1,1 @@
+"""The code of one shard, from its recipe."""

@@ -1,0 +1,256 @@
+"""Sums over a leading axis as running ones, over blocks of rows.
+
+For CPU, the compiler of JAX before 0.12 is slow at ``(u * u).sum(0)`` where rows are
+long: for each element of the result it walks through memory in steps of a row. Adding
+whole rows is 30 to 60 times as fast. What the summed values are made of by cheap steps,
+row by row, is computed inside the loop, so that they are never there as a whole. Blocks
+of rows are halved, and their sums added up by halves of halves: the result is as
+accurate as the compiler's.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shardmap._jax.lax_primitives import SLOW_LEADING_SUMS
+from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.nodes import Node, Scalar
+from shardmap.plan.engine.recipe import Static, Step, take
+from shardmap.plan.engine.rules import Factor, Rule, Windowed
+
+LONG_ROW = 2**15
+"""From how many elements on a row is long: below, the compiler is not slow."""
+
+BLOCK = 8
+"""How many rows are added at once."""
+
+COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "add": lax.add,
+    "max": lax.max,
+    "min": lax.min,
+}
+
+
+def pays() -> bool:
+    """Whether the compiler is slow at sums over leading axes."""
+    return SLOW_LEADING_SUMS and jax.default_backend() == "cpu"
+
+
+class Run(NamedTuple):
+    """A reduction over rows.
+
+    Attributes:
+      reduction: the number of its step.
+      inside: the numbers of the steps that are computed row by row with it.
+    """
+
+    reduction: int
+    inside: tuple[int, ...]
+
+
+def runs_of(
+    static: Static, nodes: Mapping[int, Node], rules: Mapping[int, Rule]
+) -> dict[int, Run]:
+    """The reductions of a recipe that run over rows, by the number of their step."""
+    found: dict[int, Run] = {}
+    users = _users(static)
+    for number, step in enumerate(static.steps):
+        if _is_reduction(nodes[step.node], rules[step.node], step):
+            found[number] = Run(number, _inside(static, nodes, rules, users, number))
+    return found
+
+
+def _users(static: Static) -> dict[int, list[tuple[int, int]]]:
+    """Slot -> the steps and operands that take it; step -1 for a result."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for number, step in enumerate(static.steps):
+        for k, ref in enumerate(step.ins):
+            if ref is not None:
+                found.setdefault(ref.slot, []).append((number, k))
+    for k, ref in enumerate(static.outs):
+        if ref is not None:
+            found.setdefault(ref.slot, []).append((-1, k))
+    return found
+
+
+def _is_reduction(node: Node, rule: Rule, step: Step) -> bool:
+    """Whether a step sums up, or the like, long rows of one operand."""
+    if not isinstance(rule, Factors) or len(rule.ins) != 1 or rule.emitter:
+        return False
+    [axes], [ref] = list(map(list, rule.ins)), step.ins
+    if ref is None or ref.slot < 0 or not axes or list(rule.contracted) != axes[:1]:
+        return False
+    dtype = node.outs[0].aval.dtype
+    rows, *row = ref.shape
+    return (
+        rule.contracted[axes[0]] in COMBINE
+        and list(rule.outs[0]) == axes[1:]
+        and step.static.crops == (None,)
+        and rows > 1
+        and math.prod(row) >= LONG_ROW
+        and dtype == node.ins[0].aval.dtype
+        and (jnp.issubdtype(dtype, jnp.integer) or dtype.itemsize >= 4)
+    )
+
+
+def _rows(rule: Rule, step: Step) -> Factor | None:
+    """The factor of the leading axis of a step that can be computed row by row."""
+    if not isinstance(rule, Factors) or not rule.cheap or len(rule.outs) != 1:
+        return None
+    if not rule.outs[0] or step.static.crops != (None,):
+        return None
+    factor = rule.outs[0][0]
+    if factor is None or factor in rule.wholes or factor in list(rule.outs[0])[1:]:
+        return None
+    for axes in rule.ins:
+        for place, axis in enumerate(axes):
+            if isinstance(axis, Windowed) and axis.factor == factor:
+                return None
+            if place and axis == factor:
+                return None
+    return factor
+
+
+def _inside(
+    static: Static,
+    nodes: Mapping[int, Node],
+    rules: Mapping[int, Rule],
+    users: Mapping[int, list[tuple[int, int]]],
+    reduction: int,
+) -> tuple[int, ...]:
+    """The steps that only serve a reduction, and can be computed row by row."""
+    found: dict[int, Factor] = {}
+
+    def is_by_rows(number: int, k: int) -> bool:
+        """Whether this operand of a step is taken row by row, as it is."""
+        if number != reduction and number not in found:
+            return False
+        step = static.steps[number]
+        ref = step.ins[k]
+        if ref is None or ref.starts is not None:
+            return False
+        axes = list(_factors(static, rules, number).ins[k])
+        return number == reduction or axes[:1] == [found[number]]
+
+    for number in range(reduction - 1, -1, -1):
+        step = static.steps[number]
+        taken = users.get(step.first, [])
+        if not taken or not all(is_by_rows(*user) for user in taken):
+            continue
+        factor = _rows(rules[step.node], step)
+        if factor is not None:
+            found[number] = factor
+    return tuple(sorted(found))
+
+
+def emit_run(
+    run: Run,
+    static: Static,
+    nodes: Mapping[int, Node],
+    rules: Mapping[int, Rule],
+    slots: Mapping[int, Any],
+    starts: Mapping[int, Sequence[Any]],
+) -> Any:
+    """The result of a reduction over rows.
+
+    Args:
+      run: the reduction.
+      static: the recipe.
+      nodes: by number.
+      rules: by node number.
+      slots: what the steps before gave.
+      starts: the positions that each step gets.
+    """
+    own = {static.steps[number].first for number in run.inside}
+    given: dict[tuple[int, int], Any] = {}
+    for number in (*run.inside, run.reduction):
+        step = static.steps[number]
+        operands = nodes[step.node].ins
+        for k, (operand, ref) in enumerate(zip(operands, step.ins, strict=True)):
+            if isinstance(operand, Scalar):
+                given[number, k] = operand.value
+            elif ref is not None and ref.slot not in own:
+                given[number, k] = take(slots, ref, operand.aval.dtype)
+
+    def block(start: Any, length: int) -> Any:
+        """The rows of what is reduced, from ``start`` on."""
+        made: dict[int, Any] = {}
+
+        def operand(number: int, k: int, factor: Factor) -> Any:
+            ref = static.steps[number].ins[k]
+            if ref is not None and ref.slot in own:
+                return made[ref.slot]
+            value = given.get((number, k))
+            if factor not in list(_factors(static, rules, number).ins[k]):
+                return value
+            assert value is not None
+            return lax.dynamic_slice_in_dim(value, start, length, 0)
+
+        for number in run.inside:
+            step, rule = static.steps[number], _factors(static, rules, number)
+            factor = rule.outs[0][0]
+            sizes = dict(zip(rule.sizes, step.static.sizes, strict=True))
+            sizes[factor] = length
+            local = step.static._replace(sizes=tuple(sizes.values()))
+            positions = [
+                _moved(position, start) if name == factor else position
+                for position, name in zip(starts[number], rule.starts, strict=True)
+            ]
+            values = [operand(number, k, factor) for k in range(len(step.ins))]
+            [made[step.first]] = rule.emit(values, local, positions)
+        return operand(run.reduction, 0, summed)
+
+    [(summed, combiner)] = _factors(static, rules, run.reduction).contracted.items()
+    [ref] = static.steps[run.reduction].ins
+    assert ref is not None
+    return total(block, COMBINE[combiner], 0, ref.shape[0])
+
+
+def _factors(static: Static, rules: Mapping[int, Rule], number: int) -> Factors:
+    rule = rules[static.steps[number].node]
+    assert isinstance(rule, Factors)
+    return rule
+
+
+def _moved(position: Any, start: Any) -> Any:
+    if isinstance(start, jax.Array) and isinstance(position, jax.Array):
+        start = start.astype(position.dtype)
+    return position + start
+
+
+def total(
+    block: Callable[[Any, int], Any],
+    combine: Callable[[Any, Any], Any],
+    start: Any,
+    length: int,
+) -> Any:
+    """What rows come to: blocks of blocks, so that few numbers are added in a row."""
+    if length <= BLOCK:
+        return _halved(block(start, length), combine)
+    step = BLOCK
+    while step * BLOCK < length:
+        step *= BLOCK
+
+    def more(k: Any, found: Any) -> Any:
+        return combine(found, total(block, combine, start + k * step, step))
+
+    found = lax.fori_loop(1, length // step, more, total(block, combine, start, step))
+    if rest := length % step:
+        last = total(block, combine, start + length - rest, rest)
+        found = combine(found, last)
+    return found
+
+
+def _halved(rows: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Rows combined by halves; the odd one comes last."""
+    while (count := rows.shape[0]) > 1:
+        half = count // 2
+        odd = rows[2 * half :]
+        rows = combine(rows[:half], rows[half : 2 * half])
+        if count % 2:
+            rows = lax.concatenate([rows, odd], 0)
+    return rows[0]

@@ -1,0 +1,121 @@
+"""Sums over leading axes, row by row: as accurate, and nothing is there as a whole."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardmap as sm
+from shardmap._jax.walk import jaxprs_in
+from shardmap.plan.engine.emitting import running
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same
+from tests.plan.plan_random import random_program
+from tests.strategies import examples
+
+LONG = (40, 256, 128)
+FIELD = np.random.default_rng(0).standard_normal(LONG, np.float32)
+MEAN = FIELD.mean(0)
+
+
+@pytest.fixture(autouse=True)
+def slow(monkeypatch):
+    """As if the compiler were slow, whatever it is."""
+    monkeypatch.setattr(running, "SLOW_LEADING_SUMS", True)
+
+
+def anomaly(u):
+    weights = jnp.arange(u.shape[0], dtype=u.dtype) + 1
+    return (weights[:, None, None] * (u - MEAN[None]) ** 2).sum(0)
+
+
+PROGRAMS = {
+    "sum": lambda u: u.sum(0),
+    "mean of squares": lambda u: (u * u).mean(0),
+    "maximum": lambda u: jnp.maximum(u, 0.5 * u).max(0),
+    "minimum": lambda u: u.min(0),
+    "with weights and a mean": anomaly,
+    "of integers": lambda u: u.astype(jnp.int32).sum(0),
+    "values and their sum": lambda u: (u * 2, (u * 2).sum(0)),
+    "two sums": lambda u: (u.sum(0), (u * u).sum(0)),
+}
+
+
+def loops_in(jaxpr):
+    names = [str(equation.primitive) for equation in jaxpr.eqns]
+    inner = [loops_in(j) for equation in jaxpr.eqns for j in jaxprs_in(equation.params)]
+    return (names.count("scan") + names.count("while")) + sum(inner)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sums_over_rows_are_what_they_were(name):
+    fun = PROGRAMS[name]
+    want = jax.jit(fun)(FIELD)
+    assert_same(plan(fun, FIELD, in_slices=({0: 3},)).run(FIELD), want, tolerance=1e-4)
+    assert_same(sm.chunked(fun, {0: 3})(FIELD), want, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("length", [2, 7, 8, 9, 63, 64, 65, 300])
+def test_any_number_of_rows_is_summed_as_accurately(length):
+    rows = np.random.default_rng(1).random((length, 256), np.float32)
+    exact = rows.astype(np.float64).sum(0)
+
+    def block(start, count):
+        return jax.lax.dynamic_slice_in_dim(jnp.asarray(rows), start, count, 0)
+
+    found = running.total(block, jax.lax.add, 0, length)
+    error = np.abs(np.asarray(found) - exact).max()
+    naive = np.abs(np.add.accumulate(rows, 0)[-1] - exact).max()
+    assert error <= max(naive, 2e-7 * exact.max())
+
+
+def shard_of(fun, u):
+    made = plan(fun, u, in_slices=({0: 2},))
+    shard = made.shards[0]
+    return jax.make_jaxpr(shard.function)(*shard.args(u)).jaxpr.eqns[0].params["jaxpr"]
+
+
+def test_what_is_summed_is_never_there_as_a_whole():
+    jaxpr = shard_of(anomaly, FIELD)
+    shapes = [v.aval.shape for equation in jaxpr.eqns for v in equation.outvars]
+    assert loops_in(jaxpr)
+    assert (20, 256, 128) not in shapes
+
+
+def test_short_rows_and_costly_steps_stay_as_they_are():
+    assert loops_in(shard_of(lambda u: u.sum(0), FIELD[:, :8])) == 0
+    jaxpr = shard_of(lambda u: (u @ u[0].T).sum(0), np.ones((8, 256, 8), np.float32))
+    dots = [e for e in jaxpr.eqns if str(e.primitive) == "dot_general"]
+    assert len(dots) == 1
+
+
+def test_where_the_compiler_is_not_slow_it_sums(monkeypatch):
+    monkeypatch.setattr(running, "SLOW_LEADING_SUMS", False)
+    assert loops_in(shard_of(lambda u: u.sum(0), FIELD)) == 0
+
+
+@examples(6)
+@given(st.integers(0, 10**6))
+def test_random_programs_over_rows(seed):
+    fun, args, in_slices = random_program(seed)
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setattr(running, "SLOW_LEADING_SUMS", True)
+        patch.setattr(running, "LONG_ROW", 1)
+        patch.setattr(running, "BLOCK", 2)
+        made = plan(fun, *args, in_slices=in_slices)
+        if made.num_shards <= 100:
+            assert_same(made.run(*args), jax.jit(fun)(*args), tolerance=2e-3)
+
+
+def test_steps_on_single_numbers_are_no_sums():
+    def scaled(u):
+        return (u / jnp.sqrt(u.sum())).sum(0)
+
+    want = jax.jit(scaled)(abs(FIELD))
+    made = plan(scaled, abs(FIELD), in_slices=({0: 3},))
+    assert_same(made.run(abs(FIELD)), want, tolerance=1e-4)
