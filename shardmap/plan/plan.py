@@ -24,7 +24,7 @@ from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_l
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.stages import Stage, sample
-from shardmap.plan.in_slices import InSlices, input_cuts
+from shardmap.plan.in_slices import InSlices, input_cuts, result_cuts
 from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
@@ -36,6 +36,7 @@ def plan(
     fun: Callable[..., PyTree],
     *args: PyTree,
     in_slices: InSlices = None,
+    out_slices: InSlices = None,
     partial: bool = True,
 ) -> "ShardPlan":
     """Cuts a function into independent shards.
@@ -49,6 +50,9 @@ def plan(
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
         pieces, a tuple of lengths, a list of (start, stop) pairs, or `EACH`.
+      out_slices: how the results are cut besides, in the same form, a pytree prefix of
+        the results: for what is made of no argument that is cut, such as random numbers
+        of a key.
       partial: whether to cut axes that the function sums over, or reduces otherwise.
         Shards then give partial results.
 
@@ -56,8 +60,8 @@ def plan(
       The plan, which runs nothing yet.
 
     Raises:
-      TypeError, ValueError: ``in_slices`` does not fit, or the function has an effect
-        or a collective, which no shard can run alone.
+      TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit, or the
+        function has an effect or a collective, which no shard can run alone.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -69,7 +73,7 @@ def plan(
       >>> made.shards[-1].out_slices
       (slice(4, 6, None), slice(6, 8, None))
     """
-    return ShardPlan(cut_program(fun, args, in_slices, partial))
+    return ShardPlan(cut_program(fun, args, in_slices, partial, out_slices))
 
 
 def cut_program(
@@ -77,6 +81,7 @@ def cut_program(
     args: tuple[PyTree, ...],
     in_slices: InSlices,
     partial: bool = True,
+    out_slices: InSlices = None,
 ) -> CutProgram:
     """What is behind a plan. See `plan`."""
     leaves, in_tree = jax.tree.flatten(args)
@@ -87,8 +92,9 @@ def cut_program(
     closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
         *jax.tree.unflatten(in_tree, avals)
     )
+    out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     try:
-        analysis = analysed(closed, cuts, partial)
+        analysis = analysed(closed, cuts, partial, out_cuts)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     made = CutProgram(analysis, in_tree, jax.tree.structure(out_shape), cuts, names)

@@ -29,6 +29,7 @@ from shardmap.plan.engine.nodes import (
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, RuleMaker
 from shardmap.plan.lax import (
+    asked,
     batched,
     pointwise,
     prefix,
@@ -110,7 +111,7 @@ TABLE = RuleTable()
 
 KINDS: dict[str, dict[Any, RuleMaker]] = {
     "each element from those at its place": pointwise.RULES,
-    "moved, shifted, repeated": shape.RULES,
+    "moved, shifted, repeated": shape.RULES | asked.RULES,
     "merged and split axes": reshape.RULES,
     "reductions and contractions": reduce.RULES,
     "running reductions": prefix.RULES,
@@ -151,9 +152,21 @@ MOST_ROUNDS = 8
 """How often a program is written anew: a cut that goes on may meet a next end."""
 
 
-def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis:
-    """The analysis of a program in which what could be cut is written so that it is."""
-    best = trial = _analysed(closed, cuts, partial, [])
+def analysed(
+    closed: AnyJaxpr,
+    cuts: list[list[Cut]],
+    partial: bool,
+    out_cuts: list[list[Cut]] | None = None,
+) -> Analysis:
+    """The analysis of a program in which what could be cut is written so that it is.
+
+    Args:
+      closed: the program.
+      cuts: of the arguments.
+      partial: whether to cut what is summed over.
+      out_cuts: of the results, besides those that reach them.
+    """
+    best = trial = _analysed(closed, cuts, partial, [], out_cuts)
     opened: list[Node] = []
     for _ in range(MOST_ROUNDS if partial else 0):
         # Loops, branches and maps at which cuts end are written out if that helps,
@@ -168,7 +181,7 @@ def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis
         if not more:
             break
         opened += more
-        trial = _analysed(closed, cuts, partial, opened)
+        trial = _analysed(closed, cuts, partial, opened, out_cuts)
         if _ends(trial) < _ends(best):
             best = trial
     return best
@@ -184,7 +197,11 @@ def _ends(analysis: Analysis) -> set[Any]:
 
 
 def _analysed(
-    closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool, opened: Sequence[Node]
+    closed: AnyJaxpr,
+    cuts: list[list[Cut]],
+    partial: bool,
+    opened: Sequence[Node],
+    out_cuts: list[list[Cut]] | None,
 ) -> Analysis:
     """The analysis, with these loops, branches and maps written out."""
     calls = CALLS
@@ -195,6 +212,8 @@ def _analysed(
         # better than the comparison and the two reductions that it would become.
         calls = CALLS._replace(rewrites={**CALLS.rewrites, **rewrites})
         program = flatten(closed, calls)
+        if out_cuts is not None:
+            asked.ask(program, out_cuts)
         analysis = Analysis(program, TABLE, cuts, partial)
         ended = [ended.node for ended in analysis.ended]
         summed = [program.nodes[each.node] for each in analysis.reductions]
