@@ -29,7 +29,6 @@ from shardmap.plan.engine.nodes import (
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, RuleMaker
 from shardmap.plan.lax import (
-    asked,
     batched,
     pointwise,
     prefix,
@@ -43,6 +42,7 @@ from shardmap.plan.lax import (
 from shardmap.plan.lax.control import branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.indexed import dynamic, gather, scatter
+from shardmap.plan.lax.staged import asked, top
 
 
 def _expanded(
@@ -117,7 +117,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "running reductions": prefix.RULES,
     "sliding windows": window.RULES,
     "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
-    "batch axes before core axes": batched.RULES,
+    "batch axes before core axes": batched.RULES | top.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops, branches and maps": {
@@ -207,6 +207,7 @@ def _analysed(
     calls = CALLS
     rewrites: dict[Any, Any] = written_out.rewrite(opened, lambda: calls)
     running: list[tuple[Node, Cut]] = []
+    largest: list[tuple[Node, Cut]] = []
     for _ in range(MOST_ROUNDS):
         # Only where a cut ends is an equation written as others: uncut, one argmax is
         # better than the comparison and the two reductions that it would become.
@@ -221,11 +222,19 @@ def _analysed(
         found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
         found = {q: rewrite for q, rewrite in found.items() if rewrite}
         along = [n for n in ended if n.primitive in prefix.KINDS]
-        if not partial or (not along and found.keys() <= rewrites.keys()):
+        known = {id(node.params) for node, _ in largest}
+        new = [
+            n for n in ended if n.primitive is p.top_k_p and id(n.params) not in known
+        ]
+        if not partial or not (along or new or found.keys() - rewrites.keys()):
             break
         for node in along:
             [operand] = node.ins
             assert isinstance(operand, Value)
             running.append((node, analysis.cuts[operand][node.params["axis"]]))
-        rewrites |= found | prefix.rewrite(running)
+        for node in new:
+            [operand] = node.ins
+            assert isinstance(operand, Value)
+            largest.append((node, analysis.cuts[operand][-1]))
+        rewrites |= found | prefix.rewrite(running) | top.rewrite(largest)
     return analysis
