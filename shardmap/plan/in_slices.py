@@ -38,26 +38,50 @@ def cuts_at(asked: "Asked") -> list[list[Cut]]:
     ]
 
 
+def result_cuts(out_slices: "InSlices", results: PyTree) -> list[list[Cut]]:
+    """The cuts of each axis of each leaf of the results, as `input_cuts`."""
+    leaves = jax.tree.leaves(results)
+    asked = asked_points("plan", out_slices, results, leaves, "results", "out_slices")
+    # They come from no argument.
+    return [
+        [cut._replace(origins=frozenset()) for cut in row] for row in cuts_at(asked)
+    ]
+
+
 def asked_points(
-    who: str, in_slices: "InSlices", args: tuple[PyTree, ...], avals: Sequence[Any]
+    who: str,
+    in_slices: "InSlices",
+    args: PyTree,
+    avals: Sequence[Any],
+    what: str = "args",
+    option: str = "in_slices",
 ) -> "Asked":
     """For each axis of each leaf, the points of its cut, or `AUTO`.
+
+    Args:
+      who: the function that was called.
+      in_slices: what was asked for.
+      args: what is to be cut.
+      avals: its leaves.
+      what: its name.
+      option: the name of ``in_slices``.
 
     Raises:
       TypeError: something in ``in_slices`` is no cut.
       ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    if isinstance(in_slices, dict) and _names(in_slices) and len(args) == 1:
+    one = what == "args" and len(args) == 1
+    if isinstance(in_slices, dict) and _names(in_slices) and one:
         in_slices = (in_slices,)  # Of the one argument, a dict.
-    specs = _spread(in_slices, args, "in_slices")
+    specs = _spread(in_slices, args, option)
     assert len(specs) == len(avals)
     problems: list[str] = []
     asked: list[tuple[Points | Auto, ...]] = []
     kinds: set[type] = set()
     for path, spec, aval in zip(paths, specs, avals, strict=True):
         shape = np.shape(aval)
-        name = f"args{jax.tree_util.keystr(path)} of shape {shape}"
+        name = f"{what}{jax.tree_util.keystr(path)} of shape {shape}"
         row: list[Points | Auto] = [()] * len(shape)
         for axis, cut in _items(spec, shape):
             try:
@@ -72,12 +96,15 @@ def asked_points(
     if problems:
         kind = TypeError if kinds == {TypeError} else ValueError
         raise kind(
-            f"{who} cannot cut the arguments as in_slices says:\n"
+            f"{who} cannot cut {_NAMES[what]} as {option} says:\n"
             + "\n".join(problems)
             + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
             "(start, stop) pairs, or EACH."
         ) from None
     return tuple(asked)
+
+
+_NAMES = {"args": "the arguments", "results": "the results"}
 
 
 def _names(spec: Mapping[Any, Any]) -> bool:

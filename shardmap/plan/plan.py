@@ -29,7 +29,7 @@ from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.stages import Stage, sample
-from shardmap.plan.in_slices import InSlices, asked_points, cuts_at
+from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.inside.choice import asked_of, resolved
 from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.labels import Labels, labels_of, named_cuts
@@ -45,6 +45,7 @@ def plan(
     fun: Callable[..., PyTree],
     *args: PyTree,
     in_slices: InSlices = None,
+    out_slices: InSlices = None,
     partial: bool = True,
     memory: int | str | None = None,
 ) -> "ShardPlan":
@@ -63,6 +64,9 @@ def plan(
         (start, stop) pairs, `EACH`, or `AUTO`: as few pieces as fit into ``memory``. An
         axis of xarray's is the name of its dimension. Default: with ``memory``, the
         axes that save the most; else nothing is cut.
+      out_slices: how the results are cut besides, in the same form, a pytree prefix of
+        the results: for what is made of no argument that is cut, such as random numbers
+        of a key.
       partial: whether to cut axes that the function sums over, or reduces otherwise.
         Shards then give partial results.
       memory: the bytes that a shard may hold at once with what is kept for later
@@ -72,9 +76,9 @@ def plan(
       The plan, which runs nothing yet.
 
     Raises:
-      TypeError, ValueError: ``in_slices`` does not fit, ``memory`` is no size or is too
-        little however small the pieces are, or the function has an effect or a
-        collective, which no shard can run alone.
+      TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit, ``memory`` is
+        no size or is too little however small the pieces are, or the function has an
+        effect or a collective, which no shard can run alone.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -89,10 +93,11 @@ def plan(
     room = None if memory is None else bytes_of("memory", memory)
     labels = labels_of(fun, args)
     if labels is None:
-        made = cut_program(fun, args, in_slices, partial, room)
+        made = cut_program(fun, args, in_slices, partial, room, out_slices)
     else:
         cuts = named_cuts(in_slices, args)
-        made = cut_program(labels.fun, plain(args), cuts, partial, room)
+        unlabelled = labels.fun, plain(args)
+        made = cut_program(*unlabelled, cuts, partial, room, out_slices)
     return ShardPlan(made, Remembered(args), labels)
 
 
@@ -102,6 +107,7 @@ def cut_program(
     in_slices: InSlices,
     partial: bool = True,
     memory: int | None = None,
+    out_slices: InSlices = None,
 ) -> CutProgram:
     """What is behind a plan. See `plan`."""
     if not callable(fun):
@@ -114,12 +120,13 @@ def cut_program(
     closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
         *jax.tree.unflatten(in_tree, avals)
     )
+    out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     try:
         chosen = None if in_slices is None else given
         asked = asked_of("plan", closed, chosen, partial, memory, plan_peak)
         asked, partial = resolved(closed, asked, partial, memory, plan_peak)
         cuts = cuts_at(asked)
-        analysis = analysed(closed, cuts, partial)
+        analysis = analysed(closed, cuts, partial, out_cuts)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     made = CutProgram(analysis, in_tree, jax.tree.structure(out_shape), cuts, names)

@@ -42,6 +42,7 @@ from shardmap.plan.lax import (
 from shardmap.plan.lax.control import branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.indexed import dynamic, gather, scatter
+from shardmap.plan.lax.staged import asked, top
 
 
 def _expanded(
@@ -110,13 +111,13 @@ TABLE = RuleTable()
 
 KINDS: dict[str, dict[Any, RuleMaker]] = {
     "each element from those at its place": pointwise.RULES,
-    "moved, shifted, repeated": shape.RULES,
+    "moved, shifted, repeated": shape.RULES | asked.RULES,
     "merged and split axes": reshape.RULES,
     "reductions and contractions": reduce.RULES,
     "running reductions": prefix.RULES,
     "sliding windows": window.RULES,
     "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
-    "batch axes before core axes": batched.RULES,
+    "batch axes before core axes": batched.RULES | top.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops, branches and maps": {
@@ -151,9 +152,21 @@ MOST_ROUNDS = 8
 """How often a program is written anew: a cut that goes on may meet a next end."""
 
 
-def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis:
-    """The analysis of a program in which what could be cut is written so that it is."""
-    best = trial = _analysed(closed, cuts, partial, [])
+def analysed(
+    closed: AnyJaxpr,
+    cuts: list[list[Cut]],
+    partial: bool,
+    out_cuts: list[list[Cut]] | None = None,
+) -> Analysis:
+    """The analysis of a program in which what could be cut is written so that it is.
+
+    Args:
+      closed: the program.
+      cuts: of the arguments.
+      partial: whether to cut what is summed over.
+      out_cuts: of the results, besides those that reach them.
+    """
+    best = trial = _analysed(closed, cuts, partial, [], out_cuts)
     opened: list[Node] = []
     for _ in range(MOST_ROUNDS if partial else 0):
         # Loops, branches and maps at which cuts end are written out if that helps,
@@ -168,7 +181,7 @@ def analysed(closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool) -> Analysis
         if not more:
             break
         opened += more
-        trial = _analysed(closed, cuts, partial, opened)
+        trial = _analysed(closed, cuts, partial, opened, out_cuts)
         if _ends(trial) < _ends(best):
             best = trial
     return best
@@ -184,17 +197,24 @@ def _ends(analysis: Analysis) -> set[Any]:
 
 
 def _analysed(
-    closed: AnyJaxpr, cuts: list[list[Cut]], partial: bool, opened: Sequence[Node]
+    closed: AnyJaxpr,
+    cuts: list[list[Cut]],
+    partial: bool,
+    opened: Sequence[Node],
+    out_cuts: list[list[Cut]] | None,
 ) -> Analysis:
     """The analysis, with these loops, branches and maps written out."""
     calls = CALLS
     rewrites: dict[Any, Any] = written_out.rewrite(opened, lambda: calls)
     running: list[tuple[Node, Cut]] = []
+    largest: list[tuple[Node, Cut]] = []
     for _ in range(MOST_ROUNDS):
         # Only where a cut ends is an equation written as others: uncut, one argmax is
         # better than the comparison and the two reductions that it would become.
         calls = CALLS._replace(rewrites={**CALLS.rewrites, **rewrites})
         program = flatten(closed, calls)
+        if out_cuts is not None:
+            asked.ask(program, out_cuts)
         analysis = Analysis(program, TABLE, cuts, partial)
         ended = [ended.node for ended in analysis.ended]
         summed = [program.nodes[each.node] for each in analysis.reductions]
@@ -202,11 +222,19 @@ def _analysed(
         found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
         found = {q: rewrite for q, rewrite in found.items() if rewrite}
         along = [n for n in ended if n.primitive in prefix.KINDS]
-        if not partial or (not along and found.keys() <= rewrites.keys()):
+        known = {id(node.params) for node, _ in largest}
+        new = [
+            n for n in ended if n.primitive is p.top_k_p and id(n.params) not in known
+        ]
+        if not partial or not (along or new or found.keys() - rewrites.keys()):
             break
         for node in along:
             [operand] = node.ins
             assert isinstance(operand, Value)
             running.append((node, analysis.cuts[operand][node.params["axis"]]))
-        rewrites |= found | prefix.rewrite(running)
+        for node in new:
+            [operand] = node.ins
+            assert isinstance(operand, Value)
+            largest.append((node, analysis.cuts[operand][-1]))
+        rewrites |= found | prefix.rewrite(running) | top.rewrite(largest)
     return analysis

@@ -1,0 +1,52 @@
+"""Cuts that begin at results: an identity at which the cuts that are asked for appear.
+
+What a program makes of no argument that is cut, such as random numbers of a key, is
+then made piece by piece.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.nodes import Node, Program, Value
+from shardmap.plan.engine.rules import Cut, Forward, Rule, meet
+from shardmap.plan.lax.prefix import Step
+
+ASKED = Step("asked cuts")
+
+
+def ask(program: Program, cuts: Sequence[Sequence[Cut]]) -> None:
+    """Cuts the outputs of a program.
+
+    Args:
+      program: the program, whose outputs are replaced.
+      cuts: of each output's axes.
+    """
+    for k, (output, row) in enumerate(zip(program.outputs, cuts, strict=True)):
+        if isinstance(output, Value) and any(cut.at for cut in row):
+            params = {"cuts": tuple(cut.at for cut in row)}
+            [program.outputs[k]] = program.add(
+                ASKED, params, [output], [output.aval], "out_slices"
+            )
+
+
+class Asked(Factors):
+    """All axes pass, and get cuts of their own."""
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        asked = [Cut(tuple(at)) for at in self.node.params["cuts"]]
+        return Forward([[meet(pair) for pair in zip(cuts[0], asked, strict=True)]])
+
+
+def rule(node: Node) -> Rule:
+    axes = range(len(node.in_shapes[0]))
+    return Asked(
+        node,
+        [axes],
+        [axes],
+        emitter=lambda local: local.values,
+        commutes=lambda combiner, pending: combiner,
+    )
+
+
+RULES: dict[Any, Any] = {ASKED: rule}

@@ -1,0 +1,79 @@
+"""Cuts that begin at results."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, cuts
+from tests.plan.plan_programs import X, reals
+from tests.strategies import examples
+
+KEY = jax.random.key(4)
+
+
+def check(fun, *args, out_slices, in_slices=None, tolerance=2e-5):
+    made = plan(fun, *args, in_slices=in_slices, out_slices=out_slices)
+    assert_same(made.run(*args), jax.jit(fun)(*args), tolerance)
+    return made
+
+
+def test_what_is_made_of_no_array_is_made_in_pieces():
+    made = check(
+        lambda key: jax.random.normal(key, (9, 4)), KEY, out_slices={0: (2, 4, 3)}
+    )
+    assert (made.num_shards, len(made.stages)) == (3, 1)
+    assert made.out_slices == {0: [(0, 2), (2, 6), (6, 9)]}
+    made = check(lambda: jnp.linspace(0.0, 1.0, 11), out_slices={0: 3})
+    assert made.num_shards == 3
+
+
+def test_results_of_a_tree():
+    def fun(key, x):
+        return {"a": jax.random.uniform(key, (7,)), "b": x @ x.T}
+
+    made = check(
+        fun, KEY, X, out_slices={"a": {0: 2}, "b": {1: (3, 5)}}, tolerance=1e-4
+    )
+    assert made.num_shards == 4
+
+
+def test_cuts_of_arguments_and_of_results_meet():
+    def fun(x):
+        return (x * 2).sum(0), x.T
+
+    made = check(fun, X, in_slices=({0: 2},), out_slices=({0: 3}, {1: (3, 5)}))
+    assert made.out_slices[1][1] == [(0, 3), (3, 4), (4, 8)]
+
+
+@examples(3)
+@given(st.data())
+def test_the_gradient_in_any_pieces(data):
+    w = reals(6, 4)
+
+    def fun(w, x):
+        return jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).sum())(w)
+
+    [out] = data.draw(cuts((w,)))
+    [_, inner] = data.draw(cuts((w, X)))
+    check(fun, w, X, in_slices=(None, inner), out_slices=out, tolerance=1e-4)
+
+
+def test_what_does_not_fit_is_said():
+    with pytest.raises(
+        ValueError, match=r"cannot cut the results as out_slices says:\n\* results of"
+    ):
+        plan(jnp.sin, X, out_slices={3: 2})
+    with pytest.raises(ValueError, match=r"out_slices must be None, EACH, a dict"):
+        plan(lambda x: (x, x), X, out_slices=(None,))
+
+
+def test_a_result_of_a_literal_or_an_argument():
+    def fun(x):
+        return x, 1.0, jnp.ones(3)
+
+    made = check(fun, np.ones(6, np.float32), out_slices=({0: 2}, None, {0: 3}))
+    assert made.num_shards == 5

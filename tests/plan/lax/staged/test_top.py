@@ -1,0 +1,58 @@
+"""The largest along an axis that is cut."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut, cuts
+from tests.plan.plan_programs import reals
+from tests.strategies import examples
+
+VALUES = reals(5, 23)
+
+
+def test_the_largest_of_pieces():
+    made = check_cut(
+        lambda x: lax.top_k(x, 3), VALUES, in_slices=({0: 2, 1: (6, 10, 7)},)
+    )
+    assert [stage.num_shards for stage in made.stages] == [6, 2]
+
+
+def test_equal_ones_stay_in_their_order():
+    x = np.round(VALUES).clip(-1, 1)
+    for special in (x, np.where(x > 0, np.nan, x), np.full_like(x, -np.inf)):
+        made = plan(lambda x: lax.top_k(x, 4), special, in_slices=({1: 4},))
+        want = lax.top_k(special, 4)
+        for a, b in zip(made.run(special), want, strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert made.num_shards > 1
+
+
+def test_pieces_that_are_too_short_are_read_together():
+    made = check_cut(lambda x: lax.top_k(x, 6), VALUES, in_slices=({1: 8},))
+    reads = [shard.in_slices[0][1] for shard in made.stage_shards(0)]
+    assert [s.stop - s.start for s in reads] == [6, 6, 11]
+    whole = plan(lambda x: lax.top_k(x, 20), VALUES, in_slices=({1: 2},))
+    assert whole.num_shards == 1
+    assert "the largest may stand anywhere" in whole.explain()
+
+
+@examples(3)
+@given(st.data(), st.sampled_from([1, 3]), st.booleans())
+def test_the_largest_in_any_pieces(data, k, gradient):
+    def fun(x):
+        values, places = lax.top_k(jnp.sin(x), k)
+        return values[1:4], places[:, :2]
+
+    def loss(x):
+        return (lax.top_k(jnp.sin(x), k)[0] ** 2).sum()
+
+    made = fun if not gradient else jax.grad(loss)
+    in_slices = data.draw(cuts((VALUES,)))
+    assert_same(
+        plan(made, VALUES, in_slices=in_slices).run(VALUES), jax.jit(made)(VALUES)
+    )
