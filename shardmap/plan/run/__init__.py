@@ -1,1 +1,1 @@
-"""Running shards: here, in threads, in other processes, from a checkpoint."""
+"""Running shards: here, in threads, from a checkpoint."""
