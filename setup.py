@@ -20,6 +20,8 @@ EXTRAS = {
         "h5py",
         "hypothesis",
         "mypy==2.4.*",
+        "nbconvert",
+        "nbconvert",
         "pytest",
         "pytest-xdist",
         "ruff==0.17.*",
