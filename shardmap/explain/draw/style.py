@@ -97,6 +97,7 @@ RULES = """
 & svg .start { text-anchor: start; }
 & svg .end { text-anchor: end; }
 & svg rect { stroke: var(--quiet); stroke-opacity: .45; }
+& svg rect.part { stroke: none; }
 & table { border-collapse: collapse; width: 100%; font-size: .875rem; }
 & th { text-align: left; font-weight: 600; color: var(--quiet);
   white-space: nowrap; }

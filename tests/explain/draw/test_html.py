@@ -197,7 +197,7 @@ def test_a_picture_has_the_devices_of_each_piece():
 
 def test_a_picture_tells_what_it_shows_to_who_cannot_see_it():
     picture = svg.array("x", explanations.ROWS, (8, 64)).picture
-    said = "x: (8, 64) on 8 devices, (2, 64) on each: dimension 0 across. 0:2: devices "
+    said = "x: (8, 64) on 8 devices, (2, 64) on each: dimension 0 down. 0:2: devices "
     said += "0-1. 2:4: devices 2-3. 4:6: devices 4-5. 6:8: devices 6-7."
     assert f'role="img" aria-label="{said}"' in picture
     assert f"<title>{said}</title>" in picture
@@ -219,6 +219,15 @@ def test_a_large_picture_is_shortened():
 
 def test_eight_devices_are_all_drawn():
     assert boxes(svg.mesh([("batch", 8)]).picture) == list("01234567")
+
+
+def test_a_device_has_one_colour_and_copies_have_several():
+    for spec, shape in ((explanations.ROWS, (8, 64)), (explanations.BOTH, (16, 64))):
+        picture = svg.array("x", spec, shape).picture
+        for piece in re.findall(r'<g class="piece">.*?</g>', picture):
+            first, _, last = boxes(piece)[0].partition("-")
+            colours = [int(n) for n in re.findall(r"colour(\d)", piece)]
+            assert colours == list(range(int(first), int(last or first) + 1))
 
 
 def test_pieces_next_to_each_other_differ_in_colour():
