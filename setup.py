@@ -22,6 +22,8 @@ EXTRAS = {
         "hypothesis",
         "loky",
         "mypy==2.4.*",
+        "nbconvert",
+        "nbconvert",
         "pytest",
         "pytest-xdist",
         "ruff==0.17.*",

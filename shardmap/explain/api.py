@@ -219,6 +219,10 @@ def _explain(
         notes=(*notes, *functions.cuts(fun, args, kwargs)),
         largest=() if module is None else largest_at_peak(module),
         available=available,
+        call=(
+            fun,
+            any(info.donated for info in jax.tree.leaves(traced.args_info)),
+        ),
         threads=None
         if device is None or module is None
         else threads.sentence(module, device.platform),

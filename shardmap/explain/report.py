@@ -296,7 +296,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, ShardingSpec):
         return repr(value)
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
+        fields = dataclasses.fields(value)
+        names = [f.name for f in fields if f.metadata.get("plain", True)]
         names += next((d for k, d in _DERIVED.items() if isinstance(value, k)), ())
         return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple):

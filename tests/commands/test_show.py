@@ -40,11 +40,13 @@ def written(index, shape):
 def test_a_spec_in_every_form():
     assert page(SPEC, "8,64", None).split("\n\n") == [
         "ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))",
-        "(8, 64) on 8 devices, (2, 64) on each: dimension 0 across\n"
-        "       0:2   2:4   4:6   6:8\n"
-        "     +-----+-----+-----+-----+\n"
-        "     | 0-1 | 2-3 | 4-5 | 6-7 |\n"
-        "     +-----+-----+-----+-----+",
+        "(8, 64) on 8 devices, (2, 64) on each: dimension 0 down\n"
+        "        +-----+\n"
+        "    0:2 | 0-1 |\n"
+        "    2:4 | 2-3 |\n"
+        "    4:6 | 4-5 |\n"
+        "    6:8 | 6-7 |\n"
+        "        +-----+",
         "Indices\n"
         "  device 0  [0:2, :]\n"
         "  device 1  [0:2, :]\n"

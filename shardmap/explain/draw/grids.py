@@ -1,7 +1,8 @@
 """What a picture of a layout shows: grids of pieces, and the devices that hold them.
 
-A grid has the last two cut dimensions of an array as rows and columns. Where more are
-cut, there is one grid for each piece of the others.
+A grid has the last two cut dimensions of an array as rows and columns; one alone goes
+down, as rows do, unless it is the array's last. Where more are cut, there is one grid
+for each piece of the others.
 """
 
 import itertools
@@ -22,11 +23,11 @@ class Cell(NamedTuple):
     """A piece.
 
     Attributes:
-      number: of the piece, counted row-major; None for a gap.
-      holders: the numbers of the devices that hold it, such as ``0-3``.
+      devices: those that hold it; () for a gap.
+      holders: their numbers, such as ``0-3``.
     """
 
-    number: int | None
+    devices: tuple[int, ...]
     holders: str
 
 
@@ -96,8 +97,10 @@ def grids_of(
     ]
     cut = [dim for dim, count in enumerate(counts) if count > 1]
     outer, inner = cut[:-2], cut[-2:]
-    across = inner[-1] if inner else None
-    down = inner[0] if len(inner) == 2 else None
+    across = inner[-1] if inner and inner[-1] == len(shape) - 1 else None
+    if len(inner) == 2:
+        across = inner[1]
+    down = next((dim for dim in inner if dim != across), None)
     row_labels = [""] if down is None else labels[down]
     column_labels = [""] if across is None else labels[across]
     holders = _holders(spec).reshape(
@@ -105,7 +108,6 @@ def grids_of(
     )
     rows = _shown(len(row_labels), max_pieces)
     columns = _shown(len(column_labels), max_pieces)
-    numbers = np.arange(math.prod(counts)).reshape(holders.shape[:-1])
 
     grids = []
     outer_shape = holders.shape[: len(outer)]
@@ -115,10 +117,10 @@ def grids_of(
             index[dim] = labels[dim][piece]
         cells = [
             [
-                Cell(None, GAP)
+                Cell((), GAP)
                 if row is None or column is None
                 else Cell(
-                    int(numbers[place][row, column]),
+                    tuple(sorted(holders[place][row, column].tolist())),
                     ranges(holders[place][row, column]),
                 )
                 for column in columns

@@ -9,7 +9,7 @@ from html import escape
 from typing import NamedTuple
 
 from shardmap.explain.draw import groups, svg
-from shardmap.explain.draw.style import css
+from shardmap.explain.draw.style import css, strong
 from shardmap.explain.report import (
     ArrayLayout,
     Axis,
@@ -52,9 +52,7 @@ def titled(title: str, text: str) -> str:
 
 def document(title: str, content: str) -> str:
     """A whole HTML document."""
-    body = (
-        "html { color-scheme: light dark } body { margin: 0; background: var(--back) }"
-    )
+    scope = strong(f".{CLASS}")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -64,9 +62,9 @@ def document(title: str, content: str) -> str:
 <title>{escape(title)}</title>
 <style>
 {css(f".{CLASS}")}
-{body}
-body.{CLASS} {{ max-width: none }}
-main {{ max-width: 62rem; margin: 0 auto; padding: 1.6rem 1rem 3rem }}
+html {{ color-scheme: light dark }}
+body{scope} {{ margin: 0; max-width: none }}
+{scope} main {{ max-width: 62rem; margin: 0 auto; padding: 1.6rem 1rem 3rem }}
 </style>
 </head>
 <body class="{CLASS}">
@@ -88,8 +86,9 @@ def fragment(report: Report) -> str:
     """
     style = css(f".{CLASS}")
     content = _content(report)
+    padded = f"div{strong(f'.{CLASS}')} {{ padding: 16px }}"
     return (
-        f'<div class="{CLASS}">\n<style>\n{style}\ndiv.{CLASS} {{ padding: 1rem }}\n'
+        f'<div class="{CLASS}">\n<style>\n{style}\n{padded}\n'
         f"</style>\n{content}\n</div>"
     )
 
@@ -165,7 +164,7 @@ def _axis(axis: Axis) -> str:
     # Deeper than this there is no room on a phone.
     indent = min(axis.depth, 5)
     return (
-        f'<div class="axis" style="margin-left:{indent * 0.9:.1f}rem"><h3>{title}</h3>'
+        f'<div class="axis" style="margin-left:{indent * 0.9:.1f}em"><h3>{title}</h3>'
         f'<p class="layout">{escape(axis.layout)}</p><p>{_sentence(axis.running)}</p>'
         f'<p class="quiet">{escape(axis.change)}</p>{_source(axis.source)}</div>'
     )

@@ -1,5 +1,20 @@
 """How the HTML page looks: colours for light and for dark, and the rules."""
 
+import re
+from collections.abc import Sequence
+
+# How JupyterLab, with nbconvert's template of it, and VS Code mark their themes.
+_IN_LIGHT = (
+    '[data-jp-theme-light="true"]',
+    ".vscode-light",
+    ".vscode-high-contrast-light",
+)
+_IN_DARK = (
+    '[data-jp-theme-light="false"]',
+    ".vscode-dark",
+    ".vscode-high-contrast:not(.vscode-high-contrast-light)",
+)
+
 # Text is readable on every one of these, also on the tints of the boxes in pictures.
 LIGHT = {
     "back": "#ffffff",
@@ -37,9 +52,12 @@ DARK = {
 }
 
 # `&` stands for the element around the report, so that in a notebook nothing else
-# changes.
+# changes. What a notebook says of tables and the like is taken back first; pictures
+# have their own sizes and places as attributes, which would be taken back as well.
 RULES = """
-& { color: var(--text); background: var(--back); max-width: 62rem;
+&, & *:not(svg, svg *) { all: revert; }
+& { color: var(--text); background: var(--back); max-width: 62rem; text-align: left;
+  white-space: normal; letter-spacing: normal; text-transform: none;
   font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif;
   overflow-wrap: anywhere; }
 & * { box-sizing: border-box; }
@@ -79,6 +97,7 @@ RULES = """
 & svg .start { text-anchor: start; }
 & svg .end { text-anchor: end; }
 & svg rect { stroke: var(--quiet); stroke-opacity: .45; }
+& svg rect.part { stroke: none; }
 & table { border-collapse: collapse; width: 100%; font-size: .875rem; }
 & th { text-align: left; font-weight: 600; color: var(--quiet);
   white-space: nowrap; }
@@ -107,18 +126,35 @@ RULES = """
 def css(scope: str) -> str:
     """The style sheet, for what is inside the element that `scope` selects.
 
+    Light or dark is what the notebook around it is, or else the reader's system.
+
+    Args:
+      scope: a selector that may be written several times in a row, to count for more
+        than the rules of a notebook.
+
     >>> css(".report").splitlines()[0][:34]
     '.report { --back:#ffffff; --panel:'
     """
 
-    def colours(scheme: dict[str, str]) -> str:
+    def colours(scheme: dict[str, str], around: Sequence[str] = ("",)) -> str:
         said = "; ".join(f"--{name}:{value}" for name, value in scheme.items())
-        return f"{scope} {{ {said} }}"
+        where = ", ".join(f"{each} {scope}".strip() for each in around)
+        return f"{where} {{ {said} }}"
 
     tints = [
-        f"{scope} svg .colour{number} {{ fill: var(--tint{number}) }}"
+        f"{strong(scope)} svg .colour{number} {{ fill: var(--tint{number}) }}"
         for number in range(sum(name.startswith("tint") for name in LIGHT))
     ]
     dark = f"@media (prefers-color-scheme: dark) {{ {colours(DARK)} }}"
-    rules = RULES.strip().replace("&", scope)
-    return "\n".join([colours(LIGHT), dark, *tints, rules])
+    # A notebook may have another size of letters, which `rem` would follow.
+    rules = re.sub(
+        r"(\d*\.?\d+)rem", lambda found: f"{16 * float(found[1]):g}px", RULES
+    )
+    rules = rules.strip().replace("&", strong(scope))
+    themes = [colours(LIGHT, _IN_LIGHT), colours(DARK, _IN_DARK)]
+    return "\n".join([colours(LIGHT), dark, *themes, rules, *tints])
+
+
+def strong(scope: str) -> str:
+    """The selector, counting for more than what notebooks say of their output."""
+    return scope * 3

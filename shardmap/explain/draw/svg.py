@@ -1,8 +1,9 @@
 """Pictures of meshes and of arrays on devices, as SVG.
 
-A box is a piece, and the numbers in it are the devices that hold it. Colours tell
-pieces apart; they repeat, and everything that they say is written too. The colours
-themselves are in the style of the page, so that they follow its light or dark scheme.
+A box is a piece, and the numbers in it are the devices that hold it. A device has the
+same colour in all pictures, and a piece with copies the colours of several. They
+repeat, and everything that they say is written too. The colours themselves are in the
+style of the page, so that they follow its light or dark scheme.
 """
 
 from collections.abc import Iterator, Sequence
@@ -127,18 +128,33 @@ def _grid(grid: Grid, top: float) -> tuple[list[str], float, float]:
             parts.append(_text(left - PADDING, middle, label, "label end"))
         for number, cell in enumerate(cells):
             x = left + number * (box + GAP_BETWEEN)
-            if cell.number is None:
+            if not cell.devices:
                 parts.append(_text(x + box / 2, middle, cell.holders, "label"))
                 continue
-            colour = cell.number % COLOURS
             parts.append(
-                f'<g class="piece"><rect class="colour{colour}" x="{x:.1f}" '
-                f'y="{y:.1f}" width="{box:.1f}" height="{BOX_HEIGHT}" rx="4"/>'
+                f'<g class="piece">{_boxes(cell.devices, x, y, box)}'
                 f"{_text(x + box / 2, middle, cell.holders, 'holders')}</g>"
             )
         y += BOX_HEIGHT + GAP_BETWEEN
     across = left + len(grid.columns) * (box + GAP_BETWEEN) - GAP_BETWEEN
     return parts, max(across, len(grid.place) * LETTER), y - GAP_BETWEEN - top
+
+
+def _boxes(devices: Sequence[int], x: float, y: float, width: float) -> str:
+    """A box, in the colours of the devices that hold it."""
+    colours = list(dict.fromkeys(device % COLOURS for device in devices))
+    first, *others = colours
+    drawn = (
+        f'<rect class="colour{first}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
+        f'height="{BOX_HEIGHT}" rx="4"/>'
+    )
+    part = width / len(colours)
+    for place, colour in enumerate(others, 1):
+        drawn += (
+            f'<rect class="part colour{colour}" x="{x + place * part:.1f}" '
+            f'y="{y:.1f}" width="{part:.1f}" height="{BOX_HEIGHT}"/>'
+        )
+    return drawn
 
 
 def _text(x: float, y: float, text: str, kind: str) -> str:
@@ -151,7 +167,7 @@ def _spoken(found: Grids) -> Iterator[str]:
         for label, cells in zip(grid.rows, grid.cells, strict=True):
             for column, cell in zip(grid.columns, cells, strict=True):
                 place = ", ".join(part for part in (grid.place, label, column) if part)
-                if cell.number is not None:
+                if cell.devices:
                     holders = "device" + "s" * (not cell.holders.isdigit())
                     holders += f" {cell.holders}"
                     yield f"{place}: {holders}." if place else f"Held by {holders}."

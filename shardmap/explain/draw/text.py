@@ -33,8 +33,9 @@ def picture(
 ) -> str:
     """Draws which devices hold which piece of an array.
 
-    The last two cut dimensions make a grid, rows and columns; where more dimensions
-    are cut, there is one grid for each piece of the others.
+    The last two cut dimensions make a grid, rows and columns; one alone goes down,
+    unless it is the array's last. Where more are cut, there is one grid for each piece
+    of the others.
 
     Args:
       spec: how the array is cut.
@@ -52,11 +53,12 @@ def picture(
          | 0-3 |
          +-----+
     >>> print(picture(ShardingSpec((Unstacked(3), None), (ShardedAxis(0),)), (3, 5)))
-    (3, 5) on 3 devices, (5,) on each: dimension 0 across
-           0   1   2
-         +---+---+---+
-         | 0 | 1 | 2 |
-         +---+---+---+
+    (3, 5) on 3 devices, (5,) on each: dimension 0 down
+          +---+
+        0 | 0 |
+        1 | 1 |
+        2 | 2 |
+          +---+
     """
     grids = grids_of(spec, shape, max_pieces=max_pieces, max_grids=max_grids)
     lines = [grids.header]
@@ -82,5 +84,8 @@ def _boxes(grid: Grid) -> list[str]:
     lines.append(rule)
     for label, row in zip(grid.rows, texts, strict=True):
         boxes = "".join(f" {text:^{width}} |" for text in row)
-        lines += [f"{label:>{margin}} |{boxes}", rule]
-    return lines
+        lines.append(f"{label:>{margin}} |{boxes}")
+        if any(grid.columns):
+            lines.append(rule)
+    # Rows alone need no lines between them.
+    return lines if any(grid.columns) else [*lines, rule]

@@ -2,11 +2,7 @@
 
 import html
 import html.parser
-import json
-import pathlib
 import re
-import shutil
-import subprocess
 
 import jax
 import numpy as np
@@ -17,13 +13,10 @@ import shardmap as sm
 from shardmap.explain.api import explain
 from shardmap.explain.draw import svg
 from shardmap.explain.draw.html import MOST_PICTURES, fragment, page
+from shardmap.explain.draw.style import strong
 from tests.explain import explanations
+from tests.explain.draw.browser import looked_at, needs_browser
 
-PROBE = pathlib.Path(__file__).parent / "page_probe.js"
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-    None,
-)
 WIDTHS = (360, 768, 1280)
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -204,7 +197,7 @@ def test_a_picture_has_the_devices_of_each_piece():
 
 def test_a_picture_tells_what_it_shows_to_who_cannot_see_it():
     picture = svg.array("x", explanations.ROWS, (8, 64)).picture
-    said = "x: (8, 64) on 8 devices, (2, 64) on each: dimension 0 across. 0:2: devices "
+    said = "x: (8, 64) on 8 devices, (2, 64) on each: dimension 0 down. 0:2: devices "
     said += "0-1. 2:4: devices 2-3. 4:6: devices 4-5. 6:8: devices 6-7."
     assert f'role="img" aria-label="{said}"' in picture
     assert f"<title>{said}</title>" in picture
@@ -228,6 +221,15 @@ def test_eight_devices_are_all_drawn():
     assert boxes(svg.mesh([("batch", 8)]).picture) == list("01234567")
 
 
+def test_a_device_has_one_colour_and_copies_have_several():
+    for spec, shape in ((explanations.ROWS, (8, 64)), (explanations.BOTH, (16, 64))):
+        picture = svg.array("x", spec, shape).picture
+        for piece in re.findall(r'<g class="piece">.*?</g>', picture):
+            first, _, last = boxes(piece)[0].partition("-")
+            colours = [int(n) for n in re.findall(r"colour(\d)", piece)]
+            assert colours == list(range(int(first), int(last or first) + 1))
+
+
 def test_pieces_next_to_each_other_differ_in_colour():
     picture = svg.array("x", explanations.BOTH, (16, 64)).picture
     colours = re.findall(r'<rect class="(colour\d)"', picture)
@@ -236,6 +238,7 @@ def test_pieces_next_to_each_other_differ_in_colour():
 
 # In a browser.
 
+SCOPE = ".shardmap-report"
 # What makes a good page bad, and what the probe is to say of it.
 FAULTS = {
     ".shardmap-report p { width: 2000px; max-width: none }": "the page is",
@@ -246,67 +249,17 @@ FAULTS = {
 }
 
 
-def looked_at(pages, scheme, folder):
-    """What the probe finds in each page at each width, which is in pixels."""
-    frames = "".join(
-        f'<iframe style="border:0; width:{width}px; height:900px" '
-        f'srcdoc="{html.escape(text)}"></iframe>'
-        for width in WIDTHS
-        for text in pages
-    )
-    run = """
-    onload = () => {
-      try {
-        const found = [...document.querySelectorAll("iframe")].map((frame) =>
-          probe(frame.contentDocument));
-        document.body.textContent = JSON.stringify(found);
-      } catch (error) {
-        document.body.textContent = error.stack;
-      }
-    };
-    """
-    wrapper = folder / "wrapper.html"
-    wrapper.write_text(
-        "<!DOCTYPE html><meta charset=utf-8>"
-        f"<script>{PROBE.read_text()}\n{run}</script><body>{frames}</body>"
-    )
-    result = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
-            f"--user-data-dir={folder / 'profile'}",
-            "--window-size=1400,1000",
-            "--dump-dom",
-            wrapper.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    body = re.search(r"<body>(.*)</body>", result.stdout, re.S)
-    assert body, result.stderr[-2000:]
-    assert body[1].startswith("["), body[1][:2000]
-    found = iter(json.loads(html.unescape(body[1])))
-    return {width: [next(found) for _ in pages] for width in WIDTHS}
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="neither Chromium nor Chrome is installed")
+@needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser(scheme, tmp_path):
     good = {name: page(make()) for name, make in EXPLANATIONS.items()}
     good["notebook"] = fragment(explanations.with_everything())
     everything = good["everything"]
-    bad = [everything.replace("</style>", f"{css}</style>") for css in FAULTS]
-    by_width = looked_at([*good.values(), *bad], scheme, tmp_path)
+    bad = [
+        everything.replace("</style>", f"{css.replace(SCOPE, strong(SCOPE))}</style>")
+        for css in FAULTS
+    ]
+    by_width = looked_at([*good.values(), *bad], WIDTHS, scheme, tmp_path)
 
     back = "rgb(20, 23, 26)" if scheme == "dark" else "rgb(255, 255, 255)"
     for width, found in by_width.items():

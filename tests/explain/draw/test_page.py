@@ -69,7 +69,9 @@ def test_the_verdict_comes_first_and_remarks_before_all_else(report):
     )
 
 
-def test_a_narrow_terminal_has_narrow_pictures(report):
+def test_a_narrow_terminal_has_narrow_pictures():
+    mapped = sm.spmap(jnp.sin)
+    report = sm.explain(mapped)(jax.ShapeDtypeStruct((16,), np.float32))
     wide, narrow = page(report, 120), page(report, 50)
     assert [f"{k}:{k + 2}" in wide for k in range(0, 16, 2)] == [True] * 8
     assert "6:8" not in narrow

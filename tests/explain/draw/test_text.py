@@ -134,6 +134,31 @@ def layouts(draw):
     return ShardingSpec(tuple(sharding), tuple(mapping)), tuple(shape)
 
 
+def test_rows_are_drawn_as_rows():
+    spec = ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(2)))
+    assert picture(spec, (4, 4)) == inspect.cleandoc("""
+        (4, 4) on 4 devices, (2, 4) on each: dimension 0 down
+                +-----+
+            0:2 | 0-1 |
+            2:4 | 2-3 |
+                +-----+
+    """)
+
+
+@hypothesis.given(layouts(), layouts())
+def test_different_layouts_have_different_pictures(one, other):
+    places = []
+    for spec, shape in (one, other):
+        indices = [
+            [range(n)[i] if isinstance(i, slice) else i for i, n in pairs]
+            for index in spec.indices(shape).reshape(-1)
+            for pairs in [zip(index, shape, strict=True)]
+        ]
+        places.append((shape, str(indices)))
+    drawn = [picture(*each, max_pieces=100, max_grids=100) for each in (one, other)]
+    assert (drawn[0] == drawn[1]) == (places[0] == places[1])
+
+
 @hypothesis.given(layouts())
 def test_every_device_is_drawn_once(layout):
     spec, shape = layout
