@@ -40,7 +40,7 @@ EXTRAS = {
     # Arrays with labels, as arguments of a plan.
     "xarray": ["xarray"],
     "examples": ["flax", "numpyro", "optax", "scikit-learn"],
-    "docs": ["furo", "myst-parser", "sphinx"],
+    "docs": ["furo", "myst-parser", "sphinx", "sphinx-copybutton"],
     # What the benchmarks compare with besides JAX, and what draws the picture of them.
     "bench": ["dask[array]", "matplotlib", "zarr"],
     # What a release is built with, and what runs the checks before each commit.

@@ -1,6 +1,8 @@
 """The settings of the site that `make site` builds from this folder."""
 
+import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -15,15 +17,72 @@ html_theme = "furo"
 html_copy_source = False
 html_show_sphinx = False
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["build"]
 myst_heading_anchors = 3
 nitpicky = False
 
-# In the docstrings, `name` between single backquotes is code.
-default_role = "code"
-# Signatures without types: they stand in the code, and the texts say what they mean.
-autodoc_typehints = "none"
+# `name` between single backquotes is code, and a link if it is known.
+default_role = "py:obj"
+# Signatures without types, which would hide them: each stands with its argument.
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
+# One argument on a line.
+python_maximum_signature_line_length = 88
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+
+# What is copied is what one types: no prompts, no output.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+
+def reachable(url: str) -> bool:
+    """Whether names can be linked to the pages there, which needs a network."""
+    try:
+        with urllib.request.urlopen(url + "objects.inv", timeout=5):
+            return True
+    except OSError:
+        print(f"{url} cannot be reached: names of its pages are no links")
+        return False
+
+
+intersphinx_mapping = {
+    name: (url, None)
+    for name, url in {
+        "jax": "https://docs.jax.dev/en/latest/",
+        "numpy": "https://numpy.org/doc/stable/",
+        "python": "https://docs.python.org/3/",
+    }.items()
+    if reachable(url)
+}
+
+# A report, as `report.save` writes it, is shown on the page of `explain`.
+EXTRA = Path(__file__).parent.parent / "build" / "extra"
+EXTRA.mkdir(parents=True, exist_ok=True)
+REPORT = """
+import jax, sys
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+import numpy as np, shardmap as sm
+
+def share(x):
+    return x / jax.lax.psum(x, "i")
+
+x = jax.ShapeDtypeStruct((16,), np.float32)
+sm.explain(sm.spmap(share, "i"))(x).save(sys.argv[1])
+"""
+subprocess.run(
+    [sys.executable, "-c", REPORT, EXTRA / "report.html"],
+    cwd=Path(__file__).parent.parent,
+    check=True,
+)
+html_extra_path = [str(EXTRA)]

@@ -7,6 +7,7 @@ or memory has grown by more than 1 % over the second half.
 """
 
 import argparse
+import ctypes
 import faulthandler
 import gc
 import itertools
@@ -114,7 +115,7 @@ def main() -> int:
     for thread in threads:
         thread.start()
     chosen, interrupts, memory, shown = random.Random(-1), 0, [], 0.0
-    runs_before = -1
+    runs_before, progress = -1, time.monotonic()
     while time.monotonic() < end and not failed:
         faulthandler.dump_traceback_later(LONGEST_SILENCE, exit=True)
         timer = threading.Timer(
@@ -131,13 +132,16 @@ def main() -> int:
         timer.join()
         if time.monotonic() > shown + seconds / 20:
             shown = time.monotonic()
+            # Memory that the C library keeps for later is no growth.
             gc.collect()
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
             memory.append(resident())
             runs = counter.__reduce__()[1][0]
             print(f"{runs} maps, {interrupts} interrupts, {memory[-1] >> 20} MiB")
-            if runs == runs_before:
-                failed.append(RuntimeError("nothing has run since the last line"))
-            runs_before = runs
+            if runs != runs_before:
+                runs_before, progress = runs, time.monotonic()
+            elif time.monotonic() > progress + LONGEST_SILENCE:
+                failed.append(RuntimeError(f"no map for {LONGEST_SILENCE} s"))
     for thread in threads:
         thread.join()
     faulthandler.cancel_dump_traceback_later()

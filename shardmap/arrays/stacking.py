@@ -98,7 +98,7 @@ def device_put_replicated(
       devices: different devices. If some are another process's, each process that has
         some calls this, with an equal ``x``.
       axis: where the new axis is in the results, negative from the end. None: there is
-        no new axis, the results are ``x`` itself, whole on each device.
+        no new axis, the results are ``x`` itself, replicated on them.
       axis_size: how long the new axis is, by default as many as there are devices. If
         fewer, as many devices as go round hold the same element, side by side: what a
         map with other maps inside takes.

@@ -41,7 +41,7 @@ class Explanation(Report):
       >>> print(report.axes[0])
       an axis of 4 = 1 device x 4 vectorised x 1 step
       >>> [(array.path, array.shape, array.layout) for array in report.outputs]
-      [('result', (4,), 'whole on one device')]
+      [('result', (4,), 'on one device')]
       >>> report.collectives
       ()
     """

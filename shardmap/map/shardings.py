@@ -27,8 +27,8 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
 
     An operand that goes straight to a map inside, or a result that comes straight from
     one, is cut along that map's mesh axes too, and the same for partitions. A
-    dimension that does not divide among its devices is whole on all of them, as JAX
-    has no arrays with uneven shards.
+    dimension that does not divide among its devices is replicated on all of them, as
+    JAX has no arrays with uneven shards.
 
     Args:
       params: the parameters of the map's equation.

@@ -248,7 +248,7 @@ def spec_of(array: Value) -> ShardingSpec:
 
     Args:
       array: a `jax.Array`, a `jax.ShapeDtypeStruct` with a sharding, or a NumPy array,
-        which counts as lying whole on one device.
+        which counts as lying on one device.
 
     Raises:
       TypeError: `array` has no known sharding, as a tracer has none.

@@ -87,7 +87,7 @@ def explanation(**changes):
         "collectives": (collective(),),
         "cost": Cost(1.5e12, 2e9, 3 * 2**30, 2**30, 2**20, 12),
         "interconnect": Interconnect(450e9, 2e-6, "nvlink4", "a product page"),
-        "remarks": (Remark("x is whole on every device", "cut it", "x"),),
+        "remarks": (Remark("x is replicated on every device", "cut it", "x"),),
         "notes": ("XLA counts the body of a loop once.",),
     }
     return Explanation(**{**fields, **changes})

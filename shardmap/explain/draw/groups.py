@@ -23,7 +23,7 @@ class Arrays(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Such as ``params: 67 arrays, 1.3 MiB, whole on each of 8 devices``."""
+        """Such as ``params: 67 arrays, 1.3 MiB, replicated on 8 devices``."""
         count = len(self.arrays)
         if count == 1:
             (array,) = self.arrays

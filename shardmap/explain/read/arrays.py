@@ -96,10 +96,10 @@ def describe(spec: ShardingSpec) -> str:
     >>> describe(ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4))))
     'dimension 0 in 2 pieces, each on 4 devices'
     >>> describe(ShardingSpec((None,), (Replicated(4),)))
-    'whole on each of 4 devices'
+    'replicated on 4 devices'
     """
     if spec.num_shards == 1:
-        return "whole on one device"
+        return "on one device"
     cuts = [
         f"dimension {dimension} in {count:,} pieces"
         for dimension, count in enumerate(spec.tile_counts)
@@ -107,7 +107,7 @@ def describe(spec: ShardingSpec) -> str:
     ]
     copies = spec.num_shards // math.prod(spec.tile_counts)
     if not cuts:
-        return f"whole on each of {copies:,} devices"
+        return f"replicated on {copies:,} devices"
     return ", ".join(cuts) + (f", each on {copies:,} devices" if copies > 1 else "")
 
 

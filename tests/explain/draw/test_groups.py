@@ -8,14 +8,14 @@ from tests.explain import explanations
 def test_arrays_are_summed_up_by_prefix_and_layout():
     rows = explanations.array(explanations.ROWS, (8, 64), path="params['w']")
     whole = explanations.array(
-        explanations.SCALAR, (), path="params['b']", layout="whole on each of 8 devices"
+        explanations.SCALAR, (), path="params['b']", layout="replicated on 8 devices"
     )
     first, second = groups.groups_of_arrays([rows, whole, rows])
     assert first.arrays == (rows, rows)
     assert first.title.startswith(
         "params: 2 arrays, 241.1 KiB, dimension 0 in 4 pieces"
     )
-    assert second.title.startswith("params['b']: float32[], 120.6 KiB, whole on each")
+    assert second.title.startswith("params['b']: float32[], 120.6 KiB, replicated on")
 
 
 def test_collectives_are_summed_up_by_line():

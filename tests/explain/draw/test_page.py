@@ -43,14 +43,14 @@ def test_it_has_all_that_is_known(report):
         "To change: Give devices=",
         "x: float32[16,256], 16.0 KiB",
         "a device has (2, 256), 2.0 KiB",
-        "w: float32[524288], 2.0 MiB whole on each of 8 devices",
+        "w: float32[524288], 2.0 MiB replicated on 8 devices",
         "result[1]: float32[16,256]",
         "1 x all-reduce (psum over 'i', 8 devices): 1.0 KiB in, 1.0 KiB out",
         "1 x all-gather (all_gather over 'i', 8 devices): 2.0 KiB in, 16.0 KiB out",
         "on nvlink4 (450 GB/s a device, 2 us a message",
         "flops",
         "of memory at the peak",
-        "! w of 2.0 MiB is whole on each of 8 devices",
+        "! w of 2.0 MiB is replicated on 8 devices",
         "! all_gather gives every device 16.0 KiB",
     ):
         assert expected in text
@@ -62,7 +62,7 @@ def test_the_verdict_comes_first_and_remarks_before_all_else(report):
     assert lines[2].startswith("  Between devices: 2 collectives a call, in which")
     assert lines[2].endswith("(fun).")
     assert lines[3].startswith("  Memory on a device: 2.0 MiB, most of it arguments.")
-    assert lines[4].startswith("  Change first: w of 2.0 MiB is whole on each")
+    assert lines[4].startswith("  Change first: w of 2.0 MiB is replicated on")
     assert lines[5].startswith("!")
     assert lines.index("Axes") > max(
         k for k, line in enumerate(lines) if line.startswith("!")

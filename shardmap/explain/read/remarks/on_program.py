@@ -64,7 +64,7 @@ def remarks_on(
 def _copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
     return [
         Remark(
-            f"{array.path} of {size(array.bytes)} is whole on each of "
+            f"{array.path} of {size(array.bytes)} is replicated on "
             f"{array.num_devices:,} devices: {size(array.bytes * array.num_devices)} "
             "in all",
             "If a device needs only a part of it, cut it: map it, or name a mesh axis "
@@ -83,7 +83,7 @@ def _constants(constants: Sequence[Any], num_devices: int) -> list[Remark]:
     return [
         Remark(
             f"a constant of {size(constant.nbytes)} and shape "
-            f"{tuple(constant.shape)} is part of the program, whole on each of "
+            f"{tuple(constant.shape)} is part of the program, replicated on "
             f"{num_devices:,} devices",
             "Make it an argument: it is then laid out like one, and not compiled in.",
             None,
@@ -176,7 +176,7 @@ def _short_axes(
             Remark(
                 f"{name} of {axis.size:,} does not divide: {axis.layout} have "
                 f"room for {axis.idle_places:,} more, which compute nothing of use, "
-                "and its arrays are whole on every device between calls",
+                "and its arrays are replicated on every device between calls",
                 f"Make it a multiple of {axis.devices:,}.",
                 axis.source,
             )

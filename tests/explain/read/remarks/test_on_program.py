@@ -29,7 +29,7 @@ def test_a_large_value_on_every_device(numbers, found):
     texts = remarks(fun, shape(8), shape(numbers))
     assert len(texts) == found
     for text in texts:
-        assert text == "w of 1.0 MiB is whole on each of 8 devices: 8.0 MiB in all"
+        assert text == "w of 1.0 MiB is replicated on 8 devices: 8.0 MiB in all"
 
 
 def test_a_large_value_that_is_cut_is_left_alone():
@@ -44,8 +44,8 @@ def test_a_large_constant():
     constant = np.ones(MIB // 4, np.float32)
     (text,) = remarks(sm.spmap(lambda x: x + constant), shape(8, MIB // 4))
     assert text == (
-        f"a constant of 1.0 MiB and shape ({MIB // 4},) is part of the program, whole "
-        "on each of 8 devices"
+        f"a constant of 1.0 MiB and shape ({MIB // 4},) is part of the program, "
+        "replicated on 8 devices"
     )
 
 
@@ -144,8 +144,8 @@ def test_an_axis_that_does_not_divide():
     texts = remarks(sm.spmap(jnp.sin, "i"), shape(15, 4))
     assert texts == [
         "axis 'i' of 15 does not divide: 8 devices x 2 vectorised x 1 step have room "
-        "for 1 more, which compute nothing of use, and its arrays are whole on every "
-        "device between calls"
+        "for 1 more, which compute nothing of use, and its arrays are replicated on "
+        "every device between calls"
     ]
 
 
