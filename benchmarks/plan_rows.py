@@ -5,11 +5,6 @@
 standardises the columns of a float32 array that lies on disk, multiplies it with a
 matrix, takes tanh and sums over the rows. Each contender runs in a process of its own
 and tells its CPU seconds, wall seconds and peak anonymous memory (RssAnon).
-
-    python -m benchmarks.plan_rows --planning
-
-runs nothing of a plan, but plans 5,000 equations in 1,000 shards. With --sums, it sums
-over leading axes.
 """
 
 import argparse
@@ -28,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import OURS, Benchmark, Contender, table
-from benchmarks.harness import measure as measured
+from benchmarks.harness import OURS, Benchmark, Contender
 
 COLUMNS, OUTPUTS, BLOCK, ZARR_CHUNK = 1024, 256, 8_192, 8_192
 EPSILON = 1e-3
-LIMIT_HAND, LIMIT_MEGABYTES, LIMIT_DASK, LIMIT_TRACING = 1.2, 300, 0.5, 5
+LIMIT_HAND, LIMIT_MEGABYTES, LIMIT_DASK = 1.2, 300, 0.5
 
 
 def weights() -> np.ndarray:
@@ -164,92 +158,6 @@ def small() -> dict[str, Contender]:
     }
 
 
-EQUATIONS, SHARDS = 5_000, 1_000
-
-
-def deep(x: Any) -> Any:
-    import jax.numpy as jnp
-
-    for _ in range(EQUATIONS // 3):
-        x = jnp.sin(x) * 0.5 + x
-    return x
-
-
-def many_equations() -> dict[str, Contender]:
-    """Planning alone: what every shard of a long program reads, runs and writes."""
-    import jax
-
-    from shardmap.plan.plan import plan
-
-    x = jax.ShapeDtypeStruct((SHARDS * 16, 8), np.float32)
-
-    def recipes() -> None:
-        [stage] = plan(deep, x, in_slices={0: SHARDS}).stages
-        for number in range(SHARDS):
-            stage.recipe(number)
-
-    return {
-        OURS: Contender(recipes),
-        "tracing the function": Contender(lambda: jax.make_jaxpr(lambda x: deep(x))(x)),
-    }
-
-
-FIELDS, PIECES = (256, 256, 256), 8
-
-
-def squares(u: Any) -> Any:
-    return (u * u).mean(0)
-
-
-def over_time() -> dict[str, Contender]:
-    """A mean over time of fields, which lie one after the other in memory."""
-    import jax
-    import jax.numpy as jnp
-
-    from shardmap.plan.chunked import chunked
-    from shardmap.plan.plan import plan
-
-    host = np.random.default_rng(0).standard_normal(FIELDS, np.float32)
-    u = jnp.asarray(host)
-
-    @jax.jit
-    def loop(u):
-        def add(k, total):
-            return total + u[k] * u[k]
-
-        return jax.lax.fori_loop(0, u.shape[0], add, jnp.zeros(u.shape[1:])) / len(u)
-
-    made = plan(squares, u, in_slices={0: PIECES})
-    pieces, whole = jax.jit(chunked(squares, {0: PIECES})), jax.jit(squares)
-    return {
-        OURS: Contender(lambda: jax.block_until_ready(pieces(u))),
-        "as a plan": Contender(lambda: made.run(u)),
-        "one jax.jit": Contender(lambda: jax.block_until_ready(whole(u))),
-        "a loop by hand": Contender(lambda: jax.block_until_ready(loop(u))),
-        "numpy": Contender(lambda: squares(host)),
-    }
-
-
-SUMS = (
-    Benchmark(
-        "mean over time, chunked",
-        "the mean of squares over the leading axis, 64 MiB in 8 pieces",
-        over_time,
-        {"one jax.jit": 1.2, "a loop by hand": 1.5, "numpy": 1.0},
-        repeats=10,
-    ),
-)
-
-PLANNING = (
-    Benchmark(
-        "plan, many equations",
-        "tracing and planning 5,000 equations x 1,000 shards",
-        many_equations,
-        {"tracing the function": LIMIT_TRACING},
-        repeats=5,
-    ),
-)
-
 BENCHMARKS = (
     Benchmark(
         "plan, two stages",
@@ -373,13 +281,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the array")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--one", nargs=2, metavar=("NAME", "INPUT"))
-    parser.add_argument("--planning", action="store_true", help="without running")
-    parser.add_argument("--sums", action="store_true", help="over leading axes")
     options = parser.parse_args()
-    if options.planning or options.sums:
-        chosen = PLANNING if options.planning else SUMS
-        print(table([measured(benchmark) for benchmark in chosen]))
-        return 0
     if options.one:
         name, kind = options.one
         print(json.dumps(measure(name, options.folder, options.rows, kind)))

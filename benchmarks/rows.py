@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from benchmarks import map_rows, placement_rows, plan_rows, process_rows
+from benchmarks import map_rows, placement_rows, plan_rows, planning_rows, process_rows
 from benchmarks.harness import OURS, Benchmark, Contender
 from shardmap import demo
 
@@ -248,5 +248,6 @@ BENCHMARKS = [
     *map_rows.BENCHMARKS,
     *placement_rows.BENCHMARKS,
     *plan_rows.BENCHMARKS,
+    *planning_rows.BENCHMARKS,
     *process_rows.BENCHMARKS,
 ]

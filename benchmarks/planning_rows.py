@@ -1,0 +1,91 @@
+"""Planning long programs, and sums over leading axes in pieces."""
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import OURS, Benchmark, Contender
+
+LIMIT_TRACING = 5
+EQUATIONS, SHARDS = 5_000, 1_000
+
+
+def deep(x: Any) -> Any:
+    import jax.numpy as jnp
+
+    for _ in range(EQUATIONS // 3):
+        x = jnp.sin(x) * 0.5 + x
+    return x
+
+
+def many_equations() -> dict[str, Contender]:
+    """Planning alone: what every shard of a long program reads, runs and writes."""
+    import jax
+
+    from shardmap.plan.plan import plan
+
+    x = jax.ShapeDtypeStruct((SHARDS * 16, 8), np.float32)
+
+    def recipes() -> None:
+        [stage] = plan(deep, x, in_slices={0: SHARDS}).stages
+        for number in range(SHARDS):
+            stage.recipe(number)
+
+    return {
+        OURS: Contender(recipes),
+        "tracing the function": Contender(lambda: jax.make_jaxpr(lambda x: deep(x))(x)),
+    }
+
+
+FIELDS, PIECES = (256, 256, 256), 8
+
+
+def squares(u: Any) -> Any:
+    return (u * u).mean(0)
+
+
+def over_time() -> dict[str, Contender]:
+    """A mean over time of fields, which lie one after the other in memory."""
+    import jax
+    import jax.numpy as jnp
+
+    from shardmap.plan.chunked import chunked
+    from shardmap.plan.plan import plan
+
+    host = np.random.default_rng(0).standard_normal(FIELDS, np.float32)
+    u = jnp.asarray(host)
+
+    @jax.jit
+    def loop(u):
+        def add(k, total):
+            return total + u[k] * u[k]
+
+        return jax.lax.fori_loop(0, u.shape[0], add, jnp.zeros(u.shape[1:])) / len(u)
+
+    made = plan(squares, u, in_slices={0: PIECES})
+    pieces, whole = jax.jit(chunked(squares, {0: PIECES})), jax.jit(squares)
+    return {
+        OURS: Contender(lambda: jax.block_until_ready(pieces(u))),
+        "as a plan": Contender(lambda: made.run(u)),
+        "one jax.jit": Contender(lambda: jax.block_until_ready(whole(u))),
+        "a loop by hand": Contender(lambda: jax.block_until_ready(loop(u))),
+        "numpy": Contender(lambda: squares(host)),
+    }
+
+
+BENCHMARKS = (
+    Benchmark(
+        "mean over time, chunked",
+        "the mean of squares over the leading axis, 64 MiB in 8 pieces",
+        over_time,
+        {"one jax.jit": 1.2, "a loop by hand": 1.5, "numpy": 1.0},
+        repeats=10,
+    ),
+    Benchmark(
+        "plan, many equations",
+        "tracing and planning 5,000 equations x 1,000 shards",
+        many_equations,
+        {"tracing the function": LIMIT_TRACING},
+        repeats=5,
+    ),
+)
