@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 
@@ -19,6 +20,41 @@ from shardmap.plan.run.shards import Shard
 from shardmap.units import size
 
 Origin = tuple[int, int]
+
+
+class StageCost(NamedTuple):
+    """What one stage of a plan makes, reads and keeps.
+
+    Attributes:
+      number: of the stage.
+      shards: how many it has.
+      makes: the names of what it makes.
+      reads: which arguments all its shards read, and how often.
+      shard_bytes: what its largest shard reads and writes.
+      kept_bytes: what is held while it runs besides arguments and results.
+    """
+
+    number: int
+    shards: int
+    makes: tuple[str, ...]
+    reads: str
+    shard_bytes: int
+    kept_bytes: int
+
+
+def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
+    """The costs of each stage, in the order in which they run."""
+    return tuple(
+        StageCost(
+            stage.number,
+            stage.num_shards,
+            tuple(_names(cut_program, (result.value for result in stage.results))),
+            _reads(cut_program, stage),
+            _largest(cut_program, stage),
+            kept_bytes(cut_program, place),
+        )
+        for place, stage in enumerate(cut_program.stages)
+    )
 
 
 def summary(cut_program: CutProgram) -> str:
