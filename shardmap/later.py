@@ -1,10 +1,20 @@
-"""Public names of a package that are imported when they are first used."""
+"""What is imported when it is first used: public names, and what notebooks show."""
 
 import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+
+def html_of(value: Any) -> str:
+    """What a notebook shows of a value of ours.
+
+    It is drawn in a room above that of the value, imported when a notebook asks.
+    """
+    shown = importlib.import_module("shardmap.explain.draw.shown")
+    text: str = shown.html_of(value)
+    return text
 
 
 def attach(

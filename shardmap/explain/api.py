@@ -88,7 +88,8 @@ def explain(
       [('all-reduce', 16)]
     """
     if isinstance(fun, functions.Plan):
-        return PlanExplanation(str(fun).splitlines()[0], fun.explain())
+        title = str(fun).splitlines()[0]
+        return PlanExplanation(title, fun.explain(), fun.stage_costs)
     if not callable(fun):
         raise TypeError(
             f"explain takes a function, got {fun!r} of type {type(fun).__name__}: "

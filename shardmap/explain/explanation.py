@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardmap.explain import measured
-from shardmap.explain.draw import html, page
+from shardmap.explain.draw import html, page, shown
 from shardmap.explain.measured import Measurement
 from shardmap.explain.report import Report
 
@@ -108,6 +108,7 @@ class PlanExplanation:
     Attributes:
       title: shards and bytes, in a line.
       text: each axis of each argument, then each stage.
+      stages: what each makes, reads and keeps.
 
     Example:
       >>> import numpy as np, shardmap as sm
@@ -119,12 +120,13 @@ class PlanExplanation:
 
     title: str
     text: str
+    stages: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.title}\n{self.text}"
 
     def _repr_html_(self) -> str:
-        return html.titled(self.title, self.text)
+        return html.element(shown.plan(self.title, self.text, self.stages))
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the explanation as one HTML page, which needs no network.
@@ -132,5 +134,6 @@ class PlanExplanation:
         Args:
           path: the file to write.
         """
-        text = html.document(self.title, html.titled(self.title, self.text))
+        content = shown.plan(self.title, self.text, self.stages)
+        text = html.document(self.title, content)
         pathlib.Path(path).write_text(text, encoding="utf-8")

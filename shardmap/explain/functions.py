@@ -53,6 +53,9 @@ class Plan(Protocol):
 
     def explain(self) -> str: ...
 
+    @property
+    def stage_costs(self) -> tuple[Any, ...]: ...
+
 
 @runtime_checkable
 class InPieces(Protocol):

@@ -7,6 +7,7 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 import dataclasses
 from typing import Any, Literal
 
+from shardmap import later
 from shardmap.explain.interconnect import Interconnect
 from shardmap.sharding.spec import ShardingSpec
 
@@ -113,6 +114,9 @@ class ArrayLayout:
     bytes: int
     shard_bytes: int | None
     layout: str
+
+    def _repr_html_(self) -> str:
+        return later.html_of(self)
 
     @property
     def num_devices(self) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap import later
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.arrays.sources.labelled import plain
@@ -240,9 +241,17 @@ class ShardPlan:
         """For each axis: cut, into what, reaching what; or whole, and why."""
         return report.explain(self._cut_program)
 
+    @property
+    def stage_costs(self) -> tuple[report.StageCost, ...]:
+        """What each stage makes, reads and keeps."""
+        return report.stage_costs(self._cut_program)
+
     def __repr__(self) -> str:
         stages = len(self.stages)
         return f"<ShardPlan: {self.num_shards:,} shards in {stages} stages>"
+
+    def _repr_html_(self) -> str:
+        return later.html_of(self)
 
     def __str__(self) -> str:
         return report.summary(self._cut_program)

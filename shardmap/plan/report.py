@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 
@@ -12,13 +13,48 @@ from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.engine.slices import Box, Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage, sample
-from shardmap.plan.inside.one_shard import kept_bytes, temporaries
+from shardmap.plan.inside.one_shard import kept_bytes, shard_peak, temporaries
 from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
 
 Origin = tuple[int, int]
+
+
+class StageCost(NamedTuple):
+    """What one stage of a plan makes, reads and keeps.
+
+    Attributes:
+      number: of the stage.
+      shards: how many it has.
+      makes: the names of what it makes.
+      reads: which arguments all its shards read, and how often.
+      shard_bytes: the most that one of them reads, computes and gives back at once.
+      kept_bytes: what is held while it runs besides arguments and results.
+    """
+
+    number: int
+    shards: int
+    makes: tuple[str, ...]
+    reads: str
+    shard_bytes: int
+    kept_bytes: int
+
+
+def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
+    """The costs of each stage, in the order in which they run."""
+    return tuple(
+        StageCost(
+            stage.number,
+            stage.num_shards,
+            tuple(_names(cut_program, (result.value for result in stage.results))),
+            _reads(cut_program, stage),
+            shard_peak(cut_program, stage).bytes,
+            kept_bytes(cut_program, place),
+        )
+        for place, stage in enumerate(cut_program.stages)
+    )
 
 
 def summary(cut_program: CutProgram) -> str:

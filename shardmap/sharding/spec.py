@@ -41,6 +41,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 from jaxlib.xla_client import HloSharding, OpSharding
 
+from shardmap import later
 from shardmap._jax.types import Value
 from shardmap.sharding import named
 from shardmap.sharding import proto as protos
@@ -69,6 +70,9 @@ class ShardingSpec(SpecModel):
     >>> spec.mesh_shape, spec.num_shards, spec.shard_shape((8, 3))
     ((4, 2), 8, (2, 3))
     """
+
+    def _repr_html_(self) -> str:
+        return later.html_of(self)
 
     def stacked(self) -> ShardingSpec:
         """The same layout seen from outside: `Unstacked(n)` becomes `Chunked((n,))`.

@@ -15,7 +15,11 @@ from tests.explain import explanations
 
 def test_it_has_the_fields_of_a_report_and_no_other():
     names = [field.name for field in dataclasses.fields(Report)]
-    assert [field.name for field in dataclasses.fields(Explanation)] == names
+    fields = dataclasses.fields(Explanation)
+    plain = [field.name for field in fields if field.metadata.get("plain", True)]
+    assert plain == names
+    # The function, for `measure`.
+    assert {field.name for field in fields} - {*plain} == {"call"}
     documented = inspect.getdoc(Explanation).partition("Attributes:")[2]
     assert [name for name in names if f"\n  {name}: " not in documented] == []
 

@@ -41,15 +41,6 @@ def page(report: Report) -> str:
     return document(f"{report.name} explained", _content(report))
 
 
-def titled(title: str, text: str) -> str:
-    """A text as it stands under its title, as one element."""
-    return (
-        f'<div class="{CLASS}">\n<style>\n{css(f".{CLASS}")}\n</style>\n'
-        f'<h2>{escape(title)}</h2>\n<div class="box" tabindex="0"><pre class="code">'
-        f"{escape(text)}</pre></div>\n</div>"
-    )
-
-
 def document(title: str, content: str) -> str:
     """A whole HTML document."""
     scope = strong(f".{CLASS}")
@@ -84,11 +75,14 @@ def fragment(report: Report) -> str:
     >>> fragment(nothing).splitlines()[0]
     '<div class="shardmap-report">'
     """
-    style = css(f".{CLASS}")
-    content = _content(report)
+    return element(_content(report))
+
+
+def element(content: str) -> str:
+    """Some content as one element with its style, to stand in another page."""
     padded = f"div{strong(f'.{CLASS}')} {{ padding: 16px }}"
     return (
-        f'<div class="{CLASS}">\n<style>\n{style}\n{padded}\n'
+        f'<div class="{CLASS}">\n<style>\n{css(f".{CLASS}")}\n{padded}\n'
         f"</style>\n{content}\n</div>"
     )
 
@@ -124,7 +118,7 @@ def _header(report: Report) -> str:
     sizes = " x ".join(f"{name} {size:,}" for name, size in report.mesh)
     where = f"{devices}, mesh {sizes}" if sizes else devices
     return (
-        f'<header>\n<h1>{_code(report.name)}</h1>\n<p class="lead">'
+        f'<header>\n<h1>{code(report.name)}</h1>\n<p class="lead">'
         f"{escape(where)}</p>\n</header>"
     )
 
@@ -153,12 +147,12 @@ def _remark(remark: Remark) -> str:
 def _mesh(report: Report) -> Iterator[str]:
     if report.mesh and report.num_devices > 1:
         drawn = svg.mesh(report.mesh)
-        yield _box(drawn.picture, "the mesh")
+        yield box(drawn.picture, "the mesh")
         yield f'<p class="quiet">{escape(drawn.caption)}</p>'
 
 
 def _axis(axis: Axis) -> str:
-    name = "An axis" if axis.name is None else f"Axis {_code(axis.name)}"
+    name = "An axis" if axis.name is None else f"Axis {code(axis.name)}"
     count = "unknown size" if axis.size is None else f"{axis.size:,}"
     title = f'{name} of {count} <span class="quiet">{escape(axis.kind)}</span>'
     # Deeper than this there is no room on a phone.
@@ -174,7 +168,7 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
     if not arrays:
         return
     if len(arrays) <= groups.MOST_ARRAYS:
-        yield f'<div class="arrays">{"".join(map(_array, arrays))}</div>'
+        yield f'<div class="arrays">{"".join(map(layout, arrays))}</div>'
         return
     pictures = MOST_PICTURES
     for group in groups.groups_of_arrays(arrays):
@@ -182,31 +176,31 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
         pictures -= len(shown)
         yield f"<details><summary>{escape(group.title)}</summary>"
         if shown:
-            yield f'<div class="arrays">{"".join(map(_array, shown))}</div>'
+            yield f'<div class="arrays">{"".join(map(layout, shown))}</div>'
         if rest:
             yield _table(_ARRAY_COLUMNS, rest, f"arrays of {group.prefix}")
         yield "</details>"
 
 
-def _array(array: ArrayLayout) -> str:
+def layout(array: ArrayLayout) -> str:
     whole = size(array.bytes)
     parts = [
-        f"<h3>{_code(array.path)}</h3>",
-        f'<p class="quiet">{escape(array.role)}, {_code(_type(array))}, {whole}</p>',
+        f"<h3>{code(array.path)}</h3>",
+        f'<p class="quiet">{escape(array.role)}, {code(_type(array))}, {whole}</p>',
         f"<p>{_sentence(array.layout)}</p>",
     ]
     if array.shard_shape is not None and array.shard_bytes is not None:
         parts.append(
-            f'<p class="quiet">On a device {_code(array.shard_shape)}, '
+            f'<p class="quiet">On a device {code(array.shard_shape)}, '
             f"{size(array.shard_bytes)}</p>"
         )
     if array.spec is not None:
         if array.spec.num_shards > 1:
             drawn = svg.array(array.path, array.spec, array.shape)
-            parts.append(_box(drawn.picture, f"pieces of {array.path}"))
+            parts.append(box(drawn.picture, f"pieces of {array.path}"))
             if drawn.caption:
                 parts.append(f'<p class="quiet">{escape(drawn.caption)}</p>')
-        parts.append(f'<p class="quiet">{_code(array.spec)}</p>')
+        parts.append(f'<p class="quiet">{code(array.spec)}</p>')
     return f'<div class="array">{"".join(parts)}</div>'
 
 
@@ -252,9 +246,9 @@ def _cost(report: Report) -> Iterator[str]:
     if report.threads is not None:
         yield f'<p class="quiet">{escape(report.threads)}</p>'
     for held in report.largest:
-        where = f" {_code(held.source)}" if held.source else ""
+        where = f" {code(held.source)}" if held.source else ""
         yield (
-            f'<p class="quiet">{size(held.bytes)}: {_code(held.type)} of '
+            f'<p class="quiet">{size(held.bytes)}: {code(held.type)} of '
             f"{escape(held.operation)}{where}</p>"
         )
 
@@ -275,9 +269,9 @@ class _Column(NamedTuple):
 
 
 _ARRAY_COLUMNS = (
-    _Column("Array", lambda a: _code(a.path)),
+    _Column("Array", lambda a: code(a.path)),
     _Column("Role", lambda a: escape(a.role)),
-    _Column("Type", lambda a: _code(_type(a))),
+    _Column("Type", lambda a: code(_type(a))),
     _Column("Layout", lambda a: escape(a.layout)),
     _Column("Bytes", lambda a: size(a.bytes), True),
     _Column("On a device", lambda a: _bytes(a.shard_bytes), True),
@@ -302,7 +296,7 @@ def _table(columns: Sequence[_Column], rows: Sequence[object], name: str) -> str
         f'<th scope="col"{_kind_of(column)}>{column.title}</th>' for column in columns
     )
     lines = "\n".join(f"<tr>{''.join(_cells(columns, row))}</tr>" for row in rows)
-    return _box(
+    return box(
         f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>",
         name,
     )
@@ -321,17 +315,17 @@ def _kind_of(column: _Column) -> str:
 
 
 def _over(collective: Collective) -> str:
-    return _code(", ".join(collective.axes)) if collective.axes else UNKNOWN
+    return code(", ".join(collective.axes)) if collective.axes else UNKNOWN
 
 
 def _kind(collective: Collective) -> str:
     if collective.operation is None:
         return escape(collective.kind)
-    return f"{escape(collective.kind)} ({_code(collective.operation)})"
+    return f"{escape(collective.kind)} ({code(collective.operation)})"
 
 
 def _where(collective: Collective) -> str:
-    parts = [] if collective.source is None else [_code(collective.source)]
+    parts = [] if collective.source is None else [code(collective.source)]
     if collective.added_by_partitioner:
         parts.append("put in by the compiler")
     parts += [escape(each) for each in (collective.cause, collective.advice) if each]
@@ -343,7 +337,7 @@ def _where(collective: Collective) -> str:
 # Words and numbers.
 
 
-def _box(content: str, name: str) -> str:
+def box(content: str, name: str) -> str:
     """Scrolls on its own where it is wider than the page, also by keyboard."""
     return (
         f'<div class="box" tabindex="0" role="group" aria-label="{escape(name)}">'
@@ -351,12 +345,12 @@ def _box(content: str, name: str) -> str:
     )
 
 
-def _code(value: object) -> str:
+def code(value: object) -> str:
     return f"<code>{escape(str(value))}</code>"
 
 
 def _source(source: str | None) -> str:
-    return "" if source is None else f'<p class="quiet">{_code(source)}</p>'
+    return "" if source is None else f'<p class="quiet">{code(source)}</p>'
 
 
 def _type(array: ArrayLayout) -> str:

@@ -69,6 +69,7 @@ RULES = """
 & ul { margin: .5rem 0; padding-left: 1.2rem; }
 & code, & .code { font: .875em ui-monospace, "DejaVu Sans Mono", Menlo, Consolas,
   monospace; color: inherit; background: none; }
+& pre { white-space: pre-wrap; margin: 0; }
 & .quiet { color: var(--quiet); font-size: .875rem; }
 & h3 .quiet { font-weight: 400; }
 & .lead { color: var(--quiet); }

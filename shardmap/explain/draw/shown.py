@@ -1,0 +1,110 @@
+"""What a notebook shows of specs, array layouts and plans; and the page of a plan."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from shardmap.explain.draw import html, svg
+from shardmap.explain.read.arrays import describe
+from shardmap.explain.report import ArrayLayout
+from shardmap.sharding.spec import ShardingSpec
+from shardmap.units import size
+
+MOST_SHARDS = 24
+"""How many shards of a stage are drawn."""
+_CELL, _GAP, _HEIGHT, _WIDTH = 12, 3, 18, 260
+
+
+def html_of(value: Any) -> str:
+    """A spec, the layout of an array, or a plan, as one element."""
+    if isinstance(value, ShardingSpec):
+        return html.element(_spec(value))
+    if isinstance(value, ArrayLayout):
+        return html.element(html.layout(value))
+    return html.element(
+        plan(str(value).splitlines()[0], value.explain(), value.stage_costs)
+    )
+
+
+def _spec(spec: ShardingSpec) -> str:
+    """A spec has no shape: each piece is drawn with the length 1."""
+    drawn = svg.array("pieces", spec, spec.tile_counts)
+    caption = f'<p class="quiet">{escape(drawn.caption)}</p>' if drawn.caption else ""
+    return (
+        f"<p>{html.code(spec)}</p><p>{escape(describe(spec).capitalize())}.</p>"
+        f"{html.box(drawn.picture, 'pieces')}{caption}"
+    )
+
+
+def plan(title: str, text: str, stages: Sequence[Any]) -> str:
+    """The page of a plan: its stages, drawn, then what became of each cut.
+
+    Args:
+      title: shards and bytes, in a line.
+      text: each axis of each argument, then each stage.
+      stages: what each makes, reads and keeps.
+    """
+    most = max(
+        (max(stage.shard_bytes, stage.kept_bytes) for stage in stages), default=1
+    )
+    drawn = "".join(_stage(stage, most) for stage in stages)
+    pre = f'<pre class="code">{escape(text)}</pre>'
+    return (
+        f"<h2>{escape(title)}</h2>\n<section>{drawn}</section>\n"
+        f"<section><h2>Cuts</h2>{html.box(pre, 'cuts')}</section>"
+    )
+
+
+def _stage(stage: Any, most: int) -> str:
+    count = f"{stage.shards:,} shard{'s' * (stage.shards != 1)}"
+    reads = f"<p>Reads {escape(stage.reads)}.</p>" if stage.reads else ""
+    makes = escape("; ".join(stage.makes))
+    picture = _picture(stage, most)
+    return (
+        f'<div class="axis"><h3>Stage {stage.number} '
+        f'<span class="quiet">{count}</span></h3>'
+        f"{html.box(picture, f'stage {stage.number}')}{reads}"
+        f"<p>Makes {makes}.</p></div>"
+    )
+
+
+def _picture(stage: Any, most: int) -> str:
+    """The shards as boxes, and below them to scale what one moves and all keep."""
+    shown = min(stage.shards, MOST_SHARDS)
+    cells = "".join(
+        f'<rect class="colour{k % svg.COLOURS}" x="{k * (_CELL + _GAP)}" y="1" '
+        f'width="{_CELL}" height="{_CELL}" rx="2"/>'
+        for k in range(shown)
+    )
+    wide = shown * (_CELL + _GAP)
+    if stage.shards > shown:
+        more = f"... {stage.shards - shown:,} more"
+        cells += _text(wide + 4, 1 + _CELL / 2, more)
+        wide += 4 + int(svg.LETTER * len(more))
+    bars = ""
+    for line, (label, value) in enumerate(
+        (
+            (f"{size(stage.shard_bytes)} in a shard", stage.shard_bytes),
+            (f"{size(stage.kept_bytes)} kept", stage.kept_bytes),
+        )
+    ):
+        y = _CELL + 8 + line * (_HEIGHT + 4)
+        length = max(1, _WIDTH * value / max(most, 1))
+        bars += (
+            f'<rect class="colour{line}" x="0" y="{y}" width="{length:.1f}" '
+            f'height="{_HEIGHT}" rx="2"/>'
+        )
+        bars += _text(4, y + _HEIGHT / 2, label)
+    height = _CELL + 8 + 2 * (_HEIGHT + 4)
+    width = max(wide, _WIDTH) + 2
+    said = f"{stage.shards:,} shards, {size(stage.shard_bytes)} in a shard, "
+    said += f"{size(stage.kept_bytes)} kept"
+    return (
+        f'<svg class="picture" role="img" aria-label="{said}" width="{width}" '
+        f'height="{height}" viewBox="-1 0 {width} {height}"><title>{said}</title>'
+        f"{cells}{bars}</svg>"
+    )
+
+
+def _text(x: float, y: float, text: str) -> str:
+    return f'<text class="start" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'

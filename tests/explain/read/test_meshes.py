@@ -1,0 +1,78 @@
+"""The meshes of a program, and which of them is the one to speak of."""
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import shardmap as sm
+from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
+
+LINE = sm.make_mesh({"i": 8})
+GRID = sm.make_mesh({"data": 4, "model": 2})
+HALF = sm.make_mesh({"i": 4}, jax.devices()[4:])
+EXPLICIT = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Explicit,))
+X = np.ones((8, 4), np.float32)
+
+
+def over(mesh, name):
+    return jax.shard_map(
+        lambda x: lax.psum(x, name), mesh=mesh, in_specs=P(name), out_specs=P()
+    )
+
+
+def jaxpr(fun, *args):
+    return jax.make_jaxpr(fun)(*args).jaxpr
+
+
+def test_the_largest_mesh_comes_first():
+    def fun(x):
+        return over(HALF, "i")(x), over(GRID, "data")(x)
+
+    assert meshes_of(jaxpr(fun, X)) == [GRID, HALF]
+
+
+def test_meshes_inside_of_loops_and_calls_are_found():
+    def fun(x):
+        step = jax.jit(over(LINE, "i"))
+        return lax.scan(lambda c, _: (c + step(x).sum(), None), 0.0, None, length=2)
+
+    assert meshes_of(jaxpr(fun, X)) == [LINE]
+
+
+def test_a_program_without_a_map_has_none():
+    assert meshes_of(jaxpr(lambda x: x + 1, X)) == []
+
+
+def test_an_abstract_mesh_is_the_one_that_arguments_lie_on():
+    x = jax.device_put(X, NamedSharding(EXPLICIT, P("i")))
+    with jax.set_mesh(EXPLICIT):
+        fun = jax.shard_map(lambda x: x * 2, in_specs=P("i"), out_specs=P("i"))
+        program = jaxpr(fun, x)
+        around = meshes_of(program)
+    assert around == [EXPLICIT]
+    assert meshes_of(program, (x,)) == [EXPLICIT]
+    # Without them nothing says which devices it is.
+    (left,) = meshes_of(program)
+    assert isinstance(left, jax.sharding.AbstractMesh)
+
+
+@pytest.mark.parametrize(
+    ("meshes", "layouts", "axes"),
+    [
+        ([], [], ()),
+        ([GRID], [], (("data", 4), ("model", 2))),
+        ([HALF], [NamedSharding(GRID, P())], (("data", 4), ("model", 2))),
+        ([], [SingleDeviceSharding(jax.devices()[0])], ()),
+    ],
+)
+def test_the_axes_are_those_of_the_largest(meshes, layouts, axes):
+    assert axes_of_meshes(meshes, layouts) == axes
+
+
+def test_a_device_is_one_of_the_mesh_or_where_an_array_lies():
+    assert device_of([], [HALF]) == jax.devices()[4]
+    assert device_of([SingleDeviceSharding(jax.devices()[3])], []) == jax.devices()[3]
+    assert device_of([], []) == jax.devices()[0]

@@ -1,0 +1,73 @@
+"""Which line of the user's something is of."""
+
+import functools
+import inspect
+import pathlib
+import sysconfig
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap
+from shardmap.explain.read.source import definition_of, source_of, user_line
+
+JAX = f"{pathlib.Path(jax.__file__).parent}/_src/numpy/lax_numpy.py"
+OURS = f"{pathlib.Path(shardmap.__file__).parent}/api/spmap.py"
+INSTALLED = f"{sysconfig.get_path('purelib')}/flax/linen/linear.py"
+USERS = "/home/user/train.py"
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        ([(USERS, 3, "step")], f"{USERS}:3 (step)"),
+        ([(JAX, 9, "dot"), (USERS, 3, "step")], f"{USERS}:3 (step)"),
+        ([(OURS, 9, "spmap"), (USERS, 3, "step")], f"{USERS}:3 (step)"),
+        ([(INSTALLED, 9, "call"), (USERS, 3, "step")], f"{USERS}:3 (step)"),
+        ([(USERS, 5, "inner"), (USERS, 3, "step")], f"{USERS}:5 (inner)"),
+        ([("<frozen runpy>", 1, "run"), (USERS, 3, "step")], f"{USERS}:3 (step)"),
+        ([("", 0, ""), (USERS, 3, "step")], f"{USERS}:3 (step)"),
+        ([(JAX, 1, "f"), (INSTALLED, 9, "call")], f"{INSTALLED}:9 (call)"),
+        ([(INSTALLED, 9, "one"), (INSTALLED, 8, "two")], f"{INSTALLED}:9 (one)"),
+        ([(JAX, 9, "dot"), (OURS, 9, "spmap")], None),
+        ([], None),
+    ],
+)
+def test_the_innermost_line_of_the_users(stack, line):
+    assert user_line(stack) == line
+
+
+def test_files_below_the_current_folder_are_relative_to_it():
+    inside = pathlib.Path.cwd() / "models" / "net.py"
+    assert user_line([(str(inside), 7, "call")]) == "models/net.py:7 (call)"
+
+
+def test_an_equation_is_of_the_line_that_made_it():
+    def fun(x):
+        return jnp.sin(x)
+
+    _, start = inspect.getsourcelines(fun)
+    (equation,) = jax.make_jaxpr(fun)(np.float32(1)).jaxpr.eqns
+    found = source_of(equation)
+    assert f"{pathlib.Path(__file__).name}:{start + 1} (" in found
+    assert found.endswith("fun)")
+
+
+def test_a_function_is_defined_where_it_is_written_whatever_wraps_it():
+    def fun(x):
+        return x
+
+    @functools.wraps(fun)
+    def wrapper(x):
+        return fun(x)
+
+    _, start = inspect.getsourcelines(fun)
+    for each in (fun, wrapper, jax.jit(fun)):
+        assert f"{pathlib.Path(__file__).name}:{start} (fun)" in definition_of(each)
+
+
+@pytest.mark.parametrize("fun", [jnp.sin, abs, functools.partial(abs)])
+def test_what_the_user_has_not_written_has_no_line(fun):
+    assert definition_of(fun) is None
