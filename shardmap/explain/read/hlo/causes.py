@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from shardmap._jax.collectives import ALL_COLLECTIVES
 from shardmap.explain.read.hlo.text import Instruction, Module
+
+_COLLECTIVES = frozenset(map(str, ALL_COLLECTIVES))
 
 _VIEWS = frozenset(
     "bitcast copy transpose reshape convert copy-start copy-done".split()
@@ -33,12 +36,16 @@ class Cause(NamedTuple):
 def cause_of(module: Module, sent: Instruction, kind: str) -> Cause | None:
     """The cause of a collective, if it is one of those that are known.
 
+    None for what the user's own program sends.
+
     Args:
       module: the program.
       sent: the collective.
       kind: as XLA calls it.
     """
     operation = sent.op_name.rsplit("/", 1)[-1]
+    if operation in _COLLECTIVES:
+        return None
     takers = list(_takers(module, sent))
     calls = [each for each, _ in takers if each.opcode == "custom-call"]
     becomes = _becomes(module, sent)
