@@ -81,12 +81,17 @@ class _Turn:
             number, name = self.run_number, self.name
             if name is not None and number == before != self._told:
                 self._told = number
+                ended = processes.ended(range(jax.process_count()))
                 logging.warning(
                     "shardmap: process %d has waited more than %g s for the end of a "
-                    "run of %s, which may wait for the other processes to run it too.",
+                    "run of %s, which may wait for the other processes to run it too."
+                    "%s",
                     jax.process_index(),
                     SECONDS_TO_WAIT_SILENTLY,
                     name,
+                    f" Processes {ended} have come to the end of their script."
+                    if ended
+                    else "",
                 )
             before = number
 

@@ -10,10 +10,12 @@ import os
 import pathlib
 import queue
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -199,8 +201,9 @@ class Launch:
         # The processes end when the other end of this pipe is shut, as it is when this
         # process ends, however it does.
         parent, held = os.pipe()
+        ended = tempfile.mkdtemp(prefix="shardmap-")
         try:
-            self._start(parent)
+            self._start(parent, ended)
             return self._wait(grace)
         finally:
             self._send(signal.SIGKILL)
@@ -210,10 +213,11 @@ class Launch:
                 self._is_over = True
             os.close(parent)
             os.close(held)
+            shutil.rmtree(ended, ignore_errors=True)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _start(self, parent: int) -> None:
+    def _start(self, parent: int, ended: str) -> None:
         for number, environment in enumerate(self._environments):
             process = subprocess.Popen(
                 [
@@ -223,7 +227,7 @@ class Launch:
                     str(parent),
                     *self._command,
                 ],
-                env=environment,
+                env={**environment, "SHARDMAP_RUN_ENDED": ended},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
-from shardmap.arrays.processes import TIME_LIMIT, gone, time_limit
+from shardmap.arrays.processes import TIME_LIMIT, ended, gone, time_limit
 from shardmap.arrays.running import SECONDS_TO_WAIT_SILENTLY
 
 _MESSAGE_BYTES = 1024
@@ -176,6 +176,13 @@ def _within_time_limit(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(min(limit, SECONDS_TO_WAIT_SILENTLY))
+    taking_part = sorted(device.process_index for device in devices)
+    if thread.is_alive() and (at_the_end := ended(taking_part)):
+        raise RuntimeError(
+            f"{what}: processes {at_the_end} have come to the end of their script, "
+            f"and do not call it too: {text}. All of processes {taking_part} must make "
+            "the same calls; a shorter last batch in one of them is the usual reason."
+        )
     if thread.is_alive() and limit > SECONDS_TO_WAIT_SILENTLY:
         logging.warning(
             "shardmap: %s: process %d has waited %g s for processes %s to call it too: "
@@ -183,7 +190,7 @@ def _within_time_limit(
             what,
             jax.process_index(devices[0].client),
             SECONDS_TO_WAIT_SILENTLY,
-            sorted(device.process_index for device in devices),
+            taking_part,
             text,
             limit,
         )
@@ -191,7 +198,7 @@ def _within_time_limit(
     if thread.is_alive():
         raise RuntimeError(
             f"{what}: waited {limit:g} s for the other processes to call it "
-            f"too: {text}. Processes {sorted(d.process_index for d in devices)} take "
+            f"too: {text}. Processes {taking_part} take "
             "part; one of them has ended, waits elsewhere, or calls nothing. Look at "
             f"its output. The environment variable {TIME_LIMIT} sets the time."
         )

@@ -24,10 +24,9 @@ from benchmarks.harness import OURS
 from shardmap.api.partitions import parts as parts_module
 from shardmap.arrays import process_local, processes
 from shardmap.map import agreement, layout
+from tests.arrays.start import PROGRAMS, start
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROGRAMS = ROOT / "tests" / "process_programs"
-SECONDS = 100
 # For other numbers of processes and devices than those that all checks are made with.
 FEW = [
     "check_rows_in_rows_out",
@@ -288,22 +287,6 @@ def test_batched_rows_have_one_more_dimension():
     ]
 
 
-def start(count, devices, program, *arguments, **environment):
-    """Runs a program in processes of its own, and gives what they wrote."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "shardmap", "run"),
-            *("-n", str(count), "--devices-per-process", str(devices)),
-            *("--grace", "3", str(PROGRAMS / program), *arguments),
-        ],
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=ROOT,
-    )
-
-
 def checks_in(path):
     return re.findall(r"^def (check_\w+)", path.read_text(), re.M)
 
@@ -340,42 +323,6 @@ def test_the_command_keeps_to_this_machine():
     )
     passed = sorted(line for line in result.stdout.splitlines() if "check" in line)
     assert passed == [f"[{k}] {check} passed" for k in range(2)], result.stderr
-
-
-LOST = "total: a collective with the other processes failed. One of them has ended"
-
-
-@pytest.mark.parametrize(
-    ("what", "environment", "message", "code"),
-    [
-        ("killed", {}, LOST, 137),
-        pytest.param("raises", {}, LOST, 1, marks=pytest.mark.deep),
-        (
-            "stays away from a new function",
-            {"SHARDMAP_PROCESS_TIMEOUT": "2"},
-            r"after 2 s: spmap of <lambda>: waited 2 s for the other processes to call "
-            r"it too: <lambda>, axis 'i' of 2, .*Processes \[0, 1\] take part",
-            3,
-        ),
-        (
-            "stays away from a jit",
-            {"SHARDMAP_PROCESS_TIMEOUT": "2"},
-            r"after 2 s: spmap of <lambda>: waited 2 s for the other processes to call "
-            r"it too: <lambda>, axis 'i' of 2, ",
-            3,
-        ),
-        (
-            "stays away from a known function",
-            {"XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=2"},
-            rf"after 2 s: {LOST}.*\n\[0\] because of .*Timed out waiting 2000ms",
-            3,
-        ),
-    ],
-)
-def test_the_others_do_not_wait_for_ever(what, environment, message, code):
-    result = start(2, 1, "failures.py", what, **environment)
-    assert re.search(message, result.stdout), result.stdout + result.stderr
-    assert result.returncode == code
 
 
 def test_the_benchmark_runs():

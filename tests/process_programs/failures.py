@@ -3,6 +3,7 @@
 Process 0 prints the error that it gets. The argument says what process 1 does.
 """
 
+import json
 import os
 import signal
 import sys
@@ -15,8 +16,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap.map import agreement
 
-jax.distributed.initialize(initialization_timeout=60)
+agreement.SECONDS_TO_WAIT_SILENTLY = 2
+OPTIONS = json.loads(os.environ.get("INITIALIZE", "{}"))
+jax.distributed.initialize(initialization_timeout=60, **OPTIONS)
 
 
 @sm.spmap(axis_name="i")
@@ -37,13 +41,38 @@ def stays_away():
     time.sleep(60)
 
 
+def leaves_at_once():
+    os._exit(1)
+
+
+def is_stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def goes_on():
+    pass
+
+
+FAULTS = {
+    "killed": is_killed,
+    "raises": raises,
+    "leaves at once": leaves_at_once,
+    "is stopped": is_stopped,
+    "calls another function": goes_on,
+    "ends early": sys.exit,
+}
+
+
 def main(what):
     rows = rows_of_one = np.ones((jax.local_device_count(), 2), np.float32)
     total(rows)
     if jax.process_index() == 1:
-        {"killed": is_killed, "raises": raises}.get(what, stays_away)()
+        FAULTS.get(what, stays_away)()
     function = total
-    if what == "stays away from a new function":
+    if what == "calls another function":
+        chosen = [lax.pmax, lax.pmin][jax.process_index()]
+        function = sm.spmap(lambda x: chosen(x, "i"), "i")
+    if what in ("stays away from a new function", "ends early"):
         function = sm.spmap(lambda x: lax.pmax(x, "i"), "i")
     if what == "stays away from a jit":
         function = jax.jit(sm.spmap(lambda x: lax.pmax(x, "i"), "i"))
