@@ -41,14 +41,7 @@ def spawned(count=2):
     return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
 
 
-ENGINES = [
-    "here",
-    "threads",
-    "processes",
-    "loky",
-    "dask",
-    pytest.param("ray", marks=pytest.mark.deep),
-]
+ENGINES = ["here", "threads", "processes", "loky", "dask"]
 
 
 @pytest.fixture(params=ENGINES, scope="module")
