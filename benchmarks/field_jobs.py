@@ -84,7 +84,7 @@ def _nearest(xp: Any, x: Any) -> Any:
     distance = (centers * centers).sum(1)[None] - 2 * (x @ centers.T)
     chosen = distance.argmin(1)[:, None] == xp.arange(CENTERS)[None]
     chosen = chosen.astype("float32")
-    return (chosen.T @ x) / chosen.sum(0)[:, None]
+    return (chosen.T @ x) / xp.maximum(chosen.sum(0), 1)[:, None]
 
 
 def _kernel_nearest(xp: Any, x: Any) -> Any:
@@ -159,7 +159,7 @@ JOBS: Mapping[str, Job] = {
         1,
         _nearest,
         _kernel_nearest,
-        lambda sums, rows: sums[0] / sums[1][:, None],
+        lambda sums, rows: sums[0] / np.maximum(sums[1], 1)[:, None],
     ),
     "double difference": Job(
         1,

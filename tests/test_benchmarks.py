@@ -4,10 +4,11 @@ import json
 from xml.etree import ElementTree
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import chunked_rows, harness, plot, rows
+from benchmarks import chunked_rows, field, harness, plot, rows
 from benchmarks.harness import OURS, Benchmark, Contender, Result
 
 
@@ -227,3 +228,16 @@ def test_a_function_in_pieces_beside_the_whole():
     memory, seconds = chunked_rows.measured(small, repeats=1)
     assert memory < 1
     assert set(seconds) == {harness.OURS, chunked_rows.WHOLE}
+
+
+@pytest.mark.parametrize("name", field.JOBS)
+def test_contenders_of_the_field_agree(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(field, "BLOCK", 2**16)
+    field.create(tmp_path, name, 4e-4)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        results = {
+            contender: np.asarray(run(name, field.opened(tmp_path, name)))
+            for contender, run in field.CONTENDERS.items()
+        }
+    for result in results.values():
+        np.testing.assert_allclose(result, results["numpy"], rtol=2e-3, atol=2e-3)

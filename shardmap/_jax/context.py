@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax._src import xla_bridge
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh
 
@@ -23,6 +24,9 @@ for _name, _holder in _HELD.items():
             "shardmap asks JAX what a program is lowered for, but a "
             f"{_holder.__name__} has no {_name}"
         )
+
+if not hasattr(xla_bridge, "backends_are_initialized"):
+    raise other_jax("shardmap asks JAX whether it has looked for devices yet")
 
 # Tracing
 
@@ -123,3 +127,9 @@ def lower_inside(
 def config_value(name: str) -> Any:
     """What `jax.config` says here, in this thread and under its context managers."""
     return getattr(jax.config, name)
+
+
+def backends_are_started() -> bool:
+    """Whether JAX has looked for devices, and settled on its threads."""
+    # No public name asks without making it so.
+    return bool(xla_bridge.backends_are_initialized())

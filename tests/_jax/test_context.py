@@ -1,6 +1,8 @@
 """What is traced, and what a program is lowered for, on both ends of JAX."""
 
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.extend.core as jex_core
@@ -104,3 +106,14 @@ def test_an_equation_is_put_under_another_mesh_and_keeps_the_rest():
     assert changed.threefry_partitionable is False
     with changed.manager:
         assert jax.sharding.get_abstract_mesh() == mesh
+
+
+def test_whether_jax_has_started():
+    program = (
+        "import jax; from shardmap._jax.context import backends_are_started as b; "
+        "print(b()); jax.devices(); print(b())"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["False", "True"]

@@ -5,7 +5,11 @@ that N processes with all cores each have N times as many threads as there are c
 Variables such as ``OMP_NUM_THREADS`` do not change that.
 """
 
+import contextlib
+import importlib
 import os
+import socket
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +35,11 @@ def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
 def take_share(index: int, count: int) -> None:
     """Keeps this process to its share, which counts if JAX has not started yet."""
     if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, share_of(cores, index, count))
+        own = share_of(sorted(os.sched_getaffinity(0)), index, count)
+        # Linux counts threads, and those that are there may be who starts JAX.
+        for thread in map(int, os.listdir("/proc/self/task")):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, own)
     os.environ.setdefault(FRACTION, f"{USED / count:.3f}")
 
 
@@ -43,3 +50,26 @@ def take_next_share(numbers: Any, count: int) -> None:
         numbers.value += 1
     # One that takes the place of another has the share of some other one.
     take_share(index % count, count)
+
+
+def where() -> tuple[str, int]:
+    """The machine and process that this runs in."""
+    return socket.gethostname(), os.getpid()
+
+
+def take_share_of_all(index: int, count: int) -> bool:
+    """As `take_share`, of a machine on which this process has all cores so far.
+
+    Returns:
+      Whether it had, and JAX had not been asked for devices.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return False
+    if "jax" in sys.modules:  # Imported for the question, it would take seconds.
+        context = importlib.import_module("shardmap._jax.context")
+        if context.backends_are_started():
+            return False
+    if len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
+        return False
+    take_share(index, count)
+    return True

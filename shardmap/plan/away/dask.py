@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardmap.arrays.sources.registry import Away
+from shardmap.plan.away.cores import take_share_of_all, where
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.tasks import Read, Write, run_task
 from shardmap.plan.engine.nodes import Value
@@ -65,6 +66,19 @@ class Dask(Elsewhere):
         self.name = f"shardmap-{secrets.token_hex(4)}"
         self.numbers = itertools.count()
         self.held_there: dict[Any, Any] = {}
+        self._share_cores()
+
+    def _share_cores(self) -> None:
+        """Gives workers of one machine that have not started JAX their cores each."""
+        machines: dict[str, list[str]] = {}
+        for worker, (machine, process) in self.client.run(where).items():
+            if (machine, process) != where():
+                machines.setdefault(machine, []).append(worker)
+        for workers in machines.values():
+            for index, worker in enumerate(workers):
+                if len(workers) > 1:
+                    share = take_share_of_all
+                    self.client.run(share, index, len(workers), workers=[worker])
 
     @property
     def ahead(self) -> int:  # type: ignore[override]

@@ -10,6 +10,7 @@ from typing import Any
 from shardmap.plan.away.cores import take_next_share
 from shardmap.plan.away.dask import Dask, is_client
 from shardmap.plan.away.processes import Elsewhere
+from shardmap.plan.away.ray import RayExecutor, is_ray
 from shardmap.plan.run.workers import Engine, Here, Threads, Work
 
 
@@ -27,6 +28,8 @@ def engine_of(executor: Any) -> Engine:
         return functools.partial(_by, Threads, executor)
     if is_client(executor):
         return functools.partial(_by, Dask, executor)
+    if is_ray(executor):
+        executor = RayExecutor(executor)
     if isinstance(executor, Executor):
         return functools.partial(_by, Elsewhere, executor)
     raise TypeError(

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -257,6 +259,34 @@ def test_processes_of_a_run_have_their_cores(eight, tmp_path):
     assert_bytes(got, eight.run(X, W))
     with pytest.raises(TypeError, match=r"executor must be None, .* got 0 of type int"):
         eight.run(X, W, executor=0)
+
+
+RAY = """
+import ray
+# Ray forks, which is to be done before JAX has threads.
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+import sys
+import numpy as np
+from shardmap.plan.plan import plan
+from tests.plan.run.test_engines import W, X, assert_bytes, score
+x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
+x[:] = X
+made = plan(score, x, W, in_slices=({0: 8}, None))
+assert_bytes(made.run(x, W, executor=ray), made.run(x, W))
+print("the same")
+"""
+
+
+@pytest.mark.deep
+def test_tasks_of_ray(tmp_path):
+    pytest.importorskip("ray", reason="the engine under test")
+    done = subprocess.run(
+        [sys.executable, "-c", RAY, tmp_path / "x"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.getcwd()},
+    )
+    assert done.stdout.endswith("the same\n"), done.stderr
 
 
 def test_map_reduce_sends_little(tmp_path, dask_client):
