@@ -7,7 +7,7 @@ equations stand for others, has to say itself how they are checked. JAX's own ha
 table for that, `jax._src.core.custom_typechecks`, which no public name leads to.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -69,4 +69,9 @@ def type_equation(
 
 def bound_axis(name: Hashable, size: int) -> AbstractContextManager[Any]:
     """Where this is entered, an axis is bound, as in a map's function."""
-    return extend_axis_env_nd([(name, size)])
+    return bound_axes({name: size})
+
+
+def bound_axes(sizes: Mapping[Any, int]) -> AbstractContextManager[Any]:
+    """Where this is entered, these axes are bound, the last one innermost."""
+    return extend_axis_env_nd(list(sizes.items()))

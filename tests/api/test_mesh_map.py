@@ -136,6 +136,23 @@ def test_pytrees_and_prefixes(lowering):
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("axes", [{"x": 0}, {"x": 0, "y": 1}], ids=["one", "two"])
+def test_gradient_of_what_the_function_closes_over(axes, lowering):
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+
+    def loss(w):
+        def block(x):
+            return lax.psum(((w * x) ** 2).sum(), ("x", "y"))
+
+        return sm.mesh_map(block, MESH, axes, {}, lowering=lowering)(x)
+
+    copies = 1 if "y" in axes else MESH.shape["y"]
+    np.testing.assert_allclose(
+        jax.grad(loss)(3.0), 6 * copies * (x**2).sum(), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_gradient_of_a_tensor_parallel_layer(lowering):
     def layer(x, w, v):
         return lax.psum(jnp.tanh(x @ w) @ v, "y")

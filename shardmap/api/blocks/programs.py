@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from shardmap._jax.stages import trace_as
+from shardmap._jax.typechecks import bound_axes
 from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
 from shardmap.api.blocks.axes import (
     Axes,
@@ -104,7 +105,10 @@ class BlockPrograms(Programs[BlockCall, Options]):
             trace_as(block_fun, self.what, self.fun(), args, kwargs, static)
             block_fun = self._blocks.keep(key, block_fun)
         block = functools.partial(scaled, mesh, int.__floordiv__)
-        with tracing.names_said(*mesh.axis_names):
+        with (
+            bound_axes(mesh.shape),  # JAX may check the jaxpr afterwards.
+            tracing.names_said(*mesh.axis_names),
+        ):
             traced, out_shape = jax.make_jaxpr(
                 block_fun, axis_env=list(mesh.shape.items()), return_shape=True
             )(*map(tracing.shape_dtype_struct, map(block, avals, in_axes)))
