@@ -228,7 +228,8 @@ class ShardPlan:
         """The most that one shard holds at once, and what is kept meanwhile.
 
         It is an upper bound for what the shard reads, computes and gives back, and for
-        what later stages need. Arguments and results are not counted.
+        what later stages need. Arguments and results are not counted, nor is what the
+        allocator keeps of memory that is free.
         """
         return plan_peak(self._cut_program).bytes
 

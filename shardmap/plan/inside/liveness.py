@@ -26,6 +26,9 @@ IN_PLACE = frozenset(
     }
 )
 
+SCRATCH = {p.sort_p: 3}
+"""How often operations take the memory of their operands once more, on CPU."""
+
 
 class Peak(NamedTuple):
     """The most that a program holds at once.
@@ -148,7 +151,8 @@ def _in_place(equation: Equation) -> Iterator[tuple[Var, Var]]:
 
 def _inside(equation: Equation) -> Peak:
     """What the jaxprs in an equation need, besides its operands and results."""
-    found = Peak(0)
+    times = SCRATCH.get(equation.primitive, 0)
+    found = Peak(times * sum(map(nbytes, equation.invars)))
     is_loop = equation.primitive in (p.scan_p, p.while_p)
     for jaxpr in jaxprs_in(equation.params):
         # A loop writes over what it carries, and its body's results are copied there.

@@ -125,6 +125,8 @@ class Work:
                     if saved is not None:
                         saved.save(shard, result)
                 self.acc.put(shard, result)
+                # Else they are there while the next shard is computed.
+                del future, result
                 yield shard
         finally:
             for _, future, _ in waiting:

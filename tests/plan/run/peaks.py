@@ -1,0 +1,115 @@
+"""One plan in a fresh process: what it says that it holds, and what it held.
+
+    python -m tests.plan.run.peaks NAME FOLDER
+
+prints both, in bytes, as JSON. Arguments and results lie in files, so that neither is
+anonymous memory.
+"""
+
+import json
+import pathlib
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import shardmap as sm
+
+ROWS, COLUMNS = 2**17, 256
+SMALL = 2**9
+
+
+def standardised(x):
+    return (x - x.mean(0, keepdims=True)) / (x.std(0, keepdims=True) + 1)
+
+
+def smoothed(x):
+    return (x[2:] + x[1:-1] + x[:-2]) / 3
+
+
+def product(x):
+    return x.T @ x
+
+
+def projected(x):
+    w = jnp.ones((COLUMNS, 64), x.dtype)
+    return jnp.tanh(x @ w).sum(0)
+
+
+PROGRAMS = {
+    "elementwise chain": lambda x: jnp.tanh(x * 2 + 1) ** 2,
+    "sum": lambda x: x.sum(0),
+    "mean and deviation": lambda x: (x.mean(0), x.std(0)),
+    "standardised": standardised,
+    "shifted": smoothed,
+    "product": product,
+    "projection": projected,
+    "maximum": lambda x: jnp.abs(x).max(),
+    "argmax": lambda x: jnp.argmax(x, 0),
+    "variance of rows": lambda x: x.var(1),
+    "softmax of rows": lambda x: jax.nn.softmax(x, 1),
+    "softmax of columns": lambda x: jax.nn.softmax(x, 0),
+    "log-sum-exp": lambda x: jax.nn.logsumexp(x, 0),
+    "reversed": lambda x: x[::-1] * 2,
+    "every third": lambda x: x[::3] + 1,
+    "stacked": lambda x: jnp.stack([x, x * 2], 1),
+    "joined": lambda x: jnp.concatenate([x, x * 2], 1),
+    "reshaped": lambda x: jnp.sin(x).reshape(-1, 2 * COLUMNS),
+    "sorted rows": lambda x: jnp.sort(x, 1),
+    "running sum": lambda x: jnp.cumsum(x, 0),
+    "FFT of rows": lambda x: jnp.abs(jnp.fft.fft(x)),
+    "histogram": lambda x: jnp.zeros(16).at[(x[:, 0] * 4).astype(int) % 16].add(1.0),
+    "covariance": lambda x: (x - x.mean(0, keepdims=True)).T @ (x - 1),
+    "where": lambda x: jnp.where(x > 0, x, jnp.exp(x)),
+    "roll": lambda x: jnp.roll(x, 5, 0) - x,
+}
+
+
+def anonymous_bytes():
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    raise OSError("this system does not tell")
+
+
+def measured(fun, folder, rows=ROWS):
+    """The bytes that the plan says, and those that its run took."""
+    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (rows, COLUMNS))
+    x[:] = np.random.default_rng(0).standard_normal((1, COLUMNS), np.float32)
+    made = sm.plan(fun, x, in_slices=({0: 8},))
+    shapes, structure = jax.tree.flatten(jax.eval_shape(fun, x))
+    outs = [
+        np.lib.format.open_memmap(folder / f"y{k}.npy", "w+", y.dtype, y.shape or (1,))
+        for k, y in enumerate(shapes)
+    ]
+    outs = [out.reshape(y.shape) for out, y in zip(outs, shapes, strict=True)]
+    out = jax.tree.unflatten(structure, outs)
+    said = made.peak_bytes
+    before = anonymous_bytes()
+    most, done = [before], threading.Event()
+
+    def watch():
+        while not done.wait(0.001):
+            most[0] = max(most[0], anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    made.run(x, out=out, max_in_flight=1)
+    done.set()
+    watcher.join()
+    return {"said": said, "took": most[0] - before}
+
+
+def main():
+    name, folder = sys.argv[1:]
+    fun = PROGRAMS[name]
+    path = pathlib.Path(folder)
+    # What the interpreter, the compiler and their threads take for any program.
+    own = measured(fun, path, SMALL)["took"]
+    print(json.dumps({**measured(fun, path), "own": own}))
+
+
+if __name__ == "__main__":
+    main()
