@@ -41,7 +41,7 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
-from shardmap.plan.lax.indexed import dynamic, gather, scatter
+from shardmap.plan.lax.indexed import dynamic, gather, known, scatter
 from shardmap.plan.lax.staged import asked, top
 
 
@@ -98,7 +98,7 @@ CALLS = Calls(
 )
 
 # What is written as other primitives where a cut would end at it, or gives parts of it.
-WHEN_CUT = {
+WHEN_CUT = known.WHEN_CUT | {
     p.argmax_p: reduce.arg_reduction(largest=True),
     p.argmin_p: reduce.arg_reduction(largest=False),
 }
