@@ -9,7 +9,7 @@ from tests.plan.plan_programs import X, Y
 
 def test_explain_and_str():
     def fun(x, w):
-        return jnp.sort(x @ w, 0), x.sum(0)
+        return jnp.sort(x, 0) @ w, x.sum(0)
 
     made = plan(fun, X, Y[:6], in_slices=({0: 2, 1: 3}, None))
     text = made.explain()

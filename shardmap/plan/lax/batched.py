@@ -1,13 +1,18 @@
 """Rules of the primitives with leading axes that pass and core axes that are whole."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import PIVOTS
+from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.nodes import Calls, Node, Operand, Program
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
 CORE = Reason(
@@ -49,6 +54,44 @@ def by_batch(node: Node, batch: int) -> Factors:
 
 def fft(node: Node) -> Factors:
     return by_batch(node, len(node.in_shapes[0]) - len(node.params["fft_lengths"]))
+
+
+def axis_by_axis(
+    program: Program,
+    equation: Equation,
+    ins: Sequence[Operand],
+    source: str,
+    calls: Calls,
+) -> list[Operand] | None:
+    """A transform of several axes as one of each, which leaves the others alone."""
+    kind, lengths = equation.params["fft_type"], tuple(equation.params["fft_lengths"])
+    if len(lengths) < 2:
+        return None
+    [operand] = ins
+    jaxpr = _axis_by_axis(kind, lengths, operand.shape, operand.aval.dtype)
+    return program.inline(jaxpr, ins, source, calls)
+
+
+# The same jaxpr each time: what is done about a cut is known by its equations.
+@functools.lru_cache(maxsize=64)
+def _axis_by_axis(
+    kind: lax.FftType, lengths: tuple[int, ...], shape: tuple[int, ...], dtype: Any
+) -> AnyJaxpr:
+    count = len(lengths)
+    real = kind in (lax.FftType.RFFT, lax.FftType.IRFFT)
+    forward = kind in (lax.FftType.FFT, lax.FftType.RFFT)
+    others = lax.FftType.FFT if forward else lax.FftType.IFFT
+
+    def transformed(x: jax.Array) -> jax.Array:
+        steps = [(k - count, others, lengths[k]) for k in range(count - 1)]
+        last = (-1, kind if real else others, lengths[-1])
+        # The axis that is halved is so first, and made whole again last.
+        for axis, how, length in [last, *steps] if forward else [*steps, last]:
+            moved = jnp.moveaxis(x, axis, -1)
+            x = jnp.moveaxis(lax.fft(moved, how, (length,)), -1, axis)
+        return x
+
+    return jax.make_jaxpr(transformed)(jax.ShapeDtypeStruct(shape, dtype))
 
 
 def sort(node: Node) -> Factors:

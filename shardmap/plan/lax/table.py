@@ -22,6 +22,7 @@ from shardmap.plan.engine.nodes import (
     Node,
     Operand,
     Program,
+    Rewrite,
     Value,
     flatten,
     traced,
@@ -41,8 +42,8 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
-from shardmap.plan.lax.indexed import dynamic, gather, scatter
-from shardmap.plan.lax.staged import asked, top
+from shardmap.plan.lax.indexed import dynamic, gather, known, scatter
+from shardmap.plan.lax.staged import asked, recut, top
 
 
 def _expanded(
@@ -98,7 +99,7 @@ CALLS = Calls(
 )
 
 # What is written as other primitives where a cut would end at it, or gives parts of it.
-WHEN_CUT = {
+WHEN_CUT = known.WHEN_CUT | {
     p.argmax_p: reduce.arg_reduction(largest=True),
     p.argmin_p: reduce.arg_reduction(largest=False),
 }
@@ -111,7 +112,7 @@ TABLE = RuleTable()
 
 KINDS: dict[str, dict[Any, RuleMaker]] = {
     "each element from those at its place": pointwise.RULES,
-    "moved, shifted, repeated": shape.RULES | asked.RULES,
+    "moved, shifted, repeated": shape.RULES | asked.RULES | recut.RULES,
     "merged and split axes": reshape.RULES,
     "reductions and contractions": reduce.RULES,
     "running reductions": prefix.RULES,
@@ -196,6 +197,16 @@ def _ends(analysis: Analysis) -> set[Any]:
     return found
 
 
+def _either(first: Rewrite, second: Rewrite | None) -> Rewrite:
+    """What the first one writes, or else the second one."""
+
+    def write(*args: Any) -> Sequence[Operand] | None:
+        found = first(*args)
+        return second(*args) if found is None and second else found
+
+    return write
+
+
 def _analysed(
     closed: AnyJaxpr,
     cuts: list[list[Cut]],
@@ -206,8 +217,15 @@ def _analysed(
     """The analysis, with these loops, branches and maps written out."""
     calls = CALLS
     rewrites: dict[Any, Any] = written_out.rewrite(opened, lambda: calls)
+
+    def transformed(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> list[Operand] | None:
+        return batched.axis_by_axis(program, equation, ins, source, calls)
+
     running: list[tuple[Node, Cut]] = []
     largest: list[tuple[Node, Cut]] = []
+    recuts: dict[int, tuple[Node, int, Cut]] = {}
     for _ in range(MOST_ROUNDS):
         # Only where a cut ends is an equation written as others: uncut, one argmax is
         # better than the comparison and the two reductions that it would become.
@@ -219,6 +237,8 @@ def _analysed(
         ended = [ended.node for ended in analysis.ended]
         summed = [program.nodes[each.node] for each in analysis.reductions]
         found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
+        if any(n.primitive is p.fft_p for n in ended) and p.fft_p not in rewrites:
+            found[p.fft_p] = transformed
         found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
         found = {q: rewrite for q, rewrite in found.items() if rewrite}
         along = [n for n in ended if n.primitive in prefix.KINDS]
@@ -226,7 +246,13 @@ def _analysed(
         new = [
             n for n in ended if n.primitive is p.top_k_p and id(n.params) not in known
         ]
-        if not partial or not (along or new or found.keys() - rewrites.keys()):
+        changed = {
+            each: change
+            for each, change in recut.changes(analysis).items()
+            if each not in recuts
+        }
+        more = along or new or changed or found.keys() - rewrites.keys()
+        if not partial or not more:
             break
         for node in along:
             [operand] = node.ins
@@ -236,5 +262,8 @@ def _analysed(
             [operand] = node.ins
             assert isinstance(operand, Value)
             largest.append((node, analysis.cuts[operand][-1]))
+        recuts |= changed
         rewrites |= found | prefix.rewrite(running) | top.rewrite(largest)
+        for q, write in recut.rewrite(recuts).items():
+            rewrites[q] = _either(write, rewrites.get(q))
     return analysis

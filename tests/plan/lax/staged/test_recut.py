@@ -1,0 +1,51 @@
+"""One axis is cut before an operation that needs it whole, and another one behind."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut, cuts
+from tests.plan.plan_programs import reals
+from tests.strategies import examples
+
+IMAGE = reals(12, 9)
+
+
+def spectrum(x):
+    return jnp.abs(jnp.fft.fft2(x)) * 0.1
+
+
+def sorted_twice(x):
+    return jnp.sort(jnp.sort(x, 1) * 2, 0)
+
+
+def filtered(x):
+    return jnp.fft.irfft2(jnp.fft.rfft2(x) * 0.5, s=(12, 9))
+
+
+@pytest.mark.parametrize("fun", [sorted_twice, filtered])
+def test_rows_and_then_columns(fun):
+    made = check_cut(fun, IMAGE, in_slices=({0: (3, 4, 5)},), tolerance=1e-4)
+    assert len(made.stages) > 1
+    assert all(stage.num_shards >= 3 for stage in made.stages)
+
+
+def test_the_gradient_of_rows_and_columns():
+    gradient = jax.grad(lambda x: (spectrum(x) ** 2).sum())
+    check_cut(gradient, IMAGE, in_slices=({0: (3, 4, 5)},), tolerance=1e-3)
+
+
+@examples(4)
+@given(st.data(), st.sampled_from([spectrum, sorted_twice, filtered]))
+def test_any_change_of_cut(data, fun):
+    made = plan(fun, IMAGE, in_slices=data.draw(cuts((IMAGE,))))
+    assert_same(made.run(IMAGE), jax.jit(fun)(IMAGE), 1e-4)
+
+
+def test_an_argument_is_not_read_in_another_cut_than_was_asked():
+    made = plan(lambda x: jnp.sort(x * 2, 0), IMAGE, in_slices=({0: 3},))
+    assert made.num_shards == 1
+    assert "sorting may move an element anywhere" in made.explain()
