@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
@@ -59,7 +59,7 @@ def test_names_are_those_of_the_parameters():
 
 
 def test_a_program_over_an_abstract_mesh_says_how_its_maps_want_arrays():
-    mesh = jax.sharding.AbstractMesh((16,), ("i",))
+    mesh = jax.sharding.AbstractMesh((16,), ("i",), axis_types=(AxisType.Auto,))
     mapped = jax.shard_map(
         lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()
     )

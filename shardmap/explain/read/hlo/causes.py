@@ -43,7 +43,7 @@ def cause_of(module: Module, sent: Instruction, kind: str) -> Cause | None:
       sent: the collective.
       kind: as XLA calls it.
     """
-    operation = sent.op_name.rsplit("/", 1)[-1]
+    operation = module.made_for(sent).op_name.rsplit("/", 1)[-1]
     if operation in _COLLECTIVES:
         return None
     takers = list(_takers(module, sent))

@@ -26,6 +26,7 @@ _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 # The slices of what a scan goes over. JAX traces them while it lowers, once for all
 # programs: their innermost line may be of another one.
 _SLICES_OF_SCAN = re.compile(r"/while/body/jit\(dynamic_(?:update_)?index_in_dim\)/")
+_MOVES = re.compile("all-gather|all-to-all|collective-permute")
 _BITS = re.compile(r"^[a-z]+?(\d+)")
 
 
@@ -61,6 +62,11 @@ class Instruction:
         """What JAX calls where it comes from, such as ``jit(f)/dot_general``."""
         found = _OP_NAME.search(self.line)
         return found[1] if found else ""
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the partitioner put it in, where XLA says so."""
+        return 'is_spmd_generated="true"' in self.line
 
     @property
     def frame(self) -> int | None:
@@ -133,12 +139,31 @@ class Module:
         """The instructions whose results it takes."""
         return [self._by_name[name] for name in each.operands if name in self._by_name]
 
+    def made_for(self, instruction: Instruction) -> Instruction:
+        """What an instruction of the partitioner is for.
+
+        From JAX 0.12 on XLA says of what moves an operand only where that is from: it
+        is for the first that takes it and is not of the partitioner itself.
+        """
+        if not instruction.is_generated or not _MOVES.match(instruction.opcode):
+            return instruction
+        found, seen = [instruction], {instruction.name}
+        for each in found:  # It grows meanwhile.
+            if not each.is_generated and each.frame is not None:
+                return each
+            for user in self.users_of(each):
+                if user.name not in seen:
+                    seen.add(user.name)
+                    found.append(user)
+        return instruction
+
     def source_of(self, instruction: Instruction) -> str | None:
         """The innermost line of the user's program that an instruction is for.
 
         Where XLA does not say it of what it put in, that is the line of what takes the
         result, or else of what makes the operands.
         """
+        instruction = self.made_for(instruction)
         return self._nearest(instruction, self._taken_by) or self._nearest(
             instruction, self._made_by
         )
