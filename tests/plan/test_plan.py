@@ -185,6 +185,7 @@ def test_a_plan_shows_what_is_documented_and_no_more():
         "run",
         "save",
         "shards",
+        "stage_costs",
         "stage_shards",
         "stages",
         "to_dask",
