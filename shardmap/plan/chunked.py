@@ -3,7 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 import jax.extend.core
@@ -15,13 +15,32 @@ from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
 from shardmap.plan.inside import primitive
 from shardmap.plan.inside.choice import asked_of
-from shardmap.plan.inside.primitive import Options, chunked_p
+from shardmap.plan.inside.primitive import Options, chunked_p, without_tracers
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import bytes_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Read(NamedTuple):
+    """One call, traced.
+
+    Attributes:
+      jaxpr: what the function computes of ``operands``.
+      asked: how each of them is cut.
+      names: what each of them is called.
+      operands: the leaves of the arguments, then what the function closes over that is
+        being traced, or differentiated.
+      out_tree: the structure of the result.
+    """
+
+    jaxpr: ClosedJaxpr
+    asked: Asked
+    names: list[str]
+    operands: list[Any]
+    out_tree: Any
 
 
 class ChunkedFunction(Generic[P, R]):
@@ -59,15 +78,15 @@ class ChunkedFunction(Generic[P, R]):
           *args: the arguments of a call, arrays or `jax.ShapeDtypeStruct`.
           **kwargs: its keyword arguments.
         """
-        jaxpr, asked, names, out_tree = self._read(args, kwargs)
-        made = self._cut(jaxpr, asked)
+        read = self._read(args, kwargs)
+        made = self._cut(read.jaxpr, read.asked)
         return report.explain(
-            CutProgram(made.analysis, made.in_tree, out_tree, made.cuts, names)
+            CutProgram(
+                made.analysis, made.in_tree, read.out_tree, made.cuts, read.names
+            )
         )
 
-    def _read(
-        self, args: Any, kwargs: Any
-    ) -> tuple[ClosedJaxpr, Asked, list[str], Any]:
+    def _read(self, args: Any, kwargs: Any) -> _Read:
         leaves, tree = jax.tree.flatten((args, kwargs))
         asked = asked_points(
             "chunked", self._in_slices, args, leaves[: len(jax.tree.leaves(args))]
@@ -83,14 +102,16 @@ class ChunkedFunction(Generic[P, R]):
             return results
 
         trace_as(flat, "chunked", self._fun, args, kwargs)
-        jaxpr = jax.make_jaxpr(flat)(*leaves)
+        jaxpr, held = without_tracers(jax.make_jaxpr(flat)(*leaves))
+        asked += tuple(((),) * value.ndim for value in held)
         given = None if self._in_slices is None else asked
         asked = asked_of("chunked", jaxpr, given, *self._options)
         paths = jax.tree_util.tree_leaves_with_path(args)
         names = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths]
         paths = jax.tree_util.tree_leaves_with_path(kwargs)
         names += [f"kwargs{jax.tree_util.keystr(path)}" for path, _ in paths]
-        return jaxpr, asked, names, out_tree
+        names += [f"closed-over value {number}" for number in range(len(held))]
+        return _Read(jaxpr, asked, names, [*leaves, *held], out_tree)
 
     def _cut(self, jaxpr: ClosedJaxpr, asked: Asked) -> CutProgram:
         try:
@@ -99,20 +120,21 @@ class ChunkedFunction(Generic[P, R]):
             raise ValueError(f"chunked cannot cut {self!r}: {error}") from None
 
     def _bind(self, *args: Any, **kwargs: Any) -> Any:
-        jaxpr, asked, _, out_tree = self._read(args, kwargs)
-        made = self._cut(jaxpr, asked)
-        self._tell(made, asked)
-        leaves = jax.tree.leaves((args, kwargs))
+        read = self._read(args, kwargs)
+        self._tell(self._cut(read.jaxpr, read.asked), read.asked)
         if self._remat is True:
             results = chunked_p.bind(
-                *leaves, jaxpr=jaxpr, asked=asked, options=self._options
+                *read.operands,
+                jaxpr=read.jaxpr,
+                asked=read.asked,
+                options=self._options,
             )
         else:
-            flat = jax.extend.core.jaxpr_as_fun(jaxpr)
+            flat = jax.extend.core.jaxpr_as_fun(read.jaxpr)
             if self._remat is not False:
                 flat = jax.checkpoint(flat, policy=self._remat)
-            results = keeping_residuals(flat, leaves, asked, self._options)
-        return jax.tree.unflatten(out_tree, results)
+            results = keeping_residuals(flat, read.operands, read.asked, self._options)
+        return jax.tree.unflatten(read.out_tree, results)
 
     def _tell(self, made: CutProgram, asked: Asked) -> None:
         """Says so if nothing that should be cut is."""

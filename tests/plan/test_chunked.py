@@ -160,6 +160,48 @@ def test_places_outside_of_a_piece():
         assert_close(sm.chunked(fun, cuts)(X), fun(X))
 
 
+CLOSING = {
+    "jit": jax.jit,
+    "grad": jax.grad,
+    "jvp": lambda f: lambda w: jax.jvp(f, (w,), (w,)),
+    "vmap": lambda f: lambda w: jax.vmap(f)(jnp.stack([w, w + 1])),
+    "scan": lambda f: (
+        lambda w: jax.lax.scan(
+            lambda c, _: (c * jnp.sin(f(c)), None), w, None, length=2
+        )
+    ),
+    "spmap": lambda f: lambda w: sm.spmap(f)(jnp.stack([w, w + 1])),
+    "chunked": lambda f: sm.chunked(f, {0: 2}),
+    "another gradient": lambda f: jax.grad(lambda w: jax.grad(f)(w).sum()),
+}
+
+
+@pytest.mark.parametrize(
+    ("transformation", "remat"),
+    # What keeps residuals has no forward-mode derivative.
+    [(name, True) for name in CLOSING] + [("jit", False), ("grad", False)],
+)
+def test_values_that_are_closed_over_may_be_traced(transformation, remat):
+    def loss(change):
+        return lambda w: change(lambda x: jnp.sin(x * w[0]) + w[1:].sum())(X).sum()
+
+    in_pieces = loss(lambda f: sm.chunked(f, {0: 3}, remat=remat, strict=True))
+    w = jnp.asarray([0.5, 2.0, -1.0], jnp.float32)
+    around = CLOSING[transformation]
+    assert_close(around(in_pieces)(w), around(loss(lambda f: f))(w))
+
+
+def test_what_is_closed_over_is_told_and_chosen_as_arguments_are():
+    def total(w):
+        fun = sm.chunked(lambda x: (x @ w).sum(), memory="100 kB")
+        told.append(fun.explain(wide))
+        return fun(wide)
+
+    told, wide = [], jnp.ones((4096, 8))
+    np.testing.assert_allclose(jax.jit(total)(jnp.ones((8, 64))), 4096 * 8 * 64)
+    assert "closed-over value 0" in told[0]
+
+
 def test_keyword_arguments_are_whole():
     chunked = sm.chunked(lambda x, *, w: x @ w, ({0: 4},))
     assert_close(chunked(X, w=W), X @ W)

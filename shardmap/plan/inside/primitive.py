@@ -18,7 +18,7 @@ from jax.interpreters import ad, mlir
 
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr
-from shardmap.map.tracing import Batch, batched_results_of
+from shardmap.map.tracing import Batch, batched_results_of, shape_dtype_struct
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points
@@ -85,6 +85,26 @@ def computed(jaxpr: ClosedJaxpr) -> Computed:
         lambda *args: list(compress(_evaluate(jaxpr, args), is_new))
     )
     return Computed(pruned(*structs), operands)
+
+
+def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """A jaxpr that takes those of its constants as operands that are tracers, and them.
+
+    The others stay constants: what is cut by their values can be known.
+    """
+    traced = [isinstance(value, jax.core.Tracer) for value in jaxpr.consts]
+    if not any(traced):
+        return jaxpr, []
+    held = list(compress(jaxpr.consts, traced))
+    known = list(compress(jaxpr.consts, [not flag for flag in traced]))
+    own = len(jaxpr.in_avals)
+
+    def fun(*operands: Any) -> list[Any]:
+        consts = merge(traced, operands[own:], known)
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands[:own])
+
+    structs = map(shape_dtype_struct, [*jaxpr.in_avals, *map(jax.typeof, held)])
+    return jax.make_jaxpr(fun)(*structs), held
 
 
 def bind(
