@@ -1,6 +1,7 @@
 """What a plan tells about itself, as text."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -179,13 +180,36 @@ def _reads(cut_program: CutProgram, stage: Stage) -> str:
             elements[value] = elements.get(value, 0) + math.prod(shape_of(box))
     about = "about " if step > 1 else ""
     names = zip(cut_program.names, cut_program.program.inputs, strict=True)
-    found = []
+    found: dict[str, list[str]] = {}
     for name, value in names:
         if elements.get(value):
             times = elements[value] / value.size * stage.num_shards / len(numbers)
             often = "once" if times == 1 else f"{about}{times:.3g} times"
-            found.append(f"{name} {often}")
-    return ", ".join(found)
+            found.setdefault(often, []).append(name)
+    return ", ".join(
+        f"{name} {often}" for often, names in found.items() for name in _grouped(names)
+    )
+
+
+MOST_NAMES = 4
+"""From how many leaves of one argument or result on they are counted, not named."""
+
+_ROOT = re.compile(r"(?:kw)?args\[.*?\]|result(?:\[\d+\])?|.*")
+
+
+def _grouped(names: Iterable[str]) -> list[str]:
+    """Names of leaves, where there are many of one tree by their number."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        found = _ROOT.match(name)
+        groups.setdefault(found[0] if found else name, []).append(name)
+    return [
+        name
+        for root, leaves in groups.items()
+        for name in (
+            leaves if len(leaves) < MOST_NAMES else [f"{len(leaves)} arrays of {root}"]
+        )
+    ]
 
 
 def _asked(cut_program: CutProgram) -> list[Origin]:
@@ -208,7 +232,7 @@ def _cut(cut_program: CutProgram, leaf: int, axis: int) -> str:
 def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
     """Where a cut arrives, and where it ends."""
     origin = leaf, axis
-    lines = []
+    reached: dict[tuple[str, str], list[str]] = {}
     for stage in cut_program.stages:
         for number, loop in enumerate(stage.loops):
             if origin not in loop.origins:
@@ -216,12 +240,16 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
             for result in stage.results:
                 name = _name(cut_program, result.value)
                 if number in result.axes:
-                    reached = result.axes.index(number)
-                    lines.append(f"reaches axis {reached} of {name}")
+                    what = f"reaches axis {result.axes.index(number)} of "
+                    reached.setdefault((what, ""), []).append(name)
                 if number in result.partial:
-                    lines.append(
-                        f"gives parts of {name}, combined by {result.combiner}"
-                    )
+                    how = f", combined by {result.combiner}"
+                    reached.setdefault(("gives parts of ", how), []).append(name)
+    lines = [
+        f"{before}{name}{behind}"
+        for (before, behind), names in reached.items()
+        for name in _grouped(dict.fromkeys(names))
+    ]
     arrives = bool(lines)
     for ended in cut_program.analysis.ended:
         # What a slice does not take is no news of a cut that arrives.
@@ -256,7 +284,8 @@ def _costs(cut_program: CutProgram, place: int) -> str:
 
 
 def _stage(cut_program: CutProgram, stage: Stage) -> str:
-    made = ", ".join(_names(cut_program, (result.value for result in stage.results)))
+    values = (result.value for result in stage.results)
+    made = ", ".join(_grouped(_names(cut_program, values)))
     return f"stage {stage.number}: {stage.num_shards:,} shards make {made}"
 
 

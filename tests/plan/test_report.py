@@ -104,3 +104,16 @@ def test_what_a_slice_leaves_out_is_no_news_of_a_cut_that_arrives():
 def test_a_plan_is_short_where_it_is_shown():
     made = plan(jnp.sin, np.arange(12.0), in_slices=({0: 3},))
     assert repr(made) == "<ShardPlan: 3 shards in 1 stages>"
+
+
+def test_many_leaves_of_one_tree_are_counted():
+    params = {f"w{k}": np.ones((2, 3), np.float32) for k in range(5)}
+
+    def fun(params, x):
+        return {k: (x @ w).sum(0) for k, w in params.items()}, x * 2
+
+    made = plan(fun, params, np.ones((4, 2), np.float32), in_slices=(None, {0: 2}))
+    told = made.explain()
+    assert "    gives parts of 5 arrays of result[0], combined by add\n" in told
+    assert "2 shards make 5 arrays of result[0], result[1]; " in told
+    assert "; reads 5 arrays of args[0] 2 times, args[1] once" in told
