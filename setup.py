@@ -23,7 +23,6 @@ EXTRAS = {
         "loky",
         "mypy==2.4.*",
         "nbconvert",
-        "nbconvert",
         "pytest",
         "pytest-xdist",
         "ruff==0.17.*",
@@ -36,7 +35,7 @@ EXTRAS = {
     "plan": ["flatbuffers", "tqdm"],
     # A cluster as the executor of a plan.
     "dask": ["dask[array]", "distributed"],
-    "ray": ["ray"],
+    "ray": ["ray; python_version < '3.14'"],
     # Arrays with labels, as arguments of a plan.
     "xarray": ["xarray"],
     "examples": ["flax", "numpyro", "optax", "scikit-learn"],
