@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import jax
 from jax.extend.core.primitives import cond_p
@@ -23,14 +23,14 @@ from shardmap.explain.read.hlo import threads
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import Loops, Work, loops_of
 from shardmap.explain.read.hlo.live import largest_at_peak
-from shardmap.explain.read.hlo.text import module_of
+from shardmap.explain.read.hlo.text import Module, module_of
 from shardmap.explain.read.matching import reported
 from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
 from shardmap.explain.read.remarks.on_program import remarks_on
 from shardmap.explain.read.remarks.rematerialised import rematerialised
 from shardmap.explain.read.remarks.unrolled import unrolled
 from shardmap.explain.read.source import definition_of
-from shardmap.explain.report import Axis
+from shardmap.explain.report import ArrayLayout, Axis, Cost
 
 
 @overload
@@ -129,73 +129,25 @@ def _explain(
     traced = functions.traced(fun, args, kwargs)
     jaxpr = traced.jaxpr.jaxpr
     meshes = meshes_of(jaxpr, (args, kwargs))
-    abstract = any(isinstance(mesh, AbstractMesh) for mesh in meshes)
-    axes = _axes(fun, args, kwargs, jaxpr)
-    cost, module, steps = None, None, None
-    if abstract and isinstance(fun, functions.HasShardings):
-        layouts_in, layouts_out = fun.shardings(args, traced.out_info)
-    elif abstract:
-        layouts_in, layouts_out = arrays.shardings_in(jaxpr)
-    else:
-        lowered = functions.lowered(fun, traced, args, kwargs)
-        compiled = lowered.compile()
-        layouts_in, layouts_out = layouts_of(lowered, compiled, traced)
-        text = compiled.as_text()
-        module = module_of(text) if text else None
-        steps = Loops(Work(1, 1, 1), False) if module is None else loops_of(module)
-        cost = cost_of(compiled, steps)
-    out_info = jax.tree.leaves(traced.out_info)
-    described = (
-        *arrays.array_layouts(
-            "input",
-            arrays.input_names(
-                fun, traced.args_info, functions.array_argnums(fun, len(args))
-            ),
-            jax.tree.leaves(traced.args_info),
-            layouts_in,
-        ),
-        *arrays.array_layouts(
-            "output",
-            trees.result_names(jax.tree.structure(traced.out_info)),
-            out_info,
-            layouts_out,
-        ),
-    )
-    layouts = [*layouts_in, *layouts_out]
+    made = _program(fun, traced, meshes, args, kwargs)
+    layouts = [*made.layouts_in, *made.layouts_out]
+    described = _arrays(fun, traced, made, len(args))
     cuts = sharded.cuts_of(described, layouts)
-    axes = sharded.with_devices(axes, cuts)
+    axes = sharded.with_devices(_axes(fun, args, kwargs, jaxpr), cuts)
     num_devices = max(
         [1, *map(arrays.device_count, layouts), *(m.size for m in meshes)]
     )
-    device = None if abstract else device_of(layouts, meshes)
+    device = None if made.is_abstract else device_of(layouts, meshes)
     available = (
         None if device is None else len(jax.local_devices(backend=device.platform))
     )
     mesh = axes_of_meshes(meshes, layouts)
+    module = made.module
     of_program = collectives_of(jaxpr)
     of_compiled = None if module is None else compiled_collectives(module, mesh)
-    sent, notes = reported(of_program, of_compiled, wires)
-    if abstract:
-        notes.insert(
-            0,
-            "Nothing was compiled: the mesh is abstract. Collectives are those of the "
-            "program; what the compiler adds, and costs, are not known.",
-        )
-        if any(each.by_partitioner for each in of_program):
-            notes.append(
-                "The partitioner may do the collectives of a map with "
-                "lowering='spmd' in another way."
-            )
-    if steps is not None and not steps.all_known:
-        notes.append(
-            "The steps of a loop whose length only the running program knows count "
-            "once in flops and bytes accessed."
-        )
-    if module is not None and "__ynn_fusion" in module.text:
-        notes.append(
-            "The memory at the peak leaves out what XLA's library for products on CPU "
-            "takes for itself."
-        )
+    sent, of_sent = reported(of_program, of_compiled, wires)
+    by_partitioner = any(each.by_partitioner for each in of_program)
+    notes = [*_notes(made, by_partitioner), *of_sent]
     if sent and has(jaxpr, cond_p):
         notes.append(
             "Collectives in a branch count as if the branch were always taken."
@@ -208,7 +160,7 @@ def _explain(
         axes=axes,
         arrays=described,
         collectives=sent,
-        cost=cost,
+        cost=made.cost,
         interconnect=wires,
         remarks=(
             *sharded.looped(axes, cuts),
@@ -228,6 +180,92 @@ def _explain(
         if device is None or module is None
         else threads.sentence(module, device.platform),
     )
+
+
+class _Program(NamedTuple):
+    """What becomes of a function.
+
+    Attributes:
+      layouts_in, layouts_out: where its arguments and results lie.
+      is_abstract: whether its devices are not known, so that nothing is compiled.
+      module: what was compiled; None without, or where there is no text of it.
+      cost: what it takes.
+      steps: how often its loops run.
+    """
+
+    layouts_in: Sequence[Any]
+    layouts_out: Sequence[Any]
+    is_abstract: bool
+    module: Module | None = None
+    cost: Cost | None = None
+    steps: Loops | None = None
+
+
+def _program(
+    fun: Callable[..., Any],
+    traced: Any,
+    meshes: Sequence[Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> _Program:
+    if any(isinstance(mesh, AbstractMesh) for mesh in meshes):
+        if isinstance(fun, functions.HasShardings):
+            return _Program(*fun.shardings(args, traced.out_info), True)
+        return _Program(*arrays.shardings_in(traced.jaxpr.jaxpr), True)
+    lowered = functions.lowered(fun, traced, args, kwargs)
+    compiled = lowered.compile()
+    text = compiled.as_text()
+    module = module_of(text) if text else None
+    steps = Loops(Work(1, 1, 1), False) if module is None else loops_of(module)
+    layouts = layouts_of(lowered, compiled, traced)
+    return _Program(*layouts, False, module, cost_of(compiled, steps), steps)
+
+
+def _arrays(
+    fun: Callable[..., Any], traced: Any, made: _Program, count: int
+) -> tuple[ArrayLayout, ...]:
+    """Where each argument, of which ``count`` are positional, and each result lies."""
+    argnums = functions.array_argnums(fun, count)
+    return (
+        *arrays.array_layouts(
+            "input",
+            arrays.input_names(fun, traced.args_info, argnums),
+            jax.tree.leaves(traced.args_info),
+            made.layouts_in,
+        ),
+        *arrays.array_layouts(
+            "output",
+            trees.result_names(jax.tree.structure(traced.out_info)),
+            jax.tree.leaves(traced.out_info),
+            made.layouts_out,
+        ),
+    )
+
+
+def _notes(made: _Program, by_partitioner: bool) -> list[str]:
+    """What is not known, or is known in part."""
+    notes = []
+    if made.is_abstract:
+        notes.append(
+            "Nothing was compiled: the mesh is abstract. Collectives are those of the "
+            "program; what the compiler adds, and costs, are not known."
+        )
+        if by_partitioner:
+            notes.append(
+                "The partitioner may do the collectives of a map with "
+                "lowering='spmd' in another way."
+            )
+    if made.steps is not None and not made.steps.all_known:
+        notes.append(
+            "The steps of a loop whose length only the running program knows count "
+            "once in flops and bytes accessed."
+        )
+    if made.module is not None and "__ynn_fusion" in made.module.text:
+        notes.append(
+            "The memory at the peak leaves out what XLA's library for products on CPU "
+            "takes for itself."
+        )
+    return notes
 
 
 # Tracing and compiling
