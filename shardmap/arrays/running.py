@@ -33,6 +33,7 @@ from shardmap._jax.stages import is_lost_connection
 from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
+from shardmap.arrays.jits import Jits
 
 SECONDS_TO_WAIT_SILENTLY = 30.0
 
@@ -201,7 +202,7 @@ def map_jit(
         return jax.jit(fun, **options)
     if len({device.process_index for device in devices}) > 1:
         _turn.watch()
-    return _taking_turns(jax.jit(_only_if_allowed(fun), **options))
+    return _taking_turns(lambda: jax.jit(_only_if_allowed(fun), **options))
 
 
 def run_and_convert(
@@ -299,15 +300,16 @@ def _interrupts_wait() -> Iterator[None]:
             before(*came[0])
 
 
-def _taking_turns(jitted: Any) -> Any:
-    name, calls_host = jitted.__name__, False
+def _taking_turns(make: Callable[[], Any]) -> Any:
+    jits = Jits(make)
+    name, calls_host = jits.first.__name__, False
 
     def and_convert(
         convert: Callable[[Any], Any], *args: Value, **kwargs: Value
     ) -> Any:
         nonlocal calls_host
 
-        def run(allowed: bool) -> Any:
+        def run(jitted: Any, allowed: bool) -> Any:
             before, _compiling.allowed = _compiling.allowed, allowed
             started: list[Any] = []
             program = functools.partial(jitted, **kwargs) if kwargs else jitted
@@ -323,18 +325,22 @@ def _taking_turns(jitted: Any) -> Any:
 
         try:
             if _tracing_is_off():
-                return _turn.run(name, True, functools.partial(run, True))
-            with contextlib.suppress(_NotCompiled):
-                return _turn.run(name, calls_host, functools.partial(run, False))
+                return _turn.run(name, True, lambda: run(jits.first, True))
+            jitted = jits.of(args, kwargs)
+            if jitted is not None:
+                with contextlib.suppress(_NotCompiled):
+                    return _turn.run(name, calls_host, lambda: run(jitted, False))
+            jitted = jits.new(args, kwargs)
             calls_host |= _compile(jitted, args, kwargs)
             with _interrupts_wait():
-                return _turn.run(name, calls_host, functools.partial(run, True))
+                return _turn.run(name, calls_host, lambda: run(jitted, True))
         except (RuntimeError, ValueError) as error:
             if is_lost_connection(error):
                 raise RuntimeError(processes.gone(name)) from error
             raise
 
+    first = jits.first
     run: Any = functools.partial(and_convert, lambda results: results)
-    functools.update_wrapper(run, jitted)
-    run.lower, run.trace, run.and_convert = jitted.lower, jitted.trace, and_convert
+    functools.update_wrapper(run, first)
+    run.lower, run.trace, run.and_convert = first.lower, first.trace, and_convert
     return run
