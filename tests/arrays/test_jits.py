@@ -85,5 +85,7 @@ def test_there_is_a_bound():
 
 def test_what_is_no_argument_is_left_to_jax():
     program = running.map_jit(lambda x: x, jax.devices(), communicates=True)
-    with pytest.raises(TypeError, match="Error interpreting argument to .* as an abstract array"):
+    with pytest.raises(
+        TypeError, match=r"Error interpreting argument to .* abstract array"
+    ):
         program("text")
