@@ -298,7 +298,7 @@ class Stage:
             starts[:, k] = begins[index[k]]
             # What is written depends on which pieces are the first ones.
             _, kind = np.unique(2 * lengths + (begins > 0), return_inverse=True)
-            kinds = kinds * (np.max(kind) + 1) + kind[index[k]]
+            kinds = kinds * int(np.max(kind) + 1) + kind[index[k]]
         _, firsts, which = np.unique(kinds, return_index=True, return_inverse=True)
         keys: dict[Equal, list[int]] = {}
         for number, place in enumerate(firsts.tolist()):
