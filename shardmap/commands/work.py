@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shardmap.commands.parsing import Parser, one_line
 from shardmap.plan.away.cores import take_share
@@ -152,10 +153,10 @@ def _work(parser: Parser, options: argparse.Namespace) -> int:
     return 0
 
 
-def _status(job: object, worker: object) -> int:
-    wrote = ", ".join(f"{k} {v}" for k, v in job.body["versions"].items())  # type: ignore[attr-defined]
+def _status(job: Any, worker: Any) -> int:
+    wrote = ", ".join(f"{k} {v}" for k, v in job.body["versions"].items())
     print(f"written by {wrote}")
-    for stage in worker.status():  # type: ignore[attr-defined]
+    for stage in worker.status():
         state = "done" if stage.over else f"{stage.claimed} under way"
         print(
             f"stage {stage.stage}: {stage.done} of {stage.units} parts done "

@@ -88,6 +88,7 @@ def test_what_is_done_is_not_run_again(path, monkeypatch):
     for mark in (path / "done").iterdir():
         mark.unlink()
     Worker(Job(path)).run()
+    assert [stage.done for stage in Worker(Job(path)).status()] == [3, 3]
 
 
 def test_a_checkpoint_is_the_same(path, made, x, monkeypatch):
