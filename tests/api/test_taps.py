@@ -19,7 +19,6 @@ from tests.api.tap_recorder import (
     TWO,
     Recorder,
     numbered,
-    recorder_fixture,  # noqa: F401
     spmap_on_two,
     tapped_map_of_map,
 )

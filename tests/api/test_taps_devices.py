@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import shardmap as sm
-from tests.api.tap_recorder import TWO, recorder_fixture, spmap_on_two  # noqa: F401
+from tests.api.tap_recorder import TWO, spmap_on_two
 
 SCALAR = jax.ShapeDtypeStruct((), np.float32)
 

@@ -12,7 +12,6 @@ import shardmap as sm
 from shardmap.api import taps
 from tests.api.tap_recorder import (
     TWO,
-    recorder_fixture,  # noqa: F401
     spmap_on_two,
 )
 

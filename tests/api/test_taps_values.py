@@ -9,7 +9,6 @@ import shardmap as sm
 from shardmap.api import taps
 from tests.api.tap_recorder import (
     numbered,
-    recorder_fixture,  # noqa: F401
     spmap_on_two,
     tapped_map_of_map,
 )

@@ -66,7 +66,12 @@ class Dask(Elsewhere):
         self.name = f"shardmap-{secrets.token_hex(4)}"
         self.numbers = itertools.count()
         self.held_there: dict[Any, Any] = {}
+        # Four shards for each thread of the cluster, as it is now.
+        self.ahead = 4 * max(self._threads(), 1)
         self._share_cores()
+
+    def _threads(self) -> int:
+        return sum(self.client.nthreads().values())
 
     def _share_cores(self) -> None:
         """Gives workers of one machine that have not started JAX their cores each."""
@@ -79,11 +84,6 @@ class Dask(Elsewhere):
                 if len(workers) > 1:
                     share = take_share_of_all
                     self.client.run(share, index, len(workers), workers=[worker])
-
-    @property
-    def ahead(self) -> int:  # type: ignore[override]
-        """Four shards for each thread of the cluster, as it is now."""
-        return 4 * max(sum(self.client.nthreads().values()), 1)
 
     def task(self, what: str, function: Any, *args: Any, retries: int = 0) -> Any:
         key = f"{self.name}-{what}-{next(self.numbers)}"

@@ -66,12 +66,18 @@ class Step(NamedTuple):
 TOTALS, BEFORE, RUNNING = map(Step, ("piece totals", "totals before", "running pieces"))
 
 
-def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
-    """Rewrites the equations that these nodes come from, at those cuts."""
+def cut_points(cuts: Iterable[tuple[Node, Cut]]) -> dict[int, set[int]]:
+    """Where the equations that these nodes come from are cut, by `id` of the params."""
     points: dict[int, set[int]] = {}
     for node, cut in cuts:
         # An equation may be inlined in several places: all get the common cuts.
         points.setdefault(id(node.params), set()).update(cut.at)
+    return points
+
+
+def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
+    """Rewrites the equations that these nodes come from, at those cuts."""
+    points = cut_points(cuts)
 
     def by_pieces(
         program: Program, equation: Equation, ins: Sequence[Operand], source: str

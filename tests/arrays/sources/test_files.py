@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+# It registers the types that these tests open.
 from shardmap.arrays.sources import files  # noqa: F401
 from shardmap.arrays.sources.registry import away
 

@@ -25,18 +25,6 @@ from tests.plan.run.checks import W, X
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
 
 
-@pytest.fixture(scope="module")
-def dask_client():
-    distributed = pytest.importorskip("distributed", reason="a Dask cluster needs it")
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        yield client
-
-
 def spawned(count=2):
     return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
 

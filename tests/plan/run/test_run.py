@@ -17,19 +17,6 @@ from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded, W, X, columns
 
 
-@pytest.fixture(scope="module")
-def dask_client():
-    distributed = pytest.importorskip("distributed", reason="a Dask cluster needs it")
-    pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        yield client
-
-
 @pytest.fixture(params=["here", "threads", "processes", "dask"], scope="module")
 def executor(request):
     if request.param == "here":

@@ -28,16 +28,14 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, hull_of
-from shardmap.plan.lax.prefix import Step
+from shardmap.plan.lax.prefix import Step, cut_points
 
 EACH_PIECE, ALL_PIECES = Step("largest of pieces"), Step("largest of all")
 
 
 def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     """Rewrites the equations that these nodes come from, at those cuts."""
-    points: dict[int, set[int]] = {}
-    for node, cut in cuts:
-        points.setdefault(id(node.params), set()).update(cut.at)
+    points = cut_points(cuts)
 
     def by_pieces(
         program: Program, equation: Equation, ins: Sequence[Operand], source: str
