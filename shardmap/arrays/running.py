@@ -120,9 +120,10 @@ class _Turn:
             )
         told = threading.Timer(SECONDS_TO_WAIT_SILENTLY, self._tell, (name,))
         told.daemon = True
-        told.start()
-        # An interrupt between two steps of ours must not leave it locked: no time-out.
+        # An interrupt may come between any two steps: it must not leave the turn
+        # locked, so there is no time-out, nor a timer that tells of a wait long over.
         try:
+            told.start()
             with self._lock:
                 told.cancel()
                 return self._held(name, calls_host, program)

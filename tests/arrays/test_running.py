@@ -123,6 +123,33 @@ def test_who_waits_long_says_so(monkeypatch):
     assert turn.name is None
 
 
+def test_an_interrupted_wait_is_not_told_of(monkeypatch):
+    turn, ended, holds = running._Turn(), threading.Event(), threading.Event()
+    timers = []
+
+    class Interrupted(threading.Timer):
+        def start(self):
+            super().start()
+            timers.append(self)
+            raise KeyboardInterrupt("while its thread begins")
+
+    monkeypatch.setattr(running.threading, "Timer", Interrupted)
+
+    def hold():
+        holds.set()
+        ended.wait(60)
+
+    holder = threading.Thread(target=turn.run, args=("slow", False, hold))
+    holder.start()
+    assert holds.wait(60)
+    with pytest.raises(KeyboardInterrupt, match="while its thread begins"):
+        turn.run("next", False, lambda: None)
+    ended.set()
+    holder.join()
+    (timer,) = timers
+    assert timer.finished.is_set()
+
+
 def test_a_run_of_several_processes_that_does_not_end_is_told_once(monkeypatch):
     monkeypatch.setattr(running, "SECONDS_TO_WAIT_SILENTLY", 0.05)
     lines, said = [], threading.Event()
