@@ -15,7 +15,11 @@ from shardmap.compat import host_callback, maps, pjit, util
 from shardmap.compat.host_callback import barrier_wait, call, id_print, id_tap
 from shardmap.compat.installing import install, uninstall, uses
 from shardmap.compat.maps import SerialLoop, xmap
-from shardmap.compat.placement import PmapSharding, replicate
+from shardmap.compat.placement import (
+    PmapSharding,
+    make_sharded_device_array,
+    replicate,
+)
 from shardmap.sharding.entries import (
     Chunked,
     NoSharding,
@@ -42,6 +46,7 @@ __all__ = [
     "id_print",
     "id_tap",
     "install",
+    "make_sharded_device_array",
     "maps",
     "pjit",
     "pmap",

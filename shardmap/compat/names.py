@@ -70,6 +70,7 @@ NAMES = {
     f"{PXLA}.PartitionSpec": "jax.sharding.PartitionSpec",
     f"{PXLA}.PmapSharding": "shardmap.compat.PmapSharding",
     f"{PXLA}.ShardedDeviceArray": "jax.Array",
+    f"{PXLA}.make_sharded_device_array": "shardmap.compat.make_sharded_device_array",
     f"{PXLA}.replicate": "shardmap.compat.replicate",
     f"{PXLA}.xla_pmap_p": "shardmap.spmap_p",
     "jax.interpreters.xla.DeviceArray": "jax.Array",

@@ -1,4 +1,4 @@
-"""`PmapSharding` and `replicate`, which laid out arrays for a map."""
+"""`PmapSharding`, `replicate` and `make_sharded_device_array`: arrays for a map."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from shardmap.arrays.stacking import device_put_replicated
+from shardmap.sharding.entries import ShardedAxis, Unstacked
 from shardmap.sharding.spec import ShardingSpec, pmap_sharding
 
-__all__ = ["PmapSharding", "replicate"]
+__all__ = ["PmapSharding", "make_sharded_device_array", "replicate"]
 
 
 class PmapSharding:
@@ -39,6 +40,56 @@ class PmapSharding:
         (1, 5)
         """
         return sharding_spec.stacked().named_sharding(devices)
+
+
+def make_sharded_device_array(
+    aval: Any,
+    sharding_spec: ShardingSpec | None,
+    device_buffers: Sequence[jax.Array],
+    indices: Sequence[Any] | None = None,
+) -> jax.Array:
+    """Makes one array of arrays that are on a device each.
+
+    Args:
+      aval: has the ``shape`` of the whole array; its dtype is that of the buffers.
+      sharding_spec: how the array is cut over the devices, in the order of its mesh
+        mapping; None: it is stacked along dimension 0, a row for each device.
+      device_buffers: for each device an array of the shape that the spec gives it.
+        Dimensions that are ``Unstacked`` may be missing, as they were in old buffers.
+      indices: what each device has; it follows from the spec, and is not looked at.
+
+    Returns:
+      An array over the devices of the buffers, which are not copied unless a dimension
+      is missing.
+
+    Raises:
+      ValueError: the spec does not cut the shape, or cuts it for another number of
+        devices, or into parts of other shapes.
+
+    >>> import shardmap as sm
+    >>> spec = sm.ShardingSpec((sm.Unstacked(1), None), (sm.ShardedAxis(0),))
+    >>> aval = jax.ShapeDtypeStruct((1, 3), np.float32)
+    >>> make_sharded_device_array(aval, spec, [jax.numpy.ones(3)]).shape
+    (1, 3)
+    """
+    shape = tuple(aval.shape)
+    devices = [next(iter(buffer.devices())) for buffer in device_buffers]
+    rows = (Unstacked(len(devices)), *[None] * (len(shape) - 1))
+    spec = sharding_spec or ShardingSpec(rows, (ShardedAxis(0),))
+    sharding = PmapSharding(devices, spec)
+    part = sharding.shard_shape(shape)
+    entries = zip(part, spec.sharding, strict=True)
+    kept = tuple(n for n, entry in entries if not isinstance(entry, Unstacked))
+    for index, buffer in enumerate(device_buffers):
+        if buffer.shape not in (part, kept):
+            raise ValueError(
+                f"make_sharded_device_array device_buffers[{index}] has shape "
+                f"{buffer.shape}, but each of the {len(devices)} devices has {part} of "
+                f"an array of shape {shape}. Give a buffer of that shape for each."
+            )
+    return jax.make_array_from_single_device_arrays(
+        shape, sharding, [buffer.reshape(part) for buffer in device_buffers]
+    )
 
 
 def replicate(

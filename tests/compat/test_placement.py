@@ -17,7 +17,7 @@ OF_MODULES = {
     *("barrier_wait", "call", "id_print", "id_tap"),
     *("install", "uninstall", "uses"),
 }
-OWN = {"PmapSharding", "replicate"} | MODULES | OF_MODULES
+OWN = {"PmapSharding", "make_sharded_device_array", "replicate"} | MODULES | OF_MODULES
 
 
 @pytest.mark.parametrize("name", sorted(set(compat.__all__) - OWN - MAPS))
@@ -51,6 +51,56 @@ def test_pmap_sharding_of_a_spec():
     assert sharding.shard_shape((3, 4, 6)) == (3, 1, 3)
     array = jax.device_put(np.ones((3, 4, 6)), sharding)
     assert sm.spec_of(array) == spec.stacked()
+
+
+SPECS = {
+    "a row each": (sm.Unstacked(8), None),
+    "rows": (sm.Chunked([4]), sm.Unstacked(2)),
+    "columns": (None, sm.Chunked([8])),
+    "copies": (None, None),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("without_unstacked", [False, True])
+def test_an_array_is_made_of_buffers(name, without_unstacked):
+    shape = (8, 2) if name == "rows" else (8, 16)
+    entries = SPECS[name]
+    cut = [k for k, entry in enumerate(entries) if entry is not None]
+    mapping = [sm.ShardedAxis(k) for k in range(len(cut))] or [sm.Replicated(8)]
+    spec = sm.ShardingSpec(entries, mapping)
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    buffers = [
+        jax.device_put(
+            values[index] if without_unstacked else np.reshape(values[index], part),
+            device,
+        )
+        for device, index, part in zip(
+            jax.devices(),
+            sm.spec_to_indices(shape, spec),
+            [compat.PmapSharding(jax.devices(), spec).shard_shape(shape)] * 8,
+            strict=True,
+        )
+    ]
+    aval = jax.core.ShapedArray(shape, np.float32)
+    array = compat.make_sharded_device_array(aval, spec, buffers)
+    np.testing.assert_array_equal(array, values)
+    assert sm.spec_of(array) == spec.stacked()
+    assert [s.device for s in array.addressable_shards] == jax.devices()
+
+
+def test_an_array_is_made_of_rows():
+    rows = [jax.device_put(np.full(3, k), d) for k, d in enumerate(jax.devices())]
+    aval = jax.core.ShapedArray((8, 3), rows[0].dtype)
+    array = compat.make_sharded_device_array(aval, None, rows)
+    np.testing.assert_array_equal(array, np.arange(8)[:, None].repeat(3, 1))
+    text = (
+        r"device_buffers\[0\] has shape \(3,\), but each of the 8 devices has \(1, 4\) "
+        r"of an array of shape \(8, 4\)"
+    )
+    aval = jax.core.ShapedArray((8, 4), rows[0].dtype)
+    with pytest.raises(ValueError, match=text):
+        compat.make_sharded_device_array(aval, None, rows)
 
 
 @pytest.mark.parametrize("in_axis", [0, 1, None])
