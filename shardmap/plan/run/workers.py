@@ -66,6 +66,7 @@ class Work:
     """
 
     ahead = AHEAD
+    apart = False  # Whether others read what this process has written to files.
 
     def __init__(
         self,
