@@ -357,8 +357,9 @@ class ShardPlan:
             "spawn", or those of loky and mpi4py; or a `distributed.Client`, whose
             workers also combine partial results. Other processes open files and stores
             themselves; `traffic` tells what goes through this one.
-          max_in_flight: how many shards may be read or computed at once. By default in
-            this process two, and one where a shard reads more than 32 MiB.
+          max_in_flight: how many shards may be read or computed at once. In this process
+            as many threads read, which hides the latency of remote stores. By default
+            one thread reads, up to two shards ahead, or one of more than 32 MiB.
           progress: whether to show a bar, which needs tqdm.
           retries: how often a shard that fails is tried again.
           checkpoint: a folder for the results of shards. A run that was stopped goes
@@ -381,7 +382,7 @@ class ShardPlan:
             self._cut_program,
             args,
             out if self._labels is None else self._labels.out(out),
-            engine=engine_of(executor),
+            engine=engine_of(executor, max(max_in_flight or 1, 1)),
             max_in_flight=max_in_flight,
             progress=progress,
             retries=retries,
