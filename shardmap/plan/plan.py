@@ -32,12 +32,14 @@ from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.inside.choice import asked_of, resolved
+from shardmap.plan.inside.liveness import Peak
 from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.run import run
+from shardmap.plan.run.scratch import checked
 from shardmap.plan.run.shards import Shards
 from shardmap.units import bytes_of
 
@@ -49,6 +51,7 @@ def plan(
     out_slices: InSlices = None,
     partial: bool = True,
     memory: int | str | None = None,
+    scratch: Any = None,
 ) -> "ShardPlan":
     """Cuts a function into independent shards.
 
@@ -72,14 +75,16 @@ def plan(
         Shards then give partial results.
       memory: the bytes that a shard may hold at once with what is kept for later
         stages, a number or a text such as ``"2 GB"``: at least `ShardPlan.peak_bytes`.
+      scratch: where runs keep what later stages need, each value of more than 1 MiB: a
+        folder, or a group of zarr. Default: in memory.
 
     Returns:
       The plan, which runs nothing yet.
 
     Raises:
       TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit, ``memory`` is
-        no size or is too little however small the pieces are, or the function has an
-        effect or a collective, which no shard can run alone.
+        no size or is too little however small the pieces are, ``scratch`` is no place,
+        or the function has an effect or a collective, which no shard can run alone.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -92,13 +97,14 @@ def plan(
       (slice(4, 6, None), slice(6, 8, None))
     """
     room = None if memory is None else bytes_of("memory", memory)
+    place = checked(scratch)
     labels = labels_of(fun, args)
     if labels is None:
-        made = cut_program(fun, args, in_slices, partial, room, out_slices)
+        made = cut_program(fun, args, in_slices, partial, room, out_slices, place)
     else:
         cuts = named_cuts(in_slices, args)
         unlabelled = labels.fun, plain(args)
-        made = cut_program(*unlabelled, cuts, partial, room, out_slices)
+        made = cut_program(*unlabelled, cuts, partial, room, out_slices, place)
     return ShardPlan(made, Remembered(args), labels)
 
 
@@ -109,6 +115,7 @@ def cut_program(
     partial: bool = True,
     memory: int | None = None,
     out_slices: InSlices = None,
+    scratch: Any = None,
 ) -> CutProgram:
     """What is behind a plan. See `plan`."""
     if not callable(fun):
@@ -122,15 +129,21 @@ def cut_program(
         *jax.tree.unflatten(in_tree, avals)
     )
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
+
+    def measure(made: CutProgram) -> Peak:
+        made.scratch = scratch
+        return plan_peak(made)
+
     try:
         chosen = None if in_slices is None else given
-        asked = asked_of("plan", closed, chosen, partial, memory, plan_peak)
-        asked, partial = resolved(closed, asked, partial, memory, plan_peak)
+        asked = asked_of("plan", closed, chosen, partial, memory, measure)
+        asked, partial = resolved(closed, asked, partial, memory, measure)
         cuts = cuts_at(asked)
         analysis = analysed(closed, cuts, partial, out_cuts)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     made = CutProgram(analysis, in_tree, jax.tree.structure(out_shape), cuts, names)
+    made.scratch = scratch
     _refuse_far_starts(made)
     return made
 
@@ -228,8 +241,8 @@ class ShardPlan:
         """The most that one shard holds at once, and what is kept meanwhile.
 
         It is an upper bound for what the shard reads, computes and gives back, and for
-        what later stages need. Arguments and results are not counted, nor is what the
-        allocator keeps of memory that is free.
+        what later stages need. Arguments and results are not counted, nor what is kept
+        in ``scratch``, nor what the allocator keeps of memory that is free.
         """
         return plan_peak(self._cut_program).bytes
 
@@ -329,6 +342,7 @@ class ShardPlan:
         progress: bool = False,
         retries: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
+        scratch: Any = None,
     ) -> PyTree:
         """Runs all shards and returns the function's result.
 
@@ -343,18 +357,23 @@ class ShardPlan:
             "spawn", or those of loky and mpi4py; or a `distributed.Client`, whose
             workers also combine partial results. Other processes open files and stores
             themselves; `traffic` tells what goes through this one.
-          max_in_flight: how many shards may be read or computed at once. By default in
-            this process two, and one where a shard reads more than 32 MiB.
+          max_in_flight: how many shards may be read or computed at once. In this process
+            as many threads read, which hides the latency of remote stores. By default
+            one thread reads, up to two shards ahead, or one of more than 32 MiB.
           progress: whether to show a bar, which needs tqdm.
           retries: how often a shard that fails is tried again.
           checkpoint: a folder for the results of shards. A run that was stopped goes
             on with those that are missing. The arguments must hold the same values,
             which is checked of arrays in memory up to 1 MiB.
+          scratch: where to keep what later stages need, as for `plan`; by default what
+            was given there. A run makes a place of its own in it, under a random name,
+            which is gone when it ends. Other processes open it themselves.
 
         Returns:
           NumPy arrays, or what was given as ``out``, in the function's structure.
 
         Raises:
+          OSError: ``scratch`` or the checkpoint cannot take what is kept there.
           ShardError: a shard failed, or the executor broke down.
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is another
             plan's or was made with other arguments.
@@ -363,10 +382,11 @@ class ShardPlan:
             self._cut_program,
             args,
             out if self._labels is None else self._labels.out(out),
-            engine=engine_of(executor),
+            engine=engine_of(executor, max(max_in_flight or 1, 1)),
             max_in_flight=max_in_flight,
             progress=progress,
             retries=retries,
             checkpoint=checkpoint,
+            scratch=scratch,
         )
         return made if self._labels is None else self._labels.result(made)

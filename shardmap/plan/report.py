@@ -14,7 +14,12 @@ from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.engine.slices import Box, Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage, sample
-from shardmap.plan.inside.one_shard import kept_bytes, shard_peak, temporaries
+from shardmap.plan.inside.one_shard import (
+    kept_bytes,
+    scratch_bytes,
+    shard_peak,
+    temporaries,
+)
 from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
@@ -32,7 +37,8 @@ class StageCost(NamedTuple):
       makes: the names of what it makes.
       reads: which arguments all its shards read, and how often.
       shard_bytes: the most that one of them reads, computes and gives back at once.
-      kept_bytes: what is held while it runs besides arguments and results.
+      kept_bytes: what is held in memory while it runs besides arguments and results.
+      scratch_bytes: what is kept in ``scratch`` while it runs.
     """
 
     number: int
@@ -41,6 +47,7 @@ class StageCost(NamedTuple):
     reads: str
     shard_bytes: int
     kept_bytes: int
+    scratch_bytes: int
 
 
 def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
@@ -53,6 +60,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
             _reads(cut_program, stage),
             shard_peak(cut_program, stage).bytes,
             kept_bytes(cut_program, place),
+            scratch_bytes(cut_program, place),
         )
         for place, stage in enumerate(cut_program.stages)
     )
@@ -74,6 +82,7 @@ def summary(cut_program: CutProgram) -> str:
         lines.append(
             f"  {cut_program.names[leaf]} {_cut(cut_program, leaf, axis)}; {fate}"
         )
+    lines += [f"  {line}" for line in _scratch(cut_program)]
     if count > 1:
         for place, stage in enumerate(cut_program.stages):
             lines.append(
@@ -96,10 +105,20 @@ def explain(cut_program: CutProgram) -> str:
                 continue
             lines.append(f"  {_cut(cut_program, leaf, axis)}")
             lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
+    lines += _scratch(cut_program)
     for place, stage in enumerate(cut_program.stages):
         lines.append(_stage(cut_program, stage) + _costs(cut_program, place))
         lines += _drawn_whole(cut_program, stage)
     return "\n".join(lines)
+
+
+def _scratch(cut_program: CutProgram) -> list[str]:
+    """Where what later stages need is kept, and how much of it at once."""
+    if cut_program.scratch is None:
+        return []
+    stages = range(len(cut_program.stages))
+    most = max((scratch_bytes(cut_program, place) for place in stages), default=0)
+    return [f"scratch {cut_program.scratch}: {size(most)} at most"]
 
 
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
@@ -277,7 +296,9 @@ def _costs(cut_program: CutProgram, place: int) -> str:
     stage = cut_program.stages[place]
     kept, computed = kept_bytes(cut_program, place), temporaries(cut_program, stage)
     reads = _reads(cut_program, stage)
+    elsewhere = scratch_bytes(cut_program, place)
     told = [f"{size(kept)} kept"] * bool(kept)
+    told += [f"{size(elsewhere)} kept in scratch"] * bool(elsewhere)
     told += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
     told += [f"reads {reads}"] * bool(reads)
     return "".join(f"; {each}" for each in told)

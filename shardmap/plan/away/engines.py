@@ -14,14 +14,18 @@ from shardmap.plan.away.ray import RayExecutor, is_ray
 from shardmap.plan.run.workers import Engine, Here, Threads, Work
 
 
-def engine_of(executor: Any) -> Engine:
+def engine_of(executor: Any, readers: int = 1) -> Engine:
     """The engine for what was given as ``executor``.
+
+    Args:
+      executor: what was given.
+      readers: how many threads read where there is none.
 
     Raises:
       TypeError: nothing that runs shards.
     """
     if executor is None:
-        return _here
+        return functools.partial(_here, readers)
     if isinstance(executor, int) and not isinstance(executor, bool) and executor > 0:
         return functools.partial(_own_processes, executor)
     if isinstance(executor, ThreadPoolExecutor):
@@ -39,9 +43,9 @@ def engine_of(executor: Any) -> Engine:
 
 
 @contextlib.contextmanager
-def _here(*args: Any) -> Iterator[Work]:
+def _here(readers: int, *args: Any) -> Iterator[Work]:
     cut_program, leaves, acc, keeps = args
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(readers) as pool:
         yield Here(cut_program, leaves, acc, pool, keeps)
 
 

@@ -16,6 +16,8 @@ from shardmap.plan.run.workers import Work
 class Elsewhere(Work):
     """Sends exported functions, and where values lie or else their bytes."""
 
+    apart = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.functions = Functions()

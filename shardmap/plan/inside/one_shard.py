@@ -24,8 +24,22 @@ def plan_peak(cut_program: CutProgram) -> Peak:
 
 
 def kept_bytes(cut_program: CutProgram, place: int) -> int:
-    """The bytes of what is held while a stage runs besides arguments and results."""
-    return sum(v.size * itemsize(v.aval) for v in cut_program.kept_at(place))
+    """The bytes of what is held in memory besides arguments and results."""
+    return _kept(cut_program, place, in_scratch=False)
+
+
+def scratch_bytes(cut_program: CutProgram, place: int) -> int:
+    """The bytes of what is kept in ``scratch`` while a stage runs."""
+    return _kept(cut_program, place, in_scratch=True)
+
+
+def _kept(cut_program: CutProgram, place: int, in_scratch: bool) -> int:
+    has_scratch = cut_program.scratch is not None
+    return sum(
+        v.size * itemsize(v.aval)
+        for v in cut_program.kept_at(place)
+        if (has_scratch and cut_program.is_large(v)) == in_scratch
+    )
 
 
 def shard_peak(cut_program: CutProgram, stage: Stage) -> Peak:

@@ -9,7 +9,7 @@ import numpy as np
 from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan.engine.emitting.emit import emit
-from shardmap.plan.engine.keys import is_key, key_impl
+from shardmap.plan.engine.keys import is_key, itemsize, key_impl
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, Static
@@ -17,6 +17,9 @@ from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage, stages_of
 from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
+
+IN_MEMORY = 2**20
+"""Up to how many bytes a value is kept in memory, even where there is `scratch`."""
 
 
 class CutProgram:
@@ -28,7 +31,12 @@ class CutProgram:
       out_tree: the structure of the results.
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
       names: what messages call the leaves of the arguments.
+
+    Attributes:
+      scratch: where large values that later stages need are kept, None for memory.
     """
+
+    scratch: Any = None
 
     def __init__(
         self,
@@ -61,6 +69,12 @@ class CutProgram:
             if result.value not in outputs
             and (k == place or any(result.value in each.reads for each in later))
         ]
+
+    def is_large(self, value: Value) -> bool:
+        """Whether a value is kept in ``scratch`` where there is one."""
+        if value.producer is None or value in self.program.outputs:
+            return False
+        return value.size * itemsize(value.aval) > IN_MEMORY
 
     def leaves(self, arrays: tuple[PyTree, ...]) -> list[Any]:
         """The arguments, flat, checked against what was planned."""

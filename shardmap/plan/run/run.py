@@ -18,6 +18,7 @@ from shardmap.plan.run.checkpoint import Checkpoint
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import outputs
 from shardmap.plan.run.progress import bar
+from shardmap.plan.run.scratch import checked, scratch_arrays
 from shardmap.plan.run.shards import Accumulator, Shards
 from shardmap.plan.run.workers import Engine
 
@@ -32,6 +33,7 @@ def run(
     progress: bool,
     retries: int,
     checkpoint: str | os.PathLike[str] | None,
+    scratch: Any = None,
 ) -> PyTree:
     """See `ShardPlan.run`."""
     leaves = cut_program.leaves(args)
@@ -48,12 +50,18 @@ def run(
         raise ValueError(f"retries must be at least 0, got {retries}")
     leaves = list(map(sliceable, leaves))
     saved = None if checkpoint is None else Checkpoint(checkpoint, cut_program, leaves)
-    acc = Accumulator(cut_program, {value: array for value, array in places if value})
+    given = {value: array for value, array in places if value}
+    scratch = cut_program.scratch if scratch is None else checked(scratch)
     with contextlib.ExitStack() as stack:
+        own, remove = stack.enter_context(scratch_arrays(cut_program, scratch))
+        acc = Accumulator(cut_program, {**given, **own})
         work = stack.enter_context(engine(cut_program, leaves, acc, saved is not None))
         step = stack.enter_context(bar(cut_program, progress))
         for place, stage in enumerate(cut_program.stages):
-            acc.free(place)
+            for value in acc.free(place):
+                remove(value)
+            if work.apart:
+                acc.flush()
             shards = Shards(cut_program, [stage])
             ahead = max_in_flight or work.ahead
             for shard in work.run_stage(shards, ahead, retries, saved):

@@ -348,12 +348,21 @@ class Accumulator:
                     "them first"
                 )
 
-    def free(self, place: int) -> None:
+    def free(self, place: int) -> list[Value]:
         """Lets go of what no stage from this one on needs."""
         needed = {*self.cut_program.program.outputs}
         needed.update(*(stage.reads for stage in self.cut_program.stages[place:]))
-        for value in [value for value in self.kept if value not in needed]:
+        gone = [value for value in self.kept if value not in needed]
+        for value in gone:
             del self.kept[value]
+            self.given.pop(value, None)
+        return gone
+
+    def flush(self) -> None:
+        """Writes what is mapped into memory to its files, for others to read."""
+        for array in self.kept.values():
+            if isinstance(array, np.memmap):
+                array.flush()
 
     def result(self, raw: bool = False) -> PyTree:
         """The function's result; random keys as their bits if ``raw``."""

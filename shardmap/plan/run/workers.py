@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, Protocol, TypeAlias
@@ -66,6 +67,7 @@ class Work:
     """
 
     ahead = AHEAD
+    apart = False  # Whether others read what this process has written to files.
 
     def __init__(
         self,
@@ -168,7 +170,7 @@ def failed(shard: Shard, attempts: int, error: BaseException) -> ShardError:
 
 
 class Here(Work):
-    """Reads and starts shards in a thread, while this one waits and writes."""
+    """Reads and starts shards in threads, while this one waits and writes."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -178,6 +180,8 @@ class Here(Work):
         self.devices = itertools.cycle(devices if several else [None])
         large = any(bytes_read(stage) > LARGE for stage in self.cut_program.stages)
         self.ahead = 1 if large else READ_AHEAD
+        # Reads wait for disks and networks, and overlap; shards would share the cores.
+        self.starting = threading.Lock()
 
     def submit(self, shard: Shard) -> Future[Any]:
         return self.executor.submit(self.start, shard, next(self.devices))
@@ -187,7 +191,8 @@ class Here(Work):
             args = self.read(shard)
             if device is not None:
                 args = jax.device_put(args, device)
-            return shard.function(*args)
+            with self.starting:
+                return shard.function(*args)
 
     def result(self, shard: Shard, future: Future[Any]) -> Any:
         return [np.asarray(part) for part in future.result()]

@@ -1,0 +1,76 @@
+"""Reads of the next shards overlap, as far as max_in_flight allows."""
+
+import time
+
+import numpy as np
+import pytest
+
+from shardmap.plan.run.workers import ShardError
+from tests.plan.run.checks import Recorded, W, X
+
+
+class Remote(Recorded):
+    """A store that takes a while, and counts who reads at the same time."""
+
+    def __init__(self, array, failures=(), first=0.02):
+        super().__init__(array, failures)
+        self.first, self.reading, self.most = first, 0, 0
+
+    def __getitem__(self, index):
+        with self.lock:
+            self.reading += 1
+            self.most = max(self.most, self.reading)
+        try:
+            # The earlier ones take longer: the later ones are done before them.
+            time.sleep(0.02 if index[0].start else self.first)
+            return super().__getitem__(index)
+        finally:
+            with self.lock:
+                self.reading -= 1
+
+
+@pytest.mark.parametrize(("given", "most"), [(None, 1), (1, 1), (2, 2), (4, 4)])
+def test_as_many_threads_read_as_shards_may_be_under_way(made, want, given, most):
+    x = Remote(X)
+    got = made.run(x, W, max_in_flight=given)
+    assert x.most == most
+    for a, b in zip(got, made.run(X, W), strict=True):
+        assert a.tobytes() == b.tobytes()
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
+
+
+def test_no_more_is_held_than_may_be_under_way(made):
+    """The first shard takes long: the others wait for it, though they are read."""
+    x = Remote(X, first=0.3)
+    ended = []
+
+    class Out:
+        shape, dtype = (64, 4), np.dtype(np.float32)
+
+        def __setitem__(self, index, part):
+            if index is not Ellipsis:
+                ended.append((index[0].start, len(x.reads)))
+
+        def __getitem__(self, index):
+            raise AssertionError("inserting reads nothing")
+
+    made.run(x, W, out=(None, Out()), max_in_flight=3)
+    assert [start for start, _ in ended] == list(range(0, 64, 8))
+    # 8 of the first stage; of the second at most three besides those that are done.
+    assert all(reads <= 8 + k + 3 for k, (_, reads) in enumerate(ended))
+
+
+def test_the_error_of_the_first_shard_that_fails_is_told(made):
+    # Row 16 fails long before row 0 does, and is the later shard.
+    x = Remote(X, failures=[(0, 1), (16, 1)], first=0.2)
+    with pytest.raises(ShardError, match="shard 0 of stage 0 failed 1 times"):
+        made.run(x, W, max_in_flight=4)
+    assert x.reading == 0
+
+
+def test_reads_that_fail_are_tried_again(made):
+    x = Remote(X, failures=[(8, 1), (32, 2)])
+    got = made.run(x, W, retries=1, max_in_flight=4)
+    assert len(x.reads) == 16 + 2
+    for a, b in zip(got, made.run(X, W), strict=True):
+        assert a.tobytes() == b.tobytes()
