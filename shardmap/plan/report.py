@@ -11,7 +11,7 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import itemsize
-from shardmap.plan.engine.nodes import Operand, Value
+from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.inside.one_shard import (
@@ -134,7 +134,7 @@ def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
 
 def out_slices(cut_program: CutProgram) -> PyTree:
     """How the outputs are cut: per output {axis: list of (start, stop)}."""
-    found: dict[Operand, dict[int, list[Interval]]] = {}
+    found: dict[Value, dict[int, list[Interval]]] = {}
     for stage in cut_program.stages:
         for result in stage.results:
             found[result.value] = {
@@ -142,7 +142,10 @@ def out_slices(cut_program: CutProgram) -> PyTree:
                 for axis, k in enumerate(result.axes)
                 if k is not None
             }
-    outputs = [found.get(v, {}) for v in cut_program.program.outputs]
+    outputs = [
+        found.get(v, {}) if isinstance(v, Value) else {}
+        for v in cut_program.program.outputs
+    ]
     return jax.tree.unflatten(cut_program.out_tree, outputs)
 
 

@@ -27,12 +27,19 @@ def _describe(array: np.memmap[Any, Any]) -> About | None:
     start = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
     return {
         "place": path,
-        "dtype": array.dtype.descr if array.dtype.names else array.dtype.str,
+        "dtype": _said(array.dtype),
         "shape": list(array.shape),
         "strides": list(array.strides),
         "offset": base + array.__array_interface__["data"][0] - start,
         "writable": bool(array.flags.writeable),
     }
+
+
+def _said(dtype: np.dtype) -> Any:
+    if dtype.names:
+        return dtype.descr
+    # Types such as bfloat16 have a name, and otherwise look like bytes.
+    return dtype.name if dtype.isbuiltin == 2 else dtype.str
 
 
 def _reopen(about: About, writable: bool) -> Any:

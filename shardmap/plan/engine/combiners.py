@@ -1,5 +1,7 @@
 """How partial results are combined, and what each combination starts from."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.typing import DTypeLike
@@ -17,6 +19,10 @@ def identity(combiner: str, dtype: DTypeLike) -> np.ndarray:
     if combiner == "and":
         return np.array(-1).astype(dtype)
     if jax.numpy.issubdtype(dtype, np.inexact):
-        return np.array(np.inf if combiner == "min" else -np.inf).astype(dtype)
-    limits = np.iinfo(dtype)
+        infinite = np.array(np.inf if combiner == "min" else -np.inf).astype(dtype)
+        if np.isinf(infinite):
+            return infinite
+        limits: Any = jax.numpy.finfo(dtype)
+    else:
+        limits = jax.numpy.iinfo(dtype)
     return np.array(limits.max if combiner == "min" else limits.min, dtype)

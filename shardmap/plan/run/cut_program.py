@@ -61,7 +61,7 @@ class CutProgram:
     def kept_at(self, place: int) -> list[Value]:
         """What is held while a stage runs besides arguments and results."""
         later = self.stages[place:]
-        outputs = set(self.program.outputs)
+        outputs = [v for v in self.program.outputs if isinstance(v, Value)]
         return [
             result.value
             for k, stage in enumerate(self.stages[: place + 1])

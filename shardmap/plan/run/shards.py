@@ -350,7 +350,8 @@ class Accumulator:
 
     def free(self, place: int) -> list[Value]:
         """Lets go of what no stage from this one on needs."""
-        needed = {*self.cut_program.program.outputs}
+        outputs = self.cut_program.program.outputs
+        needed = {value for value in outputs if isinstance(value, Value)}
         needed.update(*(stage.reads for stage in self.cut_program.stages[place:]))
         gone = [value for value in self.kept if value not in needed]
         for value in gone:

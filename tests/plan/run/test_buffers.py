@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.buffers import (
     COMBINE,
@@ -29,6 +30,18 @@ def test_parts_are_combined_in_a_new_buffer(combiner):
     for part in parts:
         put(buffer, BOX, combiner, part)
     np.testing.assert_array_equal(buffer[1:3], COMBINE[combiner](*parts))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"])
+def test_largest_and_smallest_of_types_that_numpy_does_not_know(name):
+    x = np.array([-3, -2], np.dtype(name))
+    for combiner, want in (("max", x[1]), ("min", x[0])):
+        start = identity(combiner, x.dtype)
+        assert start.dtype == x.dtype
+        found = start
+        for each in x:
+            found = COMBINE[combiner](found, each)
+        assert found == want
 
 
 def test_a_part_is_inserted():

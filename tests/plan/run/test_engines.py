@@ -125,6 +125,25 @@ def test_64_bits(engine, tmp_path):
         assert_bytes(made.run(x, executor=engine.executor), want)
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "int4"])
+def test_types_that_numpy_does_not_know(engine, name, tmp_path):
+    dtype = np.dtype(name)
+    x = mapped(tmp_path, np.arange(-4, 4).astype(dtype).reshape(4, 2))
+    made = plan(lambda x: (x + x, x.max(0)), x, in_slices={0: 2})
+    want = made.run(np.asarray(x))
+    assert_bytes(want, (np.asarray(x) + np.asarray(x), np.asarray(x)[-1]))
+    y = np.memmap(tmp_path / "y", dtype, "w+", shape=(4, 2))
+    m = np.memmap(tmp_path / "m", dtype, "w+", shape=(2,))
+    got = made.run(np.array(x), executor=engine.executor)
+    assert [each.dtype for each in got] == [dtype, dtype]
+    assert_bytes(got, want)
+    assert_bytes(made.run(x, out=(y, m), executor=engine.executor), want)
+    kept = tmp_path / "kept"
+    for _ in range(2):
+        got = made.run(x, executor=engine.executor, checkpoint=kept)
+        assert_bytes(got, want)
+
+
 def test_random_keys(engine):
     key = jax.random.key(3)
 

@@ -134,6 +134,15 @@ def test_one_value_in_two_places(want):
     assert seven == 7
 
 
+def test_numbers_that_are_returned_as_they_are():
+    half = np.dtype("bfloat16").type(1.5)
+    made = plan(lambda x: (x * 2, np.float32(3), half), X, in_slices={0: 4})
+    twice, three, same = made.run(X)
+    np.testing.assert_array_equal(twice, X * 2)
+    assert (three, same, same.dtype) == (3, half, half.dtype)
+    assert made.out_slices[1:] == ({}, {})
+
+
 def test_bad_outs_are_told_before_anything_runs(made):
     x = Recorded(X)
     locked = np.zeros((64, 4), np.float32)

@@ -28,6 +28,7 @@ from shardmap.arrays.array_likes import sliceable
 from shardmap.arrays.sources.registry import Away, away
 from shardmap.arrays.trees import result_names
 from shardmap.plan.away.folder.job import FORMAT, digest, sealed, version
+from shardmap.plan.away.folder.stored import stored, stored_dtype
 from shardmap.plan.away.tasks import Functions, Travels
 from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Scalar, Value
@@ -163,7 +164,8 @@ class _Saving:
         for value, constant in self.program.constants.items():
             file = self._kept_input(value, constant)
             yield value, {**_aval(value), "source": {"file": file}}
-        places = {v: k for k, v in reversed([*enumerate(self.program.outputs)])}
+        outputs = reversed([*enumerate(self.program.outputs)])
+        places = {v: k for k, v in outputs if isinstance(v, Value)}
         for stage in self.cut_program.stages:
             for result in stage.results:
                 value = result.value
@@ -178,7 +180,8 @@ class _Saving:
                 if sink is None and result.combiner == "insert":
                     aval = data_aval(value.aval)
                     file = self.path / where["file"]
-                    np.lib.format.open_memmap(file, "w+", aval.dtype, aval.shape)
+                    dtype = stored_dtype(aval.dtype)
+                    np.lib.format.open_memmap(file, "w+", dtype, aval.shape)
                 yield value, {**_aval(value), "sink": where}
                 # What is returned as it is is read in another place.
                 if value.producer is not None:
@@ -203,16 +206,19 @@ class _Saving:
                 leaf = jax.random.key_data(leaf)
         name = f"inputs/{value.number}.npy"
         whole = leaf[...] if hasattr(leaf, "__getitem__") else leaf
-        np.save(self.path / name, np.asarray(whole, data_aval(value.aval).dtype))
+        array = np.asarray(whole, data_aval(value.aval).dtype)
+        np.save(self.path / name, stored(array))
         self.sums[name] = digest(self.path / name)
         return name
 
     def _output(self, k: int, name: str, value: Any) -> dict[str, Any]:
+        about = {"name": name, "dtype": data_aval(value.aval).dtype.name}
         if isinstance(value, Scalar):
             file = f"out/{k}.npy"
-            np.save(self.path / file, np.asarray(value.value, value.aval.dtype))
-            return {"name": name, "file": file}
-        return {"name": name, "value": value.number}
+            array = np.asarray(value.value, value.aval.dtype)
+            np.save(self.path / file, stored(array))
+            return {**about, "file": file}
+        return {**about, "value": value.number}
 
     def _table(self, stage: Stage, unit: int, numbers: range) -> None:
         """What the shards of one task do in one stage, a line for each."""

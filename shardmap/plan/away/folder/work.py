@@ -7,6 +7,7 @@ import numpy as np
 
 from shardmap.plan.away.folder.claims import LEASE, Claims, pause
 from shardmap.plan.away.folder.job import Job
+from shardmap.plan.away.folder.stored import stored, stored_dtype
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.run import buffers
 from shardmap.plan.run.results import Folder, result_name
@@ -140,7 +141,7 @@ class Worker:
         # Not ``np.save(path)``: others may look meanwhile.
         draft = path.with_name(f"{path.name}.{self.claims.token}.part")
         with open(draft, "wb") as file:
-            np.save(file, array)
+            np.save(file, stored(array))
         draft.replace(path)
 
     def rows(self, stage: int) -> Iterator[tuple[int, Any, list[np.ndarray] | None]]:
@@ -187,13 +188,31 @@ class Worker:
         return bad
 
 
-def results(job: Job) -> dict[str, Any]:
+class Result(NamedTuple):
+    """Where an output is.
+
+    Attributes:
+      where: a file in the folder, or the place that ``out`` named.
+      dtype: its numbers, which ``.npy`` files have as unsigned integers of their bits
+        if NumPy itself does not know them.
+    """
+
+    where: Any
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        if isinstance(self.where, str) and stored_dtype(self.dtype) != self.dtype:
+            return f"{self.where}, as bits: np.load(...).view({self.dtype.name!r})"
+        return str(self.where)
+
+
+def results(job: Job) -> dict[str, Result]:
     """Where the outputs are, by their names."""
-    found: dict[str, Any] = {}
+    found = {}
     for output in job.body["outputs"]:
         where = output.get("file")
         if where is None:
             sink = job.value(output["value"])["sink"]
             where = sink.get("file", sink.get("about", {}).get("place"))
-        found[output["name"]] = where
+        found[output["name"]] = Result(where, np.dtype(output["dtype"]))
     return found

@@ -51,7 +51,7 @@ def assert_made(path, want):
     names = {f"result['{name}']": value for name, value in want.items()}
     assert found.keys() == names.keys()
     for name, value in names.items():
-        got = np.load(path / found[name])
+        got = np.load(path / found[name].where)
         assert got.tobytes() == np.asarray(value).tobytes()
 
 
@@ -141,6 +141,32 @@ def test_keys_constants_and_halves(tmp_path):
     assert np.load(tmp_path / "out/3.npy") == 3.0
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_types_that_numpy_does_not_know(name, tmp_path):
+    dtype = np.dtype(name)
+    x = np.arange(-4, 4).astype(dtype).reshape(4, 2)
+    lying = np.memmap(tmp_path / "x", dtype, "w+", shape=x.shape)
+    lying[:] = x
+    y = np.memmap(tmp_path / "y", dtype, "w+", shape=x.shape)
+
+    def fun(x, z):
+        return x + z, x.max(0), x.max(), dtype.type(1)
+
+    made = plan(fun, lying, x, in_slices={0: 2})
+    want = made.run(lying, x)
+    for job, out in (("kept", None), ("put", (y, None, None, None))):
+        made.save(tmp_path / job, lying, x, out=out)
+        Worker(Job(tmp_path / job)).run()
+        assert Worker(Job(tmp_path / job)).check() == 0
+        for k, value in enumerate(want[out is not None :], out is not None):
+            stored = np.load(tmp_path / job / f"out/{k}.npy")
+            assert stored.dtype == np.dtype(f"u{dtype.itemsize}")
+            np.testing.assert_array_equal(stored.view(dtype), value)
+        told = [each.dtype for each in results(Job(tmp_path / job)).values()]
+        assert told == [dtype] * 4
+    np.testing.assert_array_equal(y, want[0])
+
+
 def damage(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -174,7 +200,7 @@ def test_damaged_results_are_made_again(name, harm, path, made, x):
 def test_a_damaged_output_is_found(path, made, x):
     Worker(Job(path)).run()
     rows = np.load(path / "out/1.npy", mmap_mode="r+")
-    again = results(Job(path))["result['rows']"]
+    again = results(Job(path))["result['rows']"].where
     rows = np.load(path / again, mmap_mode="r+")
     rows[20] += 1
     rows.flush()
