@@ -29,10 +29,11 @@ from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
-from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.inside.choice import asked_of, resolved
 from shardmap.plan.inside.one_shard import plan_peak
+from shardmap.plan.inside.samples import sample
 from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
