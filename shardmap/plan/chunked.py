@@ -224,7 +224,7 @@ def chunked(
         cut.
       ValueError: ``memory`` is no size. When called: ``in_slices`` does not fit the
         arguments, ``memory`` is too little however small the pieces are, or the
-        function has an effect.
+        function writes to references of JAX.
 
     Example:
       >>> import jax, jax.numpy as jnp, shardmap as sm

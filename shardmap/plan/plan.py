@@ -29,11 +29,12 @@ from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
-from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.inside.choice import asked_of, resolved
 from shardmap.plan.inside.liveness import Peak
 from shardmap.plan.inside.one_shard import plan_peak
+from shardmap.plan.inside.samples import sample
 from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.lax.table import analysed
 from shardmap.plan.run.buffers import refuse_masked, start_dtype
@@ -357,9 +358,10 @@ class ShardPlan:
             "spawn", or those of loky and mpi4py; or a `distributed.Client`, whose
             workers also combine partial results. Other processes open files and stores
             themselves; `traffic` tells what goes through this one.
-          max_in_flight: how many shards may be read or computed at once. In this process
-            as many threads read, which hides the latency of remote stores. By default
-            one thread reads, up to two shards ahead, or one of more than 32 MiB.
+          max_in_flight: how many shards may be read or computed at once. In this
+            process as many threads read, which hides the latency of remote stores. By
+            default one thread reads, up to two shards ahead, or one that is larger
+            than 32 MiB.
           progress: whether to show a bar, which needs tqdm.
           retries: how often a shard that fails is tried again.
           checkpoint: a folder for the results of shards. A run that was stopped goes

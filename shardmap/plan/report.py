@@ -13,13 +13,14 @@ from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, pieces, shape_of
-from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.one_shard import (
     kept_bytes,
     scratch_bytes,
     shard_peak,
     temporaries,
 )
+from shardmap.plan.inside.samples import sample
 from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard

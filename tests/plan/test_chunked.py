@@ -345,15 +345,6 @@ def test_a_cut_that_reaches_nothing_is_told_once():
     assert "axis 0" in chunked.explain(X)
 
 
-def test_effects_are_refused():
-    def fun(x):
-        jax.debug.print("{}", x)
-        return x
-
-    with pytest.raises(ValueError, match=r"chunked cannot cut .*has an effect"):
-        sm.chunked(fun, {0: 3})(X)
-
-
 def test_what_is_no_function_or_no_cut():
     with pytest.raises(TypeError, match="chunked takes a function, got 3"):
         sm.chunked(3)

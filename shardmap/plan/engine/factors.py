@@ -101,6 +101,7 @@ class Factors(Rule):
       commutes: does what `Rule.passes` says.
       cheap: see `Rule`.
       complete: see `Rule`.
+      once: see `Rule`.
     """
 
     node: Node
@@ -114,6 +115,7 @@ class Factors(Rule):
     commutes: Passes = nothing_passes
     cheap: bool = True
     complete: frozenset[int] = frozenset()
+    once: bool = False
 
     def __post_init__(self) -> None:
         self.sizes: dict[Factor, int] = {}

@@ -111,9 +111,12 @@ class Program:
       constants: the arrays that the function closed over, by value.
       nodes: the equations, each after those it depends on.
       outputs: what the function returns.
+      effects: one value for each effect, with the axes of all its operands: a part of
+        it stands for the effect of parts of them. Nothing is stored of it.
     """
 
     def __init__(self) -> None:
+        self.effects: list[Value] = []
         self.inputs: list[Value] = []
         self.constants: dict[Value, Any] = {}
         self.nodes: list[Node] = []
@@ -196,11 +199,13 @@ class Calls(NamedTuple):
       jaxprs: call primitive -> the name of the parameter that holds its jaxpr.
       rewrites: primitive -> a function that adds other nodes in its place.
       harmless: the effects that a node may have.
+      effects: adds nodes for an equation with another effect; None: it is refused.
     """
 
     jaxprs: Mapping[Primitive, str]
     rewrites: Mapping[Primitive, Rewrite]
     harmless: tuple[type, ...] = ()
+    effects: Rewrite | None = None
 
 
 def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Program:
@@ -247,17 +252,20 @@ def _inline(
         source = written or source_info_util.summarize(equation.source_info) or outer
         outs: Sequence[Operand] | None = None
         harmful = [e for e in equation.effects if not isinstance(e, calls.harmless)]
-        if primitive not in calls.jaxprs and harmful:
+        if primitive in calls.jaxprs:
+            called = equation.params[calls.jaxprs[primitive]]
+            outs = _inline(program, called, ins, calls, written, source)
+        elif harmful:
+            if calls.effects is not None:
+                outs = calls.effects(program, equation, ins, source)
+        elif primitive in calls.rewrites:
+            outs = calls.rewrites[primitive](program, equation, ins, source)
+        if outs is None and harmful:
             effects = ", ".join(sorted(map(str, harmful)))
             raise Refused(
                 f"{primitive} at {source} has an effect ({effects}), and nothing says "
                 "which shard should have it"
             )
-        if primitive in calls.jaxprs:
-            called = equation.params[calls.jaxprs[primitive]]
-            outs = _inline(program, called, ins, calls, written, source)
-        elif primitive in calls.rewrites:
-            outs = calls.rewrites[primitive](program, equation, ins, source)
         if outs is None:
             made = avals(equation.outvars)
             outs = program.add(primitive, equation.params, ins, made, source)

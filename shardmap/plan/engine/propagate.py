@@ -204,7 +204,14 @@ class Analysis:
         )
         # What is needed complete, or would be computed again and again, ends its stage
         # even if it is not partial.
-        for number in rule.complete | repeated:
+        once = {
+            k
+            for k, v in enumerate(node.ins)
+            if isinstance(v, Value)
+            and v.producer
+            and self.rules[v.producer.number].once
+        }
+        for number in rule.complete | repeated | once:
             value = node.ins[number]
             if isinstance(value, Value) and value.producer is not None:
                 self._keep(value)
@@ -324,7 +331,7 @@ class Analysis:
     def _keep_costly(self) -> None:
         """Keeps what several stages take and is costly to repeat."""
         needed: dict[Value, set[int]] = {}
-        for value in [*self.program.outputs, *self.kept]:
+        for value in [*self.program.outputs, *self.program.effects, *self.kept]:
             if isinstance(value, Value):
                 needed.setdefault(value, set()).add(self.level[value])
         for node in reversed(self.program.nodes):

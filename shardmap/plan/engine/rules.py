@@ -155,6 +155,9 @@ class Rule(ABC):
     cheap: bool = False
     """Whether computing it again is better than keeping it for a later stage."""
 
+    once: bool = False
+    """Whether it may not run again, so that what takes its results does so later."""
+
     complete: frozenset[int] = frozenset()
     """Operands that a stage before must have made."""
 

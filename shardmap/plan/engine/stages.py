@@ -117,7 +117,12 @@ class Stage:
         }
         self._loops_of_reductions(list(partial.values()))
         drafts = [
-            (value, self._loops_of_axes(value, partial.get(value, ())))
+            (
+                value,
+                self._loops_of_effect(value)
+                if value in analysis.program.effects
+                else self._loops_of_axes(value, partial.get(value, ())),
+            )
             for value in values
         ]
         self._cut_loops()
@@ -188,6 +193,30 @@ class Stage:
             taken.add(number)
             self.loops[number].members.append(cut)
             found.append(number)
+        return found
+
+    def _loops_of_effect(self, value: Value) -> list[int]:
+        """Those of the first operand that is cut; what others have besides is whole."""
+        cuts = self.analysis.cuts[value]
+        found: list[int] = []
+        first: set[int] = set()
+        for operand in value.producer.ins if value.producer and value.shape else ():
+            own: list[int] = []
+            for axis, size in enumerate(operand.shape, len(found)):
+                key = value.number, axis
+                own.append(self._free_loop(key, size, set(own)))
+            axes = range(len(found), len(found) + len(own))
+            if first:
+                for k, axis in enumerate(axes):
+                    if own[k] not in first:
+                        own[k] = len(self.loops)
+                        self.loops.append(Loop(value.shape[axis]))
+            elif any(cuts[axis].at for axis in axes):
+                first = {*own}
+            for number, axis in zip(own, axes, strict=True):
+                if not first or number in first:
+                    self.loops[number].members.append(cuts[axis])
+            found += own
         return found
 
     def _free_loop(self, key: Key, size: int, taken: set[int]) -> int:
@@ -350,10 +379,11 @@ class Stage:
 
 def stages_of(analysis: Analysis) -> list[Stage]:
     """The stages that make a program's outputs, in order."""
-    outputs = [v for v in analysis.program.outputs if isinstance(v, Value)]
+    program = analysis.program
+    outputs = [v for v in program.outputs if isinstance(v, Value)] + program.effects
     inputs = {v for v in outputs if v.producer is None}
     last = max([analysis.level[v] for v in outputs], default=0)
-    stops = frozenset([*analysis.program.inputs, *analysis.program.constants])
+    stops = frozenset([*program.inputs, *program.constants])
     found = []
     for level in range(last + 1):
         made = [v for v in analysis.kept if analysis.level[v] == level]
@@ -363,27 +393,3 @@ def stages_of(analysis: Analysis) -> list[Stage]:
             found.append(Stage(level, analysis, values, stops))
         stops |= frozenset(made) - inputs
     return found
-
-
-SAMPLED = 64
-"""From how many shards of each family the size of the largest is taken."""
-
-
-def sample(stage: Stage) -> Iterator[int]:
-    """Shards that the largest is among: the ends and the longest piece of each loop."""
-    first = 0
-    for family in stage.families:
-        sizes = [len(stage.loops[k].pieces) for k in family.loops]
-        choices = []
-        for k in family.loops:
-            lengths = [stop - start for start, stop in stage.loops[k].pieces]
-            last, longest = len(lengths) - 1, lengths.index(max(lengths))
-            choices.append(sorted({0, 1, longest, last // 2, last}))
-        if family.size <= SAMPLED:
-            choices = [list(range(size)) for size in sizes]
-        for index in itertools.islice(itertools.product(*choices), SAMPLED):
-            number = 0
-            for size, piece in zip(sizes, index, strict=True):
-                number = number * size + piece
-            yield first + number
-        first += family.size

@@ -7,6 +7,7 @@ import jax
 
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan.in_slices import Asked, cut_points, cuts_at
+from shardmap.plan.inside.effects import happening
 from shardmap.plan.inside.liveness import Peak, nbytes, peak
 from shardmap.plan.inside.stage_loops import run_in_loops
 from shardmap.plan.lax.table import analysed
@@ -27,7 +28,7 @@ def cut_program(jaxpr: ClosedJaxpr, asked: Asked, partial: bool) -> CutProgram:
     """The program of a jaxpr, cut.
 
     Raises:
-      Refused: it has an effect.
+      Refused: it has an effect that is not one of the host.
     """
     cuts = cuts_at(asked)
     names = [f"operand {k}" for k in range(len(asked))]
@@ -35,7 +36,7 @@ def cut_program(jaxpr: ClosedJaxpr, asked: Asked, partial: bool) -> CutProgram:
         jax.tree.structure([0] * len(avals))
         for avals in (jaxpr.in_avals, jaxpr.out_avals)
     )
-    analysis = analysed(jaxpr, cuts, partial)
+    analysis = analysed(jaxpr, cuts, partial, effects=happening)
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 
 

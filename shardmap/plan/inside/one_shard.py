@@ -6,8 +6,9 @@ import weakref
 import jax
 
 from shardmap.plan.engine.keys import data_aval, itemsize
-from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.liveness import Peak, nbytes, peak
+from shardmap.plan.inside.samples import sample
 from shardmap.plan.inside.stage_loops import Group, grouped
 from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram

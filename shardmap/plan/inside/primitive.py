@@ -23,6 +23,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points
 from shardmap.plan.inside.choice import cut_program, resolved
+from shardmap.plan.inside.effects import silent
 from shardmap.plan.inside.stage_loops import run_in_loops
 from shardmap.plan.lax.table import LOOKED_THROUGH
 from shardmap.plan.run.cut_program import CutProgram
@@ -50,7 +51,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     """The program of a jaxpr, cut as asked, in as few pieces as fit.
 
     Raises:
-      Refused: it has an effect.
+      Refused: it has an effect that is not one of the host.
       ValueError: it does not fit, however small the pieces are.
     """
     return cut_program(jaxpr, *resolved(jaxpr, asked, *options))
@@ -164,11 +165,14 @@ def _jvp_rule(
     stays = [not flag for flag in moves]
     smooth = list(map(is_inexact, jaxpr.out_avals))
 
+    # What is shown is so once, by the function itself.
+    quiet = silent(jaxpr)
+
     def tangent_function(*operands: Any) -> list[Any]:
         values, along = operands[: len(moves)], operands[len(moves) :]
 
         def of_moving(*moving: Any) -> list[Any]:
-            found = _evaluate(jaxpr, merge(moves, moving, compress(values, stays)))
+            found = _evaluate(quiet, merge(moves, moving, compress(values, stays)))
             return list(compress(found, smooth))
 
         return jax.jvp(of_moving, list(compress(values, moves)), list(along))[1]

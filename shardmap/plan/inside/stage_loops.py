@@ -20,8 +20,9 @@ from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.recipe import Static
 from shardmap.plan.engine.slices import shape_of
-from shardmap.plan.engine.stages import Stage, sample
+from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.positions import Positions
+from shardmap.plan.inside.samples import sample
 from shardmap.plan.run.cut_program import CutProgram
 
 COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -84,7 +85,9 @@ def shard_function(
     def function(reads: Sequence[Any], starts: Any) -> list[Any]:
         results = inner(reads, starts)
         return [
-            result if value is None or is_key(value.aval) else _as(result, value)
+            _as(result, value)
+            if result is not None and value is not None and not is_key(value.aval)
+            else result
             for result, value in zip(results, values, strict=True)
         ]
 
@@ -113,7 +116,7 @@ def run_in_loops(
         made = {
             result.value: _new_buffer(result.value, result.combiner)
             for result in stage.results
-            if result.value not in known
+            if result.value not in known and result.value not in program.effects
         }
         numbers = list(sample(stage)) if sampled else range(stage.num_shards)
         for group in grouped(stage, numbers):

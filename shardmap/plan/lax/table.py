@@ -158,6 +158,7 @@ def analysed(
     cuts: list[list[Cut]],
     partial: bool,
     out_cuts: list[list[Cut]] | None = None,
+    effects: Rewrite | None = None,
 ) -> Analysis:
     """The analysis of a program in which what could be cut is written so that it is.
 
@@ -166,8 +167,10 @@ def analysed(
       cuts: of the arguments.
       partial: whether to cut what is summed over.
       out_cuts: of the results, besides those that reach them.
+      effects: what becomes of equations with effects; None: they are refused.
     """
-    best = trial = _analysed(closed, cuts, partial, [], out_cuts)
+    own = CALLS._replace(effects=effects)
+    best = trial = _analysed(closed, cuts, partial, [], out_cuts, own)
     opened: list[Node] = []
     for _ in range(MOST_ROUNDS if partial else 0):
         # Loops, branches and maps at which cuts end are written out if that helps,
@@ -182,7 +185,7 @@ def analysed(
         if not more:
             break
         opened += more
-        trial = _analysed(closed, cuts, partial, opened, out_cuts)
+        trial = _analysed(closed, cuts, partial, opened, out_cuts, own)
         if _ends(trial) < _ends(best):
             best = trial
     return best
@@ -213,9 +216,10 @@ def _analysed(
     partial: bool,
     opened: Sequence[Node],
     out_cuts: list[list[Cut]] | None,
+    plain: Calls,
 ) -> Analysis:
     """The analysis, with these loops, branches and maps written out."""
-    calls = CALLS
+    calls = plain
     rewrites: dict[Any, Any] = written_out.rewrite(opened, lambda: calls)
 
     def transformed(
@@ -229,7 +233,7 @@ def _analysed(
     for _ in range(MOST_ROUNDS):
         # Only where a cut ends is an equation written as others: uncut, one argmax is
         # better than the comparison and the two reductions that it would become.
-        calls = CALLS._replace(rewrites={**CALLS.rewrites, **rewrites})
+        calls = plain._replace(rewrites={**plain.rewrites, **rewrites})
         program = flatten(closed, calls)
         if out_cuts is not None:
             asked.ask(program, out_cuts)

@@ -61,12 +61,13 @@ class CutProgram:
     def kept_at(self, place: int) -> list[Value]:
         """What is held while a stage runs besides arguments and results."""
         later = self.stages[place:]
-        outputs = [v for v in self.program.outputs if isinstance(v, Value)]
+        both = (*self.program.outputs, *self.program.effects)
+        others = {value for value in both if isinstance(value, Value)}
         return [
             result.value
             for k, stage in enumerate(self.stages[: place + 1])
             for result in stage.results
-            if result.value not in outputs
+            if result.value not in others
             and (k == place or any(result.value in each.reads for each in later))
         ]
 

@@ -1,0 +1,108 @@
+"""Effects of a function in pieces: each happens once per piece of what it is shown.
+
+A callback without results, such as `jax.debug.print`, is called with each piece of its
+operands. Whatever else has an effect, a callback that returns something or a loop that
+holds one, is taken whole, and happens once.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import jax
+
+from shardmap._jax.effects import NO_AXIS, happens_outside
+from shardmap._jax.types import ClosedJaxpr, Equation
+from shardmap._jax.walk import jaxprs_in
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.tap import tap_p
+from shardmap.plan.engine.factors import Factors, Local, bind, taken_whole
+from shardmap.plan.engine.nodes import Node, Operand, Program, avals
+from shardmap.plan.engine.rules import Reason
+from shardmap.plan.lax.table import TABLE
+
+ONCE = Reason(
+    "what has an effect and gives results happens once, for the whole of it",
+    "an effect outside of it, without results, happens piece by piece",
+)
+
+
+def silent(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr without the callbacks that give no results."""
+
+    def change(equation: Equation, _: bool) -> Any:
+        shown = equation.effects and all(map(happens_outside, equation.effects))
+        return [] if shown and _by_pieces(equation) else equation
+
+    if not any(map(happens_outside, jaxpr.effects)):
+        return jaxpr
+    return jaxpr.replace(jaxpr=rewrite_jaxpr(jaxpr.jaxpr, NO_AXIS, change))
+
+
+class Happening:
+    """What has an effect; all of them have one rule."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Happening)
+
+    def __hash__(self) -> int:
+        return hash(Happening)
+
+
+def happening(
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+) -> Sequence[Operand] | None:
+    """Adds an equation with an effect; None: the effect is not one of the host."""
+    if not all(map(happens_outside, equation.effects)):
+        return None
+    shape = [size for operand in ins for size in operand.shape]
+    effect: Any = jax.core.ShapedArray(
+        tuple(shape) if _by_pieces(equation) else (), "bool"
+    )
+    *outs, value = program.add(
+        Happening(str(equation.primitive)),
+        {"equation": equation},
+        ins,
+        [*avals(equation.outvars), effect],
+        source,
+    )
+    program.effects.append(value)
+    return outs
+
+
+def _by_pieces(equation: Equation) -> bool:
+    """Whether it is a callback without results; a tap's jaxpr is not run."""
+    is_callback = equation.primitive is tap_p or not jaxprs_in(equation.params)
+    return is_callback and not equation.outvars
+
+
+def _rule(node: Node) -> Factors:
+    equation: Any = node.params["equation"]
+    if _by_pieces(equation):
+        ends = accumulate(map(len, node.in_shapes))
+        ins = [
+            list(range(end - len(shape), end))
+            for end, shape in zip(ends, node.in_shapes, strict=True)
+        ]
+        made = Factors(node, ins, [[axis for axes in ins for axis in axes]])
+    else:
+        made = taken_whole(node, ONCE)
+        made.complete = frozenset(range(len(node.ins)))
+        made.once = True
+
+    def emit(local: Local) -> list[Any]:
+        return [*bind(equation, local.values, equation.params), None]
+
+    made.emitter, made.cheap = emit, False
+    return made
+
+
+# Like the other rules, it is looked up by what the node has as its primitive.
+happened: Any = Happening("")
+TABLE.makers[happened] = _rule
