@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax.example_libraries import optimizers, stax
 
-from tests.command_line import shardmap
+from shardmap.commands import old
+from tests.command_line import call, shardmap
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 ENVIRONMENT = {
@@ -187,6 +188,6 @@ def test_pjit(tmp_path):
 @pytest.mark.parametrize("file", sorted(PROGRAMS.glob("*.py")), ids=lambda f: f.stem)
 def test_none_of_them_runs_without(file):
     """Each imports, or asks for, what JAX has no more."""
-    result = shardmap("old", "--check", str(file))
+    result = call(old.main, "--check", str(file))
     assert result.returncode == 1
     assert "shardmap knows no other" not in result.stdout
