@@ -277,6 +277,7 @@ def test_a_map_over_given_mesh_axes(mesh_axes, size, lowering):
     assert result.sharding.is_equivalent_to(wanted, 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 8), (3, 5)])
 def test_nested_maps_over_different_axes_are_one_program(shape, lowering):

@@ -215,6 +215,7 @@ def test_backend_names_whose_devices(spmap):
 # Inputs from anywhere
 
 
+@pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize(
     "place",

@@ -101,7 +101,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize(
     "name", ["rows", "sum over rows", "neighbours", "standardised", "custom derivative"]

@@ -68,7 +68,7 @@ def test_over_given_devices(name, devices):
     assert result.sharding.device_set == set(jax.devices()[-devices:][:used])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @both_lowerings
 @pytest.mark.parametrize(
     "dtype", [np.int32, np.int8, np.uint32, np.bool_, jnp.bfloat16]
@@ -203,7 +203,7 @@ GROUPED = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize(
     "groups",
@@ -236,7 +236,7 @@ NESTED = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("shape", "lowering"),
     [(shape, "manual") for shape in [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2), (10, 10)]]

@@ -23,7 +23,7 @@ LOOPED = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("size", [5, 16, 41])
 @pytest.mark.parametrize("name", LOOPED)
