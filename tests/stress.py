@@ -92,9 +92,9 @@ def one(chosen: random.Random, counter: "itertools.count[int]") -> None:
 
 
 def ends_tracing(opened: list[Any]) -> None:
-    """After an interrupt that came while JAX left a trace, which it then does not leave.
+    """After an interrupt that came as JAX was about to leave a trace.
 
-    JAX resets what is being traced in Python, where an interrupt may come first.
+    JAX says what is being traced in Python, and so it goes on tracing after that.
     """
     if isinstance(jnp.add(1, 1), jax.core.Tracer):
         opened.append(jax.core.eval_context())
