@@ -5,6 +5,7 @@ The processes find each other as those of a cluster do, by environment variables
 """
 
 import argparse
+import contextlib
 import math
 import os
 import pathlib
@@ -18,12 +19,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import IO, Any
 
 from shardmap.commands.cpu_threads import enough_threads
 from shardmap.commands.parsing import Parser
+from shardmap.plan.away.cores import share_of
 
 EXAMPLES = (
     "python -m shardmap run -n 2 train.py",
@@ -69,6 +71,11 @@ def main(arguments: Sequence[str]) -> int:
         metavar="SECONDS",
         help="how long processes that are to end may take (default %(default)g)",
     )
+    parser.add_argument(
+        "--all-cores",
+        action="store_true",
+        help="let each process use all cores, not its share of them",
+    )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("arguments", nargs="...", help="the script's own arguments")
     options = parser.parse_args(arguments)
@@ -81,7 +88,9 @@ def main(arguments: Sequence[str]) -> int:
         for port in [free_port()]
         for process in range(options.processes)
     ]
-    return Launch([options.script, *options.arguments], environments).run(options.grace)
+    command = [options.script, *options.arguments]
+    shares = None if options.all_cores else shares_of_cores(options.processes)
+    return Launch(command, environments, shares).run(options.grace)
 
 
 def _positive(text: str) -> int:
@@ -148,6 +157,29 @@ def environment(
     )
 
 
+def shares_of_cores(processes: int) -> list[list[int]] | None:
+    """The cores of each process, None where a system does not say which there are."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    return [share_of(cores, process, processes) for process in range(processes)]
+
+
+@contextlib.contextmanager
+def on_cores(cores: Iterable[int] | None) -> Iterator[None]:
+    """Starts processes on these cores, which they have from their first moment on."""
+    if cores is None:
+        yield
+        return
+    # Of this thread only, from which a new process takes them.
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def past_proxies(around: Mapping[str, str]) -> dict[str, str]:
     """The variables by which processes find each other where a proxy is set.
 
@@ -174,13 +206,18 @@ class Launch:
     Args:
       command: the script and its arguments.
       environments: the environment of each process.
+      shares: the cores of each process, None for all of them.
     """
 
     def __init__(
-        self, command: Sequence[str], environments: Sequence[Mapping[str, str]]
+        self,
+        command: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        shares: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._command = command
         self._environments = environments
+        self._shares = shares
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: queue.Queue[int] = queue.Queue()
         self._failed: list[int] = []  # In the order in which they ended.
@@ -219,22 +256,9 @@ class Launch:
 
     def _start(self, parent: int, ended: str) -> None:
         for number, environment in enumerate(self._environments):
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-u",
-                    str(SCRIPT_RUNNER),
-                    str(parent),
-                    *self._command,
-                ],
-                env={**environment, "SHARDMAP_RUN_ENDED": ended},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[parent],
-                # A terminal's Ctrl-C comes here, and is passed on from here only.
-                start_new_session=True,
-            )
+            cores = None if self._shares is None else self._shares[number]
+            told = {**environment, "SHARDMAP_RUN_ENDED": ended}
+            process = self._started(parent, told, cores)
             self._processes.append(process)
             streams = [
                 # What has been started in a session of its own may hold these open.
@@ -249,6 +273,27 @@ class Launch:
             for thread in streams:
                 thread.start()
             threading.Thread(target=self._watch, args=(number, streams)).start()
+
+    def _started(
+        self, parent: int, environment: Mapping[str, str], cores: Sequence[int] | None
+    ) -> "subprocess.Popen[bytes]":
+        with on_cores(cores):
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    "-u",
+                    str(SCRIPT_RUNNER),
+                    str(parent),
+                    *self._command,
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[parent],
+                # A terminal's Ctrl-C comes here, and is passed on from here only.
+                start_new_session=True,
+            )
 
     def _copy(self, number: int, source: IO[bytes], to: IO[Any]) -> None:
         with source:

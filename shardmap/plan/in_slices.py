@@ -199,6 +199,13 @@ LeafCuts: TypeAlias = Mapping[int, AxisCut] | _Each | None
 Points: TypeAlias = tuple[int, ...]
 """Where an axis is cut: ascending, without its ends."""
 
+
+class Counted(tuple[int, ...]):
+    """Points of a cut that was asked for as a number of pieces, and may be moved."""
+
+    __slots__ = ()
+
+
 Asked: TypeAlias = tuple[tuple[Points | Auto, ...], ...]
 """For each axis of each leaf: where it is cut, or that this is to be chosen."""
 
@@ -251,7 +258,7 @@ def cut_points(cut: AxisCut, size: int) -> tuple[int, ...]:
         raise ValueError(f"a number of pieces must be at least 1, got {count}")
     count = min(count, max(size, 1))
     quotient, larger = divmod(size, count)
-    return tuple(k * quotient + min(k, larger) for k in range(1, count))
+    return Counted(k * quotient + min(k, larger) for k in range(1, count))
 
 
 def _halves(size: int) -> tuple[int, int]:

@@ -28,7 +28,9 @@ from shardmap.plan.away.folder.save import save
 from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
+from shardmap.plan.borders import Borders
 from shardmap.plan.engine.nodes import Refused
+from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.inside.choice import asked_of, resolved
@@ -106,7 +108,7 @@ def plan(
         cuts = named_cuts(in_slices, args)
         unlabelled = labels.fun, plain(args)
         made = cut_program(*unlabelled, cuts, partial, room, out_slices, place)
-    return ShardPlan(made, Remembered(args), labels)
+    return ShardPlan(made, Remembered(args), labels, room)
 
 
 def cut_program(
@@ -130,6 +132,13 @@ def cut_program(
         *jax.tree.unflatten(in_tree, avals)
     )
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
+    out_tree = jax.tree.structure(out_shape)
+
+    def cut(cuts: list[list[Cut]]) -> CutProgram:
+        analysis = analysed(closed, cuts, partial, out_cuts)
+        made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
+        made.scratch = scratch
+        return made
 
     def measure(made: CutProgram) -> Peak:
         made.scratch = scratch
@@ -139,12 +148,9 @@ def cut_program(
         chosen = None if in_slices is None else given
         asked = asked_of("plan", closed, chosen, partial, memory, measure)
         asked, partial = resolved(closed, asked, partial, memory, measure)
-        cuts = cuts_at(asked)
-        analysis = analysed(closed, cuts, partial, out_cuts)
+        made = cut(cuts_at(asked))
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
-    made = CutProgram(analysis, in_tree, jax.tree.structure(out_shape), cuts, names)
-    made.scratch = scratch
     _refuse_far_starts(made)
     return made
 
@@ -208,8 +214,10 @@ class ShardPlan:
         cut_program: CutProgram,
         planned_for: Remembered | None = None,
         labels: Labels | None = None,
+        memory: int | None = None,
     ) -> None:
         self._cut_program = cut_program
+        self._borders = Borders(cut_program, memory)
         self._planned_for = planned_for
         self._labels = labels
 
@@ -286,8 +294,11 @@ class ShardPlan:
           args[0]: 64 B are sent from here, as it lies in memory
           result: 32 B come back
         """
-        args = args or remembered(self._planned_for)
-        return traffic(self._cut_program, args, out)
+        args, out = args or remembered(self._planned_for), self._bare(out)
+        return traffic(self._borders.moved(out), args, out)
+
+    def _bare(self, out: PyTree) -> PyTree:
+        return out if self._labels is None else self._labels.out(out)
 
     def save(
         self,
@@ -315,8 +326,8 @@ class ShardPlan:
           ValueError: the folder is another plan's, or ``out`` cannot be written by
             other processes.
         """
-        args = args or remembered(self._planned_for)
-        save(self._cut_program, folder, args, out, tasks)
+        args, out = args or remembered(self._planned_for), self._bare(out)
+        save(self._borders.moved(out), folder, args, out, tasks)
 
     def to_dask(self, *args: PyTree) -> PyTree:
         """The function's result as arrays of Dask, of which nothing is computed yet.
@@ -352,6 +363,8 @@ class ShardPlan:
             ``__getitem__``, of which each shard reads its own slices only.
           out: where to put the result: array-likes with ``__getitem__`` and
             ``__setitem__`` in the structure of the result, None for new NumPy arrays.
+            Where it is stored in chunks, cuts that were asked for as a number of
+            pieces are moved to the borders of these.
           executor: None for this process, which reads, computes and writes at the same
             time; a number of processes, each with its share of the cores; a
             `concurrent.futures.Executor`, such as threads, processes started with
@@ -380,10 +393,11 @@ class ShardPlan:
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is another
             plan's or was made with other arguments.
         """
+        bare = self._bare(out)
         made = run(
-            self._cut_program,
+            self._borders.moved(bare),
             args,
-            out if self._labels is None else self._labels.out(out),
+            bare,
             engine=engine_of(executor, max(max_in_flight or 1, 1)),
             max_in_flight=max_in_flight,
             progress=progress,

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from shardmap.commands import run
+from shardmap.plan.away.cores import share_of
 from tests import command_line
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -62,6 +63,19 @@ def test_what_a_process_is_told(script, capfd, monkeypatch):
         "[1] 2 3 3,4,5 --other",
         f"[1] False {os.environ['HOME']}",
     ]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs affinity")
+def test_each_process_has_its_share_of_the_cores(script, capfd):
+    cores = sorted(os.sched_getaffinity(0))
+    path = script("print(sorted(os.sched_getaffinity(0)))")
+    assert run.main(["-n", "2", path]) == 0
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == [f"[{k}] {share_of(cores, k, 2)}" for k in range(2)]
+    assert run.main(["-n", "2", "--all-cores", path]) == 0
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == [f"[{k}] {cores}" for k in range(2)]
+    assert sorted(os.sched_getaffinity(0)) == cores
 
 
 def test_the_script_is_the_main_module(script, tmp_path, capfd):

@@ -54,8 +54,8 @@ class Checkpoint:
         if theirs["plan"] != self.plan:
             raise ValueError(
                 f"the checkpoint folder {self.folder.path} belongs to another plan: "
-                "give an empty folder, or the function, shapes and cuts that it "
-                "was made with"
+                "give an empty folder, or the function, shapes, cuts and chunks of out "
+                "that it was made with"
             )
         for name, now, before in zip(
             cut_program.names, arguments, theirs["arguments"], strict=True

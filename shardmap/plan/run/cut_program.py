@@ -31,6 +31,7 @@ class CutProgram:
       out_tree: the structure of the results.
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
       names: what messages call the leaves of the arguments.
+      again: makes the same with other cuts.
 
     Attributes:
       scratch: where large values that later stages need are kept, None for memory.
@@ -45,11 +46,12 @@ class CutProgram:
         out_tree: TreeDef,
         cuts: Sequence[Sequence[Cut]],
         names: Sequence[str],
+        again: "Callable[[list[list[Cut]]], CutProgram] | None" = None,
     ) -> None:
         self.analysis = analysis
         self.program = analysis.program
         self.in_tree, self.out_tree = in_tree, out_tree
-        self.cuts, self.names = cuts, names
+        self.cuts, self.names, self.again = cuts, names, again
         self.stages = stages_of(analysis)
         self._nodes = {node.number: node for node in self.program.nodes}
         self._compiled: dict[tuple[int, Static], jax.stages.Wrapped] = {}

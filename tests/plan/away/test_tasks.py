@@ -84,7 +84,9 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
         assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize(("pieces", "there"), [(4, True), (16, False), (5, False)])
+@pytest.mark.parametrize(
+    ("pieces", "there"), [(4, True), (16, False), (5, True), ((30, 34), False)]
+)
 def test_no_two_shards_write_one_chunk(pieces, there, mapped, tmp_path):
     zarr = pytest.importorskip("zarr", reason="writes the store")
     out = zarr.create_array(tmp_path / "z", shape=X.shape, chunks=(8, 8), dtype="f4")
