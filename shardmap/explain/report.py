@@ -161,6 +161,7 @@ class Collective:
       cause: why the compiler put it in, with what a device has before and after; None
         where it did not, or where that is not known.
       advice: what would avoid it, where the cause is known.
+      together: how many collectives XLA sends as one with it, itself included.
     """
 
     kind: str
@@ -177,6 +178,7 @@ class Collective:
     link_bytes: int | None
     cause: str | None = None
     advice: str | None = None
+    together: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

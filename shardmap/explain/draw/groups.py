@@ -1,10 +1,12 @@
 """What a page sums up, so that a model's hundreds of arrays stay a page."""
 
+import collections
+import math
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from shardmap.explain.report import ArrayLayout, Collective, Report
+from shardmap.explain.report import ArrayLayout, Collective, Held, Report
 from shardmap.units import size
 
 MOST_ARRAYS = 8
@@ -57,6 +59,8 @@ class Sends(NamedTuple):
       bytes_in, bytes_out: each time; the most of any.
       same: whether all have the same bytes.
       link_bytes, seconds: of all; None if they are not known of one.
+      messages: how many XLA makes of them, as it may send several as one.
+      causes, advice: why they are there and what avoids it, each once.
     """
 
     first: Collective
@@ -66,6 +70,9 @@ class Sends(NamedTuple):
     same: bool
     link_bytes: int | None
     seconds: float | None
+    messages: float
+    causes: tuple[str, ...]
+    advice: tuple[str, ...]
 
 
 def groups_of_collectives(collectives: Sequence[Collective]) -> list[Sends]:
@@ -88,9 +95,37 @@ def groups_of_collectives(collectives: Sequence[Collective]) -> list[Sends]:
                 len({(each.bytes_in, each.bytes_out) for each in those}) == 1,
                 None if None in sent else sum(filter(None, sent)),
                 None if None in times else sum(filter(None, times)),
+                sum((each.count or 1) / each.together for each in those),
+                _each_once(each.cause for each in those),
+                _each_once(each.advice for each in those),
             )
         )
     return groups
+
+
+def _each_once(texts: Iterable[str | None]) -> tuple[str, ...]:
+    """Texts that begin differently; what is behind a colon is an example."""
+    found: dict[str, str] = {}
+    for text in filter(None, texts):
+        found.setdefault(text.partition(": ")[0], text)
+    return tuple(found.values())
+
+
+def most_sent(groups: Sequence[Sends], most: int) -> list[Sends]:
+    """Those in which a device sends most, in their order; the unknown may be large."""
+
+    def sent(place: int) -> float:
+        link_bytes = groups[place].link_bytes
+        return math.inf if link_bytes is None else link_bytes
+
+    places = sorted(range(len(groups)), key=sent, reverse=True)[:most]
+    return [groups[place] for place in sorted(places)]
+
+
+def counted(values: Sequence[Held]) -> list[tuple[Held, str]]:
+    """Each once, with how often it is there: "", or such as ``3 x ``."""
+    counts = collections.Counter(values)
+    return [(each, f"{n} x " if n > 1 else "") for each, n in counts.items()]
 
 
 def verdict(report: Report) -> list[str]:
@@ -131,13 +166,16 @@ def _waits(report: Report) -> str:
         return "Nothing moves between devices."
     groups = groups_of_collectives(there)
     counts = [group.times for group in groups]
-    many = "some" if None in counts else f"{sum(filter(None, counts)):,}"
+    count = None if None in counts else sum(filter(None, counts))
+    many = "some" if count is None else f"{count:,}"
+    messages = round(sum(group.messages for group in groups))
+    as_one = f", sent as {messages:,}" if count is not None and count > messages else ""
     sent = sum(group.link_bytes or 0 for group in groups)
     most = max(groups, key=lambda group: group.link_bytes or 0).first
     place = f" for {most.source}" if most.source else ""
     return (
-        f"Between devices: {many} collective{'s' * (many != '1')} a call, in which a "
-        f"device sends {size(sent)}; most by {most.kind}{place}."
+        f"Between devices: {many} collective{'s' * (many != '1')} a call{as_one}, in "
+        f"which a device sends {size(sent)}; most by {most.kind}{place}."
     )
 
 

@@ -212,11 +212,17 @@ def _collectives(report: Report) -> Iterator[str]:
     times = [each.seconds for each in collectives if each.seconds is not None]
     columns = [c for c in _COLLECTIVE_COLUMNS if c.title != "Time" or times]
     rows = groups.groups_of_collectives(collectives)
-    yield _table(columns, rows[:MOST_ROWS], "collectives")
-    if rows[MOST_ROWS:]:
-        title = f"{len(rows) - MOST_ROWS:,} more"
-        rest = _table(columns, rows[MOST_ROWS:], "more collectives")
+    first = groups.most_sent(rows, MOST_ROWS)
+    others = [row for row in rows if row not in first]
+    yield _table(columns, first, "collectives")
+    if others:
+        title = f"{len(others):,} more, which send less"
+        rest = _table(columns, others, "more collectives")
         yield f"<details><summary>{title}</summary>{rest}</details>"
+    advice = dict.fromkeys(each for row in rows for each in row.advice)
+    if advice:
+        items = "".join(f"<li>{escape(each)}</li>" for each in advice)
+        yield f"<p>What avoids those of the compiler:</p><ul>{items}</ul>"
     joined, together = report.interconnect, report.seconds
     if joined is not None and together:
         yield (
@@ -245,10 +251,10 @@ def _cost(report: Report) -> Iterator[str]:
     )
     if report.threads is not None:
         yield f'<p class="quiet">{escape(report.threads)}</p>'
-    for held in report.largest:
+    for held, count in groups.counted(report.largest):
         where = f" {code(held.source)}" if held.source else ""
         yield (
-            f'<p class="quiet">{size(held.bytes)}: {code(held.type)} of '
+            f'<p class="quiet">{count}{size(held.bytes)}: {code(held.type)} of '
             f"{escape(held.operation)}{where}</p>"
         )
 
@@ -287,7 +293,7 @@ _COLLECTIVE_COLUMNS = (
     _Column(
         "Time", lambda c: UNKNOWN if c.seconds is None else duration(c.seconds), True
     ),
-    _Column("Where", lambda c: _where(c.first)),
+    _Column("Where", lambda c: _where(c)),
 )
 
 
@@ -324,11 +330,12 @@ def _kind(collective: Collective) -> str:
     return f"{escape(collective.kind)} ({code(collective.operation)})"
 
 
-def _where(collective: Collective) -> str:
+def _where(sends: groups.Sends) -> str:
+    collective = sends.first
     parts = [] if collective.source is None else [code(collective.source)]
     if collective.added_by_partitioner:
         parts.append("put in by the compiler")
-    parts += [escape(each) for each in (collective.cause, collective.advice) if each]
+    parts += map(escape, sends.causes)
     if collective.in_compiled is False:
         parts.append("merged or removed by the compiler")
     return ", ".join(parts) or UNKNOWN

@@ -46,10 +46,11 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     for remark in report.remarks[:MOST_LINES]:
         _remark(lines, remark)
     _more(lines, len(report.remarks), "remarks")
+    said: set[str] = set()  # What is said once is not said again.
     if report.axes:
         lines.section("Axes")
         for axis in report.axes[:MOST_LINES]:
-            _axis(lines, axis)
+            _axis(lines, axis, said)
         _more(lines, len(report.axes), "axes")
     lines.section("Arrays")
     if len(report.arrays) > groups.MOST_ARRAYS:
@@ -62,10 +63,11 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     if not report.collectives:
         lines.add("none: nothing moves between devices", 2)
     sends = groups.groups_of_collectives(report.collectives)
-    for group_of in sends[: 2 * MOST_LINES]:
-        _collective(lines, group_of)
-    if len(sends) > 2 * MOST_LINES:
-        lines.add(f"and {len(sends) - 2 * MOST_LINES:,} more lines of the program", 2)
+    for group in groups.most_sent(sends, MOST_LINES):
+        _collective(lines, group, said)
+    if len(sends) > MOST_LINES:
+        more = f"and less by {len(sends) - MOST_LINES:,} more lines of the program"
+        lines.add(f"{more}, which the HTML page has", 2)
     if report.collectives and report.seconds is not None:
         assert report.interconnect is not None
         _wires(lines, report.interconnect, report.seconds)
@@ -73,9 +75,11 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         lines.section("Cost of one call, on one device")
         for line in _cost(report.cost):
             lines.add(line, 2)
-        for held in report.largest[:3]:
+        for held, count in groups.counted(report.largest)[:3]:
             where = f" [{held.source}]" if held.source else ""
-            lines.add(f"{size(held.bytes)}: {held.type} of {held.operation}{where}", 6)
+            lines.add(
+                f"{count}{size(held.bytes)}: {held.type} of {held.operation}{where}", 6
+            )
         if report.threads is not None:
             lines.add(report.threads, 2)
     if report.notes:
@@ -132,11 +136,13 @@ def _remark(lines: _Writer, remark: Remark) -> None:
     lines.add(f"! {remark.text}.{source} {remark.advice}", 0, _WARN)
 
 
-def _axis(lines: _Writer, axis: Axis) -> None:
+def _axis(lines: _Writer, axis: Axis, said: set[str]) -> None:
     indent = 2 + 2 * axis.depth
     lines.add(f"{axis} ({axis.kind})", indent)
     lines.add(f"{axis.running}.", indent + 4)
-    lines.add(f"To change: {axis.change}", indent + 4)
+    if axis.change not in said:
+        lines.add(f"To change: {axis.change}", indent + 4)
+    said.add(axis.change)
     if axis.source:
         lines.add(axis.source, indent + 4, _FAINT)
 
@@ -165,7 +171,7 @@ def _more(lines: _Writer, count: int, what: str) -> None:
         lines.add(f"and {count - MOST_LINES:,} more {what}", 2)
 
 
-def _collective(lines: _Writer, sends: groups.Sends) -> None:
+def _collective(lines: _Writer, sends: groups.Sends, said: set[str]) -> None:
     collective = sends.first
     count = "some" if sends.times is None else f"{sends.times:,}"
     most = "" if sends.same else "at most "
@@ -184,10 +190,12 @@ def _collective(lines: _Writer, sends: groups.Sends) -> None:
         text += f", about {duration(sends.seconds)}"
     lines.add(text, 2)
     if collective.added_by_partitioner:
-        why = collective.cause or "the program has no such operation"
+        why = "; ".join(sends.causes) or "the program has no such operation"
         lines.add(f"put in by the compiler: {why}", 6)
-    if collective.advice:
-        lines.add(f"To avoid: {collective.advice}", 6)
+    for advice in sends.advice:
+        if advice not in said:
+            lines.add(f"To avoid: {advice}", 6)
+    said.update(sends.advice)
     if collective.in_compiled is False:
         lines.add("not in the compiled program", 6)
     if collective.source:

@@ -169,6 +169,7 @@ def _of_both(
         source=each.source or first.source,
         seconds=seconds,
         link_bytes=link_bytes,
+        together=first.values,
     )
 
 
@@ -198,6 +199,7 @@ def _of_compiler(other: Compiled, wires: Interconnect | None) -> Collective:
         in_compiled=True,
         seconds=seconds,
         link_bytes=link_bytes,
+        together=other.values,
     )
 
 
@@ -242,9 +244,12 @@ def _differences(
             )
     together = collections.Counter(each.instruction for each in by_xla)
     numbers = collections.Counter(count for count in together.values() if count > 1)
-    for count, often in sorted(numbers.items()):
-        times = f", {often:,} times" if often > 1 else ""
-        notes.append(f"XLA sends {count} of the collectives as one{times}.")
+    if numbers:
+        each = ", ".join(
+            f"{count}" + (f" ({often:,} times)" if often > 1 else "")
+            for count, often in sorted(numbers.items())
+        )
+        notes.append(f"XLA sends {each} of the collectives as one.")
     return notes
 
 

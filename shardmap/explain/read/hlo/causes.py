@@ -12,7 +12,14 @@ _VIEWS = frozenset(
     "bitcast copy transpose reshape convert copy-start copy-done".split()
 )
 _PARTS = frozenset("slice squeeze dynamic_slice gather".split())
-_SUMS = ("reduce_", "argmax", "argmin", "dot_general", "conv_general_dilated")
+_SUMS = (
+    "reduce_",
+    "scatter",
+    "argmax",
+    "argmin",
+    "dot_general",
+    "conv_general_dilated",
+)
 
 
 _Taker = tuple[Instruction, Instruction | None]
@@ -33,7 +40,9 @@ class Cause(NamedTuple):
     is_rematerialised: bool = False
 
 
-def cause_of(module: Module, sent: Instruction, kind: str) -> Cause | None:
+def cause_of(
+    module: Module, sent: Instruction, kind: str, operation: str | None = None
+) -> Cause | None:
     """The cause of a collective, if it is one of those that are known.
 
     None for what the user's own program sends.
@@ -42,11 +51,13 @@ def cause_of(module: Module, sent: Instruction, kind: str) -> Cause | None:
       module: the program.
       sent: the collective.
       kind: as XLA calls it.
+      operation: what it is of, where XLA sends several values as one.
     """
-    operation = module.made_for(sent).op_name.rsplit("/", 1)[-1]
+    operation = operation or module.made_for(sent).operation
     if operation in _COLLECTIVES:
         return None
     takers = list(_takers(module, sent))
+    by = [i for each, fusion in takers for i in (each, fusion) if i is not None]
     calls = [each for each, _ in takers if each.opcode == "custom-call"]
     becomes = _becomes(module, sent)
     if calls and kind == "all-gather":
@@ -55,7 +66,7 @@ def cause_of(module: Module, sent: Instruction, kind: str) -> Cause | None:
             "Make the calls over a batch dimension that is cut, by spmap, jax.vmap or "
             "jax.shard_map: each device then does its own.",
         )
-    if operation.startswith("scatter"):
+    if operation.startswith("scatter") and kind != "all-reduce":
         return Cause(
             "for a scatter into an array that is cut: each device looks through the "
             f"updates of all others for those of its part; {becomes}",
@@ -80,11 +91,15 @@ def cause_of(module: Module, sent: Instruction, kind: str) -> Cause | None:
         )
     if kind == "all-reduce" and operation.startswith(_SUMS):
         return Cause(
-            f"{operation} goes over a dimension that is cut: what the devices have of "
-            "it is put together",
+            f"{operation} goes over a dimension that is cut",
             "Cut another dimension than the one it goes over. If all of it is needed, "
             "do it once, on as little as possible; if each device needs only a part "
             "of the result, ask for it cut.",
+        )
+    if kind == "all-gather" and operation in {each.operation for each in by}:
+        return Cause(
+            f"{operation} needs more of an operand than a device has: {becomes}",
+            "Cut the operand along a dimension that the operation keeps.",
         )
     return None
 

@@ -12,7 +12,12 @@ from shardmap.explain.read.hlo.groups import (
     groups_of,
     pairs_of,
 )
-from shardmap.explain.read.hlo.text import Instruction, Module, nbytes
+from shardmap.explain.read.hlo.text import (
+    Instruction,
+    Module,
+    merged_names,
+    nbytes,
+)
 
 _KINDS = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?"
@@ -34,6 +39,7 @@ class Compiled:
       source: the line of the user's program that it is for.
       instruction: the number of the instruction; one may send several values.
       together: the bytes that a device puts into the whole instruction.
+      values: how many it sends.
       cause: why the compiler put it in, if it did.
     """
 
@@ -47,6 +53,7 @@ class Compiled:
     source: str | None
     instruction: int
     together: int
+    values: int = 1
     cause: Cause | None = None
 
 
@@ -91,8 +98,9 @@ def _read(
         return []
     outs = _bytes_out(instruction, kind)
     ins = [_bytes_in(kind, size, group_size) for size in outs]
+    names = merged_names(instruction.op_name)
+    names = names if len(names) == len(outs) else []
     source = module.source_of(instruction)
-    cause = cause_of(module, instruction, kind)
     return [
         Compiled(
             kind,
@@ -102,13 +110,15 @@ def _read(
             taken,
             given,
             operations,
-            source,
+            (names and module.source_of_value(instruction, names[place], place))
+            or source,
             number,
             sum(ins),
-            cause,
+            len(outs),
+            cause_of(module, instruction, kind, operations[0] if names else None),
         )
-        for taken, given, operations in zip(
-            ins, outs, _operations(instruction.op_name, len(outs)), strict=True
+        for place, (taken, given, operations) in enumerate(
+            zip(ins, outs, _operations(instruction.op_name, len(outs)), strict=True)
         )
     ]
 
@@ -136,19 +146,15 @@ def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
 
     >>> _operations("jit(f)/shard_map/psum", 1)
     [('psum',)]
-    >>> _operations("jit(f)/(shard_map/psum:pad)", 2)
+    >>> _operations("jit(f)/(shard_map/psum:jvp(g)/pad)", 2)
     [('psum',), ('pad',)]
     >>> _operations("jit(f)/(a:b/psum:c:d/pmax)", 2)
-    [('a', 'psum', 'pmax'), ('a', 'psum', 'pmax')]
+    [('a', 'psum', 'c', 'pmax'), ('a', 'psum', 'c', 'pmax')]
     """
-    inside = re.search(r"\(([^()]*:[^()]*)\)$", op_name) if count > 1 else None
-    if inside is None:
-        last = op_name.rsplit("/", 1)[-1]
-        return [(last,) if last else ()] * count
-    parts = [part.rsplit("/", 1)[-1] for part in inside[1].split(":")]
+    names = merged_names(op_name) if count > 1 else []
+    parts = [name.rsplit("/", 1)[-1] for name in names or [op_name]]
     if len(parts) == count:
-        return [(part,) for part in parts]
+        return [(part,) if part else () for part in parts]
     # A scope of the user's has a colon in its name, or several values have one part:
     # all that may be an operation.
-    ends = re.findall(r"(?:/|^)([^/:]+)(?=:|$)", inside[1])
-    return [tuple(dict.fromkeys(ends))] * count
+    return [tuple(dict.fromkeys(parts))] * count

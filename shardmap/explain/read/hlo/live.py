@@ -19,13 +19,21 @@ def largest_at_peak(module: Module) -> tuple[Held, ...]:
     alive.sort(key=lambda each: -each.bytes)
     return tuple(
         Held(
-            ", ".join(f"{d}[{','.join(map(str, shape))}]" for d, shape in each.shapes),
+            _type(each),
             each.bytes,
-            each.op_name.rsplit("/", 1)[-1] or each.opcode,
+            each.operation,
             module.source_of(each),
         )
         for each in alive[:MOST]
     )
+
+
+def _type(each: Instruction) -> str:
+    """Its arrays; the first ones, where there are many."""
+    shapes = [f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in each.shapes]
+    if len(shapes) > MOST:
+        shapes[MOST - 1 :] = [f"{len(shapes) - MOST + 1:,} more"]
+    return ", ".join(shapes)
 
 
 def _peak(module: Module, name: str) -> list[Instruction]:

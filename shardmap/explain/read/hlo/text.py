@@ -64,6 +64,13 @@ class Instruction:
         return found[1] if found else ""
 
     @property
+    def operation(self) -> str:
+        """What it is of, such as ``dot_general``; of several that are one, its own."""
+        if merged_names(self.op_name):
+            return self.opcode
+        return self.op_name.rsplit("/", 1)[-1] or self.opcode
+
+    @property
     def is_generated(self) -> bool:
         """Whether the partitioner put it in, where XLA says so."""
         return 'is_spmd_generated="true"' in self.line
@@ -168,6 +175,31 @@ class Module:
             instruction, self._made_by
         )
 
+    def source_of_value(
+        self, instruction: Instruction, name: str, place: int
+    ) -> str | None:
+        """The line of one of the values that XLA sends as one, if it says it elsewhere.
+
+        Args:
+          instruction: what sends them.
+          name: what JAX calls where the value comes from.
+          place: which of the operands it is.
+        """
+        there = self._sources_by_name.get(name, set())
+        if len(there) == 1:
+            return next(iter(there))
+        operands = self.operands_of(instruction)[place : place + 1]
+        made = [self._nearest(each, self._made_by) for each in operands]
+        return next((each for each in made if each in there), None)
+
+    @functools.cached_property
+    def _sources_by_name(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for each in self._by_name.values():
+            if each.op_name and (source := self._own_source(each)) is not None:
+                found.setdefault(each.op_name, set()).add(source)
+        return found
+
     def _nearest(
         self,
         instruction: Instruction,
@@ -253,6 +285,31 @@ def module_of(text: str) -> Module:
             )
     num_devices = int(partitions[1]) if partitions else 1
     return Module(text, computations, entry, num_devices)
+
+
+def merged_names(op_name: str) -> list[str]:
+    """What each of the operations is called that XLA made one of; [] for one alone.
+
+    >>> merged_names("jit(f)/(jvp(g)/dot_general:a/reduce_sum)")
+    ['jit(f)/jvp(g)/dot_general', 'jit(f)/a/reduce_sum']
+    >>> merged_names("jit(f)/transpose(jvp(g))")
+    []
+    """
+    depth, start, ends = 0, len(op_name), [len(op_name) - 1]
+    while start > 0 and op_name.endswith(")"):
+        start -= 1
+        depth += {")": 1, "(": -1}.get(op_name[start], 0)
+        if depth == 0:
+            break
+        if depth == 1 and op_name[start] == ":":
+            ends.append(start)
+    if len(ends) == 1 or op_name[start - 1 : start] not in ("", "/"):
+        return []
+    starts = [start, *reversed(ends[1:])]
+    return [
+        op_name[:start] + op_name[first + 1 : last]
+        for first, last in zip(starts, reversed(ends), strict=True)
+    ]
 
 
 def shapes_in(type_: str) -> list[tuple[str, tuple[int, ...]]]:

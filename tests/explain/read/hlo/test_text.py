@@ -202,6 +202,47 @@ def test_lines_are_found_by_the_tables_of_the_text():
     assert compiled_collectives(planted)[0].source != model
 
 
+MERGED = """HloModule jit_f, num_partitions=8
+
+FileNames
+1 "/home/user/model.py"
+
+FunctionNames
+1 "loss"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=1 end_line=1 column=2 end_column=2}
+2 {file_name_id=1 function_name_id=1 line=2 end_line=2 column=2 end_column=2}
+3 {file_name_id=1 function_name_id=1 line=3 end_line=3 column=2 end_column=2}
+
+StackFrames
+1 {file_location_id=1}
+2 {file_location_id=2}
+3 {file_location_id=3}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %a = f32[4]{0} copy(%p), metadata={op_name="jit(f)/jvp(g)/dot" stack_frame_id=1}
+  %b = f32[] copy(%p), metadata={op_name="jit(f)/jvp(g)/reduce_sum" stack_frame_id=2}
+  %c = f32[] copy(%p), metadata={op_name="jit(f)/jvp(g)/reduce_sum" stack_frame_id=3}
+  ROOT %d = (f32[4]{0}, f32[], f32[], f32[]) all-reduce(%a, %b, %c, %p), \
+replica_groups={{0,1}}, metadata={op_name=\
+"jit(f)/(jvp(g)/dot:jvp(g)/reduce_sum:jvp(g)/reduce_sum:psum)" stack_frame_id=1}
+}
+"""
+
+
+def test_values_sent_as_one_are_each_of_their_own_line_and_cause():
+    """Also where two lines have one name; and one is known by that of all alone."""
+    found = compiled_collectives(MERGED)
+    lines = [each.source.partition(" ")[0].rpartition(":")[2] for each in found]
+    assert lines == ["1", "2", "3", "1"]
+    assert [each.values for each in found] == [4] * 4
+    said = "reduce_sum goes over a dimension that is cut"
+    causes = [each.cause and each.cause.text for each in found]
+    assert causes == [None, said, said, None]
+
+
 def test_axes_are_found_by_the_groups():
     mesh = [("data", 4), ("model", 2)]
     for groups, names in (
