@@ -16,13 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from shardmap import later
 from shardmap._jax.types import PyTree
-from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
+from shardmap.plan.arguments import aval_of
 from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.folder.save import save
 from shardmap.plan.away.remembered import Remembered, remembered
@@ -39,7 +38,7 @@ from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.inside.samples import sample
 from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.lax.table import analysed
-from shardmap.plan.run.buffers import refuse_masked, start_dtype
+from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.run import run
 from shardmap.plan.run.scratch import checked
@@ -126,7 +125,7 @@ def cut_program(
     leaves, in_tree = jax.tree.flatten(args)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
     names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
-    avals = list(map(_aval, leaves, names))
+    avals = list(map(aval_of, leaves, names))
     given = asked_points("plan", in_slices, args, avals)
     closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
         *jax.tree.unflatten(in_tree, avals)
@@ -153,32 +152,6 @@ def cut_program(
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)
     return made
-
-
-def _aval(leaf: Any, name: str) -> Any:
-    """What tracing needs to know of an argument."""
-    if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
-        return leaf
-    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-        raise TypeError(
-            f"plan takes arrays or what has a shape and a dtype, got {leaf!r} of type "
-            f"{type(leaf).__name__} in {name}"
-        )
-    dtype = leaf.dtype
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        if not any(jax.dtypes.issubdtype(dtype, k) for k in (np.number, np.bool_)):
-            raise TypeError(
-                f"plan takes numbers and booleans, got {dtype} in {name}: give what "
-                "it stands for as numbers, such as array.astype('int64')"
-            )
-        try:
-            refuse_masked(leaf)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        if is_array_like(leaf):
-            dtype = abstract_value(leaf).dtype
-        dtype = device_dtype(np.dtype(dtype))
-    return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:

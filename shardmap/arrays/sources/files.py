@@ -14,9 +14,6 @@ def _describe(array: np.memmap[Any, Any]) -> About | None:
     # Changes of a copy are in this process only, and a file may be gone by now.
     if filename is None or memory is None or array.mode == "c" or array.dtype.hasobject:
         return None
-    # What is said of bfloat16 and its like is said of any bytes.
-    if array.dtype.names is None and np.dtype(array.dtype.str) != array.dtype:
-        return None
     path = os.path.realpath(filename)
     if not os.path.isfile(path):
         return None

@@ -54,8 +54,8 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         _more(lines, len(report.axes), "axes")
     lines.section("Arrays")
     if len(report.arrays) > groups.MOST_ARRAYS:
-        for group in groups.groups_of_arrays(report.arrays):
-            lines.add(group.title, 2)
+        for arrays in groups.groups_of_arrays(report.arrays):
+            lines.add(arrays.title, 2)
     else:
         for array in report.arrays:
             _array(lines, array)

@@ -1,0 +1,40 @@
+"""What a plan may be given, and what tracing needs to know of it."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
+from shardmap.plan.run.buffers import refuse_masked
+
+
+def aval_of(leaf: Any, name: str) -> Any:
+    """What tracing needs to know of an argument, which is not read.
+
+    Raises:
+      TypeError: no array of numbers or booleans.
+      ValueError: it is masked.
+    """
+    if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
+        return leaf
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        raise TypeError(
+            f"plan takes arrays or what has a shape and a dtype, got {leaf!r} of type "
+            f"{type(leaf).__name__} in {name}"
+        )
+    dtype = leaf.dtype
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        if not any(jax.dtypes.issubdtype(dtype, k) for k in (np.number, np.bool_)):
+            raise TypeError(
+                f"plan takes numbers and booleans, got {dtype} in {name}: give what "
+                "it stands for as numbers, such as array.astype('int64')"
+            )
+        try:
+            refuse_masked(leaf)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if is_array_like(leaf):
+            dtype = abstract_value(leaf).dtype
+        dtype = device_dtype(np.dtype(dtype))
+    return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
