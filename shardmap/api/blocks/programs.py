@@ -8,13 +8,21 @@ mapped, but collectives know its name.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
 from shardmap._jax.stages import trace_as
 from shardmap._jax.typechecks import bound_axes
-from shardmap._jax.types import AnyMesh, Aval, Jaxpr, PyTree, TreeDef, Value
+from shardmap._jax.types import (
+    AnyMesh,
+    Aval,
+    ClosedJaxpr,
+    Jaxpr,
+    PyTree,
+    TreeDef,
+    Value,
+)
 from shardmap.api.blocks.axes import (
     Axes,
     devices_of,
@@ -87,7 +95,6 @@ class BlockPrograms(Programs[BlockCall, Options]):
     ) -> BlockCall:
         arguments = Arguments.of(args, kwargs)
         mesh = self.options.mesh
-
         dynamic = [args[k] for k in arguments.argnums]
 
         def names() -> list[str]:
@@ -97,34 +104,17 @@ class BlockPrograms(Programs[BlockCall, Options]):
         in_axes = self.in_axes(arguments)
         _check_axes(in_axes, avals, mesh, names, (dynamic, kwargs))
 
-        key = arguments.in_tree, arguments.statics
-        block_fun = self._blocks.get(key)
-        if block_fun is None:
-            block_fun = Block(self.fun, *key)
-            static = arguments.static_argnums
-            trace_as(block_fun, self.what, self.fun(), args, kwargs, static)
-            block_fun = self._blocks.keep(key, block_fun)
         block = functools.partial(scaled, mesh, int.__floordiv__)
-        with (
-            bound_axes(mesh.shape),  # JAX may check the jaxpr afterwards.
-            tracing.names_said(*mesh.axis_names),
-        ):
-            traced, out_shape = jax.make_jaxpr(
-                block_fun, axis_env=list(mesh.shape.items()), return_shape=True
-            )(*map(tracing.shape_dtype_struct, map(block, avals, in_axes)))
+        traced, out_shape = self._traced(
+            self._block(arguments, args, kwargs), list(map(block, avals, in_axes))
+        )
         out_axes = self.out_axes(out_shape)
         out_blocks = [
             jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
             for leaf in jax.tree.leaves(out_shape)
         ]
         out_tree = jax.tree.structure(out_shape)
-        for k, (axes, aval) in enumerate(zip(out_axes, out_blocks, strict=True)):
-            if max(axes.values(), default=-1) >= aval.ndim:
-                raise ValueError(
-                    f"mesh_map out_axes {axes} names a dimension that "
-                    f"{trees.result_names(out_tree)[k]} of shape {aval.shape} does not "
-                    "have."
-                )
+        _check_out_axes(out_axes, out_blocks, out_tree)
         used = {name for axes in [*in_axes, *out_axes] for name in axes}
         used_inside = axes_used_inside(traced)
         return BlockCall(
@@ -143,6 +133,29 @@ class BlockPrograms(Programs[BlockCall, Options]):
             self.across_processes(),
             self.options.lowering == "spmd" or _communicates(traced.jaxpr),
         )
+
+    def _block(self, arguments: Arguments, args: Args, kwargs: Kwargs) -> Block:
+        key = arguments.in_tree, arguments.statics
+        block = self._blocks.get(key)
+        if block is None:
+            block = Block(self.fun, *key)
+            static = arguments.static_argnums
+            trace_as(block, self.what, self.fun(), args, kwargs, static)
+            block = self._blocks.keep(key, block)
+        return block
+
+    def _traced(
+        self, block: Block, avals: Sequence[Aval]
+    ) -> tuple[ClosedJaxpr, PyTree]:
+        """What the function does with one block, and the shapes of its results."""
+        mesh = self.options.mesh
+        with (
+            bound_axes(mesh.shape),  # JAX may check the jaxpr afterwards.
+            tracing.names_said(*mesh.axis_names),
+        ):
+            return jax.make_jaxpr(
+                block, axis_env=list(mesh.shape.items()), return_shape=True
+            )(*map(tracing.shape_dtype_struct, avals))
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         call = self.read(args, kwargs)
@@ -299,6 +312,18 @@ def _check_axes(
             "dimensions, or pad them to a multiple."
             + trees.advice_on_lists(paths, args)
         )
+
+
+def _check_out_axes(
+    out_axes: Sequence[Mapping[str, int]], blocks: Sequence[Aval], out_tree: TreeDef
+) -> None:
+    for k, (axes, aval) in enumerate(zip(out_axes, blocks, strict=True)):
+        if max(axes.values(), default=-1) >= aval.ndim:
+            raise ValueError(
+                f"mesh_map out_axes {axes} names a dimension that "
+                f"{trees.result_names(out_tree)[k]} of shape {aval.shape} does not "
+                "have."
+            )
 
 
 def _communicates(block: Jaxpr) -> bool:

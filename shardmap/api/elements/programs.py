@@ -45,34 +45,19 @@ class ElementPrograms(Programs[ElementCall, Options]):
         alone: bool = True,
     ) -> ElementCall:
         options = self.options
-        static = options.static_argnums
-        if static and max(static) >= len(args):
-            raise ValueError(
-                f"spmapped function has static_broadcasted_argnums="
-                f"{options.static_argnums} but was called with only {len(args)} "
-                f"positional argument{'' if len(args) == 1 else 's'}. All static "
-                "broadcasted arguments must be passed positionally."
-            )
+        self._check_static_count(len(args))
         read = Arguments.of(args, kwargs)
         check_hashable(self._named(), self.static_parameter, read.statics)
-        argnums = read.argnums
-        mapped_args = tuple(args[k] for k in argnums)
+        mapped_args = tuple(args[k] for k in read.argnums)
 
         def names() -> list[str]:
-            return trees.leaf_names(self.fun(), argnums, mapped_args, kwargs)
+            return trees.leaf_names(self.fun(), read.argnums, mapped_args, kwargs)
 
-        prefix = options.in_axes
-        if isinstance(prefix, tuple):
-            if len(prefix) != len(args):
-                raise ValueError(
-                    f"spmap in_axes has {len(prefix)} entries, one for each "
-                    f"positional argument, but {self.name} was called with "
-                    f"{len(args)}. Arguments passed by keyword have none: they are "
-                    "always mapped along axis 0."
-                )
-            prefix = tuple(prefix[k] for k in argnums)
         in_axes = trees.broadcast_axes(
-            "in_axes", prefix, mapped_args, "the positional arguments"
+            "in_axes",
+            self._in_axes_prefix(len(args), read.argnums),
+            mapped_args,
+            "the positional arguments",
         ) + (0,) * len(jax.tree.leaves(kwargs))
         avals = self.leaf_avals(read.leaves, names)
         in_axes = arguments.normalize_in_axes(
@@ -105,6 +90,29 @@ class ElementPrograms(Programs[ElementCall, Options]):
         return ElementCall(
             read, avals, body.out_tree, body, params, are_global is not None, is_local
         )
+
+    def _check_static_count(self, count: int) -> None:
+        static = self.options.static_argnums
+        if static and max(static) >= count:
+            raise ValueError(
+                f"spmapped function has static_broadcasted_argnums={static} but was "
+                f"called with only {count} positional argument"
+                f"{'' if count == 1 else 's'}. All static broadcasted arguments must "
+                "be passed positionally."
+            )
+
+    def _in_axes_prefix(self, count: int, argnums: Sequence[int]) -> PyTree:
+        """What ``in_axes`` says of the arguments that are not static."""
+        prefix = self.options.in_axes
+        if not isinstance(prefix, tuple):
+            return prefix
+        if len(prefix) != count:
+            raise ValueError(
+                f"spmap in_axes has {len(prefix)} entries, one for each positional "
+                f"argument, but {self.name} was called with {count}. Arguments passed "
+                "by keyword have none: they are always mapped along axis 0."
+            )
+        return tuple(prefix[k] for k in argnums)
 
     def _element(self, read: Arguments, args: Args, kwargs: Kwargs) -> Element:
         key = read.in_tree, read.statics

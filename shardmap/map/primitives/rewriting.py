@@ -8,7 +8,7 @@ import numpy as np
 
 from shardmap._jax.effects import axis_of, on_variables, with_axis
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
-from shardmap._jax.types import Atom, Effect, Jaxpr, Value
+from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.tap import tap_p
@@ -37,62 +37,81 @@ def rewrite_jaxpr(
       renamed: what the axis is called in the changed equations, none if they do not
         use it; None: they use it as before.
     """
+    rewriter = _Rewriter(axis_name, change, into_maps, retype, renamed)
+    return rewriter.rewrite(jaxpr, shadowed)
 
-    # Jaxprs are shared: a jitted function that is called twice has one.
-    done: dict[tuple[int, bool], Any] = {}
 
-    def rewrite(value: Value, shadowed: bool) -> Any:
+class _Rewriter:
+    """What `rewrite_jaxpr` does to a jaxpr and to those in it."""
+
+    def __init__(
+        self,
+        axis_name: Hashable,
+        change: Callable[[Any, bool], Any],
+        into_maps: bool,
+        retype: Callable[[Any], Any] | None,
+        renamed: Sequence[Hashable] | None,
+    ) -> None:
+        self._axis_name, self._change = axis_name, change
+        self._into_maps, self._retype, self._renamed = into_maps, retype, renamed
+        # Jaxprs are shared: a jitted function that is called twice has one.
+        self._done: dict[tuple[int, bool], Any] = {}
+
+    def rewrite(self, value: Value, shadowed: bool) -> Any:
+        """A parameter of an equation, with the jaxprs in it rewritten."""
         if isinstance(value, tuple):
-            items = [rewrite(item, shadowed) for item in value]
+            items = [self.rewrite(item, shadowed) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, jex_core.Jaxpr):
             key = id(value), shadowed
-            if key not in done:
-                done[key] = rewrite_equations(value, shadowed)
-            return done[key]
+            if key not in self._done:
+                self._done[key] = self._rewrite_equations(value, shadowed)
+            return self._done[key]
         if isinstance(value, jex_core.ClosedJaxpr):
-            return value.replace(jaxpr=rewrite(value.jaxpr, shadowed))
+            return value.replace(jaxpr=self.rewrite(value.jaxpr, shadowed))
         return value
 
-    def rewrite_equations(jaxpr: Jaxpr, shadowed: bool) -> Any:
+    def _rewrite_equations(self, jaxpr: Jaxpr, shadowed: bool) -> Any:
         equations = []
         for equation in jaxpr.eqns:
-            params = equation.params
-            bound: Collection[Hashable] | None = None
-            if equation.primitive is spmap_p:
-                bound = (params["axis_name"],)
-            elif equation.primitive is SHARD_MAP:
-                bound = walked_axes(equation)
-            # A tap's jaxpr is there for JAX to look at; it is not run.
-            if (into_maps or bound is None) and equation.primitive is not tap_p:
-                inside = shadowed or (bound is not None and axis_name in bound)
-                held = {key: rewrite(value, inside) for key, value in params.items()}
-                gone, come = _changed_effects(jaxprs_in(params), jaxprs_in(held))
-                effects = equation.effects - gone | come
-                equation = equation.replace(params=held, effects=effects)
-            changed = change(equation, shadowed)
+            changed = self._change(self._rewrite_inside(equation, shadowed), shadowed)
             for new in changed if isinstance(changed, list) else [changed]:
-                effects = rename(new.effects, shadowed)
+                effects = self._rename(new.effects, shadowed)
                 equations.append(new.replace(effects=effects))
         gone, come = _changed_effects(jaxpr.eqns, equations)
-        effects = rename(jaxpr.effects, shadowed) - gone | come
+        effects = self._rename(jaxpr.effects, shadowed) - gone | come
         changed = jaxpr.replace(eqns=equations, effects=effects)
-        return changed if retype is None else _with_avals(changed, retype)
+        return changed if self._retype is None else _with_avals(changed, self._retype)
 
-    def rename(effects: Collection[Effect], shadowed: bool) -> Any:
-        if renamed is None or shadowed:
+    def _rewrite_inside(self, equation: Equation, shadowed: bool) -> Equation:
+        """An equation, with the jaxprs that it holds rewritten."""
+        params = equation.params
+        bound: Collection[Hashable] = ()
+        is_map = equation.primitive in (spmap_p, SHARD_MAP)
+        if equation.primitive is spmap_p:
+            bound = (params["axis_name"],)
+        elif is_map:
+            bound = walked_axes(equation)
+        # A tap's jaxpr is there for JAX to look at; it is not run.
+        if (is_map and not self._into_maps) or equation.primitive is tap_p:
+            return equation
+        inside = shadowed or self._axis_name in bound
+        held = {key: self.rewrite(value, inside) for key, value in params.items()}
+        gone, come = _changed_effects(jaxprs_in(params), jaxprs_in(held))
+        return equation.replace(params=held, effects=equation.effects - gone | come)
+
+    def _rename(self, effects: Collection[Effect], shadowed: bool) -> Any:
+        if self._renamed is None or shadowed:
             return effects
         return {
             new
             for effect in effects
             for new in (
-                (with_axis(effect, name) for name in renamed)
-                if axis_of(effect) == axis_name
+                (with_axis(effect, name) for name in self._renamed)
+                if axis_of(effect) == self._axis_name
                 else (effect,)
             )
         }
-
-    return rewrite(jaxpr, shadowed)
 
 
 def _changed_effects(
