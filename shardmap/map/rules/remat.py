@@ -65,51 +65,39 @@ def _split_rule(
         params["axis_size"],
     )
 
-    def chosen(items: Sequence[Any], mask: Sequence[bool], wanted: bool) -> list[Any]:
-        return [item for item, m in zip(items, mask, strict=True) if m is wanted]
-
-    operands = chosen(equation.invars, unknown_in, False)
-    operand_axes = chosen(params["in_axes"], unknown_in, False)
-    results = chosen(equation.outvars, unknown_out, False)
-    result_axes = chosen(params["out_axes"], unknown_out, False)
+    ins = list(zip(equation.invars, params["in_axes"], strict=True))
+    outs = list(zip(equation.outvars, params["out_axes"], strict=True))
+    operands = _where(unknown_in, False, ins)
+    results = _where(unknown_out, False, outs)
     jaxpr, sources = _without_copies(
         known.params["jaxpr"],
-        tuple(not isinstance(v, jex_core.DropVar) for v in results),
+        tuple(not isinstance(v, jex_core.DropVar) for v, _ in results),
     )
     computed = [
-        jex_core.Var(insert_axis(v.aval, params["axis_size"], 0))
+        (jex_core.Var(insert_axis(v.aval, params["axis_size"], 0)), 0)
         for v in jaxpr.outvars[len(results) :]
     ]
-    found = {
-        "operand": list(zip(operands, operand_axes, strict=True)),
-        "result": list(zip(results, result_axes, strict=True)),
-        "computed": [(v, 0) for v in computed],
-    }
+    found = {"operand": operands, "result": results, "computed": computed}
     residuals = [found[kind][k] for kind, k in sources]
-    forward = _part(
-        equation,
-        jaxpr,
-        list(zip(operands, operand_axes, strict=True)),
-        [*zip(results, result_axes, strict=True), *found["computed"]],
-    )
-    there = chosen(equation.invars, available_in, True)
+    there = _where(available_in, True, ins)
+    forward = _part(equation, jaxpr, operands, [*results, *computed])
     backward = _part(
         equation,
         staged.params["jaxpr"],
-        [
-            *residuals,
-            *zip(there, chosen(params["in_axes"], available_in, True), strict=True),
-        ],
-        list(
-            zip(
-                chosen(equation.outvars, available_out, True),
-                chosen(params["out_axes"], available_out, True),
-                strict=True,
-            )
-        ),
+        [*residuals, *there],
+        _where(available_out, True, outs),
     )
-    saved = [v for v, _ in residuals if isinstance(v, jex_core.Var) and v not in there]
+    at_hand = [v for v, _ in there]
+    saved = [
+        v for v, _ in residuals if isinstance(v, jex_core.Var) and v not in at_hand
+    ]
     return forward, backward, unknown_out, available_out, list(dict.fromkeys(saved))
+
+
+def _where(
+    mask: Sequence[bool], wanted: bool, pairs: Sequence[tuple[Any, Any]]
+) -> list[tuple[Any, Any]]:
+    return [pair for pair, m in zip(pairs, mask, strict=True) if m is wanted]
 
 
 @per_jaxpr
