@@ -202,8 +202,11 @@ class ElementPrograms(Programs[ElementCall, Options]):
         mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
         nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
         if jax.sharding.get_abstract_mesh().manual_axes:
-            return nowhere
-        surroundings.check_devices(self.name, self.options)
+            surroundings.check_in_shard_map(self.name, self.options)
+            if mesh is None:
+                return nowhere
+        else:
+            surroundings.check_devices(self.name, self.options)
         if mesh is not None:
             contexts.check_mesh(self._named(), cast(Mesh, mesh))
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}

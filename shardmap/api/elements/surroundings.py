@@ -43,6 +43,32 @@ def check_devices(name: str, options: Options) -> None:
         )
 
 
+def check_in_shard_map(name: str, options: Options) -> None:
+    """Refuses devices and mesh axes that a map in `jax.shard_map` cannot run on."""
+    around = jax.sharding.get_abstract_mesh()
+    text = f"spmap of {name} is inside jax.shard_map over {around.manual_axes}"
+    if options.devices is not None or options.backend is not None:
+        raise ValueError(
+            f"{text}, whose devices it runs on, but names "
+            f"{[device.id for device in devices_of(options)]}. Leave out devices and "
+            "backend, or walk other axes of that mesh with mesh= and mesh_axes=."
+        )
+    if options.mesh is None:
+        return
+    if same_mesh(options, around) is None:
+        raise ValueError(
+            f"{text} of a mesh {dict(around.shape)}, but names the mesh "
+            f"{dict(options.mesh.shape)}. Leave out mesh and mesh_axes, or name that "
+            "mesh."
+        )
+    if walked := set(options.mesh_axes or ()) & set(around.manual_axes):
+        raise ValueError(
+            f"{text}, which walks {sorted(walked)[0]!r} already, and so does the map "
+            f"with mesh_axes={options.mesh_axes}. Leave out mesh and mesh_axes, or "
+            "give other axes."
+        )
+
+
 def facts(name: str, options: Options) -> list[tracing.RunsOn | tracing.Walks]:
     """What maps inside a map can ask about it.
 

@@ -10,7 +10,11 @@ import numpy as np
 from shardmap._jax.collectives import AXIS_INDEX
 from shardmap._jax.types import Atom, Equation, Jaxpr
 from shardmap.map.collectives.reductions import REDUCTIONS
-from shardmap.map.collectives.split import is_collective, uses_axis
+from shardmap.map.collectives.split import (
+    is_collective,
+    is_split_inside,
+    uses_axis,
+)
 from shardmap.map.collectives.split_axis import SplitAxis
 
 
@@ -36,7 +40,13 @@ class LoopParts(NamedTuple):
         """Whether an element asks for its index."""
         index = self.before.invars[0]
         reads = [self.before.outvars, *(e.invars for e in self.before.eqns)]
-        return any(atom is index for atoms in reads for atom in atoms)
+        is_read = any(atom is index for atoms in reads for atom in atoms)
+        return is_read or self.reads_index_inside
+
+    @property
+    def reads_index_inside(self) -> bool:
+        """The same for what its equations hold."""
+        return any(map(is_split_inside, self.before.eqns))
 
 
 class _Sorted(NamedTuple):
@@ -122,7 +132,8 @@ def _sort(
         direct = is_collective(equation, axis.name)
         variables = [v for v in equation.invars if not isinstance(v, jex_core.Literal)]
         if any(v in late for v in variables):
-            if collectives or not all(v in late or v in unmapped for v in variables):
+            for_all = all(v in late or v in unmapped for v in variables)
+            if collectives or is_split_inside(equation) or not for_all:
                 refuse(reductions[-1])
             after.append(equation)
             late.update(equation.outvars)

@@ -16,7 +16,7 @@ from shardmap._jax.effects import without_axis
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Primitive, Value
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.map.collectives.rules import RULES
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -55,6 +55,15 @@ def uses_axis(jaxpr: Jaxpr, name: Hashable) -> list[Any]:
 
     rewrite_jaxpr(jaxpr, name, collect)
     return found
+
+
+def is_split_inside(equation: Equation) -> bool:
+    """Whether an equation holds collectives that are ready for a block."""
+    return any(
+        inner.primitive is split_p
+        for jaxpr in jaxprs_in(equation.params)
+        for inner in equations(jaxpr)
+    )
 
 
 def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:

@@ -6,7 +6,7 @@ callback, is therefore taken out: it runs element by element, for those that exi
 so do the loops and branches around it whose steps differ between elements.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -112,7 +112,7 @@ def _batching_rule(
         refused = io_effects() & set().union(
             *(jaxpr.effects for jaxpr in jaxprs_in(given))
         )
-        if not _can_be_alone(given, axis):
+        if not can_be_alone(given, axis):
             if refused:
                 raise NotImplementedError(
                     f"jax.experimental.io_callback inside a {what} together with a "
@@ -220,7 +220,14 @@ def _holds(equation: Equation, axis: SplitAxis) -> bool:
 _TAKEN_APART = {*CALLS, while_p, cond_p, scan_p, spmap_p, each_p}
 
 
-def _can_be_alone(params: dict[str, Any], axis: SplitAxis) -> bool:
+def evaluate_alone(
+    jaxpr: AnyJaxpr, axis: SplitAxis, index: Value, args: Sequence[Any]
+) -> list[Any]:
+    """Evaluates what is for a block of ``axis`` for one element, by its index."""
+    return _Alone(axis, index)._evaluate(jaxpr, args)
+
+
+def can_be_alone(params: Mapping[str, Any], axis: SplitAxis) -> bool:
     """Whether one element needs no other to compute what the jaxprs say."""
     for jaxpr in jaxprs_in(params):
         for equation in jaxpr.eqns:
@@ -236,7 +243,7 @@ def _can_be_alone(params: dict[str, Any], axis: SplitAxis) -> bool:
             elif equation.primitive not in _TAKEN_APART:
                 return False
             # Branches for platforms are chosen by JAX.
-            if "branches_platforms" in given or not _can_be_alone(given, axis):
+            if "branches_platforms" in given or not can_be_alone(given, axis):
                 return False
     return True
 

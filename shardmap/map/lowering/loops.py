@@ -8,11 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap._jax.types import Jaxpr, Value
+from shardmap._jax.collectives import AXIS_INDEX
+from shardmap._jax.types import Equation, Jaxpr, Value
 from shardmap.map.collectives.loop_parts import loop_parts
 from shardmap.map.collectives.reductions import REDUCTIONS
+from shardmap.map.collectives.split import (
+    is_collective,
+    split_collectives,
+    uses_axis,
+)
 from shardmap.map.collectives.split_axis import SplitAxis
-from shardmap.map.lowering.effects import if_present
+from shardmap.map.lowering.effects import can_be_alone, evaluate_alone, if_present
 from shardmap.map.lowering.host_calls import has_effect
 
 
@@ -31,6 +37,23 @@ def loop(
     return _Loop(jaxpr, axis, in_axes, out_axes, batch_size).run
 
 
+def _with_indices_inside(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
+    """``jaxpr`` whose loops, branches and calls may ask for an element's index."""
+
+    def change(equation: Equation) -> Any:
+        alone = jaxpr.replace(eqns=[equation])
+        inside = uses_axis(alone, axis.name)
+        if is_collective(equation, axis.name) or not all(
+            collective.primitive is AXIS_INDEX.primitive for collective in inside
+        ):
+            return equation
+        split = split_collectives(alone, axis)
+        can = can_be_alone({"jaxpr": split}, axis)
+        return split.eqns[0] if inside and can else equation
+
+    return jaxpr.replace(eqns=list(map(change, jaxpr.eqns)))
+
+
 class _Loop:
     """One function of an element over one device's block of the axis."""
 
@@ -42,7 +65,9 @@ class _Loop:
         out_axes: Sequence[int | None],
         batch_size: int,
     ) -> None:
-        self._parts = loop_parts(jaxpr, axis, in_axes, batch_size)
+        self._parts = loop_parts(
+            _with_indices_inside(jaxpr, axis), axis, in_axes, batch_size
+        )
         self._axis = axis
         self._in_axes, self._out_axes = in_axes, out_axes
         self._batch_size = batch_size
@@ -119,7 +144,10 @@ class _Loop:
                 next(rest if in_axis is None else from_mapped)
                 for in_axis in self._in_axes
             ]
-            return jax.core.eval_jaxpr(self._parts.before, (), index, *args)
+            before = self._parts.before
+            if self._parts.reads_index_inside:
+                return evaluate_alone(before, self._axis, index, [index, *args])
+            return jax.core.eval_jaxpr(before, (), index, *args)
 
         indices = given[0]
         if self._has_effect:

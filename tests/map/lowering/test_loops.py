@@ -10,9 +10,22 @@ import shardmap as sm
 from tests.map.map_checks import array, assert_close
 from tests.map_programs import float_index
 
+
+def indexed(x):
+    """An element's index in a branch, in a loop's condition and body, and in calls."""
+    x = jax.jit(lambda x: x + float_index("i"))(x)
+    x = lax.cond(x.sum() > 9, lambda x: x * float_index("i"), lambda x: -x, x)
+    x = lax.while_loop(lambda c: c.sum() < float_index("i"), lambda c: c + 3.0, x)
+    step = jax.checkpoint(lambda c, k: (c * 0.5 + float_index("i") * k, c.sum()))
+    x, sums = lax.scan(step, x, jnp.arange(2, dtype=x.dtype))
+    return x + sums.sum()
+
+
 LOOPED = {
     "elementwise": (lambda x: jnp.sin(x) * 2, 0),
     "index": (lambda x: x + float_index("i"), 0),
+    "index in control flow": (lambda x: (indexed(x), lax.psum(indexed(x), "i")), 0),
+    "index in a map": (sm.spmap(lambda x: x + float_index("i"), "j"), 0),
     "final psum": (lambda x: lax.psum(x * 2, "i"), None),
     "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
     "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),
@@ -57,6 +70,7 @@ def test_batch_size_under_grad(batch_size):
         lambda x: lax.all_gather(x, "i"),
         lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), None), x, None, length=2)[0],
         lambda x: lax.psum(lax.psum(x, "i"), "i"),
+        lambda x: jax.jit(lambda s: s * float_index("i"))(lax.psum(x, "i")),
     ],
 )
 def test_a_collective_in_the_middle_of_a_loop_is_refused(body):
