@@ -18,7 +18,6 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
 
 os.environ.setdefault("NPROC", "64")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -91,14 +90,13 @@ def one(chosen: random.Random, counter: "itertools.count[int]") -> None:
     next(counter)
 
 
-def ends_tracing(opened: list[Any]) -> None:
-    """After an interrupt that came as JAX was about to leave a trace.
+def is_tracing() -> bool:
+    """Whether this thread traces: an interrupt came as JAX was about to leave a trace.
 
-    JAX says what is being traced in Python, and so it goes on tracing after that.
+    JAX notes in Python what is being traced, and never ends that trace then. Nothing
+    that it computes in this thread afterwards is a value.
     """
-    if isinstance(jnp.add(1, 1), jax.core.Tracer):
-        opened.append(jax.core.eval_context())
-        opened[-1].__enter__()
+    return isinstance(jnp.add(1, 1), jax.core.Tracer)
 
 
 def resident() -> int:
@@ -128,22 +126,27 @@ def main() -> int:
         thread.start()
     chosen, interrupts, memory, shown = random.Random(-1), 0, [], 0.0
     runs_before, progress = -1, time.monotonic()
-    opened: list[Any] = []
+    torn = False
     while time.monotonic() < end and not failed:
         faulthandler.dump_traceback_later(LONGEST_SILENCE, exit=True)
         timer = threading.Timer(
             chosen.random() / 5, os.kill, (os.getpid(), signal.SIGINT)
         )
         try:
-            timer.start()
+            if torn:
+                time.sleep(0.2)
+            else:
+                timer.start()
             while timer.is_alive():
                 one(chosen, counter)
             # Python drops an interrupt that comes while it collects garbage.
             time.sleep(0.01)
         except KeyboardInterrupt:
             interrupts += 1
-            ends_tracing(opened)
-        timer.join()
+            if torn := is_tracing():
+                print("an interrupt left JAX tracing; there are no more of them")
+        if timer.ident is not None:
+            timer.join()
         if time.monotonic() > shown + seconds / 20:
             shown = time.monotonic()
             # Memory that the C library keeps for later is no growth.
@@ -159,7 +162,6 @@ def main() -> int:
     for thread in threads:
         thread.join()
     faulthandler.cancel_dump_traceback_later()
-    print(f"{len(opened)} interrupts left JAX tracing")
     half = memory[len(memory) // 2 :]
     growth = half[-1] / half[0] - 1
     print(f"memory grew by {growth:.2%} over the second half; failures: {failed}")
