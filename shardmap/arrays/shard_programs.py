@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from shardmap._jax.types import Value
 from shardmap.arrays.array_likes import boxes
@@ -112,7 +112,7 @@ def cuts_for(
             work.setdefault(part.device, []).append(part)
         lengths.append(sum(len(part.positions) for part in parts))
         if lengths[-1] > wanted.results:
-            joins.append(_join(number, wanted, parts))
+            joins.append(_join(number, sharding, wanted, parts))
     steps = []
     for device, parts in work.items():
         operands = [part.operand for part in parts]
@@ -295,16 +295,30 @@ def _number(place: Sequence[int], sizes: Sequence[int]) -> int:
     return number
 
 
-def _join(leaf: int, wanted: _Wanted, parts: Sequence[_Part]) -> Join:
+def _join(
+    leaf: int, sharding: Sharding, wanted: _Wanted, parts: Sequence[_Part]
+) -> Join:
     """The arrays that a leaf's pieces make, cut as the leaf is."""
     shape = tuple(
         stop - start for start, stop in (wanted.bounds[d] for d in wanted.kept)
     )
     sizes = [max(n, 1) for n in parts[0].operand.shape]
     counts = [len(_blocks(*wanted.bounds[d], sizes[d])) for d in wanted.kept]
-    entries = [Chunked(n) if n > 1 else None for n in counts]
-    axes = [ShardedAxis(k) for k in range(sum(n > 1 for n in counts))]
-    layout = functools.cache(ShardingSpec(entries, axes).named_sharding)
+    cuts = [
+        _mesh_axes(sharding, d, n) for d, n in zip(wanted.kept, counts, strict=True)
+    ]
+    if None in cuts:
+        names, entries = None, [Chunked(n) if n > 1 else None for n in counts]
+    else:
+        names = [name for cut in cuts for name in cut or ()]
+        entries = [Chunked(tuple(cut.values())) if cut else None for cut in cuts]
+    number = len(names) if names else sum(n > 1 for n in counts)
+    spec = ShardingSpec(entries, [ShardedAxis(k) for k in range(number)])
+
+    @functools.cache
+    def layout(devices: tuple[jax.Device, ...]) -> Sharding:
+        return spec.named_sharding(devices, names)
+
     devices = {k: part.device for part in parts for k in part.positions}
     pieces = math.prod(counts)
     return Join(
@@ -315,6 +329,26 @@ def _join(leaf: int, wanted: _Wanted, parts: Sequence[_Part]) -> Join:
             for k in range(wanted.results)
         ],
     )
+
+
+def _mesh_axes(sharding: Sharding, dimension: int, count: int) -> dict[str, int] | None:
+    """The mesh axes that ``count`` blocks of a dimension lie along, and their sizes.
+
+    None where they have no names, or are part of what several axes cut.
+    """
+    if count == 1:
+        return {}
+    if not isinstance(sharding, NamedSharding):
+        return None
+    entry = sharding.spec[dimension]
+    sizes = {
+        name: sharding.mesh.shape[name]
+        for name in (entry if isinstance(entry, tuple) else (entry,))
+        if sharding.mesh.shape[name] > 1
+    }
+    if len(sizes) == 1:
+        return dict.fromkeys(sizes, count)
+    return sizes if math.prod(sizes.values()) == count else None
 
 
 @dataclass(frozen=True)

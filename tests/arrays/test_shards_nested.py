@@ -48,6 +48,27 @@ def test_an_element_of_a_map_in_a_map(lowering):
             assert not piece.committed
 
 
+@pytest.mark.parametrize(
+    ("spec", "index", "names"),
+    [
+        (P("data", "model"), 1, {"model": 2}),
+        (P("data", "model"), slice(2, 6), {"data": 2, "model": 2}),
+        (P("model", "data"), (slice(None), 0), {"model": 2}),
+        (P(None, ("data", "model")), 0, {"data": 4, "model": 2}),
+        (P(None, ("data", "model")), (0, slice(0, 4)), {"axis0": 4}),
+    ],
+)
+def test_a_part_on_several_devices_keeps_the_names_of_its_mesh(spec, index, names):
+    value = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    part = shard_of(jax.device_put(value, over(spec, data=4, model=2)), index)
+    assert dict(part.sharding.mesh.shape) == names
+    np.testing.assert_array_equal(part, value[index])
+
+
+def test_an_element_of_the_outer_map_lies_along_the_inner_one():
+    assert dict(shard_of(nested(), 1).sharding.mesh.shape) == {"j": 4}
+
+
 def test_no_other_device_is_read():
     n = nested()
     # Without its first shard JAX takes the whole array for deleted.

@@ -346,3 +346,15 @@ def check_the_coordinator_listens_here_alone():
     ]
     assert addresses, "the coordinator does not listen"
     assert set(addresses) <= set(LOOPBACK), addresses
+
+
+def check_what_runs_on_all_processes_is_explained():
+    rows, _ = numbers(2 * LOCAL, 3)
+    mapped = sm.spmap(centered, "i")
+    report = sm.explain(mapped)(own(rows))
+    assert str(report) == str(mapped.explain(own(rows)))
+    assert report.num_devices == DEVICES
+    [axis] = report.axes
+    assert (axis.size, axis.devices) == (len(rows), DEVICES)
+    [collective] = report.collectives
+    assert collective.kind == "all-reduce"

@@ -140,6 +140,23 @@ def test_no_element_calls_the_host():
     assert seen == []
 
 
+def test_no_element_calls_the_host_for_what_all_have():
+    seen = []
+
+    def f(x, w):
+        def step(w, _):
+            return sm.tap(seen.append, w * 2), sm.tap(seen.append, x)
+
+        sm.tap(seen.append, (x, 1.0))
+        return jax.lax.scan(step, w, None, length=2)[0]
+
+    for run in (sm.spmap, jax.vmap):
+        result = run(f, in_axes=(0, None), out_axes=None)(X, W)
+        np.testing.assert_array_equal(result, 4 * W)
+    sm.taps_barrier()
+    assert seen == []
+
+
 @both_lowerings
 def test_keys_and_partitions(spmap):
     keys = jax.random.split(jax.random.key(0), 0)

@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from jax.experimental import io_callback
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, Mesh
 
 from shardmap._jax.context import LoweringContext, devices_of, manual_axes, mesh_around
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
+from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import AnyMesh, Jaxpr, Param, PyTree, Value
 from shardmap.map.primitives.axis import REPLICAS
 
@@ -234,8 +235,18 @@ def _transpose_rule(_: object, *leaves: Value, **__: object) -> list[None]:
 
 
 def _batching_rule(
-    leaves: Sequence[Any], dims: Sequence[int | None], *, call: TapCall, **params: Param
+    vmap: Vmap,
+    leaves: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    call: TapCall,
+    **params: Param,
 ) -> tuple[list[Any], list[Any]]:
+    if call.result_tree is None and not vmap.size:
+        return [], []
+    if all(dim is None for dim in dims):
+        results = tap_p.bind(*leaves, call=call, **params)
+        return results, [None] * len(results)
     moved = [
         leaf if dim is None else jnp.moveaxis(leaf, dim, 0)
         for leaf, dim in zip(leaves, dims, strict=True)
@@ -347,5 +358,5 @@ tap_p.def_effectful_abstract_eval(_abstract_eval)
 tap_p.def_impl(_implementation)
 ad.primitive_jvps[tap_p] = _jvp_rule
 ad.primitive_transposes[tap_p] = _transpose_rule
-batching.primitive_batchers[tap_p] = _batching_rule
+def_batching(tap_p, _batching_rule)
 mlir.register_lowering(tap_p, _lowering)
