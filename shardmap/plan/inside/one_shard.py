@@ -9,7 +9,7 @@ from shardmap.plan.engine.keys import data_aval, itemsize
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.inside.liveness import Peak, nbytes, peak
 from shardmap.plan.inside.stage_loops import Group, grouped
-from shardmap.plan.run.buffers import start_dtype
+from shardmap.plan.run.buffers import depth, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
 
@@ -25,7 +25,10 @@ def plan_peak(cut_program: CutProgram) -> Peak:
 
 def kept_bytes(cut_program: CutProgram, place: int) -> int:
     """The bytes of what is held while a stage runs besides arguments and results."""
-    return sum(v.size * itemsize(v.aval) for v in cut_program.kept_at(place))
+    kept = sum(v.size * itemsize(v.aval) for v in cut_program.kept_at(place))
+    made = [result.value for result in cut_program.stages[place].results]
+    folds = sum(depth(cut_program.parts[v]) * v.size * itemsize(v.aval) for v in made)
+    return kept + folds
 
 
 def shard_peak(cut_program: CutProgram, stage: Stage) -> Peak:

@@ -1,5 +1,6 @@
 """A program that is cut: what a plan, its shards and what runs them work on."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ class CutProgram:
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
       names: what messages call the leaves of the arguments.
       again: makes the same with other cuts.
+
+    Attributes:
+      parts: of how many partial results each value is put together, box by box.
     """
 
     def __init__(
@@ -45,6 +49,11 @@ class CutProgram:
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names, self.again = cuts, names, again
         self.stages = stages_of(analysis)
+        self.parts = {
+            result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)
+            for stage in self.stages
+            for result in stage.results
+        }
         self._nodes = {node.number: node for node in self.program.nodes}
         self._compiled: dict[tuple[int, Static], jax.stages.Wrapped] = {}
 
