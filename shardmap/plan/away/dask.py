@@ -2,7 +2,7 @@
 
 Functions and boxes that several shards need are tasks of their own, so that they travel
 once and are made again where a worker is lost. Partial results stay on the workers and
-are folded there, always in the order of the shards, some at a time.
+are folded there, as the tree that they are folded as everywhere.
 """
 
 import itertools
@@ -17,14 +17,12 @@ from shardmap.arrays.sources.registry import Away
 from shardmap.plan.away.cores import take_share_of_all, where
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.tasks import Read, Write, run_task
+from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices, volume
-from shardmap.plan.run.buffers import COMBINE, start_dtype
+from shardmap.plan.run.buffers import COMBINE, FOLDED, Fold, put, start_dtype
 from shardmap.plan.run.shards import Shard
-from shardmap.plan.run.workers import Saved, failed
-
-FOLDED = 16
-"""How many partial results one task folds."""
+from shardmap.plan.run.workers import Saved, ShardError, failed
 
 SMALL = 2**10
 """Up to how many bytes an array travels with each task that needs it."""
@@ -33,8 +31,7 @@ INSIDE = 2**22
 """Up to how many bytes an array is part of a task, from where it can be had again."""
 
 FETCHED = 400
-"""Partial results come here when shards have read so many times their bytes: should
-their worker be lost, only what came after is to be computed again."""
+"""Partial results come here when shards have read so many times their bytes."""
 
 
 def same(thing: Any) -> Any:
@@ -43,13 +40,21 @@ def same(thing: Any) -> Any:
 
 
 def fold(
-    combiner: str, place: int, start: np.ndarray, results: Sequence[Any]
+    combiner: str, places: Sequence[int | None], results: Sequence[Any]
 ) -> np.ndarray:
-    """Puts partial results together, from the first to the last."""
+    """Puts partial results together, from the first to the last.
+
+    Args:
+      combiner: how.
+      places: for each, its place in the results of a shard; None if it is one already.
+      results: what has been made.
+    """
+    made = zip(places, results, strict=True)
+    total, *parts = (each if k is None else each[k] for k, each in made)
     with np.errstate(all="ignore"):
-        for result in results:
-            start = COMBINE[combiner](start, result[place])
-    return np.asarray(start)
+        for part in parts:
+            total = COMBINE[combiner](total, part)
+    return np.asarray(total)
 
 
 def others(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
@@ -151,7 +156,7 @@ class Dask(Elsewhere):
             return
         # What was kept here of earlier stages is not what it is now.
         self.held_there.clear()
-        folds: dict[tuple[Value, Box], _Fold] = {}
+        folds: dict[Any, _Fold] = {}
         waiting: deque[tuple[Shard, Any, Any]] = deque()
         numbers = iter(range(len(shards)))
         try:
@@ -204,60 +209,71 @@ class Dask(Elsewhere):
         except Exception as error:
             raise failed(shard, retries + 1, error) from error
 
-    def _fold(
-        self, shard: Shard, future: Any, folds: dict[tuple[Value, Box], "_Fold"]
-    ) -> None:
-        read = sum(volume(box) for _, box in shard.recipe.reads)
+    def _fold(self, shard: Shard, future: Any, folds: dict[Any, "_Fold"]) -> None:
+        read = sum(volume(box) * itemsize(v.aval) for v, box in shard.recipe.reads)
         for place, (box, combiner, value) in enumerate(shard.writes()):
             if combiner != "insert":
                 if (value, box) not in folds:
-                    folds[value, box] = _Fold(self, value, box, combiner)
-                folds[value, box].add(future, place, read)
+                    folds[value, box] = _Fold(self, value, box, combiner, read)
+                folds[value, box].add(future, place)
 
 
 class _Fold:
-    """The partial results of one box, on their way to one."""
+    """The partial results of one box, on their way to one.
 
-    def __init__(self, work: Dask, value: Value, box: Box, combiner: str) -> None:
+    The lower levels of their tree are made on the workers. Its nodes come here as soon
+    as that is little, and so what a lost worker had is little too.
+
+    Args:
+      work: the engine.
+      value: what is made.
+      box: which part of it.
+      combiner: how.
+      read: the bytes that a shard reads.
+    """
+
+    def __init__(
+        self, work: Dask, value: Value, box: Box, combiner: str, read: int
+    ) -> None:
         self.work, self.value, self.box, self.combiner = work, value, box, combiner
-        self.waiting: list[Any] = []
-        self.made: Any = None
-        self.place = 0
-        self.read = 0
-        index: Any = slices(box)
-        self.index = index
-        self.size = volume(box)
+        self.left = count = work.cut_program.parts[value]
+        size = volume(box) * itemsize(value.aval)
+        there, shards = 1, FOLDED
+        while shards < count and shards * read < FETCHED * size:
+            there, shards = there + 1, shards * FOLDED
+        self.levels: list[list[tuple[Any, int | None]]] = [[] for _ in range(there)]
+        self.here = Fold(combiner, -(-count // shards))
+        self.coming: Any = None
 
-    def add(self, future: Any, place: int, read: int) -> None:
-        # A result has the same place in all shards of one box, as far as both go.
-        if self.waiting and place != self.place:
-            self.step()
-        self.place = place
-        self.waiting.append(future)
-        self.read += read
-        if len(self.waiting) == FOLDED:
-            self.step()
-        if self.read > FETCHED * max(self.size, 1) and self.made is not None:
-            self.fetch()
-
-    def step(self) -> None:
-        """Lets a worker fold what waits."""
-        start = self.made
-        if start is None:
-            buffer = self.work.acc.kept[self.value]
-            array = np.array(buffer[self.index])
-            start = array if array.nbytes <= SMALL else self.work.there(array)
-        args = self.combiner, self.place, start, self.waiting
-        self.made = self.work.task("fold", fold, *args)
-        self.waiting = []
+    def add(self, future: Any, place: int) -> None:
+        self.left -= 1
+        node: tuple[Any, int | None] = future, place
+        for level in self.levels:
+            level.append(node)
+            if self.left and len(level) < FOLDED:
+                return
+            futures, places = zip(*level, strict=True)
+            level.clear()
+            args = self.combiner, list(places), list(futures)
+            node = self.work.task("fold", fold, *args), None
+        self.fetch()
+        self.coming = node[0]
 
     def fetch(self) -> None:
-        """Brings what is folded here."""
-        if self.waiting:
-            self.step()
-        if self.made is not None:
-            self.work.acc.kept[self.value][self.index] = self.made.result()
-        self.made, self.read = None, 0
+        """Brings here what is on its way."""
+        if self.coming is None:
+            return
+        try:
+            node = self.coming.result()
+        except Exception as error:
+            raise ShardError(
+                "partial results could not be put together on the cluster: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        self.coming = None
+        made = self.here.add(node)
+        if made is not None:
+            put(self.work.acc.kept[self.value], self.box, self.combiner, made)
 
 
 def is_dask(array: Any) -> bool:

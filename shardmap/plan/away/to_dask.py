@@ -1,7 +1,6 @@
 """A plan as arrays of Dask, which join a program of Dask's."""
 
 import importlib
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +9,13 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.away.dask import FOLDED, fold, is_dask
+from shardmap.plan.away.dask import fold, is_dask
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.tasks import run_task
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, shape_of, slices
-from shardmap.plan.run.buffers import new_buffer, start_dtype
+from shardmap.plan.run.buffers import FOLDED, new_buffer, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Accumulator, Shard, Shards
 
@@ -112,13 +111,15 @@ class _Graph:
         box: Box,
         results: Sequence[tuple[int, Any]],
     ) -> Any:
-        start: Any = new_buffer(value, combiner)[slices(box)]
         delayed = self.dask.delayed(fold, pure=False)
-        for place, group in itertools.groupby(results, lambda pair: pair[0]):
-            several = [result for _, result in group]
-            for k in range(0, len(several), FOLDED):
-                start = delayed(combiner, place, start, several[k : k + FOLDED])
-        return start
+        nodes: list[tuple[int | None, Any]] = [*results]
+        while len(nodes) > FOLDED:
+            nodes = [
+                (None, delayed(combiner, *zip(*nodes[k : k + FOLDED], strict=True)))
+                for k in range(0, len(nodes), FOLDED)
+            ]
+        nodes.insert(0, (None, new_buffer(value, combiner)[slices(box)]))
+        return delayed(combiner, *zip(*nodes, strict=True))
 
     def joined(self, blocks: Mapping[Box, Any], ndim: int, axis: int = 0) -> Any:
         """The array of which these are the blocks."""

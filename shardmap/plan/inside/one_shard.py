@@ -10,7 +10,7 @@ from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.liveness import Peak, nbytes, peak
 from shardmap.plan.inside.samples import sample
 from shardmap.plan.inside.stage_loops import Group, grouped
-from shardmap.plan.run.buffers import start_dtype
+from shardmap.plan.run.buffers import depth, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
 
@@ -26,7 +26,9 @@ def plan_peak(cut_program: CutProgram) -> Peak:
 
 def kept_bytes(cut_program: CutProgram, place: int) -> int:
     """The bytes of what is held in memory besides arguments and results."""
-    return _kept(cut_program, place, in_scratch=False)
+    made = [result.value for result in cut_program.stages[place].results]
+    folds = sum(depth(cut_program.parts[v]) * v.size * itemsize(v.aval) for v in made)
+    return _kept(cut_program, place, in_scratch=False) + folds
 
 
 def scratch_bytes(cut_program: CutProgram, place: int) -> int:

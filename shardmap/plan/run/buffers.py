@@ -1,6 +1,6 @@
 """Where results of shards are put together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,9 @@ COMBINE: Mapping[str, Any] = {
     "xor": np.bitwise_xor,
 }
 
+FOLDED = 16
+"""How many partial results make one."""
+
 
 def new_buffer(value: Value, combiner: str) -> np.ndarray:
     aval = data_aval(value.aval)
@@ -42,6 +45,103 @@ def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
         with np.errstate(all="ignore"):
             part = COMBINE[combiner](np.asarray(buffer[index]), part)
     buffer[index] = part
+
+
+class Fold:
+    """Partial results, put together as a tree whose shape their number fixes.
+
+    Sixteen of them make one, sixteen of those the next, and so on, so that whoever puts
+    together what, the bytes are the same. The top of the tree is the buffer.
+
+    Args:
+      combiner: how they are combined.
+      count: how many there are.
+    """
+
+    def __init__(self, combiner: str, count: int) -> None:
+        self.left = count
+        self._levels = [_Level(combiner) for _ in range(depth(count))]
+
+    def add(self, part: np.ndarray) -> np.ndarray | None:
+        """Takes the next one, and gives what is to be put into the buffer, if any."""
+        self.left -= 1
+        node: np.ndarray | None = part
+        for level in self._levels:
+            node = level.add(node, self.left == 0)
+            if node is None:
+                break
+        return node
+
+    def rest(self) -> np.ndarray | None:
+        """What is put together so far and not in the buffer yet."""
+        node = None
+        for level in self._levels:
+            node = level.add(node, True)
+        return node
+
+
+def depth(count: int) -> int:
+    """How many levels a tree of partial results has below its buffer.
+
+    >>> depth(1), depth(16), depth(17), depth(257)
+    (0, 0, 1, 2)
+    """
+    found = 0
+    while count > FOLDED:
+        count, found = -(-count // FOLDED), found + 1
+    return found
+
+
+class _Level:
+    """The node of a tree that is being made, on one of its levels."""
+
+    def __init__(self, combiner: str) -> None:
+        self._combine = COMBINE[combiner]
+        self._node: np.ndarray | None = None
+        self._count = 0
+
+    def add(self, part: np.ndarray | None, last: bool) -> np.ndarray | None:
+        """Takes one more, and gives the node when it is whole."""
+        if part is not None:
+            self._put(part)
+        if self._count < FOLDED and not last:
+            return None
+        node, self._node, self._count = self._node, None, 0
+        return node
+
+    def _put(self, part: np.ndarray) -> None:
+        self._count += 1
+        if self._node is None:
+            self._node = part
+            return
+        # The first one is somebody else's, which is not written to.
+        own = self._node if self._count > 2 and self._node.ndim else None
+        with np.errstate(all="ignore"):
+            self._node = np.asarray(self._combine(self._node, part, out=own))
+
+
+class Folds:
+    """The trees of several boxes."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Fold] = {}
+
+    def add(
+        self, key: Any, combiner: str, count: int, part: ArrayLike
+    ) -> np.ndarray | None:
+        """As `Fold.add`, of the tree of a key, which is forgotten when it is made."""
+        fold = self._known.setdefault(key, Fold(combiner, count))
+        made = fold.add(np.asarray(part))
+        if not fold.left:
+            del self._known[key]
+        return made
+
+    def rest(self) -> Iterator[tuple[Any, np.ndarray]]:
+        """For each key, what is not in the buffer yet and is from now on."""
+        for key, fold in self._known.items():
+            node = fold.rest()
+            if node is not None:
+                yield key, node
 
 
 def start_dtype(starts: Sequence[int]) -> Any:

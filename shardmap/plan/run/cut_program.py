@@ -1,5 +1,6 @@
 """A program that is cut: what a plan, its shards and what runs them work on."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ class CutProgram:
 
     Attributes:
       scratch: where large values that later stages need are kept, None for memory.
+      parts: of how many partial results each value is put together, box by box.
     """
 
     scratch: Any = None
@@ -53,6 +55,11 @@ class CutProgram:
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names, self.again = cuts, names, again
         self.stages = stages_of(analysis)
+        self.parts = {
+            result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)
+            for stage in self.stages
+            for result in stage.results
+        }
         self._nodes = {node.number: node for node in self.program.nodes}
         self._compiled: dict[tuple[int, Static], jax.stages.Wrapped] = {}
 

@@ -287,6 +287,7 @@ class Accumulator:
         }
         self.kept: dict[Value, Any] = {}
         self._done: dict[int, np.ndarray] = {}
+        self._folds = buffers.Folds()
 
     def _buffer(self, value: Value) -> Any:
         """Where a value is put together, made when it is first asked for."""
@@ -306,6 +307,9 @@ class Accumulator:
         self._done_of(shard.stage)[shard.number] = True
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
             buffer = self._buffer(value)
+            if part is not None and combiner != "insert":
+                count = self.cut_program.parts[value]
+                part = self._folds.add((value, box), combiner, count, part)
             if part is not None:
                 buffers.put(buffer, box, combiner, part)
 
@@ -371,6 +375,9 @@ class Accumulator:
 
     def outputs(self, raw: bool = False) -> list[Any]:
         """As `result`, flat."""
+        # Somebody may look before all shards are done.
+        for (value, box), part in self._folds.rest():
+            buffers.put(self._buffer(value), box, self._combiners[value], part)
         outputs: list[Any] = []
         for operand in self.cut_program.program.outputs:
             if isinstance(operand, Scalar):

@@ -1,5 +1,7 @@
 """Where results are put together, and how boxes are read."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,9 @@ from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.buffers import (
     COMBINE,
+    FOLDED,
+    Fold,
+    Folds,
     holds,
     new_buffer,
     put,
@@ -42,6 +47,43 @@ def test_largest_and_smallest_of_types_that_numpy_does_not_know(name):
         for each in x:
             found = COMBINE[combiner](found, each)
         assert found == want
+
+
+def tree(parts):
+    """The sum of parts as a tree, by recursion from its definition."""
+    while len(parts) > FOLDED:
+        groups = [parts[k : k + FOLDED] for k in range(0, len(parts), FOLDED)]
+        parts = [functools.reduce(np.add, group) for group in groups]
+    return functools.reduce(np.add, parts, np.float32(0) * parts[0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 32, 40, 256, 257, 300, 4097])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_partial_results_are_put_together_as_a_tree(count, shape):
+    rng = np.random.default_rng(0)
+    parts = [np.asarray(rng.normal(size=shape), np.float32) for _ in range(count)]
+    before = [part.copy() for part in parts]
+    buffer, fold = np.zeros(shape, np.float32), Fold("add", count)
+    for part in parts:
+        made = fold.add(part)
+        if made is not None:
+            put(buffer, tuple((0, n) for n in shape), "add", made)
+    assert buffer.tobytes() == tree(parts).tobytes()
+    assert all((a == b).all() for a, b in zip(parts, before, strict=True))
+
+
+def test_what_is_put_together_so_far_is_not_lost():
+    buffer, folds = np.zeros((), np.int32), Folds()
+    for number in range(300):
+        made = [folds.add("key", "add", 300, np.int32(number))]
+        if number % 50 == 20:
+            made += [node for _, node in folds.rest()]
+        for node in made:
+            if node is not None:
+                put(buffer, (), "add", node)
+        if number % 50 == 20:
+            assert buffer == sum(range(number + 1))
+    assert buffer == sum(range(300))
 
 
 def test_a_part_is_inserted():

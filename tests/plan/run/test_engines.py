@@ -296,16 +296,14 @@ def test_tasks_of_ray(tmp_path):
     assert done.stdout.endswith("the same\n"), done.stderr
 
 
-def test_map_reduce_sends_little(tmp_path, dask_client):
-    """What the client sends and gets, to a sum over a file."""
+@pytest.fixture
+def counted(dask_client):
+    """The bytes that the client sends and gets."""
     tcp = pytest.importorskip("distributed.comm.tcp")
-    x = mapped(tmp_path, reals(2**14, 256))
-    made = plan(lambda x: jnp.tanh(x).sum(0), x, in_slices={0: 32})
-    client = dask_client
     moved = []
     write, read = tcp.TCP.write, tcp.read_bytes_rw
     # The scheduler runs here too: only what the client's own connection moves counts.
-    own = client.scheduler_comm.comm
+    own = dask_client.scheduler_comm.comm
 
     async def counted_write(self, *args, **options):
         count = await write(self, *args, **options)
@@ -319,9 +317,31 @@ def test_map_reduce_sends_little(tmp_path, dask_client):
         return await read(stream, count)
 
     tcp.TCP.write, tcp.read_bytes_rw = counted_write, counted_read
-    try:
-        got = made.run(x, executor=client)
-    finally:
-        tcp.TCP.write, tcp.read_bytes_rw = write, read
+    yield moved
+    tcp.TCP.write, tcp.read_bytes_rw = write, read
+
+
+@pytest.mark.parametrize(("pieces", "width"), [(32, 256), (64, 1)])
+def test_map_reduce_sends_little(pieces, width, tmp_path, dask_client, counted):
+    """To sums over a file, in shards of 0.5 and 0.25 MB."""
+    x = mapped(tmp_path, reals(2**22 // width, width))
+    made = plan(lambda x: jnp.tanh(x).sum(0), x, in_slices={0: pieces})
+    got = made.run(x, executor=dask_client)
+    assert 0 < sum(counted) < x.nbytes / 100
     assert got.tobytes() == made.run(x).tobytes()
-    assert 0 < sum(moved) < x.nbytes / 100
+
+
+@pytest.mark.parametrize("pieces", [17, 40, 300])
+def test_sums_are_one_tree(engine, pieces):
+    """Of cells that several boxes have, and of whole ones."""
+    x = reals(300, 8)
+    made = plan(lambda x: (x.sum(0), (x * 3).max()), x, in_slices={0: pieces, 1: 2})
+    assert_bytes(made.run(x, executor=engine.executor), made.run(x))
+
+
+def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_client):
+    """Only what was not put together here yet is computed again."""
+    x = scripted("56-kill")
+    made = plan(lambda x: x.sum(0), X, in_slices={0: 64})
+    got = made.run(x, executor=dask_client, max_in_flight=4)
+    assert got.tobytes() == made.run(X).tobytes()

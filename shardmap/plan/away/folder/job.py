@@ -19,7 +19,7 @@ from shardmap.plan.engine.slices import shape_of, slices
 from shardmap.plan.run.remote import run_exported
 from shardmap.plan.run.results import Folder, Results, result_name
 
-FORMAT = 1
+FORMAT = 2
 SUM = ((hashlib.sha256().digest_size,), np.dtype("uint8"))
 
 

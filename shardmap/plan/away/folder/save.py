@@ -124,10 +124,11 @@ class _Saving:
             bounds = [k * stage.num_shards // units for k in range(units + 1)]
             for unit in range(units):
                 self._table(stage, unit, range(bounds[unit], bounds[unit + 1]))
-            combiners = {
-                str(result.value.number): result.combiner for result in stage.results
+            makes = {
+                str(value.number): [combiner, self.cut_program.parts[value]]
+                for value, _, _, combiner in stage.results
             }
-            stages.append({"bounds": bounds, "makes": combiners})
+            stages.append({"bounds": bounds, "makes": makes})
         names = result_names(self.cut_program.out_tree)
         made = [
             self._output(k, name, value)

@@ -111,25 +111,32 @@ class Worker:
                 pause(POLL)
 
     def _assemble(self, stage: int) -> None:
-        sums: dict[int, tuple[str, np.ndarray]] = {}
-        for text, combiner in self.job.stages[stage]["makes"].items():
+        sums: dict[int, np.ndarray] = {}
+        makes = self.job.stages[stage]["makes"]
+        folds = buffers.Folds()
+        for text, (combiner, _) in makes.items():
             about = self.job.value(int(text))
             shape, dtype = tuple(about["shape"]), np.dtype(about["dtype"])
             if combiner != "insert":
                 start: Any = identity(combiner, dtype)
-                sums[int(text)] = combiner, np.full(shape, start, dtype)
+                sums[int(text)] = np.full(shape, start, dtype)
             elif "file" in about["sink"] and not (shape and 0 not in shape):
-                sums[int(text)] = combiner, np.zeros(shape, dtype)
+                sums[int(text)] = np.zeros(shape, dtype)
         for _, row, kept in self.rows(stage):
             if kept is None:
                 kept = self.job.run(stage, row)
             for write, part in zip(row.writes, kept, strict=True):
                 number, box, combiner = write
+                made: np.ndarray | None = part
+                if combiner != "insert":
+                    key = number, tuple(map(tuple, box))
+                    made = folds.add(key, combiner, makes[str(number)][1], part)
                 if number in sums:
-                    buffers.put(sums[number][1], box, combiner, part)
+                    if made is not None:
+                        buffers.put(sums[number], box, combiner, made)
                 elif not self.job.goes(write):
                     self.job.put(number, box, part)
-        for number, (_, array) in sums.items():
+        for number, array in sums.items():
             self._publish(number, array)
 
     def _publish(self, number: int, array: np.ndarray) -> None:
