@@ -188,3 +188,37 @@ def test_the_slices_of_a_loop_are_of_its_own_line():
         sent = sm.explain(fun)(x).collectives
         assert {each.kind for each in sent} == {"all-gather"}
         assert {line_of(each) for each in sent} == lines
+
+
+def explicit_loop(x):
+    def body(at):
+        k, total = at
+        row = lax.dynamic_index_in_dim(x, k, 0, keepdims=False)  # Index in a loop.
+        return k + 1, total + row
+
+    return lax.while_loop(lambda at: at[0] < 16, body, (0, jnp.zeros(64)))
+
+
+def explicit_loop_in_a_line(x):
+    def row(k):
+        return lax.dynamic_index_in_dim(x, k[0], 0, keepdims=False)  # Index of a row.
+
+    def more(k):
+        return k[0] < 16
+
+    start = 0, jnp.zeros(64)
+    return lax.while_loop(more, lambda k: (k[0] + 1, k[1] + row(k)), start)
+
+
+@pytest.mark.parametrize(
+    ("fun", "comment"),
+    [
+        (explicit_loop, "Index in a loop."),
+        (explicit_loop_in_a_line, "Index of a row."),
+    ],
+)
+def test_an_index_in_a_while_loop_is_of_its_own_line(fun, comment):
+    x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(LINE, P("i")))
+    sm.explain(first_loop)(x)  # Whose slices JAX keeps.
+    (sent,) = sm.explain(fun)(x).collectives
+    assert [line_of(sent)] == lines_with(comment)

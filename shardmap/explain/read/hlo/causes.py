@@ -145,24 +145,10 @@ def _takers(module: Module, made: Instruction) -> Iterator[_Taker]:
                 continue
             seen.add(user.name)
             if user.opcode == "fusion":
-                waiting += [(p, user) for p in _parameters(module, user, each)]
+                waiting += [(p, user) for p in module.parameters_of(user, each)]
             elif user.opcode in _VIEWS:
                 waiting.append((user, inside))
                 if user.is_root and inside is not None:
                     waiting.append((inside, None))
             else:
                 yield user, inside
-
-
-def _parameters(
-    module: Module, fusion: Instruction, operand: Instruction
-) -> list[Instruction]:
-    """What stands for an operand in a fusion."""
-    inside = [i for _, name in fusion.called for i in module.computations[name]]
-    places = [k for k, name in enumerate(fusion.operands) if name == operand.name]
-    return [
-        each
-        for each in inside
-        if each.opcode == "parameter"
-        and any(f" parameter({place})" in each.line for place in places)
-    ]

@@ -25,9 +25,9 @@ class Frames:
 
     def source(self, frame: int) -> str | None:
         """The innermost line of the user's that a frame is in."""
-        return user_line(map(self._place, self.stack(frame)))
+        return user_line(map(self.place, self.stack(frame)))
 
-    def _place(self, frame: int) -> tuple[str, int, str]:
+    def place(self, frame: int) -> tuple[str, int, str]:
         """File, line and function of a frame."""
         files, functions, places, frames = (self._tables[name] for name in _TABLES)
         place = places.get(frames[frame]["file_location_id"], {})

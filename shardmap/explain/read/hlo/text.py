@@ -21,10 +21,12 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_INDEX = re.compile(r"\bindex=(\d+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-# The slices of what a scan goes over. JAX traces them while it lowers, once for all
-# programs: their innermost line may be of another one.
+# The slices of what a scan goes over, and such in the body of a while loop. JAX traces
+# those of a scan while it lowers, once for all programs: their innermost line may be of
+# another one.
 _SLICES_OF_SCAN = re.compile(r"/while/body/jit\(dynamic_(?:update_)?index_in_dim\)/")
 _MOVES = re.compile("all-gather|all-to-all|collective-permute")
 _BITS = re.compile(r"^[a-z]+?(\d+)")
@@ -158,7 +160,7 @@ class Module:
         for each in found:  # It grows meanwhile.
             if not each.is_generated and each.frame is not None:
                 return each
-            for user in self.users_of(each):
+            for user in self._onward(each):
                 if user.name not in seen:
                     seen.add(user.name)
                     found.append(user)
@@ -220,16 +222,66 @@ class Module:
         """The line that XLA says of it."""
         frame = each.frame
         if frame is not None and _SLICES_OF_SCAN.search(each.op_name):
-            around = (f for f in self._frames.stack(frame) if f in self._loop_frames)
-            frame = next(around, frame)
+            frame = self._loop_of_slice(frame)
         return None if frame is None else self._frames.source(frame)
+
+    def _loop_of_slice(self, frame: int) -> int:
+        """The frame of the scan that a slice is of; the slice's own in other loops.
+
+        What a scan does for itself is of the lines that lead to it, once more; what
+        stands in the body of a `jax.lax.while_loop` is of a line of its own.
+        """
+        inside = frame
+        for around in self._frames.stack(frame):
+            if around in self._loop_frames:
+                places = map(self._frames.place, self._frames.stack(around))
+                return around if self._frames.place(inside) in places else frame
+            inside = around
+        return frame
 
     @functools.cached_property
     def _loop_frames(self) -> set[int | None]:
         return {each.frame for each in self._by_name.values() if each.opcode == "while"}
 
     def _taken_by(self, each: Instruction) -> list[Instruction]:
-        return [*self._inside(each), *self._users.get(each.name, ())]
+        return [*self._inside(each), *self._onward(each)]
+
+    def _onward(self, each: Instruction) -> list[Instruction]:
+        """What takes its result, first what does so inside of fusions and loops."""
+        users = self.users_of(each)
+        inside: list[Instruction] = []
+        for user in users:
+            if user.opcode == "fusion":
+                for part in self.parameters_of(user, each):
+                    inside += self.users_of(part)
+            elif user.opcode == "tuple":
+                inside += self._in_loops(user, _places(user, each))
+        return [*inside, *users]
+
+    def _in_loops(self, carried: Instruction, places: list[int]) -> list[Instruction]:
+        """What takes some of what a tuple brings into the bodies of loops."""
+        found: list[Instruction] = []
+        waiting = list(self.users_of(carried))
+        for each in waiting:  # It grows meanwhile.
+            bodies = [c for how, c in each.called if how in ("body", "to_apply")]
+            inside = [i for name in bodies for i in self.computations[name]]
+            wholes = {i.name for i in inside if i.opcode == "parameter"}
+            if each.opcode == "call":
+                waiting += [i for i in inside if wholes & {*i.operands}]
+            elif each.opcode == "while":
+                for part in inside:
+                    index = _INDEX.search(part.line)
+                    if index and int(index[1]) in places and wholes & {*part.operands}:
+                        found += self._onward(part)
+        return found
+
+    def parameters_of(
+        self, fusion: Instruction, operand: Instruction
+    ) -> list[Instruction]:
+        """What stands for an operand in a fusion."""
+        wanted = {f" parameter({place})" for place in _places(fusion, operand)}
+        inside = (i for _, name in fusion.called for i in self.computations[name])
+        return [each for each in inside if any(text in each.line for text in wanted)]
 
     def _made_by(self, each: Instruction) -> list[Instruction]:
         return [*self._inside(each), *self.operands_of(each)]
@@ -260,6 +312,11 @@ class Module:
                 is_loop = how in ("body", "condition")
                 often = times(count, instruction.trips) if is_loop else count
                 yield from self._runs(inner, often)
+
+
+def _places(user: Instruction, made: Instruction) -> list[int]:
+    """Which of its operands a result is."""
+    return [k for k, name in enumerate(user.operands) if name == made.name]
 
 
 def module_of(text: str) -> Module:
