@@ -121,6 +121,8 @@ def main() -> int:
                 failed.append(error)
                 raise
 
+    # What JAX imports for its first program is not made for interrupts.
+    assert not is_tracing()
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
     for thread in threads:
         thread.start()
