@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
-from shardmap.plan.engine.rules import Factor, Rule
+from shardmap.plan.engine.rules import Factor, Need, Rule
 from shardmap.plan.engine.slices import (
     Box,
     Interval,
@@ -122,55 +122,106 @@ def trace_back(
       loops: which contracted factors run over a part only.
       versions: how many boxes of one value to keep apart.
     """
-    wanted: dict[Value, list[Box]] = {}
-
-    def want(value: Operand, box: Box) -> None:
-        # A box without elements is not computed: zeros stand for it, see `take`.
-        if isinstance(value, Value) and (volume(box) or not value.size):
-            wanted.setdefault(value, []).append(box)
-
+    wanted = _Wanted(frozenset(stops), versions)
     for demand in demands:
         if demand is not None:
-            want(*demand)
-    visits: list[tuple[Node, Sequence[Box | None], Any]] = []
+            wanted.add(*demand)
+    visits: list[tuple[Node, Sequence[Box | None], Need]] = []
     for node in backwards:
-        choices: list[list[Box | None]]
-        if len(node.outs) == 1:
-            out = node.outs[0]
-            if out in stops or out not in wanted:
-                continue
-            choices = [[box] for box in merge(wanted[out], versions)]
-        else:
-            # An equation with several results runs once for all of them, and so has
-            # one box for each.
-            boxes = [
-                None if out in stops else hull_of(wanted.get(out, ()))
-                for out in node.outs
-            ]
-            if all(box is None for box in boxes):
-                continue
-            choices = [boxes]
-        for boxes in choices:
+        for boxes in wanted.of(node):
             need = rules[node.number].backward(boxes, loops.get(node.number, {}))
             visits.append((node, boxes, need))
             for value, box in zip(node.ins, need.boxes, strict=True):
                 if box is not None:
-                    want(value, box)
+                    wanted.add(value, box)
 
-    made: dict[Value, list[tuple[Box, int]]] = {}
-    reads: list[tuple[Value, Box]] = []
-    for value in sorted(wanted, key=lambda value: value.number):
-        if value in stops or value.producer is None:
-            for box in merge(wanted[value], versions):
-                made.setdefault(value, []).append((box, len(reads)))
-                reads.append((value, box))
+    reads = wanted.reads()
+    made = _Made()
+    for value, box in reads:
+        made.add(value, box)
+    # From here on first to last: the slots are numbered as the steps will run.
+    steps = []
+    starts: list[int] = []
+    for node, boxes, need in reversed(visits):
+        refs = tuple(map(made.find, node.ins, need.boxes))
+        first = made.slots
+        steps.append(Step(node.number, refs, need.static, len(need.starts), first))
+        starts.extend(need.starts)
+        for out, box in zip(node.outs, boxes, strict=True):
+            made.add(out, box)
+    outs = tuple(None if demand is None else made.find(*demand) for demand in demands)
+    values = tuple(value for value, _ in reads)
+    shapes = tuple(shape_of(box) for _, box in reads)
+    static = Static(values, shapes, tuple(steps), outs)
+    return Recipe(reads, tuple(starts), static)
 
-    def find(value: Operand, box: Box | None) -> Ref | None:
+
+class _Wanted:
+    """The boxes of values that are wanted so far.
+
+    Args:
+      stops: the values that are read, though nodes would give them.
+      versions: how many boxes of one value to keep apart.
+    """
+
+    def __init__(self, stops: frozenset[Value], versions: int) -> None:
+        self._stops, self._versions = stops, versions
+        self._boxes: dict[Value, list[Box]] = {}
+
+    def add(self, value: Operand, box: Box) -> None:
+        # A box without elements is not computed: zeros stand for it, see `take`.
+        if isinstance(value, Value) and (volume(box) or not value.size):
+            self._boxes.setdefault(value, []).append(box)
+
+    def of(self, node: Node) -> list[list[Box | None]]:
+        """For each run of a node a box of each of its results."""
+        if len(node.outs) == 1:
+            (out,) = node.outs
+            if out in self._stops or out not in self._boxes:
+                return []
+            return [[box] for box in merge(self._boxes[out], self._versions)]
+        # An equation with several results runs once for all of them, and so has one
+        # box for each.
+        boxes = [
+            None if out in self._stops else hull_of(self._boxes.get(out, ()))
+            for out in node.outs
+        ]
+        return [] if all(box is None for box in boxes) else [boxes]
+
+    def reads(self) -> tuple[tuple[Value, Box], ...]:
+        """The boxes of values that no node gives."""
+        return tuple(
+            (value, box)
+            for value in sorted(self._boxes, key=lambda value: value.number)
+            if value in self._stops or value.producer is None
+            for box in merge(self._boxes[value], self._versions)
+        )
+
+
+class _Made:
+    """The boxes of values that are read or computed so far, each in a slot.
+
+    Attributes:
+      slots: how many there are.
+    """
+
+    def __init__(self) -> None:
+        self._boxes: dict[Value, list[tuple[Box, int]]] = {}
+        self.slots = 0
+
+    def add(self, value: Value, box: Box | None) -> None:
+        """Fills the next slot, or leaves it empty."""
+        if box is not None:
+            self._boxes.setdefault(value, []).append((box, self.slots))
+        self.slots += 1
+
+    def find(self, value: Operand, box: Box | None) -> Ref | None:
+        """Where a box is."""
         if box is None or isinstance(value, Scalar):
             return None
         if not volume(box) and value.size:
             return Ref(-1, None, shape_of(box))
-        for outer, slot in made[value]:
+        for outer, slot in self._boxes[value]:
             if contains(outer, box):
                 shape = shape_of(box)
                 if shape == shape_of(outer):
@@ -178,26 +229,6 @@ def trace_back(
                 inside = zip(box, outer, strict=True)
                 return Ref(slot, tuple(max(a[0] - b[0], 0) for a, b in inside), shape)
         raise AssertionError(f"no box of {value.number} holds {box}")
-
-    # From here on first to last: the slots are numbered as the steps will run.
-    slots = len(reads)
-    steps = []
-    starts: list[int] = []
-    for node, boxes, need in reversed(visits):
-        refs = tuple(
-            find(value, box) for value, box in zip(node.ins, need.boxes, strict=True)
-        )
-        steps.append(Step(node.number, refs, need.static, len(need.starts), slots))
-        starts.extend(need.starts)
-        for out, made_box in zip(node.outs, boxes, strict=True):
-            if made_box is not None:
-                made.setdefault(out, []).append((made_box, slots))
-            slots += 1
-    outs = tuple(None if demand is None else find(*demand) for demand in demands)
-    values = tuple(value for value, _ in reads)
-    shapes = tuple(shape_of(box) for _, box in reads)
-    static = Static(values, shapes, tuple(steps), outs)
-    return Recipe(tuple(reads), tuple(starts), static)
 
 
 def take(values: Mapping[int, Any], ref: Ref, dtype: jax.typing.DTypeLike) -> Any:
