@@ -23,7 +23,6 @@ from shardmap.plan.engine.nodes import (
     Operand,
     Program,
     Rewrite,
-    Value,
     flatten,
     traced,
 )
@@ -43,7 +42,8 @@ from shardmap.plan.lax import (
 from shardmap.plan.lax.control import branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.indexed import dynamic, gather, known, scatter
-from shardmap.plan.lax.staged import asked, recut, top
+from shardmap.plan.lax.staged import asked, counting, recut, sort, top
+from shardmap.plan.lax.staged.chosen import Chosen, layered
 
 
 def _expanded(
@@ -114,11 +114,11 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "each element from those at its place": pointwise.RULES,
     "moved, shifted, repeated": shape.RULES | asked.RULES | recut.RULES,
     "merged and split axes": reshape.RULES,
-    "reductions and contractions": reduce.RULES,
+    "reductions and contractions": reduce.RULES | counting.RULES,
     "running reductions": prefix.RULES,
     "sliding windows": window.RULES,
     "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
-    "batch axes before core axes": batched.RULES | top.RULES,
+    "batch axes before core axes": batched.RULES | top.RULES | sort.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops, branches and maps": {
@@ -200,16 +200,6 @@ def _ends(analysis: Analysis) -> set[Any]:
     return found
 
 
-def _either(first: Rewrite, second: Rewrite | None) -> Rewrite:
-    """What the first one writes, or else the second one."""
-
-    def write(*args: Any) -> Sequence[Operand] | None:
-        found = first(*args)
-        return second(*args) if found is None and second else found
-
-    return write
-
-
 def _analysed(
     closed: AnyJaxpr,
     cuts: list[list[Cut]],
@@ -220,20 +210,19 @@ def _analysed(
 ) -> Analysis:
     """The analysis, with these loops, branches and maps written out."""
     calls = plain
-    rewrites: dict[Any, Any] = written_out.rewrite(opened, lambda: calls)
+    fixed: dict[Any, Rewrite] = written_out.rewrite(opened, lambda: calls)
+    chosen = Chosen()
 
     def transformed(
         program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> list[Operand] | None:
         return batched.axis_by_axis(program, equation, ins, source, calls)
 
-    running: list[tuple[Node, Cut]] = []
-    largest: list[tuple[Node, Cut]] = []
-    recuts: dict[int, tuple[Node, int, Cut]] = {}
     for _ in range(MOST_ROUNDS):
         # Only where a cut ends is an equation written as others: uncut, one argmax is
         # better than the comparison and the two reductions that it would become.
-        calls = plain._replace(rewrites={**plain.rewrites, **rewrites})
+        tables = [plain.rewrites, fixed, *chosen.rewrites()]
+        calls = plain._replace(rewrites=layered(tables))
         program = flatten(closed, calls)
         if out_cuts is not None:
             asked.ask(program, out_cuts)
@@ -241,33 +230,11 @@ def _analysed(
         ended = [ended.node for ended in analysis.ended]
         summed = [program.nodes[each.node] for each in analysis.reductions]
         found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
-        if any(n.primitive is p.fft_p for n in ended) and p.fft_p not in rewrites:
+        if any(n.primitive is p.fft_p for n in ended):
             found[p.fft_p] = transformed
         found |= {n.primitive: WHEN_PARTIAL.get(n.primitive) for n in summed}
-        found = {q: rewrite for q, rewrite in found.items() if rewrite}
-        along = [n for n in ended if n.primitive in prefix.KINDS]
-        known = {id(node.params) for node, _ in largest}
-        new = [
-            n for n in ended if n.primitive is p.top_k_p and id(n.params) not in known
-        ]
-        changed = {
-            each: change
-            for each, change in recut.changes(analysis).items()
-            if each not in recuts
-        }
-        more = along or new or changed or found.keys() - rewrites.keys()
-        if not partial or not more:
+        new = {q: write for q, write in found.items() if write and q not in fixed}
+        if not partial or not (chosen.more(analysis) or new):
             break
-        for node in along:
-            [operand] = node.ins
-            assert isinstance(operand, Value)
-            running.append((node, analysis.cuts[operand][node.params["axis"]]))
-        for node in new:
-            [operand] = node.ins
-            assert isinstance(operand, Value)
-            largest.append((node, analysis.cuts[operand][-1]))
-        recuts |= changed
-        rewrites |= found | prefix.rewrite(running) | top.rewrite(largest)
-        for q, write in recut.rewrite(recuts).items():
-            rewrites[q] = _either(write, rewrites.get(q))
+        fixed |= new
     return analysis

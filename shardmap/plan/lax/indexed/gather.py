@@ -192,10 +192,10 @@ def _part(
     result = jnp.where(spread(places.here & places.inside), result, zero)
     # One shard fills in, else the sum would have as many fill values as shards.
     fills = spread(jnp.logical_not(places.inside) & places.first)
-    return jnp.where(fills, jnp.full_like(result, _fill_value(node)), result)
+    return jnp.where(fills, jnp.full_like(result, fill_value(node)), result)
 
 
-def _fill_value(node: Node) -> Any:
+def fill_value(node: Node) -> Any:
     """What a gather gives for places outside of its operand."""
     dtype = node.outs[0].aval.dtype
     given = node.params["fill_value"]

@@ -49,14 +49,14 @@ def _columns(indices: Operand) -> list[Iota | None]:
     if node is not None and node.primitive is p.concatenate_p:
         if node.params["dimension"] == last:
             return [column for part in node.ins for column in _columns(part)]
-    return [_iota(indices)] * indices.shape[last]
+    return [iota_of(indices)] * indices.shape[last]
 
 
 def _is_integer(operand: Operand) -> bool:
     return bool(jnp.issubdtype(operand.aval.dtype, jnp.integer))
 
 
-def _iota(operand: Operand) -> Iota | None:
+def iota_of(operand: Operand) -> Iota | None:
     """What an operand counts along, None if that is not known."""
     node = operand.producer if isinstance(operand, Value) else None
     if node is None or not _is_integer(operand):
@@ -65,12 +65,12 @@ def _iota(operand: Operand) -> Iota | None:
         return Iota(node.params["dimension"], 0)
     if node.primitive is p.select_n_p:
         which = _truth(node.ins[0])
-        return None if which is None else _iota(node.ins[1 + which])
+        return None if which is None else iota_of(node.ins[1 + which])
     if node.primitive is p.add_p:
         return _plus(*node.ins) or _plus(*reversed(node.ins))
     if node.primitive not in MOVES:
         return None
-    inner = _iota(node.ins[0])
+    inner = iota_of(node.ins[0])
     if inner is None:
         return None
     old, new = node.in_shapes[0], node.out_shapes[0]
@@ -91,7 +91,7 @@ MOVES = frozenset(
 
 
 def _plus(operand: Operand, number: Operand) -> Iota | None:
-    inner = _iota(operand)
+    inner = iota_of(operand)
     if inner is None or not isinstance(number, Scalar):
         return None
     return inner._replace(offset=inner.offset + int(number.value))
@@ -103,7 +103,7 @@ def _truth(operand: Operand) -> bool | None:
     if node is None or node.primitive is not p.lt_p:
         return None
     left, right = node.ins
-    inner = _iota(left)
+    inner = iota_of(left)
     if inner is None or not isinstance(right, Scalar):
         return None
     least = inner.offset

@@ -1,0 +1,150 @@
+"""The element at a place of an axis as if it were sorted, by counting.
+
+The element at place ``k`` is the one that ``k`` elements precede: it is found digit by
+digit, by counting how many elements lie below each of the digits that it might have.
+Each digit takes a stage, which reads everything once and keeps some numbers. NaN comes
+last, as in a sort, and -0.0 before 0.0.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from shardmap.plan.engine.factors import Factors, Local
+from shardmap.plan.engine.nodes import Node, Operand, Program, traced
+from shardmap.plan.engine.rules import Reason, RuleMaker
+from shardmap.plan.lax.prefix import Step
+
+COUNTED, DIGITS = Step("elements counted"), Step("next digit")
+
+DIGIT = 4
+"""The bits of a digit: with more of them stages are fewer, and count more."""
+
+COUNTABLE = frozenset(
+    np.dtype(name)
+    for size in (8, 16, 32, 64)
+    for name in (f"int{size}", f"uint{size}", f"float{size}")
+    if name != "float8"
+) | {np.dtype(jnp.bfloat16)}
+"""Numbers whose bits can be brought into their order."""
+
+
+def counted_out(
+    program: Program, operand: Operand, ranks: Operand, axis: int, source: str
+) -> Operand:
+    """The elements that would stand at places of an axis if it were sorted.
+
+    Args:
+      program: where this is written.
+      operand: what is not sorted.
+      ranks: the places, of the operand's shape but along the axis; other axes may be 1.
+      axis: the axis.
+      source: where the user wrote it.
+    """
+    dtype = np.dtype(operand.aval.dtype)
+    shape = list(operand.shape)
+    shape[axis] = ranks.shape[axis]
+    key = jax.core.ShapedArray(tuple(shape), _bits(dtype))
+    count = jax.core.ShapedArray((2**DIGIT - 1, *shape), np.dtype("int32"))
+    [low] = program.inline(traced(lambda: jnp.zeros(shape, key.dtype), []), [], source)
+    for shift in reversed(range(0, 8 * dtype.itemsize, DIGIT)):
+        params = {"axis": axis, "shift": shift}
+        [below] = program.add(COUNTED, params, [operand, low], [count], source)
+        [low] = program.add(DIGITS, params, [low, below, ranks], [key], source)
+    jaxpr = traced(lambda low: from_ordered(low, dtype), [low])
+    [found] = program.inline(jaxpr, [low], source)
+    return found
+
+
+def _bits(dtype: np.dtype) -> np.dtype:
+    return np.dtype(f"uint{8 * dtype.itemsize}")
+
+
+def ordered(x: jax.Array) -> jax.Array:
+    """Unsigned integers in the order of a sort."""
+    dtype = np.dtype(x.dtype)
+    bits = _bits(dtype)
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return x
+    found = lax.bitcast_convert_type(x, bits)
+    top = np.array(1 << (8 * dtype.itemsize - 1), bits)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return found ^ top
+    found = jnp.where(found & top != 0, ~found, found | top)
+    return jnp.where(jnp.isnan(x), np.array(np.iinfo(bits).max, bits), found)
+
+
+def from_ordered(found: jax.Array, dtype: np.dtype) -> jax.Array:
+    """What `ordered` made them of."""
+    top = np.array(1 << (8 * dtype.itemsize - 1), found.dtype)
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return found
+    if jnp.issubdtype(dtype, jnp.integer):
+        return lax.bitcast_convert_type(found ^ top, dtype)
+    found = jnp.where(found & top != 0, found ^ top, ~found)
+    return lax.bitcast_convert_type(found, dtype)
+
+
+def how_many_below(node: Node) -> Factors:
+    """``i j, k j -> b k j; i add``: how many of a row have a lower digit than each."""
+    axis, shift = node.params["axis"], node.params["shift"]
+    rank = len(node.in_shapes[0])
+    operand = ["counted" if k == axis else k for k in range(rank)]
+    low = ["place" if k == axis else k for k in range(rank)]
+
+    def emitter(local: Local) -> Sequence[Any]:
+        keys, low = ordered(local.values[0]), local.values[1]
+        rows = jnp.moveaxis(low, axis, 0)
+        found = []
+        for row in range(rows.shape[0]):
+
+            def below(step: jax.Array, row: int = row) -> jax.Array:
+                bound = lax.expand_dims(rows[row] + step, (axis,))
+                return jnp.sum(keys < bound, axis, dtype=jnp.int32)
+
+            # One after the other: the comparisons are not kept.
+            steps = np.arange(1, 2**DIGIT).astype(rows.dtype) << shift
+            found.append(lax.map(below, jnp.asarray(steps)))
+        return [jnp.stack(found, axis + 1)]
+
+    return Factors(
+        node,
+        [operand, low],
+        [["bound", *low]],
+        contracted={"counted": "add"},
+        wholes={"bound": ONE_DIGIT},
+        emitter=emitter,
+        cheap=False,
+    )
+
+
+def next_digit(node: Node) -> Factors:
+    """``k j, b k j, k j -> k j``: the digit whose elements have the place."""
+    shift = node.params["shift"]
+    shape, _, ranks = node.in_shapes
+    axes = range(len(shape))
+    wanted = [k if ranks[k] == shape[k] else None for k in axes]
+
+    def emitter(local: Local) -> Sequence[Any]:
+        low, below, ranks = local.values
+        digit = jnp.sum(below <= ranks[None], 0, dtype=low.dtype)
+        return [low + (digit << np.array(shift, low.dtype))]
+
+    return Factors(
+        node,
+        [axes, ["bound", *axes], wanted],
+        [axes],
+        wholes={"bound": ONE_DIGIT},
+        emitter=emitter,
+        # What was found before is not found again.
+        complete=frozenset({0}),
+    )
+
+
+ONE_DIGIT = Reason("these are the values of one digit")
+
+RULES: dict[Any, RuleMaker] = {COUNTED: how_many_below, DIGITS: next_digit}

@@ -1,0 +1,275 @@
+"""Sorting along an axis that is cut: pieces are sorted, and merged in pairs.
+
+A stage sorts the pieces. Each of the next ones takes pairs of pieces, merges them, and
+splits the result: the smaller elements to the first piece of a pair. Which pairs meet
+is Batcher's odd-even merge sort, so that no shard holds more than two pieces, and all
+stand where they belong after ``k * (k + 1) / 2`` stages for ``2**k`` pieces. Equal
+elements stay in their order, as their places are sorted with them.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.types import Equation
+from shardmap.plan.engine.crop import crop, crops
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, traced
+from shardmap.plan.engine.rules import (
+    Cut,
+    Factor,
+    Forward,
+    Link,
+    Need,
+    Rule,
+    RuleMaker,
+    meet,
+)
+from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
+from shardmap.plan.lax.indexed.iotas import iota_of
+from shardmap.plan.lax.prefix import Step
+from shardmap.plan.lax.staged.recut import RECUT
+
+RUNS, MERGED = Step("sorted pieces"), Step("merged pairs of pieces")
+
+
+def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> Rewrite:
+    """Rewrites the equations that these nodes come from, at those cuts."""
+    chosen: dict[int, Cut] = {}
+    for node, cut in cuts:
+        known = chosen.get(id(node.params))
+        # An equation may be inlined in several places: all get the common cuts.
+        chosen[id(node.params)] = meet([cut, known]) if known else cut
+
+    def by_pieces(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> Sequence[Operand] | None:
+        cut = chosen.get(id(equation.params))
+        if cut is None:
+            return None
+        axis, count = equation.params["dimension"], len(ins)
+        keys = equation.params["num_keys"]
+        operands, ordered = with_places(program, ins, axis, keys, source)
+        size = ins[0].shape[axis]
+        edges = coalesced((0, *cut.at, size))
+        avals = [operand.aval for operand in operands]
+        shared = {"axis": axis, "keys": ordered, "origins": sorted(cut.origins)}
+        params: dict[str, Any] = {**shared, "edges": edges}
+        runs: Sequence[Operand] = program.add(RUNS, params, operands, avals, source)
+        for pairs in layers(edges):
+            params = {**shared, "pairs": pairs}
+            runs = program.add(MERGED, params, [*runs, *runs], avals, source)
+        params = {"axis": axis, "at": cut.at, "origins": shared["origins"]}
+        made = runs if len(runs) == count else [*runs[:keys], *runs[keys + 1 :]]
+        return [
+            program.add(RECUT, params, [each], [each.aval], source)[0] for each in made
+        ]
+
+    return by_pieces
+
+
+def with_places(
+    program: Program, ins: Sequence[Operand], axis: int, keys: int, source: str
+) -> tuple[list[Operand], int]:
+    """The operands with the elements' places as the last key, and how many keys.
+
+    Nothing is put in where the places are there, or equal elements are the same.
+    """
+    if len(ins) == 1 and not jnp.issubdtype(ins[0].aval.dtype, jnp.inexact):
+        return [*ins], keys
+    if len(ins) > keys:
+        iota = iota_of(ins[keys])
+        if iota is not None and iota.axis == axis:
+            return [*ins], keys + 1
+    shape = ins[0].shape
+    dtype = jnp.int32 if shape[axis] < 2**31 else jnp.int64
+
+    def places() -> jax.Array:
+        return lax.broadcasted_iota(dtype, shape, axis)
+
+    [found] = program.inline(traced(places, []), [], source)
+    return [*ins[:keys], found, *ins[keys:]], keys + 1
+
+
+def coalesced(edges: Sequence[int]) -> tuple[int, ...]:
+    """Pieces as few as can be that are not longer than the longest one.
+
+    >>> coalesced((0, 1, 2, 6, 8))
+    (0, 2, 6, 8)
+    """
+    longest = max(b - a for a, b in itertools.pairwise(edges))
+    found = [0]
+    for point, after in itertools.pairwise(edges[1:]):
+        if after - found[-1] > longest:
+            found.append(point)
+    return (*found, edges[-1])
+
+
+Pairs = tuple[tuple[Interval, Interval], ...]
+"""Which intervals of what was made before are merged, one after the other."""
+
+
+def layers(edges: Sequence[int]) -> Iterator[Pairs]:
+    """The merges of each stage: in the last one's results all stand in their order.
+
+    >>> list(layers((0, 2, 4)))
+    [(((0, 2), (2, 4)),)]
+    """
+    lines: list[Interval] = list(itertools.pairwise(edges))
+    longest = max(b - a for a, b in lines)
+    for compared in network(len(lines)):
+        partners = dict(compared)
+        pairs = []
+        start = 0
+        new = list(lines)
+        for low in range(len(lines)):
+            if low in partners.values():
+                continue
+            first, second = lines[low], (0, 0)
+            if low in partners:
+                second = lines[partners[low]]
+            stop = start + first[1] - first[0] + second[1] - second[0]
+            middle = stop
+            if low in partners:
+                # A piece that is shorter is filled up by what would come last.
+                middle = min(start + longest, stop)
+                new[partners[low]] = middle, stop
+            new[low] = start, middle
+            pairs.append((first, second))
+            start = stop
+        lines = new
+        yield tuple(pairs)
+
+
+def network(count: int) -> Iterator[list[tuple[int, int]]]:
+    """Batcher's odd-even merge sort: the pairs that each layer compares.
+
+    >>> list(network(3))
+    [[(0, 1)], [(0, 2)], [(1, 2)]]
+    """
+    merged = 1
+    while merged < count:
+        apart = merged
+        while apart:
+            yield [
+                (i, i + apart)
+                for j in range(apart % merged, count - apart, 2 * apart)
+                for i in range(j, min(j + apart, count - apart))
+                if i // (2 * merged) == (i + apart) // (2 * merged)
+            ]
+            apart //= 2
+        merged *= 2
+
+
+class _Sorted(Rule):
+    """What both rules share: all axes but one pass."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.axis: int = node.params["axis"]
+        self.keys: int = node.params["keys"]
+        self.count = len(node.outs)
+
+    def edges(self) -> tuple[int, ...]:
+        """Where the pieces of the results start and end."""
+        raise NotImplementedError
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        rank = len(self.node.out_shapes[0])
+        out = [meet([row[axis] for row in cuts]) for axis in range(rank)]
+        origins = frozenset(self.node.params["origins"])
+        out[self.axis] = Cut(self.edges()[1:-1], False, origins)
+        return Forward([out] * self.count)
+
+    def links(self) -> list[list[Link]]:
+        outs = [("out", k) for k in range(self.count)]
+        ins = [("in", k) for k in range(len(self.node.ins))]
+        return [
+            [Link(*side, axis) for side in (outs if axis == self.axis else outs + ins)]
+            for axis in range(len(self.node.out_shapes[0]))
+        ]
+
+    def along(self, box: Box, interval: Interval) -> Box:
+        return (*box[: self.axis], interval, *box[self.axis + 1 :])
+
+    def sort(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return p.sort_p.bind(
+            *values, dimension=self.axis, is_stable=True, num_keys=self.keys
+        )
+
+
+class Runs(_Sorted):
+    """Each piece, sorted."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.pieces = Edges(node.params["edges"])
+
+    def edges(self) -> tuple[int, ...]:
+        edges: tuple[int, ...] = self.node.params["edges"]
+        return edges
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        box = hull_of(boxes)
+        assert box is not None
+        start, stop = box[self.axis]
+        number = self.pieces.number(start)
+        piece = self.pieces.at(number), self.pieces.at(number + 1)
+        assert stop <= piece[1], "a later stage reads what this one kept"
+        needed = self.along(box, piece)
+        shapes, begins = crops(boxes, [needed] * self.count)
+        return Need((needed,) * self.count, shapes, tuple(begins))
+
+    def emit(
+        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        return crop(self.sort(values), static, starts)
+
+
+class Merged(_Sorted):
+    """Pairs of pieces as one sorted piece each."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.pairs: Pairs = node.params["pairs"]
+        self.complete = frozenset(range(len(node.ins)))
+        lengths = [b - a + d - c for (a, b), (c, d) in self.pairs]
+        self._edges = (0, *itertools.accumulate(lengths))
+        self.pieces = Edges(self._edges)
+
+    def edges(self) -> tuple[int, ...]:
+        return self._edges
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        box = hull_of(boxes)
+        assert box is not None
+        start, stop = box[self.axis]
+        number = self.pieces.number(start)
+        made = self.pieces.at(number), self.pieces.at(number + 1)
+        assert stop <= made[1], "a later stage reads what this one kept"
+        first, second = (self.along(box, each) for each in self.pairs[number])
+        shapes, begins = crops(boxes, [self.along(box, made)] * self.count)
+        needed = (first,) * self.count + (second,) * self.count
+        is_pair = self.pairs[number][1] != (0, 0)
+        return Need(needed, (is_pair, shapes), tuple(begins))
+
+    def emit(
+        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        is_pair, shapes = static
+        found = values[: self.count]
+        if is_pair:
+            pairs = zip(found, values[self.count :], strict=True)
+            found = self.sort([lax.concatenate(pair, self.axis) for pair in pairs])
+        return crop(found, shapes, starts)
+
+
+RULES: dict[Any, RuleMaker] = {RUNS: Runs, MERGED: Merged}
