@@ -33,6 +33,7 @@ class StageCost(NamedTuple):
       reads: which arguments all its shards read, and how often.
       shard_bytes: the most that one of them reads, computes and gives back at once.
       kept_bytes: what is held while it runs besides arguments and results.
+      moved: the bytes that each shard reads and writes; of many the first and the last.
     """
 
     number: int
@@ -41,6 +42,11 @@ class StageCost(NamedTuple):
     reads: str
     shard_bytes: int
     kept_bytes: int
+    moved: tuple[int, ...]
+
+
+DRAWN = 24
+"""Of how many shards of a stage it is told what each moves."""
 
 
 def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
@@ -53,6 +59,11 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
             _reads(cut_program, stage),
             shard_peak(cut_program, stage).bytes,
             kept_bytes(cut_program, place),
+            tuple(
+                sum(_moved(cut_program, stage, number).values())
+                for number in range(stage.num_shards)
+                if number < DRAWN - 1 or number == stage.num_shards - 1
+            ),
         )
         for place, stage in enumerate(cut_program.stages)
     )
