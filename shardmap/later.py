@@ -27,7 +27,9 @@ def attach(
 
     A subpackage that is called like one of the names would hide it: Python makes it an
     attribute of the package when it is first imported, and then never again. So it is
-    imported here, which is to cost nothing, and the attribute taken away.
+    imported here, which is to cost nothing, and the attribute taken away. What is in
+    it is there by ``from package.name import module``; ``import package.name.module as
+    x`` looks for it in what hides the subpackage, and fails.
 
     Args:
       package: its name.

@@ -40,6 +40,7 @@ class StageCost(NamedTuple):
       shard_bytes: the most that one of them reads, computes and gives back at once.
       kept_bytes: what is held in memory while it runs besides arguments and results.
       scratch_bytes: what is kept in ``scratch`` while it runs.
+      moved: the bytes that each shard reads and writes; of many the first and the last.
     """
 
     number: int
@@ -49,6 +50,11 @@ class StageCost(NamedTuple):
     shard_bytes: int
     kept_bytes: int
     scratch_bytes: int
+    moved: tuple[int, ...]
+
+
+DRAWN = 24
+"""Of how many shards of a stage it is told what each moves."""
 
 
 def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
@@ -62,6 +68,11 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
             shard_peak(cut_program, stage).bytes,
             kept_bytes(cut_program, place),
             scratch_bytes(cut_program, place),
+            tuple(
+                sum(_moved(cut_program, stage, number).values())
+                for number in range(stage.num_shards)
+                if number < DRAWN - 1 or number == stage.num_shards - 1
+            ),
         )
         for place, stage in enumerate(cut_program.stages)
     )

@@ -54,6 +54,8 @@ class Grids(NamedTuple):
       header: what is seen, in a line.
       ways: which dimensions go which way; "" if none is cut.
       down, across: the dimensions that rows and columns go along, if any.
+      size: how long what is drawn is down and across, in elements of the array, the
+        last two dimensions where these are not cut; None where there is no such.
       grids: those to draw.
       left_out: how many more there are.
     """
@@ -62,6 +64,7 @@ class Grids(NamedTuple):
     ways: str
     down: int | None
     across: int | None
+    size: tuple[int | None, int | None]
     grids: list[Grid]
     left_out: int
 
@@ -148,7 +151,24 @@ def grids_of(
     if ways:
         header += f": {ways}"
     left_out = math.prod(outer_shape) - len(grids)
-    return Grids(header, ways, down, across, grids, left_out)
+    return Grids(
+        header, ways, down, across, _size(shape, down, across), grids, left_out
+    )
+
+
+def _size(
+    shape: tuple[int, ...], down: int | None, across: int | None
+) -> tuple[int | None, int | None]:
+    """The lengths of the dimensions that are seen; of those not cut the last ones."""
+    uncut = [dim for dim in range(len(shape)) if dim not in (down, across)]
+    if across is None and uncut and (down is None or uncut[-1] > down):
+        across = uncut.pop()
+    if down is None and uncut and (across is None or uncut[-1] < across):
+        down = uncut.pop()
+    return (
+        None if down is None else shape[down],
+        None if across is None else shape[across],
+    )
 
 
 def _holders(spec: ShardingSpec) -> np.ndarray:

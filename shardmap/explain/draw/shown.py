@@ -10,8 +10,6 @@ from shardmap.explain.report import ArrayLayout
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import size
 
-MOST_SHARDS = 24
-"""How many shards of a stage are drawn."""
 _CELL, _GAP, _HEIGHT, _WIDTH = 12, 3, 18, 260
 
 
@@ -69,18 +67,22 @@ def _stage(stage: Any, most: int) -> str:
 
 
 def _picture(stage: Any, most: int) -> str:
-    """The shards as boxes, and below them to scale what one moves and all keep."""
-    shown = min(stage.shards, MOST_SHARDS)
-    cells = "".join(
-        f'<rect class="colour{k % svg.COLOURS}" x="{k * (_CELL + _GAP)}" y="1" '
-        f'width="{_CELL}" height="{_CELL}" rx="2"/>'
-        for k in range(shown)
-    )
-    wide = shown * (_CELL + _GAP)
-    if stage.shards > shown:
-        more = f"... {stage.shards - shown:,} more"
-        cells += _text(wide + 4, 1 + _CELL / 2, more)
-        wide += 4 + int(svg.LETTER * len(more))
+    """The shards as boxes, and below them what one holds and all keep, all to scale."""
+    cells, wide = "", 0.0
+    largest = max(1, *stage.moved)
+    for k, moved in enumerate(stage.moved):
+        is_last = k == len(stage.moved) - 1
+        if is_last and stage.shards > len(stage.moved):
+            more = f"... {stage.shards - len(stage.moved):,} more"
+            cells += _text(wide + 4, 1 + _CELL / 2, more)
+            wide += 12 + svg.LETTER * len(more)
+        number = stage.shards - 1 if is_last else k
+        width = max(2, _CELL * moved / largest)
+        cells += (
+            f'<rect class="colour{number % svg.COLOURS}" x="{wide:.1f}" y="1" '
+            f'width="{width:.1f}" height="{_CELL}" rx="2"/>'
+        )
+        wide += width + _GAP
     bars = ""
     for line, (label, value) in enumerate(
         (
@@ -96,7 +98,7 @@ def _picture(stage: Any, most: int) -> str:
         )
         bars += _text(4, y + _HEIGHT / 2, label)
     height = _CELL + 8 + 2 * (_HEIGHT + 4)
-    width = max(wide, _WIDTH) + 2
+    width = int(max(wide, _WIDTH)) + 2
     said = f"{stage.shards:,} shards, {size(stage.shard_bytes)} in a shard, "
     said += f"{size(stage.kept_bytes)} kept"
     return (

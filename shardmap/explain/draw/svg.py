@@ -1,6 +1,7 @@
 """Pictures of meshes and of arrays on devices, as SVG.
 
-A box is a piece, and the numbers in it are the devices that hold it. A device has the
+A box is a piece, and the numbers in it are the devices that hold it. It is as high and
+as wide as the piece is, as far as its numbers leave room for that. A device has the
 same colour in all pictures, and a piece with copies the colours of several. They
 repeat, and everything that they say is written too. The colours themselves are in the
 style of the page, so that they follow its light or dark scheme.
@@ -16,16 +17,17 @@ from shardmap.sharding.spec import ShardingSpec
 
 COLOURS = 8
 # How many pieces of a dimension to draw: as many as fit on a phone.
-PIECES = (8, 6, 5, 4)
+PIECES = (8, 6, 5, 4, 3)
 MAX_GRIDS = 4
 WIDTH = 272
+# How high the boxes of a grid are together, but for those that numbers make higher.
+HEIGHT = 224
 
 # In the units of the page's pixels; the letters are those of a monospaced font.
 LETTER = 7.5
 LINE = 18
 PADDING = 8
-BOX_HEIGHT = 30
-LEAST_BOX = 30
+LEAST_BOX, LEAST_HEIGHT = 30, 24
 GAP_BETWEEN = 4
 
 
@@ -64,7 +66,8 @@ def mesh(axes: Sequence[tuple[str, int]]) -> Drawing:
     """
     sizes = [size for _, size in axes]
     spec = ShardingSpec(map(Unstacked, sizes), map(ShardedAxis, range(len(sizes))))
-    found = _fitting(spec, sizes)
+    # Of a mesh there is nothing to scale.
+    found = _fitting(spec, sizes)._replace(size=(None, None))
     ways = {found.down: " down", found.across: " across"}
     parts = [
         f"{name} {size:,}{ways.get(number, '')}"
@@ -78,7 +81,7 @@ def _fitting(spec: ShardingSpec, shape: Sequence[int]) -> Grids:
     """As many pieces as have room, or as few as still make sense."""
     for pieces in PIECES:
         found = grids_of(spec, shape, max_pieces=pieces, max_grids=MAX_GRIDS)
-        if all(_grid(grid, 0)[1] <= WIDTH for grid in found.grids):
+        if all(_grid(grid, 0, (None, None))[1] <= WIDTH for grid in found.grids):
             break
     return found
 
@@ -87,7 +90,7 @@ def _picture(title: str, found: Grids) -> str:
     parts: list[str] = []
     top, width = 0.0, 0.0
     for grid in found.grids:
-        drawn, grid_width, height = _grid(grid, top)
+        drawn, grid_width, height = _grid(grid, top, found.size)
         parts += drawn
         width = max(width, grid_width)
         top += height + 3 * GAP_BETWEEN
@@ -106,13 +109,34 @@ def _picture(title: str, found: Grids) -> str:
     )
 
 
-def _grid(grid: Grid, top: float) -> tuple[list[str], float, float]:
-    """One grid below `top`: its elements, its width and its height."""
+def _box(
+    grid: Grid, room: float, size: tuple[int | None, int | None]
+) -> tuple[float, float]:
+    """How wide and high each box is: to scale, but with room for what is in it."""
+    texts = [cell.holders for row in grid.cells for cell in row] + grid.columns
+    least = max(LEAST_BOX, max(map(len, texts)) * LETTER + 2 * PADDING)
+    down, across = size
+    if not down or not across:
+        return least, LEAST_BOX
+    scale = min(HEIGHT / down, room / across)
+    return (
+        max(least, scale * across / len(grid.columns) - GAP_BETWEEN),
+        max(LEAST_HEIGHT, scale * down / len(grid.rows) - GAP_BETWEEN),
+    )
+
+
+def _grid(
+    grid: Grid, top: float, size: tuple[int | None, int | None]
+) -> tuple[list[str], float, float]:
+    """One grid below `top`: its elements, its width and its height.
+
+    Args:
+      size: that of the array down and across, where it is drawn to scale.
+    """
     parts = []
     left = max(map(len, grid.rows)) * LETTER
     left += PADDING if left else 0
-    texts = [cell.holders for row in grid.cells for cell in row] + grid.columns
-    box = max(LEAST_BOX, max(map(len, texts)) * LETTER + 2 * PADDING)
+    box, high = _box(grid, WIDTH - left, size)
     y = top
     if grid.place:
         parts.append(_text(0, y + LINE / 2, grid.place, "label start"))
@@ -123,7 +147,7 @@ def _grid(grid: Grid, top: float) -> tuple[list[str], float, float]:
             parts.append(_text(x, y + LINE / 2, column, "label"))
         y += LINE
     for label, cells in zip(grid.rows, grid.cells, strict=True):
-        middle = y + BOX_HEIGHT / 2
+        middle = y + high / 2
         if label:
             parts.append(_text(left - PADDING, middle, label, "label end"))
         for number, cell in enumerate(cells):
@@ -132,27 +156,29 @@ def _grid(grid: Grid, top: float) -> tuple[list[str], float, float]:
                 parts.append(_text(x + box / 2, middle, cell.holders, "label"))
                 continue
             parts.append(
-                f'<g class="piece">{_boxes(cell.devices, x, y, box)}'
+                f'<g class="piece">{_boxes(cell.devices, x, y, box, high)}'
                 f"{_text(x + box / 2, middle, cell.holders, 'holders')}</g>"
             )
-        y += BOX_HEIGHT + GAP_BETWEEN
+        y += high + GAP_BETWEEN
     across = left + len(grid.columns) * (box + GAP_BETWEEN) - GAP_BETWEEN
     return parts, max(across, len(grid.place) * LETTER), y - GAP_BETWEEN - top
 
 
-def _boxes(devices: Sequence[int], x: float, y: float, width: float) -> str:
+def _boxes(
+    devices: Sequence[int], x: float, y: float, width: float, height: float
+) -> str:
     """A box, in the colours of the devices that hold it."""
     colours = list(dict.fromkeys(device % COLOURS for device in devices))
     first, *others = colours
     drawn = (
         f'<rect class="colour{first}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
-        f'height="{BOX_HEIGHT}" rx="4"/>'
+        f'height="{height:.1f}" rx="4"/>'
     )
     part = width / len(colours)
     for place, colour in enumerate(others, 1):
         drawn += (
             f'<rect class="part colour{colour}" x="{x + place * part:.1f}" '
-            f'y="{y:.1f}" width="{part:.1f}" height="{BOX_HEIGHT}"/>'
+            f'y="{y:.1f}" width="{part:.1f}" height="{height:.1f}"/>'
         )
     return drawn
 

@@ -1,5 +1,7 @@
 """What a notebook shows of specs, array layouts and plans."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,6 +69,22 @@ def test_a_plan_shows_each_stage_with_its_numbers(shown):
 
 def test_many_shards_are_shortened(shown):
     assert "... 24 more" in shown["plan of many"]._repr_html_()
+
+
+def widths(text, stage):
+    """Of the boxes of a stage's shards."""
+    drawn = text.split(f"Stage {stage} <span")[1].split("<svg")[1].split("</svg>")[0]
+    return [float(w) for w in re.findall(r'y="1" width="([\d.]+)"', drawn)]
+
+
+@pytest.mark.parametrize(("cut", "drawn"), [(5, 5), (40, 24)])
+def test_a_last_shorter_shard_is_drawn_shorter(cut, drawn):
+    x = np.ones((cut * 2 - 1, 64), np.float32)
+    plan = sm.plan(lambda x: x * 2, x, in_slices={0: cut})
+    assert len(plan.stage_costs[0].moved) == drawn
+    *others, last = widths(plan._repr_html_(), 0)
+    assert len(others) == drawn - 1
+    assert {round(width / last, 1) for width in others} == {2.0}
 
 
 def test_a_plan_has_a_short_repr(shown):

@@ -4,13 +4,13 @@ import inspect
 import re
 
 import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 from shardmap.explain.draw.text import picture
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
 from shardmap.sharding.spec import ShardingSpec
+from tests.explain.layouts import layouts, places_of
 
 
 def test_scalar_with_copies_is_one_box():
@@ -109,31 +109,6 @@ def numbers_in_boxes(text):
     return numbers
 
 
-@st.composite
-def layouts(draw):
-    """A spec of up to three dimensions, with a shape that it cuts."""
-    kinds = draw(
-        st.lists(st.sampled_from(["whole", "chunked", "unstacked"]), max_size=3)
-    )
-    sharding, shape, sharded = [], [], 0
-    for kind in kinds:
-        pieces = draw(st.integers(1, 3))
-        if kind == "whole":
-            sharding.append(None)
-            shape.append(draw(st.integers(0, 3)))
-        elif kind == "chunked":
-            sharding.append(Chunked(pieces))
-            shape.append(pieces * draw(st.integers(1, 3)))
-        else:
-            sharding.append(Unstacked(pieces))
-            shape.append(pieces)
-        sharded += kind != "whole"
-    mapping = [ShardedAxis(axis) for axis in range(sharded)]
-    mapping += [Replicated(n) for n in draw(st.lists(st.integers(1, 2), max_size=2))]
-    mapping = draw(st.permutations(mapping))
-    return ShardingSpec(tuple(sharding), tuple(mapping)), tuple(shape)
-
-
 def test_rows_are_drawn_as_rows():
     spec = ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(2)))
     assert picture(spec, (4, 4)) == inspect.cleandoc("""
@@ -147,14 +122,7 @@ def test_rows_are_drawn_as_rows():
 
 @hypothesis.given(layouts(), layouts())
 def test_different_layouts_have_different_pictures(one, other):
-    places = []
-    for spec, shape in (one, other):
-        indices = [
-            [range(n)[i] if isinstance(i, slice) else i for i, n in pairs]
-            for index in spec.indices(shape).reshape(-1)
-            for pairs in [zip(index, shape, strict=True)]
-        ]
-        places.append((shape, str(indices)))
+    places = [places_of(*each) for each in (one, other)]
     drawn = [picture(*each, max_pieces=100, max_grids=100) for each in (one, other)]
     assert (drawn[0] == drawn[1]) == (places[0] == places[1])
 
