@@ -15,6 +15,7 @@ from shardmap.units import AUTO
 __version__ = "0.1.0"
 
 __all__ = [
+    "AS_CHUNKED",
     "AUTO",
     "EACH",
     "Chunked",
@@ -23,6 +24,7 @@ __all__ = [
     "MapPrimitive",
     "Mesh",
     "NoSharding",
+    "Pieces",
     "Replicated",
     "Shard",
     "ShardPlan",
@@ -75,7 +77,7 @@ if TYPE_CHECKING:
     from shardmap.explain.interconnect import Interconnect
     from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
     from shardmap.plan.chunked import chunked
-    from shardmap.plan.in_slices import EACH
+    from shardmap.plan.in_slices import AS_CHUNKED, EACH, Pieces
     from shardmap.plan.notation import register_rule, rules_of
     from shardmap.plan.plan import ShardPlan, plan
     from shardmap.plan.run.shards import Shard
@@ -111,7 +113,7 @@ else:
             "shardmap.explain.interconnect": ["Interconnect"],
             "shardmap.map.primitives.map_primitive": ["MapPrimitive", "spmap_p"],
             "shardmap.plan.chunked": ["chunked"],
-            "shardmap.plan.in_slices": ["EACH"],
+            "shardmap.plan.in_slices": ["AS_CHUNKED", "EACH", "Pieces"],
             "shardmap.plan.notation": ["register_rule", "rules_of"],
             "shardmap.plan.plan": ["ShardPlan", "plan"],
             "shardmap.plan.run.shards": ["Shard"],

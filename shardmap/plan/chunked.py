@@ -203,8 +203,9 @@ def chunked(
       fun: a function of arrays that JAX can trace.
       in_slices: how the positional arguments are cut: a pytree prefix of them whose
         leaves are None (whole), `EACH`, or a dict {axis: cut}. A cut is a number of
-        near-equal pieces, a tuple of lengths, a list of (start, stop) pairs, `EACH`, or
-        `AUTO`: as few pieces as fit into ``memory``. Keyword arguments are whole.
+        near-equal pieces, a tuple of lengths, a list of (start, stop) pairs, `Pieces`
+        of a length, `EACH`, or `AUTO`: as few pieces as fit into ``memory``. Keyword
+        arguments are whole.
         Default: with ``memory``, the axes that save the most; else nothing is cut.
       memory: the bytes that a call may hold at once besides its arguments and results:
         a number, or a text such as ``"2 GB"``. It is an upper bound for what the loops

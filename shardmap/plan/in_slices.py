@@ -1,13 +1,16 @@
 """What users write in ``in_slices``, checked and brought to one form."""
 
+import bisect
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
+from shardmap.arrays.sources.grid import borders
 from shardmap.plan.engine.rules import UNCUT, Cut
 from shardmap.units import Auto
 
@@ -79,7 +82,8 @@ def asked_points(
     problems: list[str] = []
     asked: list[tuple[Points | Auto, ...]] = []
     kinds: set[type] = set()
-    for path, spec, aval in zip(paths, specs, avals, strict=True):
+    leaves = jax.tree.leaves(args)
+    for path, spec, leaf, aval in zip(paths, specs, leaves, avals, strict=True):
         shape = np.shape(aval)
         name = f"{what}{jax.tree_util.keystr(path)} of shape {shape}"
         row: list[Points | Auto] = [()] * len(shape)
@@ -87,7 +91,9 @@ def asked_points(
             try:
                 number = _axis(axis, len(shape))
                 row[number] = (
-                    cut if isinstance(cut, Auto) else cut_points(cut, shape[number])
+                    cut
+                    if isinstance(cut, Auto)
+                    else cut_points(cut, shape[number], borders(leaf, number))
                 )
             except (TypeError, ValueError) as error:
                 kinds.add(type(error))
@@ -99,7 +105,7 @@ def asked_points(
             f"{who} cannot cut {_NAMES[what]} as {option} says:\n"
             + "\n".join(problems)
             + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
-            "(start, stop) pairs, or EACH."
+            "(start, stop) pairs, Pieces(length), AS_CHUNKED, or EACH."
         ) from None
     return tuple(asked)
 
@@ -190,7 +196,59 @@ class _Each:
 EACH = _Each()
 
 
-AxisCut: TypeAlias = int | tuple[int, ...] | list[tuple[int, int]] | _Each | Auto | None
+@dataclass(frozen=True)
+class Pieces:
+    """The cut into pieces of one length; the last one may be shorter.
+
+    Attributes:
+      length: how long the pieces are, at least 1.
+
+    Example:
+      >>> import jax.numpy as jnp, shardmap as sm
+      >>> made = sm.plan(jnp.cos, jnp.ones(10), in_slices={0: sm.Pieces(length=4)})
+      >>> made.out_slices
+      {0: [(0, 4), (4, 8), (8, 10)]}
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        length = _integer(self.length, "the length of pieces")
+        if length < 1:
+            raise ValueError(f"the length of pieces must be at least 1, got {length}")
+
+
+class _AsChunked:
+    """The cut at the chunks of an array that lies in chunks: of zarr, h5py or Dask.
+
+    Example:
+      >>> import dask.array as da, numpy as np
+      >>> import jax.numpy as jnp, shardmap as sm
+      >>> x = da.zeros(10, chunks=4, dtype=np.float32)
+      >>> sm.plan(jnp.cos, x, in_slices={0: sm.AS_CHUNKED}).out_slices
+      {0: [(0, 4), (4, 8), (8, 10)]}
+    """
+
+    def __repr__(self) -> str:
+        return "AS_CHUNKED"
+
+    def __reduce__(self) -> str:
+        return "AS_CHUNKED"
+
+
+AS_CHUNKED = _AsChunked()
+
+
+AxisCut: TypeAlias = (
+    int
+    | tuple[int, ...]
+    | list[tuple[int, int]]
+    | _Each
+    | _AsChunked
+    | Pieces
+    | Auto
+    | None
+)
 """How one axis is cut: see `plan`."""
 
 LeafCuts: TypeAlias = Mapping[int, AxisCut] | _Each | None
@@ -222,13 +280,18 @@ def _integer(value: Any, what: str) -> int:
     raise TypeError(f"{what} must be an integer, got {value!r}")
 
 
-def cut_points(cut: AxisCut, size: int) -> tuple[int, ...]:
+def cut_points(
+    cut: AxisCut, size: int, chunks: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
     """The interior points of a cut as users write it.
 
     Args:
       cut: a number of near-equal pieces (at the most ``size``), a tuple of lengths, a
-        list of (start, stop) pairs, `EACH`, or None for no cut.
+        list of (start, stop) pairs, `Pieces`, `AS_CHUNKED`, `EACH`, or None for no
+        cut.
       size: the size of the axis.
+      chunks: where its chunks begin, but for the first; None: it lies in none. A number
+        of pieces, as long as there are no more than chunks, begins where these do.
 
     Returns:
       The points, ascending, without 0 and ``size``.
@@ -244,6 +307,15 @@ def cut_points(cut: AxisCut, size: int) -> tuple[int, ...]:
         return ()
     if isinstance(cut, _Each):
         return tuple(range(1, size))
+    if isinstance(cut, Pieces):
+        return tuple(range(cut.length, size, cut.length))
+    if isinstance(cut, _AsChunked):
+        if chunks is None:
+            raise ValueError(
+                "AS_CHUNKED cuts an array of zarr, h5py or Dask that lies in chunks, "
+                "which this is not: give Pieces(length), or a number of pieces"
+            )
+        return chunks
     if isinstance(cut, tuple):
         return _from_lengths(cut, size)
     if isinstance(cut, list):
@@ -253,12 +325,31 @@ def cut_points(cut: AxisCut, size: int) -> tuple[int, ...]:
             f"{cut!r} is no cut: give the lengths of the pieces, such as "
             f"{_halves(size)}, or [(0, {size // 2}), ({size // 2}, {size})]"
         )
-    count = _integer(cut, "a cut (a number, a tuple, a list, EACH or AUTO)")
+    count = _integer(cut, "a cut (a number, a tuple, a list, Pieces, EACH or AUTO)")
     if count < 1:
         raise ValueError(f"a number of pieces must be at least 1, got {count}")
     count = min(count, max(size, 1))
     quotient, larger = divmod(size, count)
-    return Counted(k * quotient + min(k, larger) for k in range(1, count))
+    points = Counted(k * quotient + min(k, larger) for k in range(1, count))
+    return points if chunks is None else _at_borders(points, chunks)
+
+
+def _at_borders(points: Counted, chunks: tuple[int, ...]) -> Counted:
+    """The borders of chunks that are nearest, if there is one for each point.
+
+    >>> _at_borders(Counted((34, 67)), (30, 60, 90))
+    (30, 60)
+    """
+    if len(points) > len(chunks):
+        return points
+    found: list[int] = []
+    for number, point in enumerate(points):
+        first = bisect.bisect(chunks, found[-1]) if found else 0
+        last = len(chunks) - len(points) + number
+        after = min(max(bisect.bisect_left(chunks, point), first), last)
+        near = max(after - 1, first), after
+        found.append(min((chunks[k] for k in near), key=lambda at: abs(at - point)))
+    return Counted(found)
 
 
 def _halves(size: int) -> tuple[int, int]:

@@ -67,8 +67,10 @@ def plan(
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
         pieces (at the most as many as the axis is long), a tuple of lengths, a list of
-        (start, stop) pairs, `EACH`, or `AUTO`: as few pieces as fit into ``memory``. An
-        axis of xarray's is the name of its dimension. Default: with ``memory``, the
+        (start, stop) pairs, `Pieces` of a length, `AS_CHUNKED`, `EACH`, or `AUTO`: as
+        few pieces as fit into ``memory``. A number of pieces of an array that lies in
+        chunks begin where chunks do, if these are not fewer. An axis of xarray's is the
+        name of its dimension. Default: with ``memory``, the
         axes that save the most; else nothing is cut.
       out_slices: how the results are cut besides, in the same form, a pytree prefix of
         the results: for what is made of no argument that is cut, such as random numbers

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmap.plan.engine.slices import pieces
-from shardmap.plan.in_slices import EACH, cut_points
+from shardmap.plan.in_slices import AS_CHUNKED, EACH, Pieces, cut_points
 from shardmap.plan.plan import plan
 from tests.plan.plan_programs import X, Y
 
@@ -47,6 +47,8 @@ def test_bad_cuts_are_named(in_slices, kind, message):
         ([(1, 4), (0, 1)], 4, (1,)),
         (EACH, 4, (1, 2, 3)),
         (EACH, 1, ()),
+        (Pieces(4), 10, (4, 8)),
+        (Pieces(length=10), 10, ()),
     ],
 )
 def test_cuts(cut, size, points):
@@ -94,3 +96,56 @@ def test_cuts_of_one_argument_that_is_a_dict():
     assert made.num_shards == 3
     with pytest.raises(ValueError, match=r"in_slices\[0\] has the keys \['v'\]"):
         plan(lambda d: d["x"], args, in_slices={"v": None})
+
+
+class InChunks:
+    """An array of a store, of which it is noted what is read."""
+
+    def __init__(self, array, chunks):
+        self.array, self.chunks, self.reads = array, chunks, []
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return self.array[index]
+
+
+def test_an_array_is_cut_as_it_lies_in_chunks():
+    x = InChunks(X, (3, 4))
+    made = plan(jnp.cos, x, in_slices={0: AS_CHUNKED})
+    assert made.out_slices == {0: [(0, 3), (3, 6), (6, 8)]}
+    np.testing.assert_allclose(made.run(x), np.cos(X), rtol=1e-6)
+    assert sorted(index[0].start for index in x.reads) == [0, 3, 6]
+    of_dask = InChunks(X, ((1, 5, 2), (6,)))
+    made = plan(jnp.cos, of_dask, in_slices={0: AS_CHUNKED, 1: AS_CHUNKED})
+    assert made.out_slices == {0: [(0, 1), (1, 6), (6, 8)]}
+    with pytest.raises(ValueError, match=r"args\[0\](.|\n)*which this is not"):
+        plan(jnp.cos, X, in_slices={0: AS_CHUNKED})
+
+
+@pytest.mark.parametrize(
+    ("count", "points"),
+    [(2, (50,)), (4, (20, 50, 70)), (10, tuple(range(10, 95, 10))), (20, None)],
+)
+def test_pieces_go_to_the_borders_of_chunks(count, points):
+    borders = tuple(range(10, 95, 10))
+    found = cut_points(count, 95, borders)
+    assert found == (points or cut_points(count, 95))
+
+
+@given(st.integers(1, 60), st.integers(1, 30), st.integers(1, 60))
+def test_as_many_pieces_at_borders(size, length, count):
+    borders = tuple(range(length, size, length))
+    found = cut_points(count, size, borders)
+    plain = cut_points(count, size)
+    assert len(found) == len(plain)
+    assert list(found) == sorted(set(found))
+    assert found == plain if len(plain) > len(borders) else set(found) <= set(borders)
+
+
+def test_lengths_of_pieces_that_cannot_be():
+    with pytest.raises(ValueError, match="length of pieces must be at least 1, got 0"):
+        Pieces(0)
+    with pytest.raises(TypeError, match=r"must be an integer, got 2\.5"):
+        Pieces(2.5)
+    assert pickle.loads(pickle.dumps(AS_CHUNKED)) is AS_CHUNKED

@@ -1,0 +1,24 @@
+"""Where the chunks of arrays begin that lie in stores in chunks."""
+
+from typing import Any
+
+import numpy as np
+
+
+def borders(array: Any, axis: int) -> tuple[int, ...] | None:
+    """Where the chunks begin along an axis, but for the first; None: it has none.
+
+    Chunks of zarr's that lie together in a shard are read as one.
+
+    >>> import types
+    >>> borders(types.SimpleNamespace(shape=(10,), chunks=(4,)), 0)
+    (4, 8)
+    """
+    chunks = getattr(array, "shards", None) or getattr(array, "chunks", None)
+    shape = getattr(array, "shape", ())
+    if not isinstance(chunks, tuple | list) or len(chunks) != len(shape):
+        return None
+    length = chunks[axis]
+    if isinstance(length, tuple | list):  # Of Dask: the lengths of all of them.
+        return tuple(np.cumsum(length, dtype=int).tolist()[:-1])
+    return tuple(range(int(length), shape[axis], int(length)))
