@@ -118,3 +118,36 @@ def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
     array = xr.DataArray(mapped, dims=("a", "b"))
     made = plan(lambda a: a + 1, array, in_slices={"a": 2})
     assert "48 B are read by the workers (memmap)" in str(made.traffic())
+
+
+def test_encodings_of_what_lies_alike(ds, tmp_path):
+    pytest.importorskip("zarr", reason="writes the store")
+    encoding = {
+        "t": {"chunks": (4, 3), "_FillValue": -9.0},
+        "mask": {"dtype": "i2", "scale_factor": 0.5, "chunks": (2,), "_FillValue": -1},
+    }
+    ds.drop_vars("name").to_zarr(tmp_path / "a", consolidated=False, encoding=encoding)
+    stored = xr.open_zarr(tmp_path / "a", chunks=None, consolidated=False)
+
+    def fun(ds):
+        return ds.assign(
+            t=ds.t * 2, average=ds.t.mean("time", skipna=False), mask=ds.mask + 1
+        )
+
+    got = plan(fun, stored, in_slices={"time": 6}).run(stored)
+    assert got.t.encoding["chunks"] == (4, 3)
+    assert got.t.encoding["_FillValue"] == -9.0
+    assert got.t.encoding["dtype"] == np.float32
+    assert got.average.encoding == {}
+    assert got["mask"].encoding["chunks"] == (2,)
+    assert not {"dtype", "scale_factor", "_FillValue"} & got["mask"].encoding.keys()
+    got.to_zarr(tmp_path / "b", consolidated=False)
+    again = xr.open_zarr(tmp_path / "b", chunks=None, consolidated=False)
+    xr.testing.assert_identical(again.load(), got)
+    assert again.t.encoding["chunks"] == (4, 3)
+    # An array keeps what it has under its name, at its shape only.
+    for part, chunks in ((slice(None), (4, 3)), (slice(1, 9), None)):
+        one = plan(lambda t: t + 1, stored.t, in_slices={"time": 6}).run(stored.t)
+        cut = plan(lambda t, k=part: t[k] + 1, stored.t).run(stored.t)
+        assert one.encoding["chunks"] == (4, 3)
+        assert cut.encoding.get("chunks") == chunks

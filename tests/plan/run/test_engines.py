@@ -1,8 +1,10 @@
 """One suite for every engine: the same bytes, from wherever, whatever fails."""
 
+import errno
 import multiprocessing
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,8 @@ import pytest
 
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
+from shardmap.plan.away.folder.job import Job
+from shardmap.plan.away.folder.work import Worker
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
@@ -176,6 +180,8 @@ class Scripted:
                 time.sleep(0.5)
             elif what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            elif what == "memory":
+                raise MemoryError("no room for a shard")
             else:
                 raise OSError("the disk is gone")
         return X[index]
@@ -189,10 +195,55 @@ def reopen(about, writable):
     return Scripted(about["place"])
 
 
-@pytest.fixture
-def scripted(tmp_path, monkeypatch):
+class Full:
+    """A file on a disk that is full for one writing, of which half is done."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.array = np.load(self.folder / "y.npy", mmap_mode="r+")
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def __getitem__(self, index):
+        return self.array[index]
+
+    def __setitem__(self, index, part):
+        try:
+            (self.folder / "full").unlink()
+        except FileNotFoundError:
+            self.array[index] = part
+            return
+        rows = index[0]
+        half = (rows.stop - rows.start) // 2
+        self.array[rows.start : rows.start + half] = part[:half]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def reopen_full(about, writable):
+    return Full(about["place"])
+
+
+@pytest.fixture(autouse=True)
+def kinds(monkeypatch):
+    """Registers what tests write and read for each of them."""
     monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
     register_shard_handler(Scripted, describe=describe, reopen=reopen)
+    register_shard_handler(
+        Full, describe=describe, reopen=reopen_full, grain=lambda value: (1, 1)
+    )
+
+
+@pytest.fixture
+def full(tmp_path):
+    def make():
+        np.save(tmp_path / "y.npy", np.zeros((64, 4), np.float32))
+        (tmp_path / "full").touch()
+        return Full(tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def scripted(tmp_path):
 
     def make(*scripts):
         for script in scripts:
@@ -221,6 +272,57 @@ def test_storage_that_fails_is_told(engine, eight, scripted):
     assert_bytes(eight.run(X, W, executor=engine.executor), eight.run(X, W))
 
 
+def test_memory_that_is_short_once_is_asked_for_again(engine, eight, scripted):
+    x = scripted("8-memory", "56-memory")
+    want = eight.run(X, W)
+    assert_bytes(eight.run(x, W, executor=engine.executor, retries=1), want)
+    x = scripted("24-memory")
+    with pytest.raises(ShardError, match="shard 3 of stage 0 .*: no room for a shard"):
+        eight.run(x, W, executor=engine.executor)
+    assert_bytes(eight.run(x, W, executor=engine.executor), want)
+
+
+def test_a_disk_that_is_full_for_a_while(engine, eight, scripted, full, tmp_path):
+    """The run ends and tells it; the next one, or the next try, has all of it."""
+    want = eight.run(X, W)
+    x, y = scripted(), full()
+    out = (None, y, None, None)
+    with pytest.raises((OSError, ShardError), match="No space left on device"):
+        eight.run(x, W, out=out, executor=engine.executor)
+    assert_bytes(eight.run(x, W, out=out, executor=engine.executor), want)
+    y = full()
+    out, kept = (None, y, None, None), tmp_path / "kept"
+    with pytest.raises((OSError, ShardError), match="No space left on device"):
+        eight.run(x, W, out=out, executor=engine.executor, checkpoint=kept)
+    done = len(list(kept.glob("*.bin")))
+    assert done > 0
+    (tmp_path / "0-always").touch()  # What is kept is not read again.
+    assert_bytes(
+        eight.run(x, W, out=out, executor=engine.executor, checkpoint=kept), want
+    )
+    np.testing.assert_array_equal(y.array, want[1])
+
+
+def test_workers_try_a_full_disk_again(engine, eight, scripted, full):
+    if engine.name in ("here", "threads"):
+        pytest.skip("this process writes, and tells it at once")
+    y = full()
+    got = eight.run(
+        scripted(), W, out=(None, y, None, None), executor=engine.executor, retries=1
+    )
+    assert_bytes(got, eight.run(X, W))
+
+
+def test_a_full_disk_and_tasks_of_a_job(eight, scripted, full, tmp_path):
+    y = full()
+    eight.save(tmp_path / "job", scripted(), W, out=(None, y, None, None))
+    with pytest.raises(OSError, match="No space left on device"):
+        Worker(Job(tmp_path / "job")).run(1)
+    Worker(Job(tmp_path / "job")).run()
+    assert Worker(Job(tmp_path / "job")).check() == 0
+    assert_bytes([y.array], eight.run(X, W)[1:2])
+
+
 def test_a_slow_worker_changes_no_byte(engine, eight, scripted):
     x = scripted("0-slow", "32-slow")
     assert_bytes(eight.run(x, W, executor=engine.executor), eight.run(X, W))
@@ -234,6 +336,11 @@ def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
     x = scripted("16-kill")
     with spawned(1) as pool, pytest.raises(ShardError, match="checkpoint= keeps"):
         eight.run(x, W, executor=pool, checkpoint=tmp_path / "done")
+    x = scripted("40-kill")
+    loky = pytest.importorskip("loky", reason="the engine under test")
+    with pytest.raises(ShardError, match="checkpoint= keeps"):
+        executor = loky.get_reusable_executor(max_workers=1)
+        eight.run(x, W, executor=executor, checkpoint=tmp_path / "done")
     got = eight.run(x, W, executor=1, checkpoint=tmp_path / "done")
     assert_bytes(got, want)
 
@@ -292,6 +399,39 @@ def test_tasks_of_ray(tmp_path):
         capture_output=True,
         text=True,
         env=os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.getcwd()},
+    )
+    assert done.stdout.endswith("the same\n"), done.stderr
+
+
+MPI = """
+import sys
+import numpy as np
+from mpi4py.futures import MPIPoolExecutor
+from shardmap.plan.plan import plan
+from tests.plan.run.test_engines import W, X, assert_bytes, score
+if __name__ == "__main__":
+    x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
+    x[:] = X
+    made = plan(score, x, W, in_slices=({0: 40}, None))
+    with MPIPoolExecutor() as pool:
+        assert_bytes(made.run(x, W, executor=pool), made.run(x, W))
+    print("the same")
+"""
+
+
+@pytest.mark.deep
+def test_processes_of_mpi(tmp_path):
+    pytest.importorskip("mpi4py", reason="the engine under test")
+    mpiexec = shutil.which("mpiexec")
+    if mpiexec is None:
+        pytest.skip("no mpiexec, which starts the processes")
+    (tmp_path / "script.py").write_text(MPI)
+    done = subprocess.run(
+        [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures"]
+        + [tmp_path / "script.py", tmp_path / "x"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout.endswith("the same\n"), done.stderr
 
