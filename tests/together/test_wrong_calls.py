@@ -302,8 +302,8 @@ CASES = {
     "text for a cut": (
         lambda: plan_with("4"),
         TypeError,
-        r"a cut \(a number, a tuple, a list, Pieces, EACH or AUTO\) must be an integer, "
-        r"got '4'",
+        r"a cut \(a number, a tuple, a list, Pieces, EACH or AUTO\) must be an "
+        r"integer, got '4'",
     ),
     "no function to plan": (
         lambda: sm.plan(3, FOUR),

@@ -277,7 +277,7 @@ def test_memory_that_is_short_once_is_asked_for_again(engine, eight, scripted):
     want = eight.run(X, W)
     assert_bytes(eight.run(x, W, executor=engine.executor, retries=1), want)
     x = scripted("24-memory")
-    with pytest.raises(ShardError, match="shard 3 of stage 0 .*: no room for a shard"):
+    with pytest.raises(ShardError, match=r"shard 3 of stage 0 .*: no room for a shard"):
         eight.run(x, W, executor=engine.executor)
     assert_bytes(eight.run(x, W, executor=engine.executor), want)
 
@@ -338,8 +338,8 @@ def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
         eight.run(x, W, executor=pool, checkpoint=tmp_path / "done")
     x = scripted("40-kill")
     loky = pytest.importorskip("loky", reason="the engine under test")
+    executor = loky.get_reusable_executor(max_workers=1)
     with pytest.raises(ShardError, match="checkpoint= keeps"):
-        executor = loky.get_reusable_executor(max_workers=1)
         eight.run(x, W, executor=executor, checkpoint=tmp_path / "done")
     got = eight.run(x, W, executor=1, checkpoint=tmp_path / "done")
     assert_bytes(got, want)
@@ -427,8 +427,10 @@ def test_processes_of_mpi(tmp_path):
         pytest.skip("no mpiexec, which starts the processes")
     (tmp_path / "script.py").write_text(MPI)
     done = subprocess.run(
-        [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures"]
-        + [tmp_path / "script.py", tmp_path / "x"],
+        [
+            *(mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures"),
+            *(tmp_path / "script.py", tmp_path / "x"),
+        ],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
