@@ -63,8 +63,8 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     if not report.collectives:
         lines.add("none: nothing moves between devices", 2)
     sends = groups.groups_of_collectives(report.collectives)
-    for group in groups.most_sent(sends, MOST_LINES):
-        _collective(lines, group, said)
+    for sent in groups.most_sent(sends, MOST_LINES):
+        _collective(lines, sent, said)
     if len(sends) > MOST_LINES:
         more = f"and less by {len(sends) - MOST_LINES:,} more lines of the program"
         lines.add(f"{more}, which the HTML page has", 2)

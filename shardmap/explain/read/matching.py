@@ -245,11 +245,11 @@ def _differences(
     together = collections.Counter(each.instruction for each in by_xla)
     numbers = collections.Counter(count for count in together.values() if count > 1)
     if numbers:
-        told = ", ".join(
+        parts = ", ".join(
             f"{count}" + (f" ({often:,} times)" if often > 1 else "")
             for count, often in sorted(numbers.items())
         )
-        notes.append(f"XLA sends {told} of the collectives as one.")
+        notes.append(f"XLA sends {parts} of the collectives as one.")
     return notes
 
 

@@ -2,6 +2,8 @@
 
 import inspect
 import pathlib
+import re
+import sys
 import sysconfig
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -59,7 +61,21 @@ def definition_of(fun: Callable[..., Any]) -> str | None:
 
 def _line(file_name: str, number: int, function: str) -> str:
     """The line, the file relative to the current directory if it is inside it."""
+    if (cell := _cell(file_name)) is not None:
+        return f"{cell}:{number} ({function})"
     path = pathlib.Path(file_name)
     if path.is_relative_to(pathlib.Path.cwd()):
         path = path.relative_to(pathlib.Path.cwd())
     return f"{path}:{number} ({function})"
+
+
+def _cell(file_name: str) -> str | None:
+    """What a notebook calls the cell that a file stands for, such as ``In[2]``."""
+    named = re.match(r"<ipython-input-(\d+)-", file_name)
+    if named is not None:
+        return f"In[{named[1]}]"
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    # Older ones have no such names.
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    found = None if name_of is None else name_of(file_name)
+    return None if found is None else str(found[1])

@@ -3,7 +3,10 @@
 import functools
 import inspect
 import pathlib
+import sys
 import sysconfig
+import types
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +46,39 @@ def test_the_innermost_line_of_the_users(stack, line, monkeypatch, tmp_path):
 def test_files_below_the_current_folder_are_relative_to_it():
     inside = pathlib.Path.cwd() / "models" / "net.py"
     assert user_line([(str(inside), 7, "call")]) == "models/net.py:7 (call)"
+
+
+class Shell:
+    """What `IPython.get_ipython` gives in a notebook, as far as it is asked."""
+
+    cells: ClassVar = {"/tmp/ipykernel_7/123.py": 2}
+
+    class compile:
+        @staticmethod
+        def format_code_name(name):
+            number = Shell.cells.get(name)
+            return None if number is None else ("Cell", f"In[{number}]")
+
+
+def test_cells_of_a_notebook_are_called_as_there(monkeypatch):
+    notebook = types.SimpleNamespace(get_ipython=Shell)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    for name, called in (
+        ("/tmp/ipykernel_7/123.py", "In[2]"),
+        ("<ipython-input-5-0a1b2c>", "In[5]"),
+        (USERS, USERS),
+    ):
+        assert user_line([(name, 3, "step")]) == f"{called}:3 (step)"
+    # IPython may be imported where no notebook is.
+    monkeypatch.setattr(notebook, "get_ipython", lambda: None)
+    assert user_line([(USERS, 3, "step")]) == f"{USERS}:3 (step)"
+
+
+def test_cells_are_called_as_ipython_itself_says():
+    ipython = pytest.importorskip("IPython.core.compilerop")
+    compiler = ipython.CachingCompiler()
+    name = compiler.cache("x = 1", 4)
+    assert compiler.format_code_name(name)[1] == "In[4]"
 
 
 def test_an_equation_is_of_the_line_that_made_it():
