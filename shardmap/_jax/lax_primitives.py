@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, reshard
 
 from shardmap._jax import other_jax
 from shardmap._jax.primitives import equation_of, primitive_of, scan_counts
@@ -33,6 +34,16 @@ PIVOTS = primitive_of(
     lambda x: lax.linalg.lu_pivots_to_permutation(x, 2),
     np.zeros(2, np.int32),
 )
+
+
+def _reshard() -> Primitive:
+    explicit = AbstractMesh((1,), ("i",), axis_types=(AxisType.Explicit,))
+    layout = NamedSharding(explicit, PartitionSpec())
+    return primitive_of("reshard", lambda x: reshard(x, layout), _PAIR)
+
+
+RESHARD = _reshard()
+"""`jax.sharding.reshard`, under an Explicit mesh."""
 
 NEWER: list[Primitive] = [
     getattr(p, name)

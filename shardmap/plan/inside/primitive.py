@@ -24,7 +24,7 @@ from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points
 from shardmap.plan.inside.choice import cut_program, resolved
 from shardmap.plan.inside.effects import silent
-from shardmap.plan.inside.stage_loops import run_in_loops
+from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.plan.lax.table import LOOKED_THROUGH
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import AUTO, Auto
@@ -81,11 +81,10 @@ def computed(jaxpr: ClosedJaxpr) -> Computed:
     if jaxpr.effects or all(number is None for number in operands):
         return Computed(jaxpr, (None,) * len(operands))
     is_new = [number is None for number in operands]
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
     pruned = jax.make_jaxpr(
         lambda *args: list(compress(_evaluate(jaxpr, args), is_new))
     )
-    return Computed(pruned(*structs), operands)
+    return Computed(pruned(*jaxpr.in_avals), operands)
 
 
 def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
@@ -121,7 +120,8 @@ def bind(
 
 def _in_loops(*operands: Any, **params: Any) -> list[Any]:
     jaxpr, forwarded = computed(params["jaxpr"])
-    made = iter(run_in_loops(cut(**params | {"jaxpr": jaxpr}), operands))
+    run = functools.partial(run_in_loops, cut(**params | {"jaxpr": jaxpr}))
+    made = iter(laid_out_as(jaxpr.out_avals, run)(operands))
     return [next(made) if number is None else operands[number] for number in forwarded]
 
 
@@ -199,10 +199,8 @@ def _transpose_rule(
     fixed = [not flag for flag in linear]
     given = [not isinstance(cotangent, ad.Zero) for cotangent in cotangents]
     known = list(compress(operands, fixed))
-    structs = [
-        jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype)
-        for operand in compress(operands, linear)
-    ]
+    # As they are: inside `jax.shard_map` they say which devices differ in them.
+    avals = [operand.aval for operand in compress(operands, linear)]
 
     def transposed(*operands: Any) -> Sequence[Any]:
         known, cts = operands[: sum(fixed)], operands[sum(fixed) :]
@@ -211,7 +209,7 @@ def _transpose_rule(
             found = _evaluate(jaxpr, merge(linear, moving, known))
             return list(compress(found, given))
 
-        return jax.linear_transpose(of_linear, *structs)(list(cts))
+        return jax.linear_transpose(of_linear, *avals)(list(cts))
 
     cuts = (
         *compress(asked, fixed),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -195,7 +196,14 @@ def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:
     if all(isinstance(number, int) for number in start):
         limits = [a + n for a, n in zip(start, shape, strict=True)]
         return lax.slice(array, start, limits)
-    return lax.dynamic_slice(array, start, shape, allow_negative_indices=False)
+    begin = _of_one_dtype(start)
+    return lax.dynamic_slice(array, begin, shape, allow_negative_indices=False)
+
+
+def _of_one_dtype(start: Sequence[Any]) -> list[Any]:
+    """Positions as JAX takes them: plain numbers become what the others are."""
+    dtypes = [number.dtype for number in start if not isinstance(number, int)]
+    return [np.asarray(n, *dtypes[:1]) if isinstance(n, int) else n for n in start]
 
 
 def _write(buffer: Any, part: Any, start: Sequence[Any], combiner: str) -> Any:
@@ -203,4 +211,21 @@ def _write(buffer: Any, part: Any, start: Sequence[Any], combiner: str) -> Any:
         part = COMBINE[combiner](_read(buffer, start, part.shape), part)
     if part.shape == buffer.shape:
         return part
-    return lax.dynamic_update_slice(buffer, part, start, allow_negative_indices=False)
+    begin = _of_one_dtype(start)
+    return lax.dynamic_update_slice(buffer, part, begin, allow_negative_indices=False)
+
+
+def laid_out_as(
+    avals: Sequence[Any], run: Callable[[Sequence[Any]], list[Any]]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """``run``, under an Explicit mesh with results that are laid out like these.
+
+    A piece of an axis that lies on several devices has no layout that JAX would know
+    of, so that inside of the loops the compiler decides.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = mesh.explicit_axes
+    if not axes:
+        return run
+    layouts = [aval.sharding.spec for aval in avals]
+    return jax.sharding.auto_axes(run, axes=axes, out_sharding=layouts)

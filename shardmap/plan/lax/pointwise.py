@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap._jax.lax_primitives import MULHI, NEWER
+from shardmap._jax.lax_primitives import MULHI, NEWER, RESHARD
 from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
 from shardmap.plan.engine.rules import Passes, RuleMaker, nothing_passes
@@ -169,4 +169,5 @@ RULES: dict[Any, RuleMaker] = {
     p.select_n_p: pointwise(_chosen),
     p.sharding_constraint_p: pointwise(_unchanged, _as_it_is),
     p.stop_gradient_p: pointwise(_unchanged),
+    RESHARD: pointwise(_unchanged, _as_it_is),
 }
