@@ -29,9 +29,11 @@ from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.engine.nodes import Refused
+from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.stages import Stage, sample
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
-from shardmap.plan.inside.choice import asked_of, resolved
+from shardmap.plan.inside.choice import TooLittle, asked_of, resolved
 from shardmap.plan.inside.liveness import Peak
 from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.labels import Labels, labels_of, named_cuts
@@ -75,6 +77,7 @@ def plan(
         Shards then give partial results.
       memory: the bytes that a shard may hold at once with what is kept for later
         stages, a number or a text such as ``"2 GB"``: at least `ShardPlan.peak_bytes`.
+        Where that is too little, what can be computed again is not kept.
       scratch: where runs keep what later stages need, each value of more than 1 MiB: a
         folder, or a group of zarr. Default: in memory.
 
@@ -134,12 +137,19 @@ def cut_program(
         made.scratch = scratch
         return plan_peak(made)
 
-    try:
-        chosen = None if in_slices is None else given
-        asked = asked_of("plan", closed, chosen, partial, memory, measure)
-        asked, partial = resolved(closed, asked, partial, memory, measure)
+    def chosen(keeps: bool) -> tuple[list[list[Cut]], Analysis]:
+        own = None if in_slices is None else given
+        asked = asked_of("plan", closed, own, partial, memory, measure, keeps)
+        asked, reduced = resolved(closed, asked, partial, memory, measure, keeps)
         cuts = cuts_at(asked)
-        analysis = analysed(closed, cuts, partial, out_cuts)
+        return cuts, analysed(closed, cuts, reduced, out_cuts, keeps)
+
+    try:
+        try:
+            cuts, analysis = chosen(keeps=True)
+        except TooLittle:
+            # What does not fit to be kept is computed again.
+            cuts, analysis = chosen(keeps=False)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     made = CutProgram(analysis, in_tree, jax.tree.structure(out_shape), cuts, names)
@@ -357,9 +367,9 @@ class ShardPlan:
             "spawn", or those of loky and mpi4py; or a `distributed.Client`, whose
             workers also combine partial results. Other processes open files and stores
             themselves; `traffic` tells what goes through this one.
-          max_in_flight: how many shards may be read or computed at once. In this process
-            as many threads read, which hides the latency of remote stores. By default
-            one thread reads, up to two shards ahead, or one of more than 32 MiB.
+          max_in_flight: how many shards may be read or computed at once. In this
+            process as many threads read, which hides the latency of remote stores. By
+            default one thread reads, two shards ahead, or one of more than 32 MiB.
           progress: whether to show a bar, which needs tqdm.
           retries: how often a shard that fails is tried again.
           checkpoint: a folder for the results of shards. A run that was stopped goes

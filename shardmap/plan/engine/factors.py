@@ -21,6 +21,7 @@ from shardmap._jax.types import Params, Primitive
 from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import (
+    MANY,
     UNCUT,
     Axis,
     Contraction,
@@ -101,6 +102,7 @@ class Factors(Rule):
       commutes: does what `Rule.passes` says.
       cheap: see `Rule`.
       complete: see `Rule`.
+      each: see `Rule`; by default one operation for each step, as in a product.
     """
 
     node: Node
@@ -114,6 +116,7 @@ class Factors(Rule):
     commutes: Passes = nothing_passes
     cheap: bool = True
     complete: frozenset[int] = frozenset()
+    each: int = 1
 
     def __post_init__(self) -> None:
         self.sizes: dict[Factor, int] = {}
@@ -295,6 +298,7 @@ def taken_whole(node: Node, reason: Reason) -> Factors:
         axes("out", node.out_shapes),
         wholes=wholes,
         cheap=False,
+        each=MANY,
     )
 
 

@@ -158,6 +158,7 @@ def analysed(
     cuts: list[list[Cut]],
     partial: bool,
     out_cuts: list[list[Cut]] | None = None,
+    keeps: bool = True,
 ) -> Analysis:
     """The analysis of a program in which what could be cut is written so that it is.
 
@@ -166,8 +167,9 @@ def analysed(
       cuts: of the arguments.
       partial: whether to cut what is summed over.
       out_cuts: of the results, besides those that reach them.
+      keeps: whether what could be computed again may be kept instead.
     """
-    best = trial = _analysed(closed, cuts, partial, [], out_cuts)
+    best = trial = _analysed(closed, cuts, partial, [], out_cuts, keeps)
     opened: list[Node] = []
     for _ in range(MOST_ROUNDS if partial else 0):
         # Loops, branches and maps at which cuts end are written out if that helps,
@@ -182,7 +184,7 @@ def analysed(
         if not more:
             break
         opened += more
-        trial = _analysed(closed, cuts, partial, opened, out_cuts)
+        trial = _analysed(closed, cuts, partial, opened, out_cuts, keeps)
         if _ends(trial) < _ends(best):
             best = trial
     return best
@@ -213,6 +215,7 @@ def _analysed(
     partial: bool,
     opened: Sequence[Node],
     out_cuts: list[list[Cut]] | None,
+    keeps: bool,
 ) -> Analysis:
     """The analysis, with these loops, branches and maps written out."""
     calls = CALLS
@@ -233,7 +236,7 @@ def _analysed(
         program = flatten(closed, calls)
         if out_cuts is not None:
             asked.ask(program, out_cuts)
-        analysis = Analysis(program, TABLE, cuts, partial)
+        analysis = Analysis(program, TABLE, cuts, partial, keeps)
         ended = [ended.node for ended in analysis.ended]
         summed = [program.nodes[each.node] for each in analysis.reductions]
         found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
