@@ -8,7 +8,7 @@ import jax
 from shardmap._jax.types import Primitive, PyTree
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, flatten
-from shardmap.plan.engine.rules import Axis, Factor, Reason, Rule, RuleMaker
+from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, Rule, RuleMaker
 from shardmap.plan.lax.table import CALLS, TABLE
 
 WHOLE = Reason("its rule says that this axis is needed whole")
@@ -157,5 +157,11 @@ def factors(node: Node, text: str) -> Factors:
     results = spread("results", outs, node.out_shapes)
     operands = spread("operands", ins, node.in_shapes)
     return Factors(
-        node, operands, results, contracted=contracted, wholes=wholes, cheap=False
+        node,
+        operands,
+        results,
+        contracted=contracted,
+        wholes=wholes,
+        cheap=False,
+        each=MANY,
     )

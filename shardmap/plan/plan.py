@@ -32,7 +32,7 @@ from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
-from shardmap.plan.inside.choice import asked_of, resolved
+from shardmap.plan.inside.choice import TooLittle, asked_of, resolved
 from shardmap.plan.inside.liveness import Peak
 from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.inside.samples import sample
@@ -79,6 +79,7 @@ def plan(
         Shards then give partial results.
       memory: the bytes that a shard may hold at once with what is kept for later
         stages, a number or a text such as ``"2 GB"``: at least `ShardPlan.peak_bytes`.
+        Where that is too little, what can be computed again is not kept.
       scratch: where runs keep what later stages need, each value of more than 1 MiB: a
         folder, or a group of zarr. Default: in memory.
 
@@ -135,21 +136,29 @@ def cut_program(
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     out_tree = jax.tree.structure(out_shape)
 
-    def cut(cuts: list[list[Cut]]) -> CutProgram:
-        analysis = analysed(closed, cuts, partial, out_cuts)
-        made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
-        made.scratch = scratch
-        return made
-
     def measure(made: CutProgram) -> Peak:
         made.scratch = scratch
         return plan_peak(made)
 
+    def chosen(keeps: bool) -> CutProgram:
+        own = None if in_slices is None else given
+        asked = asked_of("plan", closed, own, partial, memory, measure, keeps)
+        asked, reduced = resolved(closed, asked, partial, memory, measure, keeps)
+
+        def cut(cuts: list[list[Cut]]) -> CutProgram:
+            analysis = analysed(closed, cuts, reduced, out_cuts, keeps=keeps)
+            made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
+            made.scratch = scratch
+            return made
+
+        return cut(cuts_at(asked))
+
     try:
-        chosen = None if in_slices is None else given
-        asked = asked_of("plan", closed, chosen, partial, memory, measure)
-        asked, partial = resolved(closed, asked, partial, memory, measure)
-        made = cut(cuts_at(asked))
+        try:
+            made = chosen(keeps=True)
+        except TooLittle:
+            # What does not fit to be kept is computed again.
+            made = chosen(keeps=False)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)

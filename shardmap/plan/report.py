@@ -9,6 +9,7 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
+from shardmap.plan.costs import choices, repeated, seen, told
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
@@ -24,7 +25,7 @@ from shardmap.plan.inside.samples import sample
 from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
-from shardmap.units import size
+from shardmap.units import count, size
 
 Origin = tuple[int, int]
 
@@ -41,6 +42,7 @@ class StageCost(NamedTuple):
       kept_bytes: what is held in memory while it runs besides arguments and results.
       scratch_bytes: what is kept in ``scratch`` while it runs.
       moved: the bytes that each shard reads and writes; of many the first and the last.
+      repeated: about how many operations its shards do more than one call would.
     """
 
     number: int
@@ -51,6 +53,7 @@ class StageCost(NamedTuple):
     kept_bytes: int
     scratch_bytes: int
     moved: tuple[int, ...]
+    repeated: int
 
 
 DRAWN = 24
@@ -73,6 +76,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
                 for number in range(stage.num_shards)
                 if number < DRAWN - 1 or number == stage.num_shards - 1
             ),
+            repeated(cut_program, place),
         )
         for place, stage in enumerate(cut_program.stages)
     )
@@ -81,10 +85,10 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
 def summary(cut_program: CutProgram) -> str:
     """A few lines: shards, bytes, and what each asked cut became."""
     largest, everything = moved_bytes(cut_program)
-    count = len(cut_program.stages)
+    stages = len(cut_program.stages)
     shards = f"{cut_program.num_shards:,} shards"
-    if count > 1:
-        shards += f" in {count} stages"
+    if stages > 1:
+        shards += f" in {stages} stages"
     lines = [
         f"ShardPlan: {shards}, at most {size(largest)} of {size(everything)} in one "
         f"({cut_fraction(cut_program):.1%})"
@@ -95,12 +99,13 @@ def summary(cut_program: CutProgram) -> str:
             f"  {cut_program.names[leaf]} {_cut(cut_program, leaf, axis)}; {fate}"
         )
     lines += [f"  {line}" for line in _scratch(cut_program)]
-    if count > 1:
-        for place, stage in enumerate(cut_program.stages):
+    for place, stage in enumerate(cut_program.stages):
+        if stages > 1:
             lines.append(
                 f"  stage {stage.number}: {stage.num_shards:,} shards"
                 + _costs(cut_program, place)
             )
+        lines += [f"  {line}" for line in _choices(cut_program, stage)]
     return "\n".join(lines)
 
 
@@ -120,6 +125,7 @@ def explain(cut_program: CutProgram) -> str:
     lines += _scratch(cut_program)
     for place, stage in enumerate(cut_program.stages):
         lines.append(_stage(cut_program, stage) + _costs(cut_program, place))
+        lines += _choices(cut_program, stage)
         lines += _drawn_whole(cut_program, stage)
     return "\n".join(lines)
 
@@ -131,6 +137,14 @@ def _scratch(cut_program: CutProgram) -> list[str]:
     stages = range(len(cut_program.stages))
     most = max((scratch_bytes(cut_program, place) for place in stages), default=0)
     return [f"scratch {cut_program.scratch}: {size(most)} at most"]
+
+
+def _choices(cut_program: CutProgram, stage: Stage) -> list[str]:
+    """What of a stage is kept rather than computed again, or the other way round."""
+    return [
+        f"  {told(_name(cut_program, value), choice)}"
+        for value, choice in choices(cut_program, stage)
+    ]
 
 
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
@@ -200,19 +214,14 @@ def cut_fraction(cut_program: CutProgram) -> float:
     return largest / everything if everything else 1.0
 
 
-SEEN = 64
-"""From how many shards of a stage it is told how often all of them read an input."""
-
-
 def _reads(cut_program: CutProgram, stage: Stage) -> str:
     """How often the shards of a stage read each argument in all."""
-    step = max(1, stage.num_shards // SEEN)
-    numbers = range(0, stage.num_shards, step)
+    numbers = seen(stage)
     elements: dict[Value, int] = {}
     for number in numbers:
         for value, box in stage.recipe(number)[1].reads:
             elements[value] = elements.get(value, 0) + math.prod(shape_of(box))
-    about = "about " if step > 1 else ""
+    about = "about " if numbers.step > 1 else ""
     names = zip(cut_program.names, cut_program.program.inputs, strict=True)
     found: dict[str, list[str]] = {}
     for name, value in names:
@@ -258,9 +267,9 @@ def _asked(cut_program: CutProgram) -> list[Origin]:
 def _cut(cut_program: CutProgram, leaf: int, axis: int) -> str:
     length = cut_program.program.inputs[leaf].shape[axis]
     lengths = {b - a for a, b in pieces(cut_program.cuts[leaf][axis].at, length)}
-    count = len(cut_program.cuts[leaf][axis].at) + 1
+    number = len(cut_program.cuts[leaf][axis].at) + 1
     span = f"{min(lengths)} to {max(lengths)}" if len(lengths) > 1 else min(lengths)
-    return f"axis {axis}: asked to be cut into {count} pieces of {span}"
+    return f"axis {axis}: asked to be cut into {number} pieces of {span}"
 
 
 def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
@@ -312,11 +321,13 @@ def _costs(cut_program: CutProgram, place: int) -> str:
     kept, computed = kept_bytes(cut_program, place), temporaries(cut_program, stage)
     reads = _reads(cut_program, stage)
     elsewhere = scratch_bytes(cut_program, place)
-    told = [f"{size(kept)} kept"] * bool(kept)
-    told += [f"{size(elsewhere)} kept in scratch"] * bool(elsewhere)
-    told += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
-    told += [f"reads {reads}"] * bool(reads)
-    return "".join(f"; {each}" for each in told)
+    parts = [f"{size(kept)} kept"] * bool(kept)
+    parts += [f"{size(elsewhere)} kept in scratch"] * bool(elsewhere)
+    parts += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
+    again = repeated(cut_program, place)
+    parts += [f"{count(again)} operations repeated"] * bool(again)
+    parts += [f"reads {reads}"] * bool(reads)
+    return "".join(f"; {each}" for each in parts)
 
 
 def _stage(cut_program: CutProgram, stage: Stage) -> str:

@@ -8,6 +8,7 @@ import pytest
 import shardmap as sm
 from shardmap.api.spmap import spmap
 from shardmap.arrays import array_likes
+from shardmap.plan.engine import work
 from shardmap.plan.in_slices import EACH
 from shardmap.plan.plan import ShardPlan, plan
 from tests.plan.checks import check, iota, slices
@@ -20,7 +21,9 @@ def test_constants_are_cut_too():
     assert made.cut_fraction == 0.25
 
 
-def test_two_stages_pass_what_the_second_needs():
+def test_two_stages_pass_what_the_second_needs(monkeypatch):
+    monkeypatch.setattr(work, "BYTE", 0)
+
     def fun(x, w):
         y = x @ w
         return jnp.exp(y - y.max(0)[None]).sum(0)

@@ -21,6 +21,7 @@ from shardmap._jax.types import Params, Primitive
 from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import (
+    MANY,
     UNCUT,
     Axis,
     Contraction,
@@ -102,6 +103,7 @@ class Factors(Rule):
       cheap: see `Rule`.
       complete: see `Rule`.
       once: see `Rule`.
+      each: see `Rule`; by default one operation for each step, as in a product.
     """
 
     node: Node
@@ -116,6 +118,7 @@ class Factors(Rule):
     cheap: bool = True
     complete: frozenset[int] = frozenset()
     once: bool = False
+    each: int = 1
 
     def __post_init__(self) -> None:
         self.sizes: dict[Factor, int] = {}
@@ -297,6 +300,7 @@ def taken_whole(node: Node, reason: Reason) -> Factors:
         axes("out", node.out_shapes),
         wholes=wholes,
         cheap=False,
+        each=MANY,
     )
 
 

@@ -83,6 +83,7 @@ class Analysis:
         table: RuleTable,
         input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
+        keeps: bool = True,
     ) -> None:
         self.program = program
         self.partial = partial
@@ -93,7 +94,7 @@ class Analysis:
         self.pending: dict[Value, Pending] = {}
         self.level: dict[Value, int] = {}
         self.kept: dict[Value, None] = {}
-        self.work = Work(self.classes)
+        self.work = Work(self.classes, keeps)
         self._anchored: set[Value] = set()
         self.reductions: list[Reduction] = []
         self.ended: list[Ended] = []
@@ -145,11 +146,7 @@ class Analysis:
                 reason = Reason("it is summed over", "partial=True would cut it")
                 self.ended.append(Ended(contraction.cut.origins, node, reason))
             contracted = ()
-        repeated = {
-            number
-            for number in self.work.repeated(node, rule, forward.outs)
-            if node.ins[number] not in self.pending
-        }
+        repeated = self.work.repeated(node, rule, forward.outs, self.kept, self.pending)
         level, pending = self._combine(node, rule, contracted, repeated)
         for out, out_cuts, lacks in zip(node.outs, forward.outs, pending, strict=True):
             self.cuts[out] = out_cuts
@@ -339,8 +336,9 @@ class Analysis:
             levels: set[int] = set()
             for out in node.outs:
                 stages = needed.get(out, set())
-                if not cheap and len(stages) > 1:
-                    self.kept[out] = None
+                if not cheap and len(stages) > 1 and out not in self.kept:
+                    if self.work.worth_keeping(out, len(stages) - 1):
+                        self.kept[out] = None
                 levels |= {self.level[out]} if out in self.kept else stages
             for v in node.ins:
                 if isinstance(v, Value):

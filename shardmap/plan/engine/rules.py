@@ -53,6 +53,9 @@ class Cut(NamedTuple):
 
 UNCUT = Cut()
 
+MANY = 256
+"""How many operations each step of an equation takes of which nothing is known."""
+
 
 def meet(cuts: Sequence[Cut]) -> Cut:
     """One cut from those that meet on an axis: the common refinement."""
@@ -157,6 +160,9 @@ class Rule(ABC):
 
     once: bool = False
     """Whether it may not run again, so that what takes its results does so later."""
+
+    each: int = MANY
+    """About how many operations a step takes; all but orders of magnitude is lost."""
 
     complete: frozenset[int] = frozenset()
     """Operands that a stage before must have made."""

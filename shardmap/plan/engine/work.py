@@ -6,14 +6,46 @@ all; what does not lie along a loop is done again by every piece of it.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
 
-from shardmap.plan.engine.nodes import Node, Value
+from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.engine.nodes import Node, Operand, Value
 from shardmap.plan.engine.rules import Cut, Link, Rule
 from shardmap.plan.engine.slices import Window
 
 WORTH_KEEPING = 2**24
 """From how many repeated steps on a value is computed once, in a stage of its own."""
+
+BYTE = 16
+"""How many operations take as long as to read or write a byte, of a disk or a store."""
+
+
+class Choice(NamedTuple):
+    """Whether a value is kept, or computed again, and what is known of both.
+
+    Attributes:
+      kept: which.
+      nbytes: what is kept if it is.
+      times: how often it is computed again if it is not.
+      operations: what that takes each time.
+      reads: the bytes that are read for it each time.
+    """
+
+    kept: bool
+    nbytes: int
+    times: int
+    operations: int
+    reads: int
+
+
+def _nbytes(value: Value) -> int:
+    return value.size * itemsize(value.aval)
+
+
+def _numbers(bits: int) -> list[int]:
+    return [k for k, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
+
 
 Key = tuple[int, int]
 """An axis of a value: the value's number, and the axis."""
@@ -46,10 +78,18 @@ class Work:
       steps: value -> the steps that it takes to compute it again from what is kept.
       divided: value -> the loops of which a part of the value takes a part of the work.
       halos: value -> by how much windows make the pieces of these loops longer.
+      choices: value -> whether it is kept, where both could be.
     """
 
-    def __init__(self, classes: Unions) -> None:
+    def __init__(self, classes: Unions, keeps: bool = True) -> None:
         self._classes = classes
+        self._keeps = keeps
+        self.choices: dict[Value, Choice] = {}
+        # Sets of numbers as bits, as long programs have many.
+        self._computes: dict[Value, int] = {}
+        self._reads: dict[Value, int] = {}
+        self._operations: dict[int, int] = {}
+        self._nbytes: dict[int, int] = {}
         self.steps: dict[Value, int] = {}
         self.divided: dict[Value, Counter[Key]] = {}
         self.halos: dict[Value, Counter[Key]] = {}
@@ -69,7 +109,16 @@ class Work:
             for number in again
             if isinstance(v := node.ins[number], Value) and self.steps.get(v)
         }
+        computes, reads = 0 if rule.cheap else 1 << node.number, 0
+        self._operations[node.number] = own * rule.each
+        for number, source in enumerate(node.ins):
+            if isinstance(source, Value):
+                is_again = number in again and source in self._reads
+                self._nbytes[source.number] = _nbytes(source)
+                reads |= self._reads[source] if is_again else 1 << source.number
+                computes |= self._computes[source] if is_again else 0
         for number, out in enumerate(node.outs):
+            self._computes[out], self._reads[out] = computes, reads
             loops = Counter(
                 self._classes.find((out.number, axis))
                 for axis in range(len(out.shape))
@@ -82,6 +131,20 @@ class Work:
             self.steps[out] = own + sum(self.steps[v] for v in set(taken.values()))
             self.divided[out] = loops
             self.halos[out] = halos
+
+    def worth_keeping(self, value: Value, times: int) -> bool:
+        """Whether a value is kept that would be computed again so many times."""
+        operations = sum(self._operations[k] for k in _numbers(self._computes[value]))
+        reads = sum(self._nbytes[k] for k in _numbers(self._reads[value]))
+        choice = Choice(False, _nbytes(value), times, operations, reads)
+        # It is written once, and read as often as it would be computed again.
+        keeping = BYTE * choice.nbytes * (times + 1)
+        again = times * (choice.operations + BYTE * choice.reads)
+        choice = choice._replace(kept=self._keeps and again > keeping)
+        earlier = self.choices.get(value)
+        if earlier is None or not earlier.kept:
+            self.choices[value] = choice
+        return choice.kept
 
     def _views(
         self, node: Node, rule: Rule, number: int
@@ -120,9 +183,22 @@ class Work:
         return found
 
     def repeated(
-        self, node: Node, rule: Rule, outs: Sequence[Sequence[Cut]]
+        self,
+        node: Node,
+        rule: Rule,
+        outs: Sequence[Sequence[Cut]],
+        kept: Container[Operand],
+        pending: Container[Operand],
     ) -> set[int]:
-        """The operands that every shard of another loop would compute again."""
+        """The operands to keep that every shard of another loop would compute again.
+
+        Args:
+          node: the node.
+          rule: its rule.
+          outs: the cuts of its results.
+          kept: what is kept by now.
+          pending: what is not complete, which is not computed again.
+        """
         loops: Counter[Key] = Counter()
         pieces: dict[Key, int] = {}
         sizes: dict[Key, int] = {}
@@ -137,7 +213,7 @@ class Work:
             loops |= own
         found = set()
         for number, v in enumerate(node.ins):
-            if isinstance(v, Value) and self.steps.get(v):
+            if isinstance(v, Value) and self.steps.get(v) and v not in pending:
                 others = loops - self._divided(node, rule, number, v)
                 for key, halo in self._halos(node, rule, number).items():
                     # A window divides too, unless a piece is mostly its neighbours'.
@@ -145,5 +221,6 @@ class Work:
                         others[key] = max(others[key], 1)
                 times = math.prod(pieces[key] for key in others.elements()) - 1
                 if times and self.steps[v] * times >= WORTH_KEEPING:
-                    found.add(number)
+                    if v in kept or self.worth_keeping(v, times):
+                        found.add(number)
         return found

@@ -24,8 +24,20 @@ TRIED = 8
 """Into how many pieces an axis is cut to see what that saves."""
 
 
-def cut_program(jaxpr: ClosedJaxpr, asked: Asked, partial: bool) -> CutProgram:
+class TooLittle(ValueError):
+    """It does not fit into the memory that it may take."""
+
+
+def cut_program(
+    jaxpr: ClosedJaxpr, asked: Asked, partial: bool, keeps: bool = True
+) -> CutProgram:
     """The program of a jaxpr, cut.
+
+    Args:
+      jaxpr: the program.
+      asked: the cuts.
+      partial: whether reduced axes are cut.
+      keeps: whether what could be computed again may be kept instead.
 
     Raises:
       Refused: it has an effect that is not one of the host.
@@ -36,7 +48,7 @@ def cut_program(jaxpr: ClosedJaxpr, asked: Asked, partial: bool) -> CutProgram:
         jax.tree.structure([0] * len(avals))
         for avals in (jaxpr.in_avals, jaxpr.out_avals)
     )
-    analysis = analysed(jaxpr, cuts, partial, effects=happening)
+    analysis = analysed(jaxpr, cuts, partial, effects=happening, keeps=keeps)
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 
 
@@ -61,8 +73,10 @@ class Model:
     keep the product.
     """
 
-    def __init__(self, jaxpr: ClosedJaxpr, partial: bool, measure: Measure) -> None:
-        self._jaxpr, self._measure = jaxpr, measure
+    def __init__(
+        self, jaxpr: ClosedJaxpr, partial: bool, measure: Measure, keeps: bool
+    ) -> None:
+        self._jaxpr, self._measure, self._keeps = jaxpr, measure, keeps
         self._choices = [True, False] if partial else [False]
         self._known: dict[Asked, tuple[Peak, bool]] = {}
 
@@ -79,7 +93,8 @@ class Model:
         return self._known[asked]
 
     def _peak(self, asked: Asked, partial: bool) -> Peak:
-        return self._measure(cut_program(self._jaxpr, asked, partial))
+        made = cut_program(self._jaxpr, asked, partial, self._keeps)
+        return self._measure(made)
 
 
 def resolved(
@@ -88,6 +103,7 @@ def resolved(
     partial: bool,
     memory: int | None,
     measure: Measure = loops_peak,
+    keeps: bool = True,
 ) -> tuple[Asked, bool]:
     """``asked`` with as few pieces as fit where they are to be chosen.
 
@@ -105,7 +121,7 @@ def resolved(
     ]
     if not sizes or memory is None:
         return asked, partial
-    model = Model(jaxpr, partial, measure)
+    model = Model(jaxpr, partial, measure, keeps)
 
     def fits(count: int) -> bool:
         return model(_with_pieces(jaxpr, asked, count)).bytes <= memory
@@ -114,7 +130,7 @@ def resolved(
     while not fits(count):
         if count >= most:
             least = model(_with_pieces(jaxpr, asked, most))
-            raise ValueError(_too_little(memory, least, most))
+            raise TooLittle(_too_little(memory, least, most))
         too_few, count = count, min(2 * count, most)
     while count - too_few > max(1, count // 16):
         middle = (too_few + count) // 2
@@ -149,6 +165,7 @@ def asked_of(
     partial: bool,
     memory: int | None,
     measure: Measure = loops_peak,
+    keeps: bool = True,
 ) -> Asked:
     """The cuts that somebody asks for, and where nobody says, those that save the most.
 
@@ -159,6 +176,7 @@ def asked_of(
       partial: whether reduced axes may be cut.
       memory: the bytes that it may take.
       measure: what it takes.
+      keeps: whether what could be computed again may be kept instead.
 
     Raises:
       ValueError: some are to be chosen, and it is not said what they are to fit in; or
@@ -166,7 +184,7 @@ def asked_of(
     """
     if asked is None:
         if memory is not None:
-            return chosen_axes(jaxpr, partial, memory, measure)
+            return chosen_axes(jaxpr, partial, memory, measure, keeps)
         return tuple(((),) * len(aval.shape) for aval in jaxpr.in_avals)
     if memory is None and any(isinstance(n, Auto) for row in asked for n in row):
         raise ValueError(f"{who}: a cut that is AUTO needs memory=, such as '2 GB'")
@@ -174,14 +192,18 @@ def asked_of(
 
 
 def chosen_axes(
-    jaxpr: ClosedJaxpr, partial: bool, memory: int, measure: Measure
+    jaxpr: ClosedJaxpr,
+    partial: bool,
+    memory: int,
+    measure: Measure,
+    keeps: bool = True,
 ) -> Asked:
     """Which axes to cut so that a function fits: those that save the most.
 
     Raises:
       ValueError: it does not fit, whatever is cut.
     """
-    model = Model(jaxpr, partial, measure)
+    model = Model(jaxpr, partial, measure, keeps)
     asked: Asked = tuple(((),) * len(aval.shape) for aval in jaxpr.in_avals)
     least, count = model(asked), 1
 
@@ -205,7 +227,7 @@ def chosen_axes(
         least = model(_with_pieces(jaxpr, asked, count))
     if least.bytes <= memory:
         return asked
-    raise ValueError(_too_little(memory, least, count))
+    raise TooLittle(_too_little(memory, least, count))
 
 
 LEAVES_TRIED = 8

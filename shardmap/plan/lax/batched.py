@@ -13,7 +13,7 @@ from shardmap._jax.lax_primitives import PIVOTS
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Calls, Node, Operand, Program
-from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
+from shardmap.plan.engine.rules import MANY, Factor, Reason, RuleMaker
 
 CORE = Reason(
     "the operation works on the whole of this axis", "cut a batch axis instead"
@@ -49,7 +49,7 @@ def by_batch(node: Node, batch: int) -> Factors:
 
     ins = axes("in", node.in_shapes)
     outs = axes("out", node.out_shapes)
-    return Factors(node, ins, outs, wholes=wholes, cheap=False)
+    return Factors(node, ins, outs, wholes=wholes, cheap=False, each=MANY)
 
 
 def fft(node: Node) -> Factors:
@@ -104,6 +104,7 @@ def sort(node: Node) -> Factors:
         [axes] * len(node.outs),
         wholes={node.params["dimension"]: reason},
         cheap=False,
+        each=MANY,
     )
 
 
@@ -115,7 +116,7 @@ def top_k(node: Node) -> Factors:
     reason = Reason("the largest may stand anywhere in the axis", "cut another axis")
     outs = [[k if k != axis else "kept" for k in range(rank)]] * len(node.outs)
     wholes = {axis: reason, "kept": reason}
-    return Factors(node, [range(rank)], outs, wholes=wholes, cheap=False)
+    return Factors(node, [range(rank)], outs, wholes=wholes, cheap=False, each=MANY)
 
 
 def triangular_solve(node: Node) -> Factors:
@@ -127,7 +128,7 @@ def triangular_solve(node: Node) -> Factors:
     )
     wholes: dict[Factor, Reason] = {"core": CORE}
     ins = [[*batch, "core", "core"], [*batch, *sides]]
-    return Factors(node, ins, [[*batch, *sides]], wholes=wholes, cheap=False)
+    return Factors(node, ins, [[*batch, *sides]], wholes=wholes, cheap=False, each=MANY)
 
 
 def from_pivots(node: Node) -> Factors:

@@ -20,6 +20,7 @@ from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.factors import Factors, linked_but
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, avals
 from shardmap.plan.engine.rules import (
+    MANY,
     UNCUT,
     Cut,
     Factor,
@@ -241,7 +242,7 @@ def whole(node: Node) -> Factors:
     """``i j -> i j``, the axis that is run over whole, as long as it is not cut."""
     axes = range(len(node.in_shapes[0]))
     wholes = {node.params["axis"]: CARRIED}
-    return Factors(node, [axes], [axes], wholes=wholes, cheap=False)
+    return Factors(node, [axes], [axes], wholes=wholes, cheap=False, each=MANY)
 
 
 RULES: dict[Any, Callable[[Node], Rule]] = {

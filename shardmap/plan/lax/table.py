@@ -159,6 +159,7 @@ def analysed(
     partial: bool,
     out_cuts: list[list[Cut]] | None = None,
     effects: Rewrite | None = None,
+    keeps: bool = True,
 ) -> Analysis:
     """The analysis of a program in which what could be cut is written so that it is.
 
@@ -168,9 +169,10 @@ def analysed(
       partial: whether to cut what is summed over.
       out_cuts: of the results, besides those that reach them.
       effects: what becomes of equations with effects; None: they are refused.
+      keeps: whether what could be computed again may be kept instead.
     """
     own = CALLS._replace(effects=effects)
-    best = trial = _analysed(closed, cuts, partial, [], out_cuts, own)
+    best = trial = _analysed(closed, cuts, partial, [], out_cuts, own, keeps)
     opened: list[Node] = []
     for _ in range(MOST_ROUNDS if partial else 0):
         # Loops, branches and maps at which cuts end are written out if that helps,
@@ -185,7 +187,7 @@ def analysed(
         if not more:
             break
         opened += more
-        trial = _analysed(closed, cuts, partial, opened, out_cuts, own)
+        trial = _analysed(closed, cuts, partial, opened, out_cuts, own, keeps)
         if _ends(trial) < _ends(best):
             best = trial
     return best
@@ -207,6 +209,7 @@ def _analysed(
     opened: Sequence[Node],
     out_cuts: list[list[Cut]] | None,
     plain: Calls,
+    keeps: bool,
 ) -> Analysis:
     """The analysis, with these loops, branches and maps written out."""
     calls = plain
@@ -226,7 +229,7 @@ def _analysed(
         program = flatten(closed, calls)
         if out_cuts is not None:
             asked.ask(program, out_cuts)
-        analysis = Analysis(program, TABLE, cuts, partial)
+        analysis = Analysis(program, TABLE, cuts, partial, keeps)
         ended = [ended.node for ended in analysis.ended]
         summed = [program.nodes[each.node] for each in analysis.reductions]
         found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}

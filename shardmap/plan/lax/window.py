@@ -1,5 +1,6 @@
 """Rules of the primitives that slide a window: pass factors with a halo."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -132,7 +133,15 @@ def reduce_window(node: Node) -> Factors:
         return combiner if own == combiner else None
 
     outs = [range(len(shape))] * count
-    return Factors(node, ins, outs, emitter=emitter, commutes=passes, cheap=False)
+    return Factors(
+        node,
+        ins,
+        outs,
+        emitter=emitter,
+        commutes=passes,
+        cheap=False,
+        each=math.prod(dims),
+    )
 
 
 def select_and_scatter(node: Node) -> Factors:

@@ -12,7 +12,7 @@ from shardmap._jax.lax_primitives import SCATTER_SUB
 from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
+from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker
 from shardmap.plan.lax.indexed.iotas import counted
 from shardmap.plan.lax.indexed.places import WRITTEN, as_int32
 
@@ -101,6 +101,7 @@ def scatter(node: Node) -> Factors:
         starts=[*shifted, *contracted],
         emitter=emitter,
         cheap=False,
+        each=MANY // 16,
     )
 
 

@@ -1,0 +1,102 @@
+"""What a plan computes more than once, and what it keeps so as not to.
+
+A value that several stages need, or every shard of another loop, is kept where that
+costs less than to compute it again: see `Work.worth_keeping`.
+"""
+
+from collections.abc import Iterator
+
+from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.factors import Static as Sizes
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.recipe import Step
+from shardmap.plan.engine.rules import Rule
+from shardmap.plan.engine.stages import Stage
+from shardmap.plan.engine.work import Choice
+from shardmap.plan.run.cut_program import CutProgram
+from shardmap.units import count, size
+
+SEEN = 64
+"""From how many shards of a stage it is told what all of them do."""
+
+
+def seen(stage: Stage) -> range:
+    """Shards from all of a stage, and few enough to look at each."""
+    return range(0, stage.num_shards, max(1, stage.num_shards // SEEN))
+
+
+def repeated(cut_program: CutProgram, place: int) -> int:
+    """About how many operations a stage does that one call would have done once."""
+    stage = cut_program.stages[place]
+    rules = cut_program.analysis.rules
+    earlier = {
+        node.number for each in cut_program.stages[:place] for node in each.backwards
+    }
+    once = sum(
+        _operations(rules[node.number])
+        for node in stage.backwards
+        if node.number not in earlier
+    )
+    numbers = seen(stage)
+    done = sum(
+        _of_step(rules[step.node], step)
+        for number in numbers
+        for step in stage.recipe(number)[1].static.steps
+    )
+    return max(done * stage.num_shards // max(len(numbers), 1) - once, 0)
+
+
+def _operations(rule: Rule) -> int:
+    return 0 if rule.cheap else rule.steps() * rule.each
+
+
+def _of_step(rule: Rule, step: Step) -> int:
+    """The operations of an equation in one shard."""
+    whole = _operations(rule)
+    if not whole:
+        return 0
+    if isinstance(rule, Factors) and isinstance(step.static, Sizes):
+        part, every = 1, 1
+        for own, size_ in zip(step.static.sizes, rule.sizes.values(), strict=True):
+            part, every = part * own, every * size_
+    else:
+        part = sum(_volume(ref.shape) for ref in step.ins if ref is not None)
+        every = sum(
+            _volume(shape)
+            for ref, shape in zip(step.ins, rule.node.in_shapes, strict=True)
+            if ref is not None
+        )
+    return whole * part // every if every else whole
+
+
+def _volume(shape: tuple[int, ...]) -> int:
+    found = 1
+    for length in shape:
+        found *= length
+    return found
+
+
+def choices(cut_program: CutProgram, stage: Stage) -> Iterator[tuple[Value, Choice]]:
+    """The values that a stage makes and that were kept, or are computed again."""
+    made = {result.value for result in stage.results}
+    for value, choice in cut_program.analysis.work.choices.items():
+        if choice.kept and value in made:
+            yield value, choice
+        elif not choice.kept and cut_program.analysis.level[value] == stage.number:
+            yield value, choice
+
+
+def told(name: str, choice: Choice) -> str:
+    """A choice in words."""
+    times = "once more" if choice.times == 1 else f"{choice.times:,} times more"
+    again = f"{count(choice.operations)} operations and reads {size(choice.reads)}"
+    if choice.kept:
+        return (
+            f"keeps {name}, {size(choice.nbytes)}: to compute it {times} takes {again}"
+            + " each time" * (choice.times > 1)
+        )
+    return (
+        f"computes {name} {times}, which takes {again}"
+        + " each time" * (choice.times > 1)
+        + f": kept it would be {size(choice.nbytes)}"
+    )
