@@ -217,6 +217,9 @@ class Full:
         self.array[rows.start : rows.start + half] = part[:half]
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.array, dtype)
+
 
 def reopen_full(about, writable):
     return Full(about["place"])
