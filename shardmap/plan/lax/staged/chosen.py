@@ -9,7 +9,7 @@ from shardmap.plan.engine.nodes import Node, Operand, Rewrite, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, meet
 from shardmap.plan.lax import prefix
-from shardmap.plan.lax.staged import recut, select, sort, top
+from shardmap.plan.lax.staged import recut, select, sort, tall, top
 
 
 class Chosen:
@@ -19,13 +19,16 @@ class Chosen:
         self.running: list[tuple[Node, Cut]] = []
         self.largest: list[tuple[Node, Cut]] = []
         self.sorted: list[tuple[Node, Cut]] = []
+        self.tall: list[tuple[Node, Cut]] = []
         self.recut: dict[int, tuple[Node, int, Cut]] = {}
         self.selected: list[select.Selections] = []
 
     def more(self, analysis: Analysis) -> bool:
         """Adds what is to be written in stages, and says whether there was any."""
         ended = list(dict.fromkeys(each.node for each in analysis.ended))
-        known = {id(node.params) for node, _ in (*self.largest, *self.sorted)}
+        known = {
+            id(node.params) for node, _ in (*self.largest, *self.sorted, *self.tall)
+        }
 
         def new(primitives: Iterable[Any], besides: Iterable[int] = ()) -> list[Node]:
             taken = known.union(besides)
@@ -54,13 +57,16 @@ class Chosen:
         self.largest += [(node, cut(node, -1)) for node in largest]
         sorts = new([p.sort_p], (*self.recut, *selected.sorts))
         self.sorted += [(node, cut(node, node.params["dimension"])) for node in sorts]
-        return bool(changed or along or largest or sorts or selected.sorts)
+        high = [n for n in new([p.qr_p, p.svd_p], self.recut) if tall.is_tall(n)]
+        self.tall += [(node, cut(node, 0)) for node in high]
+        return bool(changed or along or largest or sorts or selected.sorts or high)
 
     def rewrites(self) -> list[Mapping[Any, Rewrite]]:
         """How they are written; where several know a primitive, the last one first."""
         found: list[Mapping[Any, Rewrite]] = [
             prefix.rewrite(self.running),
             top.rewrite(self.largest),
+            tall.rewrite(self.tall),
         ]
         if self.sorted:
             found.append({p.sort_p: sort.rewrite(self.sorted)})

@@ -1,0 +1,259 @@
+"""QR and singular values of tall matrices whose rows are cut.
+
+Each piece has a triangle of its own, and all triangles, one below the other, have that
+of the whole (TSQR). Its signs are made those of LAPACK, which go by what reflections
+leave on the diagonal: they follow from the first rows of Q. Singular values are those
+of the triangle; LAPACK takes the same way for matrices that are this tall.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.types import Equation
+from shardmap.plan.engine.crop import crop, crops
+from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.nodes import (
+    Node,
+    Operand,
+    Program,
+    Rewrite,
+    Value,
+    avals,
+    traced,
+)
+from shardmap.plan.engine.rules import (
+    UNCUT,
+    Cut,
+    Factor,
+    Forward,
+    Link,
+    Need,
+    Rule,
+    RuleMaker,
+    meet,
+)
+from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
+from shardmap.plan.lax.batched import CORE
+from shardmap.plan.lax.prefix import Step
+
+TRIANGLES, ONE_TRIANGLE, ROWS = map(
+    Step, ("triangles of pieces", "triangle of all", "orthogonal rows")
+)
+
+
+def is_tall(node: Node) -> bool:
+    """Whether it may be computed of triangles, if its rows are cut."""
+    if len(node.ins) != 1 or len(node.in_shapes[0]) != 2:
+        return False
+    if node.primitive is p.qr_p:
+        whole = node.params["full_matrices"] or node.params.get("pivoting")
+    elif node.primitive is p.svd_p:
+        whole = node.params["full_matrices"] and node.params["compute_uv"]
+    else:
+        return False
+    rows, columns = node.in_shapes[0]
+    return not whole and rows >= 2 * columns > 0
+
+
+def edges_of(cut: Cut, rows: int, columns: int) -> tuple[int, ...]:
+    """Pieces that are at least as tall as they are wide."""
+    found = [0]
+    for point in cut.at:
+        if point - found[-1] >= columns and rows - point >= columns:
+            found.append(point)
+    return (*found, rows)
+
+
+def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
+    """Rewrites the equations that these nodes come from, at those cuts."""
+    chosen: dict[int, Cut] = {}
+    for node, cut in cuts:
+        known = chosen.get(id(node.params))
+        chosen[id(node.params)] = meet([cut, known]) if known else cut
+
+    def by_triangles(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> Sequence[Operand] | None:
+        cut = chosen.get(id(equation.params))
+        if cut is None:
+            return None
+        [operand] = ins
+        edges = edges_of(cut, *operand.shape)
+        if len(edges) < 3:
+            return None
+        if equation.primitive is p.qr_p:
+            return _qr(program, operand, edges, source)
+        q, r = _qr(program, operand, edges, source)
+        # What svd gives: singular values, and with vectors u and the transposed v.
+        [_, *sides] = made = avals(equation.outvars)
+        columns = operand.shape[1]
+        small = [jax.core.ShapedArray((columns, columns), each.dtype) for each in sides]
+        values, *vectors = program.add(
+            p.svd_p, equation.params, [r], [made[0], *small], source
+        )
+        if not vectors:
+            return [values]
+        u, v = vectors
+        [left] = program.inline(traced(lambda q, u: q @ u, [q, u]), [q, u], source)
+        return [values, left, v]
+
+    return {p.qr_p: by_triangles, p.svd_p: by_triangles} if chosen else {}
+
+
+def _qr(
+    program: Program, operand: Operand, edges: tuple[int, ...], source: str
+) -> list[Value]:
+    columns, dtype = operand.shape[1], operand.aval.dtype
+    params = {"edges": edges}
+    few = jax.core.ShapedArray((len(edges) - 1, columns, columns), dtype)
+    small = jax.core.ShapedArray((columns, columns), dtype)
+    found = program.add(TRIANGLES, params, [operand], [few, few], source)
+    turns, r = program.add(ONE_TRIANGLE, params, found, [few, small], source)
+    whole = [operand.aval]
+    return [*program.add(ROWS, params, [operand, turns], whole, source), r]
+
+
+class _Tall(Rule):
+    """What the rules of pieces share."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.pieces = Edges(node.params["edges"])
+
+    def factored(self, piece: jax.Array) -> Sequence[jax.Array]:
+        q, r = jnp.linalg.qr(piece)
+        return q, r
+
+
+class Triangles(_Tall):
+    """The triangle of each piece, and the first rows of its Q."""
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        along = Cut(tuple(range(1, self.pieces.count)), False, cuts[0][0].origins)
+        return Forward([[along if cuts[0][0].at else UNCUT, UNCUT, UNCUT]] * 2)
+
+    def links(self) -> list[list[Link]]:
+        return [[Link("out", 0, axis), Link("out", 1, axis)] for axis in range(3)]
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        box = hull_of(boxes)
+        assert box is not None
+        first, last = box[0]
+        edges = [self.pieces.at(first + k) for k in range(last - first + 1)]
+        lengths = tuple(b - a for a, b in itertools.pairwise(edges))
+        columns = self.node.in_shapes[0][1]
+        made = (box[0], (0, columns), (0, columns))
+        shapes, begins = crops(boxes, [made] * 2)
+        needed = ((edges[0], edges[-1]), (0, columns))
+        return Need((needed,), (lengths, shapes), tuple(begins))
+
+    def emit(
+        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        [value], (lengths, shapes) = values, static
+        found, start = [], 0
+        for length in lengths:
+            q, r = self.factored(lax.slice_in_dim(value, start, start + length))
+            found.append((r, q[: value.shape[1]]))
+            start += length
+        outs = [jnp.stack(column) for column in zip(*found, strict=True)]
+        return crop(outs, shapes, starts)
+
+
+class Rows(_Tall):
+    """The rows of Q of one piece."""
+
+    complete = frozenset({1})
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        return Forward([[cuts[0][0], UNCUT]])
+
+    def links(self) -> list[list[Link]]:
+        return [[Link("out", 0, 0), Link("in", 0, 0)]]
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        [box] = boxes
+        assert box is not None
+        start, stop = box[0]
+        number = self.pieces.number(start)
+        last = self.pieces.number(stop - 1) if stop > start else number
+        edges = [self.pieces.at(number + k) for k in range(last - number + 2)]
+        lengths = tuple(b - a for a, b in itertools.pairwise(edges))
+        columns = self.node.in_shapes[0][1]
+        rows, every = (edges[0], edges[-1]), (0, columns)
+        shapes, begins = crops(boxes, [(rows, every)])
+        needed = (rows, every), ((number, last + 1), every, every)
+        return Need(needed, (lengths, shapes), tuple(begins))
+
+    def emit(
+        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        (value, turns), (lengths, shapes) = values, static
+        found, start = [], 0
+        for number, length in enumerate(lengths):
+            q, _ = self.factored(lax.slice_in_dim(value, start, start + length))
+            found.append(jnp.matmul(q, turns[number], precision="highest"))
+            start += length
+        return crop([lax.concatenate(found, 0)], shapes, starts)
+
+
+def one_triangle(node: Node) -> Factors:
+    """``* * *, * * * -> * * *, * *``: the triangle of all, and how each Q is turned."""
+    few, small = node.in_shapes[0], node.out_shapes[1]
+    axes = list(range(len(few)))
+
+    def emitter(local: Any) -> Sequence[Any]:
+        triangles, tops = local.values
+        columns = small[0]
+        q, r = jnp.linalg.qr(triangles.reshape(-1, columns))
+        turns = q.reshape(few)
+        signs = householder_signs(jnp.matmul(tops[0], turns[0], precision="highest"))
+        return [turns * signs[None, None], r * jnp.conj(signs)[:, None]]
+
+    return Factors(
+        node,
+        [axes, axes],
+        [axes, axes[1:]],
+        wholes=dict.fromkeys(axes, CORE),
+        emitter=emitter,
+        cheap=False,
+        complete=frozenset({0, 1}),
+    )
+
+
+def householder_signs(top: jax.Array) -> jax.Array:
+    """The signs of Q's columns for which reflections give it, from its first rows.
+
+    Reflection ``k`` brings a column to the k-th axis, to the side away from it. What
+    all reflections do to the first rows is an elimination (Ballard and others, 2014).
+    """
+    columns = top.shape[0]
+
+    def step(k: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        rest, signs = carry
+        pivot = rest[k, k]
+        sign = jnp.where(pivot.real < 0, 1.0, -1.0).astype(top.dtype)
+        later = jnp.arange(columns) > k
+        column = jnp.where(later, rest[:, k] / (pivot - sign), 0)
+        row = jnp.where(later, rest[k], 0)
+        return rest - column[:, None] * row[None], signs.at[k].set(sign)
+
+    signs = jnp.ones((columns,), top.dtype)
+    return lax.fori_loop(0, columns, step, (top, signs))[1]
+
+
+RULES: dict[Any, RuleMaker] = {
+    TRIANGLES: Triangles,
+    ONE_TRIANGLE: one_triangle,
+    ROWS: Rows,
+}
