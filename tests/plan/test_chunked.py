@@ -292,6 +292,32 @@ def test_the_gradient_has_the_memory_of_one_piece():
     assert temporaries(jax.grad(chunked, (0, 1, 2)), ROWS, ROWS, ROWS) < whole / 10
 
 
+def kernel(x, y, v):
+    squares = (x * x).sum(1)[:, None] + (y * y).sum(1)[None]
+    return jnp.exp(2 * x @ y.T - squares) @ v
+
+
+def local_energy(x, w, _):
+    def wave(x):
+        return jnp.tanh(x @ w).sum()
+
+    return jax.vmap(lambda x: -jnp.trace(jax.hessian(wave)(x)))(x)
+
+
+@pytest.mark.parametrize(
+    ("fun", "shapes"),
+    [
+        (kernel, ((4096, 8), (4096, 8), (4096, 1))),
+        (local_energy, ((2048, 32), (32, 64), ())),
+    ],
+)
+def test_a_little_work_for_each_piece_does_not_end_a_stage(fun, shapes):
+    args = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    chunked = sm.chunked(fun, ({0: 16}, None, None))
+    assert temporaries(chunked, *args) < temporaries(fun, *args) / 5
+    assert "stage 1" not in chunked.explain(*args)
+
+
 def test_one_piece_if_that_fits():
     chunked = sm.chunked(attention, ({0: sm.AUTO}, None, None), memory="1 GB")
     assert lowered_loops(chunked, ROWS, ROWS, ROWS) == 0

@@ -51,6 +51,14 @@ Key = tuple[int, int]
 """An axis of a value: the value's number, and the axis."""
 
 
+Loops = frozenset[tuple[Key, int]]
+"""Loops, and how often each."""
+
+
+def _loops(counted: Counter[Key]) -> Loops:
+    return frozenset((+counted).items())
+
+
 class Unions:
     """Which axes are one and the same loop."""
 
@@ -75,8 +83,9 @@ class Work:
     """The work of values.
 
     Attributes:
-      steps: value -> the steps that it takes to compute it again from what is kept.
-      divided: value -> the loops of which a part of the value takes a part of the work.
+      shares: value -> the steps that it takes to compute it again from what is kept, by
+        the loops of which a part of the value takes a part of these steps: of pairwise
+        distances, the products are divided by both loops, squares of rows by one.
       halos: value -> by how much windows make the pieces of these loops longer.
       choices: value -> whether it is kept, where both could be.
     """
@@ -90,8 +99,7 @@ class Work:
         self._reads: dict[Value, int] = {}
         self._operations: dict[int, int] = {}
         self._nbytes: dict[int, int] = {}
-        self.steps: dict[Value, int] = {}
-        self.divided: dict[Value, Counter[Key]] = {}
+        self.shares: dict[Value, dict[Loops, int]] = {}
         self.halos: dict[Value, Counter[Key]] = {}
 
     def count(self, node: Node, rule: Rule, again: Sequence[int]) -> None:
@@ -107,7 +115,7 @@ class Work:
         taken = {
             number: v
             for number in again
-            if isinstance(v := node.ins[number], Value) and self.steps.get(v)
+            if isinstance(v := node.ins[number], Value) and self.shares.get(v)
         }
         computes, reads = 0 if rule.cheap else 1 << node.number, 0
         self._operations[node.number] = own * rule.each
@@ -125,11 +133,16 @@ class Work:
                 if Link("out", number, axis) in linked
             )
             halos = self._halos(node, rule, None)
-            for k, v in taken.items():
-                loops &= self._divided(node, rule, k, v)
+            shares = Counter({_loops(loops): own})
+            for v in dict.fromkeys(taken.values()):
+                for share, steps in self.shares[v].items():
+                    left = loops
+                    for k in (k for k, other in taken.items() if other is v):
+                        left = left & self._divided(node, rule, k, share)
+                    shares[_loops(left)] += steps
+            for k in taken:
                 halos |= self._halos(node, rule, k)
-            self.steps[out] = own + sum(self.steps[v] for v in set(taken.values()))
-            self.divided[out] = loops
+            self.shares[out] = dict(+shares)
             self.halos[out] = halos
 
     def worth_keeping(self, value: Value, times: int) -> bool:
@@ -159,9 +172,11 @@ class Work:
                     self._classes.find((node.outs[by.number].number, by.axis)),
                 )
 
-    def _divided(self, node: Node, rule: Rule, number: int, v: Value) -> Counter[Key]:
-        """The loops of a node that divide the work of an operand."""
-        found = Counter(self.divided[v])
+    def _divided(
+        self, node: Node, rule: Rule, number: int, share: Loops
+    ) -> Counter[Key]:
+        """The loops of a node that divide a share of the work of an operand."""
+        found = Counter(dict(share))
         views = list(self._views(node, rule, number))
         through = Counter(source for source, _, _ in views) & found
         for source, _, by in views:
@@ -213,14 +228,20 @@ class Work:
             loops |= own
         found = set()
         for number, v in enumerate(node.ins):
-            if isinstance(v, Value) and self.steps.get(v) and v not in pending:
-                others = loops - self._divided(node, rule, number, v)
+            if not isinstance(v, Value) or v in pending:
+                continue
+            again = 0
+            for share, steps in self.shares.get(v, {}).items():
+                others = loops - self._divided(node, rule, number, share)
                 for key, halo in self._halos(node, rule, number).items():
                     # A window divides too, unless a piece is mostly its neighbours'.
                     if halo * pieces.get(key, 0) > sizes.get(key, 0):
                         others[key] = max(others[key], 1)
                 times = math.prod(pieces[key] for key in others.elements()) - 1
-                if times and self.steps[v] * times >= WORTH_KEEPING:
-                    if v in kept or self.worth_keeping(v, times):
-                        found.add(number)
+                again += steps * times
+            if again >= WORTH_KEEPING:
+                # On average, as some of the steps may be divided by more loops.
+                often = -(-again // sum(self.shares[v].values()))
+                if v in kept or self.worth_keeping(v, often):
+                    found.add(number)
         return found
