@@ -58,7 +58,8 @@ def plan(
     """Cuts a function into independent shards.
 
     Args:
-      fun: a function of arrays that JAX can trace.
+      fun: a function of arrays that JAX can trace. Static and keyword arguments are
+        bound before, by `functools.partial`.
       *args: its arguments, or what has their shapes and dtypes: arrays,
         `jax.ShapeDtypeStruct`, `numpy.memmap`, datasets of h5py, arrays of zarr, values
         of types with a handler (`register_shard_handler`), arrays and datasets of
