@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.field_jobs import BLOCK, GROUPS, HALO, JOBS, MAXIMUM, last
+from benchmarks.field_jobs import BLOCK, GROUPED, GROUPS, HALO, JOBS, MAXIMUM, last
 from benchmarks.plan_rows import Unowned, anonymous_bytes
 
 LIMIT_HAND, LIMIT_BEST = 1.1, 1.1
@@ -68,7 +68,7 @@ def planned(name: str, arrays: list[Any]) -> Any:
 
     pieces = max(1, arrays[0].shape[0] // block_of(name))
     bounds = _bounds(name, arrays[0].shape[0])
-    cuts = bounds if name == "anomaly by group" else pieces
+    cuts = bounds if name in GROUPED else pieces
     return plan(fun, *arrays, in_slices=tuple({0: cuts} for _ in arrays)).run(*arrays)
 
 

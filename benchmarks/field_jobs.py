@@ -42,6 +42,10 @@ def _anomaly(xp: Any, x: Any) -> Any:
     return (grouped - grouped.mean(0)[None]).std(0)
 
 
+def _climatology(xp: Any, x: Any) -> Any:
+    return x.reshape(-1, GROUPS, x.shape[1]).mean(0)
+
+
 def _vorticity(xp: Any, u: Any, v: Any) -> Any:
     return (xp.roll(v, -1, 2) - v - xp.roll(u, -1, 1) + u).mean(0)
 
@@ -120,6 +124,12 @@ JOBS: Mapping[str, Job] = {
             ((x.reshape(-1, GROUPS, x.shape[1]) - mean[None]) ** 2).sum(0),
         ),
     ),
+    "climatology over time": Job(
+        1,
+        _climatology,
+        lambda xp, x: (x.reshape(-1, GROUPS, x.shape[1]).sum(0),),
+        lambda sums, rows: sums[0] / (rows // GROUPS),
+    ),
     "vorticity with wrap": Job(
         2,
         _vorticity,
@@ -171,6 +181,8 @@ JOBS: Mapping[str, Job] = {
 }
 HALO = {"double difference": 2}
 """How many rows of the next block a block by hand needs."""
+GROUPED = {"anomaly by group", "climatology over time"}
+"""Whose blocks are whole groups."""
 MAXIMUM = {"double difference"}
 """What is put together by the largest, not by sums."""
 
