@@ -4,10 +4,7 @@ import errno
 import multiprocessing
 import os
 import pathlib
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -376,104 +373,6 @@ def test_processes_of_a_run_have_their_cores(eight, tmp_path):
     assert_bytes(got, eight.run(X, W))
     with pytest.raises(TypeError, match=r"executor must be None, .* got 0 of type int"):
         eight.run(X, W, executor=0)
-
-
-RAY = """
-import ray
-# Ray forks, which is to be done before JAX has threads.
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-import sys
-import numpy as np
-from shardmap.plan.plan import plan
-from tests.plan.run.test_engines import W, X, assert_bytes, score
-x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
-x[:] = X
-made = plan(score, x, W, in_slices=({0: 8}, None))
-assert_bytes(made.run(x, W, executor=ray), made.run(x, W))
-print("the same")
-"""
-
-
-@pytest.mark.deep
-def test_tasks_of_ray(tmp_path):
-    pytest.importorskip("ray", reason="the engine under test")
-    done = subprocess.run(
-        [sys.executable, "-c", RAY, tmp_path / "x"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.getcwd()},
-    )
-    assert done.stdout.endswith("the same\n"), done.stderr
-
-
-MPI = """
-import sys
-import numpy as np
-from mpi4py.futures import MPIPoolExecutor
-from shardmap.plan.plan import plan
-from tests.plan.run.test_engines import W, X, assert_bytes, score
-if __name__ == "__main__":
-    x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
-    x[:] = X
-    made = plan(score, x, W, in_slices=({0: 40}, None))
-    with MPIPoolExecutor() as pool:
-        assert_bytes(made.run(x, W, executor=pool), made.run(x, W))
-    print("the same")
-"""
-
-
-@pytest.mark.deep
-def test_processes_of_mpi(tmp_path):
-    pytest.importorskip("mpi4py", reason="the engine under test")
-    mpiexec = shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("no mpiexec, which starts the processes")
-    (tmp_path / "script.py").write_text(MPI)
-    done = subprocess.run(
-        [
-            *(mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures"),
-            *(tmp_path / "script.py", tmp_path / "x"),
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout.endswith("the same\n"), done.stderr
-
-
-@pytest.fixture
-def counted(dask_client):
-    """The bytes that the client sends and gets."""
-    tcp = pytest.importorskip("distributed.comm.tcp")
-    moved = []
-    write, read = tcp.TCP.write, tcp.read_bytes_rw
-    # The scheduler runs here too: only what the client's own connection moves counts.
-    own = dask_client.scheduler_comm.comm
-
-    async def counted_write(self, *args, **options):
-        count = await write(self, *args, **options)
-        if self is own:
-            moved.append(count or 0)
-        return count
-
-    async def counted_read(stream, count):
-        if stream is own.stream:
-            moved.append(count)
-        return await read(stream, count)
-
-    tcp.TCP.write, tcp.read_bytes_rw = counted_write, counted_read
-    yield moved
-    tcp.TCP.write, tcp.read_bytes_rw = write, read
-
-
-@pytest.mark.parametrize(("pieces", "width"), [(32, 256), (64, 1)])
-def test_map_reduce_sends_little(pieces, width, tmp_path, dask_client, counted):
-    """To sums over a file, in shards of 0.5 and 0.25 MB."""
-    x = mapped(tmp_path, reals(2**22 // width, width))
-    made = plan(lambda x: jnp.tanh(x).sum(0), x, in_slices={0: pieces})
-    got = made.run(x, executor=dask_client)
-    assert 0 < sum(counted) < x.nbytes / 100
-    assert got.tobytes() == made.run(x).tobytes()
 
 
 @pytest.mark.parametrize("pieces", [17, 40, 300])
