@@ -25,7 +25,9 @@ def catching():
 
     def called(self, *args, **kwargs):
         leaves, tree = jax.tree.flatten((args, kwargs))
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        # What is called under a mesh that is set cannot be asked later, without it.
+        if not traced and jax.sharding.get_abstract_mesh().empty:
             shapes = tuple((np.shape(leaf), type(leaf)) for leaf in leaves)
             if (key := (id(self), tree, shapes)) not in seen:
                 seen.add(key)
