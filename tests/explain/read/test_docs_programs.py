@@ -18,7 +18,7 @@ EXAMPLES = ["heat", "population", "data_parallel"]
 
 def check(found):
     assert found.lies == []
-    assert found["programs"] > found["refused"]
+    assert found["programs"] > 0
     assert found["user, located"] == found["user"]
     assert found["compiler, located"] >= 0.95 * found["compiler"]
 
