@@ -32,7 +32,7 @@ from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
-from shardmap.plan.inside.choice import TooLittle, asked_of, resolved
+from shardmap.plan.inside.choice import asked_of, in_memory, resolved
 from shardmap.plan.inside.liveness import Peak
 from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.inside.samples import sample
@@ -155,11 +155,7 @@ def cut_program(
         return cut(cuts_at(asked))
 
     try:
-        try:
-            made = chosen(keeps=True)
-        except TooLittle:
-            # What does not fit to be kept is computed again.
-            made = chosen(keeps=False)
+        made = in_memory(chosen)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)

@@ -1,7 +1,7 @@
 """Into how many pieces, and along which axes, so that a program fits into memory."""
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import jax
 
@@ -24,8 +24,31 @@ TRIED = 8
 """Into how many pieces an axis is cut to see what that saves."""
 
 
-class TooLittle(ValueError):
+class _TooLittle(Exception):
     """It does not fit into the memory that it may take."""
+
+
+Chosen = TypeVar("Chosen")
+
+
+def in_memory(choose: Callable[[bool], Chosen]) -> Chosen:
+    """What is chosen so that it fits.
+
+    Args:
+      choose: takes whether what could be computed again may be kept instead. If nothing
+        fits with what is worth keeping, it is asked for what fits without.
+
+    Raises:
+      ValueError: nothing fits at all.
+    """
+    try:
+        return choose(True)
+    except _TooLittle:
+        pass
+    try:
+        return choose(False)
+    except _TooLittle as error:
+        raise ValueError(str(error)) from None
 
 
 def cut_program(
@@ -111,7 +134,7 @@ def resolved(
       The cuts, and whether reduced axes are cut.
 
     Raises:
-      ValueError: however small the pieces are, it does not fit.
+      _TooLittle: however small the pieces are, it does not fit. See `in_memory`.
     """
     sizes = [
         jaxpr.in_avals[k].shape[axis]
@@ -130,7 +153,7 @@ def resolved(
     while not fits(count):
         if count >= most:
             least = model(_with_pieces(jaxpr, asked, most))
-            raise TooLittle(_too_little(memory, least, most))
+            raise _TooLittle(_too_little(memory, least, most))
         too_few, count = count, min(2 * count, most)
     while count - too_few > max(1, count // 16):
         middle = (too_few + count) // 2
@@ -179,8 +202,8 @@ def asked_of(
       keeps: whether what could be computed again may be kept instead.
 
     Raises:
-      ValueError: some are to be chosen, and it is not said what they are to fit in; or
-        nothing fits.
+      ValueError: some are to be chosen, and it is not said what they are to fit in.
+      _TooLittle: nothing fits. See `in_memory`.
     """
     if asked is None:
         if memory is not None:
@@ -201,7 +224,7 @@ def chosen_axes(
     """Which axes to cut so that a function fits: those that save the most.
 
     Raises:
-      ValueError: it does not fit, whatever is cut.
+      _TooLittle: it does not fit, whatever is cut. See `in_memory`.
     """
     model = Model(jaxpr, partial, measure, keeps)
     asked: Asked = tuple(((),) * len(aval.shape) for aval in jaxpr.in_avals)
@@ -227,7 +250,7 @@ def chosen_axes(
         least = model(_with_pieces(jaxpr, asked, count))
     if least.bytes <= memory:
         return asked
-    raise TooLittle(_too_little(memory, least, count))
+    raise _TooLittle(_too_little(memory, least, count))
 
 
 LEAVES_TRIED = 8

@@ -22,7 +22,7 @@ from shardmap.map.tracing import Batch, batched_results_of, shape_dtype_struct
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points
-from shardmap.plan.inside.choice import cut_program, resolved
+from shardmap.plan.inside.choice import cut_program, in_memory, resolved
 from shardmap.plan.inside.effects import silent
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.plan.lax.table import LOOKED_THROUGH
@@ -54,7 +54,12 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
       Refused: it has an effect that is not one of the host.
       ValueError: it does not fit, however small the pieces are.
     """
-    return cut_program(jaxpr, *resolved(jaxpr, asked, *options))
+
+    def chosen(keeps: bool) -> CutProgram:
+        found, partial = resolved(jaxpr, asked, *options, keeps=keeps)
+        return cut_program(jaxpr, found, partial, keeps)
+
+    return in_memory(chosen)
 
 
 class Computed(NamedTuple):
