@@ -42,7 +42,15 @@ from shardmap.plan.lax import (
 from shardmap.plan.lax.control import branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.indexed import dynamic, gather, known, scatter
-from shardmap.plan.lax.staged import asked, counting, recut, sort, tall, top
+from shardmap.plan.lax.staged import (
+    asked,
+    counting,
+    recut,
+    sort,
+    statistics,
+    tall,
+    top,
+)
 from shardmap.plan.lax.staged.chosen import Chosen, layered
 
 
@@ -118,7 +126,11 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "running reductions": prefix.RULES,
     "sliding windows": window.RULES,
     "places given by indices": gather.RULES | scatter.RULES | dynamic.RULES,
-    "batch axes before core axes": batched.RULES | tall.RULES | top.RULES | sort.RULES,
+    "batch axes before core axes": batched.RULES
+    | tall.RULES
+    | top.RULES
+    | sort.RULES
+    | statistics.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops, branches and maps": {

@@ -9,7 +9,7 @@ from shardmap.plan.engine.nodes import Node, Operand, Rewrite, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, meet
 from shardmap.plan.lax import prefix
-from shardmap.plan.lax.staged import recut, select, sort, tall, top
+from shardmap.plan.lax.staged import once, recut, select, sort, tall, top
 
 
 class Chosen:
@@ -22,6 +22,8 @@ class Chosen:
         self.tall: list[tuple[Node, Cut]] = []
         self.recut: dict[int, tuple[Node, int, Cut]] = {}
         self.selected: list[select.Selections] = []
+        self.once: dict[once.Known, once.Change] = {}
+        self._may_be_once = True
 
     def more(self, analysis: Analysis) -> bool:
         """Adds what is to be written in stages, and says whether there was any."""
@@ -59,7 +61,12 @@ class Chosen:
         self.sorted += [(node, cut(node, node.params["dimension"])) for node in sorts]
         high = [n for n in new([p.qr_p, p.svd_p], self.recut) if tall.is_tall(n)]
         self.tall += [(node, cut(node, 0)) for node in high]
-        return bool(changed or along or largest or sorts or selected.sorts or high)
+        wanted = once.changes(analysis) if self._may_be_once else None
+        self._may_be_once = wanted is not None
+        passes = {k: v for k, v in (wanted or {}).items() if k not in self.once}
+        self.once |= passes
+        others = sorts or selected.sorts or high or passes
+        return bool(changed or along or largest or others)
 
     def rewrites(self) -> list[Mapping[Any, Rewrite]]:
         """How they are written; where several know a primitive, the last one first."""
@@ -71,6 +78,7 @@ class Chosen:
         if self.sorted:
             found.append({p.sort_p: sort.rewrite(self.sorted)})
         found += map(select.rewrites, self.selected)
+        found.append(once.rewrite(self.once))
         return [*found, recut.rewrite(self.recut)]
 
 

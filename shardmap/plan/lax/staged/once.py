@@ -1,0 +1,284 @@
+"""Statistics in one pass: what two stages would read is read in one.
+
+``((x - c) ** 2).sum(0)`` needs ``c``, mostly the mean of ``x``, before it can look at
+``x`` again. But what it needs of each piece of ``x`` depends on no ``c``, see
+`statistics`: a first stage takes that, and the next one puts it together. So it is with
+``exp(x - c).sum(0)`` in softmax and log-sum-exp, and with an argmax. The sum or the
+maximum that a centre is made of is put together of the same pieces, so that the shards
+that read ``x`` make both.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.types import Equation
+from shardmap.plan.engine.nodes import (
+    Node,
+    Operand,
+    Program,
+    Rewrite,
+    Value,
+    avals,
+    traced,
+)
+from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.rules import Cut
+from shardmap.plan.lax.staged.statistics import (
+    EXPONENTIALS,
+    OF_PIECES,
+    SQUARES,
+    TOGETHER,
+    Edges,
+    Kind,
+    all_exponentials,
+    all_places,
+    all_squares,
+    axes_of,
+    counts_of,
+    place_of,
+)
+
+ARGS = (p.argmax_p, p.argmin_p)
+
+SMALLER = 8
+"""How much smaller than their operand the statistics of all pieces are at least."""
+
+
+class Change(NamedTuple):
+    """A reduction that is written as one of pieces.
+
+    Attributes:
+      node: the reduction.
+      kind: the statistic.
+      edges: where the pieces lie.
+    """
+
+    node: Node
+    kind: Kind
+    edges: Edges
+
+
+Known = tuple[int, str, bool]
+"""What tells a reduction from others when the program is written anew: the id of its
+parameters, which JAX shares between those of one shape, where it stands, and whether it
+is the first of the numbers of pieces that is reduced, as it is."""
+
+
+class Found(NamedTuple):
+    """A sum that can be taken in one pass.
+
+    Attributes:
+      kind: the statistic.
+      operand: ``x``.
+      centre: ``c``.
+    """
+
+    kind: Kind
+    operand: Value
+    centre: Operand
+
+
+def _recognised(summed: Operand, axes: Sequence[int]) -> Found | None:
+    """What is summed, if it is a function of ``x - c``, and ``c`` is one number."""
+    dtype = summed.aval.dtype
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 4:
+        return None
+    node = summed.producer if isinstance(summed, Value) else None
+    if node is None:
+        return None
+    difference = node.ins[0]
+    square = node.primitive is p.square_p
+    square |= node.primitive is p.integer_pow_p and node.params["y"] == 2
+    square |= node.primitive is p.mul_p and node.ins[0] is node.ins[1]
+    if not (square or node.primitive is p.exp_p):
+        return None
+    minus = difference.producer if isinstance(difference, Value) else None
+    if minus is None or minus.primitive is not p.sub_p:
+        return None
+    kind = SQUARES if square else EXPONENTIALS
+    pairs = [minus.ins, minus.ins[::-1]] if square else [minus.ins]
+    for x, c in pairs:
+        same = isinstance(x, Value) and x.shape == summed.shape
+        if same and (centre := _centre(c, axes)) is not None:
+            assert isinstance(x, Value)
+            return Found(kind, x, centre)
+    return None
+
+
+def _centre(c: Operand, axes: Sequence[int]) -> Operand | None:
+    """The value, with reduced axes of length 1, that stands for all along them."""
+    if not isinstance(c, Value):
+        return None
+    if all(c.shape[axis] == 1 for axis in axes) and len(c.shape) > max(axes):
+        return c
+    node = c.producer
+    if node is None or node.primitive is not p.broadcast_in_dim_p:
+        return None
+    [source, *others] = node.ins
+    if others or not isinstance(source, Value):
+        return None
+    dims = node.params["broadcast_dimensions"]
+    sizes = dict(zip(dims, source.shape, strict=True))
+    return c if all(sizes.get(axis, 1) == 1 for axis in axes) else None
+
+
+MOST_KINDS = 2
+"""Of how many kinds statistics of one value are: each is read for on its own, and two
+passes do for any number."""
+
+
+def changes(analysis: Analysis) -> dict[Known, Change] | None:
+    """The reductions to take in one pass; None if two passes read less."""
+    nodes = analysis.program.nodes
+    reduced = [nodes[k] for k in dict.fromkeys(r.node for r in analysis.reductions)]
+    found: dict[Known, Change] = {}
+    known: dict[tuple[Value, tuple[int, ...]], tuple[Kind, Edges]] = {}
+    kinds: dict[tuple[Value, tuple[int, ...]], set[Kind]] = {}
+
+    def add(node: Node, kind: Kind, x: Value) -> None:
+        axes = tuple(node.params["axes"])
+        edges = edges_of(x.shape, analysis.cuts[x], axes)
+        if edges is not None:
+            found[id(node.params), node.source, False] = Change(node, kind, edges)
+            known.setdefault((x, axes), (kind, edges))
+            kinds.setdefault((x, axes), set()).add(kind)
+
+    for node in reduced:
+        if node.primitive is not p.reduce_sum_p:
+            continue
+        if (sum_ := _recognised(node.ins[0], node.params["axes"])) is None:
+            continue
+        x = sum_.operand
+        # Else all of it is known at once, and nothing is to be gained.
+        early = analysis.level[x] < analysis.level[node.outs[0]]
+        if early and x not in analysis.pending:
+            add(node, sum_.kind, x)
+    for node in dict.fromkeys(ended.node for ended in analysis.ended):
+        if node.primitive in ARGS and isinstance(operand := node.ins[0], Value):
+            ordered = not jnp.issubdtype(operand.aval.dtype, jnp.complexfloating)
+            if ordered and operand.aval.dtype.kind != "b":
+                kind = place_of(
+                    node.primitive is p.argmax_p, np.dtype(node.params["index_dtype"])
+                )
+                add(node, kind, operand)
+    if any(len(each) > MOST_KINDS for each in kinds.values()):
+        return None
+    for node in reduced:
+        key = node.ins[0], tuple(node.params.get("axes", ()))
+        if key in known and node.primitive in known[key][0].plain:
+            found[id(node.params), node.source, True] = Change(node, *known[key])
+    return found
+
+
+def edges_of(
+    shape: Sequence[int], cuts: Sequence[Cut], axes: Sequence[int]
+) -> Edges | None:
+    """The pieces of reduced axes; None if they are too small, or there is one."""
+    edges = tuple(
+        (0, *cuts[axis].at, size) if axis in axes else ()
+        for axis, size in enumerate(shape)
+    )
+    pieces = math.prod(len(edges[axis]) - 1 for axis in axes)
+    whole = math.prod(shape[axis] for axis in axes)
+    return edges if 1 < pieces and pieces * SMALLER * 3 <= whole else None
+
+
+def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
+    """Rewrites the reductions that these nodes come from."""
+    made: dict[Any, Sequence[Operand]] = {}
+    complete: dict[Operand, Operand] = {}
+
+    def parts(
+        program: Program, x: Operand, kind: Kind, edges: Edges, source: str
+    ) -> Callable[[int], Operand]:
+        """Gives the numbers of all pieces, which are made once."""
+        key = program, x, kind, edges
+        if key not in made:
+            made[key] = _of_pieces(program, x, kind, edges, source)
+
+        def part(k: int) -> Operand:
+            own = made[key][k]
+            if own not in complete:
+                params = {"axes": axes_of(edges)}
+                [whole] = program.add(TOGETHER, params, [own], [own.aval], source)
+                complete[own] = whole
+            return complete[own]
+
+        return part
+
+    def plain(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> Sequence[Operand] | None:
+        change = chosen.get((id(equation.params), source, True))
+        if change is None:
+            return None
+        first = parts(program, ins[0], change.kind, change.edges, source)(0)
+        out = avals(equation.outvars)
+        return program.add(equation.primitive, equation.params, [first], out, source)
+
+    def in_one_pass(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> Sequence[Operand] | None:
+        change = chosen.get((id(equation.params), source, False))
+        axes = equation.params["axes"]
+        if change is None or (known := _recognised(ins[0], axes)) is None:
+            return plain(program, equation, ins, source)
+        part = parts(program, known.operand, known.kind, change.edges, source)
+        counts = counts_of(change.edges, axes)
+        numbers = range(1, known.kind.numbers)
+
+        def together(centre: jax.Array, *parts: jax.Array) -> jax.Array:
+            for axis in axes:
+                centre = lax.slice_in_dim(centre, 0, 1, axis=axis)
+            if known.kind is SQUARES:
+                return all_squares(centre, counts, axes, *parts)
+            return all_exponentials(centre, axes, *parts)
+
+        operands = [known.centre, *map(part, numbers)]
+        return program.inline(traced(together, operands), operands, source)
+
+    def place(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> Sequence[Operand] | None:
+        change = chosen.get((id(equation.params), source, False))
+        if change is None:
+            return None
+        [axis] = equation.params["axes"]
+        largest = equation.primitive is p.argmax_p
+        part = parts(program, ins[0], change.kind, change.edges, source)
+        operands = [part(0), part(1)]
+        whole = functools.partial(all_places, largest, axis)
+        return program.inline(traced(whole, operands), operands, source)
+
+    if not chosen:
+        return {}
+    return {
+        p.reduce_sum_p: in_one_pass,
+        **dict.fromkeys([p.reduce_max_p, p.reduce_min_p], plain),
+        **dict.fromkeys(ARGS, place),
+    }
+
+
+def _of_pieces(
+    program: Program, x: Operand, kind: Kind, edges: Edges, source: str
+) -> Sequence[Operand]:
+    """The numbers of all pieces."""
+    shape = tuple(
+        len(own) - 1 if own else size for own, size in zip(edges, x.shape, strict=True)
+    )
+    params = {"kind": kind, "edges": edges}
+    # The place of an argmax is an index, all else is like the operand.
+    like = jax.eval_shape(
+        lambda x: kind.of_piece(x, axes_of(edges), *[0] * len(axes_of(edges))),
+        jax.ShapeDtypeStruct(x.shape, x.aval.dtype),
+    )
+    made = [jax.core.ShapedArray(shape, each.dtype) for each in like]
+    return program.add(OF_PIECES, params, [x], made, source)

@@ -1,0 +1,284 @@
+"""Statistics of the pieces of a value, and how those of all pieces come together.
+
+For every piece of ``x``, whatever its own centre ``p`` is,
+
+    sum (x - c)**2  =  sum (x - p)**2  +  2 (p - c) sum (x - p)  +  n (p - c)**2
+
+so that the mean of a piece as ``p`` and the two sums are all that is needed of it for
+any ``c`` (Chan, Golub and LeVeque's formula). No difference of large numbers is formed:
+what is added is small where the result is.
+
+    sum exp(x - c)  =  sum exp(x - p) * exp(p - c)
+
+is the same for softmax and log-sum-exp, with the largest element of a piece as ``p``;
+and an argmax is that of the largest elements of all pieces.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap.plan.engine.crop import crop, crops
+from shardmap.plan.engine.emitting import running
+from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import (
+    UNCUT,
+    Cut,
+    Factor,
+    Forward,
+    Link,
+    Need,
+    Rule,
+    RuleMaker,
+)
+from shardmap.plan.engine.slices import Box, Interval, hull_of
+from shardmap.plan.engine.slices import Edges as EdgesOf
+from shardmap.plan.lax.prefix import Step
+
+OF_PIECES, TOGETHER = Step("statistics of pieces"), Step("all pieces")
+
+Edges = tuple[tuple[int, ...], ...]
+"""Where the pieces of each axis begin, and its end; of an axis not reduced, none."""
+
+
+def axes_of(edges: Edges) -> tuple[int, ...]:
+    return tuple(axis for axis, each in enumerate(edges) if each)
+
+
+class Kind(NamedTuple):
+    """A statistic.
+
+    Attributes:
+      name: what it is of.
+      numbers: how many numbers are taken of each piece.
+      of_piece: takes them, of a piece and where it starts along the reduced axes, which
+        stay with length 1.
+      plain: the reductions whose result is made of the first of these numbers.
+    """
+
+    name: str
+    numbers: int
+    of_piece: Callable[..., Sequence[jax.Array]]
+    plain: tuple[Any, ...]
+
+
+def _summed(x: jax.Array, axes: tuple[int, ...], of: Callable[[Any], Any]) -> jax.Array:
+    """The sum of a function of elements; reduced axes stay."""
+    long = math.prod(x.shape[1:]) >= running.LONG_ROW
+    if axes == (0,) and long and x.shape[0] > 1 and running.pays():
+        total = running.total(
+            lambda start, length: of(lax.dynamic_slice_in_dim(x, start, length, 0)),
+            lax.add,
+            0,
+            x.shape[0],
+        )
+    else:
+        total = lax.reduce_sum(of(x), axes)
+    return lax.expand_dims(total, axes)
+
+
+def _like(x: jax.Array, rows: Any) -> jax.Array:
+    return lax.broadcast_in_dim(rows, x.shape, range(x.ndim))
+
+
+def _squares(x: jax.Array, axes: tuple[int, ...], *starts: Any) -> Sequence[jax.Array]:
+    count = math.prod(x.shape[axis] for axis in axes)
+    total = _summed(x, axes, lambda rows: rows)
+    mean = total / np.asarray(count, x.dtype)
+    rest = _summed(x, axes, lambda rows: rows - _like(rows, mean))
+    squares = _summed(x, axes, lambda rows: lax.square(rows - _like(rows, mean)))
+    return total, squares, rest, mean
+
+
+def all_squares(
+    centre: jax.Array,
+    counts: np.ndarray,
+    axes: tuple[int, ...],
+    squares: jax.Array,
+    rest: jax.Array,
+    mean: jax.Array,
+) -> jax.Array:
+    away = mean - _like(mean, centre)
+    two, count = np.asarray(2, mean.dtype), _like(mean, counts.astype(mean.dtype))
+    own = squares + away * (two * rest + count * away)
+    # Rounded, what is 0 may be a little less.
+    return lax.reduce_sum(lax.max(own, lax.full_like(own, 0)), axes)
+
+
+def _exponentials(
+    x: jax.Array, axes: tuple[int, ...], *starts: Any
+) -> Sequence[jax.Array]:
+    largest = lax.expand_dims(lax.reduce_max(x, axes), axes)
+    centre = _finite(largest)
+    sums = _summed(x, axes, lambda rows: lax.exp(rows - _like(rows, centre)))
+    return largest, sums, centre
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    return lax.select(lax.is_finite(x), x, lax.full_like(x, 0))
+
+
+def all_exponentials(
+    centre: jax.Array,
+    axes: tuple[int, ...],
+    sums: jax.Array,
+    largest: jax.Array,
+) -> jax.Array:
+    scaled = sums * lax.exp(largest - _like(largest, centre))
+    # Of elements that are all -inf nothing is added, whatever it is scaled by.
+    return lax.reduce_sum(lax.select(sums == 0, sums, scaled), axes)
+
+
+SQUARES = Kind("squares", 4, _squares, (p.reduce_sum_p,))
+EXPONENTIALS = Kind("exponentials", 3, _exponentials, (p.reduce_max_p,))
+
+
+@functools.cache
+def place_of(largest: bool, dtype: Any) -> Kind:
+    """The statistic of an argmax, of that index type."""
+    arg = lax.argmax if largest else lax.argmin
+
+    def of_piece(
+        x: jax.Array, axes: tuple[int, ...], start: Any
+    ) -> Sequence[jax.Array]:
+        [axis] = axes
+        place = lax.expand_dims(arg(x, axis, dtype), axes)
+        best = jnp.take_along_axis(x, place, axis)
+        return best, place + jnp.asarray(start).astype(dtype)
+
+    plain = p.reduce_max_p if largest else p.reduce_min_p
+    return Kind(str(plain), 2, of_piece, (plain,))
+
+
+def all_places(
+    largest: bool, axis: int, best: jax.Array, places: jax.Array
+) -> jax.Array:
+    arg = lax.argmax if largest else lax.argmin
+    first = _like(best, lax.expand_dims(arg(best, axis, np.int32), (axis,)))
+    found = lax.eq(first, lax.broadcasted_iota(np.int32, best.shape, axis))
+    return lax.reduce_max(lax.select(found, places, lax.full_like(places, 0)), (axis,))
+
+
+def counts_of(edges: Edges, axes: Sequence[int]) -> np.ndarray:
+    """How many elements each piece has."""
+    rank = len(edges)
+    found = np.ones((1,) * rank)
+    for axis in axes:
+        lengths = np.diff(edges[axis])
+        found = found * lengths.reshape([-1 if k == axis else 1 for k in range(rank)])
+    return found
+
+
+class OfPieces(Rule):
+    """What is taken of each piece: reduced axes count pieces."""
+
+    each = 4
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.kind: Kind = node.params["kind"]
+        edges: Edges = node.params["edges"]
+        self.axes = axes_of(edges)
+        self.edges = {axis: EdgesOf(edges[axis]) for axis in self.axes}
+        self.rank = len(node.in_shapes[0])
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        [row] = cuts
+        out = list(row)
+        for axis in self.axes:
+            every = tuple(range(1, self.edges[axis].count))
+            out[axis] = Cut(every, False, row[axis].origins) if row[axis].at else UNCUT
+        return Forward([out] * len(self.node.outs))
+
+    def links(self) -> list[list[Link]]:
+        outs = range(len(self.node.outs))
+        return [
+            [Link("out", k, axis) for k in outs]
+            + [Link("in", 0, axis)] * (axis not in self.axes)
+            for axis in range(self.rank)
+        ]
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        box = hull_of(boxes)
+        assert box is not None
+        edges = []
+        for axis in self.axes:
+            first, last = box[axis]
+            own = self.edges[axis]
+            edges.append([own.at(first + k) for k in range(last - first + 1)])
+        lengths = tuple(
+            tuple(b - a for a, b in itertools.pairwise(each)) for each in edges
+        )
+        needed = list(box)
+        for axis, each in zip(self.axes, edges, strict=True):
+            needed[axis] = each[0], each[-1]
+        shapes, begins = crops(boxes, [box] * len(boxes))
+        starts = (*(each[0] for each in edges), *begins)
+        return Need((tuple(needed),), (lengths, shapes), starts)
+
+    def emit(
+        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        [value], (lengths, shapes) = values, static
+        count = len(self.axes)
+        found = self._cut(value, list(zip(self.axes, lengths, strict=True)), starts)
+        return crop(list(found), shapes, starts[count:])
+
+    def _cut(
+        self,
+        value: jax.Array,
+        left: list[tuple[int, tuple[int, ...]]],
+        starts: Sequence[Any],
+    ) -> Sequence[jax.Array]:
+        """The statistics of a box, cut along the axes that are left."""
+        if not left:
+            return self.kind.of_piece(value, self.axes, *starts[: len(self.axes)])
+        [(axis, lengths), *rest] = left
+        if len(lengths) == 1:
+            return self._cut(value, rest, starts)
+        place = self.axes.index(axis)
+        columns, start = [], 0
+        for length in lengths:
+            part = lax.slice_in_dim(value, start, start + length, axis=axis)
+            own = list(starts)
+            own[place] = own[place] + start
+            columns.append(self._cut(part, rest, own))
+            start += length
+        return [lax.concatenate(rows, axis) for rows in zip(*columns, strict=True)]
+
+
+class Together(Factors):
+    """Those of all pieces, complete: each shard that needs some gets all of them."""
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        axes = self.node.params["axes"]
+        return Forward([[UNCUT if k in axes else c for k, c in enumerate(cuts[0])]])
+
+    def links(self) -> list[list[Link]]:
+        axes = self.node.params["axes"]
+        return [group for group in super().links() if group[0].axis not in axes]
+
+
+def together(node: Node) -> Rule:
+    axes = range(len(node.in_shapes[0]))
+    return Together(
+        node,
+        [axes],
+        [axes],
+        emitter=lambda local: local.values,
+        complete=frozenset({0}),
+    )
+
+
+RULES: dict[Any, RuleMaker] = {OF_PIECES: OfPieces, TOGETHER: together}
