@@ -72,9 +72,9 @@ def main(arguments: Sequence[str]) -> int:
         help="how long processes that are to end may take (default %(default)g)",
     )
     parser.add_argument(
-        "--all-cores",
+        "--share-cores",
         action="store_true",
-        help="let each process use all cores, not its share of them",
+        help="give each process its share of the cores, for a machine with no other work",
     )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("arguments", nargs="...", help="the script's own arguments")
@@ -89,7 +89,9 @@ def main(arguments: Sequence[str]) -> int:
         for process in range(options.processes)
     ]
     command = [options.script, *options.arguments]
-    shares = None if options.all_cores else shares_of_cores(options.processes)
+    # Not by default: two commands at once would have the same cores, and a busy core
+    # would keep its process waiting while others are free.
+    shares = shares_of_cores(options.processes) if options.share_cores else None
     return Launch(command, environments, shares).run(options.grace)
 
 

@@ -66,13 +66,13 @@ def test_what_a_process_is_told(script, capfd, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs affinity")
-def test_each_process_has_its_share_of_the_cores(script, capfd):
+def test_each_process_has_its_share_of_the_cores_if_that_is_asked(script, capfd):
     cores = sorted(os.sched_getaffinity(0))
     path = script("print(sorted(os.sched_getaffinity(0)))")
-    assert run.main(["-n", "2", path]) == 0
+    assert run.main(["-n", "2", "--share-cores", path]) == 0
     lines = sorted(capfd.readouterr().out.splitlines())
     assert lines == [f"[{k}] {share_of(cores, k, 2)}" for k in range(2)]
-    assert run.main(["-n", "2", "--all-cores", path]) == 0
+    assert run.main(["-n", "2", path]) == 0
     lines = sorted(capfd.readouterr().out.splitlines())
     assert lines == [f"[{k}] {cores}" for k in range(2)]
     assert sorted(os.sched_getaffinity(0)) == cores
