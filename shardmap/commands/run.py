@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--share-cores",
         action="store_true",
-        help="give each process its share of the cores, for a machine with no other work",
+        help="give each process its share of cores, where there is no other work",
     )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("arguments", nargs="...", help="the script's own arguments")

@@ -11,7 +11,7 @@ import pytest
 from tests.command_line import SETTINGS
 
 ROOT = pathlib.Path(__file__).parents[2]
-STEPS = 200
+STEPS = 100
 
 
 def start(folder, steps=STEPS):
@@ -54,7 +54,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
         killed = start(tmp_path / "killed")
         wait_for(killed, f"begins at step {step}")
         for process in (whole, killed):
-            process.communicate(timeout=100)
+            process.communicate(timeout=300)
             assert process.returncode == 0
     finally:
         for process in (whole, killed):
