@@ -76,6 +76,16 @@ def cut_points(cuts: Iterable[tuple[Node, Cut]]) -> dict[int, set[int]]:
     return points
 
 
+def common_cuts(cuts: Iterable[tuple[Node, Cut]]) -> dict[int, Cut]:
+    """How the equations that these nodes come from are cut, by `id` of the params."""
+    found: dict[int, Cut] = {}
+    for node, cut in cuts:
+        known = found.get(id(node.params))
+        # An equation may be inlined in several places: all get the common cuts.
+        found[id(node.params)] = meet([cut, known]) if known else cut
+    return found
+
+
 def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     """Rewrites the equations that these nodes come from, at those cuts."""
     points = cut_points(cuts)

@@ -31,7 +31,7 @@ from shardmap.plan.engine.rules import (
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
 from shardmap.plan.lax.indexed.iotas import iota_of
-from shardmap.plan.lax.prefix import Step
+from shardmap.plan.lax.prefix import Step, common_cuts
 from shardmap.plan.lax.staged.recut import RECUT
 
 RUNS, MERGED = Step("sorted pieces"), Step("merged pairs of pieces")
@@ -39,11 +39,7 @@ RUNS, MERGED = Step("sorted pieces"), Step("merged pairs of pieces")
 
 def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> Rewrite:
     """Rewrites the equations that these nodes come from, at those cuts."""
-    chosen: dict[int, Cut] = {}
-    for node, cut in cuts:
-        known = chosen.get(id(node.params))
-        # An equation may be inlined in several places: all get the common cuts.
-        chosen[id(node.params)] = meet([cut, known]) if known else cut
+    chosen = common_cuts(cuts)
 
     def by_pieces(
         program: Program, equation: Equation, ins: Sequence[Operand], source: str

@@ -36,11 +36,10 @@ from shardmap.plan.engine.rules import (
     Need,
     Rule,
     RuleMaker,
-    meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
 from shardmap.plan.lax.batched import CORE
-from shardmap.plan.lax.prefix import Step
+from shardmap.plan.lax.prefix import Step, common_cuts
 
 TRIANGLES, ONE_TRIANGLE, ROWS = map(
     Step, ("triangles of pieces", "triangle of all", "orthogonal rows")
@@ -72,10 +71,7 @@ def edges_of(cut: Cut, rows: int, columns: int) -> tuple[int, ...]:
 
 def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     """Rewrites the equations that these nodes come from, at those cuts."""
-    chosen: dict[int, Cut] = {}
-    for node, cut in cuts:
-        known = chosen.get(id(node.params))
-        chosen[id(node.params)] = meet([cut, known]) if known else cut
+    chosen = common_cuts(cuts)
 
     def by_triangles(
         program: Program, equation: Equation, ins: Sequence[Operand], source: str
