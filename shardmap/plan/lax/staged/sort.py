@@ -162,23 +162,25 @@ def network(count: int) -> Iterator[list[tuple[int, int]]]:
 
 
 class _Sorted(Rule):
-    """What both rules share: all axes but one pass."""
+    """What both rules share: all axes but one pass.
 
-    def __init__(self, node: Node) -> None:
+    Args:
+      node: the equation.
+      edges: where the pieces of the results start and end.
+    """
+
+    def __init__(self, node: Node, edges: tuple[int, ...]) -> None:
         self.node = node
         self.axis: int = node.params["axis"]
         self.keys: int = node.params["keys"]
         self.count = len(node.outs)
-
-    def edges(self) -> tuple[int, ...]:
-        """Where the pieces of the results start and end."""
-        raise NotImplementedError
+        self._edges, self._pieces = edges, Edges(edges)
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         rank = len(self.node.out_shapes[0])
         out = [meet([row[axis] for row in cuts]) for axis in range(rank)]
         origins = frozenset(self.node.params["origins"])
-        out[self.axis] = Cut(self.edges()[1:-1], False, origins)
+        out[self.axis] = Cut(self._edges[1:-1], False, origins)
         return Forward([out] * self.count)
 
     def links(self) -> list[list[Link]]:
@@ -188,6 +190,16 @@ class _Sorted(Rule):
             [Link(*side, axis) for side in (outs if axis == self.axis else outs + ins)]
             for axis in range(len(self.node.out_shapes[0]))
         ]
+
+    def piece_of(self, boxes: Sequence[Box | None]) -> tuple[int, Box]:
+        """The piece of the results that boxes are in: its number, and all of it."""
+        box = hull_of(boxes)
+        assert box is not None
+        start, stop = box[self.axis]
+        number = self._pieces.number(start)
+        piece = self._pieces.at(number), self._pieces.at(number + 1)
+        assert stop <= piece[1], "a later stage reads what this one kept"
+        return number, self.along(box, piece)
 
     def along(self, box: Box, interval: Interval) -> Box:
         return (*box[: self.axis], interval, *box[self.axis + 1 :])
@@ -202,25 +214,14 @@ class Runs(_Sorted):
     """Each piece, sorted."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node)
-        self.pieces = Edges(node.params["edges"])
-
-    def edges(self) -> tuple[int, ...]:
-        edges: tuple[int, ...] = self.node.params["edges"]
-        return edges
+        super().__init__(node, node.params["edges"])
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
     ) -> Need:
-        box = hull_of(boxes)
-        assert box is not None
-        start, stop = box[self.axis]
-        number = self.pieces.number(start)
-        piece = self.pieces.at(number), self.pieces.at(number + 1)
-        assert stop <= piece[1], "a later stage reads what this one kept"
-        needed = self.along(box, piece)
-        shapes, begins = crops(boxes, [needed] * self.count)
-        return Need((needed,) * self.count, shapes, tuple(begins))
+        _, piece = self.piece_of(boxes)
+        shapes, begins = crops(boxes, [piece] * self.count)
+        return Need((piece,) * self.count, shapes, tuple(begins))
 
     def emit(
         self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
@@ -232,27 +233,17 @@ class Merged(_Sorted):
     """Pairs of pieces as one sorted piece each."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node)
         self.pairs: Pairs = node.params["pairs"]
-        self.complete = frozenset(range(len(node.ins)))
         lengths = [b - a + d - c for (a, b), (c, d) in self.pairs]
-        self._edges = (0, *itertools.accumulate(lengths))
-        self.pieces = Edges(self._edges)
-
-    def edges(self) -> tuple[int, ...]:
-        return self._edges
+        super().__init__(node, (0, *itertools.accumulate(lengths)))
+        self.complete = frozenset(range(len(node.ins)))
 
     def backward(
         self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
     ) -> Need:
-        box = hull_of(boxes)
-        assert box is not None
-        start, stop = box[self.axis]
-        number = self.pieces.number(start)
-        made = self.pieces.at(number), self.pieces.at(number + 1)
-        assert stop <= made[1], "a later stage reads what this one kept"
-        first, second = (self.along(box, each) for each in self.pairs[number])
-        shapes, begins = crops(boxes, [self.along(box, made)] * self.count)
+        number, piece = self.piece_of(boxes)
+        first, second = (self.along(piece, each) for each in self.pairs[number])
+        shapes, begins = crops(boxes, [piece] * self.count)
         needed = (first,) * self.count + (second,) * self.count
         is_pair = self.pairs[number][1] != (0, 0)
         return Need(needed, (is_pair, shapes), tuple(begins))
