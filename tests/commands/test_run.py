@@ -65,7 +65,9 @@ def test_what_a_process_is_told(script, capfd, monkeypatch):
     ]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs affinity")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores"
+)
 def test_each_process_has_its_share_of_the_cores_if_that_is_asked(script, capfd):
     cores = sorted(os.sched_getaffinity(0))
     path = script("print(sorted(os.sched_getaffinity(0)))")

@@ -132,7 +132,10 @@ def test_importing_changes_nothing_in_jax():
         "        assert getattr(module, name) is value, name\n"
         "assert jax.pmap is not shardmap.compat.pmap\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_program_that_patches_jax_first(monkeypatch):

@@ -96,7 +96,10 @@ def test_the_package_is_imported_under_any_mesh():
             sm.spmap, sm.explain, sm.plan, sm.chunked
             import shardmap.compat
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
 
 
 # Which is which
