@@ -4,6 +4,7 @@ repeatable hypothesis runs; and which tests `make test` leaves to `make test-dee
 Nothing here may import JAX before the environment is set.
 """
 
+import importlib.metadata
 import os
 import signal
 import time
@@ -15,9 +16,24 @@ import pytest
 DEVICE_COUNT = 8
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
 
+PROFILE = os.environ.setdefault("HYPOTHESIS_PROFILE", "quick")
+
 if DEVICE_FLAG not in os.environ.get("XLA_FLAGS", ""):
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {DEVICE_FLAG}={DEVICE_COUNT}"
-    os.environ["XLA_FLAGS"] = flags.strip()
+    flags = [os.environ.get("XLA_FLAGS", ""), f"{DEVICE_FLAG}={DEVICE_COUNT}"]
+    # Most of a run is XLA compiling small programs, for which it takes half the time
+    # without its optimisations; `make test-deep` has them.
+    if PROFILE == "quick":
+        flags += [
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+        ]
+        # XLA ends the process for a flag that it does not know any more.
+        if importlib.metadata.version("jaxlib").startswith("0.10."):
+            flags += [
+                "--xla_cpu_parallel_codegen_split_count=1",
+                "--xla_cpu_use_fusion_emitters=false",
+            ]
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # What JAX's own test class sets.
@@ -36,7 +52,7 @@ for name, repeats, options in (
     hypothesis.settings.register_profile(
         name, deadline=None, max_examples=repeats, **options
     )
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+hypothesis.settings.load_profile(PROFILE)
 
 # A shell ignores interrupts in what it runs in the background, which processes inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -7,7 +7,7 @@ for each piece of the others.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,11 +99,8 @@ def grids_of(
         for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
     ]
     cut = [dim for dim, count in enumerate(counts) if count > 1]
-    outer, inner = cut[:-2], cut[-2:]
-    across = inner[-1] if inner and inner[-1] == len(shape) - 1 else None
-    if len(inner) == 2:
-        across = inner[1]
-    down = next((dim for dim in inner if dim != across), None)
+    outer = cut[:-2]
+    down, across = _directions(cut[-2:], len(shape))
     row_labels = [""] if down is None else labels[down]
     column_labels = [""] if across is None else labels[across]
     holders = _holders(spec).reshape(
@@ -111,49 +108,64 @@ def grids_of(
     )
     rows = _shown(len(row_labels), max_pieces)
     columns = _shown(len(column_labels), max_pieces)
-
-    grids = []
-    outer_shape = holders.shape[: len(outer)]
-    for place in itertools.islice(np.ndindex(*outer_shape), max_grids):
-        index = [":"] * len(shape)
-        for dim, piece in zip(outer, place, strict=True):
-            index[dim] = labels[dim][piece]
-        cells = [
+    places = holders.shape[: len(outer)]
+    grids = [
+        Grid(
+            _place(labels, dict(zip(outer, place, strict=True))),
+            _picked(row_labels, rows),
+            _picked(column_labels, columns),
             [
-                Cell((), GAP)
-                if row is None or column is None
-                else Cell(
-                    tuple(sorted(holders[place][row, column].tolist())),
-                    ranges(holders[place][row, column]),
-                )
-                for column in columns
-            ]
-            for row in rows
-        ]
-        grids.append(
-            Grid(
-                f"[{', '.join(index)}]" if outer else "",
-                [GAP if row is None else row_labels[row] for row in rows],
-                [
-                    GAP if column is None else column_labels[column]
-                    for column in columns
-                ],
-                cells,
-            )
+                [_cell(holders[place], row, column) for column in columns]
+                for row in rows
+            ],
         )
-
+        for place in itertools.islice(np.ndindex(*places), max_grids)
+    ]
+    ways = [
+        f"{dim} {way}"
+        for dim, way in ((down, "down"), (across, "across"))
+        if dim is not None
+    ]
     several = "" if spec.num_shards == 1 else "s"
     header = f"{shape} on {spec.num_shards} device{several}, "
     header += f"{tuple(shard_shape)} on each" if cut else "all of it on each"
-    parts = [f"{down} down"] * (down is not None)
-    parts += [f"{across} across"] * (across is not None)
-    ways = f"dimension {', '.join(parts)}" if parts else ""
-    if ways:
-        header += f": {ways}"
-    left_out = math.prod(outer_shape) - len(grids)
+    seen = f"dimension {', '.join(ways)}" if ways else ""
     return Grids(
-        header, ways, down, across, _size(shape, down, across), grids, left_out
+        f"{header}: {seen}" if seen else header,
+        seen,
+        down,
+        across,
+        _size(shape, down, across),
+        grids,
+        math.prod(places) - len(grids),
     )
+
+
+def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:
+    """Which of at most two cut dimensions goes down, and which across."""
+    across = cut[-1] if cut and (len(cut) == 2 or cut[-1] == rank - 1) else None
+    return next((dim for dim in cut if dim != across), None), across
+
+
+def _place(labels: Sequence[Sequence[str]], pieces: Mapping[int, int]) -> str:
+    """Where a grid is in the array; "" if that is cut along no other dimension."""
+    if not pieces:
+        return ""
+    index = [
+        labels[dim][pieces[dim]] if dim in pieces else ":" for dim in range(len(labels))
+    ]
+    return f"[{', '.join(index)}]"
+
+
+def _picked(labels: Sequence[str], pieces: Sequence[int | None]) -> list[str]:
+    return [GAP if piece is None else labels[piece] for piece in pieces]
+
+
+def _cell(holders: np.ndarray, row: int | None, column: int | None) -> Cell:
+    if row is None or column is None:
+        return Cell((), GAP)
+    devices = holders[row, column]
+    return Cell(tuple(sorted(devices.tolist())), ranges(devices))
 
 
 def _size(

@@ -162,24 +162,22 @@ def _jvp_rule(
     results, residuals = values[: len(out_axes)], values[len(out_axes) :]
 
     known = {
-        "operand": (primals, in_axes),
-        "result": (results, out_axes),
-        "computed": (residuals, computed_axes),
+        "operand": list(zip(primals, in_axes, strict=True)),
+        "result": list(zip(results, out_axes, strict=True)),
+        "computed": list(zip(residuals, computed_axes, strict=True)),
     }
-    linear_args, linear_axes = [], []
-    for kind, k in linearized.residuals:
-        linear_args.append(known[kind][0][k])
-        linear_axes.append(known[kind][1][k])
-    for tangent, axis, nz in zip(tangents, in_axes, nonzero, strict=True):
-        if nz:
-            linear_args.append(tangent)
-            linear_axes.append(axis)
+    linear = [known[kind][k] for kind, k in linearized.residuals]
+    linear += [
+        (tangent, axis)
+        for tangent, axis, nz in zip(tangents, in_axes, nonzero, strict=True)
+        if nz
+    ]
     inexact = [_is_inexact(aval_of(var)) for var in call_jaxpr.outvars]
     tangents_out = iter(
         bind_map(
             linearized.tangent,
-            linear_args,
-            linear_axes,
+            [value for value, _ in linear],
+            [axis for _, axis in linear],
             [axis for axis, i in zip(out_axes, inexact, strict=True) if i],
             params,
         )
