@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "process_programs"
-SECONDS = 200
+SECONDS = 600
 
 
 def start(count, devices, program, *arguments, **environment):

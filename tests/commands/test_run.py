@@ -180,7 +180,7 @@ def test_signals_are_passed_on(number, code, script):
     )
     process, ids = started(path)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=300)
     assert sorted(out.splitlines()) == [
         f"[{k}] {k} asked {number.value}" for k in range(2)
     ]
@@ -206,7 +206,7 @@ def test_a_killed_command_leaves_no_process_behind(script):
     )
     lines = [process.stdout.readline().split()[1:] for _ in range(2)]
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert are_gone([int(number) for line in lines for number in line])
 
 

@@ -44,7 +44,7 @@ def start(path, *options, **variables):
 
 
 def told(process):
-    out, error = process.communicate(timeout=120)
+    out, error = process.communicate(timeout=300)
     return process.returncode, out + error
 
 

@@ -20,7 +20,7 @@ from shardmap.map import agreement
 
 agreement.SECONDS_TO_WAIT_SILENTLY = 2
 OPTIONS = json.loads(os.environ.get("INITIALIZE", "{}"))
-jax.distributed.initialize(initialization_timeout=60, **OPTIONS)
+jax.distributed.initialize(initialization_timeout=300, **OPTIONS)
 
 
 @sm.spmap(axis_name="i")

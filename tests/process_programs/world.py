@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 
-jax.distributed.initialize(initialization_timeout=60)
+jax.distributed.initialize(initialization_timeout=300)
 
 PROCESS, PROCESSES = jax.process_index(), jax.process_count()
 LOCAL, DEVICES = jax.local_device_count(), jax.device_count()

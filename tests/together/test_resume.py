@@ -48,7 +48,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
         # The first process is the one that writes, before it says so.
         wait_for(killed, "[0] step 40:")
         killed.kill()
-        killed.communicate(timeout=30)
+        killed.communicate(timeout=300)
         step = int(checkpoint(tmp_path / "killed")["step"])
         assert 40 <= step < STEPS
         killed = start(tmp_path / "killed")

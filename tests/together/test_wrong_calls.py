@@ -368,7 +368,7 @@ def test_an_error_in_a_program_ends_with_the_users_text():
         "sm.spmap(f)(np.ones(1, np.float32))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
     )
     assert "tracing the function f at <string>:2 for spmap" in done.stderr
     assert "During handling" not in done.stderr

@@ -69,7 +69,7 @@ def looked_at(pages, widths, scheme, folder, asked="probe"):
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     body = re.search(r"<body>(.*)</body>", result.stdout, re.S)
     assert body, result.stderr[-2000:]

@@ -231,7 +231,7 @@ def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
         for _ in range(12):  # In the second stage, which writes ``out``.
             assert process.stdout.readline() == "read\n"
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=300)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in told
     want = made.run(X, W)
