@@ -1,4 +1,4 @@
-"""A process's rows and the whole array that the rows of all processes make.
+"""Process-local arrays, and the global array that those of all processes make.
 
 Both are the same buffers: neither way copies any.
 """
@@ -22,28 +22,28 @@ from shardmap.arrays import placement
 from shardmap.sharding.mesh import local_mesh
 
 
-class Rows(NamedTuple):
-    """How an array lies, as one process has it and as a whole.
+class ProcessShardings(NamedTuple):
+    """How the process-local part of an array is sharded, and the global array.
 
     Attributes:
-      own: the layout of the part on this process, over its own devices.
-      whole: the layout over the devices of all processes.
-      factors: how many times longer the whole is along the first dimensions; None for
-        what is not mapped, of which each process has the whole.
+      local_sharding: of the part on this process, over its own devices.
+      global_sharding: over the devices of all processes.
+      factors: how many times longer the global array is along the first dimensions;
+        None for what is not mapped, of which each process has all.
       devices: how many devices of this process have a shard.
       is_copied: whether all of them have the same.
     """
 
-    own: NamedSharding
-    whole: NamedSharding
+    local_sharding: NamedSharding
+    global_sharding: NamedSharding
     factors: tuple[int, ...] | None
     devices: int
     is_copied: bool
 
-    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def global_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         return self._scaled(shape, operator.mul)
 
-    def own_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         return self._scaled(shape, operator.floordiv)
 
     def _scaled(
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
         pairs = itertools.zip_longest(shape, self.factors or (), fillvalue=1)
         return tuple(scale(size, factor) for size, factor in pairs)
 
-    def batched(self, dim: int) -> "Rows":
+    def batched(self, dim: int) -> "ProcessShardings":
         """The same with one more dimension, at ``dim``, that is not cut."""
 
         def insert(sharding: NamedSharding) -> NamedSharding:
@@ -65,7 +65,9 @@ class Rows(NamedTuple):
         if factors is not None and dim < len(factors):
             factors = (*factors[:dim], 1, *factors[dim:])
         return self._replace(
-            own=insert(self.own), whole=insert(self.whole), factors=factors
+            local_sharding=insert(self.local_sharding),
+            global_sharding=insert(self.global_sharding),
+            factors=factors,
         )
 
     def shards(self, array: jax.Array) -> list[jax.Array]:
@@ -76,18 +78,20 @@ class Rows(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def rows_for(whole: NamedSharding, axis: int | None, parts: int) -> Rows:
-    """How this process's part of an array lies, whose whole lies as ``whole`` says.
+def shardings_along(
+    sharding: NamedSharding, axis: int | None, parts: int
+) -> ProcessShardings:
+    """How this process's part of a global array is sharded.
 
     Args:
-      whole: the layout of the global array.
+      sharding: the global array's.
       axis: the mapped axis; None: the array is not mapped.
-      parts: how many times longer the whole is along it.
+      parts: how many times longer the global array is along it.
 
     Raises:
       ValueError: the array is cut between processes along another axis too.
     """
-    made = pieces_for(whole)
+    made = shardings_of(sharding)
     cuts = made.factors or ()
     others = [k for k, count in enumerate(cuts) if count > 1 and k != axis]
     if others:
@@ -100,16 +104,16 @@ def rows_for(whole: NamedSharding, axis: int | None, parts: int) -> Rows:
 
 
 @functools.lru_cache(maxsize=4096)
-def pieces_for(whole: NamedSharding) -> Rows:
+def shardings_of(sharding: NamedSharding) -> ProcessShardings:
     """The same where every dimension may be cut between processes."""
-    own = NamedSharding(_local_mesh(whole.mesh), whole.spec)
+    local = NamedSharding(_local_mesh(sharding.mesh), sharding.spec)
     factors = tuple(
-        math.prod(whole.mesh.shape[name] // own.mesh.shape[name] for name in names)
-        for names in map(_names, whole.spec)
+        math.prod(sharding.mesh.shape[name] // local.mesh.shape[name] for name in names)
+        for names in map(_names, sharding.spec)
     )
-    devices = own.mesh.size
-    is_copied = devices > 1 and own.is_fully_replicated
-    return Rows(own, whole, factors, devices, is_copied)
+    devices = local.mesh.size
+    is_copied = devices > 1 and local.is_fully_replicated
+    return ProcessShardings(local, sharding, factors, devices, is_copied)
 
 
 def _names(entry: Any) -> tuple[str, ...]:
@@ -125,14 +129,14 @@ def _local_mesh(mesh: Mesh) -> Mesh:
 
 def parts_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
     """How many times more devices there are along the axes than this process has."""
-    own = _local_mesh(mesh)
-    return math.prod(mesh.shape[name] // own.shape[name] for name in mesh_axes)
+    local = _local_mesh(mesh)
+    return math.prod(mesh.shape[name] // local.shape[name] for name in mesh_axes)
 
 
 # Concrete arrays
 
 
-def is_whole(value: Value) -> bool:
+def is_global_array(value: Value) -> bool:
     """Whether this is a global array, of which other processes hold parts."""
     if isinstance(value, jax.core.Tracer):
         return False
@@ -142,12 +146,12 @@ def is_whole(value: Value) -> bool:
     return sharding is not None and not sharding.is_fully_addressable
 
 
-def to_whole(value: Value, rows: Rows, donate: bool = False) -> Any:
-    """The global array that this process's rows are a part of.
+def to_global(value: Value, shardings: ProcessShardings, donate: bool = False) -> Any:
+    """The global array that a process-local array is a part of.
 
     Args:
-      value: this process's rows, an array of any kind; a global array is laid out.
-      rows: how they shall lie.
+      value: the process-local array, of any kind; a global array is laid out.
+      shardings: what both shall have.
       donate: frees the memory of ``value`` if it had to be moved.
 
     Returns:
@@ -155,74 +159,77 @@ def to_whole(value: Value, rows: Rows, donate: bool = False) -> Any:
       weak type becomes one, as arrays that are made of shards have none.
     """
     if placement.has_no_bytes(value):
-        return np.zeros(rows.whole_shape(value.shape), value.dtype)
-    made_of = _wholes.get(value)
+        return np.zeros(shardings.global_shape(value.shape), value.dtype)
+    made_of = _global_arrays.get(value)
     if donate:
-        _wholes.forget(value)
-    if made_of is not None and not placement.is_misplaced(made_of, rows.whole, True):
+        _global_arrays.forget(value)
+    wanted = shardings.global_sharding
+    if made_of is not None and not placement.is_misplaced(made_of, wanted, True):
         return made_of
-    if is_whole(value):
-        if placement.is_misplaced(value, rows.whole, True):
-            return placement.move(value, rows.whole, donate)
+    if is_global_array(value):
+        if placement.is_misplaced(value, wanted, True):
+            return placement.move(value, wanted, donate)
         return value
     if isinstance(value, bool | int | float | complex):
         return value
     if not value.shape and getattr(value, "weak_type", False):
         return value.item()
-    if placement.is_misplaced(value, rows.own, True):
-        value = placement.move(value, rows.own, donate)
+    if placement.is_misplaced(value, shardings.local_sharding, True):
+        value = placement.move(value, shardings.local_sharding, donate)
     return jax.make_array_from_single_device_arrays(
-        rows.whole_shape(value.shape), rows.whole, rows.shards(value)
+        shardings.global_shape(value.shape), wanted, shardings.shards(value)
     )
 
 
-def to_own(array: Value, rows: Rows) -> Any:
-    """This process's rows of a global array that lies as ``rows`` says."""
-    shape = rows.own_shape(array.shape)
+def to_local(array: Value, shardings: ProcessShardings) -> Any:
+    """The process-local part of a global array of that sharding."""
+    shape = shardings.local_shape(array.shape)
     if placement.has_no_bytes(array):
         return np.zeros(shape, array.dtype)
     if not math.prod(shape):
-        return jax.device_put(np.zeros(shape, array.dtype), rows.own)
-    own = jax.make_array_from_single_device_arrays(shape, rows.own, rows.shards(array))
-    _wholes.keep(own, array)
-    return own
+        return jax.device_put(np.zeros(shape, array.dtype), shardings.local_sharding)
+    local = jax.make_array_from_single_device_arrays(
+        shape, shardings.local_sharding, shardings.shards(array)
+    )
+    _global_arrays.keep(local, array)
+    return local
 
 
-class _Wholes:
-    """The global arrays that arrays of this process are of.
+class _GlobalArrays:
+    """The global arrays that process-local arrays are parts of.
 
-    The results of one call are mostly the arguments of the next: as long as this
-    process's rows live and have not been donated, so does the global array. Arrays are
-    known by their identity, as they have no hash and no attributes of ours.
+    The results of one call are mostly the arguments of the next: as long as the
+    process-local array lives and has not been donated, so does the global array. Arrays
+    are known by their identity, as they have no hash and no attributes of ours.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[weakref.ref[jax.Array], jax.Array]] = {}
 
-    def keep(self, own: jax.Array, whole: jax.Array) -> None:
-        """Keeps ``whole`` as long as ``own`` lives."""
-        key = id(own)
-        gone = weakref.ref(own, lambda _: self._kept.pop(key, None))
-        self._kept[key] = gone, whole
+    def keep(self, local: jax.Array, global_array: jax.Array) -> None:
+        """Keeps ``global_array`` as long as ``local`` lives."""
+        key = id(local)
+        gone = weakref.ref(local, lambda _: self._kept.pop(key, None))
+        self._kept[key] = gone, global_array
 
     def get(self, value: Value) -> jax.Array | None:
         """The global array of this one; None if there is none or it was deleted."""
         if id(value) not in self._kept:
             return None
-        own, whole = self._kept[id(value)]
-        if own() is not value:
+        local, global_array = self._kept[id(value)]
+        if local() is not value:
             return None
-        if whole.is_deleted():
+        if global_array.is_deleted():
             self.forget(value)
             return None
-        return whole
+        return global_array
 
     def forget(self, value: Value) -> None:
         """Lets go of the memory that is the array's own."""
         self._kept.pop(id(value), None)
 
 
-_wholes = _Wholes()
+_global_arrays = _GlobalArrays()
 
 
 # While JAX differentiates or vectorises
@@ -241,7 +248,7 @@ def look(leaves: Sequence[Any]) -> list[bool] | None:
         return None
     values = iter(seen.values)
     return [
-        is_whole(next(values) if isinstance(leaf, jax.core.Tracer) else leaf)
+        is_global_array(next(values) if isinstance(leaf, jax.core.Tracer) else leaf)
         for leaf in leaves
     ]
 
@@ -283,40 +290,46 @@ ad.primitive_jvps[look_p] = _look_jvp
 batching.primitive_batchers[look_p] = _look_batching
 mlir.register_lowering(look_p, lambda ctx, *leaves, seen: [])
 
-convert_p = jex_core.Primitive("convert_rows")
-"""`to_whole`, or `to_own`, of an array that JAX traces."""
+convert_p = jex_core.Primitive("convert_process_local")
+"""`to_global`, or `to_local`, of an array that JAX traces."""
 
 
 @convert_p.def_impl
-def _convert(value: Value, *, rows: Rows, to: str) -> jax.Array:
-    if to == "whole":
-        return to_whole(value, rows)
-    if not is_whole(value):
+def _convert(value: Value, *, shardings: ProcessShardings, to: str) -> jax.Array:
+    if to == "global":
+        return to_global(value, shardings)
+    if not is_global_array(value):
         # Such as the zeros that differentiation makes, equal on all processes.
-        value = placement.move(value, rows.whole)
-    elif placement.is_misplaced(value, rows.whole, True):
-        value = placement.move(value, rows.whole)
-    return to_own(value, rows)
+        value = placement.move(value, shardings.global_sharding)
+    elif placement.is_misplaced(value, shardings.global_sharding, True):
+        value = placement.move(value, shardings.global_sharding)
+    return to_local(value, shardings)
 
 
 @convert_p.def_abstract_eval
-def _convert_abstract(aval: Aval, *, rows: Rows, to: str) -> Any:
-    convert = rows.whole_shape if to == "whole" else rows.own_shape
+def _convert_abstract(aval: Aval, *, shardings: ProcessShardings, to: str) -> Any:
+    convert = shardings.global_shape if to == "global" else shardings.local_shape
     return jax.core.ShapedArray(
         convert(aval.shape), aval.dtype, weak_type=aval.weak_type
     )
 
 
-def _convert_transpose(ct: Value, _: object, *, rows: Rows, to: str) -> list[Any]:
-    back = "own" if to == "whole" else "whole"
-    return [convert_p.bind(ct, rows=rows, to=back)]
+def _convert_transpose(
+    ct: Value, _: object, *, shardings: ProcessShardings, to: str
+) -> list[Any]:
+    back = "local" if to == "global" else "global"
+    return [convert_p.bind(ct, shardings=shardings, to=back)]
 
 
 def _convert_batching(
-    values: Sequence[Value], dims: Sequence[int], *, rows: Rows, to: str
+    values: Sequence[Value],
+    dims: Sequence[int],
+    *,
+    shardings: ProcessShardings,
+    to: str,
 ) -> tuple[Any, int]:
     (value,), (dim,) = values, dims
-    return convert_p.bind(value, rows=rows.batched(dim), to=to), dim
+    return convert_p.bind(value, shardings=shardings.batched(dim), to=to), dim
 
 
 ad.deflinear2(convert_p, _convert_transpose)
@@ -328,7 +341,7 @@ def as_global(leaves: Sequence[Any], shardings: Iterable[NamedSharding]) -> list
 
     Args:
       leaves: global arrays, or what is equal on all processes.
-      shardings: how each shall lie.
+      shardings: of each, as it shall be.
     """
     if jax.process_count() == 1:
         return list(leaves)
@@ -336,12 +349,12 @@ def as_global(leaves: Sequence[Any], shardings: Iterable[NamedSharding]) -> list
     if all(s.is_fully_addressable for s in shardings) or look(leaves) is None:
         return list(leaves)
     return [
-        convert_p.bind(leaf, rows=_same_everywhere(sharding), to="whole")
+        convert_p.bind(leaf, shardings=_same_everywhere(sharding), to="global")
         for leaf, sharding in zip(leaves, shardings, strict=True)
     ]
 
 
-def _same_everywhere(whole: NamedSharding) -> Rows:
-    devices = len(whole.addressable_devices)
-    is_copied = devices > 1 and whole.is_fully_replicated
-    return Rows(whole, whole, None, devices, is_copied)
+def _same_everywhere(sharding: NamedSharding) -> ProcessShardings:
+    devices = len(sharding.addressable_devices)
+    is_copied = devices > 1 and sharding.is_fully_replicated
+    return ProcessShardings(sharding, sharding, None, devices, is_copied)

@@ -262,23 +262,23 @@ def test_rows_of_arrays_that_are_cut_otherwise_too_are_refused(monkeypatch):
     mesh = sm.make_mesh({"i": 4, "j": 2})
     half = jax.sharding.Mesh(mesh.devices[:2, :1], mesh.axis_names)
     monkeypatch.setattr(process_local, "_local_mesh", lambda mesh: half)
-    process_local.rows_for.cache_clear()
-    process_local.pieces_for.cache_clear()
+    process_local.shardings_along.cache_clear()
+    process_local.shardings_of.cache_clear()
     with pytest.raises(
         ValueError, match="a map inside cuts dimension 1 of an array between processes"
     ):
-        process_local.rows_for(NamedSharding(mesh, P("i", "j")), 0, 2)
-    made = process_local.rows_for(NamedSharding(mesh, P(None, "i")), 1, 2)
-    assert made.whole_shape((5, 6)) == (5, 12)
-    assert made.own_shape((5, 12)) == (5, 6)
-    process_local.rows_for.cache_clear()
-    process_local.pieces_for.cache_clear()
+        process_local.shardings_along(NamedSharding(mesh, P("i", "j")), 0, 2)
+    made = process_local.shardings_along(NamedSharding(mesh, P(None, "i")), 1, 2)
+    assert made.global_shape((5, 6)) == (5, 12)
+    assert made.local_shape((5, 12)) == (5, 6)
+    process_local.shardings_along.cache_clear()
+    process_local.shardings_of.cache_clear()
 
 
 def test_batched_rows_have_one_more_dimension():
     mesh = sm.make_mesh({"i": 4})
-    made = process_local.rows_for(NamedSharding(mesh, P(None, "i")), 1, 2)
-    specs = [made.batched(dim).whole.spec for dim in range(3)]
+    made = process_local.shardings_along(NamedSharding(mesh, P(None, "i")), 1, 2)
+    specs = [made.batched(dim).global_sharding.spec for dim in range(3)]
     assert specs == [P(None, None, "i"), P(None, None, "i"), P(None, "i")]
     assert [made.batched(dim).factors for dim in range(3)] == [
         (1, 1, 2),

@@ -24,7 +24,7 @@ from world import (
 import shardmap as sm
 from shardmap.arrays import process_local
 
-# Rows in, rows out
+# ProcessLocal in, rows out
 
 
 def check_rows_in_rows_out():
@@ -221,13 +221,13 @@ def _last_first(device):
 def check_rows_and_the_whole_are_the_same_buffers():
     x = on_own_devices(numbers(LOCAL, 1024)[1])
     mesh = sm.make_mesh({"i": DEVICES}, jax.devices())
-    layout = process_local.rows_for(NamedSharding(mesh, P("i")), 0, PROCESSES)
-    whole = process_local.to_whole(x, layout)
+    layout = process_local.shardings_along(NamedSharding(mesh, P("i")), 0, PROCESSES)
+    whole = process_local.to_global(x, layout)
     assert whole.shape == (DEVICES, 1024)
     assert pointers(whole) == pointers(x)
-    own_again = process_local.to_own(whole, layout)
+    own_again = process_local.to_local(whole, layout)
     assert pointers(own_again) == pointers(x)
-    assert process_local.to_whole(own_again, layout) is whole
+    assert process_local.to_global(own_again, layout) is whole
 
 
 def check_a_donated_buffer_is_the_result():

@@ -9,7 +9,7 @@ from shardmap._jax.types import PyTree, Value
 from shardmap.api.calls.call import Arguments, Call
 from shardmap.api.calls.refusals import NeedsAnotherProgram
 from shardmap.arrays import placement
-from shardmap.arrays.process_local import is_whole, to_own, to_whole
+from shardmap.arrays.process_local import is_global_array, to_global, to_local
 from shardmap.arrays.running import run_and_convert
 
 
@@ -45,24 +45,24 @@ class AcrossProcesses:
         if (arguments.in_tree, arguments.statics) != (self._in_tree, self._statics):
             raise NeedsAnotherProgram
         leaves: list[Value] = []
-        for leaf, (rows, sharding, is_global, donate) in zip(
+        for leaf, (local, sharding, is_global, donate) in zip(
             arguments.leaves, self._operands, strict=True
         ):
-            if is_global is not None and is_whole(leaf) is not is_global:
+            if is_global is not None and is_global_array(leaf) is not is_global:
                 raise NeedsAnotherProgram
-            if rows is None:
+            if local is None:
                 leaves += placement.place([leaf], [sharding], True, [donate])
             else:
-                leaves.append(to_whole(leaf, rows, donate))
-        whole_args, kwargs = arguments.with_leaves(leaves)
-        return run_and_convert(self._program, self._convert, whole_args, kwargs)
+                leaves.append(to_global(leaf, local, donate))
+        global_args, kwargs = arguments.with_leaves(leaves)
+        return run_and_convert(self._program, self._convert, global_args, kwargs)
 
     def _convert(self, results: PyTree) -> PyTree:
         if not any(self._results):
             return results
         leaves, tree = jax.tree.flatten(results)
-        own = [
-            leaf if rows is None else to_own(leaf, rows)
-            for leaf, rows in zip(leaves, self._results, strict=True)
+        leaves = [
+            leaf if local is None else to_local(leaf, local)
+            for leaf, local in zip(leaves, self._results, strict=True)
         ]
-        return jax.tree.unflatten(tree, own)
+        return jax.tree.unflatten(tree, leaves)

@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls.statics import Static
 from shardmap.arrays import array_likes
-from shardmap.arrays.process_local import Rows
+from shardmap.arrays.process_local import ProcessShardings
 from shardmap.map.shardings import MapShardings
 
 
@@ -173,9 +173,9 @@ class ProcessLocal(NamedTuple):
       results: as ``operands``, of the results.
     """
 
-    operands: Sequence[Rows | None]
+    operands: Sequence[ProcessShardings | None]
     are_global: Sequence[bool | None]
-    results: Sequence[Rows | None]
+    results: Sequence[ProcessShardings | None]
 
 
 class Probe(NamedTuple):

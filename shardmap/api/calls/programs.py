@@ -26,7 +26,7 @@ from shardmap.api.calls.call import (
 )
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, trees
-from shardmap.arrays.process_local import is_whole
+from shardmap.arrays.process_local import is_global_array
 from shardmap.arrays.running import map_jit
 from shardmap.map import contexts, tracing
 from shardmap.map.shardings import MapShardings
@@ -262,7 +262,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
 
     def _are_global(self, leaves: Sequence[Value]) -> tuple[bool, ...] | None:
         """Which leaves are global arrays; None in one process."""
-        return tuple(map(is_whole, leaves)) if self.across_processes() else None
+        return tuple(map(is_global_array, leaves)) if self.across_processes() else None
 
     def _donated(self, arguments: Arguments) -> list[bool]:
         return arguments.donated(self.options.donate_argnums, self.donate_argnames)

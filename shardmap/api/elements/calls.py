@@ -12,7 +12,7 @@ from shardmap._jax.types import Aval, TreeDef, Value
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments, Call, Probe, ProcessLocal
 from shardmap.api.calls.statics import Static, apply_statics
-from shardmap.arrays.process_local import Rows, parts_along, rows_for
+from shardmap.arrays.process_local import ProcessShardings, parts_along, shardings_along
 from shardmap.map import tracing
 from shardmap.map.lowering.evaluation import communicates
 from shardmap.map.primitives.axis import axis_text
@@ -98,13 +98,14 @@ class ElementCall(Call):
     def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
         operands: Sequence[Aval] = self.in_avals
         if self.is_process_local:
-            rows, _ = self.rows
-            own = rows[len(self.body.constants) :]
+            shardings, _ = self.process_shardings
             operands = [
                 jax.core.ShapedArray(
-                    each.whole_shape(aval.shape), aval.dtype, weak_type=aval.weak_type
+                    each.global_shape(aval.shape), aval.dtype, weak_type=aval.weak_type
                 )
-                for each, aval in zip(own, operands, strict=True)
+                for each, aval in zip(
+                    shardings[len(self.body.constants) :], operands, strict=True
+                )
             ]
         size = self.params["axis_size"]
         results = [
@@ -116,17 +117,19 @@ class ElementCall(Call):
         return operands, results
 
     @functools.cached_property
-    def rows(self) -> tuple[list[Rows], list[Rows]]:
-        """How this process's parts of the operands and of the results lie."""
+    def process_shardings(
+        self,
+    ) -> tuple[list[ProcessShardings], list[ProcessShardings]]:
+        """Of the operands and of the results, in this process and globally."""
         operands, results = self._map_shardings
         parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
         return (
             [
-                rows_for(s, axis, parts)
+                shardings_along(s, axis, parts)
                 for s, axis in zip(operands, self.params["in_axes"], strict=True)
             ],
             [
-                rows_for(s, axis, parts)
+                shardings_along(s, axis, parts)
                 for s, axis in zip(results, self.params["out_axes"], strict=True)
             ],
         )
@@ -135,13 +138,13 @@ class ElementCall(Call):
     def process_local(self) -> ProcessLocal | None:
         if not self.is_across_processes:
             return None
-        operands, results = self.rows
-        own = operands[len(self.body.constants) :]
+        operands, results = self.process_shardings
+        operands = operands[len(self.body.constants) :]
         is_global = not self.is_process_local
         return ProcessLocal(
-            own,
-            [None if rows.factors is None else is_global for rows in own],
-            [None if is_global else rows for rows in results],
+            operands,
+            [None if each.factors is None else is_global for each in operands],
+            [None if is_global else each for each in results],
         )
 
     def probe(self) -> Probe | None:

@@ -162,16 +162,16 @@ class ElementPrograms(Programs[ElementCall, Options]):
         operands = [*call.body.constants, *_as_arrays(call, leaves)]
         operands = list(map(contexts.untyped, operands))
         if call.is_process_local:
-            own_operands, own_results = call.rows
+            local_operands, local_results = call.process_shardings
             operands = [
-                convert_p.bind(operand, rows=own, to="whole")
-                for operand, own in zip(operands, own_operands, strict=True)
+                convert_p.bind(operand, shardings=local, to="global")
+                for operand, local in zip(operands, local_operands, strict=True)
             ]
         results = spmap_p.bind(*operands, **call.params)
         if call.is_process_local:
             results = [
-                convert_p.bind(result, rows=own, to="own")
-                for result, own in zip(results, own_results, strict=True)
+                convert_p.bind(result, shardings=local, to="local")
+                for result, local in zip(results, local_results, strict=True)
             ]
         return jax.tree.unflatten(call.out_tree, results)
 
@@ -271,8 +271,10 @@ def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:
     here = SingleDeviceSharding(jax.local_devices()[0])
     shardings: Sequence[Sharding] = [here] * len(leaves)
     if call.is_process_local:
-        operands, _ = call.rows
-        shardings = [rows.own for rows in operands[len(call.body.constants) :]]
+        operands, _ = call.process_shardings
+        shardings = [
+            each.local_sharding for each in operands[len(call.body.constants) :]
+        ]
     elif call.shardings:
         shardings = call.shardings.operands
     with jax.ensure_compile_time_eval():

@@ -13,7 +13,7 @@ from shardmap.api.calls.call import Call, ProcessLocal
 from shardmap.api.calls.options import hashable
 from shardmap.api.partitions.parts import Counts, is_leaf
 from shardmap.arrays import placement, processes
-from shardmap.arrays.process_local import Rows, pieces_for
+from shardmap.arrays.process_local import ProcessShardings, shardings_of
 from shardmap.map.constraint import alone, partition_mesh
 from shardmap.map.shardings import MapShardings
 from shardmap.sharding.partitions import partition_sharding
@@ -89,13 +89,15 @@ class PartitionCall(Call):
         if not processes.several(self.devices):
             return None
 
-        def rows(sharding: NamedSharding, has_own: bool) -> Rows | None:
-            return pieces_for(sharding) if has_own else None
+        def for_process(
+            sharding: NamedSharding, has_own: bool
+        ) -> ProcessShardings | None:
+            return shardings_of(sharding) if has_own else None
 
         return ProcessLocal(
-            list(map(rows, self.shardings.operands, self.own_in)),
+            list(map(for_process, self.shardings.operands, self.own_in)),
             [False if own else None for own in self.own_in],
-            list(map(rows, self.shardings.results, self.own_out)),
+            list(map(for_process, self.shardings.results, self.own_out)),
         )
 
 

@@ -23,7 +23,7 @@ from shardmap.api.partitions.parts import (
     whole_aval,
 )
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.arrays.process_local import Rows, convert_p, look
+from shardmap.arrays.process_local import ProcessShardings, convert_p, look
 from shardmap.arrays.trees import leaf_paths
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.constraint import constrain, constraints_in, partition_mesh
@@ -223,9 +223,9 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         call = call.alone()
         local = call.process_local
         assert local is not None
-        given = _converted(leaves, local.operands, "whole")
+        given = _converted(leaves, local.operands, "global")
         results = jax.tree.leaves(self.bind_call(call, given))
-        own = _converted(results, local.results, "own")
+        own = _converted(results, local.results, "local")
         return jax.tree.unflatten(call.out_tree, own)
 
     def bind_part(self, args: Args, kwargs: Kwargs) -> PyTree:
@@ -267,10 +267,10 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
 
 
 def _converted(
-    values: Sequence[Value], all_rows: Sequence[Rows | None], to: str
+    values: Sequence[Value], all_shardings: Sequence[ProcessShardings | None], to: str
 ) -> list[Value]:
     """Values that JAX traces, as global arrays or as process-local data."""
     return [
-        value if rows is None else convert_p.bind(value, rows=rows, to=to)
-        for value, rows in zip(values, all_rows, strict=True)
+        value if each is None else convert_p.bind(value, shardings=each, to=to)
+        for value, each in zip(values, all_shardings, strict=True)
     ]
