@@ -4,7 +4,9 @@ A value that several stages need, or every shard of another loop, is kept where 
 costs less than to compute it again: see `Work.worth_keeping`.
 """
 
+import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.factors import Static as Sizes
@@ -13,6 +15,7 @@ from shardmap.plan.engine.recipe import Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.engine.work import Choice
+from shardmap.plan.inside.samples import sample
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import count, size
 
@@ -23,6 +26,31 @@ SEEN = 64
 def seen(stage: Stage) -> range:
     """Shards from all of a stage, and few enough to look at each."""
     return range(0, stage.num_shards, max(1, stage.num_shards // SEEN))
+
+
+class Functions(NamedTuple):
+    """What the shards of a stage compile.
+
+    Attributes:
+      count: how many functions; shards that differ in their place alone share one.
+      lengths: of how many lengths, or combinations of them, the pieces are.
+      exact: whether every shard was looked at; else there may be a few more.
+    """
+
+    count: int
+    lengths: int
+    exact: bool
+
+
+def functions(stage: Stage) -> Functions:
+    numbers = {*seen(stage), *sample(stage)}
+    found = {stage.recipe(number)[1].static for number in numbers}
+    lengths = sum(
+        math.prod(len(stage.loops[k].lengths) for k in family.loops)
+        for family in stage.families
+    )
+    exact = len(numbers) == stage.num_shards
+    return Functions(max(len(found), lengths), lengths, exact)
 
 
 def repeated(cut_program: CutProgram, place: int) -> int:

@@ -12,33 +12,25 @@ array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import jax
 
 from shardmap import later
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
-from shardmap.plan.arguments import aval_of
+from shardmap.plan.arguments import Arguments
 from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.folder.save import save
 from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.borders import Borders
-from shardmap.plan.engine.nodes import Refused
-from shardmap.plan.engine.rules import Cut
+from shardmap.plan.cutting import cut_program
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
-from shardmap.plan.inside.choice import asked_of, in_memory, resolved
-from shardmap.plan.inside.liveness import Peak
+from shardmap.plan.in_slices import InSlices
 from shardmap.plan.inside.one_shard import plan_peak
-from shardmap.plan.inside.samples import sample
 from shardmap.plan.labels import Labels, labels_of, named_cuts
-from shardmap.plan.lax.table import analysed
-from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.run import run
 from shardmap.plan.run.scratch import checked
@@ -54,12 +46,14 @@ def plan(
     partial: bool = True,
     memory: int | str | None = None,
     scratch: Any = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    **kwargs: PyTree,
 ) -> "ShardPlan":
     """Cuts a function into independent shards.
 
     Args:
-      fun: a function of arrays that JAX can trace. Static and keyword arguments are
-        bound before, by `functools.partial`.
+      fun: a function of arrays that JAX can trace.
       *args: its arguments, or what has their shapes and dtypes: arrays,
         `jax.ShapeDtypeStruct`, `numpy.memmap`, datasets of h5py, arrays of zarr, values
         of types with a handler (`register_shard_handler`), arrays and datasets of
@@ -83,6 +77,12 @@ def plan(
         Where that is too little, what can be computed again is not kept.
       scratch: where runs keep what later stages need, each value of more than 1 MiB: a
         folder, or a group of zarr. Default: in memory.
+      static_argnums: the positions of arguments that are no arrays, as for `jax.jit`;
+        in ``in_slices`` they are None.
+      static_argnames: the names of such arguments.
+      **kwargs: what the function takes by name, which stays whole. Arguments whose
+        names are options here or of `ShardPlan.run` are bound before, by
+        `functools.partial`.
 
     Returns:
       The plan, which runs nothing yet.
@@ -102,79 +102,21 @@ def plan(
       >>> made.shards[-1].out_slices
       (slice(4, 6, None), slice(6, 8, None))
     """
-    room = None if memory is None else bytes_of("memory", memory)
-    place = checked(scratch)
-    labels = labels_of(fun, args)
-    if labels is None:
-        made = cut_program(fun, args, in_slices, partial, room, out_slices, place)
-    else:
-        cuts = named_cuts(in_slices, args)
-        unlabelled = labels.fun, plain(args)
-        made = cut_program(*unlabelled, cuts, partial, room, out_slices, place)
-    return ShardPlan(made, Remembered(args), labels, room)
-
-
-def cut_program(
-    fun: Callable[..., PyTree],
-    args: tuple[PyTree, ...],
-    in_slices: InSlices,
-    partial: bool = True,
-    memory: int | None = None,
-    out_slices: InSlices = None,
-    scratch: Any = None,
-) -> CutProgram:
-    """What is behind a plan. See `plan`."""
     if not callable(fun):
         raise TypeError(f"plan takes a function, got {fun!r}")
-    leaves, in_tree = jax.tree.flatten(args)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    names = [f"args{jax.tree_util.keystr(path)}" for path in paths]
-    avals = list(map(aval_of, leaves, names))
-    given = asked_points("plan", in_slices, args, avals)
-    closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
-        *jax.tree.unflatten(in_tree, avals)
+    room = None if memory is None else bytes_of("memory", memory)
+    place = checked(scratch)
+    given = Arguments(fun, args, kwargs, static_argnums, static_argnames)
+    labels = labels_of(given.call, given.args)
+    function, own = given.call, given.args
+    if labels is not None:
+        in_slices = named_cuts(in_slices, args)
+        function, own = labels.fun, plain(own)
+    made = cut_program(
+        function, own, in_slices, partial, room, out_slices, place, len(args)
     )
-    out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
-    out_tree = jax.tree.structure(out_shape)
-
-    def measure(made: CutProgram) -> Peak:
-        made.scratch = scratch
-        return plan_peak(made)
-
-    def chosen(keeps: bool) -> CutProgram:
-        own = None if in_slices is None else given
-        asked = asked_of("plan", closed, own, partial, memory, measure, keeps)
-        asked, reduced = resolved(closed, asked, partial, memory, measure, keeps)
-
-        def cut(cuts: list[list[Cut]]) -> CutProgram:
-            analysis = analysed(closed, cuts, reduced, out_cuts, keeps=keeps)
-            made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
-            made.scratch = scratch
-            return made
-
-        return cut(cuts_at(asked))
-
-    try:
-        made = in_memory(chosen)
-    except Refused as error:
-        raise ValueError(f"plan cannot cut this function: {error}") from None
-    _refuse_far_starts(made)
-    return made
-
-
-def _refuse_far_starts(cut_program: CutProgram) -> None:
-    """Says so if a shard starts where 32 bits do not reach.
-
-    Raises:
-      ValueError: one does, and JAX has no 64-bit numbers now.
-    """
-    values = [*cut_program.program.inputs, *cut_program.program.constants]
-    values += [out for node in cut_program.program.nodes for out in node.outs]
-    if max((size for v in values for size in v.shape), default=0) < 2**31:
-        return
-    for stage in cut_program.stages:
-        for number in sample(stage):
-            start_dtype(stage.recipe(number)[1].starts)
+    made.given = given.given
+    return ShardPlan(made, Remembered(given.args), labels, room)
 
 
 class ShardPlan:
@@ -260,12 +202,13 @@ class ShardPlan:
     def __str__(self) -> str:
         return report.summary(self._cut_program)
 
-    def traffic(self, *args: PyTree, out: PyTree = None) -> Traffic:
+    def traffic(self, *args: PyTree, out: PyTree = None, **kwargs: PyTree) -> Traffic:
         """What a run by other processes moves: there, and through this process.
 
         Args:
           *args: as for `run`; without any, those of `plan`.
           out: as for `run`.
+          **kwargs: as for `run`.
 
         Example:
           >>> import numpy as np, shardmap as sm
@@ -275,8 +218,17 @@ class ShardPlan:
           args[0]: 64 B are sent from here, as it lies in memory
           result: 32 B come back
         """
-        args, out = args or remembered(self._planned_for), self._bare(out)
+        args, out = self._again(args, kwargs), self._bare(out)
         return traffic(self._borders.moved(out), args, out)
+
+    def _again(
+        self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+    ) -> tuple[PyTree, ...]:
+        """The arguments as the program takes them; without any, those of `plan`."""
+        if not args and not kwargs:
+            found: tuple[PyTree, ...] = remembered(self._planned_for)
+            return found
+        return self._cut_program.given(args, kwargs)
 
     def _bare(self, out: PyTree) -> PyTree:
         return out if self._labels is None else self._labels.out(out)
@@ -287,6 +239,7 @@ class ShardPlan:
         *args: PyTree,
         out: PyTree = None,
         tasks: int | None = None,
+        **kwargs: PyTree,
     ) -> None:
         """Writes the plan as a folder, which the tasks of an array job run.
 
@@ -302,20 +255,22 @@ class ShardPlan:
             result; where there is none, the folder gets ``out/0.npy`` and so on.
           tasks: how many tasks there will be, by default one for each shard and at most
             1,000.
+          **kwargs: as for `run`.
 
         Raises:
           ValueError: the folder is another plan's, or ``out`` cannot be written by
             other processes.
         """
-        args, out = args or remembered(self._planned_for), self._bare(out)
+        args, out = self._again(args, kwargs), self._bare(out)
         save(self._borders.moved(out), folder, args, out, tasks)
 
-    def to_dask(self, *args: PyTree) -> PyTree:
+    def to_dask(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The function's result as arrays of Dask, of which nothing is computed yet.
 
         Args:
           *args: as for `run`; without any, those of `plan`. Arrays of Dask stay where
             they are.
+          **kwargs: as for `run`.
 
         Example:
           >>> import dask.array as da, numpy as np, shardmap as sm
@@ -324,7 +279,7 @@ class ShardPlan:
           >>> made.to_dask(x)[3:5].compute()
           array([6., 8.], dtype=float32)
         """
-        return to_dask(self._cut_program, args or remembered(self._planned_for))
+        return to_dask(self._cut_program, self._again(args, kwargs))
 
     def run(
         self,
@@ -336,6 +291,7 @@ class ShardPlan:
         retries: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         scratch: Any = None,
+        **kwargs: PyTree,
     ) -> PyTree:
         """Runs all shards and returns the function's result.
 
@@ -364,6 +320,7 @@ class ShardPlan:
           scratch: where to keep what later stages need, as for `plan`; by default what
             was given there. A run makes a place of its own in it, under a random name,
             which is gone when it ends. Other processes open it themselves.
+          **kwargs: what was given to `plan` by name; static arguments as they were.
 
         Returns:
           NumPy arrays, or what was given as ``out``, in the function's structure.
@@ -377,7 +334,7 @@ class ShardPlan:
         bare = self._bare(out)
         made = run(
             self._borders.moved(bare),
-            args,
+            self._cut_program.given(args, kwargs),
             bare,
             engine=engine_of(executor, max(max_in_flight or 1, 1)),
             max_in_flight=max_in_flight,

@@ -9,7 +9,7 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
-from shardmap.plan.costs import choices, repeated, seen, told
+from shardmap.plan.costs import choices, functions, repeated, seen, told
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
@@ -43,6 +43,7 @@ class StageCost(NamedTuple):
       scratch_bytes: what is kept in ``scratch`` while it runs.
       moved: the bytes that each shard reads and writes; of many the first and the last.
       repeated: about how many operations its shards do more than one call would.
+      functions: about how many functions its shards compile.
     """
 
     number: int
@@ -54,6 +55,7 @@ class StageCost(NamedTuple):
     scratch_bytes: int
     moved: tuple[int, ...]
     repeated: int
+    functions: int
 
 
 DRAWN = 24
@@ -77,6 +79,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
                 if number < DRAWN - 1 or number == stage.num_shards - 1
             ),
             repeated(cut_program, place),
+            functions(stage).count,
         )
         for place, stage in enumerate(cut_program.stages)
     )
@@ -106,6 +109,7 @@ def summary(cut_program: CutProgram) -> str:
                 + _costs(cut_program, place)
             )
         lines += [f"  {line}" for line in _choices(cut_program, stage)]
+        lines += [f"  {line}" for line in _lengths(stage)]
     return "\n".join(lines)
 
 
@@ -126,6 +130,7 @@ def explain(cut_program: CutProgram) -> str:
     for place, stage in enumerate(cut_program.stages):
         lines.append(_stage(cut_program, stage) + _costs(cut_program, place))
         lines += _choices(cut_program, stage)
+        lines += _lengths(stage)
         lines += _drawn_whole(cut_program, stage)
     return "\n".join(lines)
 
@@ -144,6 +149,21 @@ def _choices(cut_program: CutProgram, stage: Stage) -> list[str]:
     return [
         f"  {told(_name(cut_program, value), choice)}"
         for value, choice in choices(cut_program, stage)
+    ]
+
+
+MANY_LENGTHS = 8
+"""From how many lengths on it is told that each compiles a function."""
+
+
+def _lengths(stage: Stage) -> list[str]:
+    """That pieces of many lengths compile many functions."""
+    found = functions(stage)
+    if found.lengths < MANY_LENGTHS:
+        return []
+    return [
+        f"  pieces of {found.lengths:,} lengths compile {found.count:,} functions: "
+        "those of one length share one, see Pieces"
     ]
 
 
@@ -326,6 +346,9 @@ def _costs(cut_program: CutProgram, place: int) -> str:
     parts += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
     again = repeated(cut_program, place)
     parts += [f"{count(again)} operations repeated"] * bool(again)
+    compiled = functions(stage)
+    about = "" if compiled.exact else "about "
+    parts += [f"{about}{compiled.count:,} functions compiled"] * (compiled.count > 1)
     parts += [f"reads {reads}"] * bool(reads)
     return "".join(f"; {each}" for each in parts)
 

@@ -10,7 +10,8 @@ import pytest
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
 from shardmap.plan.borders import Borders, cells_of
-from shardmap.plan.plan import cut_program, plan
+from shardmap.plan.cutting import cut_program
+from shardmap.plan.plan import plan
 from tests.plan.plan_programs import reals
 
 X = reals(64, 8)

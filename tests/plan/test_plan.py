@@ -1,7 +1,5 @@
 """The plan as users see it: cuts in, shards out, reasons told."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -244,12 +242,3 @@ def test_what_can_be_sliced_is_read_in_slices(asked):
     made = plan(jnp.sqrt, Everything(), in_slices=({0: 4},))
     np.testing.assert_allclose(made.run(Everything()), np.arange(8.0), rtol=1e-6)
     assert asked == []
-
-
-def test_static_and_keyword_arguments_are_bound_before():
-    def fun(x, power, *, scale):
-        return (x if power == 1 else x * x) * scale
-
-    bound = functools.partial(fun, power=2, scale=np.float32(3))
-    made = plan(bound, X, in_slices={0: 2})
-    np.testing.assert_allclose(made.run(X), X * X * 3, rtol=1e-6)

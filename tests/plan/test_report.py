@@ -117,3 +117,23 @@ def test_many_leaves_of_one_tree_are_counted():
     assert "    gives parts of 5 arrays of result[0], combined by add\n" in told
     assert "2 shards make 5 arrays of result[0], result[1]; " in told
     assert "; reads 5 arrays of args[0] 2 times, args[1] once" in told
+
+
+def test_how_many_functions_are_compiled():
+    def fun(x):
+        return jnp.tanh(x - x.mean(0, keepdims=True)).sum(0)
+
+    x = np.ones((45, 2), np.float32)
+    even = plan(fun, x, in_slices={0: 5})
+    assert "functions compiled" not in even.explain()
+    assert "lengths" not in even.explain()
+    two = plan(fun, x, in_slices={0: (20, 20, 5)})
+    assert [cost.functions for cost in two.stage_costs] == [2, 2]
+    assert "; 2 functions compiled; reads args[0] once" in str(two)
+    every = plan(jnp.sin, x, in_slices={0: tuple(range(1, 10))})
+    told = "pieces of 9 lengths compile 9 functions: those of one length share one"
+    assert told in str(every)
+    assert told in every.explain()
+    # The first, the last, and those between them.
+    halo = plan(lambda x: jnp.diff(jnp.pad(x, 1)), np.ones(9000), in_slices={0: 1000})
+    assert "about 3 functions compiled" in halo.explain()

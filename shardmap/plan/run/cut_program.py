@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -23,6 +23,18 @@ IN_MEMORY = 2**20
 """Up to how many bytes a value is kept in memory, even where there is `scratch`."""
 
 
+Given: TypeAlias = Callable[
+    [tuple[PyTree, ...], Mapping[str, PyTree]], tuple[PyTree, ...]
+]
+"""Arguments of a function, positional and by name, as those of its program."""
+
+
+def in_order(
+    args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+) -> tuple[PyTree, ...]:
+    return (*args, dict(kwargs)) if kwargs else args
+
+
 class CutProgram:
     """The program of a function, its analysis and its stages.
 
@@ -35,6 +47,7 @@ class CutProgram:
       again: makes the same with other cuts.
 
     Attributes:
+      given: how arguments of the function become those of the program.
       scratch: where large values that later stages need are kept, None for memory.
       parts: of how many partial results each value is put together, box by box.
     """
@@ -54,6 +67,7 @@ class CutProgram:
         self.program = analysis.program
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names, self.again = cuts, names, again
+        self.given: Given = in_order
         self.stages = stages_of(analysis)
         self.parts = {
             result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)

@@ -113,15 +113,20 @@ class Shard:
         return self._cut_program.compiled(self._stage, self.recipe.static)
 
     def args(
-        self, *arrays: PyTree, values: "Accumulator | PyTree" = None
+        self,
+        *arrays: PyTree,
+        values: "Accumulator | PyTree" = None,
+        **kwargs: PyTree,
     ) -> tuple[Any, ...]:
         """Reads what `function` takes.
 
         Args:
           *arrays: the arguments of the plan's function.
           values: what `reduce` returned so far; needed in a plan of several stages.
+          **kwargs: those that it takes by name.
         """
-        leaves = list(map(sliceable, self._cut_program.leaves(arrays)))
+        given = self._cut_program.given(arrays, kwargs)
+        leaves = list(map(sliceable, self._cut_program.leaves(given)))
         self._refuse_stranger("values", values)
         kept = {}
         if isinstance(values, Accumulator):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from shardmap.plan.plan import cut_program
+from shardmap.plan.cutting import cut_program
 from tests.plan.run.checks import W, columns
 
 ROWS = ({0: 8}, None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardmap.plan.away.processes import Elsewhere
-from shardmap.plan.plan import cut_program
+from shardmap.plan.cutting import cut_program
 from shardmap.plan.run.shards import Accumulator, Shards
 from shardmap.plan.run.workers import Here, Threads
 from tests.plan.plan_programs import X

@@ -1,0 +1,96 @@
+"""From a function and what it is asked to be cut into to a program that is cut."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardmap._jax.types import PyTree
+from shardmap.plan.arguments import aval_of
+from shardmap.plan.engine.nodes import Refused
+from shardmap.plan.engine.rules import Cut
+from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
+from shardmap.plan.inside.choice import asked_of, in_memory, resolved
+from shardmap.plan.inside.liveness import Peak
+from shardmap.plan.inside.one_shard import plan_peak
+from shardmap.plan.inside.samples import sample
+from shardmap.plan.lax.table import analysed
+from shardmap.plan.run.buffers import start_dtype
+from shardmap.plan.run.cut_program import CutProgram
+
+
+def cut_program(
+    fun: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    in_slices: InSlices,
+    partial: bool = True,
+    memory: int | None = None,
+    out_slices: InSlices = None,
+    scratch: Any = None,
+    positional: int | None = None,
+) -> CutProgram:
+    """What is behind a plan. See `plan`.
+
+    Args:
+      positional: how many of ``args`` are cut as ``in_slices`` says. One behind them
+        is a dict of what the function takes by name, which stays whole.
+    """
+    leaves, in_tree = jax.tree.flatten(args)
+    cut_args = args[:positional]
+    names = _names("args", cut_args)
+    for by_name in args[len(cut_args) :]:
+        names += _names("kwargs", by_name)
+    avals = list(map(aval_of, leaves, names))
+    count = len(jax.tree.leaves(cut_args))
+    given = asked_points("plan", in_slices, cut_args, avals[:count])
+    given += tuple(((),) * np.ndim(aval) for aval in avals[count:])
+    closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
+        *jax.tree.unflatten(in_tree, avals)
+    )
+    out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
+    out_tree = jax.tree.structure(out_shape)
+
+    def measure(made: CutProgram) -> Peak:
+        made.scratch = scratch
+        return plan_peak(made)
+
+    def chosen(keeps: bool) -> CutProgram:
+        own = None if in_slices is None else given
+        asked = asked_of("plan", closed, own, partial, memory, measure, keeps)
+        asked, reduced = resolved(closed, asked, partial, memory, measure, keeps)
+
+        def cut(cuts: list[list[Cut]]) -> CutProgram:
+            analysis = analysed(closed, cuts, reduced, out_cuts, keeps=keeps)
+            made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
+            made.scratch = scratch
+            return made
+
+        return cut(cuts_at(asked))
+
+    try:
+        made = in_memory(chosen)
+    except Refused as error:
+        raise ValueError(f"plan cannot cut this function: {error}") from None
+    _refuse_far_starts(made)
+    return made
+
+
+def _names(what: str, tree: PyTree) -> list[str]:
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return [f"{what}{jax.tree_util.keystr(path)}" for path in paths]
+
+
+def _refuse_far_starts(cut_program: CutProgram) -> None:
+    """Says so if a shard starts where 32 bits do not reach.
+
+    Raises:
+      ValueError: one does, and JAX has no 64-bit numbers now.
+    """
+    values = [*cut_program.program.inputs, *cut_program.program.constants]
+    values += [out for node in cut_program.program.nodes for out in node.outs]
+    if max((size for v in values for size in v.shape), default=0) < 2**31:
+        return
+    for stage in cut_program.stages:
+        for number in sample(stage):
+            start_dtype(stage.recipe(number)[1].starts)
