@@ -31,6 +31,7 @@ __all__ = [
     "Value",
     "Var",
     "aval_of",
+    "with_shape",
 ]
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
@@ -56,6 +57,19 @@ Value: TypeAlias = Any
 def aval_of(atom: Atom) -> Aval:
     """The aval of an array; not of a token or a reference."""
     return cast(Aval, atom.aval)
+
+
+def with_shape(aval: Any, shape: Sequence[int]) -> Aval:
+    """The aval of another shape, which does not say how the array lies.
+
+    The space of memory stays: arithmetic of arrays in two of them is an error.
+    """
+    return jax.core.ShapedArray(
+        tuple(shape),
+        aval.dtype,
+        weak_type=aval.weak_type,
+        memory_space=aval.memory_space,
+    )
 
 
 PyTree: TypeAlias = Any

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from shardmap._jax.types import Value
+from shardmap._jax.types import Value, with_shape
 from shardmap.arrays.sources.registry import (
     Describe,
     Grain,
@@ -237,5 +237,5 @@ def leaf_aval(leaf: Value) -> Any:
       TypeError: ``leaf`` is nothing that JAX can compute with.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.ShapedArray):
-        return jax.core.ShapedArray(leaf.shape, leaf.dtype, leaf.weak_type)
+        return with_shape(jax.typeof(leaf), leaf.shape)
     return abstract_value(leaf)

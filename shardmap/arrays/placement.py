@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Sharding
 
-from shardmap._jax.types import Value
+from shardmap._jax.types import Aval, Value
 from shardmap.arrays import array_likes
 from shardmap.arrays.running import map_jit
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
@@ -63,6 +63,12 @@ def is_misplaced(array: Value, sharding: Sharding, uncommitted: bool) -> bool:
     if isinstance(array, jax.core.Tracer) or not (array.committed or uncommitted):
         return False
     return not _equivalent(array.sharding, sharding, array.ndim)
+
+
+def memory_kind(aval: Aval) -> str | None:
+    """What a sharding calls the space of memory of an array; None: its device's."""
+    on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+    return "pinned_host" if on_host else None
 
 
 def has_no_bytes(value: Value) -> bool:

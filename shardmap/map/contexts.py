@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.types import Aval, Param, Value
+from shardmap._jax.types import Aval, Param, Value, with_shape
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
@@ -150,7 +150,7 @@ def untyped(array: Value) -> Any:
 
 def untyped_aval(aval: Any) -> jax.core.ShapedArray:
     """The type without how the array lies."""
-    return jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return with_shape(aval, aval.shape)
 
 
 def _transpose(cotangent: Value, operand: Value) -> list[Any]:

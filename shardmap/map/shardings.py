@@ -46,10 +46,16 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
         cut if params["axis_size"] * math.prod(var.aval.shape) else {}
         for var, cut in zip(params["call_jaxpr"].outvars, results, strict=True)
     ]
+    jaxpr = params["call_jaxpr"]
     return MapShardings(
         *(
-            tuple(NamedSharding(mesh, _spec(cut)) for cut in cuts)
-            for cuts in (operands, results)
+            tuple(
+                NamedSharding(
+                    mesh, _spec(cut), memory_kind=placement.memory_kind(atom.aval)
+                )
+                for cut, atom in zip(cuts, atoms, strict=True)
+            )
+            for cuts, atoms in ((operands, jaxpr.invars), (results, jaxpr.outvars))
         )
     )
 

@@ -16,7 +16,14 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.context import config_value
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
-from shardmap._jax.types import Aval, ClosedJaxpr, Jaxpr, PyTree, Value
+from shardmap._jax.types import (
+    Aval,
+    ClosedJaxpr,
+    Jaxpr,
+    PyTree,
+    Value,
+    with_shape,
+)
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
@@ -186,9 +193,9 @@ def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> A
     return given
 
 
-def shape_dtype_struct(aval: Aval) -> jax.ShapeDtypeStruct:
-    """The aval as `jax.make_jaxpr` takes it, weak type kept."""
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+def shape_dtype_struct(aval: Aval) -> Aval:
+    """The aval as `jax.make_jaxpr` takes it, weak type and space of memory kept."""
+    return with_shape(aval, aval.shape)
 
 
 def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.types import AnyMesh, Aval, Value
+from shardmap._jax.types import AnyMesh, Aval, Value, with_shape
 from shardmap.map import contexts
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
@@ -89,11 +89,13 @@ def devices_of(mesh: AnyMesh) -> list[jax.Device]:
     return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
 
 
-def sharding_of(axes: Axes, mesh: AnyMesh) -> NamedSharding:
+def sharding_of(
+    axes: Axes, mesh: AnyMesh, memory_kind: str | None = None
+) -> NamedSharding:
     """The sharding of an array with these axes."""
     ndim = max(axes.values(), default=-1) + 1
     entries = [names or None for names in dimensions_of(axes, ndim)]
-    return NamedSharding(mesh, PartitionSpec(*entries))
+    return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=memory_kind)
 
 
 def scaled(
@@ -104,7 +106,7 @@ def scaled(
         scale(size, math.prod(mesh.shape[name] for name in names))
         for size, names in zip(aval.shape, dimensions_of(axes, aval.ndim), strict=True)
     ]
-    return jax.core.ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type)
+    return with_shape(aval, shape)
 
 
 def mesh_sharding_spec(

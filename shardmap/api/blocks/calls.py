@@ -69,11 +69,12 @@ class BlockCall(Call):
     @functools.cached_property
     def shardings(self) -> MapShardings:
         def sharding(axes: Axes, aval: Aval) -> NamedSharding:
-            return sharding_of({} if placement.has_no_bytes(aval) else axes, self.mesh)
+            cut = {} if placement.has_no_bytes(aval) else axes
+            return sharding_of(cut, self.mesh, placement.memory_kind(aval))
 
         return MapShardings(
             tuple(map(sharding, self.in_axes, self.in_avals)),
-            tuple(sharding_of(axes, self.mesh) for axes in self.out_axes),
+            tuple(map(sharding, self.out_axes, self.out_blocks)),
         )
 
     @property

@@ -22,6 +22,7 @@ from shardmap._jax.types import (
     PyTree,
     TreeDef,
     Value,
+    with_shape,
 )
 from shardmap.api.blocks.axes import (
     Axes,
@@ -110,8 +111,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
         )
         out_axes = self.out_axes(out_shape)
         out_blocks = [
-            jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-            for leaf in jax.tree.leaves(out_shape)
+            with_shape(var.aval, var.aval.shape) for var in traced.jaxpr.outvars
         ]
         out_tree = jax.tree.structure(out_shape)
         _check_out_axes(out_axes, out_blocks, out_tree)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from shardmap._jax.types import Aval, TreeDef, Value
+from shardmap._jax.types import Aval, TreeDef, Value, with_shape
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments, Call, Probe, ProcessLocal
 from shardmap.api.calls.statics import Static, apply_statics
@@ -100,9 +100,7 @@ class ElementCall(Call):
         if self.is_process_local:
             shardings, _ = self.process_shardings
             operands = [
-                jax.core.ShapedArray(
-                    each.global_shape(aval.shape), aval.dtype, weak_type=aval.weak_type
-                )
+                with_shape(aval, each.global_shape(aval.shape))
                 for each, aval in zip(
                     shardings[len(self.body.constants) :], operands, strict=True
                 )
@@ -171,4 +169,4 @@ def _with_axis(aval: Aval, axis: int | None, size: int) -> Aval:
     if axis is None:
         return aval
     shape = (*aval.shape[:axis], size, *aval.shape[axis:])
-    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+    return with_shape(aval, shape)

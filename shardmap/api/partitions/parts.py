@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import PartitionSpec
 
-from shardmap._jax.types import Aval, PyTree
+from shardmap._jax.types import Aval, PyTree, with_shape
 from shardmap.arrays import trees
 from shardmap.map.constraint import partition_mesh
 from shardmap.sharding.partitions import total_partitions
@@ -201,4 +201,4 @@ def whole_aval(aval: Aval, parts: Counts, local: Counts) -> Aval:
         size // own * pieces
         for size, own, pieces in zip(aval.shape, local, parts, strict=True)
     ]
-    return jax.core.ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type)
+    return with_shape(aval, shape)

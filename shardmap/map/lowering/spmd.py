@@ -73,5 +73,8 @@ def _cut(array: Value, sharding: NamedSharding) -> Any:
     entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
     loose = [PartitionSpec.UNCONSTRAINED if e is None else e for e in entries]
     return jax.lax.with_sharding_constraint(
-        array, NamedSharding(sharding.mesh, PartitionSpec(*loose))
+        array,
+        NamedSharding(
+            sharding.mesh, PartitionSpec(*loose), memory_kind=sharding.memory_kind
+        ),
     )

@@ -28,7 +28,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
-from shardmap._jax.types import AnyMesh, Aval, Jaxpr, Param, Value, aval_of
+from shardmap._jax.types import (
+    AnyMesh,
+    Aval,
+    Jaxpr,
+    Param,
+    Value,
+    aval_of,
+    with_shape,
+)
 from shardmap._jax.walk import jaxprs_in
 from shardmap.map.primitives.axis import Spread, axis_text
 from shardmap.map.primitives.shard_maps import check_shard_maps
@@ -231,7 +239,7 @@ def remove_axis(aval: Aval, axis: int | None) -> jax.core.ShapedArray:
     shape = aval.shape
     if axis is not None:
         shape = shape[:axis] + shape[axis + 1 :]
-    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+    return with_shape(aval, shape)
 
 
 def insert_axis(aval: Aval, size: int, axis: int | None) -> jax.core.ShapedArray:
@@ -239,7 +247,7 @@ def insert_axis(aval: Aval, size: int, axis: int | None) -> jax.core.ShapedArray
     shape = aval.shape
     if axis is not None:
         shape = (*shape[:axis], size, *shape[axis:])
-    return jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+    return with_shape(aval, shape)
 
 
 def _abstract_eval(

@@ -5,7 +5,6 @@ computed again by another. What one element computes is split by JAX's own rule 
 `jax.checkpoint` inside of another.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,26 +12,12 @@ import jax.extend.core as jex_core
 from jax.interpreters import partial_eval
 
 from shardmap._jax.primitives import remat_params
-from shardmap._jax.types import Equation, Jaxpr, Param, Value
+from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.rules.differentiation import residual_sources
 from shardmap.map.tracing import per_jaxpr, under_axis
 
 _remat_p = jex_core.primitives.remat_p
-
-
-@functools.lru_cache(maxsize=1024)
-def _without_offloading(policy: Callable[..., Any]) -> Callable[..., Any]:
-    """The policy that saves on the devices what this one saves on the host.
-
-    What goes from one map to the other has no memory space of its own.
-    """
-
-    def saves(*args: Value, **params: Param) -> Any:
-        case = policy(*args, **params)
-        return True if hasattr(case, "dst") else case
-
-    return saves
 
 
 def _split_rule(
@@ -60,7 +45,7 @@ def _split_rule(
         primitive=_remat_p, params={**remat_params(), "jaxpr": params["call_jaxpr"]}
     )
     known, staged, unknown_out, available_out, _ = under_axis(
-        lambda: split(_without_offloading(policy), unknown_in, available_in, element),
+        lambda: split(policy, unknown_in, available_in, element),
         params["axis_name"],
         params["axis_size"],
     )

@@ -228,22 +228,49 @@ def test_taps_happen_once():
         assert_trees_close(got, gradients(jax.vmap(lambda x: jnp.sin(jnp.sin(x))), x))
 
 
+OFFLOADS = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=["middle"],
+    offload_src="device",
+    offload_dst="pinned_host",
+)
+
+
 @both_lowerings
-def test_what_a_policy_offloads_is_saved_on_the_devices(spmap):
-    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=["middle"],
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
-    mapped = jax.checkpoint(spmap(layer, in_axes=(0, None)), policy=policy)
-    expected = gradients(jax.vmap(layer, (0, None)), X, W)
-    assert_trees_close(gradients(mapped, X, W), expected)
-    jitted = jax.jit(functools.partial(gradients, mapped))
-    assert_trees_close(jitted(X, W), expected)
+@pytest.mark.parametrize("size", [8, 12])
+def test_what_a_policy_offloads_is_saved_on_the_host(spmap, size):
+    x = np.resize(X, (size, *X.shape[1:]))
+    mapped = spmap(layer, in_axes=(0, None))
+    inside = spmap(jax.checkpoint(layer, policy=OFFLOADS), in_axes=(0, None))
+    expected = gradients(jax.vmap(layer, (0, None)), x, W)
+    for fun in (jax.checkpoint(mapped, policy=OFFLOADS), inside):
+        both = functools.partial(gradients, fun)
+        assert_trees_close(jax.jit(both)(x, W), expected)
+        on_host = [
+            var.aval.shape
+            for equation in jax.make_jaxpr(both)(x, W).eqns
+            for var in equation.outvars
+            if var.aval.memory_space == jax.memory.Space.Host
+        ]
+        assert on_host == [(size, 3)]
+    outside = jax.checkpoint(mapped, policy=OFFLOADS)
     saves = jax.checkpoint(jax.jit(layer), policy=POLICIES["name"])
-    assert computed_backward(mapped, X, W) == computed_backward(saves, X[0], W)
-    assert "<host>" not in str(jax.make_jaxpr(jitted)(X, W))
+    assert computed_backward(outside, x, W) == computed_backward(saves, x[0], W)
+
+
+@both_lowerings
+def test_results_and_arguments_on_the_host(spmap):
+    host, device = jax.memory.Space.Host, jax.memory.Space.Device
+    to_host = spmap(lambda x: jax.device_put(x, host))
+    to_device = spmap(lambda x: jax.device_put(x, device) + 1)
+    x = X[:, 0]
+    for call in (lambda f: f, jax.jit):
+        there = call(to_host)(x)
+        assert there.sharding.memory_kind == "pinned_host"
+        np.testing.assert_array_equal(there, x)
+        back = call(to_device)(there)
+        assert back.sharding.memory_kind == "device"
+        np.testing.assert_array_equal(back, x + 1)
 
 
 def test_a_policy_is_asked_for_what_is_in_the_map():
