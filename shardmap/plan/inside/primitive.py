@@ -18,7 +18,7 @@ from jax.interpreters import ad, mlir
 
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import ClosedJaxpr
-from shardmap.map.tracing import Batch, batched_results_of, shape_dtype_struct
+from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points
@@ -95,9 +95,13 @@ def computed(jaxpr: ClosedJaxpr) -> Computed:
 def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """A jaxpr that takes those of its constants as operands that are tracers, and them.
 
-    The others stay constants: what is cut by their values can be known.
+    So it does with what lies under an Explicit mesh, as inside of the loops there is
+    none. The others stay constants: what is cut by their values can be known.
     """
-    traced = [isinstance(value, jax.core.Tracer) for value in jaxpr.consts]
+    traced = [
+        isinstance(value, jax.core.Tracer) or bool(_explicit_axes(value))
+        for value in jaxpr.consts
+    ]
     if not any(traced):
         return jaxpr, []
     held = list(compress(jaxpr.consts, traced))
@@ -108,8 +112,12 @@ def without_tracers(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
         consts = merge(traced, operands[own:], known)
         return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands[:own])
 
-    structs = map(shape_dtype_struct, [*jaxpr.in_avals, *map(jax.typeof, held)])
-    return jax.make_jaxpr(fun)(*structs), held
+    # As they are: under an Explicit mesh they say how they are laid out.
+    return jax.make_jaxpr(fun)(*jaxpr.in_avals, *map(jax.typeof, held)), held
+
+
+def _explicit_axes(value: Any) -> tuple[Any, ...]:
+    return jax.typeof(value).sharding.mesh.explicit_axes
 
 
 def bind(

@@ -282,6 +282,18 @@ def test_under_an_explicit_mesh(name):
         check(lambda f: jax.jit(jax.grad(squared(f))), EXPLICIT[name], *args)
 
 
+def test_what_is_closed_over_under_an_explicit_mesh():
+    mesh, args = on_devices(AxisType.Explicit, (4, 2), ("a", "b"))
+
+    def closing(x, w):
+        return sm.chunked(lambda x: jnp.tanh(x @ w).sum(-1), {0: 3})(x)
+
+    with jax.set_mesh(mesh):
+        (traced,) = jax.make_jaxpr(closing)(*args).out_avals
+        assert traced == jax.typeof(args[0].sum(-1))
+        assert_same(closing(*args), jnp.tanh(args[0] @ args[1]).sum(-1))
+
+
 # Modes
 
 
