@@ -79,7 +79,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
                 if number < DRAWN - 1 or number == stage.num_shards - 1
             ),
             repeated(cut_program, place),
-            functions(stage).count,
+            functions(stage).number,
         )
         for place, stage in enumerate(cut_program.stages)
     )
@@ -162,7 +162,7 @@ def _lengths(stage: Stage) -> list[str]:
     if found.lengths < MANY_LENGTHS:
         return []
     return [
-        f"  pieces of {found.lengths:,} lengths compile {found.count:,} functions: "
+        f"  pieces of {found.lengths:,} lengths compile {found.number:,} functions: "
         "those of one length share one, see Pieces"
     ]
 
@@ -348,7 +348,7 @@ def _costs(cut_program: CutProgram, place: int) -> str:
     parts += [f"{count(again)} operations repeated"] * bool(again)
     compiled = functions(stage)
     about = "" if compiled.exact else "about "
-    parts += [f"{about}{compiled.count:,} functions compiled"] * (compiled.count > 1)
+    parts += [f"{about}{compiled.number:,} functions compiled"] * (compiled.number > 1)
     parts += [f"reads {reads}"] * bool(reads)
     return "".join(f"; {each}" for each in parts)
 
