@@ -32,12 +32,12 @@ class Functions(NamedTuple):
     """What the shards of a stage compile.
 
     Attributes:
-      compiled: how many functions; shards that differ in their place alone share one.
+      number: how many functions; shards that differ in their place alone share one.
       lengths: of how many lengths, or combinations of them, the pieces are.
       exact: whether every shard was looked at; else there may be a few more.
     """
 
-    compiled: int
+    number: int
     lengths: int
     exact: bool
 

@@ -202,12 +202,15 @@ class ShardPlan:
     def __str__(self) -> str:
         return report.summary(self._cut_program)
 
-    def traffic(self, *args: PyTree, out: PyTree = None, **kwargs: PyTree) -> Traffic:
+    def traffic(
+        self, *args: PyTree, out: PyTree = None, scratch: Any = None, **kwargs: PyTree
+    ) -> Traffic:
         """What a run by other processes moves: there, and through this process.
 
         Args:
           *args: as for `run`; without any, those of `plan`.
           out: as for `run`.
+          scratch: as for `run`; nothing is made there.
           **kwargs: as for `run`.
 
         Example:
@@ -219,7 +222,7 @@ class ShardPlan:
           result: 32 B come back
         """
         args, out = self._again(args, kwargs), self._bare(out)
-        return traffic(self._borders.moved(out), args, out)
+        return traffic(self._borders.moved(out), args, out, scratch)
 
     def _again(
         self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
@@ -266,6 +269,9 @@ class ShardPlan:
 
     def to_dask(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The function's result as arrays of Dask, of which nothing is computed yet.
+
+        What later stages need are arrays of Dask too, which its workers keep, and spill
+        to their disks: ``scratch`` is not used.
 
         Args:
           *args: as for `run`; without any, those of `plan`. Arrays of Dask stay where

@@ -79,7 +79,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
                 if number < DRAWN - 1 or number == stage.num_shards - 1
             ),
             repeated(cut_program, place),
-            functions(stage).compiled,
+            functions(stage).number,
         )
         for place, stage in enumerate(cut_program.stages)
     )
@@ -162,7 +162,7 @@ def _lengths(stage: Stage) -> list[str]:
     if found.lengths < MANY_LENGTHS:
         return []
     return [
-        f"  pieces of {found.lengths:,} lengths compile {found.compiled:,} functions: "
+        f"  pieces of {found.lengths:,} lengths compile {found.number:,} functions: "
         "those of one length share one, see Pieces"
     ]
 
@@ -346,9 +346,9 @@ def _costs(cut_program: CutProgram, place: int) -> str:
     parts += [f"{size(computed)} of temporaries in a shard"] * bool(computed)
     again = repeated(cut_program, place)
     parts += [f"{count(again)} operations repeated"] * bool(again)
-    own = functions(stage)
-    about = "" if own.exact else "about "
-    parts += [f"{about}{own.compiled:,} functions compiled"] * (own.compiled > 1)
+    compiled = functions(stage)
+    about = "" if compiled.exact else "about "
+    parts += [f"{about}{compiled.number:,} functions compiled"] * (compiled.number > 1)
     parts += [f"reads {reads}"] * bool(reads)
     return "".join(f"; {each}" for each in parts)
 

@@ -1,6 +1,6 @@
 """What a run by other processes moves: there, and through this process."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
@@ -11,6 +11,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import outputs
+from shardmap.plan.run.scratch import checked, to_travel
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
 
@@ -35,12 +36,16 @@ class Traffic(NamedTuple):
         return "\n".join(self.lines)
 
 
-def traffic(cut_program: CutProgram, args: tuple[PyTree, ...], out: PyTree) -> Traffic:
+def traffic(
+    cut_program: CutProgram, args: tuple[PyTree, ...], out: PyTree, scratch: Any = None
+) -> Traffic:
     """See `ShardPlan.traffic`."""
+    scratch = cut_program.scratch if scratch is None else checked(scratch)
     leaves = list(map(sliceable, cut_program.leaves(args)))
     places = outputs(cut_program, out, leaves)
     given = {value: array for value, array in places if value}
     travels = Travels.of(cut_program, leaves, given)
+    travels.sinks.update(to_travel(cut_program, scratch))
     read: dict[tuple[Value, bool], float] = {}
     written: dict[tuple[Value, bool], float] = {}
     for stage in cut_program.stages:

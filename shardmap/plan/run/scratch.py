@@ -11,11 +11,13 @@ import os
 import pathlib
 import secrets
 import shutil
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from shardmap.arrays.sources.registry import About, Away, kind_named
 from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.stages import Result, Stage
@@ -63,12 +65,7 @@ def scratch_arrays(
       The arrays, and what removes one that is not needed any more.
     """
     found: dict[Value, Any] = {}
-    results = [
-        (stage, result)
-        for stage in cut_program.stages
-        for result in stage.results
-        if cut_program.is_large(result.value)
-    ]
+    results = _results(cut_program)
     if scratch is None or not results:
         yield found, lambda value: None
         return
@@ -104,6 +101,45 @@ def scratch_arrays(
     finally:
         found.clear()
         place.close()
+
+
+def _results(cut_program: CutProgram) -> list[tuple[Stage, Result]]:
+    """What goes into ``scratch``, if there is one."""
+    return [
+        (stage, result)
+        for stage in cut_program.stages
+        for result in stage.results
+        if cut_program.is_large(result.value)
+    ]
+
+
+def to_travel(cut_program: CutProgram, scratch: Any) -> dict[Value, Away]:
+    """What other processes would open of what lies in ``scratch``; none is made."""
+    name = "memmap" if isinstance(scratch, pathlib.Path) else "zarr"
+    kind = kind_named(name)
+    if scratch is None or kind is None:
+        return {}
+    found = {}
+    for stage, result in _results(cut_program):
+        aval, own = data_aval(result.value.aval), str(result.value.number)
+        about: About | None = {"place": str(scratch), "name": own}
+        grain: Sequence[int] = [1] * len(aval.shape)
+        if name == "zarr":
+            grain = _cell(stage, result, aval.shape, aval.dtype.itemsize)
+            array = types.SimpleNamespace(
+                store=scratch.store,
+                path=f"{scratch.path}/{own}",
+                metadata=scratch.metadata,
+            )
+            about = kind.describe(array) if _known(aval.dtype) else None
+        if about is not None:
+            found[result.value] = Away(name, about, kind.reopen, tuple(grain))
+    return found
+
+
+def _known(dtype: Any) -> bool:
+    """Whether a store has a type, such as not bfloat16."""
+    return bool(np.dtype(dtype.str) == dtype)
 
 
 def _cell(
@@ -167,7 +203,7 @@ class _Group:
     def make(
         self, name: str, shape: tuple[int, ...], dtype: Any, cell: Sequence[int]
     ) -> Any:
-        known = np.dtype(dtype.str) == dtype
+        known = _known(dtype)
         array = self._own.create_array(
             name,
             shape=shape,
