@@ -152,10 +152,9 @@ class Elsewhere(Work):
             self.acc.put(shard, results)
         for (key, count), made in zip(group.parts.items(), nodes, strict=True):
             for node in made:
-                value, box, combiner = key
+                value, box, _ = key
                 covers = min(FOLDED**group.level, count)
-                where = group.level, covers
-                self.acc.put_together(value, box, combiner, node, *where)
+                self.acc.put_together(value, box, node, group.level, covers)
                 count -= covers
 
     def _total(self, key: tuple[Value, Box, str]) -> int:

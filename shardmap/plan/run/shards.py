@@ -307,25 +307,15 @@ class Accumulator:
         self._done_of(shard.stage)[shard.number] = True
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
             buffer = self._buffer(value)
-            if part is None:
-                continue
-            if combiner != "insert":
-                self.put_together(value, box, combiner, part)
-            else:
+            if part is not None and combiner != "insert":
+                self.put_together(value, box, part)
+            elif part is not None:
                 buffers.put(buffer, box, combiner, part)
 
-    def put_together(
-        self,
-        value: Value,
-        box: Box,
-        combiner: str,
-        part: Any,
-        level: int = 0,
-        covers: int = 1,
-    ) -> None:
-        """Puts the next partial result, or node of several, where it belongs."""
-        count, key = self.cut_program.parts[value], (value, box)
-        made = self._folds.add(key, combiner, count, part, level, covers)
+    def put_together(self, value: Value, box: Box, part: Any, *node: int) -> None:
+        """Puts the next partial result where it belongs; see `buffers.Fold.add`."""
+        count, combiner = self.cut_program.parts[value], self._combiners[value]
+        made = self._folds.add((value, box), combiner, count, part, *node)
         if made is not None:
             buffers.put(self._buffer(value), box, combiner, made)
 
