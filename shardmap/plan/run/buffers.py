@@ -56,18 +56,28 @@ class Fold:
     Args:
       combiner: how they are combined.
       count: how many there are.
+      levels: those of the tree; by default all below the buffer.
     """
 
-    def __init__(self, combiner: str, count: int) -> None:
+    def __init__(self, combiner: str, count: int, levels: int | None = None) -> None:
         self.left = count
-        self._levels = [_Level(combiner) for _ in range(depth(count))]
+        levels = depth(count) if levels is None else levels
+        self._levels = [_Level(combiner) for _ in range(levels)]
 
-    def add(self, part: np.ndarray) -> np.ndarray | None:
-        """Takes the next one, and gives what is to be put into the buffer, if any."""
-        self.left -= 1
+    def add(
+        self, part: np.ndarray, level: int = 0, covers: int = 1
+    ) -> np.ndarray | None:
+        """Takes the next one, and gives what is to be put into the buffer, if any.
+
+        Args:
+          part: a partial result, or a node of the tree.
+          level: that of the node.
+          covers: how many partial results are in it.
+        """
+        self.left -= covers
         node: np.ndarray | None = part
-        for level in self._levels:
-            node = level.add(node, self.left == 0)
+        for each in self._levels[level:]:
+            node = each.add(node, self.left == 0)
             if node is None:
                 break
         return node
@@ -127,11 +137,17 @@ class Folds:
         self._known: dict[Any, Fold] = {}
 
     def add(
-        self, key: Any, combiner: str, count: int, part: ArrayLike
+        self,
+        key: Any,
+        combiner: str,
+        count: int,
+        part: ArrayLike,
+        level: int = 0,
+        covers: int = 1,
     ) -> np.ndarray | None:
         """As `Fold.add`, of the tree of a key, which is forgotten when it is made."""
         fold = self._known.setdefault(key, Fold(combiner, count))
-        made = fold.add(np.asarray(part))
+        made = fold.add(np.asarray(part), level, covers)
         if not fold.left:
             del self._known[key]
         return made

@@ -313,10 +313,16 @@ class Accumulator:
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
             buffer = self._buffer(value)
             if part is not None and combiner != "insert":
-                count = self.cut_program.parts[value]
-                part = self._folds.add((value, box), combiner, count, part)
-            if part is not None:
+                self.put_together(value, box, part)
+            elif part is not None:
                 buffers.put(buffer, box, combiner, part)
+
+    def put_together(self, value: Value, box: Box, part: Any, *node: int) -> None:
+        """Puts the next partial result where it belongs; see `buffers.Fold.add`."""
+        count, combiner = self.cut_program.parts[value], self._combiners[value]
+        made = self._folds.add((value, box), combiner, count, part, *node)
+        if made is not None:
+            buffers.put(self._buffer(value), box, combiner, made)
 
     def _done_of(self, stage: int) -> np.ndarray:
         """Which shards of a stage have been put together."""

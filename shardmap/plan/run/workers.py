@@ -141,11 +141,7 @@ class Work:
             try:
                 return self.result(shard, future)
             except BrokenExecutor as error:
-                raise ShardError(
-                    f"the executor broke down while shard {shard.number} of stage "
-                    f"{shard.stage} was under way ({error}); run again with a new one, "
-                    "checkpoint= keeps what is done"
-                ) from error
+                raise broke_down(shard, error) from error
             except Exception as error:
                 if attempt > retries:
                     raise failed(shard, attempt, error) from error
@@ -160,6 +156,14 @@ class Work:
             broken: Future[Any] = Future()
             broken.set_exception(error)
             return broken
+
+
+def broke_down(shard: Shard, error: BrokenExecutor) -> ShardError:
+    return ShardError(
+        f"the executor broke down while shard {shard.number} of stage {shard.stage} "
+        f"was under way ({error}); run again with a new one, checkpoint= keeps what is "
+        "done"
+    )
 
 
 def failed(shard: Shard, attempts: int, error: BaseException) -> ShardError:

@@ -380,7 +380,7 @@ def test_sums_are_one_tree(engine, pieces):
     """Of cells that several boxes have, and of whole ones."""
     x = reals(300, 8)
     made = plan(lambda x: (x.sum(0), (x * 3).max()), x, in_slices={0: pieces, 1: 2})
-    assert_bytes(made.run(x, executor=engine.executor), made.run(x))
+    assert_bytes(made.run(x, executor=engine.executor, max_in_flight=4), made.run(x))
 
 
 def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_client):
