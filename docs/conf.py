@@ -1,9 +1,14 @@
 """The settings of the site that `make site` builds from this folder."""
 
+import re
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -86,3 +91,48 @@ subprocess.run(
     check=True,
 )
 html_extra_path = [str(EXTRA)]
+
+
+SHORT = {
+    "jax": "jax",
+    "lax": "jax.lax",
+    "jnp": "jax.numpy",
+    "numpy": "numpy",
+    "np": "numpy",
+}
+
+
+def link_names(app: Sphinx, doctree: nodes.document) -> None:
+    """Makes names of the API in the prose of a page links, as those of docstrings are.
+
+    What no page has stays as it is: an argument, or a name of JAX without a network.
+    """
+    for literal in [*doctree.findall(nodes.literal)]:
+        name = re.sub(r"\(\)$", "", literal.astext())
+        first, _, rest = name.partition(".")
+        if first in ("sm", "shardmap"):
+            name = f"shardmap.{rest}"
+        elif first in shardmap.__all__ or first == "compat":
+            name = f"shardmap.{name}"
+        elif first in SHORT:
+            name = f"{SHORT[first]}.{rest}"
+        else:
+            continue
+        of_a_link = isinstance(literal.parent, (nodes.reference, pending_xref))
+        if of_a_link or not re.fullmatch(r"[\w.]+", name):
+            continue
+        link = pending_xref(
+            "",
+            literal.deepcopy(),
+            refdomain="py",
+            reftype="obj",
+            reftarget=name,
+            refexplicit=True,
+            refwarn=False,
+            refdoc=app.env.docname,
+        )
+        literal.replace_self(link)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", link_names)

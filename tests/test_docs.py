@@ -5,6 +5,7 @@ import importlib
 import pathlib
 import pkgutil
 import re
+import runpy
 
 import jax
 import pytest
@@ -100,6 +101,18 @@ def test_every_page_is_in_the_contents():
     assert sorted(" ".join(groups).split()) == sorted(pages)
     of_names = re.findall(r"^api/(\w+)$", (DOCS / "api.md").read_text(), re.M)
     assert sorted(of_names) == sorted(page.stem for page in DOCS.glob("api/*.md"))
+
+
+DIAGRAMS = runpy.run_path(str(DOCS / "diagrams.py"))["DIAGRAMS"]
+
+
+@pytest.mark.parametrize("name", DIAGRAMS)
+def test_a_diagram_shows_what_the_programs_do(name):
+    """`python docs/diagrams.py` draws them again."""
+    with jax.numpy_rank_promotion("allow"):  # As users run them.
+        drawn = DIAGRAMS[name]()
+    assert (DOCS / name).read_text() == drawn
+    assert f"]({name})" in "".join(page.read_text() for page in DOCS.glob("*.md"))
 
 
 def test_a_wrong_example_is_noticed():

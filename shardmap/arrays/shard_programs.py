@@ -242,9 +242,9 @@ def _parts(
     for d in wanted.kept:
         if len(blocks[d]) > 1 and any(edge % sizes[d] for edge in bounds[d]):
             raise ValueError(
-                f"of shape {shape} is cut along axis {d} into pieces of {sizes[d]}, "
-                f"and {bounds[d][0]}:{bounds[d][1]} is neither whole pieces nor within "
-                "one: index it as x[i], or take whole pieces"
+                f"of shape {shape} is cut along axis {d} into shards of {sizes[d]}, "
+                f"and {bounds[d][0]}:{bounds[d][1]} is neither whole shards nor within "
+                "one: index it as x[i], or take whole shards"
             )
     per_result = [len(blocks[d]) for d in wanted.kept]
     for block in itertools.product(*blocks):

@@ -231,7 +231,7 @@ def test_any_part_of_any_layout(data):
             touched = {k // size for k in range(start, stop)}
             refused |= len(touched) > 1 and (start % size != 0 or stop % size != 0)
     if refused:
-        with pytest.raises(ValueError, match="is neither whole pieces nor within one"):
+        with pytest.raises(ValueError, match="is neither whole shards nor within one"):
             shard_of(array, index, axis=axis)
         return
     part = shard_of(array, index, axis=axis)
@@ -315,9 +315,9 @@ def test_a_part_may_be_mapped():
 def test_slices_that_end_within_pieces_are_refused():
     array = jax.device_put(np.zeros((3, 8)), over(P(None, "i"), i=4))
     message = (
-        r"shard_of: x\['w'\] of shape \(3, 8\) is cut along axis 1 into pieces of 2, "
-        r"and 1:5 is neither whole pieces nor within one: index it as x\[i\], or take "
-        "whole pieces"
+        r"shard_of: x\['w'\] of shape \(3, 8\) is cut along axis 1 into shards of 2, "
+        r"and 1:5 is neither whole shards nor within one: index it as x\[i\], or take "
+        "whole shards"
     )
     with pytest.raises(ValueError, match=message):
         shard_of({"w": array}, slice(1, 5), axis=1)

@@ -1,0 +1,176 @@
+"""The diagrams of these pages, drawn from what the programs on them really do.
+
+    JAX_NUM_CPU_DEVICES=8 python docs/diagrams.py
+
+writes them; a test draws them again and compares. What is drawn is read from results,
+reports and plans. Nothing here knows where an element goes.
+"""
+
+import pathlib
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import shardmap as sm
+from shardmap.explain.draw.style import LIGHT
+
+LINE = 20
+LETTER = 7.4
+HIGH = 26
+GAP = 6
+
+
+class Box(NamedTuple):
+    """A box with a text; one colour for one device or shard, in all diagrams."""
+
+    x: float
+    y: float
+    width: float
+    text: str
+    colour: int | None
+
+
+class Label(NamedTuple):
+    """A text beside the boxes; ``at`` is where it is anchored."""
+
+    x: float
+    y: float
+    text: str
+    at: str = "start"
+
+
+def axis() -> str:
+    """One axis of 32: on eight devices, each with two vectorised elements at a time."""
+
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    mapped = sm.spmap(double, batch_size=2)
+    elements = np.arange(32.0)
+    found = sm.explain(mapped)(elements).axes[0]
+    assert found.vectorised is not None
+    assert found.steps is not None
+    wide = 30
+    step = found.vectorised * wide + 3 * GAP
+    parts: list[Box | Label] = [
+        Label(90 + k * step, LINE, f"step {k}") for k in range(found.steps)
+    ]
+    for row, shard in enumerate(mapped(elements).addressable_shards):
+        y = 1.5 * LINE + row * (HIGH + GAP)
+        parts.append(Label(0, y + HIGH / 2, f"device {shard.device.id}"))
+        for k, element in enumerate(np.asarray(shard.data) / 2):
+            x = 90 + (k // found.vectorised) * step + (k % found.vectorised) * wide
+            parts.append(Box(x, y, wide, f"{element:.0f}", shard.device.id))
+    below = 1.5 * LINE + found.devices * (HIGH + GAP) + LINE / 2
+    parts.append(Label(0, below, str(found)))
+    return picture("spmap(f, batch_size=2) of 32 elements", parts)
+
+
+def nested() -> str:
+    """Two maps of 4 elements each: one mesh, two axes, blocks of the inner map."""
+    both = sm.spmap(sm.spmap(lambda x: x, "columns"), "rows")
+    result = both(np.arange(16.0).reshape(4, 4))
+    mesh = result.sharding.mesh
+    rows, columns = mesh.axis_names
+    pieces = {shard.device: shard for shard in result.addressable_shards}
+    wide = 150
+    parts: list[Box | Label] = []
+    for (row, column), device in np.ndenumerate(mesh.devices):
+        x, y = 120 + column * (wide + GAP), 2.5 * LINE + row * (HIGH + LINE + GAP)
+        if row == 0:
+            name = f"{columns!r} {column}"
+            parts.append(Label(x + wide / 2, 2 * LINE, name, "middle"))
+        if column == 0:
+            parts.append(Label(0, y + HIGH / 2, f"{rows!r} {row}"))
+        values = np.asarray(pieces[device].data).ravel()
+        for k, value in enumerate(values):
+            part = wide / len(values)
+            parts.append(Box(x + k * part, y, part, f"{value:.0f}", device.id))
+        parts.append(Label(x, y + HIGH + LINE / 2, f"device {device.id}"))
+    sizes = ", ".join(f"{name!r}: {size}" for name, size in mesh.shape.items())
+    parts.append(Label(0, LINE / 2, f"the mesh {{{sizes}}}"))
+    return picture("a map of 4 columns in a map of 4 rows, on one mesh", parts)
+
+
+def stages() -> str:
+    """A plan whose second stage waits for the sums of the first."""
+
+    def score(x: Any, w: Any) -> Any:
+        mean = x.mean(0)
+        deviation = jnp.sqrt((x * x).mean(0) - mean**2 + 1e-3)
+        return jnp.tanh((x - mean) / deviation @ w).sum(0)
+
+    x = jax.ShapeDtypeStruct((1000, 16), np.float32)
+    w = jax.ShapeDtypeStruct((16, 4), np.float32)
+    plan = sm.plan(score, x, w, in_slices=({0: 8}, None))
+    wide, parts = 86, []
+    y = float(LINE)
+    for number, cost in enumerate(sm.explain(plan).stages):
+        shards = [shard for shard in plan.shards if shard.stage == number]
+        reads = f"stage {number} reads {cost.reads}; these rows of args[0] each:"
+        parts.append(Label(0, y, reads))
+        for k, shard in enumerate(shards):
+            rows = shard.in_slices[0][0]
+            place = k * (wide + GAP)
+            parts.append(Box(place, y + LINE, wide, f"{rows.start}:{rows.stop}", k))
+        # Which line of the program it is from is not of interest here.
+        makes = [re.sub(r" \(\S*:\d.*", "", name) for name in cost.makes]
+        keeps = f"; {cost.kept_bytes} bytes are kept for the next stage"
+        y += LINE + HIGH + LINE
+        parts.append(Label(0, y, f"makes {', '.join(makes)}{keeps * (number == 0)}"))
+        y += 2 * LINE
+    return picture("the stages of a plan", parts)
+
+
+def picture(title: str, parts: Iterable[Box | Label]) -> str:
+    """An image on a ground of its own, as a page's light or dark theme is not known."""
+    drawn, right, bottom = [], 0.0, 0.0
+    for part in parts:
+        if isinstance(part, Box):
+            fill = LIGHT["panel"] if part.colour is None else colour(part.colour)
+            middle = part.x + part.width / 2, part.y + HIGH / 2
+            drawn.append(
+                f'<rect x="{part.x:.1f}" y="{part.y:.1f}" width="{part.width:.1f}" '
+                f'height="{HIGH}" fill="{fill}" stroke="{LIGHT["line"]}"/>'
+            )
+            drawn.append(text(*middle, part.text, "middle"))
+            right = max(right, part.x + part.width)
+            bottom = max(bottom, part.y + HIGH)
+        else:
+            drawn.append(text(part.x, part.y, part.text, part.at))
+            if part.at == "start":
+                right = max(right, part.x + LETTER * len(part.text))
+            bottom = max(bottom, part.y + LINE / 2)
+    width, height = right + 24, bottom + 24
+    body = "\n".join(drawn)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:.0f}" '
+        f'height="{height:.0f}" viewBox="-12 -12 {width:.0f} {height:.0f}" '
+        'font-family="monospace" font-size="12">\n'
+        f"<title>{escape(title)}</title>\n"
+        f'<rect x="-12" y="-12" width="100%" height="100%" fill="{LIGHT["back"]}"/>\n'
+        f"{body}\n</svg>\n"
+    )
+
+
+def colour(number: int) -> str:
+    return LIGHT[f"tint{number % 8}"]
+
+
+def text(x: float, y: float, words: str, at: str) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{at}" '
+        f'dominant-baseline="central" fill="{LIGHT["text"]}">{escape(words)}</text>'
+    )
+
+
+DIAGRAMS = {"axis.svg": axis, "nested.svg": nested, "stages.svg": stages}
+
+if __name__ == "__main__":
+    for name, draw in DIAGRAMS.items():
+        (pathlib.Path(__file__).parent / name).write_text(draw())
