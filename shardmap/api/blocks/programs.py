@@ -22,6 +22,7 @@ from shardmap._jax.types import (
     PyTree,
     TreeDef,
     Value,
+    aval_of,
     with_shape,
 )
 from shardmap.api.blocks.axes import (
@@ -111,7 +112,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
         )
         out_axes = self.out_axes(out_shape)
         out_blocks = [
-            with_shape(var.aval, var.aval.shape) for var in traced.jaxpr.outvars
+            with_shape(aval_of(var), aval_of(var).shape) for var in traced.jaxpr.outvars
         ]
         out_tree = jax.tree.structure(out_shape)
         _check_out_axes(out_axes, out_blocks, out_tree)

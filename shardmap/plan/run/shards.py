@@ -302,8 +302,7 @@ class Accumulator:
             if buffer is None:
                 buffer = buffers.new_buffer(value, combiner)
             elif combiner != "insert":
-                dtype = data_aval(value.aval).dtype
-                buffer[...] = combiners.identity(combiner, dtype)
+                buffer[...] = combiners.identity(combiner, data_aval(value.aval).dtype)
             self.kept[value] = buffer
         return self.kept[value]
 
