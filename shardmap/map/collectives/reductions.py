@@ -70,15 +70,20 @@ def add_up(block: Value, dimensions: Sequence[int]) -> Any:
     return jnp.sum(block, dimensions, dtype=block.dtype)
 
 
+def _has_infinity(dtype: DType) -> bool:
+    # The short floats that have none make it a NaN.
+    return bool(np.isinf(np.array(np.inf).astype(dtype)))
+
+
 def _lowest(dtype: DType) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
-        return -jnp.inf
+        return -jnp.inf if _has_infinity(dtype) else jnp.finfo(dtype).min
     return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
 
 
 def _highest(dtype: DType) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.inf
+        return jnp.inf if _has_infinity(dtype) else jnp.finfo(dtype).max
     return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
 
 
@@ -94,13 +99,24 @@ def _min(block: Value, dimensions: Sequence[int]) -> Any:
     )
 
 
+def _segment_max(block: Value, numbers: Value, count: int) -> Any:
+    # `jax.ops.segment_max` starts from an infinity that not all floats have.
+    start = jnp.full((count, *block.shape[1:]), _lowest(block.dtype), block.dtype)
+    return start.at[numbers].max(block)
+
+
+def _segment_min(block: Value, numbers: Value, count: int) -> Any:
+    start = jnp.full((count, *block.shape[1:]), _highest(block.dtype), block.dtype)
+    return start.at[numbers].min(block)
+
+
 SUM = Reduction(add_up, lax.psum, jax.ops.segment_sum, jnp.add, lambda dtype: 0)
 
 
-MAX = Reduction(_max, lax.pmax, jax.ops.segment_max, jnp.maximum, _lowest)
+MAX = Reduction(_max, lax.pmax, _segment_max, jnp.maximum, _lowest)
 
 
-MIN = Reduction(_min, lax.pmin, jax.ops.segment_min, jnp.minimum, _highest)
+MIN = Reduction(_min, lax.pmin, _segment_min, jnp.minimum, _highest)
 
 
 _BY_COMBINER = {"sum": SUM, "max": MAX, "min": MIN}

@@ -84,6 +84,24 @@ def test_dtypes(spmap, collective, dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_extrema_of_floats_without_infinity(dtype):
+    x = jnp.arange(11).astype(dtype)
+
+    def extrema(x):
+        groups = [list(range(5)), list(range(5, 11))]
+        return (
+            lax.pmax(x, "i"),
+            lax.pmin(x, "i"),
+            lax.pmax(x, "i", axis_index_groups=groups),
+        )
+
+    mapped = sm.spmap(extrema, "i")(x)
+    expected = [10] * 11, [0] * 11, [4] * 5 + [10] * 6
+    for got, want in zip(mapped, expected, strict=True):
+        np.testing.assert_array_equal(got.astype(np.float32), want)
+
+
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 11])
