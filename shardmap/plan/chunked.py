@@ -141,7 +141,9 @@ class ChunkedFunction(Generic[P, R]):
     def _tell(self, made: CutProgram, asked: Asked) -> None:
         """Says so if nothing that should be cut is."""
         wanted = any(points != () for row in asked for points in row)
-        if not wanted or any(stage.num_shards > 1 for stage in made.stages):
+        if not wanted or not made.stages:  # Nothing is computed.
+            return
+        if any(stage.num_shards > 1 for stage in made.stages):
             return
         cuts = any(
             isinstance(points, tuple) and points for row in asked for points in row

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
+from shardmap.arrays.sources.grid import borders
 from shardmap.plan.arguments import aval_of
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.rules import Cut
@@ -58,7 +59,10 @@ def cut_program(
     def chosen(keeps: bool) -> CutProgram:
         own = None if in_slices is None else given
         asked = asked_of("plan", closed, own, partial, memory, measure, keeps)
-        asked, reduced = resolved(closed, asked, partial, memory, measure, keeps)
+        asked, reduced = resolved(
+            *(closed, asked, partial, memory, measure, keeps),
+            chunks=lambda k, axis: borders(leaves[k], axis),
+        )
 
         def cut(cuts: list[list[Cut]]) -> CutProgram:
             analysis = analysed(closed, cuts, reduced, out_cuts, keeps=keeps)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardmap.plan.engine.slices import pieces
 from shardmap.plan.in_slices import AS_CHUNKED, EACH, Pieces, cut_points
 from shardmap.plan.plan import plan
+from shardmap.units import AUTO
 from tests.plan.plan_programs import X, Y
 
 
@@ -121,6 +122,13 @@ def test_an_array_is_cut_as_it_lies_in_chunks():
     assert made.out_slices == {0: [(0, 1), (1, 6), (6, 8)]}
     with pytest.raises(ValueError, match=r"args\[0\](.|\n)*which this is not"):
         plan(jnp.cos, X, in_slices={0: AS_CHUNKED})
+
+
+def test_pieces_that_memory_asks_for_are_whole_chunks():
+    x = InChunks(np.ones((64, 4), np.float32), (6, 4))
+    made = plan(jnp.cos, x, in_slices={0: AUTO}, memory="1 kB")
+    assert made.out_slices == {0: [(0, 24), (24, 42), (42, 64)]}
+    assert made.peak_bytes == 2 * 24 * 4 * 4
 
 
 @pytest.mark.parametrize(

@@ -101,23 +101,33 @@ class Model:
     ) -> None:
         self._jaxpr, self._measure, self._keeps = jaxpr, measure, keeps
         self._choices = [True, False] if partial else [False]
-        self._known: dict[Asked, tuple[Peak, bool]] = {}
+        self._known: dict[tuple[Asked, bool], Peak] = {}
 
-    def __call__(self, asked: Asked) -> Peak:
-        return self.best(asked)[0]
+    def best(self, asked: Asked, enough: int = 0) -> tuple[Peak, bool]:
+        """The least that these cuts take, and whether reduced axes are cut for that.
 
-    def best(self, asked: Asked) -> tuple[Peak, bool]:
-        """The least that these cuts take, and whether reduced axes are cut for that."""
-        if asked not in self._known:
-            self._known[asked] = min(
-                ((self._peak(asked, partial), partial) for partial in self._choices),
-                key=lambda each: each[0].bytes,
-            )
-        return self._known[asked]
+        The first of the two that takes no more than ``enough`` will do. It is tried
+        first the next time.
+        """
+        found = []
+        for partial in self._choices:
+            found.append((self._peak(asked, partial), partial))
+            if found[-1][0].bytes <= enough:
+                break
+        least = min(found, key=lambda each: each[0].bytes)
+        self._choices.sort(key=lambda partial: partial != least[1])
+        return least
 
     def _peak(self, asked: Asked, partial: bool) -> Peak:
-        made = cut_program(self._jaxpr, asked, partial, self._keeps)
-        return self._measure(made)
+        key = asked, partial
+        if key not in self._known:
+            made = cut_program(self._jaxpr, asked, partial, self._keeps)
+            self._known[key] = self._measure(made)
+        return self._known[key]
+
+
+Chunks: TypeAlias = Callable[[int, int], tuple[int, ...] | None]
+"""Where the chunks of an axis of an operand begin, but for the first; None: in none."""
 
 
 def resolved(
@@ -127,6 +137,7 @@ def resolved(
     memory: int | None,
     measure: Measure = loops_peak,
     keeps: bool = True,
+    chunks: Chunks = lambda operand, axis: None,
 ) -> tuple[Asked, bool]:
     """``asked`` with as few pieces as fit where they are to be chosen.
 
@@ -146,29 +157,78 @@ def resolved(
         return asked, partial
     model = Model(jaxpr, partial, measure, keeps)
 
+    def best(count: int) -> tuple[Peak, bool]:
+        return model.best(_with_pieces(jaxpr, asked, count, chunks), memory)
+
+    count = _fewest(lambda count: best(count)[0], max(sizes), memory)
+    return _with_pieces(jaxpr, asked, count, chunks), best(count)[1]
+
+
+def _fewest(held: Callable[[int], Peak], length: int, memory: int) -> int:
+    """In how many pieces, at least, an axis fits; up to a sixteenth too many.
+
+    Args:
+      held: what is held in that many pieces.
+      length: how long the axis is.
+      memory: what may be held.
+
+    Raises:
+      _TooLittle: it does not fit in any number of pieces.
+    """
+    most = max(min(length, MOST_PIECES), 1)
+
     def fits(count: int) -> bool:
-        return model(_with_pieces(jaxpr, asked, count)).bytes <= memory
+        return held(count).bytes <= memory
 
-    most, count, too_few = min(max(sizes), MOST_PIECES), 1, 0
-    while not fits(count):
-        if count >= most:
-            least = model(_with_pieces(jaxpr, asked, most))
-            raise _TooLittle(_too_little(memory, least, most))
-        too_few, count = count, min(2 * count, most)
-    while count - too_few > max(1, count // 16):
-        middle = (too_few + count) // 2
-        too_few, count = (too_few, middle) if fits(middle) else (middle, count)
-    found = _with_pieces(jaxpr, asked, count)
-    return found, model.best(found)[1]
+    count, too_few = 1, [0]
+    while not fits(count) and count < most:
+        too_few.append(count)
+        count = min(2 * count, most)
+        if too_few[-2]:
+            guess = _predicted(held, length, memory, *too_few[-2:])
+            count = min(max(count, guess), most)
+    if not fits(count):
+        # The places of very many pieces may take more than the pieces spare.
+        doubled = (too_few[-1] << k for k in range(1, most.bit_length()))
+        count = next((k for k in doubled if k < most and fits(k)), 0)
+        if not count:
+            raise _TooLittle(_too_little(memory, held(most), most))
+    below, halves = too_few[-1], False
+    while count - below > max(1, count // 16):
+        middle = (below + count) // 2
+        if below and not halves:
+            middle = _predicted(held, length, memory, below, count)
+        middle = min(max(middle, below + 1), count - 1)
+        # Where the prediction only creeps up to it, halving is faster.
+        halves = not fits(middle) and not halves
+        below, count = (below, middle) if fits(middle) else (middle, count)
+    return count
 
 
-def _with_pieces(jaxpr: ClosedJaxpr, asked: Asked, count: int) -> Asked:
+def _predicted(
+    held: Callable[[int], Peak], length: int, memory: int, few: int, many: int
+) -> int:
+    """How many pieces fit if each index of a piece takes the same more."""
+    longer, shorter = -(-length // few), -(-length // many)
+    slope = (held(few).bytes - held(many).bytes) / max(longer - shorter, 1)
+    fitting = shorter + (memory - held(many).bytes) / slope if slope > 0 else 0
+    return -(-length // int(fitting)) if fitting >= 1 else length
+
+
+def _with_pieces(
+    jaxpr: ClosedJaxpr,
+    asked: Asked,
+    count: int,
+    chunks: Chunks = lambda operand, axis: None,
+) -> Asked:
     return tuple(
         tuple(
-            cut_points(count, aval.shape[axis]) if isinstance(points, Auto) else points
+            cut_points(count, aval.shape[axis], chunks(k, axis))
+            if isinstance(points, Auto)
+            else points
             for axis, points in enumerate(row)
         )
-        for row, aval in zip(asked, jaxpr.in_avals, strict=True)
+        for k, (row, aval) in enumerate(zip(asked, jaxpr.in_avals, strict=True))
     )
 
 
@@ -228,10 +288,10 @@ def chosen_axes(
     """
     model = Model(jaxpr, partial, measure, keeps)
     asked: Asked = tuple(((),) * len(aval.shape) for aval in jaxpr.in_avals)
-    least, count = model(asked), 1
+    least, count = model.best(asked, memory)[0], 1
 
     def saving(each: Asked) -> int:
-        return model(_with_pieces(jaxpr, each, TRIED)).bytes
+        return model.best(_with_pieces(jaxpr, each, TRIED))[0].bytes
 
     for _ in range(MOST_AXES):
         if least.bytes <= memory:
@@ -247,7 +307,7 @@ def chosen_axes(
             if isinstance(points, Auto)
         )
         count = min(longest, MOST_PIECES)
-        least = model(_with_pieces(jaxpr, asked, count))
+        least = model.best(_with_pieces(jaxpr, asked, count), memory)[0]
     if least.bytes <= memory:
         return asked
     raise _TooLittle(_too_little(memory, least, count))

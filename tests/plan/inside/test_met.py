@@ -234,6 +234,11 @@ def test_numpy_and_abstract_arguments():
     assert "3 pieces" in chunked.explain(*structs)
 
 
+@pytest.mark.parametrize("nothing", [lambda x: None, lambda x: (None, 3)])
+def test_what_computes_nothing_is_told_nothing(nothing):
+    assert sm.chunked(nothing, {0: 3}, strict=True)(X) == nothing(X)
+
+
 def test_donated_arguments():
     def doubled(x):
         return x * 2
