@@ -17,14 +17,14 @@ SETTINGS = (
 )
 
 
-def python(*arguments, cwd=ROOT, **environment):
+def python(*arguments, cwd=ROOT, timeout=300, **environment):
     """Runs Python with this repository, without the settings that tests run under."""
     kept = {k: v for k, v in os.environ.items() if k not in SETTINGS}
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout,
         cwd=cwd,
         env={**kept, "PYTHONPATH": str(ROOT), **environment},
     )

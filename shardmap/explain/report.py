@@ -144,8 +144,8 @@ class Collective:
       operation: what the program calls it, such as "psum"; None if the program has no
         such operation and the compiler put the collective in.
       axes: the named axes it goes over, as text; () if unknown.
-      group_size: how many devices take part in one group; None if not known. Less
-        than the axes have together where a group is a part of them.
+      group_size: how many devices take part in one group, the largest; None if not
+        known. Less than the axes have together where a group is a part of them.
       count: how often it runs in one call; None if only the running program knows.
       bytes_in: what one device puts into it each time, in bytes.
       bytes_out: what one device gets out of it each time, in bytes.

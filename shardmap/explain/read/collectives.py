@@ -126,7 +126,7 @@ def _sent(equation: Equation, scope: _Scope) -> Sent | None:
     group_size = math.prod(scope.sizes.get(name, 1) for name in names)
     groups = equation.params.get("axis_index_groups")
     if groups is not None:
-        group_size = len(groups[0])
+        group_size = max(map(len, groups))
     if group_size == 1 or collective.kind is None:
         return None
     return Sent(

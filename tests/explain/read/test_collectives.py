@@ -203,6 +203,16 @@ def test_groups():
     assert report.collectives[0].in_compiled
 
 
+@pytest.mark.parametrize("alone", [0, 1])
+def test_groups_of_several_lengths_have_that_of_the_longest(alone):
+    groups = [[0, 1, 2], [3, 4, 5, 6]]
+    groups.insert(alone, [7])
+    fun = sm.spmap(lambda x: lax.psum(x, "i", axis_index_groups=groups), "i")
+    report = sm.explain(fun)(shape(8, 3))
+    assert table(report) == [("psum", ("i",), 4, 1, 12)]
+    assert report.collectives[0].in_compiled
+
+
 def test_one_device_sends_nothing():
     fun = sm.spmap(lambda x: lax.psum(x, "i"), "i", devices=jax.devices()[:1])
     assert sm.explain(fun)(shape(8, 3)).collectives == ()

@@ -1,6 +1,9 @@
-"""What is said of the maps in docs/ and examples/ agrees with their compiled text."""
+"""What is said of the programs in docs/, examples/ and of other tests agrees with their
+compiled text.
+"""
 
 import ast
+import collections
 import doctest
 
 import jax
@@ -14,6 +17,11 @@ from tests.test_examples import SMALL
 QUICK = {"nesting.md"}
 # What they run is told elsewhere: other processes, or no maps.
 EXAMPLES = ["heat", "population", "data_parallel"]
+TESTS = [
+    "tests/map/collectives/test_names.py tests/map/rules",
+    "tests/api/test_mesh_map.py tests/api/test_sharded_jit.py",
+    "tests/explain/test_questions.py tests/explain/read",
+]
 
 
 def check(found):
@@ -44,17 +52,29 @@ def test_of_the_maps_of_a_page(page):
             check(looked_at(caught))
 
 
+def check_printed(lines):
+    counts, lies = lines
+    assert lies == "lies: []"
+    counts = collections.Counter(ast.literal_eval(counts))
+    assert counts["programs"] > 0
+    assert counts["user, located"] == counts["user"]
+    assert counts["compiler, located"] >= 0.95 * counts["compiler"]
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_of_the_maps_of_an_example(name):
     result = python("-m", "tests.explain.caught", name, *SMALL[name])
     assert result.returncode == 0, result.stderr[-2000:]
-    *_, counts, lies = result.stdout.splitlines()
-    assert lies == "lies: []"
-    counts = ast.literal_eval(counts)
-    assert counts["programs"] > 0
-    for made in ("user", "compiler"):
-        some = counts.get(made, 0)
-        assert (
-            counts.get(f"{made}, located", 0) >= (1 if made == "user" else 0.95) * some
-        )
+    check_printed(result.stdout.splitlines()[-2:])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("tests", TESTS)
+def test_of_the_programs_of_other_tests(tests):
+    """Whether they pass is not asked here: what looks on traces functions again."""
+    arguments = ["-q", "-n", "0", "-p", "tests.explain.caught", *tests.split()]
+    result = python("-m", "pytest", *arguments, timeout=3600, JAX_PLATFORMS="cpu")
+    lines = result.stdout.splitlines()
+    last = next(k for k, line in enumerate(lines) if line.startswith("lies: "))
+    check_printed(lines[last - 1 : last + 1])

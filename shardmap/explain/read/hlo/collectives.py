@@ -92,7 +92,7 @@ def _read(
             group_size = len({end for pair in pairs for end in pair})
     else:
         groups = groups_of(line, module.num_devices)
-        group_size = len(groups[0])
+        group_size = max(map(len, groups))
         axes = axes_of_groups(groups, mesh)
     if group_size <= 1:
         return []
