@@ -96,12 +96,23 @@ def cause_of(
             "do it once, on as little as possible; if each device needs only a part "
             "of the result, ask for it cut.",
         )
-    if kind == "all-gather" and operation in {each.operation for each in by}:
+    if kind == "all-gather" and (taker := _taker(operation, by)):
         return Cause(
-            f"{operation} needs more of an operand than a device has: {becomes}",
+            f"{taker} needs more of an operand than a device has: {becomes}",
             "Cut the operand along a dimension that the operation keeps.",
         )
     return None
+
+
+def _taker(operation: str, by: list[Instruction]) -> str | None:
+    """The operation that an array is gathered for.
+
+    XLA names a gather after it, or after what made the array.
+    """
+    operations = {each.operation for each in by if each.operation}
+    if operation in operations:
+        return operation
+    return operations.pop() if len(operations) == 1 else None
 
 
 def _becomes(module: Module, sent: Instruction) -> str:
