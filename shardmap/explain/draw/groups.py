@@ -12,7 +12,9 @@ from shardmap.units import size
 MOST_ARRAYS = 8
 """From how many arrays on they are grouped."""
 MOST_LINES = 8
-"""How many remarks, axes or groups of collectives are shown unfolded."""
+"""How many remarks or axes are shown unfolded."""
+MOST_SENT = 7
+"""How many groups of collectives, which take several lines each."""
 
 
 class Arrays(NamedTuple):

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from shardmap.explain.draw import groups
-from shardmap.explain.draw.groups import MOST_LINES
+from shardmap.explain.draw.groups import MOST_LINES, MOST_SENT
 from shardmap.explain.draw.text import picture
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.report import (
@@ -63,10 +63,10 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     if not report.collectives:
         lines.add("none: nothing moves between devices", 2)
     sends = groups.groups_of_collectives(report.collectives)
-    for sent in groups.most_sent(sends, MOST_LINES):
+    for sent in groups.most_sent(sends, MOST_SENT):
         _collective(lines, sent, said)
-    if len(sends) > MOST_LINES:
-        more = f"and less by {len(sends) - MOST_LINES:,} more lines of the program"
+    if len(sends) > MOST_SENT:
+        more = f"and less by {len(sends) - MOST_SENT:,} more lines of the program"
         lines.add(f"{more}, which the HTML page has", 2)
     if report.collectives and report.seconds is not None:
         assert report.interconnect is not None
