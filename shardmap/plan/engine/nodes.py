@@ -155,10 +155,19 @@ class Program:
         return _inline(self, jaxpr, ins, calls or Calls({}, {}), source)
 
     def constant(self, array: ArrayLike) -> Operand:
-        """An array that the function closed over, as it is now."""
+        """An array that the function closed over, as it is now.
+
+        Raises:
+          Refused: it is no array.
+        """
         if id(array) in self._sources:
             return self._sources[id(array)][1]
         aval: Any = jax.typeof(array)
+        if not isinstance(aval, jax.core.ShapedArray):
+            raise Refused(
+                f"it closes over {aval.str_short()}, a reference of JAX; pass what is "
+                "in it, ref[...], as an argument"
+            )
         own = array if isinstance(array, jax.Array) else _copied(array, aval)
         if not aval.shape and not jax.dtypes.issubdtype(
             aval.dtype, jax.dtypes.extended

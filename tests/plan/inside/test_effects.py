@@ -249,3 +249,9 @@ def test_references_are_refused():
 
     with pytest.raises(ValueError, match=r"chunked cannot cut .*has an effect"):
         sm.chunked(fun, {0: 3})(X)
+    ref = jax.new_ref(X)
+    message = r"cannot cut .* closes over .*, a reference of JAX; pass .*ref\[\.\.\.\]"
+    with pytest.raises(ValueError, match=message):
+        sm.chunked(lambda x: x + ref[...], {0: 3})(X)
+    with pytest.raises(ValueError, match=message):
+        sm.plan(lambda x: x + ref[...], X, in_slices={0: 3})
