@@ -18,14 +18,19 @@ from shardmap._jax.types import AnyJaxpr, Atom, Aval, Equation, Params, Primitiv
 
 
 class Value:
-    """What one variable of the program stands for."""
+    """What one variable of the program stands for.
 
-    __slots__ = ("aval", "number", "producer", "shape")
+    Attributes:
+      constant: the array that the function closed over, if it is one.
+    """
+
+    __slots__ = ("aval", "constant", "number", "producer", "shape")
 
     def __init__(self, number: int, aval: Aval) -> None:
         self.number = number
         self.aval = aval
         self.producer: Node | None = None
+        self.constant: Any = None
         # Shapes may hold NumPy integers, which are no ints.
         self.shape = tuple(map(int, aval.shape))
 
@@ -174,7 +179,7 @@ class Program:
         ):
             return Scalar(own, aval)
         value = self.value(aval)
-        self.constants[value] = own
+        self.constants[value] = value.constant = own
         # Held, so that no other array gets its place in memory.
         self._sources[id(array)] = array, value
         return value

@@ -3,7 +3,8 @@
 An axis of the operand is taken in full, which passes it on; or a window of it is taken
 that starts at a given place, which needs it whole; or a single place of it is. Such an
 axis gives parts: each shard takes what lies in its box, and zero for the rest. For
-``table[words]`` with rows that are cut the rule is ``a b, c * -> c b; a add``.
+``table[words]`` with rows that are cut the rule is ``a b, c * -> c b; a add``. Where
+places are known, and in order, a piece of them looks at a stretch of the axis instead.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker
+from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.lax.indexed.iotas import counted
+from shardmap.plan.lax.indexed.ordered import ordered
 from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
@@ -53,6 +55,12 @@ def gather(node: Node) -> Factors:
             out[place] = f"w{axis}"
             wholes |= {operand[axis]: INDEXED, out[place]: INDEXED}
     single = [axis for axis in single if axis not in along]
+    stretches = {}
+    for axis, (index_axis, places) in ordered(node, numbers.start_index_map).items():
+        if axis in single:
+            single.remove(axis)
+            operand[axis] = Windowed(indices[index_axis], places)
+            stretches[axis] = places
     combiner = combiner_of(node)
     contracted: dict[Factor, str] = {}
     for axis in single:
@@ -67,6 +75,12 @@ def gather(node: Node) -> Factors:
             taken[axis] = local.sizes[operand[axis]]
         params = {**node.params, "slice_sizes": tuple(taken)}
         values = list(local.values)
+        for axis, places in stretches.items():
+            column = numbers.start_index_map.index(axis)
+            if values[0].shape[axis] != places.size and values[1].size:
+                # In order, the least of them is where the shard's box starts.
+                start = jnp.min(values[1][..., column])
+                values[1] = _earlier(values[1], column, start)
         for axis in along:
             if local.sizes[operand[axis]] != shape[axis]:
                 column = numbers.start_index_map.index(axis)

@@ -1,0 +1,164 @@
+"""What depends on no argument is known when it is planned: indices, mostly.
+
+It is computed with NumPy, as a plan may be made while JAX traces or lowers a function.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import primitives as p
+
+from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
+
+MOST_ELEMENTS = 2**20
+"""Up to how many elements of indices, and of what they are made of, are looked at."""
+
+MOST_NODES = 128
+"""Of how many equations."""
+
+Params = Mapping[str, Any]
+
+
+def evaluated(operand: Operand) -> np.ndarray | None:
+    """Indices that depend on no argument; None if they do, or it is not known how."""
+    if not jnp.issubdtype(operand.aval.dtype, jnp.integer):
+        return None
+    nodes: dict[int, Node] = {}
+    stack = [operand]
+    while stack:
+        each = stack.pop()
+        if _constant(each) is not None:
+            continue
+        node = each.producer if isinstance(each, Value) else None
+        if node is None or node.primitive not in EVALUATORS:
+            return None
+        if any(out.size > MOST_ELEMENTS for out in node.outs):
+            return None
+        if node.number not in nodes:
+            nodes[node.number] = node
+            stack += node.ins
+        if len(nodes) > MOST_NODES:
+            return None
+    made: dict[Value, np.ndarray] = {}
+
+    def value(each: Operand) -> np.ndarray:
+        if isinstance(each, Value) and each in made:
+            return made[each]
+        return np.asarray(_constant(each), each.aval.dtype)
+
+    for _, node in sorted(nodes.items()):
+        arrays = [value(each) for each in node.ins]
+        [out] = node.outs
+        found = EVALUATORS[node.primitive](node.params, *arrays)
+        if found is None:
+            return None
+        made[out] = np.asarray(found, out.aval.dtype)
+    return value(operand)
+
+
+def _constant(operand: Operand) -> Any:
+    """A literal, or an array that the function closed over."""
+    found = operand.value if isinstance(operand, Scalar) else operand.constant
+    if isinstance(found, jax.core.Tracer):
+        return None  # Of a function around this one.
+    return None if np.size(found) > MOST_ELEMENTS else found
+
+
+def _of_elements(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, *arrays: function(*arrays)
+
+
+def _quotient(a: np.ndarray, b: np.ndarray) -> Any:
+    """Towards zero, as the division of integers is in JAX."""
+    if a.dtype.kind not in "iu" or (b == 0).any():
+        return None
+    return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+
+
+def _remainder(a: np.ndarray, b: np.ndarray) -> Any:
+    return None if a.dtype.kind not in "iu" or (b == 0).any() else np.fmod(a, b)
+
+
+def _selected(params: Params, which: np.ndarray, *cases: np.ndarray) -> Any:
+    return np.choose(which.astype(np.int64), cases)
+
+
+def _spread(params: Params, array: np.ndarray, *sizes: np.ndarray) -> Any:
+    shape, dims = params["shape"], params["broadcast_dimensions"]
+    own = [1] * len(shape)
+    for axis, size in zip(dims, array.shape, strict=True):
+        own[axis] = size
+    return np.broadcast_to(array.reshape(own), shape)
+
+
+def _counts(params: Params) -> Any:
+    shape, axis = params["shape"], params["dimension"]
+    own = [size if k == axis else 1 for k, size in enumerate(shape)]
+    return np.broadcast_to(np.arange(shape[axis]).reshape(own), shape)
+
+
+def _part(params: Params, array: np.ndarray) -> Any:
+    strides = params["strides"] or [1] * array.ndim
+    limits = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    return array[tuple(slice(*each) for each in limits)]
+
+
+def _sums(params: Params, array: np.ndarray) -> Any:
+    axis, dtype = params["axis"], array.dtype
+    if params["reverse"]:
+        return np.flip(np.cumsum(np.flip(array, axis), axis, dtype), axis)
+    return np.cumsum(array, axis, dtype)
+
+
+def _added(
+    params: Params, array: np.ndarray, indices: np.ndarray, updates: np.ndarray
+) -> Any:
+    """Numbers added to a vector, as `jnp.nonzero` does."""
+    if array.ndim != 1 or params["dimension_numbers"].update_window_dims:
+        return None
+    places = indices[..., 0]
+    inside = (places >= 0) & (places < len(array))
+    found = array.copy()
+    np.add.at(found, places[inside], updates[inside])
+    return found
+
+
+EVALUATORS: dict[Any, Callable[..., Any]] = {
+    p.add_p: _of_elements(np.add),
+    p.and_p: _of_elements(np.bitwise_and),
+    p.broadcast_in_dim_p: _spread,
+    p.clamp_p: _of_elements(lambda low, x, high: np.minimum(np.maximum(x, low), high)),
+    p.concatenate_p: lambda params, *x: np.concatenate(x, params["dimension"]),
+    p.convert_element_type_p: lambda params, x: x,
+    p.copy_p: _of_elements(np.asarray),
+    p.cumsum_p: _sums,
+    p.div_p: _of_elements(_quotient),
+    p.eq_p: _of_elements(np.equal),
+    p.ge_p: _of_elements(np.greater_equal),
+    p.gt_p: _of_elements(np.greater),
+    p.iota_p: _counts,
+    p.le_p: _of_elements(np.less_equal),
+    p.lt_p: _of_elements(np.less),
+    p.max_p: _of_elements(np.maximum),
+    p.min_p: _of_elements(np.minimum),
+    p.mul_p: _of_elements(np.multiply),
+    p.ne_p: _of_elements(np.not_equal),
+    p.neg_p: _of_elements(np.negative),
+    p.not_p: _of_elements(np.invert),
+    p.or_p: _of_elements(np.bitwise_or),
+    p.reduce_sum_p: lambda params, x: np.sum(x, params["axes"], x.dtype),
+    p.rem_p: _of_elements(_remainder),
+    p.reshape_p: lambda params, x, *sizes: x.reshape(params["new_sizes"]),
+    p.rev_p: lambda params, x: np.flip(x, params["dimensions"]),
+    p.scatter_add_p: _added,
+    p.select_n_p: _selected,
+    p.sign_p: _of_elements(np.sign),
+    p.slice_p: _part,
+    p.squeeze_p: lambda params, x: np.squeeze(x, params["dimensions"]),
+    p.sub_p: _of_elements(np.subtract),
+    p.transpose_p: lambda params, x: np.transpose(x, params["permutation"]),
+}
+"""Those of which indices are usually made, each of its parameters and operands."""

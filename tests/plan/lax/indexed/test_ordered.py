@@ -1,0 +1,64 @@
+"""Indices that are known, and in order: a piece looks at a stretch of an axis."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.chunked import chunked
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut
+from tests.plan.plan_programs import reals
+
+TABLE = reals(12, 12)
+PLACES = np.array([1, 1, 4, 7, 11])
+TAKEN = {
+    "a triangle": lambda a: a[jnp.tril_indices(12)],
+    "reversed": lambda a: a[::-1][jnp.arange(0, 12, 3)],
+    "taken": lambda a: jnp.take(a, PLACES, 0),
+    "descending": lambda a: jnp.take(a, PLACES[::-1], 0) * 2,
+    "columns": lambda a: jnp.take(a, PLACES, 1),
+    "both": lambda a: a[PLACES[:, None], np.array([0, 3, 5])[None]],
+    "from the end": lambda a: a[np.array([-12, -3, -1])],
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_only_what_is_looked_at_is_read(name):
+    cuts = {0: (2, 3, 7), 1: (5, 7)}
+    made = check_cut(TAKEN[name], TABLE, in_slices=(cuts,))
+    assert len(made.stages) == 1
+    # The columns of a triangle come in no order.
+    in_order = name != "a triangle"
+    assert made.shards[0].combiner == ("insert" if in_order else "add")
+    boxes = {str(shard.in_slices): shard.in_slices[0] for shard in made.shards}
+    read = sum(len(TABLE[box].reshape(-1)) for box in boxes.values())
+    assert read <= TABLE.size * (0.7 if in_order and name != "columns" else 1)
+
+
+def test_what_comes_of_it_need_not_be_linear():
+    def fun(a):
+        return (jnp.tanh(a[PLACES]) * jnp.arange(5.0)[:, None]).sum(0)
+
+    made = check_cut(fun, TABLE, in_slices=({0: (5, 7)},))
+    assert made.num_shards == 2
+    check_cut(jax.grad(lambda a: fun(a).sum()), TABLE, in_slices=({0: (5, 7)},))
+    got = chunked(fun, ({0: (5, 7)},))(TABLE)
+    assert_same(got, fun(jnp.asarray(TABLE)))
+
+
+def test_places_in_steps_make_shards_that_are_alike():
+    x = np.ones((3 * 10**5, 2), np.float32)
+    made = plan(lambda a: a[jnp.arange(2, len(x), 3)], x, in_slices={0: 1000})
+    assert made.num_shards == 1000
+    assert made.stage_costs[0].functions <= 3
+    [box] = made.shards[500].in_slices
+    assert box[0].stop - box[0].start <= 300
+
+
+def test_places_outside_and_in_no_order_give_parts():
+    for places in (np.array([0, 5, 30]), np.array([3, 1, 7, 7, 0])):
+        made = check_cut(
+            lambda a, places=places: jnp.take(a, places, 0), TABLE, in_slices={0: 3}
+        )
+        assert made.shards[0].combiner == "add"
