@@ -253,3 +253,17 @@ def test_static_and_keyword_arguments_are_bound_before():
     bound = functools.partial(fun, power=2, scale=np.float32(3))
     made = plan(bound, X, in_slices={0: 2})
     np.testing.assert_allclose(made.run(X), X * X * 3, rtol=1e-6)
+
+
+def test_a_length_that_nobody_knows_is_refused():
+    """As dask.array has it of elements that were picked."""
+
+    class Picked:
+        shape, dtype = (float("nan"), 3), np.dtype(np.float32)
+
+    with pytest.raises(
+        ValueError,
+        match=r"args\[1\] has the shape \(nan, 3\), whose length along axis 0 is not "
+        r"known: compute it before, as dask.array's x.compute_chunk_sizes\(\) does",
+    ):
+        plan(lambda x, y: x + y.sum(), 1.0, Picked())
