@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from shardmap._jax.collectives import (
     COLLECTIVES,
@@ -16,7 +17,7 @@ from shardmap._jax.collectives import (
     PPERMUTE,
     axis_names,
 )
-from shardmap._jax.types import Equation, Jaxpr
+from shardmap._jax.types import DType, Equation, Jaxpr, aval_of
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
@@ -36,6 +37,7 @@ def checked_collectives(
 
     Raises:
       ValueError: names the collective, its axes and their size, and what is wrong.
+      TypeError: it adds what cannot be added.
     """
     changed = False
 
@@ -57,6 +59,9 @@ def checked_collectives(
         where = f"{collective.name} over {_axes_text(names)} of size {total}"
         if repeated := _repeated(names):
             raise ValueError(f"{where} names {axis_text(repeated[0])} more than once.")
+        if collective.combiner == "sum" and collective is not PBROADCAST:
+            for atom in equation.invars:
+                _check_adds(where, aval_of(atom).dtype)
         groups = params.get("axis_index_groups")
         if groups is not None:
             _check_groups(where, groups, total, collective.of_equal_groups)
@@ -82,6 +87,14 @@ def _axes_text(names: Sequence[Hashable]) -> str:
 
 def _repeated(items: Sequence[Any]) -> list[Any]:
     return [item for item, n in collections.Counter(items).items() if n > 1]
+
+
+def _check_adds(where: str, dtype: DType) -> None:
+    if any(jnp.issubdtype(dtype, kind) for kind in (bool, jax.dtypes.extended)):
+        raise TypeError(
+            f"{where} adds, which values of dtype {dtype} cannot. Numbers can; "
+            "jax.lax.all_gather gives each element all values."
+        )
 
 
 def _check_groups(

@@ -20,6 +20,17 @@ def test_permutations_may_count_from_the_end():
         np.testing.assert_array_equal(mapped(np.arange(4)), [1, 2, 3, 0])
 
 
+@pytest.mark.parametrize("size", [8, 11])
+def test_what_cannot_be_added_is_refused(size):
+    keys = jax.random.split(jax.random.key(0), size)
+    add = sm.spmap(lambda v: lax.psum(v, "i"), "i")
+    with pytest.raises(TypeError, match=rf"^psum over axis 'i' of size {size} adds, "):
+        add(keys)
+    scatter = sm.spmap(lambda v: lax.psum_scatter(v, "i"), "i")
+    with pytest.raises(TypeError, match=r"psum_scatter over .* values of dtype bool"):
+        scatter(np.ones((size, size), bool))
+
+
 REFUSED = {
     "too few in groups": (
         lambda v: lax.psum(v, "i", axis_index_groups=[[0, 1], [2]]),
