@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import shardmap as sm
+from shardmap.plan.in_slices import cuts_at
+from shardmap.plan.inside import choice
 from tests.plan.checks import assert_same
 
 
@@ -82,3 +84,17 @@ def test_what_no_shard_can_do_is_refused_as_without_memory():
 
     with pytest.raises(ValueError, match="plan cannot cut this function: "):
         sm.plan(noisy, X, memory="1 kB")
+
+
+def test_few_numbers_of_pieces_are_tried(monkeypatch):
+    tried = []
+
+    def noted(asked):
+        tried.append(len(asked[0][0]) + 1)
+        return cuts_at(asked)
+
+    monkeypatch.setattr(choice, "cuts_at", noted)
+    made = sm.plan(jnp.cos, X, in_slices={0: sm.AUTO}, memory="10 kB")
+    assert made.num_shards == 13  # Of 77 rows, which take 64 bytes twice.
+    assert made.peak_bytes <= 10_000 < 2 * 64 * -(-1000 // 12)
+    assert len(tried) < 10
