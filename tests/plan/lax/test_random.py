@@ -36,6 +36,25 @@ def test_numbers_with_a_key_for_each(name):
     check_cut(NAMED[name], *args, in_slices=in_slices, tolerance=1e-4)
 
 
+DRAWN = {
+    "poisson": lambda key: jax.random.poisson(key, 5.0, (7, 4)),
+    "binomial": lambda key: jax.random.binomial(key, 20.0, 0.3, (7, 4)),
+    "categories": lambda key: jax.random.categorical(key, SHAPES[0], shape=(7, 3)),
+    "truncated": lambda key: jax.random.truncated_normal(key, -1.0, 2.0, (7, 4)),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["poisson", *(pytest.param(n, marks=pytest.mark.deep) for n in [*DRAWN][1:])],
+)
+def test_a_piece_of_what_is_drawn_has_the_same_bits(name):
+    key = jax.random.key(3)
+    made = plan(DRAWN[name], key, out_slices={0: (2, 5)})
+    assert (made.num_shards, len(made.stages)) == (2, 1)
+    np.testing.assert_array_equal(made.run(key), jax.jit(DRAWN[name])(key))
+
+
 def test_the_gradient_of_numbers_of_a_gamma_distribution():
     def fun(key, a):
         return (jax.random.gamma(key, a, (2, *a.shape)) ** 2).sum()
