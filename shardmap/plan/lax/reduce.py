@@ -115,6 +115,35 @@ def dot_general(node: Node) -> Factors:
     )
 
 
+def dot(
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+) -> list[Operand] | None:
+    """A product that is only summed, over leading axes, is written as such a sum.
+
+    ``einsum("tx,tx->x", a, b)`` is ``(a * b).sum(0)``, which runs row by row.
+    """
+    left, right = ins
+    sums, batches = equation.params["dimension_numbers"]
+    dtype = avals(equation.outvars)[0].dtype
+    leading = len(sums[0])
+    rank = len(left.shape)
+    if (
+        not tuple(sums[0]) == tuple(sums[1]) == tuple(range(leading))
+        or not tuple(batches[0]) == tuple(batches[1]) == tuple(range(leading, rank))
+        or len(right.shape) != rank
+        or not dtype == left.aval.dtype == right.aval.dtype
+        or (jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4)
+        or dtype.kind == "b"
+        or not leading
+    ):
+        return wide_sum(program, equation, ins, source)
+
+    def summed(a: jax.Array, b: jax.Array) -> Any:
+        return lax.reduce_sum(a * b, tuple(range(leading)))
+
+    return program.inline(traced(summed, ins), ins, source)
+
+
 def wide_sum(
     program: Program, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:

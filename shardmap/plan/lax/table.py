@@ -112,9 +112,11 @@ WHEN_CUT = known.WHEN_CUT | {
     p.argmin_p: reduce.arg_reduction(largest=False),
 }
 
-WHEN_PARTIAL = dict.fromkeys(
-    [p.conv_general_dilated_p, p.dot_general_p, p.reduce_sum_p], reduce.wide_sum
-)
+WHEN_PARTIAL = {
+    p.conv_general_dilated_p: reduce.wide_sum,
+    p.dot_general_p: reduce.dot,
+    p.reduce_sum_p: reduce.wide_sum,
+}
 
 TABLE = RuleTable()
 

@@ -8,6 +8,7 @@ of rows are halved, and their sums added up by halves of halves: the result is a
 accurate as the compiler's.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -82,16 +83,18 @@ def _is_reduction(node: Node, rule: Rule, step: Step) -> bool:
     if not isinstance(rule, Factors) or len(rule.ins) != 1 or rule.emitter:
         return False
     [axes], [ref] = list(map(list, rule.ins)), step.ins
-    if ref is None or ref.slot < 0 or not axes or list(rule.contracted) != axes[:1]:
+    leading = len(rule.contracted)
+    if ref is None or ref.slot < 0 or not axes or not leading:
+        return False
+    if list(rule.contracted) != axes[:leading]:
         return False
     dtype = node.outs[0].aval.dtype
-    rows, *row = ref.shape
     return (
         rule.contracted[axes[0]] in COMBINE
-        and list(rule.outs[0]) == axes[1:]
+        and list(rule.outs[0]) == axes[leading:]
         and step.static.crops == (None,)
-        and rows > 1
-        and math.prod(row) >= LONG_ROW
+        and ref.shape[0] > 1
+        and math.prod(ref.shape[leading:]) >= LONG_ROW
         and dtype == node.ins[0].aval.dtype
         and (jnp.issubdtype(dtype, jnp.integer) or dtype.itemsize >= 4)
     )
@@ -204,10 +207,15 @@ def emit_run(
             [made[step.first]] = rule.emit(values, local, positions)
         return operand(run.reduction, 0, summed)
 
-    [(summed, combiner)] = _factors(static, rules, run.reduction).contracted.items()
+    summed, *others = contracted = _factors(static, rules, run.reduction).contracted
+    combine = COMBINE[contracted[summed]]
     [ref] = static.steps[run.reduction].ins
     assert ref is not None
-    return total(block, COMBINE[combiner], 0, ref.shape[0])
+    found = total(block, combine, 0, ref.shape[0])
+    for _ in others:
+        rows = functools.partial(lax.dynamic_slice_in_dim, found)
+        found = total(rows, combine, 0, found.shape[0])
+    return found
 
 
 def _factors(static: Static, rules: Mapping[int, Rule], number: int) -> Factors:

@@ -42,6 +42,8 @@ PROGRAMS = {
     "of integers": lambda u: u.astype(jnp.int32).sum(0),
     "values and their sum": lambda u: (u * 2, (u * 2).sum(0)),
     "two sums": lambda u: (u.sum(0), (u * u).sum(0)),
+    "over two axes": lambda u: u.reshape(10, 4, 256, 128).mean((0, 1)),
+    "a product, summed": lambda u: jnp.einsum("tij,tij->ij", u, u - 1),
 }
 
 
@@ -84,6 +86,13 @@ def test_what_is_summed_is_never_there_as_a_whole():
     shapes = [v.aval.shape for equation in jaxpr.eqns for v in equation.outvars]
     assert loops_in(jaxpr)
     assert (20, 256, 128) not in shapes
+
+
+def test_sums_of_products_and_over_several_axes_run_over_rows():
+    assert loops_in(shard_of(lambda u: jnp.einsum("tij,tij->ij", u, u), FIELD))
+    assert loops_in(shard_of(lambda u: u.reshape(-1, 2, 256, 128).sum((0, 1)), FIELD))
+    # Rows of the result are short, though not what the first axis has.
+    assert not loops_in(shard_of(lambda u: u.max((0, 1)), FIELD))
 
 
 def test_short_rows_and_costly_steps_stay_as_they_are():
