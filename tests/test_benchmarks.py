@@ -1,14 +1,16 @@
 """The benchmarks' own arithmetic, with a clock that only moves when told to."""
 
+import importlib.util
 import json
 from xml.etree import ElementTree
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import chunked_rows, field, harness, plot, rows
+from benchmarks import chunked_rows, harness, plot, rows
+from benchmarks.field import __main__ as board
+from benchmarks.field import tasks as field_tasks
 from benchmarks.harness import OURS, Benchmark, Contender, Result
 
 
@@ -230,14 +232,38 @@ def test_a_function_in_pieces_beside_the_whole():
     assert set(seconds) == {harness.OURS, chunked_rows.WHOLE}
 
 
-@pytest.mark.parametrize("name", field.JOBS)
+@pytest.mark.parametrize("name", board.TASKS)
 def test_contenders_of_the_field_agree(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(field, "BLOCK", 2**16)
-    field.create(tmp_path, name, 4e-4)
+    if "zarr" in name or name == "rechunk, transposed":
+        pytest.importorskip("zarr", reason="has the arrays")
+    monkeypatch.setattr(field_tasks, "BLOCK", 2**16)
+    folder, task, norms = tmp_path / "arrays", board.TASKS[name], {}
+    folder.mkdir()
+    task.create(folder, 4e-4)
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        results = {
-            contender: np.asarray(run(name, field.opened(tmp_path, name)))
-            for contender, run in field.CONTENDERS.items()
+        for contender, run in task.contenders.items():
+            if importlib.util.find_spec(board.IMPORTS[contender][0].split(".")[0]):
+                out = tmp_path / f"out-{contender}"
+                norms[contender] = board.norm(run(folder, out))
+    want = norms[board.NUMPY]
+    assert want > 0
+    assert all(abs(found - want) < 1e-3 * want for found in norms.values()), norms
+
+
+def test_verdicts_of_the_field():
+    def row(contender, cpu, wall, megabytes, norm=1.0):
+        return {
+            "contender": contender,
+            "cpu": cpu,
+            "wall": wall,
+            "megabytes": megabytes,
+            "norm": norm,
         }
-    for result in results.values():
-        np.testing.assert_allclose(result, results["numpy"], rtol=2e-3, atol=2e-3)
+
+    rows = [row(board.OURS, 1.0, 1.0, 10), row(board.HAND, 1.0, 2.0, 20, norm=1.1)]
+    assert board.verdict(rows).startswith(
+        "CPU 1.00 x by hand: ok; wall 0.50 x best: ok; memory 0.50 x least: ok; RESULTS"
+    )
+    assert board.markdown([{"job": "a", **each} for each in rows]).splitlines()[2:] == [
+        "| a | 1.00 | 1.00 |  |  |  |  | 10 | 20 | CPU ok, memory ok |"
+    ]

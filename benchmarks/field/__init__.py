@@ -1,0 +1,1 @@
+"""The scoreboard of the field: jobs that make out-of-core tools fail, tool by tool."""
