@@ -17,7 +17,7 @@ def aval_of(leaf: Any, name: str) -> Any:
 
     Raises:
       TypeError: no array of numbers or booleans.
-      ValueError: it is masked.
+      ValueError: it is masked, or nobody knows how long it is.
     """
     if isinstance(leaf, bool | int | float | complex | jax.Array | np.generic):
         return leaf
@@ -41,6 +41,13 @@ def aval_of(leaf: Any, name: str) -> Any:
         if is_array_like(leaf):
             dtype = abstract_value(leaf).dtype
         dtype = device_dtype(np.dtype(dtype))
+    unknown = [axis for axis, size in enumerate(leaf.shape) if size != size]
+    if unknown:  # As of arrays of Dask from which elements were picked.
+        raise ValueError(
+            f"{name} has the shape {tuple(leaf.shape)}, whose length along axis "
+            f"{unknown[0]} is not known: compute it before, as "
+            "dask.array's x.compute_chunk_sizes() does"
+        )
     return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
 
 

@@ -242,3 +242,17 @@ def test_what_can_be_sliced_is_read_in_slices(asked):
     made = plan(jnp.sqrt, Everything(), in_slices=({0: 4},))
     np.testing.assert_allclose(made.run(Everything()), np.arange(8.0), rtol=1e-6)
     assert asked == []
+
+
+def test_a_length_that_nobody_knows_is_refused():
+    """As dask.array has it of elements that were picked."""
+
+    class Picked:
+        shape, dtype = (float("nan"), 3), np.dtype(np.float32)
+
+    with pytest.raises(
+        ValueError,
+        match=r"args\[1\] has the shape \(nan, 3\), whose length along axis 0 is not "
+        r"known: compute it before, as dask.array's x.compute_chunk_sizes\(\) does",
+    ):
+        plan(lambda x, y: x + y.sum(), 1.0, Picked())
