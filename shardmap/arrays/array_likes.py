@@ -236,6 +236,8 @@ def leaf_aval(leaf: Value) -> Any:
     Raises:
       TypeError: ``leaf`` is nothing that JAX can compute with.
     """
-    if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.ShapedArray):
+    if isinstance(leaf, jax.core.ShapedArray):
+        return with_shape(leaf, leaf.shape)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
         return with_shape(jax.typeof(leaf), leaf.shape)
     return abstract_value(leaf)
