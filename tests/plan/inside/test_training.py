@@ -10,7 +10,7 @@ import pytest
 import shardmap as sm
 from shardmap.plan.inside.liveness import peak
 
-WORDS, WIDTH, LENGTH, BATCH = 12, 8, 4, 12
+WORDS, WIDTH, LENGTH, BATCH = 64, 32, 16, 48
 
 
 class Transformer(nn.Module):
@@ -76,6 +76,12 @@ def step(of, cross_entropy):
     ],
 )
 def test_a_step_in_pieces_is_the_step(cross_entropy):
+    # flax and optax are not written for JAX's strict promotion.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        check_a_step(cross_entropy)
+
+
+def check_a_step(cross_entropy):
     keys = {"params": jax.random.key(1), "dropout": jax.random.key(2)}
     stats = MODEL.init(keys, TOKENS)
     weights = stats.pop("params")
@@ -84,7 +90,7 @@ def test_a_step_in_pieces_is_the_step(cross_entropy):
     held = peak(jax.make_jaxpr(whole)(*args).jaxpr).bytes
     cuts = (None, None, None, {0: sm.AUTO}, {0: sm.AUTO})
     in_pieces = step(
-        lambda f: sm.chunked(f, cuts, memory=held // 2, strict=True), cross_entropy
+        lambda f: sm.chunked(f, cuts, memory=held // 4, strict=True), cross_entropy
     )
     compiled = jax.jit(in_pieces).lower(*args).compile()
     found, expected = compiled(*args), jax.jit(whole)(*args)
@@ -94,4 +100,4 @@ def test_a_step_in_pieces_is_the_step(cross_entropy):
         expected,
     )
     gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
-    assert compiled.memory_analysis().temp_size_in_bytes < held // 2 + gradients
+    assert compiled.memory_analysis().temp_size_in_bytes < held // 4 + gradients
