@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from benchmarks.plan_rows import Unowned
+
 COLUMNS, OUTPUTS, GROUPS, CENTERS, SIDE = 512, 64, 12, 16, 64
 
 BLOCK = 2**22
@@ -98,17 +100,6 @@ def empty_zarr(
 
 def open_zarr(path: pathlib.Path) -> Any:
     return importlib.import_module("zarr").open_array(str(path), mode="r")
-
-
-class Unowned:
-    """Hides that an array is one, so that dask does not copy it whole."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return np.asarray(self.array[index])
 
 
 def of_dask(array: Any, chunks: tuple[int, ...]) -> Any:

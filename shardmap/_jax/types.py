@@ -32,6 +32,7 @@ __all__ = [
     "Var",
     "aval_of",
     "with_shape",
+    "without_sharding",
 ]
 
 Jaxpr: TypeAlias = jex_core.Jaxpr
@@ -70,6 +71,11 @@ def with_shape(aval: Any, shape: Sequence[int]) -> Aval:
         weak_type=aval.weak_type,
         memory_space=aval.memory_space,
     )
+
+
+def without_sharding(aval: Any) -> Aval:
+    """The aval, which does not say how the array lies; weak types and spaces stay."""
+    return with_shape(aval, aval.shape)
 
 
 PyTree: TypeAlias = Any

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from shardmap._jax.types import Value, with_shape
+from shardmap._jax.types import Value, without_sharding
 from shardmap.arrays.sources.registry import (
     Describe,
     Grain,
@@ -237,7 +237,7 @@ def leaf_aval(leaf: Value) -> Any:
       TypeError: ``leaf`` is nothing that JAX can compute with.
     """
     if isinstance(leaf, jax.core.ShapedArray):
-        return with_shape(leaf, leaf.shape)
+        return without_sharding(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return with_shape(jax.typeof(leaf), leaf.shape)
+        return without_sharding(jax.typeof(leaf))
     return abstract_value(leaf)

@@ -17,7 +17,14 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap._jax.context import LoweringContext, device_count, nothing_is_traced
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, Value
+from shardmap._jax.types import (
+    AnyMesh,
+    Equation,
+    Jaxpr,
+    Param,
+    Value,
+    without_sharding,
+)
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement
 from shardmap.map import agreement, contexts, tracing
@@ -280,7 +287,7 @@ def _lowering(
     run = mlir.lower_fun(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
     )
-    avals = list(map(contexts.untyped_aval, ctx.avals_in))
+    avals = list(map(without_sharding, ctx.avals_in))
     untyped = ctx.replace(avals_in=avals)
     if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
         return run(untyped, x)
@@ -289,7 +296,7 @@ def _lowering(
         return run(untyped, x)
 
 
-constrain_p.def_abstract_eval(lambda x, **_: contexts.untyped_aval(x))
+constrain_p.def_abstract_eval(lambda x, **_: without_sharding(x))
 constrain_p.def_impl(_implementation)
 ad.deflinear2(constrain_p, _transpose)
 batching.primitive_batchers[constrain_p] = _batch

@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.types import Aval, Param, Value, with_shape
+from shardmap._jax.types import Aval, Param, Value, without_sharding
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
@@ -148,11 +148,6 @@ def untyped(array: Value) -> Any:
     return untyped_p.bind(array) if is_typed(jax.typeof(array)) else array
 
 
-def untyped_aval(aval: Any) -> jax.core.ShapedArray:
-    """The type without how the array lies."""
-    return with_shape(aval, aval.shape)
-
-
 def _transpose(cotangent: Value, operand: Value) -> list[Any]:
     # Of a tangent the type may be gone already.
     if not is_typed(operand.aval):
@@ -161,7 +156,7 @@ def _transpose(cotangent: Value, operand: Value) -> list[Any]:
 
 
 untyped_p = jex_core.Primitive("untyped")
-untyped_p.def_abstract_eval(untyped_aval)
+untyped_p.def_abstract_eval(without_sharding)
 untyped_p.def_impl(lambda x: x)
 ad.deflinear2(untyped_p, _transpose)
 batching.defvectorized(untyped_p)

@@ -17,12 +17,11 @@ from shardmap._jax.context import config_value
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import (
-    Aval,
     ClosedJaxpr,
     Jaxpr,
     PyTree,
     Value,
-    with_shape,
+    without_sharding,
 )
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
@@ -165,7 +164,7 @@ def trace_body(
         with names_said(axis_name):
             closed, out_shape = jax.make_jaxpr(
                 fun, axis_env=_axis_env(axis_name, axis_size, facts), return_shape=True
-            )(*map(shape_dtype_struct, avals))
+            )(*map(without_sharding, avals))
         jaxpr = closed.jaxpr
         if closed.consts:
             jaxpr = _without_constants(closed, axis_name, axis_size)
@@ -191,11 +190,6 @@ def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> A
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         jax.make_jaxpr(run, axis_env=_axis_env(axis_name, axis_size))()
     return given
-
-
-def shape_dtype_struct(aval: Aval) -> Aval:
-    """The aval as `jax.make_jaxpr` takes it, weak type and space of memory kept."""
-    return with_shape(aval, aval.shape)
 
 
 def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,7 +229,7 @@ def _without_constants(closed: ClosedJaxpr, axis_name: Hashable, axis_size: int)
 
     avals = [jax.typeof(c) for c in closed.consts] + [v.aval for v in jaxpr.invars]
     traced = jax.make_jaxpr(call, axis_env=_axis_env(axis_name, axis_size))(
-        *map(shape_dtype_struct, avals)
+        *map(without_sharding, avals)
     )
     return traced.jaxpr
 

@@ -28,7 +28,7 @@ def seen(stage: Stage) -> range:
     return range(0, stage.num_shards, max(1, stage.num_shards // SEEN))
 
 
-class Functions(NamedTuple):
+class Compiled(NamedTuple):
     """What the shards of a stage compile.
 
     Attributes:
@@ -42,7 +42,7 @@ class Functions(NamedTuple):
     exact: bool
 
 
-def functions(stage: Stage) -> Functions:
+def functions(stage: Stage) -> Compiled:
     numbers = {*seen(stage), *sample(stage)}
     found = {stage.recipe(number)[1].static for number in numbers}
     lengths = sum(
@@ -50,7 +50,7 @@ def functions(stage: Stage) -> Functions:
         for family in stage.families
     )
     exact = len(numbers) == stage.num_shards
-    return Functions(max(len(found), lengths), lengths, exact)
+    return Compiled(max(len(found), lengths), lengths, exact)
 
 
 def repeated(cut_program: CutProgram, place: int) -> int:

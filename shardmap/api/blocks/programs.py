@@ -23,7 +23,7 @@ from shardmap._jax.types import (
     TreeDef,
     Value,
     aval_of,
-    with_shape,
+    without_sharding,
 )
 from shardmap.api.blocks.axes import (
     Axes,
@@ -111,9 +111,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
             self._block(arguments, args, kwargs), list(map(block, avals, in_axes))
         )
         out_axes = self.out_axes(out_shape)
-        out_blocks = [
-            with_shape(aval_of(var), aval_of(var).shape) for var in traced.jaxpr.outvars
-        ]
+        out_blocks = [without_sharding(aval_of(var)) for var in traced.jaxpr.outvars]
         out_tree = jax.tree.structure(out_shape)
         _check_out_axes(out_axes, out_blocks, out_tree)
         used = {name for axes in [*in_axes, *out_axes] for name in axes}
@@ -156,7 +154,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
         ):
             return jax.make_jaxpr(
                 block, axis_env=list(mesh.shape.items()), return_shape=True
-            )(*map(tracing.shape_dtype_struct, avals))
+            )(*map(without_sharding, avals))
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         call = self.read(args, kwargs)

@@ -5,7 +5,13 @@ from typing import NamedTuple
 
 import jax
 
-from shardmap._jax.types import Aval, ClosedJaxpr, PyTree, Value
+from shardmap._jax.types import (
+    Aval,
+    ClosedJaxpr,
+    PyTree,
+    Value,
+    without_sharding,
+)
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.programs import Args, Kwargs, Programs
@@ -84,9 +90,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         given = self._read_arguments(
             what, arguments, args, names, given_avals, are_global
         )
-        traced = self._traced(
-            arguments, list(map(tracing.shape_dtype_struct, given.avals))
-        )
+        traced = self._traced(arguments, list(map(without_sharding, given.avals)))
         out = traced.out_info
         out_names = leaf_paths("result", out)
         made = self._read_results(what, out, out_names, are_global is not None)

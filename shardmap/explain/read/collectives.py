@@ -15,7 +15,13 @@ from jax.sharding import AbstractMesh
 
 from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
 from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import Aval, Equation, Jaxpr, aval_of
+from shardmap._jax.types import (
+    Aval,
+    Equation,
+    Jaxpr,
+    aval_of,
+    without_sharding,
+)
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.counts import times
@@ -26,7 +32,6 @@ from shardmap.map.lowering.blocks import block_function, on_one_device
 from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.lowering.manual import one_block_of_whole
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.tracing import shape_dtype_struct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +196,7 @@ def _traced(
 ) -> Any:
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         closed = jax.make_jaxpr(lambda *args: run(*args), axis_env=list(sizes.items()))(
-            *map(shape_dtype_struct, avals)
+            *map(without_sharding, avals)
         )
     return closed.jaxpr
 

@@ -19,8 +19,8 @@ from shardmap._jax.context import (
     mesh_around,
     program_of,
 )
-from shardmap._jax.types import AnyMesh, Param, Value
-from shardmap.map import agreement, contexts
+from shardmap._jax.types import AnyMesh, Param, Value, without_sharding
+from shardmap.map import agreement
 from shardmap.map.collectives.names import in_mesh_order, told_apart
 from shardmap.map.layout import MeshWalk
 from shardmap.map.lowering import decision
@@ -89,7 +89,7 @@ def _lower_on_mesh(
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         run = lower(decision=decided, **params | changed)
         # Operands may be typed with shardings over a mesh of the caller's.
-        avals = list(map(contexts.untyped_aval, ctx.avals_in))
+        avals = list(map(without_sharding, ctx.avals_in))
         return lower_inside(ctx, run, avals, args)
 
 

@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from shardmap._jax.types import Aval, Jaxpr, Param, Value, aval_of
+from shardmap._jax.types import (
+    Aval,
+    Jaxpr,
+    Param,
+    Value,
+    aval_of,
+    without_sharding,
+)
 from shardmap.map.collectives.rewrites import merge_sums
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -22,7 +29,6 @@ from shardmap.map.tracing import (
     Body,
     bind_map,
     per_jaxpr,
-    shape_dtype_struct,
     trace_body,
 )
 
@@ -234,7 +240,7 @@ def _transpose(
                 args[len(residual_avals) :], cotangent_axes, strict=True
             )
         ]
-        operands = jax.linear_transpose(fun, *map(shape_dtype_struct, linear_avals))(
+        operands = jax.linear_transpose(fun, *map(without_sharding, linear_avals))(
             cotangents
         )
         return [

@@ -18,10 +18,18 @@ from jax.extend.core.primitives import while_p
 
 from shardmap._jax.effects import TAP_EFFECT
 from shardmap._jax.rules import Vmap, vectorize_loops
-from shardmap._jax.types import Atom, ClosedJaxpr, Equation, Jaxpr, Param, Value
+from shardmap._jax.types import (
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Param,
+    Value,
+    without_sharding,
+)
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.primitives.tap import is_tapped, tap_p
-from shardmap.map.tracing import Batch, shape_dtype_struct, vectorize_some
+from shardmap.map.tracing import Batch, vectorize_some
 
 
 def with_condition_in_body(
@@ -42,7 +50,7 @@ def with_condition_in_body(
     first = cond_nconsts + body_nconsts
     step = _step_and_condition(cond_nconsts, cond_jaxpr, body_nconsts, body_jaxpr)
     goes_on = jax.make_jaxpr(lambda pred, *_: pred)(
-        *(shape_dtype_struct(var.aval) for var in step.jaxpr.invars[first:])
+        *(without_sharding(var.aval) for var in step.jaxpr.invars[first:])
     )
 
     def run(*operands: Value) -> list[Any]:
@@ -83,7 +91,7 @@ def _step_and_condition(
     pred = jex_core.Var(condition.outvars[0].aval)
     carry = body.invars[body_nconsts:]
     keep = jax.make_jaxpr(functools.partial(_after_step, len(carry)))(
-        *(shape_dtype_struct(atom.aval) for atom in (pred, *carry, *carry))
+        *(without_sharding(atom.aval) for atom in (pred, *carry, *carry))
     ).jaxpr
     known: dict[Any, Any] = {}
 
@@ -110,7 +118,7 @@ def _step_and_condition(
     outvars = list(map(after, [*condition.outvars, *keep.outvars]))
     # Only for a jaxpr with as many inputs and outputs, as JAX keeps their names.
     closed = jax.make_jaxpr(lambda *args: [args[0] for _ in outvars])(
-        *(shape_dtype_struct(var.aval) for var in invars)
+        *(without_sharding(var.aval) for var in invars)
     )
     return closed.replace(
         jaxpr=closed.jaxpr.replace(

@@ -65,7 +65,7 @@ class Elsewhere(Work):
     def submit(self, shard: Shard) -> Future[Any]:
         writes = [self.travels.write(*write) for write in shard.writes()]
         blob = self.functions.of(shard)
-        return self.executor.submit(run_task, blob, self.args(shard, {}), writes)
+        return self.executor.submit(run_task, blob, self.args(shard), writes)
 
     def run_stage(
         self, shards: Sequence[Shard], ahead: int, retries: int, saved: Saved | None

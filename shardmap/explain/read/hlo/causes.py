@@ -96,7 +96,7 @@ def cause_of(
             "do it once, on as little as possible; if each device needs only a part "
             "of the result, ask for it cut.",
         )
-    if kind == "all-gather" and (taker := _taker(operation, by)):
+    if kind == "all-gather" and (taker := _gathered_for(operation, by)):
         return Cause(
             f"{taker} needs more of an operand than a device has: {becomes}",
             "Cut the operand along a dimension that the operation keeps.",
@@ -104,7 +104,7 @@ def cause_of(
     return None
 
 
-def _taker(operation: str, by: list[Instruction]) -> str | None:
+def _gathered_for(operation: str, by: list[Instruction]) -> str | None:
     """The operation that an array is gathered for.
 
     XLA names a gather after it, or after what made the array.
