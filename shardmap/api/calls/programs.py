@@ -55,6 +55,7 @@ class Prepared(NamedTuple):
     call: Call | None
 
 
+# While a call is handed to the tracing of its program, which need not read it.
 _just_read: contextvars.ContextVar[tuple[Any, Call] | None] = contextvars.ContextVar(
     "just_read", default=None
 )
@@ -185,8 +186,11 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         ready, args, kwargs, _, call = prepared
         if call is None:
             return ready.program(*args, **kwargs)
-        with _Handed(self, call):
+        token = _just_read.set((self, call))
+        try:
             return ready.program(*args, **kwargs)
+        finally:
+            _just_read.reset(token)
 
     def under_mesh(
         self,
@@ -318,8 +322,12 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
 
     def traced(self, call: C, args: Args, kwargs: Kwargs) -> jax.stages.Traced:
         """The program of a call, traced for arguments of which it is the reading."""
-        with _Handed(self, call):
-            return self.program(call, bool(kwargs)).trace(*args, **kwargs)
+        program = self.program(call, bool(kwargs))
+        token = _just_read.set((self, call))
+        try:
+            return program.trace(*args, **kwargs)
+        finally:
+            _just_read.reset(token)
 
     def _make_program(
         self,
@@ -378,19 +386,6 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             return None
         _just_read.set(None)
         return cast(C, call)
-
-
-class _Handed:
-    """While a call is handed to the tracing of its program, which need not read it."""
-
-    def __init__(self, programs: Any, call: Call) -> None:
-        self._handed = programs, call
-
-    def __enter__(self) -> None:
-        self._token = _just_read.set(self._handed)
-
-    def __exit__(self, *_: object) -> None:
-        _just_read.reset(self._token)
 
 
 def called_user(error: Exception) -> bool:
