@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a program lie on the devices."""
+"""How the inputs and outputs of a program are sharded."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -112,7 +112,7 @@ def describe(spec: ShardingSpec) -> str:
 
 
 def shardings_in(jaxpr: Jaxpr) -> tuple[list[Any], list[Any]]:
-    """How inputs and outputs of a program lie, as far as its maps say it.
+    """How inputs and outputs of a program are sharded, as far as its maps say it.
 
     An input that goes straight to a map lies as the map wants it, and a result that
     comes straight from one as it makes it.

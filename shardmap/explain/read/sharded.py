@@ -1,4 +1,4 @@
-"""The axes that run on devices because arrays lie on them."""
+"""The axes that run on devices because arrays are on them."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -67,7 +67,7 @@ def _cuts(array: ArrayLayout, layout: NamedSharding) -> Iterator[Cut]:
 
 
 def with_devices(axes: Sequence[Axis], cuts: Sequence[Cut]) -> tuple[Axis, ...]:
-    """The axes, crossed with how arrays lie.
+    """The axes, crossed with how arrays are sharded.
 
     A vmap over a dimension that is cut runs on the devices that have the pieces. Mesh
     axes that cut something else are axes of their own.

@@ -1,4 +1,4 @@
-"""Reductions over an axis whose elements lie in blocks on devices."""
+"""Reductions over an axis whose elements are in blocks on devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

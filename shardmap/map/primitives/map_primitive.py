@@ -149,7 +149,7 @@ class _SpmapPrimitive(MapPrimitive):
     * ``lowering``: "manual" or "spmd".
     * ``kind``: what made the map, "spmap" or "mesh_map", for `explain`.
 
-    `bind` adds two more: ``layout``, how the elements lie, in words, and
+    `bind` adds two more: ``layout``, how the elements are laid out, in words, and
     ``mesh_jaxpr``, made from ``mesh``.
 
     Example:

@@ -220,7 +220,7 @@ def laid_out_as(
 ) -> Callable[[Sequence[Any]], list[Any]]:
     """``run``, under an Explicit mesh with results that are laid out like these.
 
-    A piece of an axis that lies on several devices has no layout that JAX would know
+    A piece of an axis that is on several devices has no layout that JAX would know
     of, so that inside of the loops the compiler decides.
     """
     mesh = jax.sharding.get_abstract_mesh()

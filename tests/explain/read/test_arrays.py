@@ -1,4 +1,4 @@
-"""How inputs and outputs lie, in words and as specs."""
+"""How inputs and outputs are sharded, in words and as specs."""
 
 import jax
 import numpy as np
