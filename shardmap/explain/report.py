@@ -128,10 +128,10 @@ class ArrayLayout:
         """How many devices hold each part."""
         if self.spec is None:
             return None
-        pieces = 1
+        shards = 1
         for count in self.spec.tile_counts:
-            pieces *= count
-        return self.spec.num_shards // pieces
+            shards *= count
+        return self.spec.num_shards // shards
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,14 +94,14 @@ def describe(spec: ShardingSpec) -> str:
 
     >>> from shardmap import Chunked, Replicated, ShardedAxis
     >>> describe(ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4))))
-    'dimension 0 in 2 pieces, each on 4 devices'
+    'dimension 0 in 2 shards, each on 4 devices'
     >>> describe(ShardingSpec((None,), (Replicated(4),)))
     'replicated on 4 devices'
     """
     if spec.num_shards == 1:
         return "on one device"
     cuts = [
-        f"dimension {dimension} in {count:,} pieces"
+        f"dimension {dimension} in {count:,} shards"
         for dimension, count in enumerate(spec.tile_counts)
         if count > 1
     ]
