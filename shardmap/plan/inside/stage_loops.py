@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.combining import identity
 from shardmap.plan.engine.alike.classes import Alike
-from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
