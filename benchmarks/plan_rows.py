@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan_rows --rows 1048576 --folder cols
 
-standardises the columns of a float32 array that lies on disk, multiplies it with a
+standardises the columns of a float32 array that is on disk, multiplies it with a
 matrix, takes tanh and sums over the rows. Each contender runs in a process of its own
 and tells its CPU seconds, wall seconds and peak anonymous memory (RssAnon).
 """

@@ -2,7 +2,7 @@
 
 The plate is a grid of temperatures with a cold edge. Each device holds one block of it.
 To move one step in time, a cell needs its four neighbours, and those of a cell at the
-edge of a block lie on the next device: before each step, every device sends its edges
+edge of a block are on the next device: before each step, every device sends its edges
 to its neighbours with `lax.ppermute`. The same steps also run on one device, without
 any map, and the two plates are compared.
 

@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Runs the demo and returns its exit code: 0 when both checks at its end hold."""
     parser = Parser(
         "demo",
-        "Train a digit classifier, and show where everything lies.",
+        "Train a digit classifier, and show where everything is.",
         ("python -m shardmap demo --epochs 10",),
     )
     parser.add_argument("--epochs", type=int, default=20, help="passes over the data")
@@ -164,12 +164,12 @@ def batches(
 
 
 def show_layout(state: State, images: np.ndarray, labels: np.ndarray) -> None:
-    """Prints how each argument of `train_step` lies on the devices."""
+    """Prints how each argument of `train_step` is sharded."""
     lowered = train_step.lower(state, images, labels)
     state_specs, images_spec, labels_spec = lowered.in_specs
     first_spec, *others = jax.tree.leaves(state_specs)
 
-    print("\nHow the arguments of train_step lie on the devices\n")
+    print("\nHow the arguments of train_step are sharded\n")
     print(f"state: {len(others) + 1} arrays, a copy on every device; the first of them")
     print(picture(first_spec, jax.tree.leaves(state)[0].shape))
     print("images")

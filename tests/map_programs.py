@@ -102,7 +102,7 @@ def assert_same(
 def assert_laid_out(results: Any, out_axes: Any, size: int) -> None:
     """Results of an outermost map lie one element to a device, in device order.
 
-    With maps inside, an element lies on several devices in a row.
+    With maps inside, an element is on several devices in a row.
     """
     axes = jax.tree.broadcast(
         jax.tree.map(

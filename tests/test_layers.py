@@ -21,6 +21,7 @@ ROOMS = [
     "later",
     "_jax",
     "units",
+    "combining",
     "sharding",
     "arrays.sources",
     "arrays",

@@ -41,6 +41,10 @@ def _not_on_cpu(aval: Aval, platform: str) -> bool:
     return platform != "cpu"
 
 
+def _of_ordered_numbers(aval: Aval, platform: str) -> bool:
+    return not jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
 def _of_numbers(aval: Aval, platform: str) -> bool:
     """Not of random keys, and not of arrays without entries."""
     return bool(aval.size) and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
@@ -95,6 +99,7 @@ PMAX = Collective(
     combiner="max",
     is_reduction=True,
     is_elementwise=True,
+    lowers_per_device=_of_ordered_numbers,
 )
 PMIN = Collective(
     lax.pmin,
@@ -103,6 +108,7 @@ PMIN = Collective(
     combiner="min",
     is_reduction=True,
     is_elementwise=True,
+    lowers_per_device=_of_ordered_numbers,
 )
 PSUM_SCATTER = Collective(
     lax.psum_scatter,

@@ -33,6 +33,9 @@ if not hasattr(xla_bridge, "backends_are_initialized"):
 # Tracing
 
 
+NO_MESH = AbstractMesh((), ())
+"""With `jax.sharding.use_abstract_mesh`: as if no mesh were set around."""
+
 with jax.core.eval_context():
     TOP_LEVEL = jex_core.find_top_trace(())
 """What evaluates where nothing is traced."""
@@ -155,7 +158,7 @@ def equation_context(equation: Equation, mesh: AnyMesh) -> Any:
 def _check_equation_contexts() -> None:
     mesh = AbstractMesh((1,), ("i",))
     # The mesh that is set around an import may have another size.
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with jax.sharding.use_abstract_mesh(NO_MESH):
         with jax.sharding.use_abstract_mesh(mesh):
             [there] = jax.make_jaxpr(jax.lax.neg)(np.float32(0)).eqns
         [here] = jax.make_jaxpr(jax.lax.neg)(np.float32(0)).eqns

@@ -15,6 +15,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardmap._jax import other_jax
+from shardmap._jax.context import NO_MESH
 from shardmap._jax.types import Equation, Params, Primitive, Value
 from shardmap._jax.walk import equations
 
@@ -31,7 +32,7 @@ def equation_of(name: str, use: Callable[..., Any], *args: Value) -> Equation:
       ImportError: there is none by that name: this is another JAX.
     """
     # Whatever mesh is set around.
-    empty = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+    empty = jax.sharding.use_abstract_mesh(NO_MESH)
     with jax.disable_jit(False), empty:
         jaxpr = jax.make_jaxpr(use)(*args).jaxpr
     found = [e for e in equations(jaxpr) if e.primitive.name == name]

@@ -51,6 +51,7 @@ def trace_as(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
 ) -> None:
     """Has JAX speak of a user's function where it traces one of ours.
 
@@ -63,9 +64,15 @@ def trace_as(
       fun: the user's.
       args, kwargs: those of a call, of which only the structure is looked at.
       static_argnums: the positions of those that are not traced.
+      static_argnames: the names of those that are not traced.
     """
     traced.__fun_debug_info__ = jax.api_util.debug_info(
-        what, fun, tuple(args), dict(kwargs), static_argnums=static_argnums
+        what,
+        fun,
+        tuple(args),
+        dict(kwargs),
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
     )
 
 

@@ -61,7 +61,7 @@ def aval_of(atom: Atom) -> Aval:
 
 
 def with_shape(aval: Any, shape: Sequence[int]) -> Aval:
-    """The aval of another shape, which does not say how the array lies.
+    """The aval of another shape, which does not say how the array is sharded.
 
     The space of memory stays: arithmetic of arrays in two of them is an error.
     """
@@ -74,7 +74,7 @@ def with_shape(aval: Any, shape: Sequence[int]) -> Aval:
 
 
 def without_sharding(aval: Any) -> Aval:
-    """The aval, which does not say how the array lies; weak types and spaces stay."""
+    """The aval that does not say how the array is sharded; weak types, spaces stay."""
     return with_shape(aval, aval.shape)
 
 

@@ -132,10 +132,11 @@ def sharded_jit(
       out_parts: the same for the result.
       num_partitions: the total, of all processes together, if no parts say it.
       static_argnums: positions of arguments that are compile-time constants.
-      local_in_parts: how this process's pieces of the arguments are cut, in the same
-        way as ``in_parts``: with ``(4, 1)`` over two processes, ``(2, 1)``. Such an
-        argument is half as long as the whole. None: nothing is passed in pieces.
-        Global arrays are taken as such in any case, and so is what is traced.
+      local_in_parts: how this process's partitions of the arguments are cut, in the
+        same way as ``in_parts``: with ``(4, 1)`` over two processes, ``(2, 1)``. Such
+        an argument is half as long as the global one. None: no argument is
+        process-local. Global arrays are taken as such in any case, and so is what is
+        traced.
       local_out_parts: the same for the result. None: results are global arrays.
       local_num_partitions: how many of the partitions are on this process, to be
         checked.

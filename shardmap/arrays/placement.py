@@ -36,7 +36,7 @@ def place(
       donate: for each whether it may be freed when it had to be moved.
 
     Returns:
-      The arrays; those that lie as wanted already are the same objects.
+      The arrays; those that are sharded as wanted already are the same objects.
     """
     if shardings is None:
         return list(arrays)
@@ -53,7 +53,7 @@ def place(
 
 
 def is_misplaced(array: Value, sharding: Sharding, uncommitted: bool) -> bool:
-    """Whether ``array`` does not lie as ``sharding`` says."""
+    """Whether ``array`` is not sharded as ``sharding`` says."""
     if has_no_bytes(array):
         return False
     if type(array) in _LEFT_TO_JIT:
@@ -89,7 +89,7 @@ def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
 
     Args:
       value: as for `place`.
-      sharding: where the result shall lie.
+      sharding: the sharding of the result.
       donate: frees the memory of ``value``, if it is a `jax.Array`, but for what the
         result uses of it, where a device had the right part already.
     """
@@ -109,10 +109,10 @@ def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
             # A Python scalar is equal on all devices, and an array of shards has no
             # weak type.
             return np.asarray(value).item()
-        whole = np.asarray(value, kind.dtype)
+        held = np.asarray(value, kind.dtype)
         # The type is said for a process that has none of the devices.
         return jax.make_array_from_callback(
-            kind.shape, sharding, lambda i: whole[i], dtype=kind.dtype
+            kind.shape, sharding, lambda i: held[i], dtype=kind.dtype
         )
     if on_host:
         return jax.device_put(value, sharding)
@@ -120,9 +120,9 @@ def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
         return _recut(sharding)(value)
     held = array_likes.boxes(value.sharding, value.shape)
     wanted = array_likes.boxes(sharding, value.shape)
-    pieces_are_there = len(held) == 1 or set(wanted.values()) <= set(held.values())
+    shards_are_there = len(held) == 1 or set(wanted.values()) <= set(held.values())
     reordered = set(held) == set(wanted) and list(held) != list(wanted)
-    if pieces_are_there or reordered:
+    if shards_are_there or reordered:
         moved = jax.device_put(value, sharding)
         kept = held.items() & wanted.items()
     else:
@@ -141,24 +141,24 @@ def _recut_and_put(array: jax.Array, sharding: Sharding) -> jax.Array:
     """`jax.device_put`, but never through the host.
 
     `jax.device_put` takes an array from several devices through the host where a device
-    wants a piece that is not the whole piece of another.
+    wants a shard that is no shard of another.
     """
     held = array_likes.boxes(array.sharding, array.shape)
     wanted = array_likes.boxes(sharding, array.shape)
     if list(held) == list(wanted):
         return _recut(sharding)(array)
-    # To other devices: cut on the old ones, if these can hold the pieces, else on the
-    # new ones, else from one copy of the whole.
-    pieces = ShardingSpec.from_sharding(sharding, array.shape).tile_counts
-    if len(held) % math.prod(pieces) == 0:
-        cut = _recut(_cut_and_copied(pieces, list(held)))(array)
+    # To other devices: cut on the old ones, if these can hold the shards, else on the
+    # new ones, else from one copy of the global array.
+    counts = ShardingSpec.from_sharding(sharding, array.shape).tile_counts
+    if len(held) % math.prod(counts) == 0:
+        cut = _recut(_cut_and_copied(counts, list(held)))(array)
         return jax.device_put(cut, sharding)
-    pieces = ShardingSpec.from_sharding(array.sharding, array.shape).tile_counts
-    if len(wanted) % math.prod(pieces) == 0:
-        there = jax.device_put(array, _cut_and_copied(pieces, list(wanted)))
+    counts = ShardingSpec.from_sharding(array.sharding, array.shape).tile_counts
+    if len(wanted) % math.prod(counts) == 0:
+        there = jax.device_put(array, _cut_and_copied(counts, list(wanted)))
         return _recut(sharding)(there)
-    whole = _recut(_cut_and_copied((1,) * array.ndim, list(held)))(array)
-    return jax.device_put(whole.addressable_data(0), sharding)
+    replicated = _recut(_cut_and_copied((1,) * array.ndim, list(held)))(array)
+    return jax.device_put(replicated.addressable_data(0), sharding)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -168,9 +168,9 @@ def _recut(sharding: Sharding) -> Any:
     return map_jit(lambda x: x, devices, communicates=True, out_shardings=sharding)
 
 
-def _cut_and_copied(pieces: Sequence[int], devices: Sequence[jax.Device]) -> Sharding:
-    """Each dimension in so many pieces, and as many copies of each as there is room."""
-    entries = [Chunked(n) if n > 1 else None for n in pieces]
-    axes = [ShardedAxis(k) for k in range(sum(n > 1 for n in pieces))]
-    copies = Replicated(len(devices) // math.prod(pieces))
+def _cut_and_copied(counts: Sequence[int], devices: Sequence[jax.Device]) -> Sharding:
+    """Each dimension in so many shards, and as many copies of each as there is room."""
+    entries = [Chunked(n) if n > 1 else None for n in counts]
+    axes = [ShardedAxis(k) for k in range(sum(n > 1 for n in counts))]
+    copies = Replicated(len(devices) // math.prod(counts))
     return ShardingSpec(entries, [*axes, copies]).named_sharding(devices)

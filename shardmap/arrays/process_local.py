@@ -71,7 +71,7 @@ class ProcessShardings(NamedTuple):
         )
 
     def shards(self, array: jax.Array) -> list[jax.Array]:
-        """What the devices of this process hold of an array that lies so."""
+        """What the devices of this process hold of an array of this sharding."""
         if self.is_copied:  # Of such, JAX gives one device's data only.
             return [shard.data for shard in array.addressable_shards]
         return [array.addressable_data(k) for k in range(self.devices)]

@@ -52,25 +52,25 @@ class Step(NamedTuple):
     """Leaf, and number of its shard."""
     offsets: Sequence[np.int32]
     targets: Sequence[tuple[int, int]]
-    """Leaf, and position in its list of pieces."""
+    """Leaf, and position in its list of parts."""
 
 
 class Join(NamedTuple):
-    """How pieces from several devices make one array."""
+    """How parts on several devices make one array."""
 
     leaf: int
     shape: tuple[int, ...]
     shardings: Sequence[Sharding]
-    """One for each array, which is as many pieces in a row as that has devices."""
+    """One for each array, which is as many parts in a row as that has devices."""
 
 
 class Cuts(NamedTuple):
     lengths: Sequence[int]
-    """How many pieces each leaf gives."""
+    """How many parts each leaf gives."""
     steps: Sequence[Step]
     joins: Sequence[Join]
     indexed: Sequence[tuple[int, Sequence[tuple[int | slice, ...]]]]
-    """Leaf that is on no device, and where its pieces are."""
+    """Leaf that is on no device, and the indices of its parts."""
 
 
 class RefusedError(Exception):
@@ -152,7 +152,7 @@ class _Wanted(NamedTuple):
         return tuple(d for d in range(len(self.bounds)) if d not in self.dropped)
 
     def indices(self, shape: Sequence[int]) -> list[tuple[int | slice, ...]]:
-        """What stands in brackets to get each result from a whole array."""
+        """What stands in brackets to get each result from a global array."""
         index: list[int | slice] = [
             slice(None) if pair == (0, size) else slice(*pair)
             for pair, size in zip(self.bounds, shape, strict=True)
@@ -255,7 +255,7 @@ def _parts(
                 if n < shape[d]
             )
             raise ValueError(f"has {where} on a device of another process")
-        # What is wanted of this block, counted in the whole array.
+        # What is wanted of this block, counted in the global array.
         inside = [
             (max(start, k * n), min(stop, k * n + n))
             for (start, stop), k, n in zip(bounds, block, sizes, strict=True)
@@ -265,7 +265,7 @@ def _parts(
             for d, (start, stop) in enumerate(inside)
             if stop - start < held[d]
         }
-        piece = _number([block[d] - blocks[d][0] for d in wanted.kept], per_result)
+        part = _number([block[d] - blocks[d][0] for d in wanted.kept], per_result)
         places = [[k - bounds[d][0] for k in range(*inside[d])] for d in dropped]
         yield _Part(
             leaf,
@@ -275,7 +275,7 @@ def _parts(
             offsets=[offset for offset, _ in windows.values()],
             dropped=dropped,
             positions=[
-                _number(place, wanted.places) * math.prod(per_result) + piece
+                _number(place, wanted.places) * math.prod(per_result) + part
                 for place in itertools.product(*places)
             ],
         )
@@ -298,7 +298,7 @@ def _number(place: Sequence[int], sizes: Sequence[int]) -> int:
 def _join(
     leaf: int, sharding: Sharding, wanted: _Wanted, parts: Sequence[_Part]
 ) -> Join:
-    """The arrays that a leaf's pieces make, cut as the leaf is."""
+    """The arrays that a leaf's parts make, cut as the leaf is."""
     shape = tuple(
         stop - start for start, stop in (wanted.bounds[d] for d in wanted.kept)
     )
@@ -320,19 +320,19 @@ def _join(
         return spec.named_sharding(devices, names)
 
     devices = {k: part.device for part in parts for k in part.positions}
-    pieces = math.prod(counts)
+    count = math.prod(counts)
     return Join(
         leaf,
         shape,
         [
-            layout(tuple(devices[k * pieces + j] for j in range(pieces)))
+            layout(tuple(devices[k * count + j] for j in range(count)))
             for k in range(wanted.results)
         ],
     )
 
 
 def _mesh_axes(sharding: Sharding, dimension: int, count: int) -> dict[str, int] | None:
-    """The mesh axes that ``count`` blocks of a dimension lie along, and their sizes.
+    """The mesh axes along which a dimension has ``count`` blocks, and their sizes.
 
     None where they have no names, or are part of what several axes cut.
     """
@@ -360,13 +360,13 @@ class _Cut:
 
     def __call__(self, *args: Value) -> list[Any]:
         offsets = iter(args[len(self.shards) :])
-        pieces = []
+        parts = []
         for shard, (windows, dropped) in zip(args, self.shards, strict=False):
             for axis, length in windows:
                 shard = jax.lax.dynamic_slice_in_dim(shard, next(offsets), length, axis)
             for place in np.ndindex(*(shard.shape[d] for d in dropped)):
-                pieces.append(_element(shard, dict(zip(dropped, place, strict=True))))
-        return pieces
+                parts.append(_element(shard, dict(zip(dropped, place, strict=True))))
+        return parts
 
 
 def _element(shard: Value, index: dict[int, int]) -> Any:

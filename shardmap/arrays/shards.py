@@ -1,6 +1,6 @@
-"""Taking arrays apart: the pieces along an axis, each from the device that holds it.
+"""Taking arrays apart: the elements of an axis, each from the device that holds it.
 
-``y[i]`` on an array that lies on several devices is a program over all of them, and so
+``y[i]`` on an array that is on several devices is a program over all of them, and so
 is its result. The functions here read the one device that holds element ``i``.
 """
 
@@ -30,23 +30,24 @@ def shard_of(
     ``shard_of(x, slice(2, 4))`` is ``x[2:4]``. What several devices hold copies of
     comes from the first of them.
 
-    A part that lies on one device is an array on it that is not committed: it may meet
+    A part that is on one device is an array on it that is not committed: it may meet
     arrays on any device, and `jax.jit` then runs where those are, or on the default
-    device. ``jax.device_put(piece, piece.device)`` commits it, so that what is computed
+    device. ``jax.device_put(part, part.device)`` commits it, so that what is computed
     from it stays there. A part that is cut itself, such as ``x[1]`` of a map in a map,
-    is an array over the devices that hold it, each with its piece, and is committed.
+    is an array over the devices that hold it, each with its shard, and is committed.
 
     Args:
       x: an array, or a pytree of arrays. NumPy arrays are indexed. So are tracers:
         inside `jax.jit`, `jax.grad` and so on this is ``x[i]``.
       i: the element, negative from the end; or a slice without a step; or a tuple of
-        these. A slice is within the piece that one device holds, or has whole pieces.
+        these. A slice is within one device's shard, or has all of the shards that it
+        meets.
       axis: the axis, which the result has not, negative from the end; of a tuple, the
         first.
 
     Raises:
       TypeError: ``i`` is something else.
-      ValueError: a slice ends within the pieces of several devices, or has a step; the
+      ValueError: a slice ends within the shards of several devices, or has a step; the
         device is of another process; there is no such axis.
       IndexError: ``i`` is out of range.
 
@@ -61,7 +62,7 @@ def shard_of(
     index = i if type(i) is int else _hashable(i)
     leaves, tree = jax.tree.flatten(x)
     taken = _take("shard_of", x, leaves, axis, index)
-    return jax.tree.unflatten(tree, [pieces[0] for pieces in taken])
+    return jax.tree.unflatten(tree, [parts[0] for parts in taken])
 
 
 def unstack(x: Value, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
@@ -98,7 +99,7 @@ def unstack(x: Value, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
             "unstack needs arrays with equally many elements along axis "
             f"{axis}:{listed or ' there are no arrays'}"
         )
-    elements = (jax.tree.unflatten(tree, pieces) for pieces in zip(*taken, strict=True))
+    elements = (jax.tree.unflatten(tree, parts) for parts in zip(*taken, strict=True))
     return _nested(elements, sizes[0])
 
 
@@ -123,7 +124,7 @@ def unreplicate(tree: PyTree, *, axis: int = 0) -> Any:
     """
     leaves, structure = jax.tree.flatten(tree)
     taken = _take("unreplicate", tree, leaves, axis, "first")
-    return jax.tree.unflatten(structure, [pieces[0] for pieces in taken])
+    return jax.tree.unflatten(structure, [parts[0] for parts in taken])
 
 
 def _take(
@@ -147,13 +148,13 @@ def _take(
     for step in cuts.steps:
         shards = [leaves[leaf].addressable_data(n) for leaf, n in step.shards]
         results = step.run(*shards, *step.offsets)
-        for (leaf, position), piece in zip(step.targets, results, strict=True):
-            taken[leaf][position] = piece
+        for (leaf, position), part in zip(step.targets, results, strict=True):
+            taken[leaf][position] = part
     for leaf, shape, shardings in cuts.joins:
-        pieces = iter(taken[leaf])
+        parts = iter(taken[leaf])
         taken[leaf] = [
             jax.make_array_from_single_device_arrays(
-                shape, sharding, list(itertools.islice(pieces, sharding.num_devices))
+                shape, sharding, list(itertools.islice(parts, sharding.num_devices))
             )
             for sharding in shardings
         ]

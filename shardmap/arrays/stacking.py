@@ -142,7 +142,7 @@ class _Layout:
     """How equally shaped arrays, one for each device, make one."""
 
     axis: int | None
-    """Where the new axis is in the whole; None: each device has the whole."""
+    """Where the new axis is in the global array; None: each device has all of it."""
     size: int
     """How long it is. If shorter than the devices are many, neighbours have copies."""
     devices: tuple[jax.Device, ...]
@@ -158,13 +158,13 @@ class _Layout:
         return tuple(device for device in self.devices if device in held)
 
     def shape(self, element: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the whole."""
+        """The shape of the global array."""
         if self.axis is None:
             return tuple(element)
         return (*element[: self.axis], self.size, *element[self.axis :])
 
-    def row(self, array: Value, expand_dims: Any) -> Any:
-        """What a device has of the whole: the array with the new axis, of length 1."""
+    def shard(self, array: Value, expand_dims: Any) -> Any:
+        """The shard of a device: the array with the new axis, of length 1."""
         return array if self.axis is None else expand_dims(array, (self.axis,))
 
 
@@ -184,19 +184,19 @@ def _sharding(layout: _Layout) -> NamedSharding:
 def _spread(arrays: Sequence[np.ndarray], layouts: Sequence[_Layout]) -> Sequence[Any]:
     """Puts NumPy arrays on all devices of their layouts."""
     shardings = [layout.sharding for layout in layouts]
-    rows = [w.row(a, np.expand_dims) for a, w in zip(arrays, layouts, strict=True)]
+    shards = [w.shard(a, np.expand_dims) for a, w in zip(arrays, layouts, strict=True)]
     shapes = [w.shape(a.shape) for a, w in zip(arrays, layouts, strict=True)]
     if all(sharding.is_fully_addressable for sharding in shardings):
-        # A broadcast takes no memory, and JAX cuts each device's row from it as a view.
-        return jax.device_put(list(map(np.broadcast_to, rows, shapes)), shardings)
+        # A broadcast takes no memory, and JAX cuts each shard from it as a view.
+        return jax.device_put(list(map(np.broadcast_to, shards, shapes)), shardings)
     # `jax.device_put` would compare the values of all processes.
     return [
         jax.make_array_from_single_device_arrays(
             shape,
             layout.sharding,
-            jax.device_put([row] * len(layout.here), list(layout.here)),
+            jax.device_put([shard] * len(layout.here), list(layout.here)),
         )
-        for shape, layout, row in zip(shapes, layouts, rows, strict=True)
+        for shape, layout, shard in zip(shapes, layouts, shards, strict=True)
     ]
 
 
@@ -205,8 +205,8 @@ def _copies(array: jax.Array, devices: Sequence[jax.Device]) -> Sequence[jax.Arr
     if isinstance(array, jax.core.Tracer):
         return [array] * len(devices)
     sharding = _Layout(None, 1, tuple(devices)).sharding
-    (whole,) = placement.place([array], [sharding], uncommitted=True)
-    held = {shard.device: shard.data for shard in whole.addressable_shards}
+    (replicated,) = placement.place([array], [sharding], uncommitted=True)
+    held = {shard.device: shard.data for shard in replicated.addressable_shards}
     return [held[device] for device in devices]
 
 
@@ -255,7 +255,7 @@ def _assemble(
         if not isinstance(leaf, jax.Array)
     ]
     put = jax.device_put(
-        [layouts[c].row(_on_host(rows[r][c]), np.expand_dims) for r, c in on_host],
+        [layouts[c].shard(_on_host(rows[r][c]), np.expand_dims) for r, c in on_host],
         [here[r] for r, _ in on_host],
     )
     for row, device in zip(rows, here, strict=True):
@@ -269,9 +269,9 @@ def _assemble(
         rows[r][c] = array
     return [
         jax.make_array_from_single_device_arrays(
-            layout.shape(np.shape(column[0])), layout.sharding, list(pieces)
+            layout.shape(np.shape(column[0])), layout.sharding, list(shards)
         )
-        for column, pieces, layout in zip(
+        for column, shards, layout in zip(
             columns, zip(*rows, strict=True), layouts, strict=True
         )
     ]
@@ -280,7 +280,7 @@ def _assemble(
 def _with_axes(
     arrays: Sequence[jax.Array], device: jax.Device, layouts: Sequence[_Layout]
 ) -> list[jax.Array]:
-    """What a device has of the wholes that its arrays are parts of."""
+    """The shards of a device, of which its arrays are parts."""
     there = [SingleDeviceSharding(device)] * len(arrays)
     moved = placement.place(arrays, there, uncommitted=True)
     axes = tuple(layout.axis for layout in layouts if layout.axis is not None)

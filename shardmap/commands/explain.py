@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     """Explains the function that `arguments` name and returns the exit code."""
     parser = Parser(
         "explain",
-        "Tell what a function runs in parallel, where its arrays lie, what moves "
+        "Tell what a function runs in parallel, where its arrays are, what moves "
         "between\ndevices and what it costs. The function is compiled, but not run.",
         EXAMPLES,
     )

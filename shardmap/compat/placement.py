@@ -18,7 +18,7 @@ class PmapSharding:
     """Makes the `jax.sharding.NamedSharding` that lays out arrays as PmapSharding did.
 
     There are no objects of this type, so ``isinstance(x.sharding, PmapSharding)`` is
-    False. Ask `shardmap.spec_of` how an array lies.
+    False. Ask `shardmap.spec_of` how an array is sharded.
 
     >>> PmapSharding.default((1, 5)).shard_shape((1, 5))
     (1, 5)

@@ -1,4 +1,4 @@
-"""What runs in parallel, where arrays lie, what moves: reads the other rooms only.
+"""What runs in parallel, where arrays are, what moves: reads the other rooms only.
 
 `api` has `explain`, which asks a function (`functions`) for its program, lets `read`
 see what is in it, and fills in a `report`. An `explanation` is one that prints, shows

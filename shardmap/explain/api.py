@@ -1,4 +1,4 @@
-"""`explain`: what runs in parallel, where arrays lie, what moves, what it costs."""
+"""`explain`: what runs in parallel, where arrays are, what moves, what it costs."""
 
 import functools
 import inspect

@@ -13,7 +13,7 @@ from shardmap.explain.report import Report
 
 @dataclasses.dataclass(frozen=True)
 class Explanation(Report):
-    """What runs in parallel, where arrays lie, what moves, and what it costs.
+    """What runs in parallel, where arrays are, what moves, and what it costs.
 
     Printed, it is a page of text; a notebook shows it as a page.
 

@@ -37,7 +37,7 @@ class HasStatics(Protocol):
 
 @runtime_checkable
 class HasShardings(Protocol):
-    """A mapped function whose arrays lie as it says, whatever it computes."""
+    """A mapped function whose arrays are sharded as it says, whatever it computes."""
 
     def shardings(
         self, args: PyTree, out: PyTree, /

@@ -23,8 +23,8 @@ class Axis:
     Attributes:
       name: what collectives call the axis, as text; None if it has no name.
       size: the number of elements; None if only the running program knows.
-      kind: what made the axis. "spmap", "mesh_map", "shard_map" and "pmap" lie on
-        devices, and "sharding" where only arrays lie so; "vmap" is one batched
+      kind: what made the axis. "spmap", "mesh_map", "shard_map" and "pmap" are on
+        devices, and "sharding" where only arrays are sharded so; "vmap" is one batched
         operation, "loop" and "while" are steps one after another.
       devices: how many devices share the elements, 1 for one program.
       vectorised: how many elements are one batched operation on a device; None if
@@ -91,7 +91,7 @@ def _number(value: int | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayLayout:
-    """How one input or output lies on the devices.
+    """How one input or output is sharded.
 
     Attributes:
       role: "input" or "output".
@@ -128,10 +128,10 @@ class ArrayLayout:
         """How many devices hold each part."""
         if self.spec is None:
             return None
-        pieces = 1
+        shards = 1
         for count in self.spec.tile_counts:
-            pieces *= count
-        return self.spec.num_shards // pieces
+            shards *= count
+        return self.spec.num_shards // shards
 
 
 @dataclasses.dataclass(frozen=True)

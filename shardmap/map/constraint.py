@@ -243,7 +243,7 @@ def _implementation(
 
 @functools.lru_cache(maxsize=1024)
 def _program_under_mesh(**params: Param) -> Any:
-    """The constraint under `jax.set_mesh`, where results lie on that mesh."""
+    """The constraint under `jax.set_mesh`, where results are on that mesh."""
     return jax.jit(lambda x: constrain_p.bind(contexts.untyped(x), **params))
 
 

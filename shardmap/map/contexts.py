@@ -2,11 +2,11 @@
 
 A program under `jax.set_mesh` runs on the devices of that mesh. So do the maps in it,
 and those that are called under it as programs of their own: they are made and run as
-`jax.jit` would, and what they give lies on that mesh. A map that names other devices
+`jax.jit` would, and what they give is on that mesh. A map that names other devices
 is none of these programs; called by itself, it runs outside of the mesh.
 
-The type of an array says how it lies along Explicit axes. Maps say that themselves, so
-they take arrays without such types.
+The type of an array says how it is sharded along Explicit axes. Maps say that
+themselves, so they take arrays without such types.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def mesh_devices() -> list[jax.Device]:
 def place(leaves: Sequence[Any]) -> list[Any]:
     """Arguments of a program under `jax.set_mesh`, on the devices of that mesh.
 
-    If it has Explicit axes they lie on that mesh, so that what is made of them does.
+    If it has Explicit axes they are on that mesh, so that what is made of them does.
     """
     with jax.core.eval_context():
         mesh = jax.sharding.get_mesh()
@@ -141,13 +141,13 @@ def check_mesh(name: str, mesh: Mesh) -> None:
 
 
 def is_typed(aval: Aval) -> bool:
-    """Whether a type says how the array lies."""
+    """Whether a type says how the array is sharded."""
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def untyped(array: Value) -> Any:
-    """A traced array whose type does not say how it lies."""
+    """A traced array whose type does not say how it is sharded."""
     return untyped_p.bind(array) if is_typed(jax.typeof(array)) else array
 
 

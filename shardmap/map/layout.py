@@ -28,7 +28,7 @@ from shardmap.sharding.partitions import is_partition_axis
 
 
 def devices_for(axis_size: int, available: int) -> int:
-    """How many devices an axis lies on: no more than its blocks need."""
+    """How many devices an axis is on: no more than its blocks need."""
     axis_size = max(axis_size, 1)
     return -(-axis_size // -(-axis_size // available))
 
@@ -52,7 +52,7 @@ def _divisor_for(axis_size: int, available: int) -> int:
 
 
 def _even_devices_for(axis_size: int, available: int) -> int:
-    """How many devices an axis lies on in equal blocks: as many as divide it."""
+    """How many devices an axis is on in equal blocks: as many as divide it."""
     return max(n for n in range(1, available + 1) if axis_size % n == 0)
 
 
@@ -79,7 +79,7 @@ class MeshWalk(NamedTuple):
 
 
 DeviceCount = Callable[[int, int], int]
-"""How many devices an axis lies on, from its size and the number of devices."""
+"""How many devices an axis is on, from its size and the number of devices."""
 
 Spare = Literal["unused", "shared"]
 """What becomes of devices that an outermost map does not need.
@@ -267,7 +267,7 @@ def _check_inner_meshes(
         _check_inner_meshes(equation.params, mesh, used)
 
 
-# How arrays lie
+# How arrays are sharded
 
 
 """Which dimensions of an array are cut, each along some mesh axes."""

@@ -1,4 +1,4 @@
-"""How the operands and results of a map lie on its mesh."""
+"""How the operands and results of a map are sharded over its mesh."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from shardmap.sharding.partitions import partition_cuts
 
 
 class MapShardings(NamedTuple):
-    """How the operands and the results of an outermost map lie on its devices."""
+    """How the operands and results of an outermost map are sharded over its devices."""
 
     operands: tuple[NamedSharding, ...]
     results: tuple[NamedSharding, ...]

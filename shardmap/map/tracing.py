@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
 
-from shardmap._jax.context import config_value
+from shardmap._jax.context import NO_MESH, config_value
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import (
@@ -158,7 +158,7 @@ def trace_body(
     # Where a map is lowered decides on which mesh its body is, and not where it is
     # traced: the values inside must not be typed with the mesh around.
     with (
-        jax.sharding.use_abstract_mesh(mesh or AbstractMesh((), ())),
+        jax.sharding.use_abstract_mesh(mesh or NO_MESH),
         bound_axis(axis_name, axis_size),  # JAX may check the jaxpr afterwards.
     ):
         with names_said(axis_name):
@@ -187,7 +187,7 @@ def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> A
         given = fun()
         return ()
 
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with jax.sharding.use_abstract_mesh(NO_MESH):
         jax.make_jaxpr(run, axis_env=_axis_env(axis_name, axis_size))()
     return given
 

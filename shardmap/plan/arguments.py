@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap._jax.stages import trace_as
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import abstract_value, device_dtype, is_array_like
 from shardmap.plan.run.buffers import refuse_masked
@@ -75,6 +76,7 @@ class Arguments:
 
     Attributes:
       args: as the program takes them.
+      call: the function, of arguments as its program takes them.
 
     Raises:
       TypeError: a name is an option of `ShardPlan.run` too, or a static argument has no
@@ -112,6 +114,7 @@ class Arguments:
                 ) from None
             self._statics[key] = value
         self.args = self.given(args, kwargs)
+        self.call = self._call(args, kwargs)
 
     @property
     def positional(self) -> int:
@@ -147,16 +150,23 @@ class Arguments:
                 positional[key] = None
         return (*positional, by_name) if self._names else tuple(positional)
 
-    def call(self, *args: PyTree) -> PyTree:
-        """The function, of arguments as its program takes them."""
-        positional = list(args[: self._count])
-        by_name = dict(args[self._count]) if self._names else {}
-        for key, value in self._statics.items():
-            if isinstance(key, str):
-                by_name[key] = value
-            else:
-                positional[key] = value
-        return self._fun(*positional, **by_name)
+    def _call(
+        self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+    ) -> Callable[..., PyTree]:
+        def call(*given: PyTree) -> PyTree:
+            positional = list(given[: self._count])
+            by_name = dict(given[self._count]) if self._names else {}
+            for key, value in self._statics.items():
+                if isinstance(key, str):
+                    by_name[key] = value
+                else:
+                    positional[key] = value
+            return self._fun(*positional, **by_name)
+
+        numbers = [key for key in self._statics if isinstance(key, int)]
+        names = [key for key in self._statics if isinstance(key, str)]
+        trace_as(call, "plan", self._fun, args, kwargs, numbers, names)
+        return call
 
 
 def _called(key: int | str) -> str:

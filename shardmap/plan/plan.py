@@ -194,7 +194,8 @@ class ShardPlan:
 
     def __repr__(self) -> str:
         stages = len(self.stages)
-        return f"<ShardPlan: {self.num_shards:,} shards in {stages} stages>"
+        plural = "" if stages == 1 else "s"
+        return f"<ShardPlan: {self.num_shards:,} shards in {stages} stage{plural}>"
 
     def _repr_html_(self) -> str:
         return later.html_of(self)

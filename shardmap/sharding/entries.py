@@ -38,7 +38,7 @@ def positive(value: Value, what: str) -> int:
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
 class Chunked:
-    """The dimension is cut into `prod(chunks)` equal pieces and stays a dimension.
+    """The dimension is cut into `prod(chunks)` equal shards and stays a dimension.
 
     Several numbers mean that several mesh dimensions cut this one array dimension,
     major to minor. As `Chunked` in JAX 0.4.
@@ -74,7 +74,7 @@ class Chunked:
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
 class Unstacked:
-    """The dimension is cut into pieces of length 1 and does not exist inside the map.
+    """The dimension is cut into shards of length 1 and does not exist inside the map.
 
     What `jax.pmap` does to a mapped axis. As `Unstacked` in JAX 0.4.
 
@@ -111,7 +111,7 @@ class NoSharding:
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
 class ShardedAxis:
-    """This mesh dimension walks the pieces of one sharded axis.
+    """This mesh dimension walks the shards of one sharded axis.
 
     As `ShardedAxis` in JAX 0.4.
 

@@ -110,7 +110,7 @@ def auto_mesh(mesh: OneMesh) -> OneMesh:
     """The same mesh with Auto axes for those that are Explicit.
 
     `jax.make_mesh` makes axes that are part of the types of arrays. Maps say themselves
-    how arrays lie.
+    how arrays are sharded.
 
     >>> auto_mesh(jax.make_mesh((1,), ("data",))).axis_types
     (Auto,)

@@ -120,7 +120,7 @@ class SpecModel:
 
     @property
     def tile_counts(self) -> tuple[int, ...]:
-        """The number of pieces of each array dimension, 1 where it is not cut.
+        """The number of shards of each array dimension, 1 where it is not cut.
 
         >>> from shardmap.sharding.spec import ShardingSpec
         >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
@@ -146,7 +146,7 @@ class SpecModel:
         return math.prod(self.mesh_shape)
 
     def _piece_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The size of a piece in each dimension; ValueError if `shape` does not fit."""
+        """The size of a shard in each dimension; ValueError if `shape` does not fit."""
         shape = tuple(integer(size, "a dimension of the shape") for size in shape)
         if len(shape) != len(self.sharding):
             raise ValueError(
@@ -155,7 +155,7 @@ class SpecModel:
                 "None where it is not cut"
             )
         problems = []
-        for dimension, (size, entry, pieces) in enumerate(
+        for dimension, (size, entry, shards) in enumerate(
             zip(shape, self.sharding, self.tile_counts, strict=True)
         ):
             if size < 0:
@@ -163,25 +163,25 @@ class SpecModel:
             elif isinstance(entry, Unstacked) and size != entry.size:
                 problems.append(
                     f"dimension {dimension} has size {size}, but its entry is "
-                    f"{entry!r}: write Unstacked({size}), or Chunked for pieces longer "
+                    f"{entry!r}: write Unstacked({size}), or Chunked for shards longer "
                     "than 1"
                 )
-            elif size % pieces:
+            elif size % shards:
                 problems.append(
                     f"dimension {dimension} has size {size}, which {entry!r} does not "
-                    f"divide into {pieces} equal pieces: pad it to "
-                    f"{-(-size // pieces) * pieces} or cut it into fewer pieces"
+                    f"divide into {shards} equal shards: pad it to "
+                    f"{-(-size // shards) * shards} or cut it into fewer shards"
                 )
         if problems:
             raise ValueError(
                 f"shape {shape} does not fit {self!r}: {'; '.join(problems)}"
             )
         return tuple(
-            size // pieces for size, pieces in zip(shape, self.tile_counts, strict=True)
+            size // shards for size, shards in zip(shape, self.tile_counts, strict=True)
         )
 
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one piece of an array of shape `shape`.
+        """The shape of one shard of an array of shape `shape`.
 
         `Unstacked` dimensions are left out: inside the map they do not exist.
 
@@ -219,18 +219,18 @@ class SpecModel:
         >>> spec.indices((2, 4))[1, 0]
         (0, slice(2, 4, None))
         """
-        pieces: list[list[int | slice]] = []
+        shards: list[list[int | slice]] = []
         for entry, size, count in zip(
             self.sharding, self._piece_sizes(shape), self.tile_counts, strict=True
         ):
             if entry is None:
-                pieces.append([slice(None)])
+                shards.append([slice(None)])
             elif isinstance(entry, Unstacked):
-                pieces.append(list(range(count)))
+                shards.append(list(range(count)))
             else:
-                pieces.append([slice(i * size, (i + 1) * size) for i in range(count)])
+                shards.append([slice(i * size, (i + 1) * size) for i in range(count)])
         tiles = np.fromiter(
-            itertools.product(*pieces), dtype=object, count=math.prod(self.tile_counts)
+            itertools.product(*shards), dtype=object, count=math.prod(self.tile_counts)
         ).reshape(self.sharded_axis_sizes)
         # From the order of the array's dimensions to the order of the mesh, where a
         # replicated dimension is first one of size 1 and then repeats what it holds.

@@ -93,13 +93,13 @@ def from_sharding(sharding: Sharding, shape: Sequence[int]) -> SpecParts:
     tiles = np.zeros(len(held), dtype=int)
     for dimension, size in enumerate(shape):
         ranges = [index[dimension].indices(size)[:2] for index in held]
-        pieces = sorted(set(ranges))
-        piece = size // len(pieces)
-        if pieces != [(i * piece, (i + 1) * piece) for i in range(len(pieces))]:
+        shards = sorted(set(ranges))
+        shard = size // len(shards)
+        if shards != [(i * shard, (i + 1) * shard) for i in range(len(shards))]:
             raise ValueError(
                 f"no ShardingSpec expresses {sharding!r}: it cuts dimension "
-                f"{dimension} of size {size} into unequal pieces {pieces}"
+                f"{dimension} of size {size} into unequal shards {shards}"
             )
-        tile_counts.append(len(pieces))
-        tiles = tiles * len(pieces) + [pieces.index(r) for r in ranges]
+        tile_counts.append(len(shards))
+        tiles = tiles * len(shards) + [shards.index(r) for r in ranges]
     return parts_of_tiles(tile_counts, tiles)

@@ -22,7 +22,7 @@ def is_partition_axis(name: Any) -> bool:
 
 
 def total_partitions(parts: Parts) -> int:
-    """How many pieces there are."""
+    """How many partitions there are."""
     return math.prod(count or 1 for count in parts)
 
 

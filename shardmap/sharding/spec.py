@@ -1,12 +1,12 @@
-"""The sharding model: which piece of an array lies on which device.
+"""The sharding model: which shard of an array is on which device.
 
 A `ShardingSpec` answers two questions. How is each dimension of the array cut
-(`sharding`, one entry per array dimension)? And how are the pieces laid on a mesh of
+(`sharding`, one entry per array dimension)? And how are the shards laid on a mesh of
 devices (`mesh_mapping`, one entry per mesh dimension)? A worked example, an array of
 shape (4, 8) on six devices:
 
     spec = ShardingSpec(
-        sharding=(None, Chunked((2,))),     rows stay whole, columns are cut in 2
+        sharding=(None, Chunked((2,))),     rows are not cut, columns are cut in 2
         mesh_mapping=(Replicated(3), ShardedAxis(0)),
     )
 
@@ -24,7 +24,7 @@ mapping `(ShardedAxis(0), Replicated(3))` copies are neighbours: devices 0, 1 an
 `ShardedAxis(k)` counts *sharded axes*: each number in a `Chunked` and each `Unstacked`
 is one, in the order of the array's dimensions, and dimensions that are not cut are
 passed over. In the example the columns are sharded axis 0. `Chunked((2, 3))` is two
-sharded axes, of sizes 2 and 3, whose 6 pieces are numbered row-major.
+sharded axes, of sizes 2 and 3, whose 6 shards are numbered row-major.
 
 The idea, the names and the fields are those of `ShardingSpec` in JAX 0.2.6 to 0.9.
 model.py has what a spec means by itself; here are its ways to and from XLA's protos and
@@ -51,7 +51,7 @@ from shardmap.sharding.model import Index, SpecModel
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
 class ShardingSpec(SpecModel):
-    """How an array is cut, and how its pieces are laid on a mesh of devices.
+    """How an array is cut, and how its shards are laid on a mesh of devices.
 
     See the top of this file for a worked example. As `ShardingSpec` in JAX 0.4.
 
@@ -285,7 +285,7 @@ def pmap_sharding(
     """The layout `jax.pmap` gives an array: one dimension, one index per device.
 
     What `jax.sharding.PmapSharding.default` gave up to JAX 0.9, as a NamedSharding: the
-    dimension stays, cut into pieces of length 1.
+    dimension stays, cut into shards of length 1.
 
     Args:
       shape: the shape of the array.
@@ -324,7 +324,7 @@ def pmap_sharding(
     if len(devices) != size:
         raise ValueError(
             f"dimension {sharded_dim} of shape {shape} has size {size} and needs one "
-            f"device per index, got {len(devices)} devices. Cut it into longer pieces "
+            f"device per index, got {len(devices)} devices. Cut it into longer shards "
             "with a ShardingSpec and Chunked, or pass as many devices"
         )
     entries: list[Chunked | None] = [None] * len(shape)

@@ -20,7 +20,7 @@ def host(value):
 
 
 def check(array, value, spec, devices):
-    """Its value, where it lies, and what each device has."""
+    """Its value, where it is, and what each device has."""
     assert (array.shape, array.dtype) == (value.shape, value.dtype)
     assert sm.spec_of(array) == spec
     assert [shard.device for shard in array.addressable_shards] == list(devices)

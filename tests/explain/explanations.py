@@ -43,7 +43,7 @@ def array(spec, shape, **changes):
         "shard_shape": None if spec is None else spec.shard_shape(shape),
         "bytes": 123456,
         "shard_bytes": None if spec is None else 1234,
-        "layout": "dimension 0 in 4 pieces, each on 2 devices",
+        "layout": "dimension 0 in 4 shards, each on 2 devices",
     }
     return ArrayLayout(**{**fields, **changes})
 

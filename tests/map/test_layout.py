@@ -139,7 +139,7 @@ def test_a_map_that_is_called_often_is_found_once():
     assert len(inner_maps(jaxpr)) == 1
 
 
-# How arrays lie
+# How arrays are sharded
 
 
 def test_mapped_dimensions_are_cut():

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -79,3 +81,18 @@ def test_static_arguments_are_checked():
         if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
     }
     assert options - {"self"} == OPTIONS
+
+
+def test_a_value_that_python_needs_is_named_as_the_function_calls_it():
+    def picks(static, x, y, *, by, z):
+        return x if z["at"].sum() > 0 else y
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        plan(
+            picks, 3, X, X, by="a", z={"at": X}, static_argnums=0, static_argnames="by"
+        )
+    assert re.search(
+        r"the function picks at \S*test_arguments.py:\d+ for plan. .* on the value of "
+        r"the argument z\['at'\]",
+        str(caught.value),
+    )

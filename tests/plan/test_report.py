@@ -103,7 +103,7 @@ def test_what_a_slice_leaves_out_is_no_news_of_a_cut_that_arrives():
 
 def test_a_plan_is_short_where_it_is_shown():
     made = plan(jnp.sin, np.arange(12.0), in_slices=({0: 3},))
-    assert repr(made) == "<ShardPlan: 3 shards in 1 stages>"
+    assert repr(made) == "<ShardPlan: 3 shards in 1 stage>"
 
 
 def test_many_leaves_of_one_tree_are_counted():

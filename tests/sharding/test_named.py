@@ -193,7 +193,7 @@ def test_from_sharding_of_a_single_device():
 
 def test_from_sharding_refuses_unequal_pieces_and_unordered_devices():
     uneven = MapSharding([np.s_[0:1,], np.s_[1:4,]])
-    text = r"cuts dimension 0 of size 4 into unequal pieces \[\(0, 1\), \(1, 4\)\]"
+    text = r"cuts dimension 0 of size 4 into unequal shards \[\(0, 1\), \(1, 4\)\]"
     with pytest.raises(ValueError, match=text):
         ShardingSpec.from_sharding(uneven, (4,))
     diagonal = MapSharding([np.s_[0:2, 0:2], np.s_[2:4, 2:4]])

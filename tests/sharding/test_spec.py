@@ -319,7 +319,7 @@ EVERY_USE_OF_A_SHAPE = [
             (9, 3, 5),
             ValueError,
             r"dimension 0 has size 9, which Chunked\(\(2, 2\)\) does not divide into 4 "
-            "equal pieces: pad it to 12 or cut it into fewer pieces",
+            "equal shards: pad it to 12 or cut it into fewer shards",
         ),
         (
             (8, 6, 5),

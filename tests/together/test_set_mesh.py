@@ -149,6 +149,18 @@ def test_a_mesh_that_has_no_name_in_the_types_is_refused():
         np.testing.assert_array_equal(nested(x.reshape(2, 4)), 2 * x.reshape(2, 4))
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_mesh_that_is_met_under_an_explicit_one_first(lowering):
+    mesh = sm.make_mesh({f"first met by {lowering}": 8})  # JAX keeps what it knows.
+    [axis] = mesh.axis_names
+    fun = sm.spmap(centered, "i", mesh=mesh, mesh_axes=axis, lowering=lowering)
+    with jax.set_mesh(EXPLICIT):
+        jax.make_jaxpr(fun)(X)
+    result = jax.jit(fun)(X)
+    np.testing.assert_allclose(result, X - X.mean(), rtol=1e-6)
+    assert result.sharding.device_set == set(jax.devices())
+
+
 # jax.set_mesh of fewer devices
 
 

@@ -112,7 +112,7 @@ def scaled(
 def mesh_sharding_spec(
     axis_sizes: dict[str, int], axis_names: Sequence[str]
 ) -> Callable[[int, Axes], ShardingSpec]:
-    """How the blocks of arrays lie on a mesh, as specs.
+    """How the blocks of arrays are laid on a mesh, as specs.
 
     JAX had this as `pxla.mesh_sharding_specs`.
 

@@ -1,4 +1,4 @@
-"""One call of a map over blocks: what it is made of, and how its arrays lie."""
+"""One call of a map over blocks: what it is made of, and how its arrays are sharded."""
 
 import dataclasses
 import functools

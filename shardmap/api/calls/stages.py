@@ -1,4 +1,4 @@
-"""What `lower` gives: JAX's own stage, and how the arrays lie as specs."""
+"""What `lower` gives: JAX's own stage, and how the arrays are sharded as specs."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ from shardmap._jax.types import PyTree
 
 
 def check_copies_agree(name: str, results: PyTree) -> None:
-    """Compares what devices hold of the same piece of a result, bit by bit.
+    """Compares what devices hold of the same shard of a result, bit by bit.
 
     Args:
       name: the mapped function's, for the error.

@@ -1,4 +1,4 @@
-"""One call of a function that `sharded_jit` cuts: what it is made of, how it lies."""
+"""One call of a function that `sharded_jit` cuts: what it is made of, how it is cut."""
 
 import dataclasses
 import functools

@@ -15,7 +15,7 @@ from shardmap.map.constraint import partition_mesh
 from shardmap.sharding.partitions import total_partitions
 
 Counts = tuple[int, ...] | None
-"""Of pieces along each dimension; None: every device has the whole value."""
+"""Of partitions along each dimension; None: every device has the whole value."""
 
 
 def _is_counts(value: object) -> bool:
@@ -129,7 +129,7 @@ def check_local_parts(
     all_parts: Sequence[Counts],
     all_local: Sequence[Counts],
 ) -> None:
-    """Refuses counts of this process's pieces that are not those which it has.
+    """Refuses counts of this process's partitions that are not those which it has.
 
     Args:
       what: who was called, for errors.
@@ -137,7 +137,7 @@ def check_local_parts(
       names: what each value is called.
       avals: the values' kinds.
       all_parts: how each is cut.
-      all_local: how this process's pieces of it are; None: it has no own.
+      all_local: how this process's partitions of it are; None: it has no own.
     """
     problems = []
     for name, aval, parts, local in zip(
@@ -158,7 +158,7 @@ def check_local_parts(
             )
     if problems:
         raise ValueError(
-            f"{what} cannot put the pieces of the processes together:"
+            f"{what} cannot put the partitions of the processes together:"
             f"{''.join(problems)}\nPartitions that this process has devices for are "
             "all its own; of more, each process has equally many, one behind the "
             "other, counted row-major. Give those counts, or pass global arrays and "
@@ -185,20 +185,20 @@ def own_count(total: int) -> int:
 def _own_box(parts: tuple[int, ...], count: int) -> Counts:
     """The shape of ``count`` partitions one behind the other; None if it is no box."""
     box: list[int] = []
-    for pieces in reversed(parts):
-        box.append(min(pieces, count))
-        if max(pieces, count) % box[-1]:
+    for partitions in reversed(parts):
+        box.append(min(partitions, count))
+        if max(partitions, count) % box[-1]:
             return None
         count //= box[-1]
     return tuple(reversed(box))
 
 
 def whole_aval(aval: Aval, parts: Counts, local: Counts) -> Aval:
-    """The kind of the global array of which this process has these pieces."""
+    """The kind of the global array of which this process has these partitions."""
     if parts is None or local is None:
         return aval
     shape = [
-        size // own * pieces
-        for size, own, pieces in zip(aval.shape, local, parts, strict=True)
+        size // own * partitions
+        for size, own, partitions in zip(aval.shape, local, parts, strict=True)
     ]
     return with_shape(aval, shape)

@@ -80,19 +80,19 @@ class Lazy:
 class Part:
     """A part of something that can be sliced."""
 
-    def __init__(self, whole: Any, slices: Sequence[slice]) -> None:
-        self._whole = whole
+    def __init__(self, parent: Any, slices: Sequence[slice]) -> None:
+        self._parent = parent
         self._ranges = [
-            range(size)[part] for part, size in zip(slices, whole.shape, strict=True)
+            range(size)[part] for part, size in zip(slices, parent.shape, strict=True)
         ]
         self.shape = tuple(map(len, self._ranges))
-        self.dtype = whole.dtype
+        self.dtype = parent.dtype
 
     def __getitem__(self, index: Any) -> Any:
         if index is Ellipsis:
             index = tuple(slice(None) for _ in self.shape)
         inner = [r[part] for r, part in zip(self._ranges, index, strict=True)]
-        return self._whole[tuple(slice(r.start, r.stop, r.step) for r in inner)]
+        return self._parent[tuple(slice(r.start, r.stop, r.step) for r in inner)]
 
 
 def _describe(lazy: Lazy) -> About | None:
@@ -121,8 +121,8 @@ def _describe(lazy: Lazy) -> About | None:
 def _reopen(about: About, writable: bool) -> Any:
     kind = kind_named(about["kind"])
     assert kind is not None
-    whole = kind.reopen(about["about"], writable)
-    return Part(whole, [slice(*part) for part in about["parts"]])
+    parent = kind.reopen(about["about"], writable)
+    return Part(parent, [slice(*part) for part in about["parts"]])
 
 
 register_kind(type_name(Lazy), Kind("xarray", _describe, _reopen))

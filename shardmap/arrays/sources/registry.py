@@ -2,7 +2,7 @@
 
 A value that lies in a file or a store goes to other processes as a few words, such as a
 path and an offset, and they read and write it themselves. A type is registered with two
-functions: one says where a value lies, the other opens what the first has said.
+functions: one says where a value is, the other opens what the first has said.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 About: TypeAlias = Mapping[str, Any]
-"""Where a value lies, in JSON's types only."""
+"""Where a value is, in JSON's types only."""
 
 Describe: TypeAlias = Callable[[Any], About | None]
 Reopen: TypeAlias = Callable[[About, bool], Any]
@@ -31,7 +31,7 @@ class Away(NamedTuple):
 
     Attributes:
       kind: the name that its type is registered by.
-      about: where it lies.
+      about: where it is.
       reopen: opens it; a process that has not registered the type gets it by name.
       grain: the lengths of the cells that one process at a time may write, per axis;
         None if other processes may not write it.

@@ -1,4 +1,4 @@
-"""What a picture of a layout shows: grids of pieces, and the devices that hold them.
+"""What a picture of a layout shows: grids of shards, and the devices that hold them.
 
 A grid has the last two cut dimensions of an array as rows and columns; one alone goes
 down, as rows do, unless it is the array's last. Where more are cut, there is one grid

@@ -39,7 +39,7 @@ class Drawing(NamedTuple):
 
 
 def array(name: str, spec: ShardingSpec, shape: Sequence[int]) -> Drawing:
-    """The pieces of an array.
+    """The shards of an array.
 
     Args:
       name: what to call the array in the text for readers who cannot see it.

@@ -1,4 +1,4 @@
-"""A picture in text of how an array lies on devices.
+"""A picture in text of how an array is sharded on devices.
 
 >>> from shardmap import Chunked, Replicated, ShardedAxis, ShardingSpec
 >>> spec = ShardingSpec((Chunked(2), Chunked(2)), (ShardedAxis(0), ShardedAxis(1)))

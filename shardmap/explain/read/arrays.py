@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a program lie on the devices."""
+"""How the inputs and outputs of a program are sharded."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -94,14 +94,14 @@ def describe(spec: ShardingSpec) -> str:
 
     >>> from shardmap import Chunked, Replicated, ShardedAxis
     >>> describe(ShardingSpec((Chunked(2), None), (ShardedAxis(0), Replicated(4))))
-    'dimension 0 in 2 pieces, each on 4 devices'
+    'dimension 0 in 2 shards, each on 4 devices'
     >>> describe(ShardingSpec((None,), (Replicated(4),)))
     'replicated on 4 devices'
     """
     if spec.num_shards == 1:
         return "on one device"
     cuts = [
-        f"dimension {dimension} in {count:,} pieces"
+        f"dimension {dimension} in {count:,} shards"
         for dimension, count in enumerate(spec.tile_counts)
         if count > 1
     ]
@@ -112,7 +112,7 @@ def describe(spec: ShardingSpec) -> str:
 
 
 def shardings_in(jaxpr: Jaxpr) -> tuple[list[Any], list[Any]]:
-    """How inputs and outputs of a program lie, as far as its maps say it.
+    """How inputs and outputs of a program are sharded, as far as its maps say it.
 
     An input that goes straight to a map lies as the map wants it, and a result that
     comes straight from one as it makes it.

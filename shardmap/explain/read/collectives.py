@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 from jax.extend.core.primitives import scan_p, while_p
-from jax.sharding import AbstractMesh
 
 from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
+from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import (
     Aval,
@@ -194,7 +194,7 @@ def _cut(aval: Aval, axis: int, length: int) -> tuple[int, ...]:
 def _traced(
     run: Callable[..., Any], avals: Sequence[Any], sizes: dict[Any, int]
 ) -> Any:
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with jax.sharding.use_abstract_mesh(NO_MESH):
         closed = jax.make_jaxpr(lambda *args: run(*args), axis_env=list(sizes.items()))(
             *map(without_sharding, avals)
         )

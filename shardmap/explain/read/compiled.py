@@ -1,4 +1,4 @@
-"""What a compiled program says: where arrays lie, what it costs."""
+"""What a compiled program says: where arrays are, what it costs."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def layouts_of(
     compiled: jax.stages.Compiled,
     traced: jax.stages.Traced,
 ) -> tuple[list[Any], list[Any]]:
-    """How inputs and outputs lie: by the map's own word, or by the compiler's."""
+    """How inputs and outputs are sharded: by the map's word, or by the compiler's."""
     count_in = len(jax.tree.leaves(traced.args_info))
     count_out = len(jax.tree.leaves(traced.out_info))
     specs_in = jax.tree.leaves(getattr(lowered, "in_specs", None))

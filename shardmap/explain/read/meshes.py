@@ -14,7 +14,7 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     """The meshes that a program's equations name, the largest first.
 
     Where axes are explicit an equation names the abstract mesh of the one that is set,
-    or that its arguments lie on: it is that one.
+    or that its arguments are on: it is that one.
 
     Args:
       jaxpr: the program.

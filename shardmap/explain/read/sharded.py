@@ -1,4 +1,4 @@
-"""The axes that run on devices because arrays lie on them."""
+"""The axes that run on devices because arrays are on them."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class Cut(NamedTuple):
       path: the array's.
       dimension, length: the dimension.
       names: the mesh axes that cut it.
-      pieces: into how many pieces.
+      shards: into how many shards.
       sizes: how many devices there are along each of the mesh axes.
     """
 
@@ -30,7 +30,7 @@ class Cut(NamedTuple):
     dimension: int
     length: int
     names: tuple[str, ...]
-    pieces: int
+    shards: int
     sizes: tuple[int, ...]
 
 
@@ -57,19 +57,19 @@ def _cuts(array: ArrayLayout, layout: NamedSharding) -> Iterator[Cut]:
             for name in names
             if isinstance(name, str) and layout.mesh.shape[name] > 1
         }
-        pieces = 1
+        shards = 1
         for size in sizes.values():
-            pieces *= size
-        if pieces > 1:
+            shards *= size
+        if shards > 1:
             length = array.shape[dimension]
             sizes_of = tuple(sizes.values())
-            yield Cut(array.path, dimension, length, tuple(sizes), pieces, sizes_of)
+            yield Cut(array.path, dimension, length, tuple(sizes), shards, sizes_of)
 
 
 def with_devices(axes: Sequence[Axis], cuts: Sequence[Cut]) -> tuple[Axis, ...]:
-    """The axes, crossed with how arrays lie.
+    """The axes, crossed with how arrays are sharded.
 
-    A vmap over a dimension that is cut runs on the devices that have the pieces. Mesh
+    A vmap over a dimension that is cut runs on the devices that have the shards. Mesh
     axes that cut something else are axes of their own.
 
     Args:
@@ -113,14 +113,14 @@ def _cut_of(axis: Axis, cuts: Sequence[Cut], used: set[str]) -> Cut | None:
 
 def _on_devices(axis: Axis, cut: Cut) -> Axis:
     assert axis.size is not None
-    each = -(-axis.size // cut.pieces)
+    each = -(-axis.size // cut.shards)
     names = " and ".join(map(repr, cut.names))
     running = (
-        f"on {cut.pieces:,} devices at once, along mesh axis {names}, as {cut.path} "
-        f"lies; {each:,} elements are one batched operation"
+        f"on {cut.shards:,} devices at once, along mesh axis {names}, as {cut.path} "
+        f"is cut; {each:,} elements are one batched operation"
     )
     return dataclasses.replace(
-        axis, devices=cut.pieces, vectorised=each, running=running, change=_CHANGE
+        axis, devices=cut.shards, vectorised=each, running=running, change=_CHANGE
     )
 
 
@@ -151,7 +151,7 @@ def looped(axes: Sequence[Axis], cuts: Sequence[Cut]) -> list[Remark]:
     return [
         Remark(
             f"a loop of {axis.size:,} steps goes over dimension 0 of {cut.path}, which "
-            f"is cut over {cut.pieces:,} devices: each of them does all of the steps",
+            f"is cut over {cut.shards:,} devices: each of them does all of the steps",
             "Each step needs the one before: cut another dimension, which a step can "
             "then do its part of."
             if axis.in_turn

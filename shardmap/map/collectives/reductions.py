@@ -1,15 +1,16 @@
-"""Reductions over an axis whose elements lie in blocks on devices."""
+"""Reductions over an axis whose elements are in blocks on devices."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from shardmap._jax.collectives import TABLE
-from shardmap._jax.types import Aval, DType, Groups, Value
+from shardmap._jax.types import Aval, Groups, Value
+from shardmap.combining import identity
 from shardmap.map.collectives.split_axis import SplitAxis
 
 
@@ -70,53 +71,58 @@ def add_up(block: Value, dimensions: Sequence[int]) -> Any:
     return jnp.sum(block, dimensions, dtype=block.dtype)
 
 
-def _has_infinity(dtype: DType) -> bool:
-    # The short floats that have none make it a NaN.
-    return bool(np.isinf(np.array(np.inf).astype(dtype)))
+def _extreme(
+    combiner: str,
+    reduce: Callable[..., Any],
+    between: Callable[..., Any],
+    combine: Callable[[Any, Any], Any],
+) -> Reduction:
+    """The reduction that keeps the largest or the smallest."""
 
+    def local(block: Value, dimensions: Sequence[int]) -> Any:
+        return reduce(block, dimensions, initial=identity(combiner, block.dtype))
 
-def _lowest(dtype: DType) -> Any:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -jnp.inf if _has_infinity(dtype) else jnp.finfo(dtype).min
-    return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
+    def segments(block: Value, numbers: Value, count: int) -> Any:
+        # `jax.ops.segment_max` starts from an infinity that not all floats have.
+        nothing = identity(combiner, block.dtype)
+        start = jnp.full((count, *block.shape[1:]), nothing, block.dtype)
+        return getattr(start.at[numbers], combiner)(block)
 
+    def by_parts(one: Callable[..., Any], spread: Callable[..., Any]) -> Any:
+        # XLA compares no complex numbers between devices. The order of JAX's is that
+        # of the real parts, and of the imaginary ones where these are equal.
+        def reduced(value: Value, *where: Any) -> Any:
+            if not jnp.issubdtype(value.dtype, jnp.complexfloating):
+                return one(value, *where)
+            real = one(value.real, *where)
+            tied = (value.real == spread(real, *where)) | jnp.isnan(value.real)
+            nothing = lax.full_like(value.imag, identity(combiner, value.real.dtype))
+            return lax.complex(real, one(jnp.where(tied, value.imag, nothing), *where))
 
-def _highest(dtype: DType) -> Any:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.inf if _has_infinity(dtype) else jnp.finfo(dtype).max
-    return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
+        return reduced
 
-
-def _max(block: Value, dimensions: Sequence[int]) -> Any:
-    return jnp.max(
-        block, dimensions, initial=np.array(_lowest(block.dtype), block.dtype)
+    return Reduction(
+        local=by_parts(local, jnp.expand_dims),
+        between=by_parts(between, lambda real, names: real),
+        segments=by_parts(segments, lambda real, numbers, count: real[numbers]),
+        combine=combine,
+        identity=functools.partial(identity, combiner),
     )
 
 
-def _min(block: Value, dimensions: Sequence[int]) -> Any:
-    return jnp.min(
-        block, dimensions, initial=np.array(_highest(block.dtype), block.dtype)
-    )
+SUM = Reduction(
+    add_up,
+    lax.psum,
+    jax.ops.segment_sum,
+    jnp.add,
+    functools.partial(identity, "add"),
+)
 
 
-def _segment_max(block: Value, numbers: Value, count: int) -> Any:
-    # `jax.ops.segment_max` starts from an infinity that not all floats have.
-    start = jnp.full((count, *block.shape[1:]), _lowest(block.dtype), block.dtype)
-    return start.at[numbers].max(block)
+MAX = _extreme("max", jnp.max, lax.pmax, jnp.maximum)
 
 
-def _segment_min(block: Value, numbers: Value, count: int) -> Any:
-    start = jnp.full((count, *block.shape[1:]), _highest(block.dtype), block.dtype)
-    return start.at[numbers].min(block)
-
-
-SUM = Reduction(add_up, lax.psum, jax.ops.segment_sum, jnp.add, lambda dtype: 0)
-
-
-MAX = Reduction(_max, lax.pmax, _segment_max, jnp.maximum, _lowest)
-
-
-MIN = Reduction(_min, lax.pmin, _segment_min, jnp.minimum, _highest)
+MIN = _extreme("min", jnp.min, lax.pmin, jnp.minimum)
 
 
 _BY_COMBINER = {"sum": SUM, "max": MAX, "min": MIN}

@@ -1,6 +1,6 @@
-"""What each collective does over an axis whose elements lie in blocks on devices.
+"""What each collective does over an axis whose elements are in blocks on devices.
 
-An axis of ``size`` elements lies on ``devices`` devices, ``block`` elements on each, in
+An axis of ``size`` elements is on ``devices`` devices, ``block`` elements on each, in
 order; the last block may be partly empty. A block is one vectorised operation, so a
 collective has two parts: what a device can do with its own elements, and then one
 collective between devices, of the least size.

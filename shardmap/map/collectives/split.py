@@ -75,7 +75,7 @@ def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:
     return not has_shard_maps(jaxpr) and all(
         COLLECTIVES[equation.primitive].lowers_per_device(atom.aval, platform)
         for equation in uses_axis(jaxpr, name)
-        for atom in equation.invars[:1]
+        for atom in equation.invars
     )
 
 

@@ -1,6 +1,6 @@
-"""An axis whose elements lie in blocks on devices, and what a device does with them.
+"""An axis whose elements are in blocks on devices, and what a device does with them.
 
-An axis of ``size`` elements lies on ``devices`` devices, ``block`` elements on each, in
+An axis of ``size`` elements is on ``devices`` devices, ``block`` elements on each, in
 order; the last block may be partly empty.
 """
 
@@ -19,7 +19,7 @@ from shardmap._jax.types import Value
 
 @dataclasses.dataclass(frozen=True)
 class SplitAxis:
-    """A mapped axis and how its elements lie.
+    """A mapped axis and how its elements are laid out.
 
     Attributes:
       name: what the function's collectives call it.

@@ -43,9 +43,9 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
 
 
 def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
-    """A map that is evaluated, on as many devices as its operands lie on.
+    """A map that is evaluated, on as many devices as its operands are on.
 
-    It has all devices of its mesh, unless operands lie on just those that it would have
+    It has all devices of its mesh, unless operands are on just those that it would have
     if it were called outside of any trace: then they were made so, and what comes of
     them here is to meet them.
     """
@@ -89,7 +89,7 @@ def _as_array(value: Value) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
-    """The compiled form of one equation, and how its operands must lie."""
+    """The compiled form of one equation, and how its operands must be sharded."""
     run = functools.partial(spmap_p.bind, **params)
     mesh = params["mesh"]
     if mesh is None:
@@ -107,7 +107,7 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
 
 @functools.lru_cache(maxsize=4096)
 def _program_under_mesh(**params: Param) -> Any:
-    """The same under `jax.set_mesh`, where results lie on that mesh."""
+    """The same under `jax.set_mesh`, where results are on that mesh."""
     run = functools.partial(spmap_p.bind, **params)
     devices = list(params["mesh"].devices.flat)
     return map_jit(lambda *args: run(*map(contexts.untyped, args)), devices, True)

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh
 
+from shardmap._jax.context import NO_MESH
 from shardmap._jax.effects import DEBUG_EFFECT, happens_outside
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value, aval_of
@@ -126,7 +126,7 @@ def _on_first(equation: Equation, sizes: dict[str, int]) -> Any:
         for aval in map(aval_of, equation.invars)
     ]
     # Typed with the mesh where it is lowered, not with the one around.
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with jax.sharding.use_abstract_mesh(NO_MESH):
         traced = jax.make_jaxpr(jax.jit(run), axis_env=list(sizes.items()))(*operands)
     [made] = traced.eqns
     return equation.replace(

@@ -51,7 +51,7 @@ def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
 
 
 def _cuts(mesh: Mesh) -> set[int]:
-    """Into how many pieces the devices are cut by the first axis, first two, ..."""
+    """Into how many groups the devices are cut by the first axis, first two, ..."""
     return {1, *itertools.accumulate(mesh.shape.values(), operator.mul)}
 
 

@@ -13,6 +13,7 @@ from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType
 
 from shardmap._jax.context import (
+    NO_MESH,
     LoweringContext,
     lower_inside,
     manual_axes,
@@ -62,7 +63,7 @@ def _lower_on_one_device(
     around: AnyMesh | None,
 ) -> Any:
     """A map that has no devices of its own, in the program of one around or alone."""
-    here = AbstractMesh((), ())
+    here: AbstractMesh = NO_MESH
     if around is not None:
         types = dict.fromkeys(manual_axes(ctx), AxisType.Manual)
         here = around.abstract_mesh.update_axis_types(types)

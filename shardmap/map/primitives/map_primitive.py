@@ -26,6 +26,7 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.context import NO_MESH
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
@@ -148,7 +149,7 @@ class _SpmapPrimitive(MapPrimitive):
     * ``lowering``: "manual" or "spmd".
     * ``kind``: what made the map, "spmap" or "mesh_map", for `explain`.
 
-    `bind` adds two more: ``layout``, how the elements lie, in words, and
+    `bind` adds two more: ``layout``, how the elements are laid out, in words, and
     ``mesh_jaxpr``, made from ``mesh``.
 
     Example:
@@ -205,9 +206,11 @@ def mesh_jaxpr(mesh: Mesh | None) -> Any:
     if mesh is None:
         return None
     everywhere = NamedSharding(mesh, PartitionSpec())
-    closed = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, everywhere))(
-        0.0
-    )
+    # Under an Explicit mesh it would be a check of types, which leaves no equation.
+    with jax.sharding.use_abstract_mesh(NO_MESH):
+        closed = jax.make_jaxpr(
+            lambda x: jax.lax.with_sharding_constraint(x, everywhere)
+        )(0.0)
     return closed.jaxpr
 
 

@@ -115,7 +115,7 @@ class Dask(Elsewhere):
         return self.client.scatter(array, hash=False)
 
     def arg(self, value: Value, box: Box) -> Any:
-        """A box for a shard: where it lies, what it is, or a future of it."""
+        """A box for a shard: where it is, what it is, or a future of it."""
         read = self.travels.read(value, box)
         if read is not None:
             return Read(self.once(read.source), *read[1:])

@@ -32,7 +32,7 @@ SENT = 2**22
 
 
 class Elsewhere(Work):
-    """Sends exported functions, and where values lie or else their bytes."""
+    """Sends exported functions, and where values are or else their bytes."""
 
     apart = True
 
@@ -46,7 +46,7 @@ class Elsewhere(Work):
     def args(
         self, shard: Shard, known: dict[Any, np.ndarray] | None = None
     ) -> list[Any]:
-        """What the function of a shard takes: where it lies, or what it is."""
+        """What the function of a shard takes: where it is, or what it is."""
         known = {} if known is None else known
         found: list[Any] = []
         for value, box in shard.recipe.reads:

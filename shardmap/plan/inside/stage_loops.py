@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap.combining import identity
 from shardmap.plan.engine.alike.classes import Alike
-from shardmap.plan.engine.combiners import identity
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
@@ -220,7 +220,7 @@ def laid_out_as(
 ) -> Callable[[Sequence[Any]], list[Any]]:
     """``run``, under an Explicit mesh with results that are laid out like these.
 
-    A piece of an axis that lies on several devices has no layout that JAX would know
+    A piece of an axis that is on several devices has no layout that JAX would know
     of, so that inside of the loops the compiler decides.
     """
     mesh = jax.sharding.get_abstract_mesh()

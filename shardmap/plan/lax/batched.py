@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.context import NO_MESH
 from shardmap._jax.lax_primitives import PIVOTS
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.plan.engine.factors import Factors
@@ -91,7 +92,8 @@ def _axis_by_axis(
             x = jnp.moveaxis(lax.fft(moved, how, (length,)), -1, axis)
         return x
 
-    return jax.make_jaxpr(transformed)(jax.ShapeDtypeStruct(shape, dtype))
+    with jax.sharding.use_abstract_mesh(NO_MESH):  # It is kept for other meshes.
+        return jax.make_jaxpr(transformed)(jax.ShapeDtypeStruct(shape, dtype))
 
 
 def sort(node: Node) -> Factors:

@@ -126,7 +126,7 @@ def _widens(before: np.dtype, after: np.dtype) -> bool:
 
 
 def _as_it_is(local: Local) -> Sequence[Any]:
-    """For what says where a value lies, which a shard of it cannot follow."""
+    """For what says where a value is, which a shard of it cannot follow."""
     return local.values
 
 

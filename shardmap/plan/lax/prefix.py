@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Equation
-from shardmap.plan.engine.combiners import identity
+from shardmap.combining import identity
 from shardmap.plan.engine.factors import Factors, linked_but
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, avals
 from shardmap.plan.engine.rules import (

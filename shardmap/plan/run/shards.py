@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from shardmap import combining
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.engine import combiners
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.slices import Box, slices
@@ -302,7 +302,7 @@ class Accumulator:
             if buffer is None:
                 buffer = buffers.new_buffer(value, combiner)
             elif combiner != "insert":
-                buffer[...] = combiners.identity(combiner, data_aval(value.aval).dtype)
+                buffer[...] = combining.identity(combiner, data_aval(value.aval).dtype)
             self.kept[value] = buffer
         return self.kept[value]
 

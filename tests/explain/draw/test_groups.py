@@ -13,7 +13,7 @@ def test_arrays_are_summed_up_by_prefix_and_layout():
     first, second = groups.groups_of_arrays([rows, whole, rows])
     assert first.arrays == (rows, rows)
     assert first.title.startswith(
-        "params: 2 arrays, 241.1 KiB, dimension 0 in 4 pieces"
+        "params: 2 arrays, 241.1 KiB, dimension 0 in 4 shards"
     )
     assert second.title.startswith("params['b']: float32[], 120.6 KiB, replicated on")
 

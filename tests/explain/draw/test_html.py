@@ -135,7 +135,7 @@ def test_everything_that_is_known_is_on_the_page():
         "120.6 KiB",
         "On a device <code>(2, 64)</code>, 1.2 KiB",
         "<code>ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))",
-        "Dimension 0 in 4 pieces, each on 2 devices.",
+        "Dimension 0 in 4 shards, each on 2 devices.",
         "Nobody knows.",
         "all-reduce (<code>psum</code>)",
         "<code>data, model</code>",

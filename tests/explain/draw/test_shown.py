@@ -46,7 +46,7 @@ def test_all_are_one_element_that_is_whole(shown):
 
 def test_a_spec_says_what_it_is(shown):
     text = shown["spec"]._repr_html_()
-    assert "Dimension 0 in 4 pieces, each on 2 devices." in text
+    assert "Dimension 0 in 4 shards, each on 2 devices." in text
     assert "dimension 0 down" in text
 
 

@@ -1,4 +1,4 @@
-"""How inputs and outputs lie, in words and as specs."""
+"""How inputs and outputs are sharded, in words and as specs."""
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ def test_a_layout_has_the_bytes_of_a_piece_and_of_all():
     assert found.spec == ShardingSpec.from_sharding(sharding, (16, 8))
     assert (found.shard_shape, found.shard_bytes, found.bytes) == ((4, 8), 128, 512)
     assert (found.num_devices, found.copies) == (8, 2)
-    assert found.layout == "dimension 0 in 4 pieces, each on 2 devices"
+    assert found.layout == "dimension 0 in 4 shards, each on 2 devices"
 
 
 @pytest.mark.parametrize("word", [arrays.UNUSED, arrays.UNKNOWN])
@@ -37,10 +37,10 @@ def test_where_nobody_knows_a_word_says_so(word):
     [
         (ShardingSpec((None,), ()), "on one device"),
         (ShardingSpec((None,), (Replicated(8),)), "replicated on 8 devices"),
-        (ShardingSpec((Chunked(8),), (ShardedAxis(0),)), "dimension 0 in 8 pieces"),
+        (ShardingSpec((Chunked(8),), (ShardedAxis(0),)), "dimension 0 in 8 shards"),
         (
             ShardingSpec((Chunked(2), Chunked((2, 2))), map(ShardedAxis, range(3))),
-            "dimension 0 in 2 pieces, dimension 1 in 4 pieces",
+            "dimension 0 in 2 shards, dimension 1 in 4 shards",
         ),
     ],
 )

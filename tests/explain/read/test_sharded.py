@@ -1,4 +1,4 @@
-"""Axes that run on devices because arrays lie on them."""
+"""Axes that run on devices because arrays are on them."""
 
 import jax
 import jax.numpy as jnp

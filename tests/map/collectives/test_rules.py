@@ -102,6 +102,31 @@ def test_extrema_of_floats_without_infinity(dtype):
         np.testing.assert_array_equal(got.astype(np.float32), want)
 
 
+@both_lowerings
+@pytest.mark.parametrize("size", [8, 11])
+def test_extrema_of_complex_numbers(spmap, size):
+    x = (array(size, 3) % 2 + 1j * array(size, 3)).astype(np.complex64)
+    x[0, 0], x[1, 1] = complex(-np.inf, -3), complex(np.inf, 2)
+    groups = [list(range(0, size, 2)), list(range(1, size, 2))]
+
+    def extrema(x):
+        [_, largest] = lax.pmax([x.real, x], "i")
+        return largest, lax.pmin(x, "i", axis_index_groups=groups)
+
+    largest, smallest = spmap(extrema, "i", out_axes=(None, 0))(x)
+    # NumPy compares the real parts first, as JAX does.
+    np.testing.assert_array_equal(largest, x.max(0))
+    for group in groups:
+        expected = np.broadcast_to(x[group].min(0), (len(group), 3))
+        np.testing.assert_array_equal(smallest[np.array(group)], expected)
+
+
+def test_extrema_of_complex_numbers_in_steps():
+    x = (array(16, 3) % 2 - 1j * array(16, 3)).astype(np.complex64)
+    mapped = sm.spmap(lambda x: lax.pmax(x, "i"), "i", out_axes=None, batch_size=1)
+    np.testing.assert_array_equal(mapped(x), x.max(0))
+
+
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 11])

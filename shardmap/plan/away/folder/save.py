@@ -152,7 +152,7 @@ class _Saving:
         Folder(self.path, "job").write("job.json", sealed(body))
 
     def _values(self) -> Iterator[tuple[Value, dict[str, Any]]]:
-        """What shards read and write, and where it lies."""
+        """What shards read and write, and where it is."""
         for name, value, leaf in zip(
             self.cut_program.names, self.program.inputs, self.leaves, strict=True
         ):

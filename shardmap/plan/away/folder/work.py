@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardmap.combining import identity
 from shardmap.plan.away.folder.claims import LEASE, Claims, pause
 from shardmap.plan.away.folder.job import Job
 from shardmap.plan.away.folder.stored import stored, stored_dtype
-from shardmap.plan.engine.combiners import identity
 from shardmap.plan.run import buffers
 from shardmap.plan.run.results import Folder, result_name
 

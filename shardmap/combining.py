@@ -1,0 +1,37 @@
+"""What changes nothing when values are combined."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+
+def identity(combiner: str, dtype: DTypeLike) -> np.ndarray:
+    """What changes nothing when it is combined.
+
+    >>> identity("add", np.int8), identity("min", np.float32)
+    (array(0, dtype=int8), array(inf, dtype=float32))
+    """
+    dtype = np.dtype(dtype)
+    if combiner in ("add", "or", "xor"):
+        return np.zeros((), dtype)
+    if combiner == "mul":
+        return np.ones((), dtype)
+    if dtype.kind == "b":
+        return np.array(combiner in ("and", "min"))
+    if combiner == "and":
+        return np.array(-1).astype(dtype)
+    if jnp.issubdtype(dtype, np.inexact):
+        infinity = np.inf if combiner == "min" else -np.inf
+        # Of complex numbers the real parts count first, then the imaginary ones.
+        is_complex = jnp.issubdtype(dtype, np.complexfloating)
+        infinite = np.array(complex(infinity, infinity) if is_complex else infinity)
+        infinite = infinite.astype(dtype)
+        if np.isinf(infinite):
+            return infinite
+        # The short floats that have no infinity make it a NaN.
+        limits: Any = jnp.finfo(dtype)
+    else:
+        limits = jnp.iinfo(dtype)
+    return np.array(limits.max if combiner == "min" else limits.min, dtype)
