@@ -207,6 +207,29 @@ class Probe(NamedTuple):
         return len(shape) > axis and shape[axis] == axis_size
 
 
+Fits = Callable[[Sequence[PyTree]], bool]
+
+
+def with_statics(
+    statics: Sequence[tuple[int, Static]], others_fit: Fits | None
+) -> Fits | None:
+    """Whether positional arguments have these constants, and the others fit.
+
+    Args:
+      statics: the static arguments, by position.
+      others_fit: what tells of the other arguments; None: any may.
+    """
+    if not statics:
+        return others_fit
+
+    def fits(args: Sequence[PyTree]) -> bool:
+        if any(args[k] != static for k, static in statics):
+            return False
+        return others_fit is None or others_fit(args)
+
+    return fits
+
+
 class SameShapes(NamedTuple):
     """The shapes of all leaves, where another call's errors have to speak of its own.
 
@@ -258,4 +281,4 @@ class Ready(NamedTuple):
     program: Callable[..., Any]
     shardings: Sequence[Sharding] | None
     donated: Sequence[bool]
-    fits: Callable[[Sequence[PyTree]], bool] | None
+    fits: Fits | None

@@ -23,6 +23,7 @@ from shardmap.api.calls.call import (
     Donated,
     Ready,
     SameShapes,
+    with_statics,
 )
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, trees
@@ -275,18 +276,19 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         # All processes trace what they call; what is lowered, one of them alone.
         agrees = call.process_local is not None
         program = self.program(call, has_keywords, agrees)
-        donated = self._donated(call.arguments)
+        donated, statics = self._donated(call.arguments), call.arguments.statics
         if call.has_process_local:
             # This lays out its arguments itself, and knows what it is for.
             shapes = SameShapes([aval.shape for aval in call.in_avals])
-            return Ready(self.across(call, program, True), None, donated, shapes.fits)
+            across = self.across(call, program, True)
+            return Ready(across, None, donated, with_statics(statics, shapes.fits))
         shardings = call.shardings and call.shardings.operands
         probe = call.probe()
         fits = None if probe is None else probe.fits
         if any(donated):
             wanted = [(k, s) for k, s in enumerate(shardings or ()) if donated[k]]
             fits = Donated(wanted, probe).fits
-        return Ready(program, shardings, donated, fits)
+        return Ready(program, shardings, donated, with_statics(statics, fits))
 
     # Programs
 
@@ -294,6 +296,9 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         self, call: C, has_keywords: bool, agrees: bool = False
     ) -> jax.stages.Wrapped:
         """The `jax.jit` that runs calls like this one.
+
+        There is one for each value of the static arguments: a `jax.jit` keeps what it
+        has compiled for all of them, and is forgotten as a whole.
 
         Args:
           call: the call.
@@ -315,9 +320,10 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         if call.process_local is not None and not agrees:
             # Agreement is found by lowering: what is kept is not lowered again.
             return self._make_program(agrees, *key)
-        program = self._jits.get(key)
+        kept_key = (*key, arguments.statics)
+        program = self._jits.get(kept_key)
         if program is None:
-            program = self._jits.keep(key, self._make_program(agrees, *key))
+            program = self._jits.keep(kept_key, self._make_program(agrees, *key))
         return program
 
     def traced(self, call: C, args: Args, kwargs: Kwargs) -> jax.stages.Traced:

@@ -5,8 +5,10 @@ import gc
 import threading
 import weakref
 
+import jax
 import numpy as np
 import pytest
+from jax import lax
 
 import shardmap as sm
 from shardmap.api.calls.kept import MOST, Kept, WeakFunction, kept_for
@@ -55,6 +57,42 @@ def test_the_programs_of_a_method_go_with_it():
     del mapped
     gc.collect()
     assert programs() is None
+
+
+@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.parametrize("kind", ["spmap", "mesh_map", "sharded_jit"])
+def test_no_more_programs_of_static_values_live_than_are_kept(
+    kind, communicates, monkeypatch
+):
+    monkeypatch.setattr("shardmap.api.calls.kept.MOST", 4)
+    mesh = sm.make_mesh({"i": 8})
+
+    def fun(k, x):
+        return lax.pmax(x * k, "i") if communicates else x * k
+
+    make = {
+        "spmap": lambda fun: sm.spmap(fun, "i", static_broadcasted_argnums=0),
+        "mesh_map": lambda fun: sm.mesh_map(
+            fun, mesh, ({"i": 0},), {"i": 0}, static_argnums=0
+        ),
+        "sharded_jit": lambda fun: sm.sharded_jit(
+            lambda k, x: (x.max() if communicates else x) * k + 0 * x,
+            ((8,),),
+            (8,),
+            8,
+            static_argnums=0,
+        ),
+    }[kind]
+    mapped, x = make(fun), np.ones(8, np.float32)
+    client = jax.devices()[0].client
+    gc.collect()
+    before = len(client.live_executables())
+    for k in range(12):
+        for _ in range(2):
+            mapped(k, x).block_until_ready()
+    gc.collect()
+    assert 0 < len(client.live_executables()) - before <= 4
+    np.testing.assert_array_equal(mapped(0, x), 0 * x)
 
 
 def test_callables_without_hash_are_found_by_identity():
