@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -174,6 +176,71 @@ def test_functions_may_be_mapped_while_functions_are_compared():
     thread.start()
     thread.join(60)
     assert done
+
+
+MEETING = """
+import os, sys, threading
+import jax, numpy as np, shardmap as sm
+from jax import lax
+
+x, met = np.ones(8, np.float32), set()
+total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+total(x)
+
+def meet(where):
+    # Another thread maps, and is waited for: no lock may be held here.
+    met.add(where)
+    done = threading.Event()
+
+    def other():
+        total(x)
+        done.set()
+
+    threading.Thread(target=other, daemon=True).start()
+    if not done.wait(60):
+        print("stuck in", where, flush=True)
+        os._exit(1)
+
+class Hooks:
+    def __init__(self, name):
+        self.name = name
+    def __hash__(self):
+        meet(f"{self.name} __hash__ {stage}")
+        return hash(self.name)
+    def __eq__(self, other):
+        meet(f"{self.name} __eq__ {stage}")
+        return isinstance(other, Hooks) and self.name == other.name
+
+class Fun(Hooks):
+    @property
+    def __signature__(self):
+        meet(f"{self.name} __signature__ {stage}")
+        raise AttributeError
+    def __call__(self, x, k):
+        meet(f"{self.name} __call__ {stage}")
+        return lax.psum(x, "i")
+
+def use():
+    mapped = sm.spmap(first, "i", in_axes=(0, None), static_broadcasted_argnums=1)
+    return np.asarray(mapped(x, Hooks("static")))
+
+first, second = Fun("fun"), Fun("fun")
+for stage in "made", "found", "once more":
+    for _ in range(2):
+        use()
+        first, second = second, first
+print(len(met), sorted(met)[0])
+"""
+
+
+def test_no_lock_is_held_while_hooks_of_users_run():
+    """In a process of its own, as it would never end."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEETING], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    count, *_ = done.stdout.split()
+    assert int(count) >= 10
 
 
 def test_other_threads_are_not_kept_waiting_by_a_comparison():
