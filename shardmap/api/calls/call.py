@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Sharding
 
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
+from shardmap.api.calls.refusals import repeated
 from shardmap.api.calls.statics import Static
 from shardmap.arrays import array_likes
 from shardmap.arrays.process_local import ProcessShardings
@@ -261,6 +262,9 @@ class Donated(NamedTuple):
         leaves = jax.tree.leaves(args)
         if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
             return False  # The program would crash; who looks it up says so.
+        twice = repeated(leaves)
+        if twice and any(id(leaves[k]) in twice for k, _ in self.shardings):
+            return False
         return all(
             getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
             for k, sharding in self.shardings

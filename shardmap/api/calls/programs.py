@@ -159,6 +159,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             refusals.check_there(
                 self._named(),
                 leaves,
+                ready.donated,
                 lambda: trees.leaf_names(
                     self.fun(),
                     arguments.argnums,
