@@ -9,6 +9,7 @@ import jax
 from jax.extend.core.primitives import cond_p
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.context import left_whole
 from shardmap._jax.types import Jaxpr, Value
 from shardmap.arrays import array_likes, trees
 from shardmap.explain import functions
@@ -119,6 +120,7 @@ def _as_function(fun: Callable[..., Any]) -> Any:
     return bound
 
 
+@left_whole()
 def _explain(
     fun: Callable[..., Any],
     wires: Interconnect | None,

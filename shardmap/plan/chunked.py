@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 import jax
 import jax.extend.core
 
+from shardmap._jax.context import left_whole
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan import report
@@ -62,7 +63,8 @@ class ChunkedFunction(Generic[P, R]):
         self._jitted = jax.jit(self._bind)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._jitted(*args, **kwargs)
+        with left_whole():
+            return self._jitted(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -71,6 +73,7 @@ class ChunkedFunction(Generic[P, R]):
         name = getattr(self._fun, "__name__", type(self._fun).__name__)
         return f"<chunked {name}>"
 
+    @left_whole()
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """For each axis: into how many pieces, and what they reach; or why it is whole.
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardmap import later
+from shardmap._jax.context import left_whole
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
@@ -38,6 +39,7 @@ from shardmap.plan.run.shards import Shards
 from shardmap.units import bytes_of
 
 
+@left_whole()
 def plan(
     fun: Callable[..., PyTree],
     *args: PyTree,
@@ -288,6 +290,7 @@ class ShardPlan:
         """
         return to_dask(self._cut_program, self._again(args, kwargs))
 
+    @left_whole()
     def run(
         self,
         *args: PyTree,
