@@ -209,13 +209,7 @@ def _nested(
 ) -> Callable[..., Any]:
     """The maps over all axes, those with resources outermost, as one program."""
     names = sorted(sizes, key=lambda name: ways[name] is None)
-
-    def mapped(*args: Any) -> Any:
-        result = fun(*args)
-        check = functools.partial(_check_ranks, "a result", without=True)
-        jax.tree.map(check, outs, result, is_leaf=_is_axes)
-        return result
-
+    mapped = fun
     for k in reversed(range(len(names))):
         name, way = names[k], ways[names[k]]
         in_axes, out_axes = (_axes_of(names, k, axes) for axes in (ins, outs))
@@ -238,7 +232,14 @@ def _nested(
             batch_size=way.batch_size,
             **place,
         )
-    return jax.jit(mapped, donate_argnums=tuple(donated))
+
+    def checked(*args: Any) -> Any:
+        result = mapped(*args)
+        check = functools.partial(_check_ranks, "a result")
+        jax.tree.map(check, outs, result, is_leaf=_is_axes)
+        return result
+
+    return jax.jit(checked, donate_argnums=tuple(donated))
 
 
 def _axes_of(names: Sequence[Hashable], k: int, axes: Any) -> Any:
@@ -278,31 +279,20 @@ def _as_dict(axes: Any) -> dict[int, Hashable]:
     {0: 'a', 2: 'b'}
     """
     if isinstance(axes, dict):
+        if min(axes, default=0) < 0:
+            raise ValueError(f"xmap got the axes {axes}: count them from 0.")
         return axes
     return {
         place: name for place, name in enumerate(axes) if name not in (None, Ellipsis)
     }
 
 
-def _check_ranks(what: str, axes: Any, part: Any, *, without: bool = False) -> None:
-    """Refuses axes that the arrays of a part do not have.
-
-    Args:
-      what: the arrays, for the error.
-      axes: those with names, and in a list those without one.
-      part: a pytree of arrays.
-      without: whether the axes with names are gone from them.
-    """
-    places = _as_dict(axes)
-    if negative := [place for place in places if place < 0]:
-        raise ValueError(
-            f"xmap got {what} with the axes {axes}: count them from 0, not "
-            f"{negative[0]}."
-        )
+def _check_ranks(what: str, axes: Any, part: Any) -> None:
+    """Refuses axes that the arrays of a part do not have."""
     for array in jax.tree.leaves(part):
-        rank = np.ndim(array) + without * len(places)
+        rank = np.ndim(array)
         exact = not isinstance(axes, dict) and ... not in axes
-        if rank <= max(places, default=-1) or (exact and rank != len(axes)):
+        if rank <= max(_as_dict(axes), default=-1) or (exact and rank != len(axes)):
             raise ValueError(
                 f"xmap got {what} with {rank} axes, but its axes are {axes}"
                 + (": end the list with ... if it may have more." if exact else ".")
