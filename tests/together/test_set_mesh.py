@@ -98,7 +98,7 @@ MAPS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", [(), ("y",), (("x", "y"),)])
 @pytest.mark.parametrize("name", MAPS)
 def test_arrays_of_explicit_meshes(name, spec):
