@@ -161,6 +161,25 @@ def test_a_mesh_that_is_met_under_an_explicit_one_first(lowering):
     assert result.sharding.device_set == set(jax.devices())
 
 
+def tapped(v):
+    return sm.tap(lambda _: None, 2 * v)
+
+
+def called_back(v):
+    like = jax.ShapeDtypeStruct(v.shape, v.dtype)
+    return jax.pure_callback(lambda a: 2 * np.asarray(a), like, v)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("fun", [tapped, called_back])
+def test_calls_of_the_host_and_arrays_of_explicit_meshes(fun, lowering):
+    mapped = sm.spmap(fun, lowering=lowering)
+    with jax.set_mesh(EXPLICIT):
+        for f in (mapped, jax.jit(mapped), jax.jit(lambda v: mapped(mapped(v)) / 2)):
+            for operand in (X, on(EXPLICIT, X, "y")):
+                np.testing.assert_array_equal(f(operand), 2 * X)
+
+
 # jax.set_mesh of fewer devices
 
 

@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from shardmap._jax.context import NO_MESH
+from shardmap._jax.context import NO_MESH, replicated_without_mesh
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
@@ -195,17 +195,27 @@ def _without_elements(
     return mapped(np.zeros(0, bool), *operands)
 
 
-@functools.lru_cache(maxsize=1024)
 def mesh_jaxpr(mesh: Mesh | None) -> Any:
     """A jaxpr whose only equation constrains a value to ``mesh``.
 
     `jax.jit` learns which devices a program needs by looking for such equations, in
     the jaxprs that other equations hold too. Without one it would compile a program
     with a map in it for one device.
+
+    Under `jax.set_mesh` of a mesh with Explicit axes it names the devices alone: JAX
+    describes results on that mesh, and may refuse another.
     """
     if mesh is None:
         return None
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    around = jax.sharding.get_abstract_mesh().axis_types
+    return _mesh_jaxpr(mesh, AxisType.Explicit in around)
+
+
+@functools.lru_cache(maxsize=1024)
+def _mesh_jaxpr(mesh: Mesh, devices_alone: bool) -> Jaxpr:
+    everywhere: Sharding = NamedSharding(mesh, PartitionSpec())
+    if devices_alone:
+        everywhere = replicated_without_mesh(list(mesh.devices.flat))
     # Under an Explicit mesh it would be a check of types, which leaves no equation.
     with jax.sharding.use_abstract_mesh(NO_MESH):
         closed = jax.make_jaxpr(
