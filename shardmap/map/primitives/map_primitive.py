@@ -164,7 +164,9 @@ class _SpmapPrimitive(MapPrimitive):
             if not params["axis_size"]:
                 return _without_elements(args, **params)
             params["layout"] = layout_text(**params)
-            params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
+            around = jax.sharding.get_abstract_mesh().axis_types
+            explicit = AxisType.Explicit in around
+            params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"], not explicit)
         return super().bind(*args, **params)
 
 
@@ -195,26 +197,24 @@ def _without_elements(
     return mapped(np.zeros(0, bool), *operands)
 
 
-def mesh_jaxpr(mesh: Mesh | None) -> Any:
+@functools.lru_cache(maxsize=1024)
+def mesh_jaxpr(mesh: Mesh | None, named: bool = True) -> Any:
     """A jaxpr whose only equation constrains a value to ``mesh``.
 
     `jax.jit` learns which devices a program needs by looking for such equations, in
     the jaxprs that other equations hold too. Without one it would compile a program
     with a map in it for one device.
 
-    Under `jax.set_mesh` of a mesh with Explicit axes it names the devices alone: JAX
-    describes results on that mesh, and may refuse another.
+    Args:
+      mesh: those devices.
+      named: whether JAX may describe results on this mesh. Under a mesh with Explicit
+        axes it describes them on that one, and refuses two in a program that calls the
+        host.
     """
     if mesh is None:
         return None
-    around = jax.sharding.get_abstract_mesh().axis_types
-    return _mesh_jaxpr(mesh, AxisType.Explicit in around)
-
-
-@functools.lru_cache(maxsize=1024)
-def _mesh_jaxpr(mesh: Mesh, devices_alone: bool) -> Jaxpr:
     everywhere: Sharding = NamedSharding(mesh, PartitionSpec())
-    if devices_alone:
+    if not named:
         everywhere = replicated_without_mesh(list(mesh.devices.flat))
     # Under an Explicit mesh it would be a check of types, which leaves no equation.
     with jax.sharding.use_abstract_mesh(NO_MESH):
