@@ -68,10 +68,20 @@ class Mapped(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
+        before = context.noted()
+        if context.is_amid(before):
+            return context.apart(self._call, given, kwargs)
         if find_top_trace(()) is not TOP_LEVEL:
             if contexts.has_mesh():
                 return self._programs.bind_part(given, kwargs)
             return self._programs.bind(given, kwargs)
+        try:
+            return self._call(given, kwargs)
+        except BaseException:
+            context.put_back(before)
+            raise
+
+    def _call(self, given: Args, kwargs: Kwargs) -> Any:
         if not kwargs:
             # Each step here counts. Of meshes that are set, JAX knows: it traces anew.
             ready = self._recent.get(len(given))
@@ -118,7 +128,9 @@ class Mapped(Generic[P, R]):
         Returns:
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
-        return stages.lower(self._programs, wrap_statics(args, self._static), kwargs)
+        given = wrap_statics(args, self._static)
+        with context.left_whole():
+            return stages.lower(self._programs, given, kwargs)
 
     def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
@@ -126,7 +138,9 @@ class Mapped(Generic[P, R]):
             # Of a program for no devices there is none but that of a caller.
             jitted = jax.jit(self, static_argnums=self.static_argnums)
             return jitted.trace(*args, **kwargs)
-        return stages.trace(self._programs, wrap_statics(args, self._static), kwargs)
+        given = wrap_statics(args, self._static)
+        with context.left_whole():
+            return stages.trace(self._programs, given, kwargs)
 
     def explain(self, *args: PyTree, **kwargs: PyTree) -> "Explanation":
         """What runs in parallel for these arguments, and at what cost.

@@ -164,7 +164,9 @@ class _Print:
         if self.with_device:
             text = f"{device}: {text}"
         # One call, so that the lines of several devices stay whole.
-        (self.file or sys.stdout).write(text + "\n")
+        file = self.file or sys.stdout
+        if file is not None:  # As for `print`, in a process without one.
+            file.write(text + "\n")
 
 
 def tap_print(

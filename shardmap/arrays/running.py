@@ -49,21 +49,23 @@ class _Running(NamedTuple):
       name: the function whose program has it, for what is said to others.
       thread: the name of the thread that runs it.
       calls_host: whether that program may have callbacks.
+      started: what it gives, once it has been started.
     """
 
     name: str
     thread: str
     calls_host: bool
+    started: Sequence[Any]
 
 
-_NOBODY = _Running("no program", "none", False)
+_NOBODY = _Running("no program", "none", False, ())
 
 
 class _Turn:
     """Held by the one program with collectives that runs."""
 
     def __init__(self) -> None:
-        # A program that is being traced may run others.
+        # A finalizer, which Python runs between any two steps, may run a program.
         self._lock = threading.RLock()
         self._running: _Running | None = None
         self.run_number = self._told = 0
@@ -102,15 +104,25 @@ class _Turn:
         running = self._running
         return running and running.name
 
-    def run(self, name: str, calls_host: bool, program: Callable[[], Any]) -> Any:
+    def run(
+        self,
+        name: str,
+        calls_host: bool,
+        program: Callable[[], Any],
+        started: Sequence[Any] = (),
+    ) -> Any:
         """Waits for the turn, and gives what ``program()`` does.
+
+        Args:
+          name, calls_host, started: see `_Running`.
+          program: runs it.
 
         Raises:
           RuntimeError: this is a callback of a program, and one that runs has the turn.
         """
         if self.name is None:
             with self._lock:
-                return self._held(name, calls_host, program)
+                return self._held(name, calls_host, program, started)
         if self._is_waited_for():
             raise RuntimeError(
                 f"{name} is called by a callback on the host while {self.name} runs: "
@@ -126,13 +138,22 @@ class _Turn:
             told.start()
             with self._lock:
                 told.cancel()
-                return self._held(name, calls_host, program)
+                return self._held(name, calls_host, program, started)
         finally:
             told.cancel()
 
-    def _held(self, name: str, calls_host: bool, program: Callable[[], Any]) -> Any:
+    def _held(
+        self,
+        name: str,
+        calls_host: bool,
+        program: Callable[[], Any],
+        started: Sequence[Any],
+    ) -> Any:
         outer = self._running
-        running = _Running(name, threading.current_thread().name, calls_host)
+        if outer is not None:
+            _wait_for(outer.started)
+        thread = threading.current_thread().name
+        running = _Running(name, thread, calls_host, started)
         try:
             # One step each, between which an interrupt may come.
             self._running = running
@@ -254,8 +275,10 @@ def _tracing_is_off() -> bool:
 
 def _compile(jitted: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:
     """Compiles a program for its next call; whether it may call the host."""
-    _compiling.failed = False
+    # A finalizer may compile while another program runs, or is compiled.
+    before = _compiling.allowed, _compiling.failed
     try:
+        _compiling.allowed, _compiling.failed = True, False
         traced = jitted.trace(*args, **kwargs)
         lowered = traced.lower()
     except (AttributeError, TypeError, ValueError):
@@ -264,6 +287,8 @@ def _compile(jitted: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) ->
         # A class of the arguments cannot hold what JAX tells of them. The program is
         # compiled while it has the turn.
         return True
+    finally:
+        _compiling.allowed, _compiling.failed = before
     lowered.compile()
     return _calls_host(traced.jaxpr.jaxpr)
 
@@ -310,9 +335,10 @@ def _taking_turns(make: Callable[[], Any]) -> Any:
     ) -> Any:
         nonlocal calls_host
 
+        started: list[Any] = []
+
         def run(jitted: Any, allowed: bool) -> Any:
             before, _compiling.allowed = _compiling.allowed, allowed
-            started: list[Any] = []
             program = functools.partial(jitted, **kwargs) if kwargs else jitted
             try:
                 # In one step, after which an interrupt finds what there is to wait for.
@@ -326,15 +352,17 @@ def _taking_turns(make: Callable[[], Any]) -> Any:
 
         try:
             if _tracing_is_off():
-                return _turn.run(name, True, lambda: run(jits.first, True))
+                return _turn.run(name, True, lambda: run(jits.first, True), started)
             jitted = jits.of(args, kwargs)
             if jitted is not None:
                 with contextlib.suppress(_NotCompiled):
-                    return _turn.run(name, calls_host, lambda: run(jitted, False))
+                    return _turn.run(
+                        name, calls_host, lambda: run(jitted, False), started
+                    )
             jitted = jits.new(args, kwargs)
             calls_host |= _compile(jitted, args, kwargs)
             with _interrupts_wait():
-                return _turn.run(name, calls_host, lambda: run(jitted, True))
+                return _turn.run(name, calls_host, lambda: run(jitted, True), started)
         except (RuntimeError, ValueError) as error:
             if is_lost_connection(error):
                 raise RuntimeError(processes.gone(name)) from error

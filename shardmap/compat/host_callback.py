@@ -213,7 +213,9 @@ class _Print:
         with np.printoptions(threshold=self.threshold or 1024):
             lines += _lines(value)
         # One call, so that what several devices print stays whole.
-        (self.stream or sys.stdout).write("\n".join(lines) + "\n")
+        stream = self.stream or sys.stdout
+        if stream is not None:  # As for `print`, in a process without one.
+            stream.write("\n".join(lines) + "\n")
 
 
 BRACKETS: dict[type, tuple[str, str]] = {

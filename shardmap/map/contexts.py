@@ -20,7 +20,8 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.types import Aval, Param, Value, without_sharding
+from shardmap._jax.context import is_mesh_set
+from shardmap._jax.types import Param, Value, is_typed, without_sharding
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
@@ -31,7 +32,9 @@ NO_MESH = Mesh(np.empty((), dtype=object), ())
 def has_mesh() -> bool:
     """Whether a map here is under a mesh of `jax.set_mesh`, and in no other map."""
     mesh = jax.sharding.get_abstract_mesh()
-    return not (mesh.empty or mesh.manual_axes or tracing.inside_map())
+    if mesh.empty or mesh.manual_axes:
+        return False
+    return is_mesh_set() and not tracing.inside_map()
 
 
 def mesh_devices() -> list[jax.Device]:
@@ -135,12 +138,6 @@ def check_mesh(name: str, mesh: Mesh) -> None:
 
 
 # Types
-
-
-def is_typed(aval: Aval) -> bool:
-    """Whether a type says how the array is sharded."""
-    sharding = getattr(aval, "sharding", None)
-    return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def untyped(array: Value) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -151,13 +151,14 @@ def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
       axis_names: the axes to keep, in the order the result shall have them.
 
     Raises:
+      TypeError: they are no names.
       ValueError: a name is not an axis of the mesh, or is given twice.
 
     >>> submesh(make_mesh({"data": 1, "model": 1}), ("model",)).axis_names
     ('model',)
     """
     _check_mesh(mesh, "submesh")
-    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    names = names_of("submesh axis_names", axis_names)
     if len(set(names)) != len(names) or not set(names) <= set(mesh.axis_names):
         raise ValueError(
             f"submesh takes different axes of {mesh.axis_names}, got {names}"
@@ -172,6 +173,24 @@ def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
     )
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     return Mesh(devices, names, axis_types=tuple(types[name] for name in names))
+
+
+def names_of(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of mesh axes: one, or several.
+
+    Raises:
+      TypeError: they are something else.
+    """
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, Iterable) or any(
+        not isinstance(name, Hashable) for name in names
+    ):
+        raise TypeError(
+            f"{what} must be the name of a mesh axis or a sequence of them, but got "
+            f"{names!r}."
+        )
+    return tuple(names)
 
 
 def _check_mesh(mesh: Mesh, caller: str) -> None:

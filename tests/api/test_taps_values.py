@@ -1,5 +1,7 @@
 """Taps: the values they see under transformations, and what they leave unchanged."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import shardmap as sm
 from shardmap.api import taps
+from shardmap.compat import host_callback
 from tests.api.tap_recorder import (
     numbered,
     spmap_on_two,
@@ -207,6 +210,16 @@ def test_nothing_to_show(recorder):
     assert spmap_on_two(lambda x: recorder.tap((), result=x))(numbered(2)).shape == (2,)
     recorder.tap(())
     assert recorder.wait() == {0: [(), ()], 1: [()]}
+
+
+def test_without_standard_output_nothing_is_printed(monkeypatch):
+    """As by `print`."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        sm.tap_print(np.ones(3))
+        host_callback.id_print(np.ones(3))
+        jax.effects_barrier()
+        sm.taps_barrier()
 
 
 def test_keys_are_given_as_their_data(recorder):

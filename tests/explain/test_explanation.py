@@ -2,8 +2,10 @@
 
 import dataclasses
 import inspect
+import io
 import json
 import pickle
+import sys
 
 import pytest
 
@@ -32,6 +34,20 @@ def test_it_prints_shows_and_saves_itself(name, tmp_path):
     explanation.save(tmp_path / "report.html")
     saved = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert saved == html.page(explanation)
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stdout", [lambda: None, closed, object])
+def test_it_is_text_without_a_terminal(stdout, monkeypatch):
+    explanation = explanations.with_everything()
+    text = str(explanation)
+    monkeypatch.setattr(sys, "stdout", stdout())
+    assert str(explanation) == text
 
 
 def test_it_is_plain_data():

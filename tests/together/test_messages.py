@@ -334,6 +334,34 @@ def test_a_donated_array_that_is_used_again_is_named(collective, place):
     assert not result.is_deleted()
 
 
+@pytest.mark.parametrize("collective", [False, True])
+@pytest.mark.parametrize("warm", [False, True])
+def test_an_array_that_is_donated_and_passed_again_is_named(collective, warm):
+    """JAX 0.10 would crash, a `jax.jit` too."""
+
+    def add_both(x, y):
+        return x + (lax.psum(y, "i") if collective else y)
+
+    mapped = sm.spmap(add_both, "i", donate_argnums=0)
+    there = sm.pmap_sharding((8,))
+
+    def fresh():
+        return jax.device_put(np.ones(8, np.float32), there)
+
+    if warm:
+        for _ in range(2):
+            mapped(fresh(), fresh())
+    same = fresh()
+    with pytest.raises(
+        ValueError,
+        match=r"spmap of add_both: x is donated, and the same array is passed more "
+        r"than once, as x, y: its memory can be used once\. Pass a copy, such as x",
+    ):
+        mapped(same, same)
+    assert not same.is_deleted()
+    np.testing.assert_array_equal(mapped(same, same.copy()), 9 if collective else 2)
+
+
 def test_an_error_on_a_warm_map_runs_the_function_once():
     calls = []
 

@@ -121,6 +121,22 @@ CASES = {
         ValueError,
         r"spmap needs different devices, but device 0 is there more than once",
     ),
+    "a number for mesh axes": (
+        lambda: sm.spmap(double, mesh=MESH, mesh_axes=3),
+        TypeError,
+        r"spmap mesh_axes must be the name of a mesh axis or a sequence of them, but "
+        r"got 3\.$",
+    ),
+    "a list in mesh axes": (
+        lambda: sm.spmap(double, mesh=MESH, mesh_axes=[["data"]]),
+        TypeError,
+        r"spmap mesh_axes must be the name of a mesh axis .* but got \[\['data'\]\]\.$",
+    ),
+    "no names for a submesh": (
+        lambda: sm.submesh(MESH, None),
+        TypeError,
+        r"submesh axis_names must be the name of a mesh axis .*, but got None\.$",
+    ),
     "mesh_map on a mesh with one device twice": (
         lambda: sm.mesh_map(double, one_device_twice(), {"a": 0}, {"a": 0}),
         ValueError,

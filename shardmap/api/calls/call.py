@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Sharding
 
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
+from shardmap.api.calls.refusals import repeated
 from shardmap.api.calls.statics import Static
 from shardmap.arrays import array_likes
 from shardmap.arrays.process_local import ProcessShardings
@@ -207,6 +208,29 @@ class Probe(NamedTuple):
         return len(shape) > axis and shape[axis] == axis_size
 
 
+Fits = Callable[[Sequence[PyTree]], bool]
+
+
+def with_statics(
+    statics: Sequence[tuple[int, Static]], others_fit: Fits | None
+) -> Fits | None:
+    """Whether positional arguments have these constants, and the others fit.
+
+    Args:
+      statics: the static arguments, by position.
+      others_fit: what tells of the other arguments; None: any may.
+    """
+    if not statics:
+        return others_fit
+
+    def fits(args: Sequence[PyTree]) -> bool:
+        if any(args[k] != static for k, static in statics):
+            return False
+        return others_fit is None or others_fit(args)
+
+    return fits
+
+
 class SameShapes(NamedTuple):
     """The shapes of all leaves, where another call's errors have to speak of its own.
 
@@ -238,6 +262,9 @@ class Donated(NamedTuple):
         leaves = jax.tree.leaves(args)
         if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
             return False  # The program would crash; who looks it up says so.
+        twice = repeated(leaves)
+        if twice and any(id(leaves[k]) in twice for k, _ in self.shardings):
+            return False
         return all(
             getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
             for k, sharding in self.shardings
@@ -258,4 +285,4 @@ class Ready(NamedTuple):
     program: Callable[..., Any]
     shardings: Sequence[Sharding] | None
     donated: Sequence[bool]
-    fits: Callable[[Sequence[PyTree]], bool] | None
+    fits: Fits | None

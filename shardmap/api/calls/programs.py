@@ -23,6 +23,7 @@ from shardmap.api.calls.call import (
     Donated,
     Ready,
     SameShapes,
+    with_statics,
 )
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, trees
@@ -55,6 +56,7 @@ class Prepared(NamedTuple):
     call: Call | None
 
 
+# While a call is handed to the tracing of its program, which need not read it.
 _just_read: contextvars.ContextVar[tuple[Any, Call] | None] = contextvars.ContextVar(
     "just_read", default=None
 )
@@ -157,6 +159,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             refusals.check_there(
                 self._named(),
                 leaves,
+                ready.donated,
                 lambda: trees.leaf_names(
                     self.fun(),
                     arguments.argnums,
@@ -185,8 +188,11 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         ready, args, kwargs, _, call = prepared
         if call is None:
             return ready.program(*args, **kwargs)
-        with _Handed(self, call):
+        token = _just_read.set((self, call))
+        try:
             return ready.program(*args, **kwargs)
+        finally:
+            _just_read.reset(token)
 
     def under_mesh(
         self,
@@ -271,18 +277,19 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         # All processes trace what they call; what is lowered, one of them alone.
         agrees = call.process_local is not None
         program = self.program(call, has_keywords, agrees)
-        donated = self._donated(call.arguments)
+        donated, statics = self._donated(call.arguments), call.arguments.statics
         if call.has_process_local:
             # This lays out its arguments itself, and knows what it is for.
             shapes = SameShapes([aval.shape for aval in call.in_avals])
-            return Ready(self.across(call, program, True), None, donated, shapes.fits)
+            across = self.across(call, program, True)
+            return Ready(across, None, donated, with_statics(statics, shapes.fits))
         shardings = call.shardings and call.shardings.operands
         probe = call.probe()
         fits = None if probe is None else probe.fits
         if any(donated):
             wanted = [(k, s) for k, s in enumerate(shardings or ()) if donated[k]]
             fits = Donated(wanted, probe).fits
-        return Ready(program, shardings, donated, fits)
+        return Ready(program, shardings, donated, with_statics(statics, fits))
 
     # Programs
 
@@ -290,6 +297,9 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         self, call: C, has_keywords: bool, agrees: bool = False
     ) -> jax.stages.Wrapped:
         """The `jax.jit` that runs calls like this one.
+
+        There is one for each value of the static arguments: a `jax.jit` keeps what it
+        has compiled for all of them, and is forgotten as a whole.
 
         Args:
           call: the call.
@@ -311,15 +321,20 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         if call.process_local is not None and not agrees:
             # Agreement is found by lowering: what is kept is not lowered again.
             return self._make_program(agrees, *key)
-        program = self._jits.get(key)
+        kept_key = (*key, arguments.statics)
+        program = self._jits.get(kept_key)
         if program is None:
-            program = self._jits.keep(key, self._make_program(agrees, *key))
+            program = self._jits.keep(kept_key, self._make_program(agrees, *key))
         return program
 
     def traced(self, call: C, args: Args, kwargs: Kwargs) -> jax.stages.Traced:
         """The program of a call, traced for arguments of which it is the reading."""
-        with _Handed(self, call):
-            return self.program(call, bool(kwargs)).trace(*args, **kwargs)
+        program = self.program(call, bool(kwargs))
+        token = _just_read.set((self, call))
+        try:
+            return program.trace(*args, **kwargs)
+        finally:
+            _just_read.reset(token)
 
     def _make_program(
         self,
@@ -378,19 +393,6 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             return None
         _just_read.set(None)
         return cast(C, call)
-
-
-class _Handed:
-    """While a call is handed to the tracing of its program, which need not read it."""
-
-    def __init__(self, programs: Any, call: Call) -> None:
-        self._handed = programs, call
-
-    def __enter__(self) -> None:
-        self._token = _just_read.set(self._handed)
-
-    def __exit__(self, *_: object) -> None:
-        _just_read.reset(self._token)
 
 
 def called_user(error: Exception) -> bool:

@@ -4,6 +4,7 @@ A user's mistake is a ValueError or a TypeError, for the user. A program that is
 calls like this one is `NeedsAnotherProgram`, for whoever looks up another.
 """
 
+import collections
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,13 +57,17 @@ def _is_hashable(value: Static) -> bool:
 
 
 def check_there(
-    what: str, leaves: Sequence[Value], names: Callable[[], list[str]]
+    what: str,
+    leaves: Sequence[Value],
+    donated: Sequence[bool],
+    names: Callable[[], list[str]],
 ) -> None:
-    """Refuses arrays whose memory is gone, with which a program may crash.
+    """Refuses arrays whose memory is gone or goes, with which a program may crash.
 
     Args:
       what: the map, for the error.
       leaves: its arguments.
+      donated: which of them are donated.
       names: of the leaves, for the error.
     """
     gone = [
@@ -78,3 +83,21 @@ def check_there(
             f"{what}: Array has been deleted: {listed}. Its memory was donated to an "
             "earlier call, or freed; use what that call returned."
         )
+    arrays = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    twice = repeated([leaves[k] for k in arrays])
+    for k in arrays:
+        if donated[k] and id(leaves[k]) in twice:
+            same = [names()[j] for j in arrays if leaves[j] is leaves[k]]
+            raise ValueError(
+                f"{what}: {names()[k]} is donated, and the same array is passed more "
+                f"than once, as {', '.join(same)}: its memory can be used once. Pass a "
+                "copy, such as x.copy()."
+            )
+
+
+def repeated(objects: Sequence[object]) -> frozenset[int]:
+    """The `id` of each object that is there more than once."""
+    ids = list(map(id, objects))
+    if len(set(ids)) == len(ids):
+        return frozenset()
+    return frozenset(k for k, count in collections.Counter(ids).items() if count > 1)

@@ -9,6 +9,7 @@ from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api.calls import statics
 from shardmap.api.calls.options import Lowering, hashable
 from shardmap.arrays import trees
+from shardmap.sharding.mesh import names_of
 from shardmap.units import Auto, bytes_of
 
 
@@ -79,6 +80,7 @@ def mesh_axes(
     """The axes of ``mesh`` to lay a map over, as a tuple.
 
     Raises:
+      TypeError: ``names`` are none.
       ValueError: only one of ``mesh`` and ``names`` given, a name that the mesh does
         not have, or one twice.
     """
@@ -94,7 +96,7 @@ def mesh_axes(
             "spmap takes its devices from mesh, so give neither devices nor backend "
             "with it."
         )
-    names = (names,) if isinstance(names, str) else tuple(names)
+    names = names_of("spmap mesh_axes", names)
     if len(set(names)) < len(names) or set(names) - set(mesh.axis_names):
         raise ValueError(
             f"spmap mesh_axes must be axes of the mesh, each once, but got {names} for "

@@ -38,7 +38,7 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     if width is None:
         width = shutil.get_terminal_size().columns
     if colour is None:
-        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        colour = _is_terminal() and not os.environ.get("NO_COLOR")
     lines = _Writer(max(width, NARROWEST), colour)
     lines.head(f"{report.name}: {_where(report)}")
     for sentence in groups.verdict(report):
@@ -87,6 +87,13 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         for note in report.notes:
             lines.add(note, 2)
     return "\n".join(lines.lines)
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):  # There is none, or it is closed.
+        return False
 
 
 class _Writer:

@@ -40,7 +40,8 @@ class _Failures:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Finalizers run between any two steps, and what they call may fail, too.
+        self._lock = threading.RLock()
         self._first: tuple[str, BaseException] | None = None
         self._others = 0
 

@@ -57,6 +57,8 @@ class Checkpoint:
                 "give an empty folder, or the function, shapes, cuts and chunks of out "
                 "that it was made with"
             )
+        if len(theirs["arguments"]) != len(arguments):
+            raise self._damaged()
         for name, now, before in zip(
             cut_program.names, arguments, theirs["arguments"], strict=True
         ):
@@ -75,12 +77,19 @@ class Checkpoint:
             found = json.loads(content)
         except ValueError:
             found = None
-        if not isinstance(found, dict) or found.keys() != {"plan", "arguments"}:
-            raise ValueError(
-                f"{self.folder.path / MANIFEST} is damaged, so that nothing says which "
-                "plan the folder is for: give an empty folder"
-            )
+        if (
+            not isinstance(found, dict)
+            or found.keys() != {"plan", "arguments"}
+            or not isinstance(found["arguments"], list)
+        ):
+            raise self._damaged()
         return found
+
+    def _damaged(self) -> ValueError:
+        return ValueError(
+            f"{self.folder.path / MANIFEST} is damaged, so that nothing says which "
+            "plan the folder is for: give an empty folder"
+        )
 
     def load(self, shard: Shard) -> list[np.ndarray] | None:
         """The result of a shard that is done, None of another."""

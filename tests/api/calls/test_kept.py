@@ -2,11 +2,15 @@
 
 import functools
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
+import jax
 import numpy as np
 import pytest
+from jax import lax
 
 import shardmap as sm
 from shardmap.api.calls.kept import MOST, Kept, WeakFunction, kept_for
@@ -55,6 +59,42 @@ def test_the_programs_of_a_method_go_with_it():
     del mapped
     gc.collect()
     assert programs() is None
+
+
+@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.parametrize("kind", ["spmap", "mesh_map", "sharded_jit"])
+def test_no_more_programs_of_static_values_live_than_are_kept(
+    kind, communicates, monkeypatch
+):
+    monkeypatch.setattr("shardmap.api.calls.kept.MOST", 4)
+    mesh = sm.make_mesh({"i": 8})
+
+    def fun(k, x):
+        return lax.pmax(x * k, "i") if communicates else x * k
+
+    make = {
+        "spmap": lambda fun: sm.spmap(fun, "i", static_broadcasted_argnums=0),
+        "mesh_map": lambda fun: sm.mesh_map(
+            fun, mesh, ({"i": 0},), {"i": 0}, static_argnums=0
+        ),
+        "sharded_jit": lambda fun: sm.sharded_jit(
+            lambda k, x: (x.max() if communicates else x) * k + 0 * x,
+            ((8,),),
+            (8,),
+            8,
+            static_argnums=0,
+        ),
+    }[kind]
+    mapped, x = make(fun), np.ones(8, np.float32)
+    client = jax.devices()[0].client
+    gc.collect()
+    before = len(client.live_executables())
+    for k in range(12):
+        for _ in range(2):
+            mapped(k, x).block_until_ready()
+    gc.collect()
+    assert 0 < len(client.live_executables()) - before <= 4
+    np.testing.assert_array_equal(mapped(0, x), 0 * x)
 
 
 def test_callables_without_hash_are_found_by_identity():
@@ -136,6 +176,71 @@ def test_functions_may_be_mapped_while_functions_are_compared():
     thread.start()
     thread.join(60)
     assert done
+
+
+MEETING = """
+import os, sys, threading
+import jax, numpy as np, shardmap as sm
+from jax import lax
+
+x, met = np.ones(8, np.float32), set()
+total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+total(x)
+
+def meet(where):
+    # Another thread maps, and is waited for: no lock may be held here.
+    met.add(where)
+    done = threading.Event()
+
+    def other():
+        total(x)
+        done.set()
+
+    threading.Thread(target=other, daemon=True).start()
+    if not done.wait(60):
+        print("stuck in", where, flush=True)
+        os._exit(1)
+
+class Hooks:
+    def __init__(self, name):
+        self.name = name
+    def __hash__(self):
+        meet(f"{self.name} __hash__ {stage}")
+        return hash(self.name)
+    def __eq__(self, other):
+        meet(f"{self.name} __eq__ {stage}")
+        return isinstance(other, Hooks) and self.name == other.name
+
+class Fun(Hooks):
+    @property
+    def __signature__(self):
+        meet(f"{self.name} __signature__ {stage}")
+        raise AttributeError
+    def __call__(self, x, k):
+        meet(f"{self.name} __call__ {stage}")
+        return lax.psum(x, "i")
+
+def use():
+    mapped = sm.spmap(first, "i", in_axes=(0, None), static_broadcasted_argnums=1)
+    return np.asarray(mapped(x, Hooks("static")))
+
+first, second = Fun("fun"), Fun("fun")
+for stage in "made", "found", "once more":
+    for _ in range(2):
+        use()
+        first, second = second, first
+print(len(met), sorted(met)[0])
+"""
+
+
+def test_no_lock_is_held_while_hooks_of_users_run():
+    """In a process of its own, as it would never end."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEETING], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    count, *_ = done.stdout.split()
+    assert int(count) >= 10
 
 
 def test_other_threads_are_not_kept_waiting_by_a_comparison():

@@ -1,6 +1,7 @@
 """A run that was stopped goes on from its checkpoint."""
 
 import errno
+import json
 import os
 import pathlib
 import signal
@@ -131,7 +132,9 @@ def test_a_damaged_shard_is_computed_again(damage, reads, made, tmp_path):
 
 def test_a_damaged_folder_is_told(made, tmp_path):
     made.run(X, W, checkpoint=tmp_path)
-    for content in ("{", "[]", '{"plan": 1}'):
+    told = json.loads((tmp_path / "plan.json").read_text())
+    others = [json.dumps(told | {"arguments": each}) for each in (None, 3, [], {})]
+    for content in ("", "{", "[]", "null", '{"plan": 1}', *others):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(ValueError, match=r"plan.json is damaged.*an empty folder"):
             made.run(X, W, checkpoint=tmp_path)
