@@ -220,3 +220,14 @@ def test_the_demo_fails_when_it_has_not_learnt():
     result = shardmap("demo", "--epochs", "0")
     assert result.returncode == 1
     assert "MISS held-out accuracy 0.000" in result.stdout
+
+
+def test_the_demo_gives_jaxlib_threads_enough():
+    """Before JAX asks for them."""
+    result = python(
+        "-c",
+        "import os, sys; import shardmap.demo as demo\n"
+        "demo.load_digits = lambda rng: sys.exit(os.environ['NPROC'])\n"
+        "demo.main([])",
+    )
+    assert int(result.stderr) >= 64

@@ -57,6 +57,15 @@ def test_a_script_knows_itself_as_python_runs_it(folder, arguments):
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("told", ["", "3"])
+def test_jaxlib_gets_threads_enough_unless_told(folder, told):
+    write(folder, "prog.py", "import os; print(os.environ['NPROC'])")
+    environment = {"NPROC": told} if told else {}
+    result = shardmap("old", "prog.py", cwd=folder, **environment)
+    number = int(result.stdout)
+    assert number == 3 if told else number >= 64
+
+
 def test_a_module_knows_itself_as_python_runs_it(folder):
     write(folder, "package/__init__.py", "")
     write(folder, "package/other.py", "number = 7\n")

@@ -177,13 +177,21 @@ def shorten(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("harm", [damage, shorten, os.remove])
+def link(path):
+    """The same content, which another user may change after it was checked."""
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("harm", [damage, shorten, os.remove, link])
 @pytest.mark.parametrize(
     "name", ["functions/0.bin", "tables/0-1.jsonl", "inputs/1.npy", "job.json"]
 )
 def test_what_was_tampered_with_is_not_run(name, harm, path):
     harm(path / name)
-    with pytest.raises(JobError, match=r"is missing or damaged|is damaged|is no job"):
+    match = r"is missing or damaged|is damaged|is no job|is no plain file"
+    with pytest.raises(ValueError, match=match):
         Worker(Job(path)).run()
 
 
