@@ -63,6 +63,7 @@ format: $(STAMP)
 
 types: $(STAMP)
 	@$(RUN) mypy
+	@$(RUN) pytest -q -n 0 -m deep tests/api/test_typing.py
 
 bench: $(STAMP)
 	@$(RUN) benchmarks $(ARGS)

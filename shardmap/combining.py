@@ -22,11 +22,12 @@ def identity(combiner: str, dtype: DTypeLike) -> np.ndarray:
         return np.array(combiner in ("and", "min"))
     if combiner == "and":
         return np.array(-1).astype(dtype)
-    if jnp.issubdtype(dtype, np.inexact):
+    if jnp.issubdtype(dtype, np.inexact):  # min, max and logaddexp
         infinity = np.inf if combiner == "min" else -np.inf
-        # Of complex numbers the real parts count first, then the imaginary ones.
-        is_complex = jnp.issubdtype(dtype, np.complexfloating)
-        infinite = np.array(complex(infinity, infinity) if is_complex else infinity)
+        infinite = np.array(infinity)
+        if jnp.issubdtype(dtype, np.complexfloating) and combiner in ("min", "max"):
+            # The real parts count first, then the imaginary ones.
+            infinite = np.array(complex(infinity, infinity))
         infinite = infinite.astype(dtype)
         if np.isinf(infinite):
             return infinite

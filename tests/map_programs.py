@@ -48,7 +48,7 @@ def same_under_vmap(
 
     Also under `jax.jit`, if ``compiled``.
     """
-    expected = build(jax.vmap)(*args)
+    expected = jax.jit(build(jax.vmap))(*args)
     for map_ in MAPS:
         assert_same(build(map_)(*args), expected, tolerance, weak_types=True)
     if compiled:

@@ -13,8 +13,9 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax._src import config, core, xla_bridge
 from jax._src import mesh as mesh_lib
+from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import other_jax
 from shardmap._jax.types import AnyMesh, Aval, Equation, Value
@@ -204,6 +205,19 @@ def devices_of(ctx: LoweringContext) -> Sequence[jax.Device]:
     context: Any = ctx.module_context.axis_context
     devices: Sequence[jax.Device] = context.device_assignment
     return devices
+
+
+def replicated_without_mesh(devices: Sequence[jax.Device]) -> Sharding:
+    """A sharding over devices that names no mesh.
+
+    JAX refuses a program that calls the host if the meshes of its arguments and of its
+    constraints differ, which it only asks of shardings with a mesh.
+    """
+    return GSPMDSharding.get_replicated(tuple(devices))
+
+
+if issubclass(GSPMDSharding, NamedSharding):
+    raise other_jax("shardmap constrains values without a mesh, but JAX gives them one")
 
 
 def lower_inside(

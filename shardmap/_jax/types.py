@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 import jax
 import jax.extend.core as jex_core
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 __all__ = [
     "AnyJaxpr",
@@ -31,6 +31,7 @@ __all__ = [
     "Value",
     "Var",
     "aval_of",
+    "is_typed",
     "with_shape",
     "without_sharding",
 ]
@@ -71,6 +72,12 @@ def with_shape(aval: Any, shape: Sequence[int]) -> Aval:
         weak_type=aval.weak_type,
         memory_space=aval.memory_space,
     )
+
+
+def is_typed(aval: Any) -> bool:
+    """Whether an aval says how the array is sharded, along Explicit axes."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def without_sharding(aval: Any) -> Aval:

@@ -109,10 +109,10 @@ def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
             # A Python scalar is equal on all devices, and an array of shards has no
             # weak type.
             return np.asarray(value).item()
-        held = np.asarray(value, kind.dtype)
+        whole = np.asarray(value, kind.dtype)
         # The type is said for a process that has none of the devices.
         return jax.make_array_from_callback(
-            kind.shape, sharding, lambda i: held[i], dtype=kind.dtype
+            kind.shape, sharding, lambda i: whole[i], dtype=kind.dtype
         )
     if on_host:
         return jax.device_put(value, sharding)

@@ -85,11 +85,12 @@ def xmap(
       backend: not used: the mesh says which devices.
 
     Returns:
-      The mapped function.
+      The mapped function, with ``lower`` as `jax.jit` gives it.
 
     Raises:
       ValueError: when called: a name whose size is not known, or differs; a resource
-        that is neither an axis of the mesh around the call nor a loop.
+        that is neither an axis of the mesh around the call nor a loop; an axis that an
+        array does not have, or axes that a list without ``...`` does not have.
 
     >>> import jax.numpy as jnp
     >>> outer = xmap(jnp.multiply, (["a"], ["b"]), ["b", "a"])
@@ -104,13 +105,41 @@ def xmap(
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
     if isinstance(in_axes, list) and not _is_axes(in_axes):
         in_axes = tuple(in_axes)
-    made: dict[Hashable, Callable[..., Any]] = {}
+    return _Mapped(fun, in_axes, out_axes, axis_sizes, axis_resources, donated)
 
-    @functools.wraps(fun)
-    def mapped(*args: Any) -> Any:
-        ins = (in_axes,) * len(args) if _is_axes(in_axes) else in_axes
-        sizes = _sizes(ins, args, axis_sizes or {})
-        unknown = {*(axis_resources or ()), *_names(out_axes)} - sizes.keys()
+
+class _Mapped:
+    """What `xmap` returns: a program for each mesh around it and sizes of the axes."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        in_axes: Any,
+        out_axes: Any,
+        sizes: Mapping[Hashable, int] | None,
+        resources: Mapping[Hashable, Any] | None,
+        donated: Sequence[int],
+    ) -> None:
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._in_axes, self._out_axes = in_axes, out_axes
+        self._given, self._resources = sizes or {}, resources or {}
+        self._donated = donated
+        self._made: dict[Hashable, Any] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        return self._program(args)(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The program for such arguments, as `jax.jit` gives it."""
+        lowered: jax.stages.Lowered = self._program(args).lower(*args)
+        return lowered
+
+    def _program(self, args: Sequence[Any]) -> Any:
+        ins = self._in_axes
+        ins = (ins,) * len(args) if _is_axes(ins) else ins
+        sizes = _sizes(ins, args, self._given)
+        unknown = {*self._resources, *_names(self._out_axes)} - sizes.keys()
         if unknown:
             raise ValueError(
                 f"xmap does not know the size of the axes {sorted(map(str, unknown))}: "
@@ -120,16 +149,16 @@ def xmap(
         ways: dict[Hashable, _Way | None] = {}
         free = dict(around.shape)
         for name, size in sizes.items():
-            ways[name] = _way(name, (axis_resources or {}).get(name), size, around)
+            ways[name] = _way(name, self._resources.get(name), size, around)
             ways[name] = way = _on_free(ways[name], free)
             for axis in way.mesh_axes if way else ():
                 del free[axis]
         key = len(args), around, tuple(sizes.items()), tuple(ways.items())
-        if key not in made:
-            made[key] = _nested(fun, ins, out_axes, sizes, ways, around, donated)
-        return made[key](*args)
-
-    return mapped
+        if key not in self._made:
+            self._made[key] = _nested(
+                self._fun, ins, self._out_axes, sizes, ways, around, self._donated
+            )
+        return self._made[key]
 
 
 class _Way(NamedTuple):
@@ -151,6 +180,11 @@ def _way(name: Hashable, resources: Any, size: int, around: Mesh) -> _Way | None
         raise ValueError(
             f"xmap's axis_resources put {name!r} on {missing}, but the mesh around the "
             f"call has the axes {tuple(around.shape)}. Call it in `with Mesh(...):`."
+        )
+    if len(set(mesh_axes)) < len(mesh_axes):
+        raise ValueError(
+            f"xmap's axis_resources put {name!r} on {mesh_axes}: each axis of the mesh "
+            "can have it once."
         )
     on_device = -(-size // int(np.prod([around.shape[axis] for axis in mesh_axes])))
     return _Way(mesh_axes, None if steps == 1 else -(-on_device // steps))
@@ -198,7 +232,14 @@ def _nested(
             batch_size=way.batch_size,
             **place,
         )
-    return jax.jit(mapped, donate_argnums=tuple(donated))
+
+    def checked(*args: Any) -> Any:
+        result = mapped(*args)
+        check = functools.partial(_check_ranks, "a result")
+        jax.tree.map(check, outs, result, is_leaf=_is_axes)
+        return result
+
+    return jax.jit(checked, donate_argnums=tuple(donated))
 
 
 def _axes_of(names: Sequence[Hashable], k: int, axes: Any) -> Any:
@@ -238,10 +279,24 @@ def _as_dict(axes: Any) -> dict[int, Hashable]:
     {0: 'a', 2: 'b'}
     """
     if isinstance(axes, dict):
+        if min(axes, default=0) < 0:
+            raise ValueError(f"xmap got the axes {axes}: count them from 0.")
         return axes
     return {
         place: name for place, name in enumerate(axes) if name not in (None, Ellipsis)
     }
+
+
+def _check_ranks(what: str, axes: Any, part: Any) -> None:
+    """Refuses axes that the arrays of a part do not have."""
+    for array in jax.tree.leaves(part):
+        rank = np.ndim(array)
+        exact = not isinstance(axes, dict) and ... not in axes
+        if rank <= max(_as_dict(axes), default=-1) or (exact and rank != len(axes)):
+            raise ValueError(
+                f"xmap got {what} with {rank} axes, but its axes are {axes}"
+                + (": end the list with ... if it may have more." if exact else ".")
+            )
 
 
 def _names(axes: Any) -> set[Hashable]:
@@ -256,6 +311,7 @@ def _sizes(
     sizes: dict[Hashable, int] = {}
 
     def read(leaf: Any, part: Any) -> None:
+        _check_ranks("an argument", leaf, part)
         for place, name in _as_dict(leaf).items():
             for array in jax.tree.leaves(part):
                 size = np.shape(array)[place]

@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.context import is_mesh_set
-from shardmap._jax.types import Aval, Param, Value, without_sharding
+from shardmap._jax.types import Param, Value, is_typed, without_sharding
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
@@ -138,12 +138,6 @@ def check_mesh(name: str, mesh: Mesh) -> None:
 
 
 # Types
-
-
-def is_typed(aval: Aval) -> bool:
-    """Whether a type says how the array is sharded."""
-    sharding = getattr(aval, "sharding", None)
-    return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def untyped(array: Value) -> Any:

@@ -10,6 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 pytest.importorskip("mypy")
+pytestmark = pytest.mark.deep  # `make types` runs them.
 
 PROGRAM = """
 import jax

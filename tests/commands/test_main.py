@@ -92,8 +92,10 @@ def test_the_console_script_is_this_program():
 @pytest.mark.parametrize(
     "name",
     [
-        # The tests of the demo run it once already.
-        pytest.param(name, marks=[pytest.mark.deep] if name == "demo" else [])
+        # Their own tests run all of them.
+        pytest.param(
+            name, marks=[] if name in ("show", "explain") else pytest.mark.deep
+        )
         for name in COMMANDS
     ],
 )
@@ -213,6 +215,7 @@ def test_the_demo_shows_the_spec_and_the_proto_of_the_batch(demo):
     ]
 
 
+@pytest.mark.deep
 def test_the_demo_fails_when_it_has_not_learnt():
     result = shardmap("demo", "--epochs", "0")
     assert result.returncode == 1

@@ -97,7 +97,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(end, marks=[pytest.mark.deep] if k % 2 else [])
+        for k, end in enumerate(ENDS)
+    ],
+)
 def test_it_ends_as_under_python(folder, end):
     write(folder, "prog.py", f"import sys; print('begun')\n{end}\n")
     as_python = python("prog.py", cwd=folder)

@@ -163,7 +163,11 @@ def are_gone(ids):
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.deep),
+    ],
 )
 def test_signals_are_passed_on(number, code, script):
     path = script(

@@ -129,6 +129,8 @@ def test_it_is_traced_once_for_equal_calls():
     count = len(traces)
     with two_by_two():
         f(np.ones((4, 3), np.float32))
+        made_anew = xmap(note, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+        made_anew(np.ones((4, 3), np.float32))
     assert len(traces) == count
 
 
@@ -143,6 +145,37 @@ def test_trees_of_arguments():
     np.testing.assert_array_equal(result, y.T + 6)
 
 
+ROWS = np.ones((4, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "out_axes", "error"),
+    [
+        ({2: "i"}, ["i", ...], r"an argument with 2 axes, but its axes are {2: 'i'}\."),
+        (["i"], ["i", ...], r"an argument with 2 axes, .* \['i'\]: end the list with"),
+        ({-1: "i"}, ["i", ...], "xmap got the axes {-1: 'i'}: count them from 0"),
+        (["i", ...], {2: "i"}, "axis 2 is out of bounds for array of dimension 2"),
+        (["i", ...], ["i"], r"a result with 2 axes, but its axes are \['i'\]: end"),
+        (["i", ...], {-1: "i"}, "xmap got the axes {-1: 'i'}: count them from 0"),
+    ],
+)
+def test_axes_that_arrays_do_not_have(in_axes, out_axes, error):
+    with pytest.raises(ValueError, match=error):
+        xmap(jnp.sin, in_axes, out_axes)(ROWS)
+
+
+def test_a_list_says_how_many_axes_there_are():
+    np.testing.assert_array_equal(xmap(abs, ["i", None], ["i", None])(ROWS), ROWS)
+
+
+def test_stages():
+    f = xmap(lambda x: x + 4, ["i", ...], ["i", ...], axis_resources={"i": "x"})
+    with two_by_two():
+        lowered = f.lower(jax.ShapeDtypeStruct(ROWS.shape, ROWS.dtype))
+        np.testing.assert_array_equal(lowered.compile()(ROWS), ROWS + 4)
+    assert "num_partitions = 4" in lowered.as_text()
+
+
 @pytest.mark.parametrize(
     ("options", "args", "error"),
     [
@@ -151,6 +184,11 @@ def test_trees_of_arguments():
             (np.ones(4), np.ones(4)),
             r"put 'i' on \['z'\], but the mesh around the call has the axes "
             r"\('x', 'y'\)",
+        ),
+        (
+            {"axis_resources": {"i": ("x", "x")}},
+            (np.ones(4), np.ones(4)),
+            r"put 'i' on \('x', 'x'\): each axis of the mesh can have it once",
         ),
         ({}, (np.ones(4), np.ones(3)), "axis 'i' has the sizes 4 and 3"),
         ({"axis_sizes": {"i": 5}}, (np.ones(4), np.ones(4)), "'i': 5, but an arg"),

@@ -113,8 +113,8 @@ CASES = {
     "unhashable static": (
         lambda: sm.spmap(lambda x, n: x, static_broadcasted_argnums=1)(FOUR, [1]),
         ValueError,
-        r"Non-hashable static arguments are used in spmap of <lambda>: argument 1 of "
-        r"type <class 'list'>",
+        r"Non-hashable static arguments are not supported in spmap of <lambda>: "
+        r"argument 1 of type <class 'list'>",
     ),
     "static missing": (
         lambda: sm.spmap(lambda x, n=1: x, static_broadcasted_argnums=1)(FOUR),

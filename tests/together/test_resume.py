@@ -41,6 +41,7 @@ def wait_for(process, text):
     pytest.fail(f"the example has ended without {text!r}")
 
 
+@pytest.mark.deep
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     whole = start(tmp_path / "whole")
     killed = start(tmp_path / "killed")

@@ -98,7 +98,7 @@ MAPS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", [(), ("y",), (("x", "y"),)])
 @pytest.mark.parametrize("name", MAPS)
 def test_arrays_of_explicit_meshes(name, spec):
@@ -159,6 +159,25 @@ def test_a_mesh_that_is_met_under_an_explicit_one_first(lowering):
     result = jax.jit(fun)(X)
     np.testing.assert_allclose(result, X - X.mean(), rtol=1e-6)
     assert result.sharding.device_set == set(jax.devices())
+
+
+def tapped(v):
+    return sm.tap(lambda _: None, 2 * v)
+
+
+def called_back(v):
+    like = jax.ShapeDtypeStruct(v.shape, v.dtype)
+    return jax.pure_callback(lambda a: 2 * np.asarray(a), like, v)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("fun", [tapped, called_back])
+def test_calls_of_the_host_and_arrays_of_explicit_meshes(fun, lowering):
+    mapped = sm.spmap(fun, lowering=lowering)
+    with jax.set_mesh(EXPLICIT):
+        for f in (mapped, jax.jit(mapped), jax.jit(lambda v: mapped(mapped(v)) / 2)):
+            for operand in (X, on(EXPLICIT, X, "y")):
+                np.testing.assert_array_equal(f(operand), 2 * X)
 
 
 # jax.set_mesh of fewer devices

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.types import AnyMesh, Aval, Value, with_shape
+from shardmap._jax.types import AnyMesh, Aval, Value, is_typed, with_shape
 from shardmap.map import contexts
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
@@ -41,7 +41,7 @@ def reshaped(
     """
     if not axes:
         return array
-    if not contexts.is_typed(jax.typeof(array)):
+    if not is_typed(jax.typeof(array)):
         return fun(array, axes, *rest)
     return _in_jit(fun, array, tuple(axes.items()), rest)
 

@@ -43,8 +43,8 @@ def check_hashable(
     ]
     if bad:
         raise ValueError(
-            f"Non-hashable static arguments are used in {what}: {', '.join(bad)}. What "
-            f"{parameter} names needs __hash__ and __eq__."
+            f"Non-hashable static arguments are not supported in {what}: "
+            f"{', '.join(bad)}. What {parameter} names needs __hash__ and __eq__."
         )
 
 

@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from shardmap._jax.context import NO_MESH
+from shardmap._jax.context import NO_MESH, replicated_without_mesh
 from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
@@ -164,7 +164,9 @@ class _SpmapPrimitive(MapPrimitive):
             if not params["axis_size"]:
                 return _without_elements(args, **params)
             params["layout"] = layout_text(**params)
-            params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"])
+            around = jax.sharding.get_abstract_mesh().axis_types
+            explicit = AxisType.Explicit in around
+            params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"], not explicit)
         return super().bind(*args, **params)
 
 
@@ -196,16 +198,24 @@ def _without_elements(
 
 
 @functools.lru_cache(maxsize=1024)
-def mesh_jaxpr(mesh: Mesh | None) -> Any:
+def mesh_jaxpr(mesh: Mesh | None, named: bool = True) -> Any:
     """A jaxpr whose only equation constrains a value to ``mesh``.
 
     `jax.jit` learns which devices a program needs by looking for such equations, in
     the jaxprs that other equations hold too. Without one it would compile a program
     with a map in it for one device.
+
+    Args:
+      mesh: those devices.
+      named: whether JAX may describe results on this mesh. Under a mesh with Explicit
+        axes it describes them on that one, and refuses two in a program that calls the
+        host.
     """
     if mesh is None:
         return None
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere: Sharding = NamedSharding(mesh, PartitionSpec())
+    if not named:
+        everywhere = replicated_without_mesh(list(mesh.devices.flat))
     # Under an Explicit mesh it would be a check of types, which leaves no equation.
     with jax.sharding.use_abstract_mesh(NO_MESH):
         closed = jax.make_jaxpr(

@@ -47,7 +47,7 @@ class Kind(NamedTuple):
 
 
 KINDS: Mapping[Any, Kind] = {
-    p.cumlogsumexp_p: Kind(jax.nn.logsumexp, jnp.logaddexp, "max"),
+    p.cumlogsumexp_p: Kind(jax.nn.logsumexp, jnp.logaddexp, "logaddexp"),
     p.cummax_p: Kind(jnp.max, jnp.maximum, "max"),
     p.cummin_p: Kind(jnp.min, jnp.minimum, "min"),
     p.cumprod_p: Kind(jnp.prod, jnp.multiply, "mul"),

@@ -74,4 +74,4 @@ BODIES = {
 
 def both(name, size, **options):
     body = functools.partial(lambda x, n, f: f(x, n), n=size, f=BODIES[name])
-    return sm.spmap(body, "i", **options), jax.vmap(body, axis_name="i")
+    return sm.spmap(body, "i", **options), jax.jit(jax.vmap(body, axis_name="i"))

@@ -92,6 +92,7 @@ def dataset(tmp_path):
     return h5py.File(tmp_path / "x.h5")["x"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", [None, mapped, stored, dataset])
 def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
     x = X if source is None else source(tmp_path)
@@ -375,6 +376,7 @@ def test_processes_of_a_run_have_their_cores(eight, tmp_path):
         eight.run(X, W, executor=0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("pieces", [17, 40, 300])
 def test_sums_are_one_tree(engine, pieces):
     """Of cells that several boxes have, and of whole ones."""
