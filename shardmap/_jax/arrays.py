@@ -1,8 +1,10 @@
-"""The type of JAX's arrays, and the mesh of ``with mesh:``."""
+"""The type of JAX's arrays, on which devices they differ, and ``with mesh:``."""
 
 import warnings
+from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from shardmap._jax import other_jax
@@ -15,7 +17,7 @@ except ImportError as error:
         f"shardmap.compat gives arrays the attributes that they had, but {error}"
     ) from error
 
-__all__ = ["ArrayType", "current_mesh"]
+__all__ = ["ArrayType", "current_mesh", "varying_like"]
 
 # `jax.Array` is an interface: what it is given does not reach the arrays themselves.
 # Making one to ask for its type would start a backend.
@@ -24,6 +26,18 @@ if not issubclass(ArrayType, jax.Array):
 for _name in ("thread_resources", "get_concrete_mesh"):
     if not hasattr(_mesh, _name):
         raise other_jax(f"jax._src.mesh has no {_name}, which tells the mesh around")
+if not hasattr(jax.core.ShapedArray((), np.dtype(bool)), "manual_axis_type"):
+    raise other_jax("avals have no manual_axis_type, which tells where arrays differ")
+
+
+def varying_like(value: jax.Array, like: Any) -> jax.Array:
+    """``value``, said to differ along the axes of a `jax.shard_map` that ``like`` does.
+
+    The results of all branches of `jax.lax.cond` have to be of one type, and say so.
+    """
+    own = jax.typeof(value).manual_axis_type.varying
+    more = tuple(sorted(like.manual_axis_type.varying - own))
+    return jax.lax.pcast(value, more, to="varying") if more else value
 
 
 def current_mesh() -> Mesh:

@@ -5,7 +5,7 @@ No public name of JAX leads to these. Of what a lowering rule is given,
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -239,6 +239,30 @@ def lower_inside(
 def config_value(name: str) -> Any:
     """What `jax.config` says here, in this thread and under its context managers."""
     return getattr(jax.config, name)
+
+
+def configuration() -> Hashable:
+    """What of JAX's configuration here programs are traced for.
+
+    `jax.jit` keeps a program for each. No public name gives all of it.
+    """
+    found: Hashable = config.trace_context()
+    return found
+
+
+def _check_configuration() -> None:
+    found = []
+    for precision in "float32", "bfloat16":
+        with jax.default_matmul_precision(precision):
+            found.append(configuration())
+    if found[0] == found[1]:
+        raise other_jax(
+            "shardmap asks JAX which configuration a program is traced for, but what "
+            "it says is equal for two precisions"
+        )
+
+
+_check_configuration()
 
 
 def backends_are_started() -> bool:

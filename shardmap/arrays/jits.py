@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.context import configuration
 from shardmap._jax.types import Value
 
 MOST_KINDS = 16
@@ -15,7 +16,7 @@ MOST_TIMES = 4
 
 
 class Jits:
-    """The `jax.jit`s of one function, one for each kind of arguments.
+    """The `jax.jit`s of one function, one for each kind of arguments and configuration.
 
     JAX has no fast way any more for arguments at which a function has raised, as ours
     does where it may not be compiled. So what is compiled then is another's.
@@ -49,10 +50,11 @@ class Jits:
 
 
 def _kind(args: Sequence[Value], kwargs: Mapping[str, Value]) -> Any:
-    """Equal for arguments for which one program is compiled, as far as they tell."""
+    """Equal where one program is compiled, as far as arguments and JAX tell."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     kind = (
         tree,
+        configuration(),
         tuple(
             (
                 _type(leaf),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap._jax.arrays import ArrayType, current_mesh
+from shardmap._jax.arrays import ArrayType, current_mesh, varying_like
 
 
 def test_arrays_are_of_this_type():
@@ -23,3 +23,17 @@ def test_the_mesh_around():
         assert current_mesh() == mesh
         assert jax.make_jaxpr(lambda x: x * current_mesh().size)(1).eqns
     assert current_mesh().empty
+
+
+def test_a_value_differs_where_another_does():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    part = jax.sharding.PartitionSpec("i")
+
+    def fun(x):
+        made = varying_like(jnp.zeros(()), jax.typeof(x))
+        assert jax.typeof(made).str_short() == "float32[]{V:i}"
+        assert varying_like(x, jax.typeof(jnp.zeros(()))) is x
+        return x + made
+
+    mapped = jax.shard_map(fun, mesh=mesh, in_specs=part, out_specs=part)
+    np.testing.assert_array_equal(mapped(jnp.ones(4)), 1)

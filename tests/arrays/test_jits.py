@@ -50,6 +50,21 @@ def test_each_kind_of_arguments_does(kinds):
         np.testing.assert_array_equal(result, 2 * np.ones_like(x))
 
 
+def test_each_configuration_of_jax_has_its_own():
+    traces = []
+
+    def doubled(x):
+        traces.append(jax.config.jax_default_matmul_precision)
+        return x * 2
+
+    program = running.map_jit(doubled, jax.devices(), communicates=True)
+    x = jnp.ones(3)
+    for precision in ["float32", "bfloat16"] * 3:
+        with jax.default_matmul_precision(precision):
+            program(x)
+    assert traces == ["float32", "bfloat16"]
+
+
 def test_a_program_that_jax_has_forgotten_is_compiled_again():
     program = running.map_jit(lambda x: x * 2, jax.devices(), communicates=True)
     for _ in range(MOST_TIMES + 3):

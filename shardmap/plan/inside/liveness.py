@@ -2,11 +2,21 @@
 
 What the compiler says of a program for CPU leaves out the scratch memory of its fused
 operations. Here every intermediate value is there from where it is made to where it is
-last used, unless it takes the place of an operand that is not used any more.
+last used, unless it takes the place of an operand that is not used any more. A program
+runs in the order in which it is written, or breadth first, as XLA has it on CPU so that
+much can run at once: whatever takes more.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
@@ -14,9 +24,10 @@ from jax.extend import source_info_util
 from jax.extend.core import primitives as p
 
 from shardmap._jax.primitives import scan_counts
-from shardmap._jax.types import Atom, Equation, Jaxpr, Var
+from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
-from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.inside.scratch import REDUCTIONS, nbytes, scratch
+from shardmap.plan.lax import pointwise
 
 IN_PLACE = frozenset(
     {
@@ -26,8 +37,25 @@ IN_PLACE = frozenset(
     }
 )
 
-SCRATCH = {p.sort_p: 3}
-"""How often operations take the memory of their operands once more, on CPU."""
+
+def _is_pointwise(equation: Equation) -> bool:
+    return equation.primitive in pointwise.RULES and not scratch(equation)
+
+
+def _is_product(equation: Equation) -> bool:
+    """Whether it is of two matrices, which may lie either way."""
+    ranks = {len(aval_of(v).shape) for v in equation.invars}
+    return equation.primitive is p.dot_general_p and ranks == {2}
+
+
+CONTRACTIONS = frozenset({*REDUCTIONS, p.dot_general_p})
+
+READ_THROUGH: Mapping[Any, Callable[[Equation], bool]] = {
+    p.broadcast_in_dim_p: _is_pointwise,
+    p.iota_p: _is_pointwise,
+    p.transpose_p: _is_product,
+}
+"""What makes values that are not made if all that uses them is of this kind."""
 
 
 class Peak(NamedTuple):
@@ -48,13 +76,12 @@ class Peak(NamedTuple):
 
 def peak(jaxpr: Jaxpr) -> Peak:
     """An upper bound for the temporary memory of a program."""
-    return _peak(jaxpr, (), _variables(jaxpr.outvars))
+    found = _peak(jaxpr, (), _variables(jaxpr.outvars))
+    return found._replace(bytes=found.bytes + found.bytes // BETWEEN)
 
 
-def nbytes(atom: Atom) -> int:
-    """The bytes of a value, as it is stored."""
-    aval: Any = atom.aval
-    return aval.size * itemsize(aval) if hasattr(aval, "dtype") else 0
+BETWEEN = 32
+"""Which part of the memory is added for what kernels of one operation hand on."""
 
 
 def _variables(atoms: Sequence[Atom]) -> list[Var]:
@@ -69,12 +96,40 @@ def _peak(jaxpr: Jaxpr, owned: Collection[Var], given: Collection[Var]) -> Peak:
       owned: the arguments that it may write over.
       given: the results that have memory already.
     """
-    last: dict[Var, int] = {}
+    orders = jaxpr.eqns, _breadth_first(jaxpr)
+    found = [_peak_in(jaxpr.replace(eqns=list(eqns)), owned, given) for eqns in orders]
+    return max(found, key=lambda each: each.bytes)
+
+
+def _breadth_first(jaxpr: Jaxpr) -> list[Equation]:
+    """The equations, each as soon as those are through that were ready before it."""
+    users: dict[Var, list[int]] = {}
+    missing = []
+    made = {v for equation in jaxpr.eqns for v in equation.outvars}
     for number, equation in enumerate(jaxpr.eqns):
-        last.update((v, number) for v in _variables(equation.invars))
-    last.update((v, len(jaxpr.eqns)) for v in _variables(jaxpr.outvars))
-    place = _places(jaxpr, last, owned)
+        needed = set(_variables(equation.invars)) & made
+        missing.append(len(needed))
+        for v in needed:
+            users.setdefault(v, []).append(number)
+    ready = deque(number for number, count in enumerate(missing) if not count)
+    order = []
+    while ready:
+        equation = jaxpr.eqns[ready.popleft()]
+        order.append(equation)
+        for number in sorted(k for v in equation.outvars for k in users.get(v, ())):
+            missing[number] -= 1
+            if not missing[number]:
+                ready.append(number)
+    return order
+
+
+def _peak_in(jaxpr: Jaxpr, owned: Collection[Var], given: Collection[Var]) -> Peak:
+    """As `_peak`, in this order."""
+    last = _last_uses(jaxpr)
+    views = _views(jaxpr)
+    place = _places(jaxpr, last, owned, views)
     elsewhere = {place.get(v, v) for v in (*owned, *given)}
+    elsewhere.update(jaxpr.invars, jaxpr.constvars, views)
     ends: dict[Var, int] = {}
     for v, number in last.items():
         root = place.get(v, v)
@@ -97,6 +152,80 @@ def _peak(jaxpr: Jaxpr, owned: Collection[Var], given: Collection[Var]) -> Peak:
     return most
 
 
+def _users(jaxpr: Jaxpr) -> dict[Var, list[int]]:
+    """The numbers of the equations that use a value."""
+    users: dict[Var, list[int]] = {}
+    for number, equation in enumerate(jaxpr.eqns):
+        for v in set(_variables(equation.invars)):
+            users.setdefault(v, []).append(number)
+    return users
+
+
+def _shared(jaxpr: Jaxpr) -> dict[int, set[Var]]:
+    """For each pointwise equation, the operands that it does not write over.
+
+    XLA may fuse it with what uses its result, and then has no kernel that writes over
+    an operand that others read as well; unless these come before it in any order, and
+    are pointwise, too, or it ends in reductions and products, so that the result is not
+    made or is made there.
+    """
+    users = _users(jaxpr)
+    results = set(_variables(jaxpr.outvars))
+    makers = {v: k for k, each in enumerate(jaxpr.eqns) for v in each.outvars}
+    before: list[int] = []  # The equations that one needs, as bits.
+    for equation in jaxpr.eqns:
+        needed = {makers[v] for v in _variables(equation.invars) if v in makers}
+        before.append(sum(1 << k for k in needed))
+        for k in needed:
+            before[-1] |= before[k]
+
+    def is_contracted(v: Var) -> bool:
+        return v not in results and all(
+            user.primitive in CONTRACTIONS
+            or (_is_pointwise(user) and is_contracted(user.outvars[0]))
+            for user in (jaxpr.eqns[k] for k in users.get(v, ()))
+        )
+
+    found = {}
+    for number, equation in enumerate(jaxpr.eqns):
+        if not _is_pointwise(equation):
+            continue
+        contracted = is_contracted(equation.outvars[0])
+        found[number] = {
+            v
+            for v in _variables(equation.invars)
+            for k in users[v]
+            if (k != number and not before[number] >> k & 1)
+            or not (contracted or _is_pointwise(jaxpr.eqns[k]))
+        }
+    return found
+
+
+def _views(jaxpr: Jaxpr) -> set[Var]:
+    """The values that XLA never makes, but reads what they are made of instead."""
+    users = _users(jaxpr)
+    results = set(_variables(jaxpr.outvars))
+    found = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive not in READ_THROUGH:
+            continue
+        (result,) = equation.outvars
+        through = READ_THROUGH[equation.primitive]
+        if result not in results and all(
+            through(jaxpr.eqns[k]) for k in users.get(result, ())
+        ):
+            found.add(result)
+    return found
+
+
+def _last_uses(jaxpr: Jaxpr) -> dict[Var, int]:
+    last: dict[Var, int] = {}
+    for number, equation in enumerate(jaxpr.eqns):
+        last.update((v, number) for v in _variables(equation.invars))
+    last.update((v, len(jaxpr.eqns)) for v in _variables(jaxpr.outvars))
+    return last
+
+
 def _told(
     size: int, live: dict[Var, int], makers: dict[Var, Equation], inner: Peak
 ) -> Peak:
@@ -112,17 +241,24 @@ def _told(
 
 
 def _places(
-    jaxpr: Jaxpr, last: dict[Var, int], owned: Collection[Var]
+    jaxpr: Jaxpr, last: dict[Var, int], owned: Collection[Var], views: Collection[Var]
 ) -> dict[Var, Var]:
     """For results that take the place of operands: the first value that was there."""
     place: dict[Var, Var] = {}
     made: set[Var] = set(owned)
+    shared = _shared(jaxpr)
     for number, equation in enumerate(jaxpr.eqns):
+        keeps = shared.get(number, ())
+        if equation.outvars and equation.outvars[0] in views:
+            for operand in _variables(equation.invars[:1]):
+                place[equation.outvars[0]] = place.get(operand, operand)
+            continue
         taken: set[Var] = set()
         for operand, result in _in_place(equation):
             if (
                 operand in made
                 and operand not in taken
+                and operand not in keeps
                 and result not in place
                 and last[operand] == number
                 and nbytes(operand) == nbytes(result)
@@ -144,15 +280,41 @@ def _in_place(equation: Equation) -> Iterator[tuple[Var, Var]]:
     elif equation.primitive is p.while_p:
         count = len(equation.outvars)
         pairs = zip(equation.invars[-count:], equation.outvars, strict=True)
+    elif equation.primitive is p.cond_p:
+        pairs = _written_over(equation)
     elif equation.primitive in IN_PLACE:
         pairs = itertools.product(equation.invars, equation.outvars)
+    elif _is_pointwise(equation):
+        pairs = (
+            (v, w)
+            for v, w in itertools.product(equation.invars, equation.outvars)
+            if aval_of(v).shape == aval_of(w).shape
+            and aval_of(v).dtype == aval_of(w).dtype
+        )
     return ((v, w) for v, w in pairs if not isinstance(v, jex_core.Literal))
+
+
+def _written_over(equation: Equation) -> Iterator[tuple[Atom, Var]]:
+    """The results of a branch for which each branch takes the place of one operand."""
+    operands = equation.invars[1:]
+    taken = []
+    for jaxpr in jaxprs_in(equation.params):
+        place = _places(jaxpr, _last_uses(jaxpr), jaxpr.invars, ())
+        numbers = {v: k for k, v in enumerate(jaxpr.invars)}
+        roots = [
+            None if isinstance(v, jex_core.Literal) else place.get(v, v)
+            for v in jaxpr.outvars
+        ]
+        taken.append([None if v is None else numbers.get(v) for v in roots])
+    for k, result in enumerate(equation.outvars):
+        first = taken[0][k]
+        if first is not None and all(row[k] == first for row in taken):
+            yield operands[first], result
 
 
 def _inside(equation: Equation) -> Peak:
     """What the jaxprs in an equation need, besides its operands and results."""
-    times = SCRATCH.get(equation.primitive, 0)
-    found = Peak(times * sum(map(nbytes, equation.invars)))
+    found = Peak(scratch(equation))
     is_loop = equation.primitive in (p.scan_p, p.while_p)
     for jaxpr in jaxprs_in(equation.params):
         # A loop writes over what it carries, and its body's results are copied there.

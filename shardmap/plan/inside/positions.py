@@ -58,7 +58,8 @@ class Positions:
 
     Attributes:
       count: how many shards there are.
-      rows: what the loop runs over: a counter, and positions that are looked up.
+      first: what the loop counts from.
+      rows: what the loop runs over besides: positions that are looked up.
     """
 
     def __init__(self, members: Sequence[Alike]) -> None:
@@ -105,12 +106,11 @@ class Positions:
         self.count = len(turn)
         self._steps = list(map(_steps, columns))
         found = zip(columns, self._steps, strict=True)
-        looked_up = [column.astype(dtype) for column, steps in found if steps is None]
-        self.rows = (jnp.arange(self.count, dtype=dtype), looked_up)
+        self.first = jnp.zeros((), dtype)
+        self.rows = [column.astype(dtype) for column, steps in found if steps is None]
 
-    def at(self, row: tuple[Any, Sequence[Any]]) -> Places:
+    def at(self, counter: Any, looked_up: Sequence[Any]) -> Places:
         """The positions of one shard: plain numbers where all shards have the same."""
-        counter, looked_up = row
         rest = iter(looked_up)
         found = [
             next(rest)

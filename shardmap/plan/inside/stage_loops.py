@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
+from shardmap._jax.arrays import varying_like
 from shardmap.combining import identity
 from shardmap.plan.engine.alike.classes import Alike
 from shardmap.plan.engine.emitting.emit import emit
@@ -120,8 +121,10 @@ def run_in_loops(
             if result.value not in known and result.value not in program.effects
         }
         numbers = list(sample(stage)) if sampled else range(stage.num_shards)
-        for group in grouped(stage, numbers):
-            made = _run_group(cut_program, stage, group, known, made)
+        groups = grouped(stage, numbers)
+        for group in groups:
+            beside = len(groups) > 1
+            made = _run_group(cut_program, stage, group, known, made, beside)
         known |= made
     return [
         jnp.asarray(operand.value, operand.aval.dtype)
@@ -148,8 +151,18 @@ def _run_group(
     group: Group,
     known: Mapping[Value, Any],
     made: dict[Value, Any],
+    beside: bool,
 ) -> dict[Value, Any]:
-    """The buffers with what the shards of a group give."""
+    """The buffers with what the shards of a group give.
+
+    Args:
+      cut_program: the function.
+      stage: one of its stages.
+      group: one of the stage's groups.
+      known: what other stages gave.
+      made: the buffers.
+      beside: whether the stage has other groups.
+    """
     function = shard_function(cut_program, stage, group)
     static = group.static
     positions = Positions(group.members)
@@ -164,8 +177,8 @@ def _run_group(
     # forgets that places outside of the part in between are none.
     apart = any(nodes[step.node].primitive in WITH_PLACES for step in static.steps)
 
-    def step(buffers: dict[int, Any], row: Any) -> tuple[dict[int, Any], None]:
-        places = positions.at(row)
+    def step(buffers: dict[int, Any], counter: Any, row: Any) -> dict[int, Any]:
+        places = positions.at(counter, row)
         reads = [
             _read(known[value], start, shape)
             for value, start, shape in zip(
@@ -180,14 +193,39 @@ def _run_group(
                 buffers[k], results[k], places.written[k], stage.results[k].combiner
             )
             for k in written
-        }, None
+        }
+
+    def counted(carry: Any, row: Any) -> tuple[Any, None]:
+        counter, buffers = carry
+        return (counter + 1, step(buffers, counter, row)), None
 
     buffers = {k: made[stage.results[k].value] for k in written}
     if positions.count == 1:
-        buffers, _ = step(buffers, (0, ()))
+        buffers = _by_itself(lambda each: step(each, 0, ()), buffers, beside)
     else:
-        buffers, _ = lax.scan(step, buffers, positions.rows)
+        # The counter is carried: an array of numbers would be held, and copied.
+        (_, buffers), _ = lax.scan(
+            counted, (positions.first, buffers), positions.rows, positions.count
+        )
     return made | {stage.results[k].value: buffers[k] for k in written}
+
+
+def _by_itself(
+    run: Callable[[Any], Any], buffers: dict[int, Any], beside: bool
+) -> dict[int, Any]:
+    """A body that is not in a loop; ``beside`` others.
+
+    XLA schedules what stands side by side as it likes, with the memory of all. A branch
+    it runs at once, and that it is always taken is hidden from it.
+    """
+    if not beside:
+        return run(buffers)
+    always = lax.optimization_barrier(np.True_)
+    likes = jax.make_jaxpr(run)(buffers).out_avals
+    buffers = dict(
+        zip(buffers, map(varying_like, buffers.values(), likes), strict=True)
+    )
+    return lax.cond(always, run, lambda each: each, buffers)
 
 
 def _read(array: Any, start: Sequence[Any], shape: tuple[int, ...]) -> Any:

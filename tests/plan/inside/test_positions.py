@@ -31,11 +31,11 @@ def test_positions_are_those_of_the_recipes(shape, in_slices, looked_up):
     most = 0
     for stage, group, positions in positions_of(jnp.sin, shape, in_slices):
         numbers = sorted(n for m in group.members for n in m.numbers.tolist())
-        counter, rows = positions.rows
-        most = max(most, len(rows))
+        most = max(most, len(positions.rows))
         assert positions.count == len(numbers)
         for k, number in enumerate(numbers):
-            places = positions.at((counter[k], [row[k] for row in rows]))
+            counter = positions.first + k
+            places = positions.at(counter, [row[k] for row in positions.rows])
             boxes, recipe = stage.walked(number)
             assert places.written == {0: [start for start, _ in boxes[0]]}
             assert places.reads == [[a for a, _ in box] for _, box in recipe.reads]
@@ -45,7 +45,7 @@ def test_positions_are_those_of_the_recipes(shape, in_slices, looked_up):
 
 def test_what_all_shards_have_in_common_is_a_plain_number():
     [(_, _, positions)] = positions_of(jnp.sin, (64, 8), {0: 8})
-    places = positions.at((jnp.int32(2), []))
+    places = positions.at(jnp.int32(2), [])
     assert type(places.reads[0][1]) is int
 
 

@@ -72,7 +72,8 @@ def test_numbers_of_all_kinds(dtype):
 
 def test_nothing_as_large_as_the_argument_is_kept():
     x = reals(4000).astype(np.float16)
-    made = plan(jnp.median, x, in_slices=({0: 8},))
+    # A shard compares its piece with 15 numbers.
+    made = plan(jnp.median, x, in_slices=({0: 16},))
     assert made.peak_bytes < x.nbytes
     np.testing.assert_array_equal(made.run(x), jnp.median(x))
 
