@@ -75,7 +75,7 @@ RULES: Mapping[Any, Callable[[Equation], float]] = {
     **dict.fromkeys(_RUNNING, _operands(9 / 8)),
     # By windows of 32.
     **dict.fromkeys(REDUCTIONS, _operands(1 / 16)),
-    **dict.fromkeys((p.igamma_p, p.igammac_p, p.igamma_grad_a_p), _results(26)),
+    **dict.fromkeys((p.igamma_p, p.igammac_p, p.igamma_grad_a_p), _results(36)),
     p.regularized_incomplete_beta_p: _results(10),
     p.conv_general_dilated_p: _convolution,
     p.dot_general_p: _product,
