@@ -2,9 +2,9 @@
 
     python -m tests.plan.inside.peaks NAME
 
-prints both, and what few rows take, in bytes, as JSON: the growth of the process' memory beyond the results,
-for a tenth of what the model says of the function as a whole. `MALLOC_MMAP_THRESHOLD_`
-should be small, so that what is freed is given back.
+prints both, and what few rows take, in bytes, as JSON: the growth of the process'
+memory beyond the results, for a tenth of what the model says of the function as a
+whole. `MALLOC_MMAP_THRESHOLD_` should be small, so that what is freed is given back.
 """
 
 import json
