@@ -72,6 +72,9 @@ MORE = {
     "gradient of log-sum-exp": of(lambda x: jax.nn.logsumexp(x, 1)),
     "gradient of running sum": of(lambda x: jnp.cumsum(x, 1)),
 }
+LATE = 2**20
+"""The kernel counts the pages of a process in batches, one for each thread."""
+
 QUICK = ("branches", "running sum", "sums", "uniform", "softmax of rows")
 ALL = {**PROGRAMS, **MORE}
 
@@ -110,4 +113,4 @@ def test_a_process_takes_at_most_what_is_allowed(name):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["took"] <= found["allowed"] + found["own"]
+    assert found["took"] <= found["allowed"] + found["own"] + LATE
