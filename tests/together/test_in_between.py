@@ -4,6 +4,7 @@ Python runs the handlers of signals, and finalizers, between any two steps. Here
 come where functions begin, which can be counted: the same moment is the same number.
 """
 
+import functools
 import sys
 
 import jax
@@ -92,18 +93,22 @@ INTERRUPTED = {
 }
 
 
+def once(run, mapped):
+    return run(mapped)(ROWS)
+
+
 @pytest.mark.parametrize("how", INTERRUPTED)
 def test_an_interrupt_where_jax_leaves_a_trace_leaves_it(how):
     """Where the interrupt comes as a method begins that was to put something back."""
     run = INTERRUPTED[how]
     run(new_map())(ROWS)
-    numbers = places(moments(lambda: run(new_map())(ROWS), leaves))
+    numbers = places(moments(lambda: once(run, new_map()), leaves))
     assert len(numbers) > 5
     before, interrupted = context.noted(), 0
     for number in numbers:
         mapped = new_map()
         try:
-            run_and_at(number, interrupt, lambda: run(mapped)(ROWS), leaves)  # noqa: B023
+            run_and_at(number, interrupt, functools.partial(once, run, mapped), leaves)
         except KeyboardInterrupt:
             interrupted += 1
         assert context.noted() == before

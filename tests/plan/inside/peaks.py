@@ -17,16 +17,9 @@ import numpy as np
 
 import shardmap as sm
 from shardmap.plan.inside.liveness import peak
-from tests.plan.run.peaks import COLUMNS, PROGRAMS, ROWS, SMALL
+from tests.plan.run.peaks import COLUMNS, PROGRAMS, ROWS, SMALL, status
 
 SHARE, LEAST = 10, 2**22
-
-
-def status(key):
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"this system does not tell {key}")
 
 
 def growth(run):

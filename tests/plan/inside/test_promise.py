@@ -1,10 +1,6 @@
 """What the model of memory says is at least what compilers and processes count."""
 
-import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +10,7 @@ import pytest
 from shardmap.plan.inside.choice import cut_program, loops_peak
 from shardmap.plan.inside.stage_loops import run_in_loops
 from tests.plan.inside.test_memory import COUNTED
-from tests.plan.run.peaks import PROGRAMS
+from tests.plan.run.peaks import PROGRAMS, in_a_fresh_process
 
 ROWS, COLUMNS, PIECES = 2048, 256, 7
 KEY = np.array([0, 1], np.uint32)
@@ -103,14 +99,5 @@ def test_the_compiler_counts_at_most_what_the_model_says(name):
 )
 @pytest.mark.parametrize("name", some(PROGRAMS, ("softmax of rows",)))
 def test_a_process_takes_at_most_what_is_allowed(name):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.plan.inside.peaks", name],
-        capture_output=True,
-        text=True,
-        check=False,
-        # Else the allocator keeps what is freed, as it likes.
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = in_a_fresh_process("tests.plan.inside.peaks", name)
     assert found["took"] <= found["allowed"] + found["own"] + LATE

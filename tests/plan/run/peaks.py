@@ -7,7 +7,9 @@ anonymous memory.
 """
 
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import threading
 
@@ -67,11 +69,26 @@ PROGRAMS = {
 }
 
 
-def anonymous_bytes():
+def in_a_fresh_process(module, *arguments):
+    """What such a module prints last, which is JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        # Else the allocator keeps what is freed, as it likes.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def status(key):
+    """A number of bytes that the kernel knows of this process."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
+        if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
-    raise OSError("this system does not tell")
+    raise OSError(f"this system does not tell {key}")
 
 
 def measured(fun, folder, rows=ROWS):
@@ -87,12 +104,12 @@ def measured(fun, folder, rows=ROWS):
     outs = [out.reshape(y.shape) for out, y in zip(outs, shapes, strict=True)]
     out = jax.tree.unflatten(structure, outs)
     said = made.peak_bytes
-    before = anonymous_bytes()
+    before = status("RssAnon")
     most, done = [before], threading.Event()
 
     def watch():
         while not done.wait(0.001):
-            most[0] = max(most[0], anonymous_bytes())
+            most[0] = max(most[0], status("RssAnon"))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
