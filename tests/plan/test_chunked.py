@@ -55,6 +55,7 @@ PROGRAMS = {
 REVERSE_ONLY = {"custom derivative"}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_function(name):
     fun = PROGRAMS[name]
@@ -101,6 +102,7 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize(
@@ -176,6 +178,7 @@ CLOSING = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("transformation", "remat"),
     # What keeps residuals has no forward-mode derivative.
