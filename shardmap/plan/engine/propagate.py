@@ -326,7 +326,7 @@ class Analysis:
                     stack.append(source)
 
     def _keep_costly(self) -> None:
-        """Keeps what several stages take and is costly to repeat."""
+        """Keeps what several stages take and is costly to repeat, or many reads."""
         needed: dict[Value, set[int]] = {}
         for value in [*self.program.outputs, *self.program.effects, *self.kept]:
             if isinstance(value, Value):
@@ -336,8 +336,12 @@ class Analysis:
             levels: set[int] = set()
             for out in node.outs:
                 stages = needed.get(out, set())
-                if not cheap and len(stages) > 1 and out not in self.kept:
-                    if self.work.worth_keeping(out, len(stages) - 1):
+                if len(stages) > 1 and out not in self.kept:
+                    worth = self.work.is_long if cheap else self.work.worth_keeping
+                    # What is cheaply made of parts is made of what they come to.
+                    if (not cheap or out not in self.pending) and worth(
+                        out, len(stages) - 1
+                    ):
                         self.kept[out] = None
                 levels |= {self.level[out]} if out in self.kept else stages
             for v in node.ins:

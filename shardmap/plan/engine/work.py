@@ -20,6 +20,9 @@ WORTH_KEEPING = 2**24
 BYTE = 16
 """How many operations take as long as to read or write a byte, of a disk or a store."""
 
+SMALL = 2**20
+"""Up to how many bytes a value that is cheap to compute is kept at all."""
+
 
 class Choice(NamedTuple):
     """Whether a value is kept, or computed again, and what is known of both.
@@ -147,17 +150,28 @@ class Work:
 
     def worth_keeping(self, value: Value, times: int) -> bool:
         """Whether a value is kept that would be computed again so many times."""
+        choice = self._choice(value, times)
+        earlier = self.choices.get(value)
+        if earlier is None or not earlier.kept:
+            self.choices[value] = choice
+        return choice.kept
+
+    def is_long(self, value: Value, times: int) -> bool:
+        """The same of a small value that is cheap, but made of what many stages kept.
+
+        So it is with what a loop carries: each step would begin at the first one.
+        """
+        small = _nbytes(value) <= SMALL
+        return small and self._choice(value, times).kept
+
+    def _choice(self, value: Value, times: int) -> Choice:
         operations = sum(self._operations[k] for k in _numbers(self._computes[value]))
         reads = sum(self._nbytes[k] for k in _numbers(self._reads[value]))
         choice = Choice(False, _nbytes(value), times, operations, reads)
         # It is written once, and read as often as it would be computed again.
         keeping = BYTE * choice.nbytes * (times + 1)
         again = times * (choice.operations + BYTE * choice.reads)
-        choice = choice._replace(kept=self._keeps and again > keeping)
-        earlier = self.choices.get(value)
-        if earlier is None or not earlier.kept:
-            self.choices[value] = choice
-        return choice.kept
+        return choice._replace(kept=self._keeps and again > keeping)
 
     def _views(
         self, node: Node, rule: Rule, number: int
