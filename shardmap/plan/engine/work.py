@@ -6,7 +6,7 @@ all; what does not lie along a loop is done again by every piece of it.
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from shardmap.plan.engine.keys import itemsize
@@ -63,10 +63,15 @@ def _loops(counted: Counter[Key]) -> Loops:
 
 
 class Unions:
-    """Which axes are one and the same loop."""
+    """Which axes are one and the same loop.
+
+    Attributes:
+      united: how often two that were not have become one.
+    """
 
     def __init__(self) -> None:
         self._parent: dict[Key, Key] = {}
+        self.united = 0
 
     def find(self, key: Key) -> Key:
         root = key
@@ -79,7 +84,9 @@ class Unions:
     def unite(self, a: Key, b: Key) -> None:
         # The smaller one becomes the root, so that two runs name loops alike.
         a, b = sorted((self.find(a), self.find(b)))
-        self._parent[b] = a
+        if a != b:
+            self._parent[b] = a
+            self.united += 1
 
 
 class Work:
@@ -172,6 +179,13 @@ class Work:
         keeping = BYTE * choice.nbytes * (times + 1)
         again = times * (choice.operations + BYTE * choice.reads)
         return choice._replace(kept=self._keeps and again > keeping)
+
+    def bytes_read(self, values: Iterable[Value]) -> int:
+        """The bytes of what is read to compute values again, each once."""
+        every = 0
+        for v in values:
+            every |= self._reads.get(v, 1 << v.number)
+        return sum(self._nbytes.get(k, 0) for k in _numbers(every))
 
     def _views(
         self, node: Node, rule: Rule, number: int
