@@ -192,6 +192,7 @@ class Cost:
         less what a donated argument saves.
       argument_bytes, output_bytes, temporary_bytes: the parts of it.
       transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
+      donated_bytes: of the results, what is in the place of donated arguments.
     """
 
     flops: float | None
@@ -201,6 +202,7 @@ class Cost:
     output_bytes: int | None
     temporary_bytes: int | None
     transcendentals: float | None = None
+    donated_bytes: int | None = None
 
     @property
     def intensity(self) -> float | None:

@@ -92,7 +92,7 @@ def _content(report: Report) -> str:
         [
             _header(report),
             _verdict(report),
-            *_section("Worth a look", _folded(map(_remark, report.remarks), 4)),
+            *_section("Worth a look", _folded(map(_remark, report.remarks[1:]), 4)),
             *_section("Mesh", _mesh(report)),
             *_section("Axes", _folded(map(_axis, report.axes), 5)),
             *_section("Arrays", _arrays(report.arrays)),
@@ -245,9 +245,15 @@ def _cost(report: Report) -> Iterator[str]:
     )
     rows = (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in values)
     yield f"<dl>{''.join(rows)}</dl>"
+    donated = (
+        f" ({size(cost.donated_bytes)} of them in the place of donated arguments)"
+        if cost.donated_bytes
+        else ""
+    )
     yield (
         f'<p class="quiet">In memory: arguments {_bytes(cost.argument_bytes)}, results '
-        f"{_bytes(cost.output_bytes)}, temporary {_bytes(cost.temporary_bytes)}.</p>"
+        f"{_bytes(cost.output_bytes)}{donated}, temporary "
+        f"{_bytes(cost.temporary_bytes)}.</p>"
     )
     if report.threads is not None:
         yield f'<p class="quiet">{escape(report.threads)}</p>'

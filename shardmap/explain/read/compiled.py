@@ -59,4 +59,5 @@ def cost_of(compiled: jax.stages.Compiled, loops: Loops) -> Cost:
         argument_bytes=sizes[0],
         output_bytes=sizes[1],
         temporary_bytes=sizes[2],
+        donated_bytes=sizes[3],
     )
