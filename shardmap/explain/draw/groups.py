@@ -105,6 +105,16 @@ def groups_of_collectives(collectives: Sequence[Collective]) -> list[Sends]:
     return groups
 
 
+def operand(sends: Sends) -> str:
+    """What a device has before and after, if no cause says it, and all are alike."""
+    before, after = sends.first.before, sends.first.after
+    if not sends.same or before is None or after is None:
+        return ""
+    if any(before in cause for cause in sends.causes):
+        return ""
+    return f" ({before})" if before == after else f" ({before} -> {after})"
+
+
 def _each_once(texts: Iterable[str | None]) -> tuple[str, ...]:
     """Texts that begin differently; what is behind a colon is an example."""
     found: dict[str, str] = {}

@@ -191,7 +191,7 @@ def _collective(lines: _Writer, sends: groups.Sends, said: set[str]) -> None:
     parts = ", ".join(filter(None, (what, devices)))
     text = (
         f"{count} x {collective.kind} ({parts}): {most}{size(sends.bytes_in)} in, "
-        f"{size(sends.bytes_out)} out"
+        f"{size(sends.bytes_out)} out{groups.operand(sends)}"
     )
     if sends.link_bytes is not None:
         text += f"; a device sends {size(sends.link_bytes)}"

@@ -79,6 +79,8 @@ def _where(sends: groups.Sends) -> str:
     if collective.added_by_partitioner:
         parts.append("put in by the compiler")
     parts += map(escape, sends.causes)
+    if operand := groups.operand(sends):
+        parts.append(escape(operand.strip(" ()")))
     if collective.in_compiled is False:
         parts.append("merged or removed by the compiler")
     return ", ".join(parts) or UNKNOWN

@@ -177,7 +177,7 @@ def test_what_the_compiler_changed():
 
     text = page(sm.explain(wasteful)(np.ones((11, 3))), 100)
     assert "not in the compiled program" in text
-    assert "put in by the compiler: the program has no such operation" in text
+    assert "put in by the compiler: " in text
 
 
 def test_the_time_of_all_together_is_of_those_that_are_compiled():
