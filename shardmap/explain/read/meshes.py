@@ -13,14 +13,20 @@ from shardmap._jax.walk import equations
 def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     """The meshes that a program's equations name, the largest first.
 
-    Where axes are explicit an equation names the abstract mesh of the one that is set,
-    or that its arguments are on: it is that one.
+    These are the meshes of maps, and of constraints on how arrays are sharded. Where
+    axes are explicit an equation names the abstract mesh of the one that is set, or
+    that its arguments are on: it is that one.
 
     Args:
       jaxpr: the program.
       args: what it is called with.
     """
-    named = (equation.params.get("mesh") for equation in equations(jaxpr))
+    named: list[Any] = []
+    for equation in equations(jaxpr):
+        constrained = equation.params.get("sharding")
+        named.append(equation.params.get("mesh"))
+        if isinstance(constrained, NamedSharding) and constrained.num_devices > 1:
+            named += [constrained.mesh] if isinstance(constrained.mesh, Mesh) else []
     around = [jax.sharding.get_mesh()]
     around += [
         leaf.sharding.mesh
