@@ -1,17 +1,17 @@
 """Which axes a program is repeated over, and how each of them runs."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.extend.core as jex_core
-from jax.extend.core.primitives import scan_p, squeeze_p, while_p
-from jax.sharding import AbstractMesh
+from jax.extend.core.primitives import scan_p, while_p
 
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read import loops, vmaps
 from shardmap.explain.read.hlo.vectorised import Made
+from shardmap.explain.read.meshes import is_pmap, tells_apart
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.layout import MeshWalk, inner_walk
@@ -21,6 +21,7 @@ from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
 from shardmap.map.primitives.map_primitive import spmap_p
 
 _ON_NO_DEVICES = ("vmap", "loop", "while")
+_SAME = "no in_specs= cut anything along it"
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _CHANGE_VMAP = (
     "Write spmap for vmap to lay it on devices, or jax.lax.map with batch_size= to "
@@ -157,7 +158,7 @@ class _Walk:
             elif equation.primitive is spmap_p:
                 self._spmap(equation, here, depth)
             elif equation.primitive is SHARD_MAP:
-                self._shard_map(equation, here, _is_pmap(jaxpr, equation))
+                self._shard_map(equation, here, is_pmap(jaxpr, equation))
             elif equation.primitive is while_p:
                 self._while(equation, here)
             else:
@@ -291,7 +292,7 @@ class _Walk:
         inside = _Around(number, mesh, inner_axes, program)
         self.scope(params["call_jaxpr"], inside, depth)
 
-    def _shard_map(self, equation: Equation, around: _Around, is_pmap: bool) -> None:
+    def _shard_map(self, equation: Equation, around: _Around, of_pmap: bool) -> None:
         params = equation.params
         mesh = params["mesh"]
         manual = params["newly_manual_axes"]
@@ -301,17 +302,22 @@ class _Walk:
             size = mesh.shape[name]
             number = self._add(
                 around,
-                "pmap" if is_pmap else "shard_map",
+                "pmap" if of_pmap else "shard_map",
                 name,
                 (size, size, 1, 1),
                 equation,
                 _how_it_runs(Spread.of(size, size), "element"),
                 "Give jax.pmap devices=; its axis has one element on each of them, "
                 "where that of shardmap.spmap may be of any length."
-                if is_pmap
+                if of_pmap
                 else "The shape of mesh= says how many devices, in_specs= and "
                 "out_specs= what they cut.",
             )
+            if not of_pmap and not tells_apart(equation, name):
+                running = f"{self.axes[number].running}, which all do the same: {_SAME}"
+                self.axes[number] = dataclasses.replace(
+                    self.axes[number], running=running, is_repeated=True
+                )
             around = around._replace(axis=number)
         program = Around(mesh.axis_names, around.program.manual | manual)
         self.scope(params["jaxpr"], around._replace(program=program))
@@ -352,25 +358,3 @@ def map_place(
     if params["mesh"] is None:
         return None, None
     return params["mesh"], MeshWalk(params["mesh_axes"], params["inner_axes"])
-
-
-def _is_pmap(jaxpr: Jaxpr, equation: Equation) -> bool:
-    """Whether a shard_map is what `jax.pmap` makes: blocks of one, squeezed at once."""
-    mesh, body = equation.params["mesh"], equation.params["jaxpr"]
-    if len(jaxpr.eqns) != 1 or isinstance(mesh, AbstractMesh):
-        return False
-    if len(mesh.axis_names) != 1:
-        return False
-    first_use: dict[Any, Any] = {}
-    for inner in body.eqns:
-        for atom in inner.invars:
-            if not isinstance(atom, jex_core.Literal):
-                first_use.setdefault(atom, inner)
-    mapped = [
-        var
-        for var, outer in zip(body.invars, equation.invars, strict=True)
-        if aval_of(var).shape != aval_of(outer).shape
-    ]
-    return bool(mapped) and all(
-        var in first_use and first_use[var].primitive is squeeze_p for var in mapped
-    )
