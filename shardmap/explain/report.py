@@ -38,6 +38,7 @@ class Axis:
       change: in a sentence, which argument changes it.
       in_turn: whether a step takes what the one before gave, so that they cannot run
         at once.
+      is_repeated: whether all of its devices do the same, as nothing is cut along it.
     """
 
     name: str | None
@@ -52,6 +53,7 @@ class Axis:
     running: str
     change: str
     in_turn: bool = False
+    is_repeated: bool = False
 
     @property
     def idle_places(self) -> int:

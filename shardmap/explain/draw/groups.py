@@ -155,7 +155,7 @@ def _first(report: Report) -> Iterator[str]:
 
 
 def _parallel(report: Report) -> str:
-    cut = [axis for axis in report.axes if axis.devices > 1]
+    cut = [axis for axis in report.axes if axis.devices > 1 and not axis.is_repeated]
     if not cut:
         if report.num_devices == 1:
             there = f" of {report.available:,}" if (report.available or 1) > 1 else ""

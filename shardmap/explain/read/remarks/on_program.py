@@ -202,6 +202,17 @@ def _short_axes(
                 axis.source,
             )
         )
+    found += [
+        Remark(
+            f"nothing is cut along mesh axis {axis.name!r}: its {axis.devices:,} "
+            "devices all do the same",
+            "Name it in in_specs=, for a dimension that they can share; or leave it "
+            "out of the mesh.",
+            axis.source,
+        )
+        for axis in axes
+        if axis.is_repeated
+    ]
     outer = [a for a in axes if a.kind in _ON_DEVICES or a.devices > 1]
     if available is None or num_devices >= available or not outer:
         return found
