@@ -106,7 +106,7 @@ def test_a_reference_from_outside_is_refused(wrap):
     with pytest.raises(TypeError, match=text):
         wrap(sm.spmap(lambda x: swap(kept, x)))(X)
     with pytest.raises(TypeError, match=text):
-        wrap(sm.mesh_map(lambda x: swap(kept, x), MESH, (CUT,), CUT))(X)
+        wrap(sm.mesh_map(lambda x: swap(kept, x.sum()), MESH, (CUT,), {}))(X)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
