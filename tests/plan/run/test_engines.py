@@ -329,7 +329,6 @@ def test_a_full_disk_and_tasks_of_a_job(eight, scripted, full, tmp_path):
     assert_bytes([y.array], eight.run(X, W)[1:2])
 
 
-@pytest.mark.few(2)
 def test_a_slow_worker_changes_no_byte(engine, eight, scripted):
     x = scripted("0-slow", "32-slow")
     assert_bytes(eight.run(x, W, executor=engine.executor), eight.run(X, W))
@@ -384,7 +383,6 @@ def test_processes_of_a_run_have_their_cores(eight, tmp_path):
         eight.run(X, W, executor=0)
 
 
-@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("pieces", [17, 40, 300])
 def test_sums_are_one_tree(engine, pieces):
