@@ -356,9 +356,12 @@ class Analysis:
                     ):
                         self.kept[out] = None
                 levels |= {self.level[out]} if out in self.kept else stages
-            for v in node.ins:
+            shared_out = self.rules[node.number].shared_out
+            for number, v in enumerate(node.ins):
                 if isinstance(v, Value):
-                    needed.setdefault(v, set()).update(levels)
+                    # Stages that share it out repeat nothing: they are one.
+                    own = {-1} if number in shared_out else levels
+                    needed.setdefault(v, set()).update(own)
 
     def _is_long(self, value: Value, times: int) -> bool:
         """Whether a cheap value is kept, as it is made of what many stages kept."""
