@@ -5,6 +5,7 @@ No public name of JAX leads to these. Of what a lowering rule is given,
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -49,6 +50,25 @@ def nothing_is_traced() -> bool:
     return find_top_trace(()) is TOP_LEVEL
 
 
+@contextlib.contextmanager
+def casts_refused() -> Iterator[None]:
+    """While a function is traced whose axes JAX has in no mesh.
+
+    What `jax.lax.pcast` and its like give has a type that only a mesh allows. JAX says
+    so with an assertion about its `ManualAxisType`.
+    """
+    try:
+        yield
+    except AssertionError as error:
+        if "ManualAxisType" not in str(error):
+            raise
+        raise ValueError(
+            "jax.lax.pcast and jax.lax.pvary are for jax.shard_map: in a map no value "
+            "is typed by the axes that it differs along. Leave the cast out; what it "
+            "gives is its argument."
+        ) from error
+
+
 # What JAX notes for each thread, and what comes in between
 
 
@@ -87,6 +107,13 @@ def noted() -> Noted:
     """
     # Each call of a map asks: these take 0.1 us, a loop 0.3.
     return _trace(), _trace_itself(), _axes(), _mesh(), _devices()
+
+
+AT_REST: Sequence[Noted] = (
+    (weakref.ref(TOP_LEVEL), TOP_LEVEL, core.top_axis_env, _NOTHING, _NOTHING),
+    (_NOTHING,) * 5,
+)
+"""What is noted where nothing is traced and no mesh is set; in new threads the last."""
 
 
 def put_back(before: Noted) -> None:
