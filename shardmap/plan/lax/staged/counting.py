@@ -129,7 +129,9 @@ def how_many_below(node: Node) -> Factors:
 
             # One after the other: the comparisons are not kept.
             steps = jnp.arange(1, 2**DIGIT, dtype=rows.dtype)
-            found.append(lax.map(below, steps << shift.astype(rows.dtype)))
+            found.append(
+                lax.map(below, steps << lax.convert_element_type(shift, rows.dtype))
+            )
         return [jnp.stack(found, axis + 1)]
 
     return OfDigit(
@@ -152,7 +154,7 @@ def next_digit(node: Node) -> Factors:
     def emitter(local: Local) -> Sequence[Any]:
         low, below, ranks, shift = local.values
         digit = jnp.sum(below <= ranks[None], 0, dtype=low.dtype)
-        return [low + (digit << shift.astype(low.dtype))]
+        return [low + (digit << lax.convert_element_type(shift, low.dtype))]
 
     return OfDigit(
         node,
