@@ -27,6 +27,7 @@ from shardmap.explain.read.remarks.rematerialised import rematerialised
 from shardmap.explain.read.remarks.unrolled import unrolled
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.report import Axis, Collective, Remark
+from shardmap.plan.inside.primitive import chunked_p
 
 
 @overload
@@ -139,7 +140,9 @@ def _explain(
         cost=program.cost,
         interconnect=wires,
         remarks=_remarks(program, axes, cuts, compiled),
-        notes=(*notes, *functions.cuts(fun, args, kwargs)),
+        notes=tuple(notes),
+        pieces=functions.cuts(fun, args, kwargs),
+        stages=functions.stages(fun, args, kwargs),
         largest=program.largest,
         available=program.available,
         call=(fun, program.donates),
@@ -194,7 +197,9 @@ def _axes_of(program: Program) -> Axes:
     """The axes, with as many sizes of vmaps as marks on the arguments bring out."""
     source = definition_of(program.fun)
     best = axes_of(program.jaxpr, source)
-    if not any(axis.kind == "vmap" for axis in best.axes):
+    # Marks would keep a function in pieces from being cut.
+    in_pieces = has(program.jaxpr, chunked_p)
+    if in_pieces or not any(axis.kind == "vmap" for axis in best.axes):
         return best
     # The first layer comes off before the function sees it.
     for layers in range(2, vmaps.MOST_LAYERS + 1):

@@ -268,6 +268,8 @@ class Report:
     largest: tuple[Held, ...] = ()
     available: int | None = None
     threads: str | None = None
+    pieces: tuple[str, ...] = ()
+    stages: tuple[Any, ...] = ()
 
     @property
     def inputs(self) -> tuple[ArrayLayout, ...]:
@@ -314,6 +316,8 @@ def _plain(value: Any) -> Any:
         names = [f.name for f in fields if f.metadata.get("plain", True)]
         names += next((d for k, d in _DERIVED.items() if isinstance(value, k)), ())
         return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value

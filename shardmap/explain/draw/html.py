@@ -7,7 +7,7 @@ no script runs. It follows the reader's light or dark scheme, and fits a phone.
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from shardmap.explain.draw import groups, svg
+from shardmap.explain.draw import groups, stages, svg
 from shardmap.explain.draw.style import css, strong
 from shardmap.explain.draw.tables import (
     ARRAY_COLUMNS,
@@ -106,6 +106,7 @@ def _content(report: Report) -> str:
             *_section("Mesh", _mesh(report)),
             *_section("Axes", _folded(map(_axis, report.axes), 5)),
             *_section("Arrays", _arrays(report.arrays)),
+            *_section("In pieces", _pieces(report)),
             *_section("Between devices", _collectives(report)),
             *_section("Cost of a call, per device", _cost(report)),
             *_section("Notes", _notes(report.notes)),
@@ -212,6 +213,15 @@ def layout(array: ArrayLayout) -> str:
                 parts.append(f'<p class="quiet">{escape(drawn.caption)}</p>')
         parts.append(f'<p class="quiet">{code(array.spec)}</p>')
     return f'<div class="array">{"".join(parts)}</div>'
+
+
+def _pieces(report: Report) -> Iterator[str]:
+    """The stages of a function in pieces, and what became of its cuts."""
+    if report.pieces:
+        yield stages.drawn(report.stages)
+        text = "\n".join(report.pieces)
+        pre = f'<pre class="code">{escape(text)}</pre>'
+        yield f"<details><summary>Cuts</summary>{box(pre, 'cuts')}</details>"
 
 
 def _collectives(report: Report) -> Iterator[str]:

@@ -60,6 +60,10 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     else:
         for array in report.arrays:
             _array(lines, array)
+    if report.pieces:
+        lines.section("In pieces")
+        for line in report.pieces:
+            lines.add(line.strip(), 2 + len(line) - len(line.lstrip()))
     lines.section("Collectives")
     if not report.collectives:
         lines.add("none: nothing moves between devices", 2)

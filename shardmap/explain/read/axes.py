@@ -19,6 +19,7 @@ from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.plan.inside.primitive import chunked_p, computed, cut
 
 _ON_NO_DEVICES = ("vmap", "loop", "while")
 _SAME = "no in_specs= cut anything along it"
@@ -30,6 +31,10 @@ _CHANGE_VMAP = (
 _CHANGE_LOOP = (
     "jax.lax.map takes batch_size=, how many steps to vectorise; no step needs the one "
     "before, so that vmap does all at once and spmap lays them on devices."
+)
+_CHANGE_PIECES = (
+    "in_slices= of chunked says where to cut, memory= how much a piece may take: fewer "
+    "and larger pieces take more."
 )
 _CHANGE_IN_TURN = (
     "The steps cannot run at once. Cut or map what is inside a step; where the carry "
@@ -101,9 +106,9 @@ class _Walk:
         source = source_of(equation) or self._source
         text = None if name is None or name == UNNAMED else str(name)
         backward = vmaps.is_backward(equation)
-        key = (around.axis, kind, text, layout, None if backward else source)
+        key = (around.axis, kind, text, layout, running, None if backward else source)
         # Differentiation repeats an axis, on the way back.
-        forward = (around.axis, kind, text, layout, None)
+        forward = (around.axis, kind, text, layout, running, None)
         if key not in self._seen:
             inside = None if around.axis is None else self.axes[around.axis]
             axis = Axis(
@@ -161,6 +166,8 @@ class _Walk:
                 self._shard_map(equation, here, is_pmap(jaxpr, equation))
             elif equation.primitive is while_p:
                 self._while(equation, here)
+            elif equation.primitive is chunked_p:
+                self._chunked(equation, here)
             else:
                 for inner in jaxprs_in(equation.params):
                     self.scope(inner, here)
@@ -241,6 +248,20 @@ class _Walk:
         )
         for inner in jaxprs_in(equation.params):
             self.scope(inner, around._replace(axis=number))
+
+    def _chunked(self, equation: Equation, around: _Around) -> None:
+        """Adds the loop of each stage of a function in pieces."""
+        params = equation.params
+        whole, _ = computed(params["jaxpr"])
+        for stage in cut(whole, params["asked"], params["options"]).stages:
+            count = stage.num_shards
+            if count > 1:
+                running = f"{count:,} pieces, one after another: stage {stage.number}"
+                layout = (count, 1, 1, count)
+                self._add(
+                    around, "loop", None, layout, equation, running, _CHANGE_PIECES
+                )
+        self.scope(params["jaxpr"].jaxpr, around)
 
     def _waits(self, loop: Equation, around: _Around) -> bool:
         """Whether elements that are vectorised together wait for the slowest."""
