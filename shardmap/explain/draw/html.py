@@ -35,7 +35,7 @@ CLASS = "shardmap-report"
 # parameters is to stay a page.
 MOST_PICTURES = 24
 # So many rows of a table are there at once; the others unfold.
-MOST_ROWS = 12
+MOST_ROWS = 6
 # Says to the browser what is true anyway: nothing is fetched, and there is no script.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -179,7 +179,8 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
     if not arrays:
         return
     if len(arrays) <= groups.MOST_ARRAYS:
-        yield f'<div class="arrays">{"".join(map(layout, arrays))}</div>'
+        cards = "".join(layout(*those) for those in groups.alike(arrays))
+        yield f'<div class="arrays">{cards}</div>'
         return
     pictures = MOST_PICTURES
     for group in groups.groups_of_arrays(arrays):
@@ -193,10 +194,12 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
         yield "</details>"
 
 
-def layout(array: ArrayLayout) -> str:
-    whole = size(array.bytes)
+def layout(array: ArrayLayout, *others: ArrayLayout) -> str:
+    """The card of an array, and of others that differ in nothing but their path."""
+    whole = size(array.bytes) + (" each" if others else "")
+    paths = ", ".join(code(each.path) for each in (array, *others))
     parts = [
-        f"<h3>{code(array.path)}</h3>",
+        f"<h3>{paths}</h3>",
         f'<p class="quiet">{escape(array.role)}, {code(type_of(array))}, {whole}</p>',
         f"<p>{sentence(array.layout)}</p>",
     ]
