@@ -1,5 +1,6 @@
 """`explain`: what runs in parallel, where arrays are, what moves, what it costs."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -183,14 +184,21 @@ def _remarks(
 
 def _axes(program: Program, cuts: Sequence[sharded.Cut]) -> tuple[Axis, ...]:
     """The axes, and what devices they are on."""
-    axes, made = _axes_of(program)
+    axes, made, over = _axes_of(program)
+    paths = [array.path for array in program.arrays]
+    axes = tuple(
+        dataclasses.replace(axis, over=tuple(paths[k] for k in sorted(over.get(n, ()))))
+        for n, axis in enumerate(axes)
+    )
     shards: dict[int, list[int]] = {}
     if made and program.module is not None:
         shapes = Shapes(program.module)
         for number, those in made.items():
-            size = axes[number].size
+            axis = axes[number]
+            size = axis.size if axis.kind == "vmap" else axis.vectorised
             shards[number] = [] if size is None else shapes.cuts(those, size)
-    return sharded.with_devices(axes, cuts, shards, program.mesh)
+    asked = sharded.constraints_in(program.jaxpr, program.meshes)
+    return sharded.with_devices(axes, [*cuts, *asked], shards, program.mesh)
 
 
 def _axes_of(program: Program) -> Axes:

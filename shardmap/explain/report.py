@@ -39,6 +39,7 @@ class Axis:
       in_turn: whether a step takes what the one before gave, so that they cannot run
         at once.
       is_repeated: whether all of its devices do the same, as nothing is cut along it.
+      over: the key paths of the arguments whose first dimension a loop goes over.
     """
 
     name: str | None
@@ -54,6 +55,7 @@ class Axis:
     change: str
     in_turn: bool = False
     is_repeated: bool = False
+    over: tuple[str, ...] = ()
 
     @property
     def idle_places(self) -> int:

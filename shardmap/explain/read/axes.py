@@ -64,11 +64,13 @@ class Axes(NamedTuple):
 
     Attributes:
       axes: each before those inside it.
-      made: for the number of each vmap, what is made in it.
+      made: for the number of each that is vectorised, what is made in it.
+      over: for the number of a loop, those of the arguments that it goes over.
     """
 
     axes: tuple[Axis, ...]
     made: Mapping[int, Sequence[Made]]
+    over: Mapping[int, frozenset[int]]
 
 
 def axes_of(jaxpr: Jaxpr, source: str | None = None) -> Axes:
@@ -78,15 +80,17 @@ def axes_of(jaxpr: Jaxpr, source: str | None = None) -> Axes:
       jaxpr: the program, traced with or without marks for vmaps.
       source: where the function is, for axes around all of its lines.
     """
-    walk = _Walk(source)
+    walk = _Walk(source, loops.Origins(jaxpr))
     walk.scope(jaxpr, _Around())
-    return Axes(tuple(walk.axes), walk.made)
+    return Axes(tuple(walk.axes), walk.made, walk.over)
 
 
 class _Walk:
-    def __init__(self, source: str | None) -> None:
+    def __init__(self, source: str | None, origins: loops.Origins) -> None:
         self.axes: list[Axis] = []
         self.made: dict[int, list[Made]] = {}
+        self.over: dict[int, frozenset[int]] = {}
+        self._origins = origins
         self._source = source
         self._seen: dict[Any, int] = {}
 
@@ -140,6 +144,7 @@ class _Walk:
         opened = list(stack)
         rest_of_loop = False
         for number, equation in enumerate(jaxpr.eqns):
+            self._origins.note(equation)
             depth = vmaps.levels(equation)
             rest_of_loop &= depth > 0
             if rest_of_loop:
@@ -175,7 +180,8 @@ class _Walk:
     def _note(self, equation: Equation, number: int | None) -> None:
         """Keeps what is made in the vmaps that are directly around an equation."""
         while number is not None and self.axes[number].kind in _ON_NO_DEVICES:
-            if self.axes[number].kind == "vmap":
+            axis = self.axes[number]
+            if axis.kind == "vmap" or (axis.vectorised or 1) > 1:
                 made = self.made.setdefault(number, [])
                 line, name = source_of(equation), equation.primitive.name
                 made += [Made(line, name, aval_of(v).shape) for v in equation.outvars]
@@ -219,6 +225,7 @@ class _Walk:
             number = self._add(
                 around, "loop", None, layout, equation, running, change, in_turn
             )
+            self.over[number] = self._origins.of(*loops.goes_over(equation))
             self.scope(body, around._replace(axis=number))
             return False
         size, width = batch
@@ -230,6 +237,7 @@ class _Walk:
         )
         layout = (size, 1, width, steps)
         number = self._add(around, "loop", None, layout, equation, running, change)
+        self.over[number] = self._origins.of(*loops.goes_over(equation))
         self.scope(body, around._replace(axis=number), open_vmaps=1)
         return size % width != 0
 
