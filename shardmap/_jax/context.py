@@ -50,6 +50,25 @@ def nothing_is_traced() -> bool:
     return find_top_trace(()) is TOP_LEVEL
 
 
+@contextlib.contextmanager
+def casts_refused() -> Iterator[None]:
+    """While a function is traced whose axes JAX has in no mesh.
+
+    What `jax.lax.pcast` and its like give has a type that only a mesh allows. JAX says
+    so with an assertion about its `ManualAxisType`.
+    """
+    try:
+        yield
+    except AssertionError as error:
+        if "ManualAxisType" not in str(error):
+            raise
+        raise ValueError(
+            "jax.lax.pcast and jax.lax.pvary are for jax.shard_map: in a map no value "
+            "is typed by the axes that it differs along. Leave the cast out; what it "
+            "gives is its argument."
+        ) from error
+
+
 # What JAX notes for each thread, and what comes in between
 
 

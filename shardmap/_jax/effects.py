@@ -83,7 +83,7 @@ def _references() -> Jaxpr:
     def fun(x: Value) -> Any:
         ref = jax.new_ref(x)
         ref[...] = x
-        ref[...] += x
+        jax.ref.addupdate(ref, ..., x)
         return ref[...] + jax.freeze(ref)
 
     return jax.make_jaxpr(fun)(jax.ShapeDtypeStruct((), "float32")).jaxpr

@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
 
-from shardmap._jax.context import NO_MESH, config_value
+from shardmap._jax.context import NO_MESH, casts_refused, config_value
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import (
@@ -121,7 +121,8 @@ def names_said(*bound: Hashable) -> Iterator[None]:
     JAX's error for another one speaks of `jax.shard_map`, and not of those there are.
     """
     try:
-        yield
+        with casts_refused():
+            yield
     except NameError as error:
         text = str(error)
         if (unbound := _UNBOUND.fullmatch(text)) is None:
@@ -167,6 +168,7 @@ def trace_body(
             )(*map(without_sharding, avals))
         jaxpr = closed.jaxpr
         if closed.consts:
+            check_constants(closed.consts)
             jaxpr = _without_constants(closed, axis_name, axis_size)
         jaxpr = _tiled(jaxpr) or jaxpr
         jaxpr = _checked(jaxpr, axis_name, axis_size) or jaxpr
@@ -176,6 +178,17 @@ def trace_body(
         else jax.tree.structure(out_shape)
     )
     return Body(jaxpr, tuple(closed.consts), out_tree)
+
+
+def check_constants(constants: Sequence[Any]) -> None:
+    """Refuses references, which would be written to on several devices."""
+    for aval in map(jax.typeof, constants):
+        if isinstance(aval, jax.ref.AbstractRef):
+            raise TypeError(
+                f"a mapped function uses a reference that is made outside of it, {aval}"
+                ". Make it inside, or take its value, x[...], as an argument, and "
+                "return what to write to it."
+            )
 
 
 def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> Any:

@@ -89,6 +89,7 @@ def test_the_console_script_is_this_program():
     assert (result.returncode, result.stdout) == (0, f"shardmap {sm.__version__}\n")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -181,6 +182,7 @@ def demo():
     return shardmap("demo")
 
 
+@pytest.mark.deep
 def test_the_demo_passes_its_own_checks(demo):
     assert demo.stderr == ""
     assert demo.returncode == 0
@@ -190,17 +192,20 @@ def test_the_demo_passes_its_own_checks(demo):
     assert float(difference[1]) < 1e-5
 
 
+@pytest.mark.deep
 def test_the_demo_shows_progress(demo):
     epochs = re.findall(r"^  epoch +(\d+) of 20 .* loss \d", demo.stdout, re.M)
     assert [int(epoch) for epoch in epochs] == list(range(1, 21))
 
 
+@pytest.mark.deep
 def test_the_demo_shows_the_layout_that_the_readme_shows(demo):
     readme = (ROOT / "README.md").read_text()
     (shown,) = re.findall(r"^```text\n(images\n.*?)^```", readme, re.M | re.S)
     assert shown in demo.stdout
 
 
+@pytest.mark.deep
 def test_the_demo_shows_the_spec_and_the_proto_of_the_batch(demo):
     shown = demo.stdout.partition("The images' spec\n")[2].split("\n\n")[0]
     assert [line.strip() for line in shown.splitlines()] == [

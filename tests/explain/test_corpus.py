@@ -144,6 +144,7 @@ def layouts(report, compiled):
     return found
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_report_says_what_the_compiled_program_does(seed):
     program = sharded_programs.program(seed)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.together.random_programs import Machine, Scope, State, Which, other_branch
+from tests.together.random_programs import Machine, Scope, Which
+from tests.together.random_values import State, other_branch
 
 
 class ByLoops(Machine):
@@ -18,7 +19,14 @@ class ByLoops(Machine):
         super().__init__(self.vmap, differentiable)
         self.tapped: list[tuple[Any, Any]] = []
 
-    def vmap(self, fun: Any, level: int | None, name: str | None, in_axes: Any) -> Any:
+    def vmap(
+        self,
+        fun: Any,
+        level: int | None,
+        name: str | None,
+        in_axes: Any,
+        out_axes: Any = 0,
+    ) -> Any:
         """`jax.vmap`, from which what is tapped comes as results."""
 
         def with_taps(*args: Any) -> Any:
@@ -28,7 +36,9 @@ class ByLoops(Machine):
             return result, inside
 
         def mapped(*args: Any) -> Any:
-            result, tapped = jax.vmap(with_taps, in_axes, 0, axis_name=name)(*args)
+            result, tapped = jax.vmap(
+                with_taps, in_axes, (out_axes, 0), axis_name=name
+            )(*args)
             self.tapped += tapped
             return result
 
@@ -50,6 +60,9 @@ class ByLoops(Machine):
             index = index * lax.axis_size(name) + lax.axis_index(name)
         return index
 
+    def count(self, chosen: Which) -> Any:
+        return chosen.count
+
     def members(self, chosen: Which) -> tuple[Any, Any]:
         """Who is in this element's group, in order, and its own place there."""
         groups = chosen.groups or [list(range(chosen.total))]
@@ -61,25 +74,40 @@ class ByLoops(Machine):
         me = self.index(chosen.names)
         return jnp.asarray(members)[me], jnp.asarray(places)[me]
 
-    def reduce(self, kind: str, value: Any, chosen: Which) -> Any:
+    def reduce(self, kind: str, values: Any, chosen: Which) -> Any:
         groups = chosen.groups or [list(range(chosen.total))]
         together = np.zeros((chosen.total, chosen.total), bool)
         for group in groups:
             together[np.ix_(group, group)] = True
         mine = jnp.asarray(together)[self.index(chosen.names)]
-        mine = mine.reshape(-1, *[1] * value.ndim)
-        everyone = self.everyone(value, chosen.names)
-        if kind == "max":
-            return jnp.where(mine, everyone, -1000).max(0)
-        if kind == "min":
-            return jnp.where(mine, everyone, 1000).min(0)
-        total = jnp.where(mine, everyone, 0).sum(0)
-        return total / chosen.count if kind == "mean" else total
 
-    def move(self, kind: str, value: Any, chosen: Which, sources: Any) -> Any:
+        def reduced(value: Any) -> Any:
+            counted = value.astype(np.int32) if value.dtype == np.bool_ else value
+            everyone = self.everyone(counted, chosen.names)
+            ours = mine.reshape(-1, *[1] * value.ndim)
+            if kind in ("max", "min"):
+                wide = counted.dtype in (np.float32, np.int32)
+                low, high = (-1000, 1000) if wide else (0, 100)
+                other = low if kind == "max" else high
+                kept = jnp.where(ours, everyone, jnp.array(other, counted.dtype))
+                return kept.max(0) if kind == "max" else kept.min(0)
+            total = jnp.where(ours, everyone, jnp.zeros_like(everyone)).sum(0)
+            total = total.astype(counted.dtype)
+            return total / chosen.count if kind == "mean" else total
+
+        return jax.tree.map(reduced, values)
+
+    def largest(self, value: Any, names: tuple[str, ...]) -> Any:
+        return self.everyone(value, names).max()
+
+    def move(self, kind: str, values: Any, chosen: Which, sources: Any) -> Any:
         source = jnp.asarray(sources, np.int32)[self.index(chosen.names)]
-        moved = self.everyone(value, chosen.names)[source]
-        return jnp.where(source >= 0, moved, 0)
+
+        def moved(value: Any) -> Any:
+            moved = self.everyone(value, chosen.names)[source]
+            return jnp.where(source >= 0, moved, jnp.zeros_like(moved))
+
+        return jax.tree.map(moved, values)
 
     def gather(self, value: Any, chosen: Which, axis: int, tiled: bool) -> Any:
         members, _ = self.members(chosen)
@@ -88,7 +116,7 @@ class ByLoops(Machine):
 
     def scatter(self, value: Any, chosen: Which, axis: int, tiled: bool) -> Any:
         members, place = self.members(chosen)
-        total = self.everyone(value, chosen.names)[members].sum(0)
+        total = self.everyone(value, chosen.names)[members].sum(0).astype(value.dtype)
         return self.piece(total, chosen, axis, tiled, place)
 
     def exchange(
@@ -116,18 +144,24 @@ class ByLoops(Machine):
     def jit(self, number: int, body: Any, state: State, scope: Scope) -> State:
         return body(state)
 
-    checkpoint = jit
+    checkpoint = custom = jit
 
     def scan(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        state = body(state)
-        return body(State(-state.x, state.n))
+        first = body(state)
+        second = body(first._replace(x=-first.x))
+        return second._replace(x=second.x + first.x, n=second.n + second.n)
 
     def cond(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        largest = self.everyone(state.n, scope.names).max()
+        largest = self.largest(state.n, scope.names)
         return self.either(largest > number % 4, body, state, scope)
 
     def branch(self, number: int, body: Any, state: State, scope: Scope) -> State:
         return self.either(state.n > number % 4, body, state, scope)
+
+    def switch(self, number: int, body: Any, state: State, scope: Scope) -> State:
+        chosen = jnp.clip(state.n - number % 2, 0, 2)
+        done = self.either(chosen == 1, body, state, scope)
+        return jax.tree.map(lambda a, b: jnp.where(chosen == 0, a, b), state, done)
 
     def either(self, chosen: Any, body: Any, state: State, scope: Scope) -> State:
         done = body(state, scope._replace(alive=scope.alive & chosen))
@@ -137,13 +171,23 @@ class ByLoops(Machine):
 
     def rounds(self, number: int, body: Any, state: State, scope: Scope) -> State:
         rounds = jnp.int32(number % 3)
-        return self.loop(number, body, state, scope, rounds, 2)
+        return self.loop(number, body, state, scope, lambda state: rounds, 2)
 
     def while_(self, number: int, body: Any, state: State, scope: Scope) -> State:
         if self.differentiable:
             return body(state)
         rounds = lax.rem(state.n + number, jnp.int32(4))
-        return self.loop(number, body, state, scope, rounds, 3)
+        return self.loop(number, body, state, scope, lambda state: rounds, 3)
+
+    def agreed(self, number: int, body: Any, state: State, scope: Scope) -> State:
+        if self.differentiable:
+            return body(state)
+
+        def rounds(state: State) -> Any:
+            largest = self.largest(state.n, scope.names)
+            return jnp.minimum(2, lax.rem(largest + number, jnp.int32(4)))
+
+        return self.loop(number, body, state, scope, rounds, 2)
 
     def loop(
         self,
@@ -154,13 +198,13 @@ class ByLoops(Machine):
         rounds: Any,
         most: int,
     ) -> State:
+        asks = jnp.bool_(True)
         for k in range(most + 1):
-            asked = scope._replace(alive=scope.alive & (k <= rounds))
-            self.tap(number, jnp.int32(k), asked)
+            self.tap(number, jnp.int32(k), scope._replace(alive=scope.alive & asks))
             if k < most:
-                goes_on = k < rounds
-                new = body(state, scope._replace(alive=scope.alive & goes_on))
+                asks &= k < rounds(state)
+                new = body(state, scope._replace(alive=scope.alive & asks))
                 state = jax.tree.map(
-                    lambda a, b, goes_on=goes_on: jnp.where(goes_on, a, b), new, state
+                    lambda a, b, asks=asks: jnp.where(asks, a, b), new, state
                 )
         return state

@@ -1,14 +1,11 @@
-"""A small language of programs, and the machine that runs them on devices.
+"""A small language of programs, and what the machines that run them have in common.
 
 A program is a list of steps, each a kind, a number, and perhaps a list of steps to do
-inside. `OnDevices` does them with the collectives and the control flow of JAX in maps
-as they are to be tested. `ByLoops`, in random_oracle.py, is the oracle: all it asks of
-JAX are elementwise functions, `jax.vmap`, and to gather along one axis of that. It has
-no control flow; its loops are unrolled, and what a branch or a further round does not
-reach is masked.
-
-A state is what each element has: `x`, some numbers, and `n`, an integer from 0 to 4,
-which branches and loops ask about: it is exact however the program is compiled.
+inside. `OnDevices`, in random_devices.py, does them with the collectives and the
+control flow of JAX in maps as they are to be tested. `ByLoops`, in random_oracle.py, is
+the oracle: all it asks of JAX are functions of one element, derivatives, `jax.vmap`,
+and to gather along one axis of that. It has no control flow; its loops are unrolled,
+and what a branch or a further round does not reach is masked.
 """
 
 import math
@@ -20,19 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import shardmap as sm
+from tests.together.random_values import (
+    State,
+    bits,
+    fold,
+    from_integer,
+    pieces,
+    to_integer,
+    together,
+    total,
+)
 
-LOCAL = ["sine", "weight", "shift", "random", "tap"]
+LOCAL = ["sine", "weight", "shift", "random", "tap", "sorted", "solved", "running"]
 REDUCTIONS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 COLLECTIVES = [
     *REDUCTIONS, "mean", "gather", "scatter", "exchange", "permute", "shuffle",
-    "broadcast", "index",
+    "broadcast", "index", "count",
 ]  # fmt: skip
+DERIVATIVES = ["gradient", "tangent"]
+"""Steps that differentiate those inside them."""
 
-
-class State(NamedTuple):
-    x: Any
-    n: Any
+AXIS_NAMES = ["c", "a", "d", "b", "e", "f", "g", "h"]
+"""Also what meshes call their axes, in another order."""
 
 
 class Scope(NamedTuple):
@@ -73,47 +79,24 @@ def which(scope: Scope, rng: Any, grouped: str) -> Which:
     count = rng.integers(1, min(3, len(scope.names)) + 1)
     chosen = rng.permutation(len(scope.names))[:count]
     names = tuple(scope.names[k] for k in chosen)
-    total = math.prod(map(lax.axis_size, names))
+    size = math.prod(map(lax.axis_size, names))
     if grouped == "none" or rng.random() < 0.4:
-        return Which(names, total, None)
-    order = rng.permutation(total)
+        return Which(names, size, None)
+    order = rng.permutation(size)
     if grouped == "even" or rng.random() < 0.4:
-        sizes = [k for k in range(1, total + 1) if total % k == 0]
+        sizes = [k for k in range(1, size + 1) if size % k == 0]
         groups = order.reshape(-1, rng.choice(sizes))
     else:
-        groups = np.split(order, np.flatnonzero(rng.random(total - 1) < 0.3) + 1)
-    return Which(names, total, [group.tolist() for group in groups])
-
-
-AXIS_NAMES = ["c", "a", "d", "b", "e", "f", "g", "h"]
-"""Also what meshes call their axes, in another order."""
-
-
-def fold(array: Any, like: Any) -> Any:
-    """An array of any shape as one like a state's, each entry with its own weight."""
-    length = -(-array.size // like.size) * like.size
-    flat = jnp.pad(array.ravel(), (0, length - array.size))
-    rows = flat.reshape(-1, like.size)
-    weights = np.arange(rows.shape[0])[:, None] + np.arange(like.size) + 1
-    if like.dtype == np.int32:
-        return (rows * weights.astype(np.int32)).sum(0).reshape(like.shape)
-    weights = np.cos(weights).astype(np.float32)
-    return (rows * weights).sum(0).reshape(like.shape) / rows.shape[0]
-
-
-def pieces(value: Any, count: int) -> Any:
-    """As many pieces in front, all different."""
-    if value.dtype == np.int32:
-        return jnp.stack([value + k for k in range(count)])
-    return jnp.stack([jnp.sin(value * (k + 1)) for k in range(count)])
+        groups = np.split(order, np.flatnonzero(rng.random(size - 1) < 0.3) + 1)
+    return Which(names, size, [group.tolist() for group in groups])
 
 
 class Machine:
     """What both machines do in the same way.
 
     Args:
-      map_: ``map_(fun, level, axis_name, in_axes)``; the outermost map has level 0, and
-        a plain vmap has None.
+      map_: ``map_(fun, level, axis_name, in_axes, out_axes)``; the outermost map has
+        level 0, and a plain vmap has None.
       differentiable: whether the program is to be differentiated.
     """
 
@@ -123,10 +106,7 @@ class Machine:
 
     def run(self, program: Any, state: State, scope: Scope) -> State:
         for step in program:
-            new = self.step(*step, state=state, scope=scope)
-            state = State(
-                new.x * 0.5 + jnp.tanh(state.x), lax.rem(new.n + state.n, jnp.int32(5))
-            )
+            state = together(self.step(*step, state=state, scope=scope), state)
         return state
 
     def step(
@@ -146,16 +126,27 @@ class Machine:
         return getattr(self, name)(number, body, state, scope)
 
     def local(self, kind: str, number: int, state: State, scope: Scope) -> State:
-        x, n = state
+        x, n, d = state
         if kind == "sine":
-            return State(jnp.sin(x * (1 + number % 7)), n)
+            return state._replace(x=jnp.sin(x * (1 + number % 7)))
         if kind == "weight":
-            return State(x * scope.w, n)
+            return state._replace(x=x * scope.w)
         if kind == "shift":
-            return State(x, n + number % 5)
+            return state._replace(n=n + number % 5, d=from_integer(n, d.dtype))
         if kind == "random":
             key = jax.random.fold_in(jax.random.key(number), n)
-            return State(x * jax.random.uniform(key), n)
+            return state._replace(x=x * jax.random.uniform(key))
+        if kind == "sorted":
+            order = jnp.argsort(jnp.stack([n, to_integer(d), jnp.int32(2)]))
+            changed = x.at[lax.rem(n, jnp.int32(2))].multiply(jnp.float32(0.5))
+            return State(changed[::-1], n + order[number % 3].astype(np.int32), d)
+        if kind == "solved":
+            matrix = jnp.outer(jnp.sin(x), jnp.cos(x)) + 3 * np.eye(2, dtype=np.float32)
+            return state._replace(x=jnp.linalg.solve(matrix, x))
+        if kind == "running":
+            numbers = pieces(x, 3 + number % 3)
+            numbers = lax.associative_scan(jnp.multiply, numbers + 1, number % 2 == 0)
+            return state._replace(x=jnp.tanh(fold(numbers, x)))
         self.tap(number, n, scope)
         return state
 
@@ -178,35 +169,73 @@ class Machine:
             has_vmap=scope.has_vmap or kind == "vmap",
         )
 
-        def element(scale: Any, count: Any, w: Any, alive: Any, state: State) -> State:
-            start = State(state.x * scale, lax.rem(state.n + count, jnp.int32(5)))
-            return body(start, inner._replace(w=w, alive=alive))
+        def element(given: Any, w: Any, alive: Any, state: State) -> Any:
+            count, key, column = given["count"], *given["key and column"]
+            scale = jax.random.uniform(key) + column.sum()
+            x, n, d = state
+            n = lax.rem(n + count, jnp.int32(5))
+            new = body(State(x * scale, n, d), inner._replace(w=w, alive=alive))
+            if name is None:
+                return new, None, jnp.int32(0)
+            return new, None, self.largest(new.n, (name,))
 
         level = scope.level if kind == "map" else None
-        result = self.map_(element, level, name, (0, 0, None, None, None))(
-            jnp.arange(1, size + 1, dtype=np.float32),
-            jnp.arange(size, dtype=np.int32),
-            scope.w,
-            scope.alive,
-            state,
+        axis = number % 4 - 2
+        in_axes = ({"count": 0, "key and column": (0, -1)}, None, None, None)
+        out_axes = (State(axis, 0, -1), 0, None)
+        given = {
+            "count": jnp.arange(size, dtype=np.int32),
+            "key and column": (
+                jax.random.split(jax.random.key(number), size),
+                jnp.sin(jnp.arange(2 * size, dtype=np.float32)).reshape(2, size),
+            ),
+        }
+        result, _, largest = self.map_(element, level, name, in_axes, out_axes)(
+            given, scope.w, scope.alive, state
         )
-        return State(fold(result.x, state.x), fold(result.n, state.n))
+        x, n, d = map(fold, result, state)
+        return State(x, n + largest, d)
+
+    def gradient(self, number: int, body: Any, state: State, scope: Scope) -> State:
+        def loss(x: Any) -> Any:
+            new = body(state._replace(x=x))
+            return jnp.sin(new.x).sum(), new
+
+        slope, new = jax.grad(loss, has_aux=True)(state.x)
+        return new._replace(x=jnp.tanh(slope))
+
+    def tangent(self, number: int, body: Any, state: State, scope: Scope) -> State:
+        def value(x: Any) -> Any:
+            new = body(state._replace(x=x))
+            return new.x, new
+
+        _, slope, new = jax.jvp(value, (state.x,), (jnp.cos(state.x),), has_aux=True)
+        return new._replace(x=jnp.tanh(slope))
 
     def collective(self, kind: str, number: int, state: State, scope: Scope) -> State:
         rng = np.random.default_rng(number)
-        x, n = state
+        x, n, d = state
         if kind == "index":
             index = self.index(which(scope, rng, "none").names)
-            return State(x * index.astype(np.float32) / 7, n + index)
+            return State(x * index.astype(np.float32) / 7, n + index, d)
+        if kind == "count":
+            count = self.count(which(scope, rng, "even"))
+            return State(x * np.float32(np.sin(count)), n + np.int32(count), d)
         if kind == "mean":
             # JAX divides by the number of elements in the first group.
-            return State(self.reduce(kind, x, which(scope, rng, "even")), n)
+            return State(self.reduce(kind, x, which(scope, rng, "even")), n, d)
         if kind in REDUCTIONS:
             chosen = which(scope, rng, "any")
-            # JAX has no derivative of the other two.
+            # JAX has no derivative of the other two, and no order of complex numbers.
             x = jnp.sin(x) if kind == "sum" else lax.stop_gradient(x)
-            x = jnp.tanh(self.reduce(kind, x, chosen))
-            return State(x, self.reduce(kind, n, chosen))
+            if kind != "sum" and jnp.issubdtype(d.dtype, jnp.complexfloating):
+                x, n = self.reduce(kind, (x, n), chosen)
+                return State(jnp.tanh(x), n, d)
+            reduced = {"x": x, "others": [n, bits(d) if kind == "sum" else d]}
+            reduced = self.reduce(kind, reduced, chosen)
+            n, added = reduced["others"]
+            new = total(added, d.dtype) if kind == "sum" else added.astype(d.dtype)
+            return State(jnp.tanh(reduced["x"]), n, new)
         if kind in ("permute", "shuffle", "broadcast"):
             chosen = which(scope, rng, "none")
             sources = rng.permutation(chosen.total)
@@ -215,129 +244,36 @@ class Machine:
             elif kind == "broadcast":
                 # JAX's derivative of it is of scalars only.
                 sources[:], x = sources[0], lax.stop_gradient(x)
-            return State(*(self.move(kind, v, chosen, sources) for v in (x, n)))
+            return self.move(kind, State(x, n, d), chosen, sources)
+        return self.cut(kind, rng, state, scope)
+
+    def cut(self, kind: str, rng: Any, state: State, scope: Scope) -> State:
         # JAX cannot vectorise an all_to_all with groups.
         grouped = "none" if kind == "exchange" and scope.has_vmap else "even"
         chosen = which(scope, rng, grouped)
         first, second = rng.integers(6, size=2).tolist()
         tiled = bool(rng.integers(2))
+        negative = bool(rng.integers(2))
         results = []
         for value in state:
             if kind == "gather":
                 tiled = tiled and value.ndim > 0
-                axis = first % (value.ndim + (not tiled))
+                ndim = value.ndim + (not tiled)
+                axis = first % ndim - (ndim if negative else 0)
                 result = self.gather(value, chosen, axis, tiled)
             else:
                 given = pieces(value, chosen.count * (2 if tiled else 1))
                 axis, to = first % given.ndim, second % given.ndim
                 given = jnp.moveaxis(given, 0, axis)
-                if kind == "scatter":
-                    result = self.scatter(given, chosen, axis, tiled)
-                else:
+                if kind == "exchange":
                     result = self.exchange(given, chosen, axis, to, tiled)
+                elif value.dtype in (np.float32, np.int32):
+                    result = self.scatter(given, chosen, axis, tiled)
+                elif value.dtype == np.bool_:
+                    # JAX does not count truth values here.
+                    result = value
+                else:
+                    result = self.scatter(bits(given), chosen, axis, tiled)
+                    result = total(result, value.dtype)
             results.append(fold(result, value))
         return State(*results)
-
-
-class OnDevices(Machine):
-    """JAX's own collectives and control flow, and a host function that is tapped."""
-
-    def __init__(
-        self,
-        map_: Callable[..., Any],
-        differentiable: bool,
-        recorder: Callable[[Any], None],
-    ) -> None:
-        super().__init__(map_, differentiable)
-        self.recorder = recorder
-
-    def index(self, names: tuple[str, ...]) -> Any:
-        return lax.axis_index(names if len(names) > 1 else names[0])
-
-    def reduce(self, kind: str, value: Any, chosen: Which) -> Any:
-        reduction = lax.pmean if kind == "mean" else REDUCTIONS[kind]
-        return reduction(value, chosen.names, axis_index_groups=chosen.groups)
-
-    def move(self, kind: str, value: Any, chosen: Which, sources: Any) -> Any:
-        if kind == "shuffle":
-            return lax.pshuffle(value, chosen.names, sources.tolist())
-        if kind == "broadcast":
-            return lax.pbroadcast(value, chosen.names, int(sources[0]))
-        pairs = [(int(start), k) for k, start in enumerate(sources) if start >= 0]
-        return lax.ppermute(value, chosen.names, pairs)
-
-    def gather(self, value: Any, chosen: Which, axis: int, tiled: bool) -> Any:
-        return lax.all_gather(
-            value,
-            chosen.names,
-            axis=axis,
-            axis_index_groups=chosen.groups,
-            tiled=tiled,
-        )
-
-    def scatter(self, value: Any, chosen: Which, axis: int, tiled: bool) -> Any:
-        return lax.psum_scatter(
-            value,
-            chosen.names,
-            scatter_dimension=axis,
-            axis_index_groups=chosen.groups,
-            tiled=tiled,
-        )
-
-    def exchange(
-        self, value: Any, chosen: Which, axis: int, to: int, tiled: bool
-    ) -> Any:
-        return lax.all_to_all(
-            value, chosen.names, axis, to, axis_index_groups=chosen.groups, tiled=tiled
-        )
-
-    def tap(self, number: int, n: Any, scope: Scope) -> None:
-        if scope.taps:
-            sm.tap(self.recorder, self.row(number, n, scope))
-
-    def jit(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        return jax.jit(body)(state)
-
-    def checkpoint(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        return jax.checkpoint(body)(state)
-
-    def scan(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        def step(state: State, sign: Any) -> tuple[State, None]:
-            return body(State(state.x * sign, state.n)), None
-
-        return lax.scan(step, state, jnp.array([1, -1], np.float32))[0]
-
-    def cond(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        largest = lax.pmax(state.n, scope.names)
-        return lax.cond(largest > number % 4, body, other_branch, state)
-
-    def branch(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        return lax.cond(state.n > number % 4, body, other_branch, state)
-
-    def rounds(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        rounds = number % 3
-        if self.differentiable:
-            return lax.fori_loop(0, rounds, lambda _, state: body(state), state)
-        return self.loop(number, body, state, scope, jnp.int32(rounds))
-
-    def while_(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        if self.differentiable:
-            return body(state)
-        rounds = lax.rem(state.n + number, jnp.int32(4))
-        return self.loop(number, body, state, scope, rounds)
-
-    def loop(
-        self, number: int, body: Any, state: State, scope: Scope, rounds: Any
-    ) -> State:
-        def more(carry: Any) -> Any:
-            self.tap(number, carry[0], scope)
-            return carry[0] < rounds
-
-        def once(carry: Any) -> Any:
-            return carry[0] + 1, body(carry[1])
-
-        return lax.while_loop(more, once, (jnp.int32(0), state))[1]
-
-
-def other_branch(state: State) -> State:
-    return State(jnp.cos(state.x), state.n + 1)

@@ -152,9 +152,11 @@ class BlockPrograms(Programs[BlockCall, Options]):
             bound_axes(mesh.shape),  # JAX may check the jaxpr afterwards.
             tracing.names_said(*mesh.axis_names),
         ):
-            return jax.make_jaxpr(
+            closed, out_shape = jax.make_jaxpr(
                 block, axis_env=list(mesh.shape.items()), return_shape=True
             )(*map(without_sharding, avals))
+        tracing.check_constants(closed.consts)
+        return closed, out_shape
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         call = self.read(args, kwargs)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import jax
-import numpy as np
 
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, refusals
@@ -228,19 +227,14 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         avals = []
         for k, leaf in enumerate(leaves):
             try:
-                avals.append(array_likes.leaf_aval(leaf))
+                aval = array_likes.leaf_aval(leaf)
             except TypeError:
-                if isinstance(leaf, np.ndarray | np.generic):
-                    raise TypeError(
-                        f"{self.what} argument {names()[k]} is a NumPy array of dtype "
-                        f"{leaf.dtype}, which JAX cannot compute with. Give numbers, "
-                        "such as x.astype('float32')."
-                    ) from None
-                raise TypeError(
-                    f"{self.what} argument {names()[k]} of type {type(leaf)} is not a "
-                    f"valid JAX type. Give its position in {self.static_parameter} if "
-                    "it is to be a compile-time constant."
-                ) from None
+                aval = None
+            if not isinstance(aval, jax.core.ShapedArray):
+                raise refusals.no_array(
+                    self.what, names()[k], leaf, aval, self.static_parameter
+                )
+            avals.append(aval)
         return avals
 
     def read_alone(self, args: Args, kwargs: Kwargs) -> C:

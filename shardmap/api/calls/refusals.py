@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from shardmap._jax.types import Value
+from shardmap._jax.types import Aval, Value
 from shardmap.api.calls.statics import Static
 
 
@@ -54,6 +55,36 @@ def _is_hashable(value: Static) -> bool:
     except TypeError:
         return False
     return True
+
+
+def no_array(
+    what: str, name: str, leaf: Value, aval: Aval | None, static_parameter: str
+) -> TypeError:
+    """The error for an argument that JAX cannot compute with, or that is no array.
+
+    Args:
+      what: the map.
+      name: of the argument.
+      leaf: the argument.
+      aval: what JAX takes it for, if it does.
+      static_parameter: which names static arguments.
+    """
+    if aval is not None:
+        text = (
+            f"is a reference, {aval}, which a map does not take: its elements run on "
+            "several devices. Pass its value, x[...], and return what to write to it."
+        )
+    elif isinstance(leaf, np.ndarray | np.generic):
+        text = (
+            f"is a NumPy array of dtype {leaf.dtype}, which JAX cannot compute with. "
+            "Give numbers, such as x.astype('float32')."
+        )
+    else:
+        text = (
+            f"of type {type(leaf)} is not a valid JAX type. Give its position in "
+            f"{static_parameter} if it is to be a compile-time constant."
+        )
+    return TypeError(f"{what} argument {name} {text}")
 
 
 def check_there(

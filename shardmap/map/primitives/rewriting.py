@@ -140,7 +140,10 @@ def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
     def every(atoms: Sequence[Any]) -> list[Any]:
         return list(map(new, atoms))
 
+    # From JAX 0.12 on a jaxpr has its constants, and lets them go with their variables.
+    constants = getattr(jaxpr, "consts", ())
     return jaxpr.replace(
+        **({"consts": constants} if constants else {}),
         constvars=every(jaxpr.constvars),
         invars=every(jaxpr.invars),
         outvars=every(jaxpr.outvars),

@@ -6,7 +6,7 @@ partial evaluation then: the first map is known, the second is the one to transp
 """
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from shardmap._jax.types import (
     aval_of,
     without_sharding,
 )
+from shardmap._jax.walk import equations
 from shardmap.map.collectives.rewrites import merge_sums
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -201,6 +202,27 @@ def _zero_tangent(result: Value) -> ad.Zero:
 # Reverse mode
 
 
+def _has_references(jaxpr: Jaxpr) -> bool:
+    made = (var.aval for e in equations(jaxpr) for var in e.outvars)
+    return any(isinstance(aval, jax.ref.AbstractRef) for aval in made)
+
+
+def _by_transposition(
+    fun: Callable[..., Any], avals: Sequence[Aval], cotangents: list[Any]
+) -> Sequence[Any]:
+    """The cotangents of the operands of a linear function."""
+    structs = map(without_sharding, avals)
+    return jax.linear_transpose(fun, *structs)(cotangents)
+
+
+def _by_derivative(
+    fun: Callable[..., Any], avals: Sequence[Aval], cotangents: list[Any]
+) -> Sequence[Any]:
+    """The same, where `jax.linear_transpose` fails: on references."""
+    zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
+    return jax.vjp(fun, *zeros)[1](cotangents)
+
+
 @per_jaxpr
 def _transpose(
     jaxpr: Jaxpr,
@@ -240,14 +262,13 @@ def _transpose(
                 args[len(residual_avals) :], cotangent_axes, strict=True
             )
         ]
-        operands = jax.linear_transpose(fun, *map(without_sharding, linear_avals))(
-            cotangents
-        )
+        operands = transpose(fun, linear_avals, cotangents)
         return [
             jax.lax.psum(ct, axis_name) if axis is None and not as_one else ct
             for ct, axis in zip(operands, linear_axes, strict=True)
         ]
 
+    transpose = _by_derivative if _has_references(jaxpr) else _by_transposition
     trace = functools.partial(
         trace_body,
         avals=[*residual_avals, *cotangent_avals],

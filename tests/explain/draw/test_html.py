@@ -248,6 +248,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.few(1)
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser(scheme, tmp_path):

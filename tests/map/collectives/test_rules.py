@@ -18,6 +18,7 @@ from tests.map_programs import assert_same, both_lowerings, float_index
 SIZES = [1, 3, 8, 12, 16, 17]
 
 
+@pytest.mark.few(15)
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("size", "lowering"),
@@ -35,6 +36,7 @@ def test_collective(name, size, lowering):
 WITHOUT_GRADIENT = ["pmax", "pmin", "in a while", "all_to_all to another axis"]
 
 
+@pytest.mark.few(10)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [3, 17])
 @pytest.mark.parametrize("name", sorted(set(BODIES) - set(WITHOUT_GRADIENT)))
@@ -179,6 +181,7 @@ def test_arrays_without_entries(spmap, size):
     assert_same(jax.jit(spmap(fun, **options))(*args), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(2, 4), (3, 3), (16, 2)])
@@ -279,6 +282,7 @@ NESTED = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("shape", "lowering"),

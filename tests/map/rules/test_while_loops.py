@@ -1,11 +1,13 @@
 """The one rule of JAX's own that is replaced: only for loops with effects of ours."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import shardmap as sm
+from tests.map_programs import LOWERINGS
 
 
 def counted(tapped):
@@ -29,3 +31,21 @@ def test_loops_without_taps_are_vectorised_by_jax():
     [loop] = jax.make_jaxpr(jax.vmap(counted(False)))(x).eqns
     [condition] = loop.params["cond_jaxpr"].jaxpr.eqns
     assert condition.primitive.name == "lt"
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_functions_inside_keep_their_constants(lowering):
+    """An array that a jitted function closes over is a constant of its jaxpr."""
+    weights = jnp.arange(5, dtype=np.float32)
+    added = jax.jit(lambda x: x + weights.sum())
+
+    def rounds(x):
+        def more(carry):
+            return sm.tap(lambda v: None, carry[0]) < 2
+
+        return lax.while_loop(more, lambda c: (c[0] + 1, added(c[1])), (0, x))[1]
+
+    for size in 8, 16:
+        x = np.arange(size, dtype=np.float32)
+        result = jax.jit(sm.spmap(rounds, lowering=lowering))(x)
+        np.testing.assert_array_equal(result, x + 20)

@@ -1,0 +1,124 @@
+"""References (`jax.new_ref`) in maps, and casts that only `jax.shard_map` knows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+from tests.map_programs import LOWERINGS, assert_same, both_lowerings, spread
+
+MESH = sm.make_mesh({"a": 8})
+X = spread((16,))
+
+
+def written(x):
+    kept = jax.new_ref(jnp.zeros_like(x))
+    kept[...] = jnp.sin(x)
+    return kept[...] * x
+
+
+def added(x):
+    kept = jax.new_ref(jnp.zeros_like(x))
+
+    def step(k, _):
+        kept[...] += jnp.cos(x) * k.astype(x.dtype)
+
+    lax.fori_loop(0, 4, step, None)
+    return kept[...]
+
+
+def scanned(x):
+    kept = jax.new_ref(x)
+
+    def step(carry, factor):
+        kept[...] = kept[...] * factor + carry
+        return carry * 2, kept[...]
+
+    _, each = lax.scan(step, x, np.array([1, 2, 3], np.float32))
+    return each.sum() + kept[...]
+
+
+def derivatives(map_, element):
+    def total(x):
+        return (map_(element)(x) * jnp.arange(16, dtype=np.float32)).sum()
+
+    def each(x):
+        _, linear = jax.vjp(map_(element), x)
+        return linear(jnp.cos(x))
+
+    return lambda x: (
+        map_(element)(x),
+        jax.grad(total)(x),
+        jax.jvp(map_(element), (x,), (x,)),
+        each(x),
+        map_(jax.grad(element))(x),
+    )
+
+
+@both_lowerings
+@pytest.mark.parametrize("element", [written, added, scanned])
+def test_references_of_an_element_are_differentiated(spmap, element):
+    expected = derivatives(jax.vmap, element)(X)
+    assert_same(derivatives(spmap, element)(X), expected)
+    assert_same(jax.jit(derivatives(spmap, element))(X), expected)
+
+
+def test_references_beside_collectives():
+    def element(x):
+        kept = jax.new_ref(lax.psum(jnp.sin(x), "i"))
+        kept[...] *= x
+        return lax.pmax(lax.stop_gradient(x), "i") * kept[...]
+
+    def gradient(map_):
+        return jax.grad(lambda x: map_(element, axis_name="i")(x).sum())(X)
+
+    assert_same(gradient(sm.spmap), gradient(jax.vmap))
+
+
+def swap(kept, x):
+    kept[...] = kept[...] + x
+    return x
+
+
+CUT = {"a": 0}
+MAPS = {
+    "spmap": sm.spmap(swap),
+    "mesh_map": sm.mesh_map(swap, MESH, (CUT, CUT), CUT),
+    "sharded_jit": sm.sharded_jit(swap, (None, None), None, num_partitions=2),
+}
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("wrap", [lambda fun: fun, jax.jit])
+def test_a_reference_as_an_argument_is_refused(kind, wrap):
+    kept = jax.new_ref(jnp.zeros(16))
+    text = rf"{kind} argument kept is a reference, Ref{{float32\[16\]}}, which a map"
+    with pytest.raises(TypeError, match=text):
+        wrap(MAPS[kind])(kept, X)
+
+
+@pytest.mark.parametrize("wrap", [lambda fun: fun, jax.jit])
+def test_a_reference_from_outside_is_refused(wrap):
+    kept = jax.new_ref(jnp.zeros(()))
+    text = r"uses a reference that is made outside of it, Ref{float32\[\]}. Make it ins"
+    with pytest.raises(TypeError, match=text):
+        wrap(sm.spmap(lambda x: swap(kept, x)))(X)
+    with pytest.raises(TypeError, match=text):
+        wrap(sm.mesh_map(lambda x: swap(kept, x.sum()), MESH, (CUT,), {}))(X)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_casts_of_shard_map_are_refused(lowering):
+    def element(x):
+        return lax.pcast(x, "a", to="varying")
+
+    with pytest.raises(
+        ValueError, match=r"jax\.lax\.pcast and jax\.lax\.pvary are for "
+    ):
+        sm.spmap(element, "a", lowering=lowering)(X)
+    with pytest.raises(
+        ValueError, match="Leave the cast out; what it gives is its arg"
+    ):
+        sm.mesh_map(element, MESH, (CUT,), CUT, lowering=lowering)(X)
