@@ -41,7 +41,7 @@ EXTRAS = {
     "examples": ["flax", "numpyro", "optax", "scikit-learn"],
     "docs": ["furo", "myst-parser", "sphinx", "sphinx-copybutton"],
     # What the benchmarks compare with besides JAX, and what draws the picture of them.
-    "bench": ["dask[array]", "matplotlib", "zarr"],
+    "bench": ["dask[array]", "matplotlib", "optax", "zarr"],
     # What a release is built with, and what runs the checks before each commit.
     "release": ["build", "pre-commit"],
 }

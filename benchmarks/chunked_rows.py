@@ -4,17 +4,21 @@
 
 prints for each program how large the temporaries of `shardmap.chunked` are beside the
 whole program's (as the compiler counts them, with equal options), and how long it takes
-beside the whole program and, where one line says it, beside a loop by hand.
+beside the whole program and, where they apply, beside a loop by hand, `jax.lax.map`
+with ``batch_size``, optax's `microbatch`, and the way of NetKet's `vmap_chunked`.
+These are told which axis, how long the pieces are, and how results are combined;
+"wrong" marks one that gives something else than the function.
 """
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from optax.microbatching import AccumulationType, microbatch
 
 import shardmap as sm
 from benchmarks.harness import OURS, Contender, interleave
@@ -22,16 +26,51 @@ from benchmarks.harness import OURS, Contender, interleave
 WHOLE, BY_HAND = "as a whole", "by hand"
 # Without it, the fused operations of CPU keep memory that the compiler does not count.
 OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-MOST_TEMPORARIES, MOST_TIME, MOST_TIME_BY_HAND = 0.2, 1.1, 1.2
+MOST_TEMPORARIES, MOST_TIME = 0.2, 1.1
+LAX_MAP, OPTAX, NETKET = "lax.map", "optax", "NetKet"
+SUM, MEAN = AccumulationType.SUM, AccumulationType.MEAN
+MOST_TIMES = {BY_HAND: 1.2, LAX_MAP: 1.05, OPTAX: 1.05, NETKET: 1.05}
+"""How much of another form's time is allowed."""
+PIECES = 16
 
 
 class Program(NamedTuple):
-    """A function, its arguments, how to cut them, and a loop by hand."""
+    """A function, its arguments, how to cut them, and other forms of it in pieces."""
 
     fun: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
     in_slices: Any
-    by_hand: Callable[..., Any] | None = None
+    others: Mapping[str, Callable[..., Any]] = {}
+
+
+def rows_by_lax_map(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of rows, a few rows at a time, each by itself."""
+
+    def by_rows(x, *rest):
+        def of_row(row):
+            return fun(row[None], *rest)[0]
+
+        return jax.lax.map(of_row, x, batch_size=x.shape[0] // PIECES)
+
+    return by_rows
+
+
+def vmap_in_chunks(fun: Callable[..., Any], length: int) -> Callable[..., Any]:
+    """A function of samples as NetKet's `vmap_chunked` has it, the rest after them."""
+    vmapped = jax.vmap(fun, (None, 0))
+
+    def in_chunks(w, x):
+        count = x.shape[0] // length
+        whole, rest = x[: count * length], x[count * length :]
+        chunks = whole.reshape(count, length, *x.shape[1:])
+        _, found = jax.lax.scan(
+            lambda _, chunk: (None, vmapped(w, chunk)), None, chunks
+        )
+        return jnp.concatenate(
+            [found.reshape(count * length, *found.shape[2:]), vmapped(w, rest)]
+        )
+
+    return in_chunks
 
 
 def attention(q, k, v):
@@ -56,6 +95,14 @@ def mlp_by_hand(x, up, down):
 def cross_entropy(x, table):
     logits = x @ table
     return (jax.nn.logsumexp(logits, -1) - logits[:, 0]).mean()
+
+
+def cross_entropy_by_optax(x, table):
+    """The mean of means; each piece's own gradient is of its own mean."""
+    wanted = MEAN, (AccumulationType.CONCAT, MEAN)
+    gradient = jax.value_and_grad(cross_entropy, (0, 1))
+    loss, (of_x, of_table) = microbatch(gradient, 0, 2048 // PIECES, wanted)(x, table)
+    return loss, (of_x / PIECES, of_table)
 
 
 def kernel(x, y, v):
@@ -83,11 +130,15 @@ def clipped_gradient(w, x, y):
     return (gradients / jnp.maximum(norms, 1)).mean(0)
 
 
-def local_energy(w, x):
+def energy_of_one(w, x):
     def wave(x):
         return jnp.tanh(x @ w).sum()
 
-    return jax.vmap(lambda x: -jnp.trace(jax.hessian(wave)(x)) / 2)(x)
+    return -jnp.trace(jax.hessian(wave)(x)) / 2
+
+
+def local_energy(w, x):
+    return jax.vmap(energy_of_one, (None, 0))(w, x)
 
 
 def local_energy_by_hand(w, x):
@@ -99,6 +150,15 @@ def convolutions(x, k):
     for _ in range(3):
         x = jax.nn.relu(jax.lax.conv_general_dilated(x, k, (1, 1), "SAME"))
     return x
+
+
+def spectrum(x):
+    return jnp.abs(jnp.fft.fft(x)) ** 2
+
+
+def lagged(x):
+    y = jnp.tanh(x)
+    return y[:-1] @ y[1:]
 
 
 def moving(x):
@@ -120,40 +180,64 @@ def ode_step(x, w):
 ROWS = 16_384
 PROGRAMS = {
     "attention": Program(
-        attention, ((4096, 64),) * 3, ({0: 16}, None, None), attention_by_hand
+        attention,
+        ((4096, 64),) * 3,
+        ({0: PIECES}, None, None),
+        {BY_HAND: attention_by_hand, LAX_MAP: rows_by_lax_map(attention)},
     ),
     "layer norm and MLP": Program(
-        mlp, ((ROWS, 64), (64, 512), (512, 64)), ({0: 16}, None, None), mlp_by_hand
+        mlp,
+        ((ROWS, 64), (64, 512), (512, 64)),
+        ({0: PIECES}, None, None),
+        {BY_HAND: mlp_by_hand, LAX_MAP: rows_by_lax_map(mlp)},
     ),
     "cross-entropy with gradient": Program(
         jax.value_and_grad(cross_entropy, (0, 1)),
         ((2048, 64), (64, 8192)),
-        ({0: 16}, None),
+        ({0: PIECES}, None),
+        {OPTAX: cross_entropy_by_optax},
     ),
     "kernel times vector": Program(
         kernel,
         ((4096, 8), (4096, 8), (4096, 1)),
-        ({0: 16}, None, None),
-        kernel_by_hand,
+        ({0: PIECES}, None, None),
+        {BY_HAND: kernel_by_hand, LAX_MAP: rows_by_lax_map(kernel)},
     ),
-    "k-means step": Program(k_means_step, ((ROWS, 16), (64, 16)), ({0: 16}, None)),
+    "k-means step": Program(k_means_step, ((ROWS, 16), (64, 16)), ({0: PIECES}, None)),
     "clipped gradients of samples": Program(
-        clipped_gradient, ((64, 64), (2048, 64), (2048, 64)), (None, {0: 16}, {0: 16})
+        clipped_gradient,
+        ((64, 64), (2048, 64), (2048, 64)),
+        (None, {0: PIECES}, {0: PIECES}),
+        {OPTAX: microbatch(clipped_gradient, (1, 2), 2048 // PIECES, MEAN)},
     ),
     "local energy": Program(
         local_energy,
         ((32, 64), (2048, 32)),
-        (None, {0: 16}),
-        local_energy_by_hand,
+        (None, {0: PIECES}),
+        {
+            BY_HAND: local_energy_by_hand,
+            NETKET: vmap_in_chunks(energy_of_one, 2048 // PIECES),
+        },
     ),
     "convolutions": Program(
-        convolutions, ((1, 8, 512, 512), (8, 8, 3, 3)), ({2: 16}, None)
+        convolutions, ((1, 8, 512, 512), (8, 8, 3, 3)), ({2: PIECES}, None)
     ),
     "FFT of a batch": Program(
-        lambda x: jnp.abs(jnp.fft.fft(x)) ** 2, ((2048, 2048),), ({0: 16},)
+        spectrum, ((2048, 2048),), ({0: PIECES},), {LAX_MAP: rows_by_lax_map(spectrum)}
     ),
-    "ODE step": Program(ode_step, ((ROWS, 128), (128, 128)), ({0: 16}, None)),
-    "moving statistics": Program(moving, ((ROWS, 256),), ({0: 16},)),
+    "ODE step": Program(
+        ode_step,
+        ((ROWS, 128), (128, 128)),
+        ({0: PIECES}, None),
+        {LAX_MAP: rows_by_lax_map(ode_step)},
+    ),
+    "moving statistics": Program(moving, ((ROWS, 256),), ({0: PIECES},)),
+    "lagged product": Program(
+        lagged,
+        ((PIECES * 8,),),
+        ({0: PIECES},),
+        {OPTAX: microbatch(lagged, 0, 8, SUM)},
+    ),
 }
 
 
@@ -161,40 +245,53 @@ def compiled(fun: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return jax.jit(fun).lower(*arguments).compile(compiler_options=OPTIONS)
 
 
-def measured(program: Program, repeats: int) -> tuple[float | None, dict[str, float]]:
-    """Temporaries beside the whole program's, and median seconds by contender.
+class Measured(NamedTuple):
+    """What a program took.
 
-    None for a program that has no temporaries as a whole.
+    Attributes:
+      temporaries: beside the whole program's; None for one that has none as a whole.
+      seconds: the median of each contender.
+      wrong: those that give something else than the function.
     """
+
+    temporaries: float | None
+    seconds: Mapping[str, float]
+    wrong: frozenset[str]
+
+
+def measured(program: Program, repeats: int) -> Measured:
     random = np.random.default_rng(0)
     arguments = tuple(
         jnp.asarray(random.standard_normal(shape, np.float32) / 4)
         for shape in program.shapes
     )
-    made = {
-        OURS: compiled(sm.chunked(program.fun, program.in_slices), arguments),
-        WHOLE: compiled(program.fun, arguments),
+    forms = {
+        OURS: sm.chunked(program.fun, program.in_slices),
+        WHOLE: program.fun,
+        **program.others,
     }
-    if program.by_hand:
-        made[BY_HAND] = compiled(program.by_hand, arguments)
-    for result, expected in zip(
-        jax.tree.leaves(made[OURS](*arguments)),
-        jax.tree.leaves(made[WHOLE](*arguments)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(result, expected, rtol=2e-2, atol=2e-3)
+    made = {name: compiled(form, arguments) for name, form in forms.items()}
+    expected = made[WHOLE](*arguments)
+    wrong = {
+        name for name, form in made.items() if not is_close(form(*arguments), expected)
+    }
+    assert OURS not in wrong
     contenders = {
         name: Contender(lambda f=f: jax.block_until_ready(f(*arguments)))
         for name, f in made.items()
     }
     samples = interleave(contenders, repeats)
-    temporaries = [
+    ours, whole = (
         made[name].memory_analysis().temp_size_in_bytes for name in (OURS, WHOLE)
-    ]
+    )
     medians = {name: statistics.median(each) for name, each in samples.items()}
     # What is fused to nothing as a whole leaves nothing to save.
-    saved = temporaries[0] / temporaries[1] if temporaries[1] else None
-    return saved, medians
+    return Measured(ours / whole if whole else None, medians, frozenset(wrong))
+
+
+def is_close(results: Any, expected: Any) -> bool:
+    pairs = zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True)
+    return all(np.allclose(a, b, rtol=2e-2, atol=2e-3) for a, b in pairs)
 
 
 def told(ratio: float, limit: float) -> str:
@@ -206,19 +303,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    print(f"jax {jax.__version__}, shardmap {sm.__version__}, 16 pieces")
-    print(f"{'':30} temporaries  time/whole  time/by hand")
+    print(f"jax {jax.__version__}, shardmap {sm.__version__}, {PIECES} pieces")
+    print(f"{'':30} temporaries  time/whole  time/others")
     times = []
     for name, program in PROGRAMS.items():
         if options.only not in name:
             continue
-        memory, seconds = measured(program, options.repeats)
-        times.append(seconds[OURS] / seconds[WHOLE])
-        needed = "none whole" if memory is None else told(memory, MOST_TEMPORARIES)
+        found = measured(program, options.repeats)
+        ours = found.seconds[OURS]
+        times.append(ours / found.seconds[WHOLE])
+        saved = found.temporaries
+        needed = "none whole" if saved is None else told(saved, MOST_TEMPORARIES)
         line = f"{name:30} {needed:11}  {times[-1]:10.2f}"
-        if BY_HAND in seconds:
-            ratio = seconds[OURS] / seconds[BY_HAND]
-            line += f"  {told(ratio, MOST_TIME_BY_HAND)}"
+        for other in program.others:
+            ratio = told(ours / found.seconds[other], MOST_TIMES[other])
+            line += f"  {other} {'wrong' if other in found.wrong else ratio.strip()}"
         print(line, flush=True)
     print(f"time/whole in the median: {told(statistics.median(times), MOST_TIME)}")
 

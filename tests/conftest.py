@@ -45,7 +45,7 @@ os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
 
 # `quick` and `deep` draw the same examples every time, `nightly` new ones.
 for name, repeats, options in (
-    ("quick", 10, {"derandomize": True, "database": None}),
+    ("quick", 5, {"derandomize": True, "database": None}),
     ("deep", 30, {"derandomize": True, "database": None}),
     ("nightly", 300, {}),
 ):
@@ -64,13 +64,15 @@ LEFT_OUT = pytest.StashKey[int]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Of a test that is marked ``one_in(n)``, marks all but one case in n as deep.
+    """Marks cases as deep: of a test with ``one_in(n)`` all but one in n, and then of
+    one with ``few(n)`` all but n, which are spread evenly.
 
-    Its cases are all combinations of its parameters. Those stay whose places in their
-    lists add up to a multiple of n, so that each value stays in some of them; a run of
-    everything checks that it does.
+    The cases of the first are all combinations of its parameters. Those stay whose
+    places in their lists add up to a multiple of n, so that each value stays in some of
+    them; a run of everything checks that it does.
     """
     thinned = {}
+    counted = {}
     for item in items:
         if mark := item.get_closest_marker("one_in"):
             cases = thinned.setdefault(item.nodeid.partition("[")[0], ([], []))
@@ -78,6 +80,14 @@ def pytest_collection_modifyitems(config, items):
             stays = sum(places) % mark.args[0] == 0
             cases[not stays].append(places)
             if not stays:
+                item.add_marker("deep")
+        if item.get_closest_marker("few") and not item.get_closest_marker("deep"):
+            counted.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in counted.values():
+        n = cases[0].get_closest_marker("few").args[0]
+        stay = {len(cases) * k // n for k in range(n)}
+        for place, item in enumerate(cases):
+            if place not in stay:
                 item.add_marker("deep")
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         for name, (kept, deep) in thinned.items():

@@ -199,6 +199,7 @@ def test_all_rows_of_the_plan_are_there():
     assert limits["first call, demo's step, 8 dev"] == {rows.SHARD_MAP: 1.2}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "benchmark",
     [
@@ -225,11 +226,18 @@ def test_repeats_must_be_positive(capsys):
     assert "must be at least 1, got 0" in capsys.readouterr().err
 
 
-def test_a_function_in_pieces_beside_the_whole():
-    small = chunked_rows.PROGRAMS["ODE step"]._replace(shapes=((256, 16), (16, 16)))
-    memory, seconds = chunked_rows.measured(small, repeats=1)
-    assert memory < 1
-    assert set(seconds) == {harness.OURS, chunked_rows.WHOLE}
+@jax.numpy_dtype_promotion("standard")  # What optax needs.
+def test_a_function_in_pieces_beside_the_whole_and_other_forms():
+    programs = chunked_rows.PROGRAMS
+    small = programs["ODE step"]._replace(shapes=((256, 16), (16, 16)))
+    found = chunked_rows.measured(small, repeats=1)
+    assert found.temporaries < 1
+    assert set(found.seconds) == {
+        *(harness.OURS, chunked_rows.WHOLE, chunked_rows.LAX_MAP)
+    }
+    assert found.wrong == set()
+    found = chunked_rows.measured(programs["lagged product"], repeats=1)
+    assert found.wrong == {chunked_rows.OPTAX}
 
 
 @pytest.mark.parametrize("name", board.TASKS)

@@ -59,6 +59,7 @@ def test_every_program_is_tried():
     assert found == set(re.findall(r"^\| \[(\w+)\.py\]", page, re.M))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -5,6 +5,7 @@ No public name of JAX leads to these. Of what a lowering rule is given,
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -106,6 +107,13 @@ def noted() -> Noted:
     """
     # Each call of a map asks: these take 0.1 us, a loop 0.3.
     return _trace(), _trace_itself(), _axes(), _mesh(), _devices()
+
+
+AT_REST: Sequence[Noted] = (
+    (weakref.ref(TOP_LEVEL), TOP_LEVEL, core.top_axis_env, _NOTHING, _NOTHING),
+    (_NOTHING,) * 5,
+)
+"""What is noted where nothing is traced and no mesh is set; in new threads the last."""
 
 
 def put_back(before: Noted) -> None:

@@ -19,7 +19,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax import context
-from shardmap._jax.context import TOP_LEVEL, find_top_trace
+from shardmap._jax.context import AT_REST
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api import pickling
 from shardmap.api.calls import kept, stages
@@ -69,12 +69,13 @@ class Mapped(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
         before = context.noted()
-        if context.is_amid(before):
-            return context.apart(self._call, given, kwargs)
-        if find_top_trace(()) is not TOP_LEVEL:
-            if contexts.has_mesh():
-                return self._programs.bind_part(given, kwargs)
-            return self._programs.bind(given, kwargs)
+        if before not in AT_REST:
+            if context.is_amid(before):
+                return context.apart(self._call, given, kwargs)
+            if not context.nothing_is_traced():
+                if contexts.has_mesh():
+                    return self._programs.bind_part(given, kwargs)
+                return self._programs.bind(given, kwargs)
         try:
             return self._call(given, kwargs)
         except BaseException:

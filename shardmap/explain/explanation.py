@@ -11,7 +11,7 @@ from shardmap.explain.measured import Measurement
 from shardmap.explain.report import Report
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Explanation(Report):
     """What runs in parallel, where arrays are, what moves, and what it costs.
 
@@ -53,6 +53,18 @@ class Explanation(Report):
 
     def __str__(self) -> str:
         return page.page(self)
+
+    def __repr__(self) -> str:
+        kind = self.device_kind or "abstract"
+        found = (
+            (self.num_devices, f"{kind} device"),
+            (len(self.axes), "axis", "axes"),
+            (len(self.arrays), "array"),
+            (len(self.collectives), "collective"),
+            (len(self.remarks), "remark"),
+        )
+        parts = ", ".join(_count(*each) for each in found)
+        return f"<Explanation of {self.name}: {parts}>"
 
     def __getstate__(self) -> dict[str, Any]:
         # Functions seldom travel, and a report is of use without.
@@ -101,7 +113,11 @@ class Explanation(Report):
         pathlib.Path(path).write_text(html.page(self), encoding="utf-8")
 
 
-@dataclasses.dataclass(frozen=True)
+def _count(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class PlanExplanation:
     """What becomes of each cut of a plan, and its stages.
 
@@ -124,6 +140,9 @@ class PlanExplanation:
 
     def __str__(self) -> str:
         return f"{self.title}\n{self.text}"
+
+    def __repr__(self) -> str:
+        return f"<PlanExplanation of {self.title}>"
 
     def _repr_html_(self) -> str:
         return html.element(shown.plan(self.title, self.text, self.stages))

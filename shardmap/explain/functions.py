@@ -32,7 +32,7 @@ class HasStatics(Protocol):
     """A function that knows which of its arguments are compile-time constants."""
 
     @property
-    def static_argnums(self) -> tuple[int, ...]: ...
+    def static_argnums(self) -> int | Sequence[int] | None: ...
 
 
 @runtime_checkable
@@ -77,8 +77,9 @@ def traced(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> jax.stages.Traced:
     """The function as it is traced when it is called, by itself or by `jax.jit`."""
-    traceable = fun if isinstance(fun, Traceable) else jax.jit(fun)
-    return traceable.trace(*args, **kwargs)
+    if isinstance(fun, Traceable):
+        return _stage(fun.trace(*args, **kwargs), "traced", jax.stages.Traced)
+    return jax.jit(fun).trace(*args, **kwargs)
 
 
 def lowered(
@@ -89,11 +90,24 @@ def lowered(
 ) -> jax.stages.Lowered:
     """The function as it is lowered when it is called; ``traced`` is its trace."""
     if isinstance(fun, Lowerable):
-        return fun.lower(*args, **kwargs)
+        return _stage(fun.lower(*args, **kwargs), "lowered", jax.stages.Lowered)
     return traced.lower()
+
+
+def _stage(made: Any, name: str, kind: type) -> Any:
+    """JAX's own stage; that of a library's, such as what `flax.nnx.jit` gives, has it.
+
+    Args:
+      made: what the function gave.
+      name: the attribute in which a library's has JAX's.
+      kind: what JAX's is.
+    """
+    inner = getattr(made, name, None)
+    return inner if isinstance(inner, kind) else made
 
 
 def array_argnums(fun: Callable[..., Any], count: int) -> list[int]:
     """Which of ``count`` positional arguments are not static, as far as it is known."""
-    static = fun.static_argnums if isinstance(fun, HasStatics) else ()
+    given = fun.static_argnums if isinstance(fun, HasStatics) else ()
+    static = (given,) if isinstance(given, int) else given or ()
     return [argnum for argnum in range(count) if argnum not in static]

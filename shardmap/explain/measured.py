@@ -53,7 +53,7 @@ class Number:
         return duration(value) if self.unit == "s" else size(round(value))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Measurement:
     """What some calls took. Printed, it is a table.
 
@@ -66,6 +66,10 @@ class Measurement:
     name: str
     seconds: tuple[float, ...]
     numbers: tuple[Number, ...]
+
+    def __repr__(self) -> str:
+        took = duration(statistics.median(self.seconds))
+        return f"<Measurement of {self.name}: {took} a call>"
 
     def __str__(self) -> str:
         rows = [("", "measured", "predicted", "")]

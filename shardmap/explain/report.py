@@ -38,6 +38,7 @@ class Axis:
       change: in a sentence, which argument changes it.
       in_turn: whether a step takes what the one before gave, so that they cannot run
         at once.
+      is_repeated: whether all of its devices do the same, as nothing is cut along it.
     """
 
     name: str | None
@@ -52,6 +53,7 @@ class Axis:
     running: str
     change: str
     in_turn: bool = False
+    is_repeated: bool = False
 
     @property
     def idle_places(self) -> int:
@@ -162,6 +164,8 @@ class Collective:
         where it did not, or where that is not known.
       advice: what would avoid it, where the cause is known.
       together: how many collectives XLA sends as one with it, itself included.
+      before, after: what a device puts in and gets out, with dtype and shape as XLA
+        writes them, such as ``f32[4,2]``; None where not known.
     """
 
     kind: str
@@ -179,6 +183,8 @@ class Collective:
     cause: str | None = None
     advice: str | None = None
     together: int = 1
+    before: str | None = None
+    after: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +198,7 @@ class Cost:
         less what a donated argument saves.
       argument_bytes, output_bytes, temporary_bytes: the parts of it.
       transcendentals: exponentials, sines and the like, which ``flops`` leaves out.
+      donated_bytes: of the results, what is in the place of donated arguments.
     """
 
     flops: float | None
@@ -201,6 +208,7 @@ class Cost:
     output_bytes: int | None
     temporary_bytes: int | None
     transcendentals: float | None = None
+    donated_bytes: int | None = None
 
     @property
     def intensity(self) -> float | None:

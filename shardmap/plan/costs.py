@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.factors import Static as Sizes
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.recipe import Step
+from shardmap.plan.engine.recipe import Recipe, Static, Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.engine.work import Choice
@@ -43,14 +43,31 @@ class Compiled(NamedTuple):
 
 
 def functions(stage: Stage) -> Compiled:
-    numbers = {*seen(stage), *sample(stage)}
-    found = {stage.recipe(number)[1].static for number in numbers}
+    numbers, found = _different(stage)
     lengths = sum(
         math.prod(len(stage.loops[k].lengths) for k in family.loops)
         for family in stage.families
     )
     exact = len(numbers) == stage.num_shards
     return Compiled(max(len(found), lengths), lengths, exact)
+
+
+def _different(stage: Stage) -> tuple[set[int], dict[Static, Recipe]]:
+    """Some shards, and of their recipes one for each function of the stage."""
+    numbers = {*seen(stage), *sample(stage)}
+    recipes = [stage.recipe(number)[1] for number in numbers]
+    return numbers, {recipe.static: recipe for recipe in recipes}
+
+
+def functions_in_all(cut_program: CutProgram) -> int:
+    """How many functions are compiled, those that stages share counted once."""
+    return len(
+        {
+            cut_program.compiled(stage, recipe)
+            for stage in cut_program.stages
+            for recipe in _different(stage)[1].values()
+        }
+    )
 
 
 def repeated(cut_program: CutProgram, place: int) -> int:

@@ -9,7 +9,14 @@ import jax
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.trees import result_names
-from shardmap.plan.costs import choices, functions, repeated, seen, told
+from shardmap.plan.costs import (
+    choices,
+    functions,
+    functions_in_all,
+    repeated,
+    seen,
+    told,
+)
 from shardmap.plan.engine.factors import BESIDE
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
@@ -132,6 +139,7 @@ def explain(cut_program: CutProgram) -> str:
         lines += _choices(cut_program, stage)
         lines += _lengths(stage)
         lines += _drawn_whole(cut_program, stage)
+    lines += _shared(cut_program)
     return "\n".join(lines)
 
 
@@ -165,6 +173,19 @@ def _lengths(stage: Stage) -> list[str]:
         f"  pieces of {found.lengths:,} lengths compile {found.number:,} functions: "
         "those of one length share one, see Pieces"
     ]
+
+
+TRACED = 64
+"""Up to how many functions are traced to tell how many of them are the same."""
+
+
+def _shared(cut_program: CutProgram) -> list[str]:
+    """How many functions of several stages there are, those they share counted once."""
+    each = [functions(stage).number for stage in cut_program.stages]
+    if len(each) < 2 or sum(each) > TRACED:
+        return []
+    found = functions_in_all(cut_program)
+    return [f"all stages: {found:,} functions compiled"] * (found < sum(each))
 
 
 def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:

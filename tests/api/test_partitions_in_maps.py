@@ -223,6 +223,7 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("transform", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
 def test_transformed(transform):
     x, y = FOUR[0]

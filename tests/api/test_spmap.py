@@ -359,6 +359,7 @@ def test_debug_nans_names_the_operation(spmap):
         np.testing.assert_allclose(mapped(EIGHT + 2), np.log(EIGHT + 1), rtol=1e-6)
 
 
+@pytest.mark.few(9)
 @both_lowerings
 @pytest.mark.parametrize(
     "place",

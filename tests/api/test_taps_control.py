@@ -172,6 +172,7 @@ def one_by_one(count):
     return k, x, jax.tree.map(lambda *rows: np.stack(rows), *results), calls.wait()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_element_taps_as_it_does_alone(layout):
     count, options = LAYOUTS[layout]
@@ -182,6 +183,7 @@ def test_each_element_taps_as_it_does_alone(layout):
     assert calls.wait() == expected_calls
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(2, 4), (9, 2), (1, 3)])
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
@@ -223,6 +225,7 @@ def test_with_collectives(program, layout):
     }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("program", ALONE, ids=lambda f: f.__name__)
 def test_numbers_and_calls_under_vmap(program):
     """One call has all elements, as often as the longest loop runs."""
@@ -280,6 +283,7 @@ def test_what_a_vmap_of_a_loop_shares_stays_shared():
     sm.taps_barrier()
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 @pytest.mark.parametrize("size", [8, 11])

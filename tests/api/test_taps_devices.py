@@ -46,6 +46,7 @@ def test_the_partitioner_lays_elements_where_taps_say(size):
     assert len(by_lowering[1]) == size
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", [(2, 4), (3, 7), (2, 3), (9, 2), (1, 5)])
 def test_devices_of_nested_maps_under_the_partitioner(shape):
     by_lowering = [
@@ -297,6 +298,7 @@ def test_promises_that_cannot_be_made():
 COPIES = [(("i", "_replicas"), (4, 2)), (("_replicas0", "i", "_replicas1"), (2, 2, 2))]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("names", "shape"), COPIES)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_copies_of_a_map_call_once(recorder, names, shape, lowering):

@@ -125,6 +125,7 @@ FAULTS_ALONE = {
 MOST_OF_ALL = {"killed", "ends early"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "what",
     [

@@ -181,6 +181,7 @@ def demo():
     return shardmap("demo")
 
 
+@pytest.mark.deep
 def test_the_demo_passes_its_own_checks(demo):
     assert demo.stderr == ""
     assert demo.returncode == 0
@@ -190,11 +191,13 @@ def test_the_demo_passes_its_own_checks(demo):
     assert float(difference[1]) < 1e-5
 
 
+@pytest.mark.deep
 def test_the_demo_shows_progress(demo):
     epochs = re.findall(r"^  epoch +(\d+) of 20 .* loss \d", demo.stdout, re.M)
     assert [int(epoch) for epoch in epochs] == list(range(1, 21))
 
 
+@pytest.mark.deep
 def test_the_demo_shows_the_layout_that_the_readme_shows(demo):
     readme = (ROOT / "README.md").read_text()
     (shown,) = re.findall(r"^```text\n(images\n.*?)^```", readme, re.M | re.S)

@@ -97,6 +97,7 @@ ENDS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "end",
     [

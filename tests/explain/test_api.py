@@ -114,6 +114,16 @@ def test_numbers_as_arguments():
     ]
 
 
+def test_none_is_no_argument():
+    struct = jax.ShapeDtypeStruct((3,), np.float32)
+    fun = jax.jit(lambda x, y, z: z["b"] * 2)
+    report = sm.explain(fun)(struct, None, {"a": None, "b": struct})
+    assert [(array.path, array.layout) for array in report.inputs] == [
+        ("x", "not used by the program"),
+        ("z['b']", "on one device"),
+    ]
+
+
 def test_an_argument_that_is_not_used():
     report = sm.explain(lambda x, y: x)(ones(3), ones(2))
     assert report.inputs[1].layout == "not used by the program"

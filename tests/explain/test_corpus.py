@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from tests.explain import sharded_programs
-from tests.explain.hlo_text import KINDS, along, moved
+from tests.explain.hlo_text import KINDS, WIDTHS, along, moved
 from tests.explain.sharded_programs import SIZES
 
 QUICK, ALL = 15, 120
@@ -36,6 +36,8 @@ def disagreements(report, compiled, names):
         *numbers(report, text),
         *(lie for each in report.collectives for lie in places(each, names)),
         *(lie for each in report.collectives for lie in groups(each, report, text)),
+        *(lie for each in report.collectives for lie in operands(each)),
+        *(lie for each in report.collectives for lie in causes(each)),
         *elements(report, text),
         *layouts(report, compiled),
     ]
@@ -83,6 +85,33 @@ def groups(each, report, text):
     return []
 
 
+def operands(each):
+    """What a device has before and after has the bytes that are said."""
+    said = {each.before: each.bytes_in, each.after: each.bytes_out}
+    return [
+        f"{type_} has not {count:,} bytes: {each}"
+        for type_, count in said.items()
+        if type_ is None or nbytes(type_) != count
+    ]
+
+
+def nbytes(text):
+    """Of such as ``f32[2,3] and 2 pieces of s32[4]``."""
+    parts = re.findall(r"(?:(\d+) pieces of )?(\w+)\[([\d,]*)\]", text)
+    return sum(
+        int(pieces or 1)
+        * WIDTHS[dtype]
+        * math.prod(int(n) for n in sizes.split(",") if n)
+        for pieces, dtype, sizes in parts
+    )
+
+
+def causes(each):
+    """Why it is there, and what avoids it, is said of all that the compiler put in."""
+    said = each.cause is not None and each.advice is not None
+    return [f"no cause: {each}"] if said != each.added_by_partitioner else []
+
+
 def elements(report, text):
     """Devices, batches and steps have room for the elements, and for no more rounds."""
     found = []
@@ -115,6 +144,7 @@ def layouts(report, compiled):
     return found
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_report_says_what_the_compiled_program_does(seed):
     program = sharded_programs.program(seed)
@@ -164,6 +194,10 @@ LIES = {
     "another axis": lambda r: of_first(
         r, axes=tuple({*SIZES} - {*r.collectives[0].axes})
     ),
+    "another operand": lambda r: of_first(r, before="f32[3]"),
+    "an unknown result": lambda r: of_first(r, after=None),
+    "no cause": lambda r: of_first(r, added_by_partitioner=True, cause=None),
+    "no advice": lambda r: of_first(r, added_by_partitioner=True, advice=None),
     "one too few": lambda r: dataclasses.replace(r, collectives=r.collectives[1:]),
     "one too many": lambda r: dataclasses.replace(r, collectives=r.collectives * 2),
     "more devices": lambda r: dataclasses.replace(r, num_devices=16),

@@ -5,10 +5,15 @@ import inspect
 import io
 import json
 import pickle
+import re
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 
+import shardmap as sm
 from shardmap.explain.draw import html, page
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.report import Report
@@ -61,3 +66,15 @@ def test_it_is_plain_data():
         dataclasses.FrozenInstanceError, match="cannot assign to field 'name'"
     ):
         explanation.name = "another"
+
+
+def test_what_is_given_has_a_short_repr():
+    x = jnp.ones((16, 4), np.float32)
+    report = sm.explain(sm.spmap(lambda x: x - lax.pmean(x, "i"), "i"))(x)
+    said = ": 8 cpu devices, 1 axis, 2 arrays, 1 collective, 0 remarks>"
+    assert repr(report) == f"<Explanation of <lambda>{said}"
+    measured = repr(report.measure(x, repeats=2))
+    assert re.fullmatch(r"<Measurement of <lambda>: [\d.]+ \w+ a call>", measured)
+    made = sm.plan(lambda x: x * 2, x, in_slices={0: 4})
+    assert repr(sm.explain(made)).startswith("<PlanExplanation of ShardPlan: 4 shards")
+    assert len(repr(sm.explain(made))) < 120

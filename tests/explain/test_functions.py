@@ -1,17 +1,22 @@
 """What is asked of a function that is explained: by what it can do, not what it is."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.explain import functions
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
 X = np.ones((8, 4), np.float32)
+ROWS = NamedSharding(sm.make_mesh({"i": 8}), P("i"))
 
 MAPPED = {
     "spmap": sm.spmap(lambda x: x + 1),
@@ -51,6 +56,56 @@ def test_a_function_of_another_package_is_asked_the_same():
     report = sm.explain(Another())(X)
     assert asked == ["trace", "lower"]
     assert report.outputs[0].shape == X.shape
+
+
+@pytest.mark.parametrize("static", [None, 1, (1,)])
+def test_stages_of_a_library_have_those_of_jax(static):
+    """As those of `flax.nnx.jit`."""
+
+    @dataclasses.dataclass
+    class Stage:
+        traced: object = None
+        lowered: object = None
+
+    class Wrapped:
+        static_argnums = static
+
+        def __init__(self):
+            self.jitted = jax.jit(lambda x: x.sum(), in_shardings=ROWS)
+
+        def __call__(self, x):
+            raise AssertionError("it says itself how it is traced")
+
+        def trace(self, *args):
+            return Stage(traced=self.jitted.trace(*args))
+
+        def lower(self, *args):
+            return Stage(lowered=self.jitted.lower(*args))
+
+    report = sm.explain(Wrapped())(X)
+    assert [each.kind for each in report.collectives] == ["all-reduce"]
+
+
+def test_the_updates_of_a_module_of_flax_are_explained():
+    nnx, optax = pytest.importorskip("flax.nnx"), pytest.importorskip("optax")
+    model = nnx.Linear(4, 16, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        value, gradient = nnx.value_and_grad(lambda m: m(x).mean())(model)
+        optimizer.update(model, gradient)
+        return value
+
+    with jax.numpy_rank_promotion("allow"):
+        report = sm.explain(step)(model, optimizer, jax.device_put(X, ROWS))
+    # The loss, and the gradient of the kernel, which the model keeps.
+    assert sorted(each.bytes_in for each in report.collectives) == [4, 256]
+    assert {re.split(r"\W", each.path)[0] for each in report.inputs} == {
+        "model",
+        "optimizer",
+        "x",
+    }
 
 
 def test_a_plain_function_runs_as_jit_runs_it():

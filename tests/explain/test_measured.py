@@ -32,6 +32,7 @@ def test_bytes_are_those_that_lie_on_a_device():
     assert grown.predicted is not None
 
 
+@pytest.mark.deep
 def test_the_growth_of_memory_is_seen():
     x = jax.device_put(np.ones((8 << 20,), np.float32), ROWS)
     found = sm.explain(lambda x: jnp.sort(x.reshape(8, -1), 1) + 1)(x).measure(x)

@@ -17,6 +17,7 @@ AROUND = {
 }
 
 
+@pytest.mark.few(3)
 @both_lowerings
 @pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
 def test_under_a_mesh_that_is_set(spmap, mesh):
@@ -35,6 +36,7 @@ def test_under_a_mesh_that_is_set(spmap, mesh):
         assert_same(jax.jit(mapped)(x), expected[0])
 
 
+@pytest.mark.few(3)
 @both_lowerings
 @pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
 def test_nests_under_a_mesh_that_is_set(spmap, mesh):

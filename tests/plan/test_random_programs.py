@@ -92,6 +92,7 @@ BLOCK = {
 TOKENS = reals(4, 6, WIDTH)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("cut", "fewest", "stages"), [({0: 4}, 4, 1), ({1: 3}, 3, None), ({2: 2}, 2, None)]
 )
@@ -144,6 +145,7 @@ def test_a_convolutional_net(cut):
     assert made.num_shards > 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cut", [{0: 4}, {1: 2}])
 def test_a_training_step(cut):
     args = (NET, IMAGES, LABELS)

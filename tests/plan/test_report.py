@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from shardmap.plan.plan import plan
 from tests.plan.plan_programs import X, Y
@@ -118,6 +119,19 @@ def test_many_leaves_of_one_tree_are_counted():
     assert "    gives parts of 5 arrays of result[0], combined by add\n" in told
     assert "2 shards make 5 arrays of result[0], result[1]; " in told
     assert "; reads 5 arrays of args[0] 2 times, args[1] once" in told
+
+
+def test_how_many_functions_all_stages_share_is_told():
+    def power(x, v):
+        def step(_, v):
+            v = x.T @ (x @ v)
+            return v / jnp.linalg.norm(v)
+
+        return lax.fori_loop(0, 8, step, v)
+
+    made = plan(power, X, np.ones(6, np.float32), in_slices=({0: 4}, None))
+    assert made.explain().endswith("all stages: 3 functions compiled")
+    assert "all stages" not in plan(jnp.sin, X, in_slices={0: 4}).explain()
 
 
 def test_how_many_functions_are_compiled():

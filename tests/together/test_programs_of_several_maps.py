@@ -64,6 +64,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.one_in(4)
 @both_lowerings
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)

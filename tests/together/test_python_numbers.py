@@ -30,6 +30,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_go_in_and_out(name):
     fun = FUNCTIONS[name]
@@ -47,6 +48,7 @@ def test_numbers_go_in_and_out(name):
         assert int(fun(jnp.asarray(X), 2.0)[1]) == 3
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_are_differentiated(name):
     def product(s):
@@ -62,6 +64,7 @@ def test_numbers_are_differentiated(name):
         np.testing.assert_array_equal(jax.jacfwd(run)(2.0), X)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_beside_what_is_vectorised(name):
     fun = FUNCTIONS[name]

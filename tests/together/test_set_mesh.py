@@ -98,6 +98,7 @@ MAPS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", [(), ("y",), (("x", "y"),)])
 @pytest.mark.parametrize("name", MAPS)
@@ -183,6 +184,7 @@ def test_calls_of_the_host_and_arrays_of_explicit_meshes(fun, lowering):
 # jax.set_mesh of fewer devices
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_maps_run_on_the_devices_that_are_set(lowering, kind):
@@ -231,6 +233,7 @@ def test_array_likes_and_static_arguments_under_a_mesh(tmp_path):
 # PartitionSpecs in maps
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mesh", [AUTO, EXPLICIT])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_bare_spec_names_axes_of_the_mesh_that_is_set(lowering, mesh):

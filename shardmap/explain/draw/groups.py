@@ -3,7 +3,7 @@
 import collections
 import math
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from shardmap.explain.report import ArrayLayout, Collective, Held, Report
@@ -105,6 +105,16 @@ def groups_of_collectives(collectives: Sequence[Collective]) -> list[Sends]:
     return groups
 
 
+def operand(sends: Sends) -> str:
+    """What a device has before and after, if no cause says it, and all are alike."""
+    before, after = sends.first.before, sends.first.after
+    if not sends.same or before is None or after is None:
+        return ""
+    if any(before in cause for cause in sends.causes):
+        return ""
+    return f" ({before})" if before == after else f" ({before} -> {after})"
+
+
 def _each_once(texts: Iterable[str | None]) -> tuple[str, ...]:
     """Texts that begin differently; what is behind a colon is an example."""
     found: dict[str, str] = {}
@@ -131,20 +141,21 @@ def counted(values: Sequence[Held]) -> list[tuple[Held, str]]:
 
 
 def verdict(report: Report) -> list[str]:
-    """What runs in parallel, what it waits for, what it holds, what to change first."""
-    return [
-        _parallel(report),
-        _waits(report),
-        *_holds(report),
-        *(
-            f"Change first: {remark.text}. {remark.advice}"
-            for remark in report.remarks[:1]
-        ),
-    ]
+    """What runs in parallel, what it waits for, what it holds, what to change first.
+
+    The last has the first remark, which is not to be said again.
+    """
+    return [_parallel(report), _waits(report), *_holds(report), *_first(report)]
+
+
+def _first(report: Report) -> Iterator[str]:
+    for remark in report.remarks[:1]:
+        where = f" [{remark.source}]" if remark.source else ""
+        yield f"Change first: {remark.text}.{where} {remark.advice}"
 
 
 def _parallel(report: Report) -> str:
-    cut = [axis for axis in report.axes if axis.devices > 1]
+    cut = [axis for axis in report.axes if axis.devices > 1 and not axis.is_repeated]
     if not cut:
         if report.num_devices == 1:
             there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
@@ -167,18 +178,25 @@ def _waits(report: Report) -> str:
     if not there:
         return "Nothing moves between devices."
     groups = groups_of_collectives(there)
-    counts = [group.times for group in groups]
-    count = None if None in counts else sum(filter(None, counts))
-    many = "some" if count is None else f"{count:,}"
+    count = sum(group.times or 0 for group in groups)
+    all_known = all(group.times is not None for group in groups)
     messages = round(sum(group.messages for group in groups))
-    as_one = f", sent as {messages:,}" if count is not None and count > messages else ""
+    as_one = f", sent as {messages:,}" if all_known and count > messages else ""
+    many = f"{count:,} collective{'s' * (count != 1)} a call{as_one}"
+    if not all_known:
+        # Those of a loop whose length only the running program knows.
+        many = (
+            f"{many}, and some in each step of a loop"
+            if count
+            else ("some collectives in each step of a loop")
+        )
     sent = sum(group.link_bytes or 0 for group in groups)
-    most = max(groups, key=lambda group: group.link_bytes or 0).first
-    place = f" for {most.source}" if most.source else ""
-    return (
-        f"Between devices: {many} collective{'s' * (many != '1')} a call{as_one}, in "
-        f"which a device sends {size(sent)}; most by {most.kind}{place}."
-    )
+    least = "" if all_known else "at least "
+    if sent or all_known:
+        many += f", in which a device sends {least}{size(sent)}"
+    (most,) = most_sent(groups, 1)
+    place = f" for {most.first.source}" if most.first.source else ""
+    return f"Between devices: {many}; most by {most.first.kind}{place}."
 
 
 def _holds(report: Report) -> list[str]:
@@ -187,7 +205,7 @@ def _holds(report: Report) -> list[str]:
         return []
     parts = {
         "arguments": cost.argument_bytes or 0,
-        "results": cost.output_bytes or 0,
+        "results": (cost.output_bytes or 0) - (cost.donated_bytes or 0),
         "temporary values": cost.temporary_bytes or 0,
     }
     most = max(parts, key=lambda part: parts[part])

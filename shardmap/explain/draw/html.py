@@ -4,16 +4,27 @@ The page holds all that it needs: its style and its pictures. Nothing is fetched
 no script runs. It follows the reader's light or dark scheme, and fits a phone.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import NamedTuple
 
 from shardmap.explain.draw import groups, svg
 from shardmap.explain.draw.style import css, strong
+from shardmap.explain.draw.tables import (
+    ARRAY_COLUMNS,
+    COLLECTIVE_COLUMNS,
+    box,
+    bytes_of,
+    code,
+    count_of,
+    quantity,
+    sentence,
+    source,
+    table,
+    type_of,
+)
 from shardmap.explain.report import (
     ArrayLayout,
     Axis,
-    Collective,
     Remark,
     Report,
 )
@@ -27,7 +38,6 @@ MOST_PICTURES = 24
 MOST_ROWS = 12
 # Says to the browser what is true anyway: nothing is fetched, and there is no script.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-UNKNOWN = "unknown"
 
 
 def page(report: Report) -> str:
@@ -92,7 +102,7 @@ def _content(report: Report) -> str:
         [
             _header(report),
             _verdict(report),
-            *_section("Worth a look", _folded(map(_remark, report.remarks), 4)),
+            *_section("Worth a look", _folded(map(_remark, report.remarks[1:]), 4)),
             *_section("Mesh", _mesh(report)),
             *_section("Axes", _folded(map(_axis, report.axes), 5)),
             *_section("Arrays", _arrays(report.arrays)),
@@ -113,7 +123,7 @@ def _section(title: str, content: Iterator[str]) -> Iterator[str]:
 
 
 def _header(report: Report) -> str:
-    devices = _count(report.num_devices, "device")
+    devices = count_of(report.num_devices, "device")
     devices += f" ({report.device_kind or 'abstract'})"
     sizes = " x ".join(f"{name} {size:,}" for name, size in report.mesh)
     where = f"{devices}, mesh {sizes}" if sizes else devices
@@ -139,8 +149,8 @@ def _folded(parts: Iterable[str], most: int) -> Iterator[str]:
 
 def _remark(remark: Remark) -> str:
     return (
-        f'<div class="remark"><p>{_sentence(remark.text)}</p>'
-        f'<p class="advice">{escape(remark.advice)}</p>{_source(remark.source)}</div>'
+        f'<div class="remark"><p>{sentence(remark.text)}</p>'
+        f'<p class="advice">{escape(remark.advice)}</p>{source(remark.source)}</div>'
     )
 
 
@@ -159,8 +169,8 @@ def _axis(axis: Axis) -> str:
     indent = min(axis.depth, 5)
     return (
         f'<div class="axis" style="margin-left:{indent * 0.9:.1f}em"><h3>{title}</h3>'
-        f'<p class="layout">{escape(axis.layout)}</p><p>{_sentence(axis.running)}</p>'
-        f'<p class="quiet">{escape(axis.change)}</p>{_source(axis.source)}</div>'
+        f'<p class="layout">{escape(axis.layout)}</p><p>{sentence(axis.running)}</p>'
+        f'<p class="quiet">{escape(axis.change)}</p>{source(axis.source)}</div>'
     )
 
 
@@ -178,7 +188,7 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
         if shown:
             yield f'<div class="arrays">{"".join(map(layout, shown))}</div>'
         if rest:
-            yield _table(_ARRAY_COLUMNS, rest, f"arrays of {group.prefix}")
+            yield table(ARRAY_COLUMNS, rest, f"arrays of {group.prefix}")
         yield "</details>"
 
 
@@ -186,8 +196,8 @@ def layout(array: ArrayLayout) -> str:
     whole = size(array.bytes)
     parts = [
         f"<h3>{code(array.path)}</h3>",
-        f'<p class="quiet">{escape(array.role)}, {code(_type(array))}, {whole}</p>',
-        f"<p>{_sentence(array.layout)}</p>",
+        f'<p class="quiet">{escape(array.role)}, {code(type_of(array))}, {whole}</p>',
+        f"<p>{sentence(array.layout)}</p>",
     ]
     if array.shard_shape is not None and array.shard_bytes is not None:
         parts.append(
@@ -210,14 +220,14 @@ def _collectives(report: Report) -> Iterator[str]:
         yield "<p>Nothing moves between devices.</p>"
         return
     times = [each.seconds for each in collectives if each.seconds is not None]
-    columns = [c for c in _COLLECTIVE_COLUMNS if c.title != "Time" or times]
+    columns = [c for c in COLLECTIVE_COLUMNS if c.title != "Time" or times]
     rows = groups.groups_of_collectives(collectives)
     first = groups.most_sent(rows, MOST_ROWS)
     others = [row for row in rows if row not in first]
-    yield _table(columns, first, "collectives")
+    yield table(columns, first, "collectives")
     if others:
         title = f"{len(others):,} more, which send less"
-        rest = _table(columns, others, "more collectives")
+        rest = table(columns, others, "more collectives")
         yield f"<details><summary>{title}</summary>{rest}</details>"
     advice = dict.fromkeys(each for row in rows for each in row.advice)
     if advice:
@@ -237,17 +247,23 @@ def _cost(report: Report) -> Iterator[str]:
     if cost is None:
         return
     values = (
-        ("Floating point operations", _quantity(cost.flops)),
-        ("Exponentials and the like", _quantity(cost.transcendentals)),
-        ("Bytes read and written", _bytes(cost.bytes_accessed)),
-        ("Operations per byte", _quantity(cost.intensity)),
-        ("Memory at its peak", _bytes(cost.peak_bytes)),
+        ("Floating point operations", quantity(cost.flops)),
+        ("Exponentials and the like", quantity(cost.transcendentals)),
+        ("Bytes read and written", bytes_of(cost.bytes_accessed)),
+        ("Operations per byte", quantity(cost.intensity)),
+        ("Memory at its peak", bytes_of(cost.peak_bytes)),
     )
     rows = (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in values)
     yield f"<dl>{''.join(rows)}</dl>"
+    donated = (
+        f" ({size(cost.donated_bytes)} of them in the place of donated arguments)"
+        if cost.donated_bytes
+        else ""
+    )
     yield (
-        f'<p class="quiet">In memory: arguments {_bytes(cost.argument_bytes)}, results '
-        f"{_bytes(cost.output_bytes)}, temporary {_bytes(cost.temporary_bytes)}.</p>"
+        f'<p class="quiet">In memory: arguments {bytes_of(cost.argument_bytes)}, '
+        f"results {bytes_of(cost.output_bytes)}{donated}, temporary "
+        f"{bytes_of(cost.temporary_bytes)}.</p>"
     )
     if report.threads is not None:
         yield f'<p class="quiet">{escape(report.threads)}</p>'
@@ -263,134 +279,3 @@ def _notes(notes: Sequence[str]) -> Iterator[str]:
     if notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)
         yield f'<ul class="quiet">{items}</ul>'
-
-
-# Tables, which become lists of rows on a phone.
-
-
-class _Column(NamedTuple):
-    title: str
-    value: Callable[..., str]
-    is_number: bool = False
-
-
-_ARRAY_COLUMNS = (
-    _Column("Array", lambda a: code(a.path)),
-    _Column("Role", lambda a: escape(a.role)),
-    _Column("Type", lambda a: code(_type(a))),
-    _Column("Layout", lambda a: escape(a.layout)),
-    _Column("Bytes", lambda a: size(a.bytes), True),
-    _Column("On a device", lambda a: _bytes(a.shard_bytes), True),
-)
-_COLLECTIVE_COLUMNS = (
-    _Column("What", lambda c: _kind(c.first)),
-    _Column("Over", lambda c: _over(c.first)),
-    _Column("Devices", lambda c: _number(c.first.group_size), True),
-    _Column("Times", lambda c: _number(c.times), True),
-    _Column("In, each", lambda c: size(c.bytes_in), True),
-    _Column("Out, each", lambda c: size(c.bytes_out), True),
-    _Column("Sent, all", lambda c: _bytes(c.link_bytes), True),
-    _Column(
-        "Time", lambda c: UNKNOWN if c.seconds is None else duration(c.seconds), True
-    ),
-    _Column("Where", lambda c: _where(c)),
-)
-
-
-def _table(columns: Sequence[_Column], rows: Sequence[object], name: str) -> str:
-    heads = "".join(
-        f'<th scope="col"{_kind_of(column)}>{column.title}</th>' for column in columns
-    )
-    lines = "\n".join(f"<tr>{''.join(_cells(columns, row))}</tr>" for row in rows)
-    return box(
-        f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>",
-        name,
-    )
-
-
-def _cells(columns: Sequence[_Column], row: object) -> Iterator[str]:
-    for column in columns:
-        yield (
-            f'<td data-label="{column.title}"{_kind_of(column)}>'
-            f"<span>{column.value(row)}</span></td>"
-        )
-
-
-def _kind_of(column: _Column) -> str:
-    return ' class="number"' if column.is_number else ""
-
-
-def _over(collective: Collective) -> str:
-    return code(", ".join(collective.axes)) if collective.axes else UNKNOWN
-
-
-def _kind(collective: Collective) -> str:
-    if collective.operation is None:
-        return escape(collective.kind)
-    return f"{escape(collective.kind)} ({code(collective.operation)})"
-
-
-def _where(sends: groups.Sends) -> str:
-    collective = sends.first
-    parts = [] if collective.source is None else [code(collective.source)]
-    if collective.added_by_partitioner:
-        parts.append("put in by the compiler")
-    parts += map(escape, sends.causes)
-    if collective.in_compiled is False:
-        parts.append("merged or removed by the compiler")
-    return ", ".join(parts) or UNKNOWN
-
-
-# Words and numbers.
-
-
-def box(content: str, name: str) -> str:
-    """Scrolls on its own where it is wider than the page, also by keyboard."""
-    return (
-        f'<div class="box" tabindex="0" role="group" aria-label="{escape(name)}">'
-        f"{content}</div>"
-    )
-
-
-def code(value: object) -> str:
-    return f"<code>{escape(str(value))}</code>"
-
-
-def _source(source: str | None) -> str:
-    return "" if source is None else f'<p class="quiet">{code(source)}</p>'
-
-
-def _type(array: ArrayLayout) -> str:
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def _number(count: int | None) -> str:
-    return UNKNOWN if count is None else f"{count:,}"
-
-
-def _bytes(count: float | None) -> str:
-    return UNKNOWN if count is None else size(round(count))
-
-
-def _quantity(value: float | None) -> str:
-    """A number with a prefix for thousands.
-
-    >>> _quantity(1234567.0), _quantity(12.0), _quantity(None)
-    ('1.23 M', '12', 'unknown')
-    """
-    if value is None:
-        return UNKNOWN
-    prefixes = ["", "k", "M", "G", "T", "P"]
-    while abs(value) >= 1000 and len(prefixes) > 1:
-        value /= 1000
-        del prefixes[0]
-    return f"{value:.3g} {prefixes[0]}".strip()
-
-
-def _sentence(text: str) -> str:
-    """With a capital letter and a full stop."""
-    return escape(text[:1].upper() + text[1:].rstrip(".") + ".") if text else ""

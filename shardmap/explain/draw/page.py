@@ -43,7 +43,8 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     lines.head(f"{report.name}: {_where(report)}")
     for sentence in groups.verdict(report):
         lines.add(sentence, 2)
-    for remark in report.remarks[:MOST_LINES]:
+    # The verdict has the first.
+    for remark in report.remarks[1:MOST_LINES]:
         _remark(lines, remark)
     _more(lines, len(report.remarks), "remarks")
     said: set[str] = set()  # What is said once is not said again.
@@ -66,8 +67,9 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     for sent in groups.most_sent(sends, MOST_SENT):
         _collective(lines, sent, said)
     if len(sends) > MOST_SENT:
-        more = f"and less by {len(sends) - MOST_SENT:,} more lines of the program"
-        lines.add(f"{more}, which the HTML page has", 2)
+        more = len(sends) - MOST_SENT
+        text = f"and less by {more:,} more line{'s' * (more != 1)} of the program"
+        lines.add(f"{text}, which the HTML page has", 2)
     if report.collectives and report.seconds is not None:
         assert report.interconnect is not None
         _wires(lines, report.interconnect, report.seconds)
@@ -189,7 +191,7 @@ def _collective(lines: _Writer, sends: groups.Sends, said: set[str]) -> None:
     parts = ", ".join(filter(None, (what, devices)))
     text = (
         f"{count} x {collective.kind} ({parts}): {most}{size(sends.bytes_in)} in, "
-        f"{size(sends.bytes_out)} out"
+        f"{size(sends.bytes_out)} out{groups.operand(sends)}"
     )
     if sends.link_bytes is not None:
         text += f"; a device sends {size(sends.link_bytes)}"
@@ -233,6 +235,7 @@ def _cost(cost: Cost) -> Iterator[str]:
     parts = (
         ("arguments", cost.argument_bytes),
         ("results", cost.output_bytes),
+        ("of these in the place of donated arguments", cost.donated_bytes or None),
         ("temporary", cost.temporary_bytes),
     )
     peak = "unknown" if cost.peak_bytes is None else size(cost.peak_bytes)

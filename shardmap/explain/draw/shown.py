@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from shardmap.explain.draw import html, svg
+from shardmap.explain.draw import html, svg, tables
 from shardmap.explain.read.arrays import describe
 from shardmap.explain.report import ArrayLayout
 from shardmap.sharding.spec import ShardingSpec
@@ -29,8 +29,8 @@ def _spec(spec: ShardingSpec) -> str:
     drawn = svg.array("pieces", spec, spec.tile_counts)
     caption = f'<p class="quiet">{escape(drawn.caption)}</p>' if drawn.caption else ""
     return (
-        f"<p>{html.code(spec)}</p><p>{escape(describe(spec).capitalize())}.</p>"
-        f"{html.box(drawn.picture, 'pieces')}{caption}"
+        f"<p>{tables.code(spec)}</p><p>{escape(describe(spec).capitalize())}.</p>"
+        f"{tables.box(drawn.picture, 'pieces')}{caption}"
     )
 
 
@@ -49,7 +49,7 @@ def plan(title: str, text: str, stages: Sequence[Any]) -> str:
     pre = f'<pre class="code">{escape(text)}</pre>'
     return (
         f"<h2>{escape(title)}</h2>\n<section>{drawn}</section>\n"
-        f"<section><h2>Cuts</h2>{html.box(pre, 'cuts')}</section>"
+        f"<section><h2>Cuts</h2>{tables.box(pre, 'cuts')}</section>"
     )
 
 
@@ -61,7 +61,7 @@ def _stage(stage: Any, most: int) -> str:
     return (
         f'<div class="axis"><h3>Stage {stage.number} '
         f'<span class="quiet">{count}</span></h3>'
-        f"{html.box(picture, f'stage {stage.number}')}{reads}"
+        f"{tables.box(picture, f'stage {stage.number}')}{reads}"
         f"<p>Makes {makes}.</p></div>"
     )
 

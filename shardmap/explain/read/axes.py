@@ -1,17 +1,17 @@
 """Which axes a program is repeated over, and how each of them runs."""
 
-import math
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.extend.core as jex_core
-from jax.extend.core.primitives import scan_p, slice_p, squeeze_p, while_p
-from jax.sharding import AbstractMesh
+from jax.extend.core.primitives import scan_p, while_p
 
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read import loops, vmaps
+from shardmap.explain.read.hlo.vectorised import Made
+from shardmap.explain.read.meshes import is_pmap, tells_apart
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.layout import MeshWalk, inner_walk
@@ -20,6 +20,8 @@ from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
 from shardmap.map.primitives.map_primitive import spmap_p
 
+_ON_NO_DEVICES = ("vmap", "loop", "while")
+_SAME = "no in_specs= cut anything along it"
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _CHANGE_VMAP = (
     "Write spmap for vmap to lay it on devices, or jax.lax.map with batch_size= to "
@@ -52,8 +54,20 @@ class _Around(NamedTuple):
     program: Around = ALONE
 
 
-def axes_of(jaxpr: Jaxpr, source: str | None = None) -> tuple[Axis, ...]:
-    """The axes of a program, each before those inside it.
+class Axes(NamedTuple):
+    """The axes of a program.
+
+    Attributes:
+      axes: each before those inside it.
+      made: for the number of each vmap, what is made in it.
+    """
+
+    axes: tuple[Axis, ...]
+    made: Mapping[int, Sequence[Made]]
+
+
+def axes_of(jaxpr: Jaxpr, source: str | None = None) -> Axes:
+    """The axes of a program.
 
     Args:
       jaxpr: the program, traced with or without marks for vmaps.
@@ -61,12 +75,13 @@ def axes_of(jaxpr: Jaxpr, source: str | None = None) -> tuple[Axis, ...]:
     """
     walk = _Walk(source)
     walk.scope(jaxpr, _Around())
-    return tuple(walk.axes)
+    return Axes(tuple(walk.axes), walk.made)
 
 
 class _Walk:
     def __init__(self, source: str | None) -> None:
         self.axes: list[Axis] = []
+        self.made: dict[int, list[Made]] = {}
         self._source = source
         self._seen: dict[Any, int] = {}
 
@@ -137,17 +152,27 @@ class _Walk:
                     stack.append((vmap, begun.end))
                 opened = [(each, len(jaxpr.eqns)) for each, _ in stack]
             here, _ = stack[-1]
+            self._note(equation, here.axis)
             if equation.primitive is scan_p:
                 rest_of_loop = self._scan(equation, here, made_by)
             elif equation.primitive is spmap_p:
                 self._spmap(equation, here, depth)
             elif equation.primitive is SHARD_MAP:
-                self._shard_map(equation, here, _is_pmap(jaxpr, equation))
+                self._shard_map(equation, here, is_pmap(jaxpr, equation))
             elif equation.primitive is while_p:
                 self._while(equation, here)
             else:
                 for inner in jaxprs_in(equation.params):
                     self.scope(inner, here)
+
+    def _note(self, equation: Equation, number: int | None) -> None:
+        """Keeps what is made in the vmaps that are directly around an equation."""
+        while number is not None and self.axes[number].kind in _ON_NO_DEVICES:
+            if self.axes[number].kind == "vmap":
+                made = self.made.setdefault(number, [])
+                line, name = source_of(equation), equation.primitive.name
+                made += [Made(line, name, aval_of(v).shape) for v in equation.outvars]
+            number = self.axes[number].inside
 
     def _vmap(
         self,
@@ -176,7 +201,7 @@ class _Walk:
         """Adds a loop; True if a vmap behind it computes what is left of its axis."""
         length = equation.params["length"]
         body = equation.params["jaxpr"]
-        batch = _batch_of_map(equation, made_by)
+        batch = loops.batch_of_map(equation, made_by)
         if batch is None:
             running = f"{length:,} steps, one after another"
             in_turn = loops.is_in_turn(equation)
@@ -267,7 +292,7 @@ class _Walk:
         inside = _Around(number, mesh, inner_axes, program)
         self.scope(params["call_jaxpr"], inside, depth)
 
-    def _shard_map(self, equation: Equation, around: _Around, is_pmap: bool) -> None:
+    def _shard_map(self, equation: Equation, around: _Around, of_pmap: bool) -> None:
         params = equation.params
         mesh = params["mesh"]
         manual = params["newly_manual_axes"]
@@ -277,17 +302,22 @@ class _Walk:
             size = mesh.shape[name]
             number = self._add(
                 around,
-                "pmap" if is_pmap else "shard_map",
+                "pmap" if of_pmap else "shard_map",
                 name,
                 (size, size, 1, 1),
                 equation,
                 _how_it_runs(Spread.of(size, size), "element"),
                 "Give jax.pmap devices=; its axis has one element on each of them, "
                 "where that of shardmap.spmap may be of any length."
-                if is_pmap
+                if of_pmap
                 else "The shape of mesh= says how many devices, in_specs= and "
                 "out_specs= what they cut.",
             )
+            if not of_pmap and not tells_apart(equation, name):
+                running = f"{self.axes[number].running}, which all do the same: {_SAME}"
+                self.axes[number] = dataclasses.replace(
+                    self.axes[number], running=running, is_repeated=True
+                )
             around = around._replace(axis=number)
         program = Around(mesh.axis_names, around.program.manual | manual)
         self.scope(params["jaxpr"], around._replace(program=program))
@@ -328,56 +358,3 @@ def map_place(
     if params["mesh"] is None:
         return None, None
     return params["mesh"], MeshWalk(params["mesh_axes"], params["inner_axes"])
-
-
-def _batch_of_map(
-    equation: Equation, made_by: Mapping[Var, Equation]
-) -> tuple[int, int] | None:
-    """Size and batch size of the `jax.lax.map` with ``batch_size`` that a scan is.
-
-    Such a scan takes an array that was cut, on the same line of the program, into
-    steps and batches, and each step of it is one vmap.
-    """
-    length = equation.params["length"]
-    body = equation.params["jaxpr"]
-    if not body.eqns or any(vmaps.levels(inner) == 0 for inner in body.eqns):
-        return None
-    for atom, var in zip(equation.invars, body.invars, strict=True):
-        if isinstance(atom, jex_core.Literal) or aval_of(var).ndim == 0:
-            continue
-        width = aval_of(var).shape[0]
-        reshape = made_by.get(atom)
-        if aval_of(atom).shape != (length, *aval_of(var).shape) or reshape is None:
-            continue
-        whole = reshape.invars[0]
-        flat = (length * width, *aval_of(var).shape[1:])
-        if aval_of(whole).shape != flat or source_of(reshape) != source_of(equation):
-            continue
-        cut = None if isinstance(whole, jex_core.Literal) else made_by.get(whole)
-        if cut is not None and cut.primitive is slice_p:
-            if source_of(cut) == source_of(equation):
-                return aval_of(cut.invars[0]).shape[0], width
-        return math.prod(aval_of(whole).shape[:1]), width
-    return None
-
-
-def _is_pmap(jaxpr: Jaxpr, equation: Equation) -> bool:
-    """Whether a shard_map is what `jax.pmap` makes: blocks of one, squeezed at once."""
-    mesh, body = equation.params["mesh"], equation.params["jaxpr"]
-    if len(jaxpr.eqns) != 1 or isinstance(mesh, AbstractMesh):
-        return False
-    if len(mesh.axis_names) != 1:
-        return False
-    first_use: dict[Any, Any] = {}
-    for inner in body.eqns:
-        for atom in inner.invars:
-            if not isinstance(atom, jex_core.Literal):
-                first_use.setdefault(atom, inner)
-    mapped = [
-        var
-        for var, outer in zip(body.invars, equation.invars, strict=True)
-        if aval_of(var).shape != aval_of(outer).shape
-    ]
-    return bool(mapped) and all(
-        var in first_use and first_use[var].primitive is squeeze_p for var in mapped
-    )

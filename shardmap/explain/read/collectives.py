@@ -6,6 +6,7 @@ a device has of each array is then simply the shape in the jaxpr.
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.counts import times
+from shardmap.explain.read.hlo.causes import types
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.lowering import decision
@@ -48,6 +50,7 @@ class Sent:
       source: the line of the program.
       by_partitioner: whether the partitioner is free to do it otherwise.
       in_map: whether it is what a map of this package makes of an operation.
+      before, after: what a device has of it, as XLA writes it.
     """
 
     kind: str
@@ -60,6 +63,8 @@ class Sent:
     source: str | None
     by_partitioner: bool
     in_map: bool
+    before: str = ""
+    after: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +150,31 @@ def _sent(equation: Equation, scope: _Scope) -> Sent | None:
         source_of(equation) or scope.sources.get(collective.name),
         scope.program.partitioned,
         scope.mesh is not None,
+        _types([aval_of(atom) for atom in equation.invars]),
+        _types([aval_of(var) for var in equation.outvars]),
     )
+
+
+def _types(avals: Sequence[Aval]) -> str:
+    """Such as ``f32[4,2] and s32[]``."""
+    return types((_of_xla(aval.dtype.name), aval.shape) for aval in avals)
+
+
+def _of_xla(dtype: str) -> str:
+    """XLA's name of a dtype.
+
+    >>> _of_xla("float32"), _of_xla("int8"), _of_xla("bfloat16"), _of_xla("bool")
+    ('f32', 's8', 'bf16', 'pred')
+    """
+    for name, short in _XLA.items():
+        dtype = re.sub(rf"^{name}(?=\d|$)", short, dtype)
+    return dtype
+
+
+_XLA = {
+    "float": "f", "bfloat": "bf", "int": "s", "uint": "u", "complex": "c",
+    "bool": "pred",
+}  # fmt: skip
 
 
 def _written_out(equation: Equation, scope: _Scope) -> tuple[Any, _Scope]:

@@ -15,16 +15,17 @@ def layouts_of(
     traced: jax.stages.Traced,
 ) -> tuple[list[Any], list[Any]]:
     """How inputs and outputs are sharded: by the map's word, or by the compiler's."""
-    count_in = len(jax.tree.leaves(traced.args_info))
+    tree_in: Any = jax.tree.structure(traced.args_info)
+    count_in = tree_in.num_leaves
     count_out = len(jax.tree.leaves(traced.out_info))
     specs_in = jax.tree.leaves(getattr(lowered, "in_specs", None))
     specs_out = jax.tree.leaves(getattr(lowered, "out_specs", None))
     if len(specs_in) != count_in:
         specs_in = [
             arrays.UNUSED if sharding is None else sharding
-            for sharding in jax.tree.leaves(
-                compiled.input_shardings, is_leaf=lambda leaf: leaf is None
-            )
+            # An argument that is not used has None, which is no leaf; a None that was
+            # passed is none either.
+            for sharding in tree_in.flatten_up_to(compiled.input_shardings)
         ]
     if len(specs_out) != count_out:
         specs_out = jax.tree.leaves(compiled.output_shardings)
@@ -58,4 +59,5 @@ def cost_of(compiled: jax.stages.Compiled, loops: Loops) -> Cost:
         argument_bytes=sizes[0],
         output_bytes=sizes[1],
         temporary_bytes=sizes[2],
+        donated_bytes=sizes[3],
     )

@@ -1,13 +1,17 @@
 """Loops: which of their steps need the ones before, and who waits for whom."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+from jax.extend.core.primitives import slice_p
 
 from shardmap._jax.primitives import scan_counts
-from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
+from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
+from shardmap.explain.read.source import source_of
+from shardmap.explain.read.vmaps import levels
 from shardmap.explain.report import Axis, Remark
 
 UNTIL_THE_SLOWEST = "until the slowest of those that are vectorised together is done"
@@ -87,3 +91,34 @@ def slowest(axes: Sequence[Axis]) -> list[Remark]:
         for axis in axes
         if axis.kind == "while" and UNTIL_THE_SLOWEST in axis.running
     ]
+
+
+def batch_of_map(
+    equation: Equation, made_by: Mapping[Var, Equation]
+) -> tuple[int, int] | None:
+    """Size and batch size of the `jax.lax.map` with ``batch_size`` that a scan is.
+
+    Such a scan takes an array that was cut, on the same line of the program, into
+    steps and batches, and each step of it is one vmap.
+    """
+    length = equation.params["length"]
+    body = equation.params["jaxpr"]
+    if not body.eqns or any(levels(inner) == 0 for inner in body.eqns):
+        return None
+    for atom, var in zip(equation.invars, body.invars, strict=True):
+        if isinstance(atom, jex_core.Literal) or aval_of(var).ndim == 0:
+            continue
+        width = aval_of(var).shape[0]
+        reshape = made_by.get(atom)
+        if aval_of(atom).shape != (length, *aval_of(var).shape) or reshape is None:
+            continue
+        whole = reshape.invars[0]
+        flat = (length * width, *aval_of(var).shape[1:])
+        if aval_of(whole).shape != flat or source_of(reshape) != source_of(equation):
+            continue
+        cut = None if isinstance(whole, jex_core.Literal) else made_by.get(whole)
+        if cut is not None and cut.primitive is slice_p:
+            if source_of(cut) == source_of(equation):
+                return aval_of(cut.invars[0]).shape[0], width
+        return math.prod(aval_of(whole).shape[:1]), width
+    return None

@@ -151,6 +151,8 @@ def _of_program(
         in_compiled=in_compiled,
         seconds=seconds,
         link_bytes=link_bytes,
+        before=each.before or None,
+        after=each.after or None,
     )
 
 
@@ -170,6 +172,8 @@ def _of_both(
         seconds=seconds,
         link_bytes=link_bytes,
         together=first.values,
+        before=first.before or None,
+        after=first.after or None,
     )
 
 
@@ -200,6 +204,8 @@ def _of_compiler(other: Compiled, wires: Interconnect | None) -> Collective:
         seconds=seconds,
         link_bytes=link_bytes,
         together=other.values,
+        before=other.before or None,
+        after=other.after or None,
     )
 
 

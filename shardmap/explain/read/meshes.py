@@ -1,26 +1,34 @@
-"""The meshes that a jaxpr names."""
+"""The meshes that a jaxpr names, and what `jax.shard_map` does along their axes."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
+from jax.extend.core.primitives import axis_index_p, squeeze_p
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
-from shardmap._jax.types import Jaxpr, PyTree
+from shardmap._jax.types import Equation, Jaxpr, PyTree, aval_of
 from shardmap._jax.walk import equations
 
 
 def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     """The meshes that a program's equations name, the largest first.
 
-    Where axes are explicit an equation names the abstract mesh of the one that is set,
-    or that its arguments are on: it is that one.
+    These are the meshes of maps, and of constraints on how arrays are sharded. Where
+    axes are explicit an equation names the abstract mesh of the one that is set, or
+    that its arguments are on: it is that one.
 
     Args:
       jaxpr: the program.
       args: what it is called with.
     """
-    named = (equation.params.get("mesh") for equation in equations(jaxpr))
+    named: list[Any] = []
+    for equation in equations(jaxpr):
+        constrained = equation.params.get("sharding")
+        named.append(equation.params.get("mesh"))
+        if isinstance(constrained, NamedSharding) and constrained.num_devices > 1:
+            named += [constrained.mesh] if isinstance(constrained.mesh, Mesh) else []
     around = [jax.sharding.get_mesh()]
     around += [
         leaf.sharding.mesh
@@ -57,3 +65,43 @@ def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
         if isinstance(sharding, Sharding):
             return next(iter(sharding.device_set))
     return jax.local_devices()[0]
+
+
+def tells_apart(shard_map: Equation, name: str) -> bool:
+    """Whether devices along a mesh axis have other operands, or ask which they are."""
+    specs = (
+        entry for spec in shard_map.params["in_specs"] for entry in spec.partitions
+    )
+    cut = {
+        n for entry in specs for n in (entry if isinstance(entry, tuple) else [entry])
+    }
+    return name in cut or any(
+        each.primitive is axis_index_p
+        and name in jax.tree.leaves(each.params["axis_name"])
+        for each in equations(shard_map.params["jaxpr"])
+    )
+
+
+def is_pmap(jaxpr: Jaxpr, equation: Equation) -> bool:
+    """Whether a shard_map is what `jax.pmap` makes.
+
+    Its blocks are of one, squeezed at once, and nobody checks what differs.
+    """
+    mesh, body = equation.params["mesh"], equation.params["jaxpr"]
+    if len(jaxpr.eqns) != 1 or isinstance(mesh, AbstractMesh):
+        return False
+    if len(mesh.axis_names) != 1 or equation.params["check_vma"]:
+        return False
+    first_use: dict[Any, Any] = {}
+    for inner in body.eqns:
+        for atom in inner.invars:
+            if not isinstance(atom, jex_core.Literal):
+                first_use.setdefault(atom, inner)
+    mapped = [
+        var
+        for var, outer in zip(body.invars, equation.invars, strict=True)
+        if aval_of(var).shape != aval_of(outer).shape
+    ]
+    return bool(mapped) and all(
+        var in first_use and first_use[var].primitive is squeeze_p for var in mapped
+    )

@@ -1,10 +1,13 @@
 """The axes that run on devices because arrays are on them."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from shardmap.explain.report import ArrayLayout, Axis, Remark
 
@@ -34,39 +37,68 @@ class Cut(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def cuts_of(arrays: Sequence[ArrayLayout], layouts: Sequence[Any]) -> list[Cut]:
+def cuts_of(
+    arrays: Sequence[ArrayLayout], layouts: Sequence[Any], meshes: Sequence[Any] = ()
+) -> list[Cut]:
     """The cut dimensions of inputs and outputs.
 
     Args:
       arrays: inputs and outputs.
-      layouts: the sharding of each; others than `NamedSharding` have no names.
+      layouts: the sharding of each.
+      meshes: those of the program, for shardings that do not name their axes, such as
+        the compiler's own.
     """
     return [
-        cut
+        Cut(
+            array.path, dimension, array.shape[dimension], tuple(sizes), shards, lengths
+        )
         for array, layout in zip(arrays, layouts, strict=True)
-        if isinstance(layout, NamedSharding)
-        for cut in _cuts(array, layout)
+        for dimension, sizes in enumerate(_sizes(array, layout, meshes))
+        for lengths in [tuple(sizes.values())]
+        if (shards := math.prod(lengths)) > 1
     ]
 
 
-def _cuts(array: ArrayLayout, layout: NamedSharding) -> Iterator[Cut]:
-    for dimension, entry in enumerate(layout.spec.partitions):
-        names = entry if isinstance(entry, tuple) else (entry,)
-        sizes = {
-            name: layout.mesh.shape[name]
-            for name in names
-            if isinstance(name, str) and layout.mesh.shape[name] > 1
+def _sizes(
+    array: ArrayLayout, layout: Any, meshes: Sequence[Any]
+) -> Iterator[dict[str, int]]:
+    """For each dimension the mesh axes that cut it, with how many devices they have."""
+    if isinstance(layout, NamedSharding):
+        for entry in layout.spec.partitions:
+            names = entry if isinstance(entry, tuple) else (entry,)
+            sizes = {n: layout.mesh.shape[n] for n in names if isinstance(n, str)}
+            yield {name: size for name, size in sizes.items() if size > 1}
+        return
+    for mesh in meshes:
+        if isinstance(layout, Sharding) and isinstance(mesh, Mesh):
+            if layout.device_set == {*mesh.devices.flat}:
+                yield from _sizes_by_places(array, layout, mesh)
+                return
+
+
+def _sizes_by_places(
+    array: ArrayLayout, layout: Sharding, mesh: Mesh
+) -> Iterator[dict[str, int]]:
+    """The axes along which the places of the shards of a dimension differ."""
+    places = layout.devices_indices_map(array.shape)
+    for dimension in range(len(array.shape)):
+        starts = np.reshape(
+            [places[device][dimension].start or 0 for device in mesh.devices.flat],
+            mesh.devices.shape,
+        )
+        yield {
+            name: mesh.shape[name]
+            for k, name in enumerate(mesh.axis_names)
+            if (starts != starts.take([0], axis=k)).any()
         }
-        shards = 1
-        for size in sizes.values():
-            shards *= size
-        if shards > 1:
-            length = array.shape[dimension]
-            sizes_of = tuple(sizes.values())
-            yield Cut(array.path, dimension, length, tuple(sizes), shards, sizes_of)
 
 
-def with_devices(axes: Sequence[Axis], cuts: Sequence[Cut]) -> tuple[Axis, ...]:
+def with_devices(
+    axes: Sequence[Axis],
+    cuts: Sequence[Cut],
+    shards: Mapping[int, Sequence[int]] | None = None,
+    mesh: Sequence[tuple[str, int]] = (),
+) -> tuple[Axis, ...]:
     """The axes, crossed with how arrays are sharded.
 
     A vmap over a dimension that is cut runs on the devices that have the shards. Mesh
@@ -75,17 +107,23 @@ def with_devices(axes: Sequence[Axis], cuts: Sequence[Cut]) -> tuple[Axis, ...]:
     Args:
       axes: those of the program.
       cuts: the cut dimensions.
+      shards: for the number of each vmap, into how many shards the compiler cut its
+        elements, the likeliest first; without, what the arrays say counts.
+      mesh: the names and sizes of the mesh axes.
     """
-    if any(axis.kind in _OF_MAPS for axis in axes):
-        return tuple(axes)
-    used: set[str] = set()
+    used = {axis.name for axis in axes if axis.kind in ("shard_map", "pmap")}
     crossed = []
-    for axis in axes:
-        cut = _cut_of(axis, cuts, used) if axis.kind == "vmap" else None
-        if cut is not None and axis.size is not None:
-            used.update(cut.names)
-            axis = _on_devices(axis, cut)
+    for number, axis in enumerate(axes):
+        if axis.kind == "vmap" and not _is_in_map(axes, axis):
+            counts = (shards or {}).get(number, ())
+            found = _devices_of(axis, cuts, counts, used, mesh)
+            if found is not None:
+                used.update(found.names)
+                axis = _on_devices(axis, found)
         crossed.append(axis)
+    # These two say by themselves what their mesh axes are for.
+    if any(axis.kind in ("spmap", "mesh_map") for axis in axes):
+        return tuple(crossed)
     left: dict[str, list[Cut]] = {}
     for cut in cuts:
         for name in cut.names:
@@ -103,24 +141,81 @@ def with_devices(axes: Sequence[Axis], cuts: Sequence[Cut]) -> tuple[Axis, ...]:
     )
 
 
-def _cut_of(axis: Axis, cuts: Sequence[Cut], used: set[str]) -> Cut | None:
-    fitting = [
-        c for c in cuts if c.length == axis.size and not used.intersection(c.names)
-    ]
-    # Two ways to cut the same length: it cannot be told which one it is.
-    return fitting[0] if len({cut.names for cut in fitting}) == 1 else None
+def _is_in_map(axes: Sequence[Axis], axis: Axis) -> bool:
+    while axis.inside is not None:
+        axis = axes[axis.inside]
+        if axis.kind in _OF_MAPS:
+            return True
+    return False
 
 
-def _on_devices(axis: Axis, cut: Cut) -> Axis:
-    assert axis.size is not None
-    each = -(-axis.size // cut.shards)
-    names = " and ".join(map(repr, cut.names))
+class _Devices(NamedTuple):
+    """The devices that the elements of a vmap are on.
+
+    Attributes:
+      shards: how many; None if that cannot be told.
+      names: the mesh axes; () if unknown.
+      path: an array that is cut so, or None.
+    """
+
+    shards: int | None
+    names: tuple[str, ...] = ()
+    path: str | None = None
+
+
+def _devices_of(
+    axis: Axis,
+    cuts: Sequence[Cut],
+    counts: Sequence[int],
+    used: Set[str | None],
+    mesh: Sequence[tuple[str, int]],
+) -> _Devices | None:
+    """The devices of a vmap, on mesh axes not used; None: all of it is on each."""
+    cuts = [cut for cut in cuts if cut.length == axis.size and not used & {*cut.names}]
+    if not counts:
+        names = {cut.names for cut in cuts}
+        if len(names) == 1:
+            return _Devices(cuts[0].shards, cuts[0].names, cuts[0].path)
+        # Two ways to cut the same length: it cannot be told which one it is.
+        return _Devices(None) if names else None
+    for count in counts:
+        if count == 1:
+            return None
+        those = [cut for cut in cuts if cut.shards == count]
+        possible = {cut.names for cut in those} or _names_of(count, used, mesh)
+        if len(possible) == 1:
+            path = those[0].path if those else None
+            return _Devices(count, next(iter(possible)), path)
+    return _Devices(counts[0])
+
+
+def _names_of(
+    count: int, used: Set[str | None], mesh: Sequence[tuple[str, int]]
+) -> set[tuple[str, ...]]:
+    """The mesh axes that have so many devices, together."""
+    free = [(name, size) for name, size in mesh if name not in used and size > 1]
+    return {
+        tuple(name for name, _ in some)
+        for number in range(1, len(free) + 1)
+        for some in itertools.combinations(free, number)
+        if math.prod(size for _, size in some) == count
+    }
+
+
+def _on_devices(axis: Axis, found: _Devices) -> Axis:
+    if found.shards is None or axis.size is None:
+        running = "one batched operation: on how many devices cannot be told"
+        return dataclasses.replace(axis, vectorised=None, running=running)
+    each = -(-axis.size // found.shards)
+    along = " and ".join(map(repr, found.names))
+    along = f", along mesh axis {along}" if along else ""
+    why = f"{found.path} is cut" if found.path else "the partitioner cuts it"
     running = (
-        f"on {cut.shards:,} devices at once, along mesh axis {names}, as {cut.path} "
-        f"is cut; {each:,} elements are one batched operation"
+        f"on {found.shards:,} devices at once{along}, as {why}; {each:,} elements are "
+        "one batched operation"
     )
     return dataclasses.replace(
-        axis, devices=cut.shards, vectorised=each, running=running, change=_CHANGE
+        axis, devices=found.shards, vectorised=each, running=running, change=_CHANGE
     )
 
 

@@ -141,13 +141,13 @@ class Functions:
     """The exported functions of a plan's shards, each made once."""
 
     def __init__(self) -> None:
-        self._blobs: dict[Any, bytes] = {}
+        self._blobs: dict[jax.stages.Wrapped, bytes] = {}
 
     def of(self, shard: Shard) -> bytes:
-        key = shard.stage, shard.recipe.static
-        if key not in self._blobs:
-            self._blobs[key] = exported(shard.function, arg_avals(shard.recipe))
-        return self._blobs[key]
+        function = shard.function
+        if function not in self._blobs:
+            self._blobs[function] = exported(function, arg_avals(shard.recipe))
+        return self._blobs[function]
 
 
 def bytes_of(shape: Sequence[int], dtype: Any) -> int:

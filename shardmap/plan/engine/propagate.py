@@ -104,18 +104,17 @@ class Analysis:
         for value in program.constants:
             self.cuts[value] = [UNCUT] * len(value.shape)
             self.level[value] = 0
-        windows: dict[Hashable, Key] = {}
         for node in program.nodes:
             self.rules[node.number] = table.rule(node)
-            self._link(node, windows)
+            self._link(node)
+        self._link_views()
         for node in program.nodes:
             self._visit(node)
         self._keep_costly()
 
-    def _link(self, node: Node, windows: dict[Hashable, Key]) -> None:
-        """Says which axes are one loop; so are those seen through equal windows."""
-        rule = self.rules[node.number]
-        for group in rule.links():
+    def _link(self, node: Node) -> None:
+        """Says which axes are one loop."""
+        for group in self.rules[node.number].links():
             keys = []
             for link in group:
                 value = (node.ins if link.side == "in" else node.outs)[link.number]
@@ -123,15 +122,27 @@ class Analysis:
                     keys.append((value.number, link.axis))
             for key in keys[1:]:
                 self.classes.unite(keys[0], key)
-        for seen, through, by in rule.windows():
-            value, out = node.ins[seen.number], node.outs[by.number]
-            if isinstance(value, Value):
-                # x[1:] and y[1:] are one loop if x and y are, though neither is the
-                # loop of x: each is known by what it looks at, and how.
-                source = self.classes.find((value.number, seen.axis))
-                view = (source, through, out.shape[by.axis])
-                key = out.number, by.axis
-                self.classes.unite(windows.setdefault(view, key), key)
+
+    def _link_views(self) -> None:
+        """So are axes that see one loop through equal windows."""
+        # x[1:] and y[1:] are one loop if x and y are, though neither is the loop of x:
+        # each is known by what it looks at, and how.
+        views = [
+            ((value.number, seen.axis), (through, out.shape[by.axis]), key)
+            for node in self.program.nodes
+            for seen, through, by in self.rules[node.number].windows()
+            if isinstance(value := node.ins[seen.number], Value)
+            for out in [node.outs[by.number]]
+            for key in [(out.number, by.axis)]
+        ]
+        before = -1
+        # What is found to be one loop may be looked at too.
+        while self.classes.united > before:
+            before = self.classes.united
+            known: dict[Hashable, Key] = {}
+            for source, how, key in views:
+                view = self.classes.find(source), how
+                self.classes.unite(known.setdefault(view, key), key)
 
     def _visit(self, node: Node) -> None:
         rule = self.rules[node.number]
@@ -326,7 +337,7 @@ class Analysis:
                     stack.append(source)
 
     def _keep_costly(self) -> None:
-        """Keeps what several stages take and is costly to repeat."""
+        """Keeps what several stages take and is costly to repeat, or many reads."""
         needed: dict[Value, set[int]] = {}
         for value in [*self.program.outputs, *self.program.effects, *self.kept]:
             if isinstance(value, Value):
@@ -336,8 +347,12 @@ class Analysis:
             levels: set[int] = set()
             for out in node.outs:
                 stages = needed.get(out, set())
-                if not cheap and len(stages) > 1 and out not in self.kept:
-                    if self.work.worth_keeping(out, len(stages) - 1):
+                if len(stages) > 1 and out not in self.kept:
+                    worth = self.work.is_long if cheap else self.work.worth_keeping
+                    # What is cheaply made of parts is made of what they come to.
+                    if (not cheap or out not in self.pending) and worth(
+                        out, len(stages) - 1
+                    ):
                         self.kept[out] = None
                 levels |= {self.level[out]} if out in self.kept else stages
             for v in node.ins:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shardmap.plan.engine.alike.affine import is_more
+from shardmap.plan.engine.alike.affine import is_known, is_more
 
 Interval: TypeAlias = tuple[int, int]
 Box: TypeAlias = tuple[Interval, ...]
@@ -118,7 +118,9 @@ def slices(box: Box) -> tuple[slice, ...]:
 def merge(boxes: list[Box], limit: int) -> list[Box]:
     """At most ``limit`` boxes that hold all of these.
 
-    Two boxes become their hull where that costs no more elements than both apart.
+    Two boxes become their hull where that costs no more elements than both apart. If
+    these are boxes of one shard of many, those that only touch are joined where they
+    touch in every shard, and not where these happen to be neighbours.
 
     >>> merge([((0, 4),), ((1, 5),), ((90, 95),)], 4)
     [((0, 5),), ((90, 95),)]
@@ -135,7 +137,10 @@ def merge(boxes: list[Box], limit: int) -> list[Box]:
         for i, a in enumerate(found):
             for j in range(i + 1, len(found)):
                 both = hull(a, found[j])
-                if not is_more(shape_of(both), volume(a) + volume(found[j])):
+                apart = volume(a) + volume(found[j])
+                sizes = shape_of(both)
+                by_chance = not all(map(is_known, sizes))
+                if not is_more(sizes, apart - 1 if by_chance else apart):
                     found[i : i + 1] = [both]
                     del found[j]
                     merged = True

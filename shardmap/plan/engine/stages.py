@@ -284,20 +284,17 @@ class Stage:
 
     def recipe(self, number: int) -> tuple[list[Box | None], Recipe]:
         """What a shard writes, and how; None for what another shard makes."""
-        family, index = self.index(number)
-        key = self._key(family, index)
-        starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
-        count = math.prod(
-            self.loops[k].lengths[length]
-            for k, length in zip(family.loops, key.lengths, strict=True)
-        )
-        return self.classes.recipe(key, count, starts, self._walk(key))
+        return self._recipe(number, self.classes)
 
     def walked(self, number: int) -> tuple[list[Box | None], Recipe]:
         """As `recipe`, without what is known of other shards."""
+        return self._recipe(number, Classes())
+
+    def _recipe(self, number: int, classes: Classes) -> tuple[list[Box | None], Recipe]:
         family, index = self.index(number)
+        key = self._key(family, index)
         starts = [self.loops[k].pieces[index[k]][0] for k in family.loops]
-        return self._walk(self._key(family, index))(starts)
+        return classes.recipe(key, self._count(key), starts, self._walk(key))
 
     def alike(self, numbers: Sequence[int]) -> list[Alike]:
         """Shards, those together that are alike: as many walks as there are kinds."""
@@ -333,11 +330,15 @@ class Stage:
         for number, place in enumerate(firsts.tolist()):
             at = {k: int(index[n][place]) for n, k in enumerate(family.loops)}
             keys.setdefault(self._key(family, at), []).append(number)
-        for key, own in keys.items():
-            chosen = np.isin(which, own)
-            yield from self.classes.alike(
-                key, numbers[chosen], starts[chosen], self._walk(key)
-            )
+        for key, members in keys.items():
+            chosen = np.isin(which, members)
+            own = numbers[chosen], starts[chosen]
+            yield from self.classes.alike(key, self._count(key), *own, self._walk(key))
+
+    def _count(self, key: Equal) -> int:
+        """How many shards have pieces of these lengths, whatever they write."""
+        pairs = zip(key.loops, key.lengths, strict=True)
+        return math.prod(self.loops[k].lengths[length] for k, length in pairs)
 
     def _key(self, family: "Family", index: Mapping[int, int]) -> Equal:
         intervals = [self.loops[k].pieces[index[k]] for k in family.loops]

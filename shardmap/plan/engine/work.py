@@ -6,7 +6,7 @@ all; what does not lie along a loop is done again by every piece of it.
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from shardmap.plan.engine.keys import itemsize
@@ -19,6 +19,9 @@ WORTH_KEEPING = 2**24
 
 BYTE = 16
 """How many operations take as long as to read or write a byte, of a disk or a store."""
+
+SMALL = 2**20
+"""Up to how many bytes a value that is cheap to compute is kept at all."""
 
 
 class Choice(NamedTuple):
@@ -60,10 +63,15 @@ def _loops(counted: Counter[Key]) -> Loops:
 
 
 class Unions:
-    """Which axes are one and the same loop."""
+    """Which axes are one and the same loop.
+
+    Attributes:
+      united: how often two that were not have become one.
+    """
 
     def __init__(self) -> None:
         self._parent: dict[Key, Key] = {}
+        self.united = 0
 
     def find(self, key: Key) -> Key:
         root = key
@@ -76,7 +84,9 @@ class Unions:
     def unite(self, a: Key, b: Key) -> None:
         # The smaller one becomes the root, so that two runs name loops alike.
         a, b = sorted((self.find(a), self.find(b)))
-        self._parent[b] = a
+        if a != b:
+            self._parent[b] = a
+            self.united += 1
 
 
 class Work:
@@ -147,17 +157,35 @@ class Work:
 
     def worth_keeping(self, value: Value, times: int) -> bool:
         """Whether a value is kept that would be computed again so many times."""
+        choice = self._choice(value, times)
+        earlier = self.choices.get(value)
+        if earlier is None or not earlier.kept:
+            self.choices[value] = choice
+        return choice.kept
+
+    def is_long(self, value: Value, times: int) -> bool:
+        """The same of a small value that is cheap, but made of what many stages kept.
+
+        So it is with what a loop carries: each step would begin at the first one.
+        """
+        small = _nbytes(value) <= SMALL
+        return small and self._choice(value, times).kept
+
+    def _choice(self, value: Value, times: int) -> Choice:
         operations = sum(self._operations[k] for k in _numbers(self._computes[value]))
         reads = sum(self._nbytes[k] for k in _numbers(self._reads[value]))
         choice = Choice(False, _nbytes(value), times, operations, reads)
         # It is written once, and read as often as it would be computed again.
         keeping = BYTE * choice.nbytes * (times + 1)
         again = times * (choice.operations + BYTE * choice.reads)
-        choice = choice._replace(kept=self._keeps and again > keeping)
-        earlier = self.choices.get(value)
-        if earlier is None or not earlier.kept:
-            self.choices[value] = choice
-        return choice.kept
+        return choice._replace(kept=self._keeps and again > keeping)
+
+    def bytes_read(self, values: Iterable[Value]) -> int:
+        """The bytes of what is read to compute values again, each once."""
+        every = 0
+        for v in values:
+            every |= self._reads.get(v, 1 << v.number)
+        return sum(self._nbytes.get(k, 0) for k in _numbers(every))
 
     def _views(
         self, node: Node, rule: Rule, number: int

@@ -45,6 +45,7 @@ from shardmap.plan.lax.indexed import dynamic, gather, known, scatter
 from shardmap.plan.lax.staged import (
     asked,
     counting,
+    products,
     recut,
     sort,
     statistics,
@@ -132,7 +133,8 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     | tall.RULES
     | top.RULES
     | sort.RULES
-    | statistics.RULES,
+    | statistics.RULES
+    | products.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
     "loops, branches and maps": {

@@ -1,7 +1,7 @@
 """A program that is cut: what a plan, its shards and what runs them work on."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan.engine.emitting.emit import emit
+from shardmap.plan.engine.emitting.equal import likeness
 from shardmap.plan.engine.keys import is_key, itemsize, key_impl
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
@@ -18,6 +19,7 @@ from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage, stages_of
 from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
+from shardmap.plan.run.remote import arg_avals
 
 IN_MEMORY = 2**20
 """Up to how many bytes a value is kept in memory, even where there is `scratch`."""
@@ -75,7 +77,8 @@ class CutProgram:
             for result in stage.results
         }
         self._nodes = {node.number: node for node in self.program.nodes}
-        self._compiled: dict[tuple[int, Static], jax.stages.Wrapped] = {}
+        self._compiled: dict[Hashable, jax.stages.Wrapped] = {}
+        self._different: dict[Hashable, jax.stages.Wrapped] = {}
 
     @property
     def num_shards(self) -> int:
@@ -156,11 +159,19 @@ class CutProgram:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
-    def compiled(self, stage: Stage, static: Static) -> jax.stages.Wrapped:
-        """The compiled function of all shards with this static part."""
-        key = stage.number, static
+    def compiled(self, stage: Stage, recipe: Recipe) -> jax.stages.Wrapped:
+        """The compiled function of all shards whose recipes do the same.
+
+        Those of one stage have equal static parts; for those of others, such as the
+        steps of a loop that is written out, it is traced to be seen.
+        """
+        *_, starts = avals = arg_avals(recipe)
+        key = stage.number, recipe.static, starts.dtype
         if key not in self._compiled:
-            self._compiled[key] = jax.jit(self.function(stage, static))
+            own = jax.jit(self.function(stage, recipe.static))
+            # JAX keeps what it has traced, and takes it when the function is called.
+            alike = likeness(own.trace(*avals).jaxpr)
+            self._compiled[key] = self._different.setdefault(alike, own)
         return self._compiled[key]
 
     def function(self, stage: Stage, static: Static) -> Callable[..., Any]:

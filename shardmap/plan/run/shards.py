@@ -110,7 +110,7 @@ class Shard:
     @property
     def function(self) -> jax.stages.Wrapped:
         """The compiled function of what `args` gives; shards alike share it."""
-        return self._cut_program.compiled(self._stage, self.recipe.static)
+        return self._cut_program.compiled(self._stage, self.recipe)
 
     def args(
         self,

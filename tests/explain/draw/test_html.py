@@ -149,8 +149,7 @@ def test_everything_that_is_known_is_on_the_page():
         "<dd>3.0 GiB</dd>",
         "arguments 1.0 GiB, results 1.0 MiB, temporary 12 B",
         "estimated for nvlink4: 450 GB/s from a device, 2 us a message (a product",
-        "X is replicated on every device.",
-        "cut it",
+        "Change first: x is replicated on every device. [x] cut it",
         "XLA counts the body of a loop once.",
     ):
         assert wanted in text, wanted
@@ -249,6 +248,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.few(1)
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser(scheme, tmp_path):

@@ -123,6 +123,45 @@ def test_pmap():
     ]
 
 
+def test_a_shard_map_that_takes_its_one_row_is_no_pmap():
+    """As a stage of a pipeline takes its weights."""
+    fun = jax.shard_map(
+        lambda w, x: lax.psum(jnp.tanh(x @ w[0]), "i"),
+        mesh=sm.make_mesh({"i": 8}),
+        in_specs=(P("i"), P()),
+        out_specs=P(),
+    )
+    report = sm.explain(fun)(np.ones((8, 4, 4), np.float32), np.ones((2, 4), "f4"))
+    (axis,) = report.axes
+    assert axis.kind == "shard_map"
+    assert "pmap" not in axis.change
+
+
+@pytest.mark.parametrize(
+    ("fun", "specs", "repeated"),
+    [
+        (lambda x: x * 2, P("data"), {"model"}),
+        (lambda x: x * 2, P("data", "model"), set()),
+        (lambda x: x * 2, P(("model", "data")), set()),
+        (lambda x: x * lax.axis_index("model"), P("data"), set()),
+        (lambda x: x * 2, P(), {"data", "model"}),
+        (lambda x: lax.scan(lambda c, _: (c * lax.axis_index(("data", "model")), None),
+                            x, None, length=2)[0], P(), set()),
+    ],
+)  # fmt: skip
+def test_a_mesh_axis_along_which_nothing_is_cut_is_said(fun, specs, repeated):
+    mapped = jax.shard_map(
+        fun, mesh=MESH, in_specs=specs, out_specs=specs, check_vma=False
+    )
+    report = sm.explain(mapped)(np.ones((8, 4), np.int32))
+    assert {axis.name for axis in report.axes if axis.is_repeated} == repeated
+    found = [each.text for each in report.remarks if "all do the same" in each.text]
+    assert len(found) == len(repeated)
+    verdict = str(report).splitlines()[1]
+    for name in ("data", "model"):
+        assert (repr(name) in verdict) == (name not in repeated)
+
+
 def test_a_shard_map_over_one_axis_is_no_pmap():
     mesh = sm.make_mesh({"i": 8})
     mapped = jax.shard_map(double, mesh=mesh, in_specs=P("i"), out_specs=P("i"))

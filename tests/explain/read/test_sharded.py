@@ -1,5 +1,7 @@
 """Axes that run on devices because arrays are on them."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap.explain.read.sharded import Cut, with_devices
 
 LINE = sm.make_mesh({"i": 8})
 MESH = sm.make_mesh({"data": 4, "model": 2})
@@ -45,6 +48,120 @@ def test_a_vmap_over_what_is_cut_runs_on_the_devices(fun, x):
     assert axis.layout == "8 devices x 125 vectorised x 1 step"
     assert axis.devices * axis.vectorised * axis.steps == 1000
     assert "along mesh axis 'i'" in axis.running
+
+
+def rows(x):
+    return jax.vmap(lambda row: jnp.tanh(row) * row.sum())(x)
+
+
+def constrained_inside(x):
+    """Neither what comes in nor what comes out says how it is cut."""
+    return rows(lax.with_sharding_constraint(x * 2, ROWS)).sum()
+
+
+def of_two_lengths(x, w):
+    """Both are cut, in another way, along a dimension that is as long."""
+    return jax.vmap(lambda row: jnp.tanh(row @ w).sum())(x)
+
+
+def then_a_map(x):
+    mapped = jax.shard_map(
+        lambda block: block - lax.pmean(block, "data"),
+        mesh=MESH,
+        in_specs=P("data"),
+        out_specs=P("data"),
+    )
+    return mapped(rows(x))
+
+
+def then_an_spmap(x):
+    return sm.spmap(lambda row: row - lax.pmean(row, "i"), "i")(rows(x))
+
+
+def in_steps(x):
+    return lax.scan(lambda c, _: (rows(c), None), x, length=3)[0]
+
+
+def both_ways(x):
+    return jax.vmap(jax.vmap(jnp.sin))(x) + 1
+
+
+DATA, MODEL = NamedSharding(MESH, P("data")), NamedSharding(MESH, P(None, "model"))
+ALL = NamedSharding(MESH, P(("data", "model")))
+SQUARE = NamedSharding(MESH, P("data", "model"))
+# Programs, and on how many devices each of their vmaps is, by the compiled shapes.
+CROSSED = {
+    "a constraint inside": (constrained_inside, [on(None, 1000, 64)], [8]),
+    "one length, cut twice": (
+        of_two_lengths,
+        [on(DATA, 64, 64), on(MODEL, 64, 64)],
+        [4],
+    ),
+    "before a shard_map": (then_a_map, [on(SQUARE, 1000, 64)], [4]),
+    "before an spmap": (then_an_spmap, [on(ROWS, 64, 16)], [8]),
+    "in a loop": (in_steps, [on(ROWS, 1000, 64)], [8]),
+    "two mesh axes": (rows, [on(ALL, 1000, 64)], [8]),
+    "one in the other, the longer first": (
+        both_ways,
+        [on(NamedSharding(MESH, P("model", "data")), 64, 64)],
+        [2, 4],
+    ),
+    "one in the other": (both_ways, [on(SQUARE, 64, 64)], [4, 2]),
+    "whole": (rows, [on(NamedSharding(MESH, P()), 1000, 64)], [1]),
+    "along another dimension": (rows, [on(MODEL, 1000, 64)], [1]),
+}
+
+
+@pytest.mark.parametrize("name", CROSSED)
+def test_a_vmap_is_where_the_compiler_puts_it(name):
+    fun, args, devices = CROSSED[name]
+    axes = sm.explain(fun)(*args).axes
+    found = [axis for axis in axes if axis.kind == "vmap"]
+    assert [axis.devices for axis in found] == devices
+    for axis in found:
+        assert axis.devices * axis.vectorised * axis.steps == axis.size
+        assert ("no parallel processes" in axis.running) == (axis.devices == 1)
+    text = jax.jit(fun).lower(*args).compile().as_text()
+    sizes = [axis.vectorised for axis in found]
+    local = re.findall(r"f32\[([\d,]+)\][^=]*(?:tanh|sine)\(", text)
+    assert local
+    for shape in local:
+        assert [int(n) for n in shape.split(",")][: len(sizes)] == sizes
+
+
+def test_what_cuts_inside_alone_is_said_of_the_program():
+    report = sm.explain(constrained_inside)(on(None, 1000, 64))
+    assert report.mesh == (("i", 8),)
+    assert "along mesh axis 'i', as x is cut" in report.axes[0].running
+    assert str(report).splitlines()[1] == "  In parallel: an axis over 8 devices."
+
+
+def test_a_map_over_some_axes_leaves_the_others_their_lines():
+    fun = jax.shard_map(
+        lambda x, w: lax.psum(x @ w, "data"),
+        mesh=MESH,
+        in_specs=(P("data"), P()),
+        out_specs=P(),
+        axis_names={"data"},
+    )
+    axes = sm.explain(jax.jit(fun))(on(DATA, 64, 32), on(MODEL, 32, 16)).axes
+    assert [(axis.name, axis.kind) for axis in axes] == [
+        ("model", "sharding"),
+        ("data", "shard_map"),
+    ]
+
+
+def test_without_a_compiled_program_two_ways_to_cut_a_length_leave_it_open():
+    axis = sm.explain(jax.vmap(score))(jnp.ones((64, 64))).axes[0]
+    cuts = [
+        Cut(*cut)
+        for cut in (("x", 0, 64, ("a",), 4, (4,)), ("w", 1, 64, ("b",), 2, (2,)))
+    ]
+    (open_one, *_) = [a for a in with_devices([axis], cuts) if a.kind == "vmap"]
+    assert open_one.vectorised is None
+    assert "on how many devices cannot be told" in open_one.running
+    (known, *_) = [a for a in with_devices([axis], cuts[:1]) if a.kind == "vmap"]
+    assert (known.devices, known.vectorised) == (4, 16)
 
 
 def test_a_vmap_over_what_is_whole_stays_on_one():

@@ -80,6 +80,7 @@ REARRANGED = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -182,6 +183,7 @@ def shift(v, names, count):
     return lax.ppermute(v, names, [(k, (k + 1) % count) for k in range(count)])
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -256,6 +258,7 @@ def over_one_axis(size):
     return body, expected
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [8, 11, 16])
 @pytest.mark.parametrize("axes", [("model", "data"), ("data", "model"), ("model",)])
@@ -269,6 +272,7 @@ def test_mesh_axes_in_another_order(spmap, axes, size):
         np.testing.assert_allclose(result, answer, rtol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [8, 11])
 @both_lowerings
 def test_an_inner_map_over_mesh_axes_in_another_order(spmap, size):

@@ -18,6 +18,7 @@ from tests.map_programs import assert_same, both_lowerings, float_index
 SIZES = [1, 3, 8, 12, 16, 17]
 
 
+@pytest.mark.few(15)
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("size", "lowering"),
@@ -35,6 +36,7 @@ def test_collective(name, size, lowering):
 WITHOUT_GRADIENT = ["pmax", "pmin", "in a while", "all_to_all to another axis"]
 
 
+@pytest.mark.few(10)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [3, 17])
 @pytest.mark.parametrize("name", sorted(set(BODIES) - set(WITHOUT_GRADIENT)))

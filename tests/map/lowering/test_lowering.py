@@ -34,6 +34,7 @@ def collectives(fun, *args):
 # Nesting
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "transform",
     [
@@ -107,6 +108,7 @@ def test_sibling_maps_under_one_jit():
     same_under_vmap(build, spread((4, 4)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(2, 3), (4, 4), (8, 3), (3, 5), (16, 2)])
 @pytest.mark.parametrize("name", ["i", frozenset("i")], ids=str)

@@ -116,6 +116,7 @@ def test_an_operand_that_does_not_fit(spmap):
 # Values
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -148,6 +149,7 @@ def test_sums_of_dtypes(dtype):
     same_under_vmap(lambda map_: map_(lambda x: lax.psum(x, "i"), axis_name="i"), x)
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
 @pytest.mark.parametrize("out_axes", [0, None])

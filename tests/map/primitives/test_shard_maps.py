@@ -60,6 +60,7 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)

@@ -90,6 +90,7 @@ def test_a_result_that_is_a_residual_is_not_given_twice(spmap):
     assert equations[1].invars[0] is equations[0].outvars[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("out_axes", [0, 1, (1, None)])
 def test_a_result_that_is_a_residual_lies_as_the_result_does(out_axes):
     def build(map_):
@@ -253,6 +254,7 @@ def test_custom_jvp_that_closes_over_a_tracer():
     same_under_vmap(build, X[0], X)
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "policy",

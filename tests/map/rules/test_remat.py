@@ -86,6 +86,7 @@ def assert_trees_close(one, other):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), one, other)
 
 
+@pytest.mark.few(5)
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("fun", FUNCTIONS.values(), ids=FUNCTIONS)
@@ -101,6 +102,7 @@ def test_what_is_computed_again_is_what_jit_computes_again(fun, policy):
 SOME_POLICIES = pytest.mark.parametrize("policy", ["nothing", "everything", "name"])
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @both_lowerings
 @SOME_POLICIES
@@ -115,6 +117,7 @@ def test_gradients(spmap, policy, elements):
     assert_trees_close(jitted(x, W), expected)
 
 
+@pytest.mark.few(2)
 @SOME_POLICIES
 def test_axes_of_results_and_residuals(policy):
     def fun(x, y):
@@ -133,6 +136,7 @@ def test_axes_of_results_and_residuals(policy):
     assert_trees_close(gradients(mapped, x, y), expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @both_lowerings
 @SOME_POLICIES
@@ -155,6 +159,7 @@ def test_nested_maps(spmap, policy):
         assert counts[0] == counts[1]
 
 
+@pytest.mark.few(2)
 @SOME_POLICIES
 def test_around_it(policy):
     """Under vmap, in scan, of mesh_map, in a map, and differentiated twice."""

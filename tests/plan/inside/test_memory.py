@@ -45,6 +45,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "pieces",
     [

@@ -85,6 +85,7 @@ AROUND = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", AROUND)
 def test_programs_around_it(name):
     change, x = AROUND[name]

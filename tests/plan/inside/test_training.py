@@ -68,13 +68,14 @@ def step(of, cross_entropy):
     return run
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("cross_entropy", "share"),
     [
         (by_index, 2),  # In two pieces, of which none is like the other.
-        pytest.param(by_index, 4, marks=pytest.mark.deep),
-        pytest.param(by_one_hot, 4, marks=pytest.mark.deep),
-        pytest.param(by_optax, 4, marks=pytest.mark.deep),
+        (by_index, 4),
+        (by_one_hot, 4),
+        (by_optax, 4),
     ],
 )
 def test_a_step_in_pieces_is_the_step(cross_entropy, share):

@@ -32,6 +32,7 @@ BATCHED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     ["solve", "inv", "det", "logpdf", pytest.param("expm", marks=pytest.mark.deep)],
@@ -54,6 +55,7 @@ def by_cholesky(a, b):
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), b)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fun", [jnp.linalg.solve, by_cholesky])
 @pytest.mark.parametrize("how", ["call", "gradient"])
 def test_right_hand_sides_are_solved_alone(fun, how):

@@ -1,7 +1,13 @@
 """Sliding windows."""
 
-import jax
+import re
 
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import IMAGE, max_pool
@@ -19,3 +25,35 @@ def test_gradients_of_pooling():
         made = plan(fun, IMAGE, in_slices=({0: 2, 1: 2},))
         assert_same(made.run(IMAGE), jax.jit(fun)(IMAGE))
         assert made.num_shards > 1
+
+
+LAYOUTS = [("NCH", "OIH", "NCH"), ("NHC", "HIO", "NHC"), ("CNH", "IOH", "HCN")]
+LAYOUTS += [("NCHW", "OIHW", "NCHW"), ("HWCN", "OHWI", "NWHC")]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
+def test_a_convolution_of_any_layout_is_the_fast_kernel_in_a_loop(layout):
+    """XLA for CPU lays out anew only what stands outside of loops."""
+    sizes = {"N": 2, "C": 3, "H": 12, "W": 7}, {"O": 4, "I": 3, "H": 3, "W": 2}
+    shapes = [
+        [size[axis] for axis in names]
+        for size, names in zip(sizes, layout, strict=False)
+    ]
+    images, kernels = (
+        np.random.default_rng(k).normal(size=shape).astype(np.float32)
+        for k, shape in enumerate(shapes)
+    )
+
+    def convolve(images, kernels):
+        strides = [1] * (images.ndim - 2)
+        return lax.conv_general_dilated(
+            images, kernels, strides, "SAME", dimension_numbers=layout
+        )
+
+    cut = jax.jit(sm.chunked(convolve, ({layout[0].index("H"): 4}, None)))
+    assert_same(cut(images, kernels), convolve(images, kernels))
+    text = cut.lower(images, kernels).compile().as_text()
+    found = re.findall(r" convolution\(.*dim_labels=(\w+->\w+)", text)
+    spatial = "01"[: images.ndim - 2]
+    assert set(found) == {f"b{spatial}f_{spatial}io->b{spatial}f"}
+    assert "while(" in text

@@ -92,6 +92,7 @@ def dataset(tmp_path):
     return h5py.File(tmp_path / "x.h5")["x"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", [None, mapped, stored, dataset])
 def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
@@ -99,6 +100,7 @@ def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
     assert_bytes(made.run(x, W, executor=engine.executor), want)
 
 
+@pytest.mark.few(2)
 def test_to_files_and_stores(engine, made, want, tmp_path):
     zarr = pytest.importorskip("zarr", reason="writes the store")
     x = mapped(tmp_path)
@@ -127,6 +129,7 @@ def test_64_bits(engine, tmp_path):
         assert_bytes(made.run(x, executor=engine.executor), want)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["bfloat16", "int4"])
 def test_types_that_numpy_does_not_know(engine, name, tmp_path):
     dtype = np.dtype(name)
@@ -146,6 +149,7 @@ def test_types_that_numpy_does_not_know(engine, name, tmp_path):
         assert_bytes(got, want)
 
 
+@pytest.mark.few(2)
 def test_random_keys(engine):
     key = jax.random.key(3)
 
@@ -259,6 +263,7 @@ def eight():
     return plan(score, X, W, in_slices=({0: 8}, None))
 
 
+@pytest.mark.few(2)
 def test_storage_that_fails_once_is_tried_again(engine, eight, scripted):
     x = scripted("16-once", "40-once")
     want = eight.run(X, W)
@@ -329,6 +334,7 @@ def test_a_slow_worker_changes_no_byte(engine, eight, scripted):
     assert_bytes(eight.run(x, W, executor=engine.executor), eight.run(X, W))
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
     """A cluster goes on; a pool of processes says what to do."""
     x = scripted("16-kill", "48-kill")
@@ -346,6 +352,7 @@ def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
     assert_bytes(got, want)
 
 
+@pytest.mark.few(2)
 def test_a_dask_array_is_read_where_it_is(engine, made, want):
     da = pytest.importorskip("dask.array", reason="the argument under test")
     x = da.from_array(X, chunks=(24, 5))

@@ -65,6 +65,7 @@ def test_what_is_kept_lies_there_until_the_run_ends(place):
     assert content(place) == []
 
 
+@pytest.mark.few(1)
 def test_every_way_to_run_reads_it_there(place):
     made = plan(spectrum, X, in_slices=({0: 4},), scratch=place)
     with ThreadPoolExecutor(2) as pool:
@@ -83,6 +84,7 @@ def test_parts_are_put_together_there(place):
     assert_same(made.run(X, scratch=place), jax.jit(fun)(X), 1e-4)
 
 
+@pytest.mark.few(1)
 def test_types_that_numpy_does_not_know(place):
     x = X.astype(ml_dtypes.bfloat16)
     made = plan(spectrum, x, in_slices=({0: 4},))

@@ -1,9 +1,13 @@
 """Why the compiler put a collective in, and what would avoid it."""
 
-from collections.abc import Iterator
+import collections
+import re
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from shardmap._jax.collectives import ALL_COLLECTIVES
+from shardmap.explain.read.hlo.cost import POINTWISE
+from shardmap.explain.read.hlo.groups import pairs_of
 from shardmap.explain.read.hlo.text import Instruction, Module
 
 _COLLECTIVES = frozenset(map(str, ALL_COLLECTIVES))
@@ -12,12 +16,17 @@ _VIEWS = frozenset(
     "bitcast copy transpose reshape convert copy-start copy-done".split()
 )
 _PARTS = frozenset("slice squeeze dynamic_slice gather".split())
+_LAYOUTS = frozenset("sharding_constraint reshard all-gather".split())
+_SAME_LAYOUT = (
+    "Name mesh axes for the same dimensions, in the same order, before and after."
+)
+_DIMENSIONS = re.compile(r"\ball-gather.*\bdimensions=\{(\d+)\}")
 _SUMS = (
     "reduce_",
     "scatter",
     "argmax",
     "argmin",
-    "dot_general",
+    "dot",
     "conv_general_dilated",
 )
 
@@ -40,68 +49,210 @@ class Cause(NamedTuple):
     is_rematerialised: bool = False
 
 
-def cause_of(
-    module: Module, sent: Instruction, kind: str, operation: str | None = None
-) -> Cause | None:
-    """The cause of a collective, if it is one of those that are known.
+class _Seen(NamedTuple):
+    """What there is to see of a collective that the compiler put in.
 
-    None for what the user's own program sends.
+    Attributes:
+      module, sent, kind: the program, the collective, its kind.
+      operation: what it is of, as JAX calls it.
+      takers: what works on its result.
+      becomes: what a device has before and after.
+    """
+
+    module: Module
+    sent: Instruction
+    kind: str
+    operation: str
+    takers: list[_Taker]
+    becomes: str
+
+
+def cause_of(
+    module: Module,
+    sent: Instruction,
+    kind: str,
+    operation: str | None = None,
+    place: int | None = None,
+) -> Cause | None:
+    """The cause of a collective; None for what the user's own program sends.
 
     Args:
       module: the program.
       sent: the collective.
       kind: as XLA calls it.
       operation: what it is of, where XLA sends several values as one.
+      place: which of these it is.
     """
     operation = operation or module.made_for(sent).operation
     if operation in _COLLECTIVES:
         return None
     takers = list(_takers(module, sent))
-    by = [i for each, fusion in takers for i in (each, fusion) if i is not None]
-    calls = [each for each, _ in takers if each.opcode == "custom-call"]
-    becomes = _becomes(module, sent)
-    if calls and kind == "all-gather":
+    becomes = _becomes(module, sent, operation, place)
+    seen = _Seen(module, sent, kind, operation, takers, becomes)
+    found = (rule(seen) for rule in _RULES)
+    return next((cause for cause in found if cause is not None), None)
+
+
+# Rules: the first that knows the cause says it
+
+
+def _library(seen: _Seen) -> Cause | None:
+    calls = [each for each, _ in seen.takers if each.opcode == "custom-call"]
+    if not calls or seen.kind != "all-gather":
+        return None
+    return Cause(
+        f"{seen.operation} is a call into a library, which XLA cannot cut: "
+        f"{seen.becomes}",
+        "Make the calls over a batch dimension that is cut, by spmap, jax.vmap or "
+        "jax.shard_map: each device then does its own.",
+    )
+
+
+def _scatter(seen: _Seen) -> Cause | None:
+    if not seen.operation.startswith("scatter") or seen.kind == "all-reduce":
+        return None
+    return Cause(
+        "for a scatter into an array that is cut: each device looks through the "
+        f"updates of all others for those of its part; {seen.becomes}",
+        "Cut a dimension that the indices do not pick from; or, where every device "
+        "updates its own part only, scatter inside spmap or jax.shard_map, with "
+        "indices that count within the part.",
+    )
+
+
+def _rematerialised(seen: _Seen) -> Cause | None:
+    if seen.kind != "all-gather":
+        return None
+    if not _only_cut_again(seen.module, seen.sent, seen.takers):
+        return None
+    return Cause(
+        "the array is made whole on every device and then cut in another way "
+        f"(an involuntary full rematerialisation); {seen.becomes}",
+        "Lay it out in the same way before and after; where the layouts must "
+        "differ, change one mesh axis at a time, with a constraint in between.",
+        is_rematerialised=True,
+    )
+
+
+def _part(seen: _Seen) -> Cause | None:
+    if seen.operation not in _PARTS or seen.kind not in ("all-gather", "all-reduce"):
+        return None
+    return Cause(
+        "a part is taken along a dimension that is cut, and the device that has "
+        f"it sends it to all; {seen.becomes}",
+        "Cut another dimension than the one that is indexed; of an array that is "
+        "there, sm.shard_of(x, i) gives what a device has, without sending.",
+    )
+
+
+def _sum(seen: _Seen) -> Cause | None:
+    is_sum = seen.operation.startswith(_SUMS)
+    if not is_sum or seen.kind not in ("all-reduce", "reduce-scatter"):
+        return None
+    return Cause(
+        f"{seen.operation} goes over a dimension that is cut",
+        "Cut another dimension than the one it goes over. If all of it is needed, "
+        "do it once, on as little as possible; if each device needs only a part "
+        "of the result, ask for it cut.",
+    )
+
+
+def _until_all_are_done(seen: _Seen) -> Cause | None:
+    if seen.operation != "while" or seen.kind != "all-reduce":
+        return None
+    return Cause(
+        "in each step of a loop the devices ask each other whether one of them wants "
+        "to go on: all go on until the slowest is done",
+        "Loop inside spmap or jax.shard_map: each device then stops when its own "
+        "elements are done.",
+    )
+
+
+def _gathered(seen: _Seen) -> Cause | None:
+    if seen.kind != "all-gather":
+        return None
+    by = [i for each, fusion in seen.takers for i in (each, fusion) if i is not None]
+    pointwise = all(each.opcode in POINTWISE for each, _ in seen.takers)
+    if seen.operation in _LAYOUTS or pointwise:
         return Cause(
-            f"{operation} is a call into a library, which XLA cannot cut: {becomes}",
-            "Make the calls over a batch dimension that is cut, by spmap, jax.vmap or "
-            "jax.shard_map: each device then does its own.",
+            "the layout that is asked for here, or for what is made of it, has more of "
+            f"the array on a device: {seen.becomes}",
+            "Ask for it cut as it was, if each device needs only its part next.",
         )
-    if operation.startswith("scatter") and kind != "all-reduce":
+    taker = _gathered_for(seen.operation, by)
+    return Cause(
+        f"{taker or 'what takes it'} needs more of an operand than a device has: "
+        f"{seen.becomes}",
+        "Cut the operand along a dimension that the operation keeps.",
+    )
+
+
+def _exchanged(seen: _Seen) -> Cause | None:
+    if seen.kind != "all-to-all":
+        return None
+    return Cause(
+        "an array that is cut along one dimension is wanted cut along another, "
+        f"{_wanted(seen)}: {seen.becomes}",
+        _SAME_LAYOUT,
+    )
+
+
+def _sent_on(seen: _Seen) -> Cause | None:
+    if seen.kind != "collective-permute":
+        return None
+    if _stays_somewhere(seen.sent):
         return Cause(
-            "for a scatter into an array that is cut: each device looks through the "
-            f"updates of all others for those of its part; {becomes}",
-            "Cut a dimension that the indices do not pick from; or, where every device "
-            "updates its own part only, scatter inside spmap or jax.shard_map, with "
-            "indices that count within the part.",
+            "what a device has is wanted on another one, as the mesh axes cut the "
+            f"array in another order, {_wanted(seen)}: {seen.becomes}",
+            _SAME_LAYOUT,
         )
-    if kind == "all-gather" and _only_cut_again(module, sent, takers):
-        return Cause(
-            "the array is made whole on every device and then cut in another way "
-            f"(an involuntary full rematerialisation); {becomes}",
-            "Lay it out in the same way before and after; where the layouts must "
-            "differ, change one mesh axis at a time, with a constraint in between.",
-            is_rematerialised=True,
-        )
-    if operation in _PARTS and kind in ("all-gather", "all-reduce"):
-        return Cause(
-            "a part is taken along a dimension that is cut, and the device that has "
-            f"it sends it to all; {becomes}",
-            "Cut another dimension than the one that is indexed; of an array that is "
-            "there, sm.shard_of(x, i) gives what a device has, without sending.",
-        )
-    if kind == "all-reduce" and operation.startswith(_SUMS):
-        return Cause(
-            f"{operation} goes over a dimension that is cut",
-            "Cut another dimension than the one it goes over. If all of it is needed, "
-            "do it once, on as little as possible; if each device needs only a part "
-            "of the result, ask for it cut.",
-        )
-    if kind == "all-gather" and (taker := _gathered_for(operation, by)):
-        return Cause(
-            f"{taker} needs more of an operand than a device has: {becomes}",
-            "Cut the operand along a dimension that the operation keeps.",
-        )
-    return None
+    return Cause(
+        f"{seen.operation} needs elements that another device has, along a dimension "
+        f"that is cut: {seen.becomes}",
+        "Cut another dimension than the one along which it moves elements, or takes "
+        "those of neighbours.",
+    )
+
+
+def _added_up(seen: _Seen) -> Cause:
+    return Cause(
+        f"each device has a part of what {seen.operation} gives, and zeros elsewhere, "
+        f"and these are added up: {seen.becomes}",
+        "Cut another dimension than the one along which it puts parts together.",
+    )
+
+
+_RULES = (
+    _library,
+    _scatter,
+    _rematerialised,
+    _part,
+    _sum,
+    _until_all_are_done,
+    _gathered,
+    _exchanged,
+    _sent_on,
+    _added_up,
+)
+
+
+def _wanted(seen: _Seen) -> str:
+    if seen.operation in _LAYOUTS:
+        return "by the layout that is asked for here"
+    return f"for {seen.operation} or what takes it"
+
+
+def _stays_somewhere(sent: Instruction) -> bool:
+    """Whether all devices take part, and some send to themselves.
+
+    So it is where the axes of a mesh change places, and not where elements move along.
+    """
+    pairs = pairs_of(sent.line, with_themselves=True)
+    return (
+        len({source for source, _ in pairs})
+        == len(pairs)
+        > len([pair for pair in pairs if pair[0] != pair[1]])
+    )
 
 
 def _gathered_for(operation: str, by: list[Instruction]) -> str | None:
@@ -115,15 +266,34 @@ def _gathered_for(operation: str, by: list[Instruction]) -> str | None:
     return operations.pop() if len(operations) == 1 else None
 
 
-def _becomes(module: Module, sent: Instruction) -> str:
+def _becomes(
+    module: Module, sent: Instruction, operation: str, place: int | None
+) -> str:
     """What a device has before and after."""
-    before = ", ".join(_type(each) for each in module.operands_of(sent))
-    return f"{before or 'what a device has'} on a device becomes {_type(sent)}"
+    one = slice(None) if place is None else slice(place, place + 1)
+    operands = module.operands_of(sent)[one]
+    before = types(shape for each in operands for shape in each.shapes)
+    after = types(sent.shapes[one])
+    if sent.opcode.startswith("all-to-all"):
+        return f"{after} of a device go to the others, one to each"
+    if sent.opcode.startswith("collective-permute"):
+        return f"{before or after} of a device goes to another"
+    if sent.opcode.startswith("all-reduce"):
+        return f"{after} of each device become one, on all"
+    text = f"{before or f'what {operation} has'} on a device becomes {after}"
+    along = _DIMENSIONS.search(sent.line)
+    return text if along is None else f"{text}, gathered along dimension {along[1]}"
 
 
-def _type(each: Instruction) -> str:
-    shapes = [f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in each.shapes]
-    return " and ".join(shapes)
+def types(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
+    """Some arrays, such as ``f32[2,3] and 2 pieces of s32[4]``."""
+    counts = collections.Counter(
+        f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in shapes
+    )
+    return " and ".join(
+        type_ if count == 1 else f"{count:,} pieces of {type_}"
+        for type_, count in counts.items()
+    )
 
 
 def _only_cut_again(module: Module, sent: Instruction, takers: list[_Taker]) -> bool:

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from shardmap.explain.read.hlo.causes import Cause, cause_of
+from shardmap.explain.read.hlo.causes import Cause, cause_of, types
 from shardmap.explain.read.hlo.groups import (
     axes_of_groups,
     axes_of_pairs,
@@ -41,6 +41,7 @@ class Compiled:
       together: the bytes that a device puts into the whole instruction.
       values: how many it sends.
       cause: why the compiler put it in, if it did.
+      before, after: what a device has of it, such as ``f32[4]``; "" if unknown.
     """
 
     kind: str
@@ -55,6 +56,8 @@ class Compiled:
     together: int
     values: int = 1
     cause: Cause | None = None
+    before: str = ""
+    after: str = ""
 
 
 def compiled_collectives(
@@ -96,7 +99,9 @@ def _read(
         axes = axes_of_groups(groups, mesh)
     if group_size <= 1:
         return []
-    outs = _bytes_out(instruction, kind)
+    given = _given(instruction, kind)
+    taken = _taken(module, instruction, kind)
+    outs = [sum(nbytes(*shape) for shape in value) for value in given]
     ins = [_bytes_in(kind, size, group_size) for size in outs]
     names = merged_names(instruction.op_name)
     names = names if len(names) == len(outs) else []
@@ -107,32 +112,46 @@ def _read(
             axes,
             group_size,
             count,
-            taken,
-            given,
+            ins[place],
+            outs[place],
             operations,
             (names and module.source_of_value(instruction, names[place], place))
             or source,
             number,
             sum(ins),
             len(outs),
-            cause_of(module, instruction, kind, operations[0] if names else None),
+            cause_of(module, instruction, kind, operations[0], place)
+            if names
+            else cause_of(module, instruction, kind),
+            types(taken[place]) if len(taken) == len(given) else "",
+            types(given[place]),
         )
-        for place, (taken, given, operations) in enumerate(
-            zip(ins, outs, _operations(instruction.op_name, len(outs)), strict=True)
-        )
+        for place, operations in enumerate(_operations(instruction.op_name, len(outs)))
     ]
 
 
-def _bytes_out(instruction: Instruction, kind: str) -> list[int]:
+_Shapes = list[tuple[str, tuple[int, ...]]]
+
+
+def _given(instruction: Instruction, kind: str) -> list[_Shapes]:
     """What a device gets, for each value."""
     shapes = instruction.shapes
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         # Operands, as many results, and for a permutation two flags.
         shapes = [shape for shape in shapes if shape != ("u32", ())]
         shapes = shapes[len(shapes) // 2 :]
-    sizes = [nbytes(*shape) for shape in shapes]
+    return _values(shapes, kind)
+
+
+def _taken(module: Module, instruction: Instruction, kind: str) -> list[_Shapes]:
+    """What a device puts in, for each value."""
+    operands = module.operands_of(instruction)
+    return _values([shape for each in operands for shape in each.shapes], kind)
+
+
+def _values(shapes: _Shapes, kind: str) -> list[_Shapes]:
     # One piece for each device.
-    return [sum(sizes)] if kind == "all-to-all" else sizes
+    return [shapes] if kind == "all-to-all" else [[shape] for shape in shapes]
 
 
 def _bytes_in(kind: str, given: int, group_size: int) -> int:

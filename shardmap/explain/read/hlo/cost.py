@@ -15,6 +15,7 @@ _ELEMENTWISE = frozenset(
     "negate not or remainder round-nearest-afz round-nearest-even select shift-left "
     "shift-right-arithmetic shift-right-logical sign subtract xor".split()
 )
+POINTWISE = _TRANSCENDENTAL | _ELEMENTWISE
 _NO_MEMORY = frozenset(
     "bitcast call conditional constant get-tuple-element parameter tuple while".split()
 )

@@ -34,11 +34,16 @@ def groups_of(line: str, num_devices: int) -> Groups:
     return [tuple(range(num_devices))]
 
 
-def pairs_of(line: str) -> list[tuple[int, int]]:
-    """Who sends to whom in a permutation, themselves left out."""
+def pairs_of(line: str, with_themselves: bool = False) -> list[tuple[int, int]]:
+    """Who sends to whom in a permutation.
+
+    Args:
+      line: the instruction.
+      with_themselves: whether to give those who send to themselves, too.
+    """
     listed = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
     pairs = re.findall(r"\{(\d+),(\d+)\}", listed[1]) if listed else []
-    return [(int(a), int(b)) for a, b in pairs if a != b]
+    return [(int(a), int(b)) for a, b in pairs if with_themselves or a != b]
 
 
 def axes_of_groups(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...]:

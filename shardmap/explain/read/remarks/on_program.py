@@ -1,6 +1,7 @@
 """What is worth changing in a program: found, with numbers, and what to do instead."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,15 @@ LARGE = 1 << 20
 
 _PARTS = (slice_p, dynamic_slice_p, gather_p, squeeze_p)
 """What takes a part of an array."""
+
+_CUT_INPUT = (
+    "Where a device needs only a part, cut it: map it, or name a mesh axis for one "
+    "of its dimensions."
+)
+_CUT_RESULT = (
+    "Where a device needs only a part next, ask for it cut: out_axes= of a map, "
+    "out_specs= or out_shardings=; gradients are cut as the weights that they are for."
+)
 
 _ON_DEVICES = ("spmap", "mesh_map", "shard_map", "pmap")
 
@@ -62,21 +72,32 @@ def remarks_on(
 
 
 def _copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
-    return [
-        Remark(
-            f"{array.path} of {size(array.bytes)} is replicated on "
-            f"{array.num_devices:,} devices: {size(array.bytes * array.num_devices)} "
-            "in all",
-            "If a device needs only a part of it, cut it: map it, or name a mesh axis "
-            "for one of its dimensions.",
-            array.path,
+    """A remark for all arrays of an argument, or of the result, that are not cut."""
+    whole: dict[tuple[str, str, int], list[ArrayLayout]] = {}
+    for array in arrays:
+        count = array.num_devices
+        if count is not None and count > 1 and array.shard_bytes == array.bytes:
+            root = re.split(r"[\[.]", array.path, maxsplit=1)[0]
+            whole.setdefault((array.role, root, count), []).append(array)
+    found = []
+    totals = {key: sum(array.bytes for array in those) for key, those in whole.items()}
+    large = [key for key, total in totals.items() if total >= LARGE]
+    for key in sorted(large, key=lambda key: -totals[key]):
+        (role, root, count), total, those = key, totals[key], whole[key]
+        is_input = role == "input"
+        several = len(those) > 1
+        path = root if several else those[0].path
+        what = f"{len(those):,} arrays of {root}, together" if several else f"{path} of"
+        how = "replicated on" if is_input else "given back whole on"
+        found.append(
+            Remark(
+                f"{what} {size(total)}{',' * several} {'are' if several else 'is'} "
+                f"{how} {count:,} devices: {size(total * count)} in all",
+                _CUT_INPUT if is_input else _CUT_RESULT,
+                path,
+            )
         )
-        for array in arrays
-        if array.bytes >= LARGE
-        and array.num_devices is not None
-        and array.num_devices > 1
-        and array.shard_bytes == array.bytes
-    ]
+    return found
 
 
 def _constants(constants: Sequence[Any], num_devices: int) -> list[Remark]:
@@ -181,6 +202,17 @@ def _short_axes(
                 axis.source,
             )
         )
+    found += [
+        Remark(
+            f"nothing is cut along mesh axis {axis.name!r}: its {axis.devices:,} "
+            "devices all do the same",
+            "Name it in in_specs=, for a dimension that they can share; or leave it "
+            "out of the mesh.",
+            axis.source,
+        )
+        for axis in axes
+        if axis.is_repeated
+    ]
     outer = [a for a in axes if a.kind in _ON_DEVICES or a.devices > 1]
     if available is None or num_devices >= available or not outer:
         return found

@@ -19,7 +19,7 @@ from shardmap.plan.engine.slices import shape_of, slices
 from shardmap.plan.run.remote import run_exported
 from shardmap.plan.run.results import Folder, Results, result_name
 
-FORMAT = 2
+FORMAT = 3
 SUM = ((hashlib.sha256().digest_size,), np.dtype("uint8"))
 
 
@@ -48,13 +48,22 @@ def sealed(body: Mapping[str, Any]) -> bytes:
 
 
 class Row(NamedTuple):
-    """What one shard does: a line of a table."""
+    """What one shard does: a line of a table.
+
+    Attributes:
+      number: which of its stage.
+      function: the number of its function.
+      reads: the numbers of values, and the boxes of them.
+      starts: where in the whole they begin.
+      writes: for each result the number of its value, the box, how it is combined, and
+        if it is a partial result, which of those of the box.
+    """
 
     number: int
     function: int
     reads: list[tuple[int, Any]]
     starts: list[int]
-    writes: list[tuple[int, Any, str]]
+    writes: list[tuple[int, Any, str, int | None]]
 
 
 class Job:
@@ -196,9 +205,9 @@ class Job:
             None if grain is None else tuple(grain),
         )
 
-    def goes(self, write: tuple[int, Any, str]) -> bool:
+    def goes(self, write: tuple[int, Any, str, int | None]) -> bool:
         """Whether a shard writes a result itself, rather than keep it for later."""
-        number, box, combiner = write
+        number, box, combiner, _ = write
         about = self.value(number)
         sink = about["sink"]
         if combiner != "insert":

@@ -9,6 +9,7 @@ The folder has
 - ``inputs/``: arguments that lay in memory;
 - ``out/`` and ``kept/``: results, and what later stages need;
 - ``plan.json`` and ``*.bin``: the checkpoint;
+- ``*.nodes``: partial results that a task has put together;
 - ``claims/`` and ``done/``: who works on what, and what is done.
 """
 
@@ -16,6 +17,7 @@ import json
 import os
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +34,7 @@ from shardmap.plan.away.folder.stored import stored, stored_dtype
 from shardmap.plan.away.tasks import Functions, Travels
 from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Scalar, Value
+from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.checkpoint import Checkpoint
 from shardmap.plan.run.cut_program import CutProgram
@@ -85,6 +88,7 @@ class _Saving:
         self.functions = Functions()
         self.blobs: dict[bytes, int] = {}
         self.sums: dict[str, str] = {}
+        self.seen: Counter[tuple[Value, Box]] = Counter()
 
     def _sinks(
         self, places: Sequence[tuple[Value | None, Any]], given: Mapping[Value, Any]
@@ -120,6 +124,7 @@ class _Saving:
             values.setdefault(str(value.number), {}).update(about)
         stages = []
         for stage in self.cut_program.stages:
+            self.seen.clear()
             units = min(tasks, max(stage.num_shards, 1))
             bounds = [k * stage.num_shards // units for k in range(units + 1)]
             for unit in range(units):
@@ -232,12 +237,17 @@ class _Saving:
                     "function": self._function(shard),
                     "reads": [[v.number, box] for v, box in shard.recipe.reads],
                     "starts": [int(start) for start in shard.recipe.starts],
-                    "writes": [
-                        [v.number, box, combiner] for box, combiner, v in shard.writes()
-                    ],
+                    "writes": [self._write(*write) for write in shard.writes()],
                 }
                 file.write(json.dumps(row) + "\n")
         self.sums[name] = digest(self.path / name)
+
+    def _write(self, box: Box, combiner: str, value: Value) -> list[Any]:
+        place = None
+        if combiner != "insert":
+            place = self.seen[value, box]
+            self.seen[value, box] += 1
+        return [value.number, box, combiner, place]
 
     def _function(self, shard: Shard) -> int:
         blob = self.functions.of(shard)

@@ -1,13 +1,14 @@
 """Working on a saved plan: one task of an array job, or all that is left."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardmap.combining import identity
 from shardmap.plan.away.folder.claims import LEASE, Claims, pause
-from shardmap.plan.away.folder.job import Job
+from shardmap.plan.away.folder.job import Job, Row
+from shardmap.plan.away.folder.nodes import Nodes
 from shardmap.plan.away.folder.stored import stored, stored_dtype
 from shardmap.plan.run import buffers
 from shardmap.plan.run.results import Folder, result_name
@@ -16,6 +17,7 @@ POLL = 0.2
 """How many seconds pass before a worker that waits for others looks again."""
 
 Tell = Callable[[str], Any]
+Kept = Callable[[Row], list[np.ndarray]]
 
 
 class Progress(NamedTuple):
@@ -41,7 +43,7 @@ class Worker:
     def __init__(
         self, job: Job, lease: float = LEASE, tell: Tell = lambda line: None
     ) -> None:
-        self.job, self.tell = job, tell
+        self.job, self.tell, self.count = job, tell, 0
         self.claims = Claims(Folder(job.path / "claims", "claims"), lease)
         self.marks = Folder(job.path / "done", "done")
 
@@ -89,11 +91,9 @@ class Worker:
                 return False
             if self._is_done(name):
                 return True
-            count = 0
-            for row in self.job.rows(stage, unit):
-                if self.job.load(stage, row) is None:
-                    self.job.run(stage, row)
-                    count += 1
+            before = self.count
+            Nodes(self.job, stage, unit, self._kept(stage)).run()
+            count = self.count - before
             self.marks.write(name, b"")
             self.tell(f"stage {stage}, part {unit}: {count} shards done")
         return True
@@ -122,22 +122,50 @@ class Worker:
                 sums[int(text)] = np.full(shape, start, dtype)
             elif "file" in about["sink"] and not (shape and 0 not in shape):
                 sums[int(text)] = np.zeros(shape, dtype)
-        for _, row, kept in self.rows(stage):
-            if kept is None:
-                kept = self.job.run(stage, row)
-            for write, part in zip(row.writes, kept, strict=True):
-                number, box, combiner = write
-                made: np.ndarray | None = part
-                if combiner != "insert":
-                    key = number, tuple(map(tuple, box))
-                    made = folds.add(key, combiner, makes[str(number)][1], part)
-                if number in sums:
-                    if made is not None:
-                        buffers.put(sums[number], box, combiner, made)
-                elif not self.job.goes(write):
-                    self.job.put(number, box, part)
+        kept = self._kept(stage)
+        for unit in range(self.job.units(stage)):
+            for step, node in Nodes(self.job, stage, unit, kept).load():
+                number, box = step.key
+                combiner, count = makes[str(number)]
+                covers = buffers.FOLDED**step.level
+                made = folds.add(step.key, combiner, count, node, step.level, covers)
+                if made is not None:
+                    buffers.put(sums[number], box, combiner, made)
+            for row in self.job.rows(stage, unit):
+                self._put_shared(row, sums, kept)
         for number, array in sums.items():
             self._publish(number, array)
+
+    def _kept(self, stage: int) -> Kept:
+        """What gives what a shard has kept, and runs it if that is nothing."""
+
+        def kept(row: Row) -> list[np.ndarray]:
+            found = self.job.load(stage, row)
+            if found is None:
+                found = self.job.run(stage, row)
+                self.count += 1
+            return found
+
+        return kept
+
+    def _put_shared(
+        self,
+        row: Row,
+        whole: Mapping[int, np.ndarray],
+        kept: Kept,
+    ) -> None:
+        """Writes what a shard could not, as others write to the same place."""
+        left = [
+            (k, number, box)
+            for k, (number, box, combiner, _) in enumerate(row.writes)
+            if combiner == "insert" and not self.job.goes(row.writes[k])
+        ]
+        parts = kept(row) if left else []
+        for k, number, box in left:
+            if number in whole:
+                buffers.put(whole[number], box, "insert", parts[k])
+            else:
+                self.job.put(number, box, parts[k])
 
     def _publish(self, number: int, array: np.ndarray) -> None:
         sink = self.job.value(number)["sink"]
@@ -190,6 +218,7 @@ class Worker:
                 bad += 1
                 name = result_name(stage, row.number)
                 (self.job.path / name).unlink(missing_ok=True)
+                Nodes(self.job, stage, unit, self._kept(stage)).forget()
                 for mark in (f"{stage}-{unit}", str(stage)):
                     (self.marks.path / mark).unlink(missing_ok=True)
         return bad

@@ -297,6 +297,18 @@ def is_more(factors: Iterable[Any], limit: Any) -> bool:
     return not (smaller and bool(limit >= least))
 
 
+def is_known(number: Any) -> bool:
+    """Whether a number is the same for all starts that satisfy the guards by now."""
+    if not isinstance(number, Affine):
+        return True
+    common = math.gcd(*number.factors)
+    direction = tuple(factor // common for factor in number.factors)
+    if next(factor for factor in direction if factor) < 0:
+        direction = tuple(-factor for factor in direction)
+    low, high = number.guards.bounds.get(direction, (0, 1))
+    return low == high
+
+
 def settled(tree: Any, noted: bool = True) -> Any:
     """The same without affine numbers: they are what they are now.
 

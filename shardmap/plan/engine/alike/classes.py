@@ -134,12 +134,18 @@ class Classes:
         return walk(starts)
 
     def alike(
-        self, key: Hashable, numbers: np.ndarray, starts: np.ndarray, walk: Walk
+        self,
+        key: Hashable,
+        count: int,
+        numbers: np.ndarray,
+        starts: np.ndarray,
+        walk: Walk,
     ) -> Iterator[Alike]:
         """All shards that have a key in common, those together that are alike.
 
         Args:
           key: what they have in common.
+          count: as in `recipe`, so that both decide alike.
           numbers: their numbers.
           starts: where their pieces start, a row each.
           walk: the walk, of shards that have that in common.
@@ -149,7 +155,7 @@ class Classes:
         while len(numbers):
             first = starts[0].tolist()
             pattern = next(known, None)
-            if pattern is None and len(numbers) > FEW:
+            if pattern is None and count > FEW:
                 pattern = equal.new(walk, first)
             if pattern is None:
                 boxes, recipe = walk(first)

@@ -1,5 +1,6 @@
 """Indices that are known, and in order: each piece looks at a stretch of an axis."""
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,6 +33,12 @@ class Places(Window):
     def places(self) -> np.ndarray:
         return np.frombuffer(self.content, np.int64)
 
+    @functools.cached_property
+    def step(self) -> int:
+        """How far apart they are; 0 if some are farther than others."""
+        steps = np.diff(self.places)
+        return int(steps[0]) if len(steps) and (steps == steps[0]).all() else 0
+
     def reads(self, result: Interval) -> tuple[Interval, int, int]:
         start, stop = result
         if stop == start:
@@ -39,17 +46,86 @@ class Places(Window):
         places = self.places
         if self.reverse:
             start, stop = len(places) - stop, len(places) - start
-        steps = np.diff(places[:2])
-        if (np.diff(places) == steps).all():
+        step, first = self.step, int(places[0])
+        if step or len(places) == 1:
             # In words of where it starts, so that shards are alike.
-            step, first = int(steps.sum()), int(places[0])
             return (first + start * step, first + (stop - 1) * step + 1), 0, 0
-        return (int(places[int(start)]), int(places[int(stop) - 1]) + 1), 0, 0
+        first, last = int(places[int(start)]), int(places[int(stop) - 1])
+        return (first, min(first + stretch(last + 1 - first), self.size)), 0, 0
 
     def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
         found = np.searchsorted(self.places, np.asarray([*points]))
         found = size - found if self.reverse else found
-        return tuple(n for n in np.unique(found).tolist() if 0 < n < size)
+        return self._cuts(found, size)
+
+    def _cuts(self, points: np.ndarray, size: int) -> tuple[int, ...]:
+        """Cuts at these points, or behind them so that few pieces differ in length."""
+        found = [0]
+        for point in np.unique(points).tolist():
+            ahead = point - found[-1]
+            if ahead > 0:
+                found.append(found[-1] + (ahead if self.step else stretch(ahead)))
+        return tuple(n for n in found[1:] if n < size)
+
+
+@dataclass(frozen=True)
+class Landings(Places):
+    """A window through which a place sees the updates that go there.
+
+    Attributes:
+      size: how many updates there are.
+      content: where they go, ascending, as `Places` has it.
+
+    >>> ahead = Landings.of(np.array([1, 1, 4, 9]), size=4)
+    >>> ahead.reads((1, 5)), ahead.reads((5, 9)), ahead.moves([2, 3], 10)
+    (((0, 3), 0, 0), ((0, 0), 0, 0), (4, 9))
+    """
+
+    @classmethod
+    def along(cls, places: Places) -> "Landings":
+        """Where updates go that have these places."""
+        count = len(places.places)
+        return cls(count, reverse=places.reverse, content=places.content)
+
+    @property
+    def most_together(self) -> int:
+        """How many go to the place to which most do."""
+        _, counts = np.unique(self.places, return_counts=True)
+        return int(counts.max())
+
+    def reads(self, result: Interval) -> tuple[Interval, int, int]:
+        places, count = self.places, self.size
+        step, first = self.step, int(places[0])
+        if step:
+            # In words of where it starts, so that shards are alike.
+            low, high = (
+                min(max(-((first - place) // step), 0), count) for place in result
+            )
+        else:
+            found = np.searchsorted(places, [int(place) for place in result])
+            low, high = found.tolist()
+            # Those that go elsewhere are dropped.
+            high = min(low + stretch(high - low), count)
+        if low >= high:
+            return (0, 0), 0, 0
+        return ((count - high, count - low) if self.reverse else (low, high)), 0, 0
+
+    def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
+        found = np.asarray([*points])
+        if self.reverse:
+            # The one before is the last that goes to the upper side.
+            found = self.size - found
+        return self._cuts(self.places[found], size)
+
+
+def stretch(length: int) -> int:
+    """A length that is at most a quarter longer, so that there are few of them.
+
+    >>> [stretch(n) for n in (0, 7, 9, 10, 13, 1000)]
+    [0, 7, 10, 10, 14, 1024]
+    """
+    step = 1 << max(length.bit_length() - 3, 0)
+    return -(-length // step) * step
 
 
 def ordered(node: Node, columns: tuple[int, ...]) -> dict[int, tuple[int, Places]]:

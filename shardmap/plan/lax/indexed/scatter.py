@@ -12,8 +12,9 @@ from shardmap._jax.lax_primitives import SCATTER_SUB
 from shardmap.combining import identity
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
-from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker
+from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.lax.indexed.iotas import counted
+from shardmap.plan.lax.indexed.ordered import Landings, ordered
 from shardmap.plan.lax.indexed.places import WRITTEN, as_int32
 
 
@@ -53,6 +54,13 @@ def scatter(node: Node) -> Factors:
     for axis, index_axis in pairs:
         # One loop over operand, indices and updates, each with its own of the others.
         old, new = indices[index_axis], operand[axis]
+        wholes.pop(old, None)
+        contracted.pop(old, None)
+        indices[index_axis] = new
+        updates = [new if factor == old else factor for factor in updates]
+    # Where they are known to go, and in order, a place sees those that go there.
+    for axis, (index_axis, landings) in _landings(node, taken).items():
+        old, new = indices[index_axis], Windowed(operand[axis], landings)
         wholes.pop(old, None)
         contracted.pop(old, None)
         indices[index_axis] = new
@@ -103,6 +111,32 @@ def scatter(node: Node) -> Factors:
         cheap=False,
         each=MANY // 16,
     )
+
+
+MOST_TOGETHER = 16
+"""Up to how many updates that combine go to one place, if cuts are to follow them:
+those of one place are in one piece."""
+
+
+def _landings(node: Node, taken: set[int]) -> dict[int, tuple[int, Landings]]:
+    """The operand's axes along which it is known where updates go, see `ordered`.
+
+    Args:
+      node: the equation.
+      taken: axes of the indices that are one loop with another axis.
+    """
+    numbers = node.params["dimension_numbers"]
+    found = {}
+    own = ordered(node, numbers.scatter_dims_to_operand_dims)
+    for axis, (index_axis, places) in own.items():
+        if axis not in numbers.inserted_window_dims or index_axis in taken:
+            continue
+        landings = Landings.along(places)
+        if node.primitive in COMBINERS and landings.most_together > MOST_TOGETHER:
+            continue
+        taken.add(index_axis)
+        found[axis] = index_axis, landings
+    return found
 
 
 def _moved(

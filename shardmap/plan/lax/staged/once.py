@@ -31,6 +31,9 @@ from shardmap.plan.engine.nodes import (
 )
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut
+from shardmap.plan.lax.staged import contractions
+from shardmap.plan.lax.staged.contractions import Contraction
+from shardmap.plan.lax.staged.products import Params
 from shardmap.plan.lax.staged.statistics import (
     EXPONENTIALS,
     OF_PIECES,
@@ -42,8 +45,11 @@ from shardmap.plan.lax.staged.statistics import (
     all_places,
     all_squares,
     axes_of,
+    constant_along,
     counts_of,
+    moved,
     place_of,
+    unmoved,
 )
 
 ARGS = (p.argmax_p, p.argmin_p)
@@ -59,11 +65,13 @@ class Change(NamedTuple):
       node: the reduction.
       kind: the statistic.
       edges: where the pieces lie.
+      products: if it is a sum of products, how those of pieces are taken.
     """
 
     node: Node
     kind: Kind
     edges: Edges
+    products: Params | None = None
 
 
 Known = tuple[int, str, bool]
@@ -107,27 +115,10 @@ def _recognised(summed: Operand, axes: Sequence[int]) -> Found | None:
     pairs = [minus.ins, minus.ins[::-1]] if square else [minus.ins]
     for x, c in pairs:
         same = isinstance(x, Value) and x.shape == summed.shape
-        if same and (centre := _centre(c, axes)) is not None:
+        if same and (centre := constant_along(c, axes)) is not None:
             assert isinstance(x, Value)
             return Found(kind, x, centre)
     return None
-
-
-def _centre(c: Operand, axes: Sequence[int]) -> Operand | None:
-    """The value, with reduced axes of length 1, that stands for all along them."""
-    if not isinstance(c, Value):
-        return None
-    if all(c.shape[axis] == 1 for axis in axes) and len(c.shape) > max(axes):
-        return c
-    node = c.producer
-    if node is None or node.primitive is not p.broadcast_in_dim_p:
-        return None
-    [source, *others] = node.ins
-    if others or not isinstance(source, Value):
-        return None
-    dims = node.params["broadcast_dimensions"]
-    sizes = dict(zip(dims, source.shape, strict=True))
-    return c if all(sizes.get(axis, 1) == 1 for axis in axes) else None
 
 
 MOST_KINDS = 2
@@ -135,47 +126,102 @@ MOST_KINDS = 2
 passes do for any number."""
 
 
+Along = tuple[Value, tuple[int, ...]]
+"""Axes of a value that is no transpose."""
+
+
+def _along(x: Value, axes: Sequence[int]) -> Along:
+    x, perm = unmoved(x)
+    return x, tuple(sorted(perm[axis] for axis in axes))
+
+
+class _Changes:
+    """What is found of an analysis.
+
+    Attributes:
+      found: the reductions to take in one pass.
+      kinds: which statistics of values these take, the first one first.
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+        self.found: dict[Known, Change] = {}
+        self.kinds: dict[Along, dict[Kind, None]] = {}
+
+    def _edges(self, x: Value, axes: Sequence[int]) -> Edges | None:
+        return edges_of(x.shape, self.analysis.cuts[x], axes)
+
+    def add(self, node: Node, kind: Kind, x: Value) -> None:
+        axes = tuple(node.params["axes"])
+        edges = self._edges(x, axes)
+        if edges is not None:
+            change = Change(node, kind, edges)
+            self.found[id(node.params), node.source, False] = change
+            self.kinds.setdefault(_along(x, axes), {})[kind] = None
+
+    def add_product(self, node: Node, product: Contraction) -> None:
+        params = contractions.params_of(self.analysis, node, product)
+        if params is None:
+            return
+        every = contractions.edges_of_sides(product, params)
+        own = []
+        for side, edges in zip(product.sides, every, strict=True):
+            if side.kind is None or edges is None:
+                continue
+            if edges != self._edges(side.value, axes_of(edges)):
+                return  # Its other statistics are taken of other pieces.
+            own.append((_along(side.value, axes_of(edges)), side.kind, edges))
+        for key, kind, edges in own:
+            self.kinds.setdefault(key, {})[kind] = None
+            change = Change(node, kind, edges, params)
+            self.found[id(node.params), node.source, False] = change
+
+    def add_sum(self, node: Node) -> None:
+        product = contractions.recognised(node.primitive, node.params, node.ins)
+        if product is not None:
+            self.add_product(node, product)
+        if node.primitive is not p.reduce_sum_p:
+            return
+        if (sum_ := _recognised(node.ins[0], node.params["axes"])) is None:
+            return
+        x, level = sum_.operand, self.analysis.level
+        # Else all of it is known at once, and nothing is to be gained.
+        if level[x] < level[node.outs[0]] and x not in self.analysis.pending:
+            self.add(node, sum_.kind, x)
+
+    def add_place(self, node: Node) -> None:
+        if node.primitive in ARGS and isinstance(operand := node.ins[0], Value):
+            dtype = operand.aval.dtype
+            if not jnp.issubdtype(dtype, jnp.complexfloating) and dtype.kind != "b":
+                index = np.dtype(node.params["index_dtype"])
+                largest = node.primitive is p.argmax_p
+                self.add(node, place_of(largest, index), operand)
+
+    def add_plain(self, node: Node) -> None:
+        """Adds a reduction whose result is made of statistics that are taken anyway."""
+        x, axes = node.ins[0], tuple(node.params.get("axes", ()))
+        if not isinstance(x, Value) or _along(x, axes) not in self.kinds:
+            return
+        kind, edges = next(iter(self.kinds[_along(x, axes)])), self._edges(x, axes)
+        if node.primitive in kind.plain and edges is not None:
+            change = Change(node, kind, edges)
+            self.found[id(node.params), node.source, True] = change
+
+
 def changes(analysis: Analysis) -> dict[Known, Change] | None:
     """The reductions to take in one pass; None if two passes read less."""
     nodes = analysis.program.nodes
     reduced = [nodes[k] for k in dict.fromkeys(r.node for r in analysis.reductions)]
-    found: dict[Known, Change] = {}
-    known: dict[tuple[Value, tuple[int, ...]], tuple[Kind, Edges]] = {}
-    kinds: dict[tuple[Value, tuple[int, ...]], set[Kind]] = {}
-
-    def add(node: Node, kind: Kind, x: Value) -> None:
-        axes = tuple(node.params["axes"])
-        edges = edges_of(x.shape, analysis.cuts[x], axes)
-        if edges is not None:
-            found[id(node.params), node.source, False] = Change(node, kind, edges)
-            known.setdefault((x, axes), (kind, edges))
-            kinds.setdefault((x, axes), set()).add(kind)
-
+    made = _Changes(analysis)
     for node in reduced:
-        if node.primitive is not p.reduce_sum_p:
-            continue
-        if (sum_ := _recognised(node.ins[0], node.params["axes"])) is None:
-            continue
-        x = sum_.operand
-        # Else all of it is known at once, and nothing is to be gained.
-        early = analysis.level[x] < analysis.level[node.outs[0]]
-        if early and x not in analysis.pending:
-            add(node, sum_.kind, x)
+        made.add_sum(node)
     for node in dict.fromkeys(ended.node for ended in analysis.ended):
-        if node.primitive in ARGS and isinstance(operand := node.ins[0], Value):
-            ordered = not jnp.issubdtype(operand.aval.dtype, jnp.complexfloating)
-            if ordered and operand.aval.dtype.kind != "b":
-                kind = place_of(
-                    node.primitive is p.argmax_p, np.dtype(node.params["index_dtype"])
-                )
-                add(node, kind, operand)
-    if any(len(each) > MOST_KINDS for each in kinds.values()):
+        made.add_place(node)
+    if any(len(each) > MOST_KINDS for each in made.kinds.values()):
         return None
     for node in reduced:
-        key = node.ins[0], tuple(node.params.get("axes", ()))
-        if key in known and node.primitive in known[key][0].plain:
-            found[id(node.params), node.source, True] = Change(node, *known[key])
-    return found
+        made.add_plain(node)
+    return made.found
 
 
 def edges_of(
@@ -200,9 +246,12 @@ def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
         program: Program, x: Operand, kind: Kind, edges: Edges, source: str
     ) -> Callable[[int], Operand]:
         """Gives the numbers of all pieces, which are made once."""
-        key = program, x, kind, edges
+        assert isinstance(x, Value)
+        of, perm = unmoved(x)
+        edges = tuple(edges[perm.index(axis)] for axis in range(len(perm)))
+        key = program, of, kind, edges
         if key not in made:
-            made[key] = _of_pieces(program, x, kind, edges, source)
+            made[key] = _of_pieces(program, of, kind, edges, source)
 
         def part(k: int) -> Operand:
             own = made[key][k]
@@ -210,7 +259,7 @@ def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
                 params = {"axes": axes_of(edges)}
                 [whole] = program.add(TOGETHER, params, [own], [own.aval], source)
                 complete[own] = whole
-            return complete[own]
+            return moved(program, complete[own], perm, source)
 
         return part
 
@@ -224,10 +273,24 @@ def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
         out = avals(equation.outvars)
         return program.add(equation.primitive, equation.params, [first], out, source)
 
+    def product(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> Sequence[Operand] | None:
+        change = chosen.get((id(equation.params), source, False))
+        if change is None or change.products is None:
+            return None
+        found = contractions.recognised(equation.primitive, equation.params, ins)
+        if found is None:
+            return None
+        own = functools.partial(parts, program, source=source)
+        return contractions.write(program, found, change.products, own, source)
+
     def in_one_pass(
         program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         change = chosen.get((id(equation.params), source, False))
+        if (made := product(program, equation, ins, source)) is not None:
+            return made
         axes = equation.params["axes"]
         if change is None or (known := _recognised(ins[0], axes)) is None:
             return plain(program, equation, ins, source)
@@ -262,6 +325,7 @@ def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
         return {}
     return {
         p.reduce_sum_p: in_one_pass,
+        p.dot_general_p: product,
         **dict.fromkeys([p.reduce_max_p, p.reduce_min_p], plain),
         **dict.fromkeys(ARGS, place),
     }

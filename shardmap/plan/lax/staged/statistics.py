@@ -18,6 +18,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ from jax.extend.core import primitives as p
 from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.emitting import running
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.nodes import Node, Operand, Program, Value, traced
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -40,7 +41,7 @@ from shardmap.plan.engine.rules import (
     Rule,
     RuleMaker,
 )
-from shardmap.plan.engine.slices import Box, Interval, hull_of
+from shardmap.plan.engine.slices import Box, Interval, Window, hull_of
 from shardmap.plan.engine.slices import Edges as EdgesOf
 from shardmap.plan.lax.prefix import Step
 
@@ -52,6 +53,43 @@ Edges = tuple[tuple[int, ...], ...]
 
 def axes_of(edges: Edges) -> tuple[int, ...]:
     return tuple(axis for axis, each in enumerate(edges) if each)
+
+
+def constant_along(c: Operand, axes: Sequence[int]) -> Operand | None:
+    """A value that is the same all along these axes; None if it may not be."""
+    if not isinstance(c, Value):
+        return None
+    if all(c.shape[axis] == 1 for axis in axes) and len(c.shape) > max(axes):
+        return c
+    node = c.producer
+    if node is None or node.primitive is not p.broadcast_in_dim_p:
+        return None
+    [source, *others] = node.ins
+    if others or not isinstance(source, Value):
+        return None
+    dims = node.params["broadcast_dimensions"]
+    sizes = dict(zip(dims, source.shape, strict=True))
+    return c if all(sizes.get(axis, 1) == 1 for axis in axes) else None
+
+
+def unmoved(x: Value) -> tuple[Value, tuple[int, ...]]:
+    """What a value is a transpose of, and which axis of that each of its axes is."""
+    perm = tuple(range(len(x.shape)))
+    while (node := x.producer) is not None and node.primitive is p.transpose_p:
+        [source] = node.ins
+        if not isinstance(source, Value):
+            break
+        perm = tuple(node.params["permutation"][axis] for axis in perm)
+        x = source
+    return x, perm
+
+
+def moved(program: Program, x: Operand, perm: tuple[int, ...], source: str) -> Operand:
+    """A transpose of a value, or the value itself."""
+    if perm == tuple(range(len(perm))):
+        return x
+    move = functools.partial(lax.transpose, permutation=perm)
+    return program.inline(traced(move, [x]), [x], source)[0]
 
 
 class Kind(NamedTuple):
@@ -178,6 +216,22 @@ def counts_of(edges: Edges, axes: Sequence[int]) -> np.ndarray:
     return found
 
 
+@dataclass(frozen=True)
+class Pieces(Window):
+    """Whole pieces as one element each: no piece looks into another one.
+
+    Attributes:
+      edges: where they lie.
+    """
+
+    edges: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, edges: tuple[int, ...]) -> "Pieces":
+        mean = -(-edges[-1] // (len(edges) - 1))
+        return cls(edges[-1], stride=mean, extent=mean, edges=edges)
+
+
 class OfPieces(Rule):
     """What is taken of each piece: reduced axes count pieces."""
 
@@ -205,6 +259,14 @@ class OfPieces(Rule):
             [Link("out", k, axis) for k in outs]
             + [Link("in", 0, axis)] * (axis not in self.axes)
             for axis in range(self.rank)
+        ]
+
+    def windows(self) -> list[tuple[Link, Window, Link]]:
+        edges: Edges = self.node.params["edges"]
+        return [
+            (Link("in", 0, axis), Pieces.of(edges[axis]), Link("out", k, axis))
+            for axis in self.axes
+            for k in range(len(self.node.outs))
         ]
 
     def backward(

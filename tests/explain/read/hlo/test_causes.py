@@ -1,7 +1,14 @@
 """Why a collective is there, by what takes its result."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+import shardmap as sm
 from shardmap.explain.read.hlo.causes import cause_of
 from shardmap.explain.read.hlo.text import module_of
 
@@ -11,7 +18,7 @@ NEEDS = "dot_general needs more of an operand than a device has: f32[2] on a dev
 def gathered(made_by, *taken_by):
     """The cause of a gather of that name, which operations of these names take."""
     takers = [
-        f'%t{k} = f32[4]{{0}} negate(%g), metadata={{op_name="jit(f)/{name}"}}'
+        f'%t{k} = f32[4]{{0}} reverse(%g), metadata={{op_name="jit(f)/{name}"}}'
         for k, name in enumerate(taken_by)
     ]
     module = module_of(
@@ -44,4 +51,102 @@ def test_it_may_be_one_of_several_that_take_it():
 
 
 def test_for_which_of_several_it_is_may_be_unknown():
-    assert gathered("add", "mul", "dot_general") is None
+    cause = gathered("add", "mul", "dot_general")
+    assert cause.text.startswith("what takes it needs more of an operand than a device")
+
+
+LINE = sm.make_mesh({"i": 8})
+SQUARE = sm.make_mesh({"data": 4, "model": 2})
+
+
+def on(*names, shape=(64, 64), dtype=np.float32, mesh=LINE):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*names)))
+
+
+def until_five(x):
+    return lax.while_loop(lambda c: c < 5, lambda c: c * 1.5 + 1, x)
+
+
+def smoothed(x):
+    kernel = jnp.ones((1, 1, 3, 3), x.dtype)
+    return lax.conv_general_dilated(x[None, None], kernel, (1, 1), "SAME")
+
+
+def whole(x):
+    return lax.with_sharding_constraint(x * 2, NamedSharding(LINE, P()))
+
+
+ROWS = NamedSharding(LINE, P("i"))
+# The program, its kind, its cause; the program that the advice makes of it.
+GENERAL = {
+    "a loop that waits for the slowest": (
+        (jax.vmap(until_five), on("i", shape=(64,))),
+        ("all-reduce", "the devices ask each other whether one of them wants to go on"),
+        (sm.spmap(until_five), on("i", shape=(64,))),
+    ),
+    "a transposition": (
+        (jax.jit(lambda x: x.T * 2, out_shardings=ROWS), on("i")),
+        ("all-to-all", "wanted cut along another"),
+        (jax.jit(lambda x: x.T * 2, out_shardings=ROWS), on(None, "i")),
+    ),
+    "neighbours": (
+        (smoothed, on("i")),
+        ("collective-permute", "needs elements that another device has"),
+        (lambda x: jax.vmap(smoothed)(x), on("i", shape=(8, 64, 64))),
+    ),
+    "a reversal": (
+        (lambda x: x[::-1] * 2, on("i")),
+        ("collective-permute", "rev needs elements that another device has"),
+        (lambda x: x[::-1] * 2, on(None, "i")),
+    ),
+    "a layout that is asked for": (
+        (whole, on("i")),
+        ("all-gather", "the layout that is asked for here"),
+        (lambda x: x * 2, on("i")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_every_cause_is_said_and_its_advice_helps(name):
+    (fun, arg), (kind, cause), (better, other) = GENERAL[name]
+    found = sm.explain(fun)(arg).collectives
+    assert {each.kind for each in found} == {kind}
+    for each in found:
+        assert cause in each.cause
+        assert each.advice
+    assert sm.explain(better)(other).collectives == ()
+
+
+def test_mesh_axes_in_another_order_are_told_from_neighbours():
+    rows, columns = (
+        NamedSharding(SQUARE, P(names))
+        for names in (("data", "model"), ("model", "data"))
+    )
+    fun = jax.jit(lambda x: x * 2, in_shardings=rows, out_shardings=columns)
+    (sent,) = sm.explain(fun)(jax.ShapeDtypeStruct((64, 4), np.float32)).collectives
+    assert sent.kind == "collective-permute"
+    assert "as the mesh axes cut the array in another order" in sent.cause
+    assert "f32[8,4] of a device goes to another" in sent.cause
+
+
+def test_what_a_device_has_before_and_after_is_a_field():
+    def fun(x):
+        return lax.psum(x, "i"), lax.all_gather(x, "i")
+
+    mapped = sm.spmap(fun, "i")
+    struct = jax.ShapeDtypeStruct((8, 3), np.float32)
+    report = sm.explain(mapped)(struct)
+    types = [(each.before, each.after) for each in report.collectives]
+    assert types == [("f32[3]", "f32[3]"), ("f32[1,3]", "f32[8,3]")]
+    text = " ".join(str(report).split())
+    assert "12 B in, 12 B out (f32[3]);" in text
+    assert "96 B out (f32[1,3] -> f32[8,3]);" in text
+
+
+def test_it_is_known_without_a_compiled_program():
+    mesh = jax.sharding.AbstractMesh((16,), ("i",))
+    mapped = sm.spmap(lambda x: lax.psum(x, "i"), "i", mesh=mesh, mesh_axes="i")
+    struct = jax.ShapeDtypeStruct((16, 3), np.int8)
+    (sent,) = sm.explain(mapped)(struct).collectives
+    assert (sent.before, sent.after) == ("s8[3]", "s8[3]")

@@ -238,9 +238,9 @@ def test_values_sent_as_one_are_each_of_their_own_line_and_cause():
     lines = [each.source.partition(" ")[0].rpartition(":")[2] for each in found]
     assert lines == ["1", "2", "3", "1"]
     assert [each.values for each in found] == [4] * 4
-    said = "reduce_sum goes over a dimension that is cut"
     causes = [each.cause and each.cause.text for each in found]
-    assert causes == [None, said, said, None]
+    said = "goes over a dimension that is cut"
+    assert causes == [f"dot {said}", f"reduce_sum {said}", f"reduce_sum {said}", None]
 
 
 def test_axes_are_found_by_the_groups():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
@@ -30,6 +31,49 @@ def test_a_large_value_on_every_device(numbers, found):
     assert len(texts) == found
     for text in texts:
         assert text == "w of 1.0 MiB is replicated on 8 devices: 8.0 MiB in all"
+
+
+def test_small_values_that_are_large_together_are_one_remark():
+    def loss(params, x):
+        for layer in params:
+            x = jnp.tanh(x @ layer["w"] + layer["b"][None])
+        return x.mean()
+
+    params = [{"w": shape(256, 256), "b": shape(256)}] * 5
+    rows = NamedSharding(sm.make_mesh({"i": 8}), P("i"))
+    report = sm.explain(jax.jit(jax.grad(loss), in_shardings=(None, rows)))
+    found = report(params, shape(64, 256)).remarks
+    assert [(each.text, each.source) for each in found] == [
+        (
+            "10 arrays of params, together 1.3 MiB, are replicated on 8 devices: "
+            "10.0 MiB in all",
+            "params",
+        ),
+        (
+            "10 arrays of result, together 1.3 MiB, are given back whole on 8 devices: "
+            "10.0 MiB in all",
+            "result",
+        ),
+    ]
+    assert "gradients are cut as the weights" in found[1].advice
+
+
+def test_gradients_that_are_asked_for_cut_do_not_come_back_whole():
+    def loss(w, x):
+        return jnp.tanh(x @ w).mean()
+
+    mesh = sm.make_mesh({"i": 8})
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("i"))
+    w, x = shape(512, 512), shape(64, 512)
+
+    def found(out):
+        jitted = jax.jit(jax.grad(loss), in_shardings=(whole, rows), out_shardings=out)
+        return [text for text in remarks(jitted, w, x) if "given back whole" in text]
+
+    assert found(whole) == [
+        "result of 1.0 MiB is given back whole on 8 devices: 8.0 MiB in all"
+    ]
+    assert found(rows) == []
 
 
 def test_a_large_value_that_is_cut_is_left_alone():
@@ -200,4 +244,4 @@ def test_remarks_have_advice_and_a_place():
     fun = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
     (remark,) = sm.explain(fun)(shape(8), shape(MIB)).remarks
     assert remark.source == "w"
-    assert remark.advice.startswith("If a device needs only a part of it, cut it")
+    assert remark.advice.startswith("Where a device needs only a part, cut it")

@@ -43,6 +43,33 @@ def test_one_that_passes_something_on_is_said_too():
     assert "jax.lax.scan" in remark.advice
 
 
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
+def test_operations_in_what_a_round_calls_count(wrap):
+    layer = wrap(lambda x: jnp.tanh(x) * 2 + 1)
+
+    def steps(x):
+        for _ in range(12):
+            x = layer(x)
+        return x
+
+    (remark,) = remarks(steps, X)
+    assert remark.text.startswith("the same 3 operations 12 times")
+    assert "36 of the 36 operations" in remark.text
+
+
+def test_a_small_part_of_a_program_is_left_alone():
+    def fun(x, leaves):
+        # No two of these are of the same shape.
+        rest = [jnp.sin(x[: k + 1, :3]) * k for k in range(190)]
+        return rest, [leaf * 2 for leaf in leaves]
+
+    few, many = [np.ones(3, np.float32)] * 33, [np.ones(3, np.float32)] * 100
+    assert remarks(fun, X, few) == []
+    assert [r.text[:30] for r in remarks(fun, X, many)] == [
+        "the same operation 100 times: "
+    ]
+
+
 def test_two_loops_have_a_line_each():
     def both(x):
         for _ in range(20):

@@ -221,7 +221,7 @@ def test_a_damaged_output_is_found(path, made, x):
 def test_other_versions_are_told(path):
     job = json.loads((path / "job.json").read_text())
     for change, match in (
-        ({"format": 99}, r"written by shardmap .*, jax .* in format 99, .* reads 2"),
+        ({"format": 99}, r"written by shardmap .*, jax .* in format 99, .* reads 3"),
         ({"calling_convention": 99}, r"calling convention 99; JAX .* runs \d+ to"),
         ({"platforms": ["tpu"]}, r"written for \['tpu'\], but this process has cpu"),
     ):

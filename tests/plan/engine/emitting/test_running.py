@@ -53,6 +53,7 @@ def loops_in(jaxpr):
     return (names.count("scan") + names.count("while")) + sum(inner)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sums_over_rows_are_what_they_were(name):
     fun = PROGRAMS[name]

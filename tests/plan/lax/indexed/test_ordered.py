@@ -23,6 +23,7 @@ TAKEN = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", TAKEN)
 def test_only_what_is_looked_at_is_read(name):
     cuts = {0: (2, 3, 7), 1: (5, 7)}
@@ -62,3 +63,67 @@ def test_places_outside_and_in_no_order_give_parts():
             lambda a, places=places: jnp.take(a, places, 0), TABLE, in_slices={0: 3}
         )
         assert made.shards[0].combiner == "add"
+
+
+PUT = {
+    "set": lambda x, y: x.at[PLACES[1:]].set(y[1:]),
+    "added": lambda x, y: x.at[PLACES].add(y),
+    "descending": lambda x, y: x.at[PLACES[::-1]].multiply(y),
+    "every second": lambda x, y: x.at[1:11:2].set(y),
+    "columns": lambda x, y: x.T.at[:, PLACES].max(y.T),
+    "single elements": lambda x, y: x.at[PLACES, PLACES % 3].add(y[:, 0]),
+    "in no order": lambda x, y: x.at[np.array([3, 1, 7, 7, 0])].add(y),
+}
+
+
+@pytest.mark.parametrize("name", PUT)
+def test_a_piece_reads_the_updates_that_go_there(name):
+    fun = PUT[name]
+    y = reals(5, 12) * 2
+    made = check_cut(fun, TABLE, y, in_slices=({0: (2, 3, 7)}, None))
+    rows = [box[1] for box in (s.in_slices for s in made.shards) if box[1] is not None]
+    read = sum(len(y[box].reshape(-1)) for box in rows) / y.size
+    assert read <= (3 if name == "in no order" else 1)
+
+
+@pytest.mark.parametrize("name", [name for name in PUT if name != "in no order"])
+def test_cuts_of_updates_pass_to_where_they_go(name):
+    fun = PUT[name]
+    y = reals(5, 12) * 2
+    made = check_cut(fun, TABLE, y, in_slices=(None, {0: (1, 2, 2)}))
+    assert made.num_shards >= 2
+    assert made.shards[0].combiner == "insert"
+    check_cut(fun, TABLE, y, in_slices=({0: 4, 1: 2}, {0: 3}))
+
+
+def test_sums_of_known_segments_are_whole_ones():
+    segments = np.repeat(np.arange(40), 3)
+
+    def fun(y):
+        return jax.nn.softmax(jax.ops.segment_sum(y, segments, 40), axis=-1)
+
+    y = reals(120, 4)
+    made = check_cut(fun, y, in_slices={0: 4})
+    assert made.num_shards == 4
+    assert len(made.stages) == 1
+    # All of a segment is in one piece: a few long segments give parts as before.
+    few = lambda y: jax.ops.segment_sum(y, np.arange(120) // 40, 3)  # noqa: E731
+    made = check_cut(few, y, in_slices={0: 8})
+    assert made.num_shards == 8
+    assert made.shards[0].combiner == "add"
+
+
+def test_irregular_places_compile_few_functions():
+    places = np.sort(np.random.default_rng(0).choice(10**5, 3 * 10**4, replace=False))
+    x = jax.ShapeDtypeStruct((10**5, 2), np.float32)
+    y = jax.ShapeDtypeStruct((len(places), 2), np.float32)
+    for fun, args, cuts in (
+        (lambda x: x[places], (x,), {0: 100}),
+        (lambda x, y: x.at[places].add(y), (x, y), ({0: 100}, None)),
+        (lambda x, y: x.at[places].add(y), (x, y), (None, {0: 100})),
+    ):
+        made = plan(fun, *args, in_slices=cuts)
+        assert made.num_shards >= 75
+        [stage] = made.stages
+        every = range(stage.num_shards)
+        assert len({stage.recipe(k)[1].static for k in every}) <= 20

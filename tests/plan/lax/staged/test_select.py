@@ -32,6 +32,7 @@ def deep(value):
     return pytest.param(value, marks=pytest.mark.deep)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fun",
     [
@@ -47,6 +48,7 @@ def test_places_of_a_sorted_axis(fun):
     check_equal(fun, HOLES)
 
 
+@pytest.mark.deep
 def test_places_that_are_arguments():
     made = check_equal(
         lambda x, k, places: (jnp.sort(x, 0)[k], jnp.sort(x, 0)[places]),

@@ -41,6 +41,7 @@ def test_pieces_are_merged(x):
     assert made.out_slices == {0: [(0, 4), (4, 6), (6, 15), (15, 23)]}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fun",
     [

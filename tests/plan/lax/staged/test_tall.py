@@ -20,6 +20,7 @@ def svd(x):
     return jnp.linalg.svd(x, full_matrices=False)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fun",
     [

@@ -1,0 +1,78 @@
+"""What jaxprs that compute the same way have in common.
+
+Functions that were traced apart have variables of their own, and places in the user's
+program; equation by equation they may be the same all the same, as the steps of a loop
+that is written out are.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import numpy as np
+
+from shardmap._jax.types import AnyJaxpr
+
+COMPARED = 2**20
+"""Up to how many bytes constants are compared; a larger one equals itself only."""
+
+
+class Itself:
+    """A thing that equals itself only, and is held so that nothing gets its place."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self._thing is other._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)
+
+
+def likeness(jaxpr: AnyJaxpr) -> Hashable:
+    """Equal for two jaxprs only if they compute the same of the same arguments."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    numbers: dict[Any, int] = {}
+
+    def told(atom: Any) -> Hashable:
+        if isinstance(atom, jex_core.Literal):
+            return atom.aval, _thing(atom.val)
+        return numbers.setdefault(atom, len(numbers)), atom.aval
+
+    equations = []
+    arguments = tuple(map(told, (*inner.constvars, *inner.invars)))
+    for equation in inner.eqns:
+        ins = tuple(map(told, equation.invars))
+        outs = tuple(map(told, equation.outvars))
+        # Where it runs, and how, may stand beside its parameters.
+        around = repr(equation.ctx), tuple(sorted(map(repr, equation.effects)))
+        params = _thing(equation.params)
+        equations.append((equation.primitive, params, around, ins, outs))
+    results = tuple(map(told, inner.outvars))
+    consts = tuple(map(_thing, getattr(jaxpr, "consts", ())))
+    return arguments, consts, tuple(equations), results
+
+
+def _thing(thing: Any) -> Hashable:
+    """A parameter or a constant; what may differ where it does not show is itself."""
+    kind = type(thing)
+    if isinstance(thing, jex_core.Jaxpr | jex_core.ClosedJaxpr):
+        return kind, likeness(thing)
+    if isinstance(thing, tuple | list):
+        return kind, tuple(map(_thing, thing))
+    if isinstance(thing, Mapping):
+        return kind, tuple((key, _thing(thing[key])) for key in sorted(thing))
+    if isinstance(thing, np.ndarray | np.generic) and thing.nbytes <= COMPARED:
+        if thing.dtype != object:
+            return kind, str(thing.dtype), thing.shape, thing.tobytes()
+    if isinstance(thing, float | complex):
+        return kind, repr(thing)  # 0.0 and -0.0 are equal.
+    if isinstance(thing, jax.Array):
+        return Itself(thing)
+    try:
+        hash(thing)
+    except TypeError:
+        return Itself(thing)
+    return kind, thing

@@ -1,0 +1,71 @@
+"""Jaxprs that compute the same are told from those that do not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from shardmap.plan.engine.emitting.equal import likeness
+
+X = jax.ShapeDtypeStruct((6, 3), np.float32)
+TABLE = np.arange(18, dtype=np.float32).reshape(6, 3)
+
+
+def of(function, *args):
+    return likeness(jax.make_jaxpr(function)(*(args or (X,))))
+
+
+def scanned(factor):
+    def body(carry, row):
+        return carry + row * factor, jnp.tanh(carry)
+
+    return lambda x: lax.scan(body, x[0], x)
+
+
+def test_the_same_traced_twice_is_alike():
+    for make in (
+        lambda: lambda x: jnp.tanh(x).sum(0) @ jnp.ones((3, 2)),
+        lambda: scanned(2.0),
+        lambda: lambda x: x + TABLE.copy(),
+        lambda: lambda x: jax.random.normal(jax.random.key(3), x.shape) * x,
+    ):
+        assert of(make()) == of(make())
+        assert hash(of(make())) == hash(of(make()))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: x * 0.0, lambda x: x * -0.0),
+        (lambda x: x * 2, lambda x: x * 3),
+        (lambda x: x + TABLE, lambda x: x + 2 * TABLE),
+        (lambda x: (x - 1, x), lambda x: (x, x - 1)),
+        (lambda x: x - x.sum(), lambda x: x.sum() - x),
+        (scanned(2.0), scanned(3.0)),
+        (lambda x: x.sum(0), lambda x: x.sum(1)),
+        (lambda x: x.astype(int), lambda x: x.astype("int16")),
+        (
+            lambda x: jax.pure_callback(lambda x: x + 1, X, x),
+            lambda x: jax.pure_callback(lambda x: x + 2, X, x),
+        ),
+    ],
+)
+def test_what_differs_is_not_alike(one, other):
+    assert of(one) != of(other)
+
+
+def test_types_and_shapes_count():
+    def double(x):
+        return x * 2
+
+    assert of(double) != of(double, jax.ShapeDtypeStruct((6, 3), np.float16))
+    assert of(double) != of(double, jax.ShapeDtypeStruct((6, 4), np.float32))
+
+
+def test_large_constants_are_alike_only_if_they_are_one():
+    large = np.ones(2**18 + 1, np.float32)
+    x = jax.ShapeDtypeStruct(large.shape, np.float32)
+    held = jnp.asarray(large)
+    assert of(lambda x: x + held, x) == of(lambda x: x + held, x)
+    assert of(lambda x: x + held, x) != of(lambda x: x + jnp.asarray(large * 1), x)
