@@ -287,6 +287,18 @@ def _as_dict(axes: Any) -> dict[int, Hashable]:
     }
 
 
+def _check_prefix(ins: Any, args: Any) -> None:
+    """Refuses axes whose pytree is no prefix of that of the arguments."""
+    try:
+        jax.tree.map(lambda *_: None, ins, args, is_leaf=_is_axes)
+    except ValueError:
+        raise ValueError(
+            "xmap in_axes must be a pytree prefix of the tuple of arguments: it is "
+            f"{ins}, which does not fit {jax.tree.structure(args)}. Give one leaf, as "
+            '{0: "a"} or ["a", ...], for each argument or for each part of it.'
+        ) from None
+
+
 def _check_ranks(what: str, axes: Any, part: Any) -> None:
     """Refuses axes that the arrays of a part do not have."""
     for array in jax.tree.leaves(part):
@@ -321,6 +333,7 @@ def _sizes(
                         f"{sizes[name]} and {size}: it is one axis."
                     )
 
+    _check_prefix(tuple(ins), tuple(args))
     jax.tree.map(read, tuple(ins), tuple(args), is_leaf=_is_axes)
     for name, size in given.items():
         if sizes.setdefault(name, size) != size:

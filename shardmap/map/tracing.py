@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
@@ -281,7 +282,9 @@ class Batch(NamedTuple):
             axis_size=self.size,
             spmd_axis_name=self.spmd_name,
         )
-        return lambda *args: mapped(np.zeros(self.size, bool), *args)
+        # In `jax.export` the size may be a symbol, which NumPy does not know.
+        zeros = np.zeros if isinstance(self.size, int) else jnp.zeros
+        return lambda *args: mapped(zeros(self.size, bool), *args)
 
 
 @per_jaxpr

@@ -1,5 +1,7 @@
 """`xmap`, as JAX's own tests told of it."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,3 +212,13 @@ def test_the_mesh_around():
     with two_by_two() as mesh:
         assert maps.thread_resources.env.physical_mesh is mesh
     assert isinstance(mesh, Mesh)
+
+
+def test_axes_that_do_not_fit_are_told_with_both_structures():
+    x, axes = np.ones(4, np.float32), (["a"], ["a"], ["a"])
+    text = re.escape(
+        "xmap in_axes must be a pytree prefix of the tuple of arguments: it is "
+        f"{axes}, which does not fit PyTreeDef((*, *)). Give one leaf"
+    )
+    with pytest.raises(ValueError, match=text):
+        xmap(lambda x, y: x, axes, ["a"])(x, x)

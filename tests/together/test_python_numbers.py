@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import shardmap as sm
+from tests.map_programs import assert_same, both_lowerings
 
 MESH = sm.make_mesh({"x": 2, "y": 4})
 X = np.arange(8, dtype=np.float32)
@@ -81,3 +83,29 @@ def test_the_tangent_of_a_number():
     value, tangent = jax.jvp(total, (0.2,), (1.0,))
     np.testing.assert_allclose(value, 5.6, rtol=1e-6)
     assert float(tangent) == 28
+
+
+ROUND = [(k, (k + 1) % 16) for k in range(16)]
+COLLECTIVES = {
+    "psum": lambda number: lax.psum(number, "i"),
+    "pmean": lambda number: lax.pmean(number, "i"),
+    "pmax": lambda number: lax.pmax(number, "i"),
+    "all_gather": lambda number: lax.all_gather(number, "i"),
+    "ppermute": lambda number: lax.ppermute(number, "i", ROUND),
+    "pshuffle": lambda number: lax.pshuffle(number, "i", [b for _, b in ROUND]),
+    "pbroadcast": lambda number: lax.pbroadcast(number, "i", 3),
+}
+
+
+@both_lowerings
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_numbers_are_sent(spmap, name):
+    """A device has 2 of the elements, which all send the same."""
+
+    def element(x):
+        results = [COLLECTIVES[name](number) for number in (2.5, 3)]
+        return x, *(jnp.asarray(each) for each in results)
+
+    x = np.arange(16, dtype=np.float32)
+    expected = jax.vmap(element, axis_name="i")(x)
+    assert_same(spmap(element, "i")(x), expected)

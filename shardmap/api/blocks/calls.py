@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -92,7 +93,7 @@ class BlockCall(Call):
 
     @property
     def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
-        whole = functools.partial(scaled, self.mesh, int.__mul__)
+        whole = functools.partial(scaled, self.mesh, operator.mul)
         return self.in_avals, list(map(whole, self.out_blocks, self.out_axes))
 
     @functools.cached_property

@@ -8,6 +8,7 @@ mapped, but collectives know its name.
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -106,7 +107,7 @@ class BlockPrograms(Programs[BlockCall, Options]):
         in_axes = self.in_axes(arguments)
         _check_axes(in_axes, avals, mesh, names, (dynamic, kwargs))
 
-        block = functools.partial(scaled, mesh, int.__floordiv__)
+        block = functools.partial(scaled, mesh, operator.floordiv)
         traced, out_shape = self._traced(
             self._block(arguments, args, kwargs), list(map(block, avals, in_axes))
         )

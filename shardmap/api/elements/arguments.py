@@ -77,7 +77,8 @@ def mapped_size(
     """The size of the mapped axis, which all mapped arguments share.
 
     Raises:
-      ValueError: sizes that differ, or no mapped argument and no ``axis_size``.
+      ValueError: sizes that differ, a size that is a symbol of `jax.export`, or no
+        mapped argument and no ``axis_size``.
     """
     sizes = [
         (k, aval.shape[axis])
@@ -108,6 +109,12 @@ def mapped_size(
             )
         return axis_size
     (size,) = distinct
+    if not isinstance(size, int):
+        raise ValueError(
+            f"spmap maps {names()[sizes[0][0]]} along an axis of the symbolic size "
+            f"{size}, but the number of elements decides where each one runs. Export "
+            "the program for a number of them; other axes may have symbols."
+        )
     if axis_size is not None and size != axis_size:
         raise ValueError(
             f"Specified axis_size {axis_size} doesn't match received axis_size {size} "

@@ -103,7 +103,7 @@ def _batching_rule(
 ) -> tuple[list[Any], list[int | None]]:
     assert vmap.name == axis.vectorized_name
     blocks: list[Any] = [
-        jnp.broadcast_to(arg, (axis.block, *arg.shape))
+        jnp.broadcast_to(arg, (axis.block, *jnp.shape(arg)))
         if dim is None
         else jnp.moveaxis(arg, dim, 0)
         for arg, dim in zip(args, dims, strict=True)
