@@ -123,16 +123,15 @@ class ByLoops(Machine):
         self, value: Any, chosen: Which, axis: int, to: int, tiled: bool
     ) -> Any:
         members, place = self.members(chosen)
-        group = [
-            self.piece(given, chosen, axis, tiled, place)
-            for given in self.everyone(value, chosen.names)[members]
-        ]
-        return jnp.concatenate(group, to) if tiled else jnp.stack(group, to)
+        group = self.everyone(value, chosen.names)[members]
+        cut = self.piece(group, chosen, axis + 1, tiled, place)
+        return jnp.concatenate(list(cut), to) if tiled else jnp.moveaxis(cut, 0, to)
 
     def piece(
         self, value: Any, chosen: Which, axis: int, tiled: bool, place: Any
     ) -> Any:
-        cut = jnp.stack(jnp.split(value, chosen.count, axis))[place]
+        size = value.shape[axis] // chosen.count
+        cut = lax.dynamic_slice_in_dim(value, place * size, size, axis)
         return cut if tiled else cut.squeeze(axis)
 
     # Control flow

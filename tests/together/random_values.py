@@ -90,12 +90,12 @@ def fold(array: Any, like: Any) -> Any:
 
 def pieces(value: Any, count: int) -> Any:
     """As many pieces in front, all different."""
+    steps = np.arange(count, dtype=np.int32).reshape(-1, *[1] * value.ndim)
     if value.dtype == np.float32:
-        return jnp.stack([jnp.sin(value * (k + 1)) for k in range(count)])
+        return jnp.sin(value[None] * (steps + 1).astype(np.float32))
     if value.dtype == np.int32:
-        return jnp.stack([value + k for k in range(count)])
-    number = to_integer(value)
-    return jnp.stack([from_integer(number + k, value.dtype) for k in range(count)])
+        return value[None] + steps
+    return from_integer(to_integer(value)[None] + steps, value.dtype)
 
 
 def start(size: int, dtype: str) -> Any:
