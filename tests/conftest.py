@@ -45,7 +45,7 @@ os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
 
 # `quick` and `deep` draw the same examples every time, `nightly` new ones.
 for name, repeats, options in (
-    ("quick", 5, {"derandomize": True, "database": None}),
+    ("quick", 4, {"derandomize": True, "database": None}),
     ("deep", 30, {"derandomize": True, "database": None}),
     ("nightly", 300, {}),
 ):

@@ -17,7 +17,7 @@ from shardmap.sharding.spec import ShardingSpec
 def examples(count: int) -> settings:
     """Settings for `count` examples where a test has 10 by default.
 
-    The profiles of tests/conftest.py have 5, 30 and 300.
+    The profiles of tests/conftest.py have 4, 30 and 300.
     """
     return settings(max_examples=max(1, count * settings.default.max_examples // 10))
 

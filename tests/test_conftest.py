@@ -67,3 +67,18 @@ def test_a_bound_skips_what_is_left(run, monkeypatch):
     result = run("def test_it(): pass", "-rs")
     result.assert_outcomes(skipped=1)
     assert "NOT RUN: the 0 s of DEEP_SECONDS are over" in result.stdout.str()
+
+
+def test_a_few_cases_are_quick_and_spread(run):
+    few = "@pytest.mark.few(5)\n@pytest.mark.parametrize"
+    result = run(PRODUCT.format(n=1).replace("@pytest.mark.parametrize", few, 1))
+    result.assert_outcomes(passed=5, deselected=7)
+    found = re.findall(r"ran (\w) (\d)", result.stdout.str())
+    # Every second or third of twelve, where `a` changes fastest.
+    assert [3 * int(b) + "pqr".index(a) for a, b in found] == [0, 2, 4, 7, 9]
+
+
+def test_few_counts_what_one_in_leaves(run):
+    few = "@pytest.mark.few(1)\n@pytest.mark.parametrize"
+    result = run(PRODUCT.format(n=3).replace("@pytest.mark.parametrize", few, 1))
+    result.assert_outcomes(passed=1, deselected=11)

@@ -59,7 +59,7 @@ def test_every_program_is_tried():
     assert found == set(re.findall(r"^\| \[(\w+)\.py\]", page, re.M))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -73,6 +73,7 @@ def test_a_program_agrees_with_its_reference(name):
     assert re.search(SAYS[name], result.stdout)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_program_says_so(name):
     code = (

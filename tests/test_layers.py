@@ -283,7 +283,7 @@ def test_what_explains_and_plans_is_imported_when_it_is_used(program):
     assert [name for name in loaded(program) if name.startswith(LATE)] == []
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["explain", "plan"])
 @pytest.mark.parametrize(
@@ -305,6 +305,7 @@ def test_a_package_does_not_hide_the_function_that_is_called_like_it(name, befor
     )
 
 
+@pytest.mark.deep
 def test_modules_are_imported_by_their_names():
     for program in (
         "import shardmap.sharding.spec; assert shardmap.sharding.spec.ShardingSpec",

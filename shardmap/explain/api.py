@@ -1,5 +1,6 @@
 """`explain`: what runs in parallel, where arrays are, what moves, what it costs."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from shardmap.explain.read.remarks.rematerialised import rematerialised
 from shardmap.explain.read.remarks.unrolled import unrolled
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.report import Axis, Collective, Remark
+from shardmap.plan.inside.primitive import chunked_p
 
 
 @overload
@@ -139,7 +141,9 @@ def _explain(
         cost=program.cost,
         interconnect=wires,
         remarks=_remarks(program, axes, cuts, compiled),
-        notes=(*notes, *functions.cuts(fun, args, kwargs)),
+        notes=tuple(notes),
+        pieces=functions.cuts(fun, args, kwargs),
+        stages=functions.stages(fun, args, kwargs),
         largest=program.largest,
         available=program.available,
         call=(fun, program.donates),
@@ -180,21 +184,30 @@ def _remarks(
 
 def _axes(program: Program, cuts: Sequence[sharded.Cut]) -> tuple[Axis, ...]:
     """The axes, and what devices they are on."""
-    axes, made = _axes_of(program)
+    axes, made, over = _axes_of(program)
+    paths = [array.path for array in program.arrays]
+    axes = tuple(
+        dataclasses.replace(axis, over=tuple(paths[k] for k in sorted(over.get(n, ()))))
+        for n, axis in enumerate(axes)
+    )
     shards: dict[int, list[int]] = {}
     if made and program.module is not None:
         shapes = Shapes(program.module)
         for number, those in made.items():
-            size = axes[number].size
+            axis = axes[number]
+            size = axis.size if axis.kind == "vmap" else axis.vectorised
             shards[number] = [] if size is None else shapes.cuts(those, size)
-    return sharded.with_devices(axes, cuts, shards, program.mesh)
+    asked = sharded.constraints_in(program.jaxpr, program.meshes)
+    return sharded.with_devices(axes, [*cuts, *asked], shards, program.mesh)
 
 
 def _axes_of(program: Program) -> Axes:
     """The axes, with as many sizes of vmaps as marks on the arguments bring out."""
     source = definition_of(program.fun)
     best = axes_of(program.jaxpr, source)
-    if not any(axis.kind == "vmap" for axis in best.axes):
+    # Marks would keep a function in pieces from being cut.
+    in_pieces = has(program.jaxpr, chunked_p)
+    if in_pieces or not any(axis.kind == "vmap" for axis in best.axes):
         return best
     # The first layer comes off before the function sees it.
     for layers in range(2, vmaps.MOST_LAYERS + 1):

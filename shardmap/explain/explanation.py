@@ -34,6 +34,8 @@ class Explanation(Report):
         no devices.
       threads: in a sentence, how many threads a device has and who decides it; None
         if nothing was compiled.
+      pieces: of a function in pieces, what became of each cut, a line each.
+      stages: and what each stage of it makes, reads and keeps.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

@@ -63,13 +63,24 @@ class InPieces(Protocol):
 
     def explain(self, *args: Any, **kwargs: Any) -> str: ...
 
+    def stage_costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
+
 
 def cuts(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """What a function that works in pieces says of its cuts, a line each."""
     if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
-        return tuple(line.strip() for line in fun.explain(*args, **kwargs).splitlines())
+        return tuple(fun.explain(*args, **kwargs).splitlines())
+    return ()
+
+
+def stages(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """What each stage of a function that works in pieces makes, reads and keeps."""
+    if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
+        return fun.stage_costs(*args, **kwargs)
     return ()
 
 

@@ -39,6 +39,7 @@ class Axis:
       in_turn: whether a step takes what the one before gave, so that they cannot run
         at once.
       is_repeated: whether all of its devices do the same, as nothing is cut along it.
+      over: the key paths of the arguments whose first dimension a loop goes over.
     """
 
     name: str | None
@@ -54,6 +55,7 @@ class Axis:
     change: str
     in_turn: bool = False
     is_repeated: bool = False
+    over: tuple[str, ...] = ()
 
     @property
     def idle_places(self) -> int:
@@ -268,6 +270,8 @@ class Report:
     largest: tuple[Held, ...] = ()
     available: int | None = None
     threads: str | None = None
+    pieces: tuple[str, ...] = ()
+    stages: tuple[Any, ...] = ()
 
     @property
     def inputs(self) -> tuple[ArrayLayout, ...]:
@@ -314,6 +318,8 @@ def _plain(value: Any) -> Any:
         names = [f.name for f in fields if f.metadata.get("plain", True)]
         names += next((d for k, d in _DERIVED.items() if isinstance(value, k)), ())
         return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value

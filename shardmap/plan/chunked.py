@@ -81,12 +81,25 @@ class ChunkedFunction(Generic[P, R]):
           *args: the arguments of a call, arrays or `jax.ShapeDtypeStruct`.
           **kwargs: its keyword arguments.
         """
+        return report.explain(self._cut_program(args, kwargs))
+
+    @left_whole()
+    def stage_costs(
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[report.StageCost, ...]:
+        """What each stage of the loops makes, reads and keeps, as numbers.
+
+        Args:
+          *args: the arguments of a call, arrays or `jax.ShapeDtypeStruct`.
+          **kwargs: its keyword arguments.
+        """
+        return report.stage_costs(self._cut_program(args, kwargs))
+
+    def _cut_program(self, args: Any, kwargs: Any) -> CutProgram:
         read = self._read(args, kwargs)
         made = self._cut(read.jaxpr, read.asked)
-        return report.explain(
-            CutProgram(
-                made.analysis, made.in_tree, read.out_tree, made.cuts, read.names
-            )
+        return CutProgram(
+            made.analysis, made.in_tree, read.out_tree, made.cuts, read.names
         )
 
     def _read(self, args: Any, kwargs: Any) -> _Read:

@@ -89,6 +89,7 @@ def test_the_console_script_is_this_program():
     assert (result.returncode, result.stdout) == (0, f"shardmap {sm.__version__}\n")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -204,6 +205,7 @@ def test_the_demo_shows_the_layout_that_the_readme_shows(demo):
     assert shown in demo.stdout
 
 
+@pytest.mark.deep
 def test_the_demo_shows_the_spec_and_the_proto_of_the_batch(demo):
     shown = demo.stdout.partition("The images' spec\n")[2].split("\n\n")[0]
     assert [line.strip() for line in shown.splitlines()] == [

@@ -149,6 +149,7 @@ def test_what_was_used_is_told_with_the_edits_also_when_it_fails(folder):
     ]
 
 
+@pytest.mark.deep
 def test_the_edits_make_it_run_without(folder):
     """All that is told for a program, done to it."""
     source = (

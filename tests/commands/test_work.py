@@ -53,6 +53,7 @@ def assert_made(path, want):
         assert np.load(path / f"out/{k}.npy").tobytes() == value.tobytes()
 
 
+@pytest.mark.deep
 def test_a_killed_worker_loses_nothing(job):
     path, want = job
     process = start(path)

@@ -1,5 +1,7 @@
 """`explain`: what it takes, and that it runs nothing."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,12 +187,37 @@ def test_a_plan_is_explained_at_once(tmp_path):
     assert (tmp_path / "plan.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_a_function_in_pieces_says_what_became_of_its_cuts():
+def test_a_function_in_pieces_says_what_became_of_its_cuts(tmp_path):
     fun = sm.chunked(lambda x: jnp.tanh(x).sum(1), {0: 4})
     report = sm.explain(fun)(ones(8, 3))
     assert [array.shape for array in report.outputs] == [(8,)]
-    for line in fun.explain(ones(8, 3)).splitlines():
-        assert line.strip() in report.notes
+    assert list(report.pieces) == fun.explain(ones(8, 3)).splitlines()
+    (stage,) = report.stages
+    assert stage == fun.stage_costs(ones(8, 3))[0]
+    assert (stage.shards, report.to_dict()["stages"][0]["shards"]) == (4, 4)
+    lines = str(report).splitlines()
+    assert "    axis 0: asked to be cut into 4 pieces of 2" in lines
+    report.save(tmp_path / "report.html")
+    for page in (report._repr_html_(), (tmp_path / "report.html").read_text()):
+        assert 'aria-label="4 shards, ' in page
+        assert "asked to be cut into 4 pieces of 2" in page
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_pieces_are_steps_of_a_loop(inside):
+    pieces = sm.chunked(lambda x, w: jnp.tanh(x @ w).sum(0), ({0: 8}, None))
+    fun = jax.jit(lambda x, w: pieces(x, w) * 2) if inside else pieces
+    args = ones(64, 16), ones(16, 4)
+    report = sm.explain(fun)(*args)
+    found = [axis.steps for axis in report.axes]
+    assert [str(axis) for axis in report.axes][-1] == (
+        "an axis of 8 = 1 device x 1 vectorised x 8 steps"
+    )
+    text = jax.jit(fun).lower(*args).compile().as_text()
+    trips = re.findall(r'known_trip_count":\{"n":"(\d+)"', text)
+    assert sorted(found) == sorted(map(int, trips))
+    assert "8 pieces, one after another: stage" in report.axes[-1].running
+    assert bool(report.pieces) != inside
 
 
 # Meshes without devices

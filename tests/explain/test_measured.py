@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap.explain import measured
 from shardmap.explain.measured import Number
 
 ROWS = NamedSharding(sm.make_mesh({"i": 8}), P("i"))
@@ -39,6 +40,28 @@ def test_the_growth_of_memory_is_seen():
     grown = found.numbers[1]
     if grown.measured is not None:
         assert 0 <= grown.measured < 100 * grown.predicted
+
+
+def test_memory_that_was_left_is_given_back_before_a_call_is_measured(monkeypatch):
+    """What a call takes from what an earlier one left would not be seen."""
+    seen = []
+    memory = measured._memory
+
+    def noted(devices):
+        seen.append(measured._of_process("VmRSS"))
+        return memory(devices)
+
+    monkeypatch.setattr(measured, "_memory", noted)
+    x = jnp.ones((64, 64), np.float32)
+    report = sm.explain(lambda x: x @ x)(x)
+    blocks = [np.ones(1 << 12) for _ in range(4000)]
+    last = blocks[-1]  # Below this the process keeps what it gets back.
+    del blocks
+    before = measured._of_process("VmRSS")
+    report.measure(x)
+    if before is not None:  # Linux says it.
+        assert seen[0] < before - (64 << 20)
+    assert last.size == 1 << 12
 
 
 def test_as_many_calls_as_are_asked_for_and_one_more():

@@ -44,6 +44,7 @@ def test_a_dataset_in_and_out(ds):
     assert list(got.coords) == list(ds.coords)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "fun",
     [

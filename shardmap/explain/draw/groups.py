@@ -1,6 +1,7 @@
 """What a page sums up, so that a model's hundreds of arrays stay a page."""
 
 import collections
+import dataclasses
 import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -50,6 +51,14 @@ def groups_of_arrays(arrays: Sequence[ArrayLayout]) -> list[Arrays]:
         prefix = re.split(r"[\[.]", array.path, maxsplit=1)[0]
         found.setdefault((prefix, array.role, array.layout), []).append(array)
     return [Arrays(*key, arrays=tuple(those)) for key, those in found.items()]
+
+
+def alike(arrays: Sequence[ArrayLayout]) -> list[list[ArrayLayout]]:
+    """Arrays that differ in nothing but their path, in the order of the first."""
+    found: dict[ArrayLayout, list[ArrayLayout]] = {}
+    for array in arrays:
+        found.setdefault(dataclasses.replace(array, path=""), []).append(array)
+    return list(found.values())
 
 
 class Sends(NamedTuple):

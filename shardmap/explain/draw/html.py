@@ -7,7 +7,7 @@ no script runs. It follows the reader's light or dark scheme, and fits a phone.
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from shardmap.explain.draw import groups, svg
+from shardmap.explain.draw import groups, stages, svg
 from shardmap.explain.draw.style import css, strong
 from shardmap.explain.draw.tables import (
     ARRAY_COLUMNS,
@@ -35,7 +35,7 @@ CLASS = "shardmap-report"
 # parameters is to stay a page.
 MOST_PICTURES = 24
 # So many rows of a table are there at once; the others unfold.
-MOST_ROWS = 12
+MOST_ROWS = 6
 # Says to the browser what is true anyway: nothing is fetched, and there is no script.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -106,6 +106,7 @@ def _content(report: Report) -> str:
             *_section("Mesh", _mesh(report)),
             *_section("Axes", _folded(map(_axis, report.axes), 5)),
             *_section("Arrays", _arrays(report.arrays)),
+            *_section("In pieces", _pieces(report)),
             *_section("Between devices", _collectives(report)),
             *_section("Cost of a call, per device", _cost(report)),
             *_section("Notes", _notes(report.notes)),
@@ -178,7 +179,8 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
     if not arrays:
         return
     if len(arrays) <= groups.MOST_ARRAYS:
-        yield f'<div class="arrays">{"".join(map(layout, arrays))}</div>'
+        cards = "".join(layout(*those) for those in groups.alike(arrays))
+        yield f'<div class="arrays">{cards}</div>'
         return
     pictures = MOST_PICTURES
     for group in groups.groups_of_arrays(arrays):
@@ -192,10 +194,12 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[str]:
         yield "</details>"
 
 
-def layout(array: ArrayLayout) -> str:
-    whole = size(array.bytes)
+def layout(array: ArrayLayout, *others: ArrayLayout) -> str:
+    """The card of an array, and of others that differ in nothing but their path."""
+    whole = size(array.bytes) + (" each" if others else "")
+    paths = ", ".join(code(each.path) for each in (array, *others))
     parts = [
-        f"<h3>{code(array.path)}</h3>",
+        f"<h3>{paths}</h3>",
         f'<p class="quiet">{escape(array.role)}, {code(type_of(array))}, {whole}</p>',
         f"<p>{sentence(array.layout)}</p>",
     ]
@@ -212,6 +216,15 @@ def layout(array: ArrayLayout) -> str:
                 parts.append(f'<p class="quiet">{escape(drawn.caption)}</p>')
         parts.append(f'<p class="quiet">{code(array.spec)}</p>')
     return f'<div class="array">{"".join(parts)}</div>'
+
+
+def _pieces(report: Report) -> Iterator[str]:
+    """The stages of a function in pieces, and what became of its cuts."""
+    if report.pieces:
+        yield stages.drawn(report.stages)
+        text = "\n".join(report.pieces)
+        pre = f'<pre class="code">{escape(text)}</pre>'
+        yield f"<details><summary>Cuts</summary>{box(pre, 'cuts')}</details>"
 
 
 def _collectives(report: Report) -> Iterator[str]:

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from shardmap.explain.draw import groups
 from shardmap.explain.draw.groups import MOST_LINES, MOST_SENT
@@ -58,8 +58,12 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         for arrays in groups.groups_of_arrays(report.arrays):
             lines.add(arrays.title, 2)
     else:
-        for array in report.arrays:
-            _array(lines, array)
+        for those in groups.alike(report.arrays):
+            _array(lines, those)
+    if report.pieces:
+        lines.section("In pieces")
+        for line in report.pieces:
+            lines.add(line.strip(), 2 + len(line) - len(line.lstrip()))
     lines.section("Collectives")
     if not report.collectives:
         lines.add("none: nothing moves between devices", 2)
@@ -156,9 +160,13 @@ def _axis(lines: _Writer, axis: Axis, said: set[str]) -> None:
         lines.add(axis.source, indent + 4, _FAINT)
 
 
-def _array(lines: _Writer, array: ArrayLayout) -> None:
+def _array(lines: _Writer, alike: Sequence[ArrayLayout]) -> None:
+    """Arrays that differ in nothing but their path."""
+    array = alike[0]
+    paths = ", ".join(each.path for each in alike)
     shape = ",".join(map(str, array.shape))
-    lines.add(f"{array.path}: {array.dtype}[{shape}], {size(array.bytes)}", 2)
+    each = " each" if len(alike) > 1 else ""
+    lines.add(f"{paths}: {array.dtype}[{shape}], {size(array.bytes)}{each}", 2)
     text = array.layout
     if array.shard_shape is not None and array.shard_bytes is not None:
         text += f"; a device has {array.shard_shape}, {size(array.shard_bytes)}"

@@ -19,6 +19,7 @@ from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.plan.inside.primitive import chunked_p, computed, cut
 
 _ON_NO_DEVICES = ("vmap", "loop", "while")
 _SAME = "no in_specs= cut anything along it"
@@ -30,6 +31,10 @@ _CHANGE_VMAP = (
 _CHANGE_LOOP = (
     "jax.lax.map takes batch_size=, how many steps to vectorise; no step needs the one "
     "before, so that vmap does all at once and spmap lays them on devices."
+)
+_CHANGE_PIECES = (
+    "in_slices= of chunked says where to cut, memory= how much a piece may take: fewer "
+    "and larger pieces take more."
 )
 _CHANGE_IN_TURN = (
     "The steps cannot run at once. Cut or map what is inside a step; where the carry "
@@ -59,11 +64,13 @@ class Axes(NamedTuple):
 
     Attributes:
       axes: each before those inside it.
-      made: for the number of each vmap, what is made in it.
+      made: for the number of each that is vectorised, what is made in it.
+      over: for the number of a loop, those of the arguments that it goes over.
     """
 
     axes: tuple[Axis, ...]
     made: Mapping[int, Sequence[Made]]
+    over: Mapping[int, frozenset[int]]
 
 
 def axes_of(jaxpr: Jaxpr, source: str | None = None) -> Axes:
@@ -73,15 +80,17 @@ def axes_of(jaxpr: Jaxpr, source: str | None = None) -> Axes:
       jaxpr: the program, traced with or without marks for vmaps.
       source: where the function is, for axes around all of its lines.
     """
-    walk = _Walk(source)
+    walk = _Walk(source, loops.Origins(jaxpr))
     walk.scope(jaxpr, _Around())
-    return Axes(tuple(walk.axes), walk.made)
+    return Axes(tuple(walk.axes), walk.made, walk.over)
 
 
 class _Walk:
-    def __init__(self, source: str | None) -> None:
+    def __init__(self, source: str | None, origins: loops.Origins) -> None:
         self.axes: list[Axis] = []
         self.made: dict[int, list[Made]] = {}
+        self.over: dict[int, frozenset[int]] = {}
+        self._origins = origins
         self._source = source
         self._seen: dict[Any, int] = {}
 
@@ -101,9 +110,9 @@ class _Walk:
         source = source_of(equation) or self._source
         text = None if name is None or name == UNNAMED else str(name)
         backward = vmaps.is_backward(equation)
-        key = (around.axis, kind, text, layout, None if backward else source)
+        key = (around.axis, kind, text, layout, running, None if backward else source)
         # Differentiation repeats an axis, on the way back.
-        forward = (around.axis, kind, text, layout, None)
+        forward = (around.axis, kind, text, layout, running, None)
         if key not in self._seen:
             inside = None if around.axis is None else self.axes[around.axis]
             axis = Axis(
@@ -135,6 +144,7 @@ class _Walk:
         opened = list(stack)
         rest_of_loop = False
         for number, equation in enumerate(jaxpr.eqns):
+            self._origins.note(equation)
             depth = vmaps.levels(equation)
             rest_of_loop &= depth > 0
             if rest_of_loop:
@@ -161,6 +171,8 @@ class _Walk:
                 self._shard_map(equation, here, is_pmap(jaxpr, equation))
             elif equation.primitive is while_p:
                 self._while(equation, here)
+            elif equation.primitive is chunked_p:
+                self._chunked(equation, here)
             else:
                 for inner in jaxprs_in(equation.params):
                     self.scope(inner, here)
@@ -168,7 +180,8 @@ class _Walk:
     def _note(self, equation: Equation, number: int | None) -> None:
         """Keeps what is made in the vmaps that are directly around an equation."""
         while number is not None and self.axes[number].kind in _ON_NO_DEVICES:
-            if self.axes[number].kind == "vmap":
+            axis = self.axes[number]
+            if axis.kind == "vmap" or (axis.vectorised or 1) > 1:
                 made = self.made.setdefault(number, [])
                 line, name = source_of(equation), equation.primitive.name
                 made += [Made(line, name, aval_of(v).shape) for v in equation.outvars]
@@ -212,6 +225,7 @@ class _Walk:
             number = self._add(
                 around, "loop", None, layout, equation, running, change, in_turn
             )
+            self.over[number] = self._origins.of(*loops.goes_over(equation))
             self.scope(body, around._replace(axis=number))
             return False
         size, width = batch
@@ -223,6 +237,7 @@ class _Walk:
         )
         layout = (size, 1, width, steps)
         number = self._add(around, "loop", None, layout, equation, running, change)
+        self.over[number] = self._origins.of(*loops.goes_over(equation))
         self.scope(body, around._replace(axis=number), open_vmaps=1)
         return size % width != 0
 
@@ -241,6 +256,20 @@ class _Walk:
         )
         for inner in jaxprs_in(equation.params):
             self.scope(inner, around._replace(axis=number))
+
+    def _chunked(self, equation: Equation, around: _Around) -> None:
+        """Adds the loop of each stage of a function in pieces."""
+        params = equation.params
+        whole, _ = computed(params["jaxpr"])
+        for stage in cut(whole, params["asked"], params["options"]).stages:
+            count = stage.num_shards
+            if count > 1:
+                running = f"{count:,} pieces, one after another: stage {stage.number}"
+                layout = (count, 1, 1, count)
+                self._add(
+                    around, "loop", None, layout, equation, running, _CHANGE_PIECES
+                )
+        self.scope(params["jaxpr"].jaxpr, around)
 
     def _waits(self, loop: Equation, around: _Around) -> bool:
         """Whether elements that are vectorised together wait for the slowest."""

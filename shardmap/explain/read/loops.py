@@ -6,10 +6,11 @@ from typing import Any
 
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax.extend.core.primitives import slice_p
+from jax.extend.core.primitives import dynamic_slice_p, gather_p, slice_p
 
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
+from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
 from shardmap.explain.read.vmaps import levels
 from shardmap.explain.report import Axis, Remark
@@ -56,6 +57,67 @@ def _needs(jaxpr: Jaxpr, carried: set[Any]) -> bool:
         for equation in jaxpr.eqns
         for atom in equation.invars
     )
+
+
+def goes_over(scan: Equation) -> list[Atom]:
+    """The operands that a `jax.lax.scan` goes over, along their first dimension.
+
+    It takes a slice of them in each step: by itself, or by an index in its body.
+    """
+    body: Jaxpr = scan.params["jaxpr"]
+    first, count = scan_counts(scan.params)
+    constants = zip(scan.invars[:first], body.invars[:first], strict=True)
+    indexed = [atom for atom, var in constants if _is_indexed(body, var)]
+    return [*scan.invars[first + count :], *indexed]
+
+
+def _is_indexed(jaxpr: Jaxpr, var: Any) -> bool:
+    """Whether a part of a variable is taken along its first dimension, by an index."""
+    for equation in jaxpr.eqns:
+        operands: list[Any] = list(equation.invars)
+        places = [k for k, atom in enumerate(operands) if atom is var]
+        if not places:
+            continue
+        if equation.primitive in (dynamic_slice_p, gather_p) and places[0] == 0:
+            if equation.params["slice_sizes"][0] < aval_of(var).shape[0]:
+                return True
+        for inner in jaxprs_in(equation.params):
+            if len(inner.invars) == len(operands):
+                if _is_indexed(inner, inner.invars[places[0]]):
+                    return True
+    return False
+
+
+class Origins:
+    """Which arguments of a program its values are made of, first dimension by first."""
+
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self._found = {var: frozenset([k]) for k, var in enumerate(jaxpr.invars)}
+
+    def of(self, *atoms: Atom) -> frozenset[int]:
+        """The numbers of the arguments."""
+        known = [a for a in atoms if not isinstance(a, jex_core.Literal)]
+        return frozenset().union(*(self._found.get(a, frozenset()) for a in known))
+
+    def note(self, equation: Equation) -> None:
+        """Follows them through an equation, and into what it calls."""
+        for var in equation.outvars:
+            made_of = [
+                atom
+                for atom in equation.invars
+                if _has_same_rows(aval_of(atom).shape, aval_of(var).shape)
+                or (equation.primitive is slice_p and aval_of(var).shape)
+            ]
+            self._found[var] = self.of(*made_of)
+        for inner in jaxprs_in(equation.params):
+            if len(inner.invars) == len(equation.invars):
+                for var, atom in zip(inner.invars, equation.invars, strict=True):
+                    self._found[var] = self.of(atom)
+
+
+def _has_same_rows(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether the first dimension stays, or is cut into steps and batches."""
+    return before[:1] in (after[:1], (math.prod(after[:2]),)) and bool(before)
 
 
 def waits_for_all(loop: Equation) -> bool:

@@ -5,11 +5,14 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-from jax.extend.core.primitives import axis_index_p, squeeze_p
+from jax.extend.core.primitives import squeeze_p
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
+from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
 from shardmap._jax.types import Equation, Jaxpr, PyTree, aval_of
 from shardmap._jax.walk import equations
+
+_GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
 
 
 def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
@@ -68,17 +71,13 @@ def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
 
 
 def tells_apart(shard_map: Equation, name: str) -> bool:
-    """Whether devices along a mesh axis have other operands, or ask which they are."""
-    specs = (
-        entry for spec in shard_map.params["in_specs"] for entry in spec.partitions
-    )
-    cut = {
-        n for entry in specs for n in (entry if isinstance(entry, tuple) else [entry])
-    }
-    return name in cut or any(
-        each.primitive is axis_index_p
-        and name in jax.tree.leaves(each.params["axis_name"])
+    """Whether devices along a mesh axis have, get or ask for something of their own."""
+    specs = [spec.partitions for spec in shard_map.params["in_specs"]]
+    return name in jax.tree.leaves(specs) or any(
+        name in named_axes(each)
         for each in equations(shard_map.params["jaxpr"])
+        if each.primitive in ALL_COLLECTIVES
+        and ALL_COLLECTIVES[each.primitive].kind not in _GIVE_ALL_THE_SAME
     )
 
 

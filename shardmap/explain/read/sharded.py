@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from shardmap._jax.types import Jaxpr, aval_of
+from shardmap._jax.walk import equations
+from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Remark
 
 _OF_MAPS = ("spmap", "mesh_map", "shard_map", "pmap")
@@ -49,18 +52,24 @@ def cuts_of(
         the compiler's own.
     """
     return [
-        Cut(
-            array.path, dimension, array.shape[dimension], tuple(sizes), shards, lengths
-        )
+        cut
         for array, layout in zip(arrays, layouts, strict=True)
-        for dimension, sizes in enumerate(_sizes(array, layout, meshes))
-        for lengths in [tuple(sizes.values())]
-        if (shards := math.prod(lengths)) > 1
+        for cut in _cuts(array.path, array.shape, layout, meshes)
     ]
 
 
+def _cuts(
+    path: str, shape: tuple[int, ...], layout: Any, meshes: Sequence[Any]
+) -> Iterator[Cut]:
+    for dimension, sizes in enumerate(_sizes(shape, layout, meshes)):
+        if sizes:
+            counts, names = tuple(sizes.values()), tuple(sizes)
+            shards = math.prod(counts)
+            yield Cut(path, dimension, shape[dimension], names, shards, counts)
+
+
 def _sizes(
-    array: ArrayLayout, layout: Any, meshes: Sequence[Any]
+    shape: tuple[int, ...], layout: Any, meshes: Sequence[Any]
 ) -> Iterator[dict[str, int]]:
     """For each dimension the mesh axes that cut it, with how many devices they have."""
     if isinstance(layout, NamedSharding):
@@ -72,16 +81,16 @@ def _sizes(
     for mesh in meshes:
         if isinstance(layout, Sharding) and isinstance(mesh, Mesh):
             if layout.device_set == {*mesh.devices.flat}:
-                yield from _sizes_by_places(array, layout, mesh)
+                yield from _sizes_by_places(shape, layout, mesh)
                 return
 
 
 def _sizes_by_places(
-    array: ArrayLayout, layout: Sharding, mesh: Mesh
+    shape: tuple[int, ...], layout: Sharding, mesh: Mesh
 ) -> Iterator[dict[str, int]]:
     """The axes along which the places of the shards of a dimension differ."""
-    places = layout.devices_indices_map(array.shape)
-    for dimension in range(len(array.shape)):
+    places = layout.devices_indices_map(shape)
+    for dimension in range(len(shape)):
         starts = np.reshape(
             [places[device][dimension].start or 0 for device in mesh.devices.flat],
             mesh.devices.shape,
@@ -114,8 +123,10 @@ def with_devices(
     used = {axis.name for axis in axes if axis.kind in ("shard_map", "pmap")}
     crossed = []
     for number, axis in enumerate(axes):
+        counts = (shards or {}).get(number, ())
+        if axis.kind == "loop" and counts and counts[0] > 1:
+            axis = _step_on_devices(axis, counts[0])
         if axis.kind == "vmap" and not _is_in_map(axes, axis):
-            counts = (shards or {}).get(number, ())
             found = _devices_of(axis, cuts, counts, used, mesh)
             if found is not None:
                 used.update(found.names)
@@ -219,6 +230,14 @@ def _on_devices(axis: Axis, found: _Devices) -> Axis:
     )
 
 
+def _step_on_devices(axis: Axis, shards: int) -> Axis:
+    """A loop of batches, each of which the partitioner has cut."""
+    assert axis.vectorised is not None
+    each = -(-axis.vectorised // shards)
+    running = f"{axis.running}; of a batch each of {shards:,} devices has {each:,}"
+    return dataclasses.replace(axis, devices=shards, vectorised=each, running=running)
+
+
 def _mesh_axis(name: str, cuts: Sequence[Cut]) -> Axis:
     cut = cuts[0]
     size = cut.sizes[cut.names.index(name)]
@@ -245,8 +264,9 @@ def looped(axes: Sequence[Axis], cuts: Sequence[Cut]) -> list[Remark]:
     """Loops over a dimension that is cut: every device does all of their steps."""
     return [
         Remark(
-            f"a loop of {axis.size:,} steps goes over dimension 0 of {cut.path}, which "
-            f"is cut over {cut.shards:,} devices: each of them does all of the steps",
+            f"a loop of {axis.steps:,} steps goes over dimension 0 of {cut.path}, "
+            f"which is cut over {cut.shards:,} devices: each of them does all of the "
+            "steps",
             "Each step needs the one before: cut another dimension, which a step can "
             "then do its part of."
             if axis.in_turn
@@ -255,6 +275,18 @@ def looped(axes: Sequence[Axis], cuts: Sequence[Cut]) -> list[Remark]:
             axis.source,
         )
         for axis in axes
-        if axis.kind == "loop" and axis.devices == 1 and axis.inside is None
-        for cut in [c for c in cuts if (c.dimension, c.length) == (0, axis.size)][:1]
+        if axis.kind == "loop" and axis.inside is None
+        for cut in [c for c in cuts if c.dimension == 0 and c.path in axis.over][:1]
     ]
+
+
+def constraints_in(jaxpr: Jaxpr, meshes: Sequence[Any]) -> list[Cut]:
+    """The dimensions that a program itself says how to cut, on its way."""
+    found: list[Cut] = []
+    for equation in equations(jaxpr):
+        asked = equation.params.get("sharding", equation.params.get("dst_sharding"))
+        if isinstance(asked, NamedSharding) and equation.outvars:
+            source = source_of(equation)
+            path = "a value" + (f" at {source}" if source else "")
+            found += _cuts(path, aval_of(equation.outvars[0]).shape, asked, meshes)
+    return found

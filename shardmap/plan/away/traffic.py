@@ -9,6 +9,7 @@ from shardmap.plan.away.tasks import Travels, bytes_of
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, shape_of
+from shardmap.plan.run.buffers import FOLDED
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import outputs
 from shardmap.plan.run.scratch import checked, to_travel
@@ -24,7 +25,8 @@ class Traffic(NamedTuple):
 
     Attributes:
       there: what those processes read and write themselves.
-      here: what goes through this process, in both directions.
+      here: what goes through this process, in both directions; at most, as workers may
+        put partial results together.
       lines: the same for each argument and result, in words.
     """
 
@@ -48,6 +50,7 @@ def traffic(
     travels.sinks.update(to_travel(cut_program, scratch))
     read: dict[tuple[Value, bool], float] = {}
     written: dict[tuple[Value, bool], float] = {}
+    folded: set[Value] = set()
     for stage in cut_program.stages:
         step = max(1, stage.num_shards // SEEN)
         numbers = range(0, stage.num_shards, step)
@@ -59,6 +62,8 @@ def traffic(
                 read[key] = read.get(key, 0) + weight * _bytes(value, box)
             for box, combiner, value in shard.writes():
                 key = value, travels.write(box, combiner, value) is not None
+                if combiner != "insert" and cut_program.parts[value] > FOLDED:
+                    folded.add(value)
                 written[key] = written.get(key, 0) + weight * _bytes(value, box)
     names = dict(zip(cut_program.program.inputs, cut_program.names, strict=True))
     results = result_names(cut_program.out_tree)
@@ -76,7 +81,9 @@ def traffic(
         name = names.get(value, "what later stages need")
         how = "are written by the workers" if there else "come back"
         lines.append(f"{name}: {size(int(count))} {how}")
-        if not there and value in travels.sinks:
+        if value in folded:
+            lines[-1] += f", or a part where workers combine them: {FOLDED} into one"
+        elif not there and value in travels.sinks:
             lines[-1] += ", as shards share cells of it: cut along its chunks"
     both = [*read.items(), *written.items()]
     return Traffic(

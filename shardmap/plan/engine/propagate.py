@@ -348,13 +348,24 @@ class Analysis:
             for out in node.outs:
                 stages = needed.get(out, set())
                 if len(stages) > 1 and out not in self.kept:
-                    worth = self.work.is_long if cheap else self.work.worth_keeping
-                    # What is cheaply made of parts is made of what they come to.
-                    if (not cheap or out not in self.pending) and worth(
-                        out, len(stages) - 1
+                    times = len(stages) - 1
+                    if (
+                        self._is_long(out, times)
+                        if cheap
+                        else self.work.worth_keeping(out, times)
                     ):
                         self.kept[out] = None
                 levels |= {self.level[out]} if out in self.kept else stages
-            for v in node.ins:
+            shared_out = self.rules[node.number].shared_out
+            for number, v in enumerate(node.ins):
                 if isinstance(v, Value):
-                    needed.setdefault(v, set()).update(levels)
+                    # Stages that share it out repeat nothing: they are one.
+                    own = {-1} if number in shared_out else levels
+                    needed.setdefault(v, set()).update(own)
+
+    def _is_long(self, value: Value, times: int) -> bool:
+        """Whether a cheap value is kept, as it is made of what many stages kept."""
+        # What is made of parts is made of what they come to, and what is cut is made
+        # of what is read anyway.
+        whole = value not in self.pending and not any(c.at for c in self.cuts[value])
+        return whole and self.work.is_long(value, times)

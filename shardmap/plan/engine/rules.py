@@ -167,6 +167,9 @@ class Rule(ABC):
     complete: frozenset[int] = frozenset()
     """Operands that a stage before must have made."""
 
+    shared_out: frozenset[int] = frozenset()
+    """Operands of which it takes a part, and other shards or stages the others."""
+
     def steps(self) -> int:
         """About how many elements the equation touches."""
         shapes = (*self.node.in_shapes, *self.node.out_shapes)

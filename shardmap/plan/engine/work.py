@@ -256,7 +256,7 @@ class Work:
             loops |= own
         found = set()
         for number, v in enumerate(node.ins):
-            if not isinstance(v, Value) or v in pending:
+            if not isinstance(v, Value) or v in pending or number in rule.shared_out:
                 continue
             again = 0
             for share, steps in self.shares.get(v, {}).items():

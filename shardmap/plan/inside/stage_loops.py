@@ -123,7 +123,7 @@ def run_in_loops(
         numbers = list(sample(stage)) if sampled else range(stage.num_shards)
         groups = grouped(stage, numbers)
         for group in groups:
-            beside = len(groups) > 1
+            beside = len(groups) > 1 or _is_one_of_many(cut_program, group)
             made = _run_group(cut_program, stage, group, known, made, beside)
         known |= made
     return [
@@ -161,7 +161,7 @@ def _run_group(
       group: one of the stage's groups.
       known: what other stages gave.
       made: the buffers.
-      beside: whether the stage has other groups.
+      beside: whether there are others that XLA could run at the same time.
     """
     function = shard_function(cut_program, stage, group)
     static = group.static
@@ -208,6 +208,12 @@ def _run_group(
             counted, (positions.first, buffers), positions.rows, positions.count
         )
     return made | {stage.results[k].value: buffers[k] for k in written}
+
+
+def _is_one_of_many(cut_program: CutProgram, group: Group) -> bool:
+    """Whether stages follow that do the same, as for the pieces of a scan."""
+    rules = cut_program.analysis.rules
+    return any(rules[step.node].once for step in group.static.steps)
 
 
 def _by_itself(

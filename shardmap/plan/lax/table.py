@@ -39,7 +39,7 @@ from shardmap.plan.lax import (
     special,
     window,
 )
-from shardmap.plan.lax.control import branches, loops, mapped, written_out
+from shardmap.plan.lax.control import along, branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.indexed import dynamic, gather, known, scatter
 from shardmap.plan.lax.staged import (
@@ -140,6 +140,8 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "loops, branches and maps": {
         p.cond_p: lambda node: branches.Cond(node, TABLE, CALLS),
         p.scan_p: lambda node: loops.Scan(node, TABLE, CALLS),
+        along.PIECE: lambda node: along.Piece(node, TABLE, CALLS),
+        along.JOINED: along.Joined,
         p.while_p: lambda node: loops.While(node, TABLE, CALLS),
         spmap_p: lambda node: mapped.Mapped(node, TABLE, CALLS),
     },

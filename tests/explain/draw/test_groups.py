@@ -1,5 +1,8 @@
 """What a page sums up: a model of many arrays and collectives stays two screens."""
 
+import numpy as np
+
+import shardmap as sm
 from shardmap.explain.draw import groups
 from shardmap.explain.draw.page import page
 from tests.explain import explanations
@@ -40,3 +43,20 @@ def test_the_verdict_of_one_device():
         "One program on one device: no axis is laid on several.",
         "Nothing moves between devices.",
     ]
+
+
+def test_arrays_that_are_alike_are_drawn_once():
+    def fun(q, k, v, w):
+        return q * w, k + v
+
+    mapped = sm.spmap(fun, in_axes=(0, 0, 0, None))
+    row, w = np.ones((16, 8), np.float32), np.ones(8, np.float32)
+    report = sm.explain(mapped)(row, row, row, w)
+    paths = [[each.path for each in those] for those in groups.alike(report.arrays)]
+    assert paths == [["q", "k", "v"], ["w"], ["result[0]", "result[1]"]]
+    text = str(report)
+    assert "  q, k, v: float32[16,8], 512 B each" in text.splitlines()
+    assert text.count("0:2") == 2
+    page = report._repr_html_()
+    assert "<h3><code>q</code>, <code>k</code>, <code>v</code></h3>" in page
+    assert page.count('class="array"') == 3

@@ -195,3 +195,84 @@ def test_a_loop_over_what_is_cut_is_done_by_every_device():
     assert (
         sm.explain(loop)(on(NamedSharding(LINE, P(None, "i")), 1000, 64)).remarks == ()
     )
+
+
+def map_of_more(x):
+    return jax.jit(lambda x: lax.map(jnp.sin, x * 2))(x + 1)
+
+
+def by_index(x):
+    return lax.fori_loop(0, 64, lambda k, total: total + x[k].sum(), 0.0)
+
+
+def by_parts(x):
+    def step(k, total):
+        return total + lax.dynamic_slice_in_dim(x, k * 8, 8).sum()
+
+    return lax.fori_loop(0, 8, step, 0.0)
+
+
+def in_batches(x):
+    return lax.map(score, x, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    ("fun", "steps"),
+    [(map_of_more, 64), (by_index, 64), (by_parts, 8), (in_batches, 4)],
+)
+def test_a_loop_goes_over_what_it_takes_a_part_of(fun, steps):
+    report = sm.explain(fun)(on(ROWS, 64, 16))
+    (loop,) = [axis for axis in report.axes if axis.kind == "loop"]
+    assert loop.over == ("x",)
+    (remark,) = report.remarks
+    assert remark.text == (
+        f"a loop of {steps} steps goes over dimension 0 of x, which is cut over 8 "
+        "devices: each of them does all of the steps"
+    )
+    text = jax.jit(fun).lower(on(ROWS, 64, 16)).compile().as_text()
+    assert f'known_trip_count":{{"n":"{steps}"' in text
+
+
+def test_what_is_as_long_is_not_what_a_loop_goes_over():
+    """As many layers as elements of the batch that is cut."""
+
+    def network(weights, x):
+        return lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, weights)[0]
+
+    whole = NamedSharding(LINE, P())
+    report = sm.explain(network)(on(whole, 8, 32, 32), on(ROWS, 8, 32))
+    assert [axis.over for axis in report.axes if axis.kind == "loop"] == [("weights",)]
+    assert report.remarks == ()
+
+
+def test_a_batch_of_a_loop_may_be_cut():
+    """The partitioner leaves a device a part of each batch."""
+    report = sm.explain(in_batches)(on(ROWS, 64, 16))
+    (loop,) = [axis for axis in report.axes if axis.kind == "loop"]
+    assert loop.layout == "2 devices x 8 vectorised x 4 steps"
+    assert "of a batch each of 2 devices has 8" in loop.running
+    text = jax.jit(in_batches).lower(on(ROWS, 64, 16)).compile().as_text()
+    assert re.search(r"f32\[(1,)?8,16\][^=]*tanh\(", text)
+
+
+def test_what_a_program_asks_to_be_cut_has_a_line():
+    """An uneven constraint: what comes in and out is whole."""
+
+    def fun(x):
+        return lax.with_sharding_constraint(x * 2, ROWS).sum(1)
+
+    report = sm.explain(jax.jit(fun))(on(None, 100, 16))
+    (axis,) = report.axes
+    assert (axis.name, axis.devices) == ("i", 8)
+    assert "dimension 0 of a value at tests/explain/read/test_sharded" in axis.running
+
+
+def test_devices_that_get_something_of_their_own_are_not_alike():
+    mapped = jax.shard_map(
+        lambda x: lax.psum_scatter(x, "i", tiled=True),
+        mesh=LINE,
+        in_specs=P(),
+        out_specs=P("i"),
+        check_vma=False,
+    )
+    assert not sm.explain(mapped)(on(None, 64, 4)).axes[0].is_repeated

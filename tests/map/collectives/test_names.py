@@ -313,6 +313,7 @@ def test_a_map_called_as_the_mesh_calls_another_axis(spmap):
 # jax.vmap around
 
 
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @both_lowerings

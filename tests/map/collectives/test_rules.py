@@ -181,6 +181,7 @@ def test_arrays_without_entries(spmap, size):
     assert_same(jax.jit(spmap(fun, **options))(*args), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(2, 4), (3, 3), (16, 2)])
@@ -281,6 +282,7 @@ NESTED = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("shape", "lowering"),

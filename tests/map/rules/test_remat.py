@@ -159,7 +159,7 @@ def test_nested_maps(spmap, policy):
         assert counts[0] == counts[1]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @SOME_POLICIES
 def test_around_it(policy):
     """Under vmap, in scan, of mesh_map, in a map, and differentiated twice."""

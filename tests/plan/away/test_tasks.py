@@ -62,6 +62,14 @@ def test_a_mapped_file_is_read_and_written_there(mapped, tmp_path):
     assert made.traffic()[:2] == (2**23, 2**23)
 
 
+@pytest.mark.parametrize(("pieces", "are_combined"), [(16, False), (17, True)])
+def test_partial_results_come_back_at_most(pieces, are_combined):
+    x = np.ones((34, 8), np.float32)
+    told = str(plan(lambda x: x.max(0), x, in_slices={0: pieces}).traffic(x))
+    combined = ", or a part where workers combine them: 16 into one"
+    assert told.endswith(f"result: {32 * pieces} B come back{combined * are_combined}")
+
+
 def test_what_is_read_is_not_written_over_there(mapped):
     """A shard that was half written could not be tried again."""
     want = scaled(np.asarray(mapped))

@@ -27,6 +27,7 @@ NAMED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", ["gamma", "poisson", pytest.param("beta", marks=pytest.mark.deep)]
 )

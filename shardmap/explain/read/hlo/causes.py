@@ -203,7 +203,7 @@ def _sent_on(seen: _Seen) -> Cause | None:
     if _stays_somewhere(seen.sent):
         return Cause(
             "what a device has is wanted on another one, as the mesh axes cut the "
-            f"array in another order, {_wanted(seen)}: {seen.becomes}",
+            f"array in another order: {_wanted(seen)}, {seen.becomes}",
             _SAME_LAYOUT,
         )
     return Cause(

@@ -221,7 +221,8 @@ def _short_axes(
     found.append(
         Remark(
             f"{name} of {axis.size:,} runs on {num_devices:,} of {available:,} "
-            f"devices: {available - num_devices:,} are idle",
+            f"devices: {available - num_devices:,} "
+            f"{'is' if available - num_devices == 1 else 'are'} idle",
             "A longer axis, or a second one inside, has work for the others.",
             axis.source,
         )

@@ -41,15 +41,20 @@ def likeness(jaxpr: AnyJaxpr) -> Hashable:
             return atom.aval, _thing(atom.val)
         return numbers.setdefault(atom, len(numbers)), atom.aval
 
+    # Most equations share one, whose text is long.
+    contexts: dict[int, str] = {}
     equations = []
     arguments = tuple(map(told, (*inner.constvars, *inner.invars)))
     for equation in inner.eqns:
         ins = tuple(map(told, equation.invars))
         outs = tuple(map(told, equation.outvars))
         # Where it runs, and how, may stand beside its parameters.
-        around = repr(equation.ctx), tuple(sorted(map(repr, equation.effects)))
+        around = contexts.get(id(equation.ctx))
+        if around is None:
+            around = contexts[id(equation.ctx)] = repr(equation.ctx)
+        effects = tuple(sorted(map(repr, equation.effects)))
         params = _thing(equation.params)
-        equations.append((equation.primitive, params, around, ins, outs))
+        equations.append((equation.primitive, params, around, effects, ins, outs))
     results = tuple(map(told, inner.outvars))
     consts = tuple(map(_thing, getattr(jaxpr, "consts", ())))
     return arguments, consts, tuple(equations), results
@@ -63,7 +68,8 @@ def _thing(thing: Any) -> Hashable:
     if isinstance(thing, tuple | list):
         return kind, tuple(map(_thing, thing))
     if isinstance(thing, Mapping):
-        return kind, tuple((key, _thing(thing[key])) for key in sorted(thing))
+        keys = sorted(thing, key=repr)
+        return kind, tuple((key, _thing(thing[key])) for key in keys)
     if isinstance(thing, np.ndarray | np.generic) and thing.nbytes <= COMPARED:
         if thing.dtype != object:
             return kind, str(thing.dtype), thing.shape, thing.tobytes()

@@ -52,6 +52,9 @@ class Scanned(NamedTuple):
 class Scan(Inner):
     """``scan``: consts, carries, and a leading axis that is run along."""
 
+    first_row = 0
+    """Where in the operands that it runs along it begins."""
+
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
         super().__init__(node)
         params = node.params
@@ -92,8 +95,9 @@ class Scan(Inner):
             carry = grown
         # A carried box that the body does not read still enters as it leaves.
         needed = [*needs[: self.consts], *carry]
+        read = along[0] + self.first_row, along[1] + self.first_row
         for box in needs[self.consts + self.carries :]:
-            needed.append(None if box is None else (along, *box))
+            needed.append(None if box is None else (read, *box))
         made = [*carry, *[None if b is None else (along, *b) for b in inner]]
         shapes, begins = crops(boxes, made)
         length = along[1] - along[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -113,7 +114,8 @@ def every_branch(
     results = [inline(jaxpr, operands) for jaxpr in branches]
 
     def choose(index: jax.Array, *cases: jax.Array) -> jax.Array:
-        which = lax.clamp(0, index.astype("int32"), len(cases) - 1)
+        last = np.int32(len(cases) - 1)
+        which = lax.clamp(np.int32(0), index.astype("int32"), last)
         return lax.select_n(which, *cases)
 
     found = []

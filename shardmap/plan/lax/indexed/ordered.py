@@ -91,7 +91,7 @@ class Landings(Places):
     def most_together(self) -> int:
         """How many go to the place to which most do."""
         _, counts = np.unique(self.places, return_counts=True)
-        return int(counts.max())
+        return int(np.max(counts))
 
     def reads(self, result: Interval) -> tuple[Interval, int, int]:
         places, count = self.places, self.size

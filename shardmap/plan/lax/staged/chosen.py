@@ -9,6 +9,7 @@ from shardmap.plan.engine.nodes import Node, Operand, Rewrite, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, meet
 from shardmap.plan.lax import prefix
+from shardmap.plan.lax.control import along
 from shardmap.plan.lax.staged import once, recut, select, sort, tall, top
 
 
@@ -23,6 +24,7 @@ class Chosen:
         self.recut: dict[int, tuple[Node, int, Cut]] = {}
         self.selected: list[select.Selections] = []
         self.once: dict[once.Known, once.Change] = {}
+        self.scans: dict[int, tuple[Node, Cut]] = {}
         self._may_be_once = True
 
     def more(self, analysis: Analysis) -> bool:
@@ -53,8 +55,14 @@ class Chosen:
             if each not in self.recut and each not in selected.sorts
         }
         self.recut |= changed
-        along = new(prefix.KINDS)
-        self.running += [(node, cut(node, node.params["axis"])) for node in along]
+        scans = {
+            each: change
+            for each, change in along.changes(analysis).items()
+            if each not in self.scans
+        }
+        self.scans |= scans
+        running = new(prefix.KINDS)
+        self.running += [(node, cut(node, node.params["axis"])) for node in running]
         largest = new([p.top_k_p])
         self.largest += [(node, cut(node, -1)) for node in largest]
         sorts = new([p.sort_p], (*self.recut, *selected.sorts))
@@ -65,8 +73,8 @@ class Chosen:
         self._may_be_once = wanted is not None
         passes = {k: v for k, v in (wanted or {}).items() if k not in self.once}
         self.once |= passes
-        others = sorts or selected.sorts or high or passes
-        return bool(changed or along or largest or others)
+        others = sorts or selected.sorts or high or passes or scans
+        return bool(changed or running or largest or others)
 
     def rewrites(self) -> list[Mapping[Any, Rewrite]]:
         """How they are written; where several know a primitive, the last one first."""
@@ -74,6 +82,7 @@ class Chosen:
             prefix.rewrite(self.running),
             top.rewrite(self.largest),
             tall.rewrite(self.tall),
+            along.rewrite(self.scans),
         ]
         if self.sorted:
             found.append({p.sort_p: sort.rewrite(self.sorted)})

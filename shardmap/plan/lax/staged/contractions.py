@@ -35,6 +35,7 @@ from shardmap.plan.lax.staged.statistics import (
     Kind,
     constant_along,
     moved,
+    short,
 )
 
 SMALLER = 8
@@ -221,14 +222,6 @@ def write(
     return _weighted(program, found, params, products, numbers, source)
 
 
-def _short(x: jax.Array, perm: Perm, axes: Sequence[int]) -> jax.Array:
-    """The axes of an operand, of length 1 where it is summed over."""
-    x = lax.transpose(x, perm)
-    for axis in axes:
-        x = lax.slice_in_dim(x, 0, 1, axis=axis)
-    return x
-
-
 def _centred(
     program: Program,
     found: Contraction,
@@ -247,7 +240,7 @@ def _centred(
         pairs = [*zip(rows[::2], rows[1::2], strict=True)]
         perms = [side.perm for side in found.sides]
         centres = [
-            _short(c, perm, axes)
+            short(c, perm, axes)
             for c, perm, axes in zip(pairs[0], perms, params.dims[0], strict=True)
         ]
         others = [
@@ -285,10 +278,10 @@ def _weighted(
     ) -> jax.Array:
         below = None
         if side.divisor is not None:
-            below = _short(divisor[0], side.divisor[1], axes)
+            below = short(divisor[0], side.divisor[1], axes)
         sums, own = (lax.transpose(x, side.perm) for x in (sums, own))
-        short = _short(centre, side.perm, axes)
-        return all_weighted(params, products, short, below, sums, own)
+        middle = short(centre, side.perm, axes)
+        return all_weighted(params, products, middle, below, sums, own)
 
     operands = [products, part(1), part(2), side.centre]
     if side.divisor is not None:

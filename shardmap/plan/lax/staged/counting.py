@@ -6,7 +6,7 @@ Each digit takes a stage, which reads everything once and keeps some numbers. Na
 last, as in a sort, and -0.0 before 0.0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,8 @@ from jax import lax
 
 from shardmap.plan.engine.factors import Factors, Local
 from shardmap.plan.engine.nodes import Node, Operand, Program, traced
-from shardmap.plan.engine.rules import Reason, RuleMaker
+from shardmap.plan.engine.rules import Factor, Need, Reason, RuleMaker
+from shardmap.plan.engine.slices import Box, Interval
 from shardmap.plan.lax.prefix import Step
 
 COUNTED, DIGITS = Step("elements counted"), Step("next digit")
@@ -89,15 +90,35 @@ def from_ordered(found: jax.Array, dtype: np.dtype) -> jax.Array:
     return lax.bitcast_convert_type(found, dtype)
 
 
+class OfDigit(Factors):
+    """A rule whose emitter gets, behind the operands, which digit it is about.
+
+    It is handed over as positions are, so that all digits share one function.
+    """
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        need = super().backward(boxes, loops)
+        return need._replace(starts=(self.node.params["shift"], *need.starts))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        shift, *rest = starts
+        return super().emit([*values, shift], static, rest)
+
+
 def how_many_below(node: Node) -> Factors:
     """``i j, k j -> b k j; i add``: how many of a row have a lower digit than each."""
-    axis, shift = node.params["axis"], node.params["shift"]
+    axis = node.params["axis"]
     rank = len(node.in_shapes[0])
     operand = ["counted" if k == axis else k for k in range(rank)]
     low = ["place" if k == axis else k for k in range(rank)]
 
     def emitter(local: Local) -> Sequence[Any]:
-        keys, low = ordered(local.values[0]), local.values[1]
+        operand, low, shift = local.values
+        keys = ordered(operand)
         rows = jnp.moveaxis(low, axis, 0)
         found = []
         for row in range(rows.shape[0]):
@@ -107,11 +128,13 @@ def how_many_below(node: Node) -> Factors:
                 return jnp.sum(keys < bound, axis, dtype=jnp.int32)
 
             # One after the other: the comparisons are not kept.
-            steps = np.arange(1, 2**DIGIT).astype(rows.dtype) << shift
-            found.append(lax.map(below, jnp.asarray(steps)))
+            steps = jnp.arange(1, 2**DIGIT, dtype=rows.dtype)
+            found.append(
+                lax.map(below, steps << lax.convert_element_type(shift, rows.dtype))
+            )
         return [jnp.stack(found, axis + 1)]
 
-    return Factors(
+    return OfDigit(
         node,
         [operand, low],
         [["bound", *low]],
@@ -124,17 +147,16 @@ def how_many_below(node: Node) -> Factors:
 
 def next_digit(node: Node) -> Factors:
     """``k j, b k j, k j -> k j``: the digit whose elements have the place."""
-    shift = node.params["shift"]
     shape, _, ranks = node.in_shapes
     axes = range(len(shape))
     wanted = [k if ranks[k] == shape[k] else None for k in axes]
 
     def emitter(local: Local) -> Sequence[Any]:
-        low, below, ranks = local.values
+        low, below, ranks, shift = local.values
         digit = jnp.sum(below <= ranks[None], 0, dtype=low.dtype)
-        return [low + (digit << np.array(shift, low.dtype))]
+        return [low + (digit << lax.convert_element_type(shift, low.dtype))]
 
-    return Factors(
+    return OfDigit(
         node,
         [axes, ["bound", *axes], wanted],
         [axes],

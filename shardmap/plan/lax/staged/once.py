@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Equation
@@ -49,6 +48,7 @@ from shardmap.plan.lax.staged.statistics import (
     counts_of,
     moved,
     place_of,
+    short,
     unmoved,
 )
 
@@ -299,8 +299,7 @@ def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
         numbers = range(1, known.kind.numbers)
 
         def together(centre: jax.Array, *parts: jax.Array) -> jax.Array:
-            for axis in axes:
-                centre = lax.slice_in_dim(centre, 0, 1, axis=axis)
+            centre = short(centre, range(len(known.operand.shape)), axes)
             if known.kind is SQUARES:
                 return all_squares(centre, counts, axes, *parts)
             return all_exponentials(centre, axes, *parts)

@@ -57,9 +57,9 @@ def axes_of(edges: Edges) -> tuple[int, ...]:
 
 def constant_along(c: Operand, axes: Sequence[int]) -> Operand | None:
     """A value that is the same all along these axes; None if it may not be."""
-    if not isinstance(c, Value):
+    if not isinstance(c, Value) or 0 < len(c.shape) <= max(axes):
         return None
-    if all(c.shape[axis] == 1 for axis in axes) and len(c.shape) > max(axes):
+    if all(c.shape[axis] == 1 for axis in axes if c.shape):
         return c
     node = c.producer
     if node is None or node.primitive is not p.broadcast_in_dim_p:
@@ -70,6 +70,16 @@ def constant_along(c: Operand, axes: Sequence[int]) -> Operand | None:
     dims = node.params["broadcast_dimensions"]
     sizes = dict(zip(dims, source.shape, strict=True))
     return c if all(sizes.get(axis, 1) == 1 for axis in axes) else None
+
+
+def short(x: jax.Array, perm: Sequence[int], axes: Sequence[int]) -> jax.Array:
+    """A transpose of what is the same along axes, which get length 1."""
+    if not x.ndim:
+        return lax.broadcast(x, [1] * len(perm))
+    x = lax.transpose(x, perm)
+    for axis in axes:
+        x = lax.slice_in_dim(x, 0, 1, axis=axis)
+    return x
 
 
 def unmoved(x: Value) -> tuple[Value, tuple[int, ...]]:

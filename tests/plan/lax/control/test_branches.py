@@ -52,3 +52,12 @@ def test_a_result_of_a_literal():
         return lax.cond(k > 0, lambda x: (x, 1.0), lambda x: (x * 2, 0.0), x)
 
     check_cut(fun, np.int32(1), X, in_slices=(None, {0: 4}))
+
+
+def test_branches_with_sums_in_64_bits():
+    def fun(x):
+        return lax.cond(x[0, 0] > 0, lambda x: x - x.mean(), lambda x: x * 2, x)
+
+    with jax.enable_x64(True):
+        for x in (X.astype(np.float64) + 9, X.astype(np.float64) - 9):
+            check_cut(fun, x, in_slices={0: 4}, tolerance=1e-12)

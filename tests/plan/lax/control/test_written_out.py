@@ -110,14 +110,6 @@ def test_a_long_loop_stays_a_loop(monkeypatch):
     assert "mixes this axis" in made.explain()
 
 
-def test_the_axis_that_a_loop_runs_along_is_told():
-    def fun(x):
-        return lax.scan(lambda c, r: (jnp.tanh(c + r), c), x[0], x)
-
-    made = plan(fun, X, in_slices=({0: 2},))
-    assert "each step of the loop needs the one before it" in made.explain()
-
-
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_branches_that_shift_or_use_sums(which):
     def fun(k, x):

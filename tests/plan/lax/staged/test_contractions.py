@@ -29,6 +29,13 @@ def correlation(x, y):
     return (a * b).sum(0) / jnp.sqrt((a * a).sum(0) * (b * b).sum(0))
 
 
+def of_vectors(x, y):
+    """The centres are numbers."""
+    a, b = x.sum(1), y[:, 0]
+    a, b = a - a.mean(), b - b.mean()
+    return a @ b / jnp.sqrt((a * a).sum() * (b * b).sum())
+
+
 def whitened(x):
     """What needs the covariance comes later."""
     return (x - x.mean(0, keepdims=True)) @ jnp.linalg.cholesky(
@@ -59,6 +66,7 @@ COVARIANCES = {
     ),
     "of two": (cross, (X, Y), 1),
     "elementwise": (correlation, (X, Y), 1),
+    "of vectors": (of_vectors, (X, Y[:, :1]), 1),
     "of what is made of it": (lambda x: covariance(jnp.sin(x) * 2), (X,), 1),
     "whitened": (whitened, (X,), 2),
 }

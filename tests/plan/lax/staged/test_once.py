@@ -32,6 +32,8 @@ CASES = {
     "mean and variance": (lambda x: (x.mean(0), x.var(0)), 1),
     "standardised": (standardised, 2),
     "a product with itself": (product_with_itself, 1),
+    "around one number": (lambda x: ((x - x.mean()) ** 2).sum(), 1),
+    "exponentials around one number": (lambda x: jnp.exp(x - x.max()).sum(), 1),
     "softmax": (lambda x: jax.nn.softmax(x, 0), 2),
     "log-softmax": (lambda x: jax.nn.log_softmax(x, 0), 2),
     "log-sum-exp": (lambda x: jax.nn.logsumexp(x, 0), 1),

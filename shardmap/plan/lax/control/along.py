@@ -1,0 +1,170 @@
+"""A scan that is cut along the axis it runs along: the same scan, piece by piece.
+
+Each piece is a stage of its own, as it begins with what the one before has carried. It
+reads its own steps only, so that what these are made of is there for one piece at a
+time.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.primitives import scan_counts
+from shardmap._jax.types import Equation
+from shardmap.plan.engine.factors import RuleTable
+from shardmap.plan.engine.nodes import (
+    Calls,
+    Node,
+    Operand,
+    Program,
+    Rewrite,
+    Value,
+    avals,
+)
+from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.rules import (
+    UNCUT,
+    Cut,
+    Factor,
+    Forward,
+    Link,
+    Need,
+    Rule,
+    meet,
+)
+from shardmap.plan.engine.slices import Box, Edges, Interval
+from shardmap.plan.lax.control.inner import ALONG
+from shardmap.plan.lax.control.loops import Scan
+from shardmap.plan.lax.prefix import Step
+
+PIECE, JOINED = Step("piece of a scan"), Step("steps of a scan")
+MOST_PIECES = 64
+"""Into how many pieces a scan is cut at most, as each is a stage."""
+
+
+def changes(analysis: Analysis) -> dict[int, tuple[Node, Cut]]:
+    """The scans that are cut along their own axis, by the id of their parameters."""
+    found = {}
+    for node in {each.node: None for each in analysis.ended if each.reason == ALONG}:
+        first = sum(scan_counts(node.params))
+        rows = [v for v in node.ins[first:] if isinstance(v, Value)]
+        cut = meet([analysis.cuts[v][0] for v in rows])
+        step = -(-(len(cut.at) + 1) // MOST_PIECES)
+        at = cut.at[step - 1 :: step]
+        if at:
+            found[id(node.params)] = node, cut._replace(at=at)
+    return found
+
+
+def rewrite(chosen: Mapping[int, tuple[Node, Cut]]) -> dict[Any, Rewrite]:
+    """Rewrites the equations that these nodes come from."""
+
+    def in_pieces(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> Sequence[Operand] | None:
+        if id(equation.params) not in chosen:
+            return None
+        _, cut = chosen[id(equation.params)]
+        params = equation.params
+        consts, carries = scan_counts(params)
+        made = avals(equation.outvars)
+        edges = 0, *cut.at, params["length"]
+        carry: Sequence[Operand] = ins[consts : consts + carries]
+        steps: list[Sequence[Operand]] = []
+        pieces = list(itertools.pairwise(edges))
+        for begin, end in reversed(pieces) if params["reverse"] else pieces:
+            own = {**params, "length": end - begin, "first_row": begin}
+            rows = [aval.update(shape=(end - begin, *aval.shape[1:])) for aval in made]
+            outs = program.add(
+                PIECE,
+                own,
+                [*ins[:consts], *carry, *ins[consts + carries :]],
+                [*made[:carries], *rows[carries:]],
+                source,
+            )
+            carry = outs[:carries]
+            steps.append(outs[carries:])
+        if params["reverse"]:
+            steps.reverse()
+        own = {"edges": edges, "origins": sorted(cut.origins)}
+        joined = [
+            program.add(JOINED, own, parts, [aval], source)[0]
+            for parts, aval in zip(
+                zip(*steps, strict=True), made[carries:], strict=True
+            )
+        ]
+        return [*carry, *joined]
+
+    return {p.scan_p: in_pieces} if chosen else {}
+
+
+class Piece(Scan):
+    """Some steps of a scan, from what those before them carry."""
+
+    once = True
+
+    def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
+        super().__init__(node, table, calls)
+        self.first_row = node.params["first_row"]
+        self.shared_out = frozenset(range(self.consts + self.carries, len(node.ins)))
+
+    def steps(self) -> int:
+        length = self.node.params["length"]
+        first = self.consts + self.carries
+        rows = self.node.ins[first:]
+        others = sum(x.aval.size * (1 - length / x.shape[0]) for x in rows)
+        return super().steps() - int(others)
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        first = self.consts + self.carries
+        rows = [[UNCUT, *row[1:]] for row in cuts[first:]]
+        return super().forward([*cuts[:first], *rows])
+
+
+class Joined(Rule):
+    """The steps of all pieces, one piece after the other."""
+
+    cheap = True
+    each = 1
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.edges = Edges(node.params["edges"])
+        self.shared_out = frozenset(range(len(node.ins)))
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        at, origins = self.node.params["edges"][1:-1], self.node.params["origins"]
+        others = [meet(each) for each in zip(*(row[1:] for row in cuts), strict=True)]
+        return Forward([[Cut(at, False, frozenset(origins)), *others]])
+
+    def links(self) -> list[list[Link]]:
+        return [
+            [Link("out", 0, axis), *(Link("in", k, axis) for k in range(len(ins)))]
+            for ins in [self.node.ins]
+            for axis in range(1, len(self.node.out_shapes[0]))
+        ]
+
+    def backward(
+        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
+    ) -> Need:
+        [box] = boxes
+        assert box is not None
+        (begin, end), *rest = box
+        needed: list[Box | None] = []
+        for k in range(len(self.node.ins)):
+            first, last = self.edges.at(k), self.edges.at(k + 1)
+            part = max(begin, first) - first, min(end, last) - first
+            needed.append((part, *rest) if part[0] < part[1] else None)
+        if not any(needed):  # An empty box still has its other axes.
+            needed[0] = ((0, 0), *rest)
+        return Need(tuple(needed))
+
+    def emit(
+        self, values: Sequence[Any], static: Any, starts: Sequence[jax.Array]
+    ) -> Sequence[Any]:
+        parts = [value for value in values if value is not None]
+        return parts if len(parts) == 1 else [lax.concatenate(parts, 0)]
