@@ -34,8 +34,8 @@ from shardmap.plan.lax.staged.statistics import (
     Edges,
     Kind,
     constant_along,
-    moved,
     short,
+    unmoved,
 )
 
 SMALLER = 8
@@ -53,14 +53,14 @@ class Side(NamedTuple):
       value: ``x``.
       perm: which axis of it each axis of the operand is.
       kind: the statistic; None for the operand as it is.
-      centre: ``c``, with the axes of ``x``.
-      divisor: what an exponential is divided by, and its axes, as in ``perm``.
+      centre: ``c``, and its axes, as in ``perm``.
+      divisor: what an exponential is divided by, and its axes.
     """
 
     value: Value
     perm: Perm
     kind: Kind | None = None
-    centre: Operand | None = None
+    centre: tuple[Operand, Perm] | None = None
     divisor: tuple[Operand, Perm] | None = None
 
 
@@ -105,7 +105,9 @@ def _side(operand: Value, axes: Sequence[int]) -> Side:
             if centre is None or not isinstance(x, Value) or x.shape != value.shape:
                 break
             kind = EXPONENTIALS if exponential else SQUARES
-            return Side(x, perm, kind, centre, divisor)
+            base, of = unmoved(x)
+            moved = tuple(of[axis] for axis in perm)
+            return Side(base, moved, kind, (centre, perm), divisor)
         value = node.ins[0]
     return Side(operand, tuple(range(len(operand.shape))))
 
@@ -172,7 +174,8 @@ def params_of(analysis: Analysis, node: Node, found: Contraction) -> Params | No
         return None
     kinds = tuple(side.kind for side in found.sides)
     assert len(kinds) == 2
-    return Params(found.dims, kinds, place, edges, found.precision)
+    one, other = (side.perm for side in found.sides)
+    return Params(found.dims, (one, other), kinds, place, edges, found.precision)
 
 
 def edges_of_sides(found: Contraction, params: Params) -> list[Edges | None]:
@@ -203,10 +206,13 @@ def write(
       parts: gives the statistics of the pieces of a value.
       source: where the user wrote it.
     """
-    operands = [moved(program, s.value, s.perm, source) for s in found.sides]
+    operands = [side.value for side in found.sides]
     one = jax.eval_shape(
         functools.partial(lax.dot_general, dimension_numbers=params.dims),
-        *(jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in operands),
+        *(
+            jax.ShapeDtypeStruct([s.value.shape[k] for k in s.perm], s.value.aval.dtype)
+            for s in found.sides
+        ),
     )
     made = jax.core.ShapedArray((len(params.edges) - 1, *one.shape), one.dtype)
     [own] = program.add(PRODUCTS, {"params": params}, operands, [made], source)
@@ -239,9 +245,10 @@ def _centred(
     def together(products: jax.Array, *rows: jax.Array) -> jax.Array:
         pairs = [*zip(rows[::2], rows[1::2], strict=True)]
         perms = [side.perm for side in found.sides]
+        own = [side.centre[1] for side in found.sides if side.centre is not None]
         centres = [
             short(c, perm, axes)
-            for c, perm, axes in zip(pairs[0], perms, params.dims[0], strict=True)
+            for c, perm, axes in zip(pairs[0], own, params.dims[0], strict=True)
         ]
         others = [
             [lax.transpose(x, perm) for x, perm in zip(pair, perms, strict=True)]
@@ -250,7 +257,7 @@ def _centred(
         return all_centred(params, counts, products, centres, *others)
 
     operands: list[Operand] = [products]
-    operands += [side.centre for side in found.sides if side.centre is not None]
+    operands += [side.centre[0] for side in found.sides if side.centre is not None]
     for number in (2, 3):
         operands += [part(number) for part in numbers if part is not None]
     return program.inline(traced(together, operands), operands, source)
@@ -268,6 +275,7 @@ def _weighted(
     side, axes, part = found.sides[number], params.dims[0][number], numbers[number]
     assert part is not None
     assert side.centre is not None
+    centre_of, centre_perm = side.centre
 
     def together(
         products: jax.Array,
@@ -280,10 +288,10 @@ def _weighted(
         if side.divisor is not None:
             below = short(divisor[0], side.divisor[1], axes)
         sums, own = (lax.transpose(x, side.perm) for x in (sums, own))
-        middle = short(centre, side.perm, axes)
+        middle = short(centre, centre_perm, axes)
         return all_weighted(params, products, middle, below, sums, own)
 
-    operands = [products, part(1), part(2), side.centre]
+    operands = [products, part(1), part(2), centre_of]
     if side.divisor is not None:
         operands.append(side.divisor[0])
     return program.inline(traced(together, operands), operands, source)

@@ -38,7 +38,7 @@ from shardmap.plan.engine.rules import (
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, Window
 from shardmap.plan.lax.prefix import Step
-from shardmap.plan.lax.staged.statistics import SQUARES, Kind, Pieces
+from shardmap.plan.lax.staged.statistics import Kind, Pieces, away
 
 PRODUCTS = Step("products of pieces")
 
@@ -51,7 +51,8 @@ class Params(NamedTuple):
     """What tells the products of one equation from those of another.
 
     Attributes:
-      dims: the axes.
+      dims: the axes, of operands as the equation has them.
+      perms: which axis of the values that are read each of these axes is.
       kinds: of which kind each operand is, None for one that is taken as it is.
       place: which of the contracted axes is cut.
       edges: where its pieces lie.
@@ -59,6 +60,7 @@ class Params(NamedTuple):
     """
 
     dims: Dims
+    perms: tuple[Axes, Axes]
     kinds: tuple[Kind | None, Kind | None]
     place: int
     edges: tuple[int, ...]
@@ -84,21 +86,34 @@ def dot(a: jax.Array, b: jax.Array, dims: Dims, precision: Any) -> jax.Array:
     return lax.transpose(total, [left.index(axis) for axis in batch])
 
 
-def _of_piece(x: jax.Array, kind: Kind | None, axes: Sequence[int]) -> jax.Array:
-    """An operand as it goes into the product: with its piece's own centre."""
-    if kind is None:
-        return x
-    axes = tuple(sorted(axes))
-    *_, centre = kind.of_piece(x, axes, *[0] * len(axes))
-    away = x - lax.broadcast_in_dim(centre, x.shape, range(x.ndim))
-    return away if kind is SQUARES else lax.exp(away)
-
-
 def of_piece(x: jax.Array, y: jax.Array, params: Params) -> jax.Array:
-    """The product of one piece, which has a number of its own in front."""
-    (left, right), (kind, other) = params.dims[0], params.kinds
-    ends = _of_piece(x, kind, left), _of_piece(y, other, right)
-    return dot(*ends, params.dims, params.precision)[None]
+    """The product of one piece, which has a number of its own in front.
+
+    The values are not moved, as copies of them would take memory: the result is.
+    """
+    (left, right), (one, other) = params.dims[0], params.perms
+    own = [
+        (tuple(sorted(perm[axis] for axis in axes)), kind)
+        for perm, axes, kind in zip(
+            params.perms, params.dims[0], params.kinds, strict=True
+        )
+    ]
+    a = x if own[0][1] is None else away(x, own[0][0], own[0][1])
+    if x is y and own[0] == own[1]:
+        b = a
+    else:
+        b = y if own[1][1] is None else away(y, own[1][0], own[1][1])
+    batch = params.dims[1]
+    dims: Dims = (
+        (tuple(one[k] for k in left), tuple(other[k] for k in right)),
+        (tuple(one[k] for k in batch[0]), tuple(other[k] for k in batch[1])),
+    )
+    found = dot(a, b, dims, params.precision)
+    order = list(range(len(batch[0])))
+    for side, perm in enumerate(params.perms):
+        free = [perm[axis] for axis in free_axes(params.dims, side, len(perm))]
+        order += [len(order) + sorted(free).index(axis) for axis in free]
+    return lax.transpose(found, order)[None]
 
 
 def all_centred(
@@ -110,13 +125,13 @@ def all_centred(
     means: Sequence[jax.Array],
 ) -> jax.Array:
     """The product of all, from what is taken of pieces, in the axes of operands."""
-    away, other = (mean - centre for mean, centre in zip(means, centres, strict=True))
-    shape = [1] * away.ndim
+    off, other = (mean - centre for mean, centre in zip(means, centres, strict=True))
+    shape = [1] * off.ndim
     shape[params.dims[0][0][params.place]] = len(counts)
-    count = jnp.asarray(counts.reshape(shape), away.dtype)
+    count = jnp.asarray(counts.reshape(shape), off.dtype)
     product = functools.partial(dot, dims=params.dims, precision=lax.Precision.HIGHEST)
-    more = product(away, rests[1]) + product(rests[0], other)
-    return products.sum(0) + (more + product(count * away, other))
+    more = product(off, rests[1]) + product(rests[0], other)
+    return products.sum(0) + (more + product(count * off, other))
 
 
 def all_weighted(
@@ -160,19 +175,22 @@ class Products(Rule):
         self.node = node
         self.params: Params = node.params["params"]
         self.edges = Edges(self.params.edges)
-        ranks = [len(shape) for shape in node.in_shapes]
-        _, batch = self.params.dims
-        free = [free_axes(self.params.dims, side, ranks[side]) for side in (0, 1)]
+        dims, perms = self.params.dims, self.params.perms
         # Of each axis of the result, the operands' axes that it is.
         self._sources: list[list[tuple[int, int]]] = [
-            [(0, a), (1, b)] for a, b in zip(*batch, strict=True)
+            [(0, perms[0][a]), (1, perms[1][b])] for a, b in zip(*dims[1], strict=True)
         ]
-        self._sources += [[(side, a)] for side in (0, 1) for a in free[side]]
+        self._sources += [
+            [(side, perm[axis])]
+            for side, perm in enumerate(perms)
+            for axis in free_axes(dims, side, len(perm))
+        ]
         place = self.params.place
-        self._cut = [(side, self.params.dims[0][side][place]) for side in (0, 1)]
+        self._cut = [(side, perms[side][dims[0][side][place]]) for side in (0, 1)]
 
     def steps(self) -> int:
-        contracted = [self.node.in_shapes[0][axis] for axis in self.params.dims[0][0]]
+        shape, perm = self.node.in_shapes[0], self.params.perms[0]
+        contracted = [shape[perm[axis]] for axis in self.params.dims[0][0]]
         return int(np.prod([*contracted, *self.node.out_shapes[0][1:]]))
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
@@ -216,8 +234,10 @@ class Products(Rule):
         start, found = 0, []
         for length in static:
             x, y = (
-                lax.slice_in_dim(values[side], start, start + length, axis=axis)
-                for side, axis in self._cut
+                value
+                if len(static) == 1
+                else lax.slice_in_dim(value, start, start + length, axis=axis)
+                for value, (_, axis) in zip(values, self._cut, strict=True)
             )
             found.append(of_piece(x, y, self.params))
             start += length

@@ -138,10 +138,15 @@ def _like(x: jax.Array, rows: Any) -> jax.Array:
     return lax.broadcast_in_dim(rows, x.shape, range(x.ndim))
 
 
-def _squares(x: jax.Array, axes: tuple[int, ...], *starts: Any) -> Sequence[jax.Array]:
+def _mean(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The sum and the mean."""
     count = math.prod(x.shape[axis] for axis in axes)
     total = _summed(x, axes, lambda rows: rows)
-    mean = total / np.asarray(count, x.dtype)
+    return total, total / np.asarray(count, x.dtype)
+
+
+def _squares(x: jax.Array, axes: tuple[int, ...], *starts: Any) -> Sequence[jax.Array]:
+    total, mean = _mean(x, axes)
     rest = _summed(x, axes, lambda rows: rows - _like(rows, mean))
     squares = _summed(x, axes, lambda rows: lax.square(rows - _like(rows, mean)))
     return total, squares, rest, mean
@@ -155,9 +160,9 @@ def all_squares(
     rest: jax.Array,
     mean: jax.Array,
 ) -> jax.Array:
-    away = mean - _like(mean, centre)
+    off = mean - _like(mean, centre)
     two, count = np.asarray(2, mean.dtype), _like(mean, counts.astype(mean.dtype))
-    own = squares + away * (two * rest + count * away)
+    own = squares + off * (two * rest + count * off)
     # Rounded, what is 0 may be a little less.
     return lax.reduce_sum(lax.max(own, lax.full_like(own, 0)), axes)
 
@@ -169,6 +174,14 @@ def _exponentials(
     centre = _finite(largest)
     sums = _summed(x, axes, lambda rows: lax.exp(rows - _like(rows, centre)))
     return largest, sums, centre
+
+
+def away(x: jax.Array, axes: tuple[int, ...], kind: "Kind") -> jax.Array:
+    """A piece around its own centre, of an exponential its exponentials."""
+    if kind is SQUARES:
+        return x - _like(x, _mean(x, axes)[1])
+    largest = lax.expand_dims(lax.reduce_max(x, axes), axes)
+    return lax.exp(x - _like(x, _finite(largest)))
 
 
 def _finite(x: jax.Array) -> jax.Array:
