@@ -126,7 +126,7 @@ def with_devices(
         counts = (shards or {}).get(number, ())
         if axis.kind == "loop" and counts and counts[0] > 1:
             axis = _step_on_devices(axis, counts[0])
-        if axis.kind == "vmap" and not _is_in_map(axes, axis):
+        if axis.kind == "vmap" and not _is_of_map(axes, number):
             found = _devices_of(axis, cuts, counts, used, mesh)
             if found is not None:
                 used.update(found.names)
@@ -152,12 +152,19 @@ def with_devices(
     )
 
 
-def _is_in_map(axes: Sequence[Axis], axis: Axis) -> bool:
+def _is_of_map(axes: Sequence[Axis], number: int) -> bool:
+    """Whether it is in a map, or a map in it: the map then says what is on devices."""
+    lines = [{place, *_around(axes, axis)} for place, axis in enumerate(axes)]
+    return any(
+        axis.kind in _OF_MAPS and (number in lines[place] or place in lines[number])
+        for place, axis in enumerate(axes)
+    )
+
+
+def _around(axes: Sequence[Axis], axis: Axis) -> Iterator[int]:
     while axis.inside is not None:
+        yield axis.inside
         axis = axes[axis.inside]
-        if axis.kind in _OF_MAPS:
-            return True
-    return False
 
 
 class _Devices(NamedTuple):
@@ -182,21 +189,24 @@ def _devices_of(
     mesh: Sequence[tuple[str, int]],
 ) -> _Devices | None:
     """The devices of a vmap, on mesh axes not used; None: all of it is on each."""
-    cuts = [cut for cut in cuts if cut.length == axis.size and not used & {*cut.names}]
+    fitting = [c for c in cuts if c.length == axis.size and not used & {*c.names}]
     if not counts:
-        names = {cut.names for cut in cuts}
+        names = {cut.names for cut in fitting}
         if len(names) == 1:
-            return _Devices(cuts[0].shards, cuts[0].names, cuts[0].path)
-        # Two ways to cut the same length: it cannot be told which one it is.
-        return _Devices(None) if names else None
+            return _Devices(fitting[0].shards, fitting[0].names, fitting[0].path)
+        # Two ways to cut the same length, or a length that no argument has.
+        return _Devices(None) if cuts else None
     for count in counts:
         if count == 1:
             return None
-        those = [cut for cut in cuts if cut.shards == count]
+        those = [cut for cut in fitting if cut.shards == count]
         possible = {cut.names for cut in those} or _names_of(count, used, mesh)
         if len(possible) == 1:
             path = those[0].path if those else None
             return _Devices(count, next(iter(possible)), path)
+        # The axes that it could be of may be those of a vmap around it.
+        if possible or not _names_of(count, set(), mesh):
+            return _Devices(count)
     return _Devices(counts[0])
 
 

@@ -164,6 +164,20 @@ def test_without_a_compiled_program_two_ways_to_cut_a_length_leave_it_open():
     assert (known.devices, known.vectorised) == (4, 16)
 
 
+def test_shards_that_no_mesh_axis_has_are_said_without_one():
+    axis = sm.explain(jax.vmap(score))(jnp.ones((64, 64))).axes[0]
+    mesh = [("a", 2), ("b", 2)]
+
+    def crossed(*counts):
+        (found,) = with_devices([axis], [], {0: counts}, mesh)
+        return found.devices, "mesh axis" in found.running
+
+    assert crossed(4) == (4, True)  # Both.
+    assert crossed(2, 1) == (2, False)  # One of them, or the other.
+    assert crossed(3, 1) == (3, False)  # Neither.
+    assert crossed(1, 4) == (1, False)
+
+
 def test_a_vmap_over_what_is_whole_stays_on_one():
     x = on(NamedSharding(LINE, P(None, "i")), 1000, 64)
     axes = sm.explain(jax.vmap(score))(x).axes

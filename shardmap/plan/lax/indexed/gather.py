@@ -7,7 +7,8 @@ axis gives parts: each shard takes what lies in its box, and zero for the rest. 
 places are known, and in order, a piece of them looks at a stretch of the axis instead.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +20,35 @@ from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.lax.indexed.iotas import counted
-from shardmap.plan.lax.indexed.ordered import ordered
+from shardmap.plan.lax.indexed.ordered import Places, ordered
 from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
 
 
-def gather(node: Node) -> Factors:
-    """See the module."""
+class _Named(NamedTuple):
+    """What the axes of a gather are called, and how the operand's are taken.
+
+    Attributes:
+      operand, indices, out: the factor of each axis.
+      wholes: the factors that are needed whole.
+      full: the operand's axes that are taken in full.
+      single: those of which single places are taken.
+      along: those whose places are the positions along an axis of the indices.
+      stretches: those whose places are known and in order.
+    """
+
+    operand: list[Axis]
+    indices: list[Axis]
+    out: list[Factor]
+    wholes: dict[Factor, Reason]
+    full: list[int]
+    single: list[int]
+    along: Mapping[int, int]
+    stretches: Mapping[int, Places]
+
+
+def _named(node: Node) -> _Named:
     numbers, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
     shape, indices_shape = node.in_shapes
     operand: list[Axis] = [f"o{axis}" for axis in range(len(shape))]
@@ -61,38 +83,20 @@ def gather(node: Node) -> Factors:
             single.remove(axis)
             operand[axis] = Windowed(indices[index_axis], places)
             stretches[axis] = places
+    return _Named(operand, indices, out, wholes, full, single, along, stretches)
+
+
+def gather(node: Node) -> Factors:
+    """See the module."""
+    named = _named(node)
     combiner = combiner_of(node)
     contracted: dict[Factor, str] = {}
-    for axis in single:
+    wholes = dict(named.wholes)
+    for axis in named.single:
         if combiner is None:
-            wholes[operand[axis]] = INDEXED
+            wholes[named.operand[axis]] = INDEXED
         else:
-            contracted[operand[axis]] = combiner
-
-    def emitter(local: Local) -> Sequence[Any]:
-        taken = list(sizes)
-        for axis in full:
-            taken[axis] = local.sizes[operand[axis]]
-        params = {**node.params, "slice_sizes": tuple(taken)}
-        values = list(local.values)
-        for axis, places in stretches.items():
-            column = numbers.start_index_map.index(axis)
-            if values[0].shape[axis] != places.size and values[1].size:
-                # In order, the least of them is where the shard's box starts.
-                start = jnp.min(values[1][..., column])
-                values[1] = _earlier(values[1], column, start)
-        for axis in along:
-            if local.sizes[operand[axis]] != shape[axis]:
-                column = numbers.start_index_map.index(axis)
-                values[1] = _earlier(values[1], column, local.starts[operand[axis]])
-        starts = {
-            axis: local.starts[operand[axis]]
-            for axis in single
-            if local.sizes[operand[axis]] != shape[axis]
-        }
-        if not starts:
-            return bind(node, values, params)
-        return [_part(node, values, params, starts)]
+            contracted[named.operand[axis]] = combiner
 
     def passes(combiner: str, pending: frozenset[int]) -> str | None:
         # What is filled in would be added once for each part.
@@ -100,14 +104,43 @@ def gather(node: Node) -> Factors:
 
     return Factors(
         node,
-        [operand, indices],
-        [out],
+        [named.operand, named.indices],
+        [named.out],
         contracted=contracted,
         wholes=wholes,
-        starts=[*contracted, *(operand[axis] for axis in along)],
-        emitter=emitter,
+        starts=[*contracted, *(named.operand[axis] for axis in named.along)],
+        emitter=functools.partial(_emitted, node, named),
         commutes=passes,
     )
+
+
+def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
+    """The equation for one shard."""
+    [shape, _], operand = node.in_shapes, named.operand
+    coordinates = node.params["dimension_numbers"].start_index_map
+    taken = list(node.params["slice_sizes"])
+    for axis in named.full:
+        taken[axis] = local.sizes[operand[axis]]
+    params = {**node.params, "slice_sizes": tuple(taken)}
+    values = list(local.values)
+    for axis, places in named.stretches.items():
+        column = coordinates.index(axis)
+        if values[0].shape[axis] != places.size and values[1].size:
+            # In order, the least of them is where the shard's box starts.
+            start = jnp.min(values[1][..., column])
+            values[1] = _earlier(values[1], column, start)
+    for axis in named.along:
+        if local.sizes[operand[axis]] != shape[axis]:
+            column = coordinates.index(axis)
+            values[1] = _earlier(values[1], column, local.starts[operand[axis]])
+    starts = {
+        axis: local.starts[operand[axis]]
+        for axis in named.single
+        if local.sizes[operand[axis]] != shape[axis]
+    }
+    if not starts:
+        return bind(node, values, params)
+    return [_part(node, values, params, starts)]
 
 
 def _earlier(index: jax.Array, column: int, start: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
 """The rule of ``scatter``: updates that go to given places."""
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,99 +19,133 @@ from shardmap.plan.lax.indexed.ordered import Landings, ordered
 from shardmap.plan.lax.indexed.places import WRITTEN, as_int32
 
 
+class _Named(NamedTuple):
+    """What the axes of a scatter are called.
+
+    Attributes:
+      operand, indices, updates: the factor of each axis.
+      wholes: the factors that are needed whole.
+      contracted: those that give parts.
+      windows: the operand's axes that have an axis in the updates.
+    """
+
+    operand: list[Factor]
+    indices: list[Axis]
+    updates: list[Axis]
+    wholes: dict[Factor, Reason]
+    contracted: dict[Factor, str]
+    windows: list[int]
+
+    def unite(self, index_axis: int, new: Axis) -> None:
+        """Makes an axis of indices and updates one loop with one of the operand."""
+        old = self.indices[index_axis]
+        self.wholes.pop(old, None)
+        self.contracted.pop(old, None)
+        self.indices[index_axis] = new
+        self.updates[:] = [new if each == old else each for each in self.updates]
+
+
+def _named(node: Node) -> _Named:
+    numbers = node.params["dimension_numbers"]
+    shape, indices_shape, updates_shape = node.in_shapes
+    indices: list[Axis] = [f"i{k}" for k in range(len(indices_shape))]
+    updates: list[Axis] = [None] * len(updates_shape)
+    batch_axes = [k for k in range(len(updates)) if k not in numbers.update_window_dims]
+    for place, factor in zip(batch_axes, indices[:-1], strict=True):
+        updates[place] = factor
+    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    named = _Named(
+        operand=list(range(len(shape))),
+        indices=indices,
+        updates=updates,
+        wholes={indices[-1]: WRITTEN},
+        contracted={},
+        windows=[axis for axis in range(len(shape)) if axis not in gone],
+    )
+    if combiner := COMBINERS.get(node.primitive):
+        named.contracted.update(dict.fromkeys(indices[:-1], combiner))
+    else:
+        named.wholes.update(dict.fromkeys(indices, WRITTEN))
+    _unite(node, named)
+    for axis, place in zip(named.windows, numbers.update_window_dims, strict=True):
+        updates[place] = axis
+        if updates_shape[place] != shape[axis]:
+            updates[place] = f"u{axis}"
+            named.wholes.update({f"u{axis}": WRITTEN, axis: WRITTEN})
+    return named
+
+
+def _unite(node: Node, named: _Named) -> None:
+    """Finds the axes of the indices that are one loop with one of the operand."""
+    numbers = node.params["dimension_numbers"]
+    taken = set()
+    for axis, index_axis in zip(
+        numbers.operand_batching_dims,
+        numbers.scatter_indices_batching_dims,
+        strict=True,
+    ):
+        taken.add(index_axis)
+        named.unite(index_axis, named.operand[axis])
+    for axis, index_axis in counted(node, numbers.scatter_dims_to_operand_dims).items():
+        if axis in numbers.inserted_window_dims and index_axis not in taken:
+            taken.add(index_axis)
+            named.unite(index_axis, named.operand[axis])
+    # Where they are known to go, and in order, a place sees those that go there.
+    for axis, (index_axis, landings) in _landings(node, taken).items():
+        named.unite(index_axis, Windowed(named.operand[axis], landings))
+
+
 def scatter(node: Node) -> Factors:
     """The operand's axes pass: each shard drops the updates that go elsewhere.
 
     Updates that combine give parts, of which one has the operand.
     """
     numbers = node.params["dimension_numbers"]
-    shape, indices_shape, updates_shape = node.in_shapes
-    operand: list[Factor] = list(range(len(shape)))
-    indices: list[Axis] = [f"i{k}" for k in range(len(indices_shape))]
-    updates: list[Axis] = [None] * len(updates_shape)
-    wholes: dict[Factor, Reason] = {indices[-1]: WRITTEN}
-    combiner = COMBINERS.get(node.primitive)
-    contracted: dict[Factor, str] = {}
-    if combiner:
-        contracted = dict.fromkeys(indices[:-1], combiner)
-    else:
-        wholes |= dict.fromkeys(indices, WRITTEN)
-    batch_axes = [k for k in range(len(updates)) if k not in numbers.update_window_dims]
-    for place, factor in zip(batch_axes, indices[:-1], strict=True):
-        updates[place] = factor
-    pairs = list(
-        zip(
-            numbers.operand_batching_dims,
-            numbers.scatter_indices_batching_dims,
-            strict=True,
-        )
-    )
-    along = counted(node, numbers.scatter_dims_to_operand_dims)
-    taken = {index_axis for _, index_axis in pairs}
-    for axis, index_axis in along.items():
-        if axis in numbers.inserted_window_dims and index_axis not in taken:
-            taken.add(index_axis)
-            pairs.append((axis, index_axis))
-    for axis, index_axis in pairs:
-        # One loop over operand, indices and updates, each with its own of the others.
-        old, new = indices[index_axis], operand[axis]
-        wholes.pop(old, None)
-        contracted.pop(old, None)
-        indices[index_axis] = new
-        updates = [new if factor == old else factor for factor in updates]
-    # Where they are known to go, and in order, a place sees those that go there.
-    for axis, (index_axis, landings) in _landings(node, taken).items():
-        old, new = indices[index_axis], Windowed(operand[axis], landings)
-        wholes.pop(old, None)
-        contracted.pop(old, None)
-        indices[index_axis] = new
-        updates = [new if factor == old else factor for factor in updates]
-    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    windows = [axis for axis in range(len(shape)) if axis not in gone]
-    for axis, place in zip(windows, numbers.update_window_dims, strict=True):
-        updates[place] = axis
-        if updates_shape[place] != shape[axis]:
-            updates[place] = f"u{axis}"
-            wholes |= {f"u{axis}": WRITTEN, axis: WRITTEN}
+    named = _named(node)
     # Axes of which an update takes one place: a shard counts from where its box starts.
     shifted = [
         axis
         for axis in numbers.inserted_window_dims
         if axis in numbers.scatter_dims_to_operand_dims
     ]
-
-    def emitter(local: Local) -> Sequence[Any]:
-        values = list(local.values)
-        params = dict(node.params)
-        first: Any = True
-        for factor in contracted:
-            if local.sizes[factor] != indices_shape[indices.index(factor)]:
-                first = first & (local.starts[factor] == 0)
-        if combiner and first is not True:
-            # One shard updates the operand, the others what changes nothing when the
-            # parts are combined.
-            nothing = identity(combiner, values[0].dtype)
-            values[0] = jnp.where(first, values[0], nothing)
-        if any(local.sizes[axis] != shape[axis] for axis in shifted):
-            starts = {axis: local.starts[axis] for axis in shifted}
-            values[1] = _moved(node, values[1], starts, windows)
-            # Updates of other boxes are dropped. Moved, those before this box are
-            # negative, and those behind it are too large.
-            params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
-            params["indices_are_sorted"] = False
-        return bind(node, values, params)
-
     return Factors(
         node,
-        [operand, indices, updates],
-        [operand],
-        contracted=contracted,
-        wholes=wholes,
-        starts=[*shifted, *contracted],
-        emitter=emitter,
+        [named.operand, named.indices, named.updates],
+        [named.operand],
+        contracted=named.contracted,
+        wholes=named.wholes,
+        starts=[*shifted, *named.contracted],
+        emitter=functools.partial(_emitted, node, named, shifted),
         cheap=False,
         each=MANY // 16,
     )
+
+
+def _emitted(
+    node: Node, named: _Named, shifted: Sequence[int], local: Local
+) -> Sequence[Any]:
+    """The equation for one shard."""
+    shape, indices_shape, _ = node.in_shapes
+    values = list(local.values)
+    params = dict(node.params)
+    first: Any = True
+    for factor in named.contracted:
+        if local.sizes[factor] != indices_shape[named.indices.index(factor)]:
+            first = first & (local.starts[factor] == 0)
+    combiner = COMBINERS.get(node.primitive)
+    if combiner and first is not True:
+        # One shard updates the operand, the others what changes nothing when the parts
+        # are combined.
+        nothing = identity(combiner, values[0].dtype)
+        values[0] = jnp.where(first, values[0], nothing)
+    if any(local.sizes[axis] != shape[axis] for axis in shifted):
+        starts = {axis: local.starts[axis] for axis in shifted}
+        values[1] = _moved(node, values[1], starts, named.windows)
+        # Updates of other boxes are dropped. Moved, those before this box are negative,
+        # and those behind it are too large.
+        params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
+        params["indices_are_sorted"] = False
+    return bind(node, values, params)
 
 
 MOST_TOGETHER = 16
