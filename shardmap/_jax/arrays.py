@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from shardmap._jax import other_jax
+from shardmap._jax.types import Aval
 
 try:
     from jax._src import mesh as _mesh
@@ -17,7 +18,7 @@ except ImportError as error:
         f"shardmap.compat gives arrays the attributes that they had, but {error}"
     ) from error
 
-__all__ = ["ArrayType", "current_mesh", "varying_like"]
+__all__ = ["ArrayType", "current_mesh", "varying_axes", "varying_like"]
 
 # `jax.Array` is an interface: what it is given does not reach the arrays themselves.
 # Making one to ask for its type would start a backend.
@@ -28,6 +29,14 @@ for _name in ("thread_resources", "get_concrete_mesh"):
         raise other_jax(f"jax._src.mesh has no {_name}, which tells the mesh around")
 if not hasattr(jax.core.ShapedArray((), np.dtype(bool)), "manual_axis_type"):
     raise other_jax("avals have no manual_axis_type, which tells where arrays differ")
+
+
+def varying_axes(aval: Aval) -> tuple[str, ...]:
+    """The axes of a `jax.shard_map` along which an array is said to differ.
+
+    There are none in one with ``check_vma=False``.
+    """
+    return tuple(sorted(aval.manual_axis_type.varying))
 
 
 def varying_like(value: jax.Array, like: Any) -> jax.Array:

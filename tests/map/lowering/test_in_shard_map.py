@@ -71,3 +71,33 @@ def test_an_axis_that_the_shard_map_walks_is_refused():
     )
     with pytest.raises(ValueError, match=match):
         in_shard_map(("a", "b"), mesh=MESH, mesh_axes="b")(X)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.grad])
+def test_types_that_say_where_values_differ_are_refused(wrap):
+    match = re.escape(
+        "spmap of <lambda> is inside a jax.shard_map that checks along which axes "
+        "values differ, and is given arrays that differ along ['a']: no value in a map "
+    )
+
+    def total(x, check_vma):
+        mapped = jax.shard_map(
+            sm.spmap(lambda v: 2 * v),
+            mesh=MESH,
+            in_specs=P("a"),
+            out_specs=P("a"),
+            check_vma=check_vma,
+        )
+        return mapped(x).sum()
+
+    with pytest.raises(ValueError, match=match):
+        wrap(lambda x: total(x, True))(X)
+    np.testing.assert_array_equal(jax.grad(lambda x: total(x, False))(X), np.full(8, 2))
+
+
+def test_collectives_of_what_does_not_differ_are_refused():
+    summed = sm.spmap(lambda v: lax.psum(v, "i"), "i")
+    whole = jax.shard_map(summed, mesh=MESH, in_specs=P(), out_specs=P())
+    text = re.escape("Around a map, jax.shard_map needs check_vma=False.")
+    with pytest.raises(ValueError, match=text):
+        jax.jit(whole)(X)
