@@ -108,6 +108,15 @@ class Node:
         return [operand.shape for operand in self.ins]
 
 
+class Step(NamedTuple):
+    """What a node of the rewritten program is known by, instead of a primitive."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Program:
     """A flat program.
 

@@ -18,7 +18,7 @@ from jax.extend.core import primitives as p
 from shardmap._jax.types import Equation
 from shardmap.combining import identity
 from shardmap.plan.engine.factors import Factors, linked_but
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, avals
+from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Step, avals
 from shardmap.plan.engine.rules import (
     MANY,
     UNCUT,
@@ -53,15 +53,6 @@ KINDS: Mapping[Any, Kind] = {
     p.cumprod_p: Kind(jnp.prod, jnp.multiply, "mul"),
     p.cumsum_p: Kind(jnp.sum, jnp.add, "add"),
 }
-
-
-class Step(NamedTuple):
-    """What a node of the rewritten program is known by, instead of a primitive."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
 
 
 TOTALS, BEFORE, RUNNING = map(Step, ("piece totals", "totals before", "running pieces"))

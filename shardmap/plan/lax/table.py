@@ -23,6 +23,7 @@ from shardmap.plan.engine.nodes import (
     Operand,
     Program,
     Rewrite,
+    Step,
     flatten,
     traced,
 )
@@ -162,7 +163,7 @@ def by_kind() -> dict[str, list[str]]:
         "written as others": CALLS.rewrites,
     }
     return {
-        kind: sorted({str(q) for q in rules if not isinstance(q, prefix.Step)})
+        kind: sorted({str(q) for q in rules if not isinstance(q, Step)})
         for kind, rules in kinds.items()
     }
 

@@ -22,6 +22,7 @@ from shardmap.plan.engine.nodes import (
     Operand,
     Program,
     Rewrite,
+    Step,
     Value,
     avals,
 )
@@ -39,7 +40,6 @@ from shardmap.plan.engine.rules import (
 from shardmap.plan.engine.slices import Box, Edges, Interval
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.control.loops import Scan
-from shardmap.plan.lax.prefix import Step
 
 PIECE, JOINED = Step("piece of a scan"), Step("steps of a scan")
 MOST_PIECES = 64

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node, Program, Value
+from shardmap.plan.engine.nodes import Node, Program, Step, Value
 from shardmap.plan.engine.rules import Cut, Forward, Rule, meet
-from shardmap.plan.lax.prefix import Step
 
 ASKED = Step("asked cuts")
 

@@ -15,10 +15,9 @@ import numpy as np
 from jax import lax
 
 from shardmap.plan.engine.factors import Factors, Local
-from shardmap.plan.engine.nodes import Node, Operand, Program, traced
+from shardmap.plan.engine.nodes import Node, Operand, Program, Step, traced
 from shardmap.plan.engine.rules import Factor, Need, Reason, RuleMaker
 from shardmap.plan.engine.slices import Box, Interval
-from shardmap.plan.lax.prefix import Step
 
 COUNTED, DIGITS = Step("elements counted"), Step("next digit")
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.nodes import Node, Step
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -37,7 +37,6 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, Window
-from shardmap.plan.lax.prefix import Step
 from shardmap.plan.lax.staged.statistics import Kind, Pieces, away
 
 PRODUCTS = Step("products of pieces")

@@ -11,11 +11,18 @@ from typing import Any
 
 from shardmap._jax.types import Equation
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Value, avals
+from shardmap.plan.engine.nodes import (
+    Node,
+    Operand,
+    Program,
+    Rewrite,
+    Step,
+    Value,
+    avals,
+)
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Link, Origins, Rule
 from shardmap.plan.lax import batched
-from shardmap.plan.lax.prefix import Step
 
 RECUT = Step("change of cut")
 

@@ -30,7 +30,7 @@ from jax.extend.core import primitives as p
 from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.emitting import running
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node, Operand, Program, Value, traced
+from shardmap.plan.engine.nodes import Node, Operand, Program, Step, Value, traced
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -43,7 +43,6 @@ from shardmap.plan.engine.rules import (
 )
 from shardmap.plan.engine.slices import Box, Interval, Window, hull_of
 from shardmap.plan.engine.slices import Edges as EdgesOf
-from shardmap.plan.lax.prefix import Step
 
 OF_PIECES, TOGETHER = Step("statistics of pieces"), Step("all pieces")
 
