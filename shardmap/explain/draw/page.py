@@ -53,6 +53,21 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
         for axis in report.axes[:MOST_LINES]:
             _axis(lines, axis, said)
         _more(lines, len(report.axes), "axes")
+    _arrays(lines, report)
+    if report.pieces:
+        lines.section("In pieces")
+        for line in report.pieces:
+            lines.add(line.strip(), 2 + len(line) - len(line.lstrip()))
+    _collectives(lines, report, said)
+    _costs(lines, report)
+    if report.notes:
+        lines.section("Notes")
+        for note in report.notes:
+            lines.add(note, 2)
+    return "\n".join(lines.lines)
+
+
+def _arrays(lines: "_Writer", report: Report) -> None:
     lines.section("Arrays")
     if len(report.arrays) > groups.MOST_ARRAYS:
         for arrays in groups.groups_of_arrays(report.arrays):
@@ -60,10 +75,9 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     else:
         for those in groups.alike(report.arrays):
             _array(lines, those)
-    if report.pieces:
-        lines.section("In pieces")
-        for line in report.pieces:
-            lines.add(line.strip(), 2 + len(line) - len(line.lstrip()))
+
+
+def _collectives(lines: "_Writer", report: Report, said: set[str]) -> None:
     lines.section("Collectives")
     if not report.collectives:
         lines.add("none: nothing moves between devices", 2)
@@ -77,22 +91,21 @@ def page(report: Report, width: int | None = None, colour: bool | None = None) -
     if report.collectives and report.seconds is not None:
         assert report.interconnect is not None
         _wires(lines, report.interconnect, report.seconds)
-    if report.cost is not None:
-        lines.section("Cost of one call, on one device")
-        for line in _cost(report.cost):
-            lines.add(line, 2)
-        for held, count in groups.counted(report.largest)[:3]:
-            where = f" [{held.source}]" if held.source else ""
-            lines.add(
-                f"{count}{size(held.bytes)}: {held.type} of {held.operation}{where}", 6
-            )
-        if report.threads is not None:
-            lines.add(report.threads, 2)
-    if report.notes:
-        lines.section("Notes")
-        for note in report.notes:
-            lines.add(note, 2)
-    return "\n".join(lines.lines)
+
+
+def _costs(lines: "_Writer", report: Report) -> None:
+    if report.cost is None:
+        return
+    lines.section("Cost of one call, on one device")
+    for line in _cost(report.cost):
+        lines.add(line, 2)
+    for held, count in groups.counted(report.largest)[:3]:
+        where = f" [{held.source}]" if held.source else ""
+        lines.add(
+            f"{count}{size(held.bytes)}: {held.type} of {held.operation}{where}", 6
+        )
+    if report.threads is not None:
+        lines.add(report.threads, 2)
 
 
 def _is_terminal() -> bool:
