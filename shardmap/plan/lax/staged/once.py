@@ -239,62 +239,82 @@ def edges_of(
 
 def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
     """Rewrites the reductions that these nodes come from."""
-    made: dict[Any, Sequence[Operand]] = {}
-    complete: dict[Operand, Operand] = {}
+    if not chosen:
+        return {}
+    writer = _Writer(chosen)
+    return {
+        p.reduce_sum_p: writer.in_one_pass,
+        p.dot_general_p: writer.product,
+        **dict.fromkeys([p.reduce_max_p, p.reduce_min_p], writer.plain),
+        **dict.fromkeys(ARGS, writer.place),
+    }
 
-    def parts(
-        program: Program, x: Operand, kind: Kind, edges: Edges, source: str
+
+class _Writer:
+    """Writes reductions by the numbers of all pieces, which are made once.
+
+    Args:
+      chosen: which reductions, and how.
+    """
+
+    def __init__(self, chosen: Mapping[Known, Change]) -> None:
+        self._chosen = chosen
+        self._made: dict[Any, Sequence[Operand]] = {}
+        self._complete: dict[Operand, Operand] = {}
+
+    def _parts(
+        self, program: Program, x: Operand, kind: Kind, edges: Edges, source: str
     ) -> Callable[[int], Operand]:
-        """Gives the numbers of all pieces, which are made once."""
+        """Gives the numbers of all pieces."""
         assert isinstance(x, Value)
         of, perm = unmoved(x)
         edges = tuple(edges[perm.index(axis)] for axis in range(len(perm)))
         key = program, of, kind, edges
-        if key not in made:
-            made[key] = _of_pieces(program, of, kind, edges, source)
+        if key not in self._made:
+            self._made[key] = _of_pieces(program, of, kind, edges, source)
 
         def part(k: int) -> Operand:
-            own = made[key][k]
-            if own not in complete:
+            own = self._made[key][k]
+            if own not in self._complete:
                 params = {"axes": axes_of(edges)}
                 [whole] = program.add(TOGETHER, params, [own], [own.aval], source)
-                complete[own] = whole
-            return moved(program, complete[own], perm, source)
+                self._complete[own] = whole
+            return moved(program, self._complete[own], perm, source)
 
         return part
 
     def plain(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        self, program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
-        change = chosen.get((id(equation.params), source, True))
+        change = self._chosen.get((id(equation.params), source, True))
         if change is None:
             return None
-        first = parts(program, ins[0], change.kind, change.edges, source)(0)
+        first = self._parts(program, ins[0], change.kind, change.edges, source)(0)
         out = avals(equation.outvars)
         return program.add(equation.primitive, equation.params, [first], out, source)
 
     def product(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        self, program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
-        change = chosen.get((id(equation.params), source, False))
+        change = self._chosen.get((id(equation.params), source, False))
         if change is None or change.products is None:
             return None
         found = contractions.recognised(equation.primitive, equation.params, ins)
         if found is None:
             return None
-        own = functools.partial(parts, program, source=source)
+        own = functools.partial(self._parts, program, source=source)
         return contractions.write(program, found, change.products, own, source)
 
     def in_one_pass(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        self, program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
-        change = chosen.get((id(equation.params), source, False))
-        if (made := product(program, equation, ins, source)) is not None:
+        change = self._chosen.get((id(equation.params), source, False))
+        if (made := self.product(program, equation, ins, source)) is not None:
             return made
         axes = equation.params["axes"]
         if change is None or (known := _recognised(ins[0], axes)) is None:
-            return plain(program, equation, ins, source)
-        part = parts(program, known.operand, known.kind, change.edges, source)
+            return self.plain(program, equation, ins, source)
+        part = self._parts(program, known.operand, known.kind, change.edges, source)
         counts = counts_of(change.edges, axes)
         numbers = range(1, known.kind.numbers)
 
@@ -308,26 +328,17 @@ def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
         return program.inline(traced(together, operands), operands, source)
 
     def place(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        self, program: Program, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
-        change = chosen.get((id(equation.params), source, False))
+        change = self._chosen.get((id(equation.params), source, False))
         if change is None:
             return None
         [axis] = equation.params["axes"]
         largest = equation.primitive is p.argmax_p
-        part = parts(program, ins[0], change.kind, change.edges, source)
+        part = self._parts(program, ins[0], change.kind, change.edges, source)
         operands = [part(0), part(1)]
         whole = functools.partial(all_places, largest, axis)
         return program.inline(traced(whole, operands), operands, source)
-
-    if not chosen:
-        return {}
-    return {
-        p.reduce_sum_p: in_one_pass,
-        p.dot_general_p: product,
-        **dict.fromkeys([p.reduce_max_p, p.reduce_min_p], plain),
-        **dict.fromkeys(ARGS, place),
-    }
 
 
 def _of_pieces(
