@@ -234,9 +234,9 @@ PROGRAMS = {
     "moving statistics": Program(moving, ((ROWS, 256),), ({0: PIECES},)),
     "lagged product": Program(
         lagged,
-        ((PIECES * 8,),),
+        ((PIECES * 64,),),
         ({0: PIECES},),
-        {OPTAX: microbatch(lagged, 0, 8, SUM)},
+        {OPTAX: microbatch(lagged, 0, 64, SUM)},
     ),
 }
 
