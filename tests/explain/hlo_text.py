@@ -65,7 +65,7 @@ def _values(line, devices):
         return
     kind = sent[2]
     groups = _groups(line, kind, devices)
-    if max(map(len, groups)) == 1:
+    if max(map(len, groups), default=1) == 1:
         return
     sizes = [
         WIDTHS[dtype] * math.prod(int(n) for n in sizes.split(",") if n)
@@ -129,7 +129,8 @@ def _of_mesh(sizes, order, names):
 
 
 def _joined(pairs):
-    groups = [{k} for k in range(1 + max(int(end) for pair in pairs for end in pair))]
+    last = max((int(end) for pair in pairs for end in pair), default=-1)
+    groups = [{k} for k in range(1 + last)]
     for a, b in pairs:
         one = next(group for group in groups if int(a) in group)
         other = next(group for group in groups if int(b) in group)
