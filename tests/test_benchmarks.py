@@ -5,7 +5,6 @@ import json
 from xml.etree import ElementTree
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
