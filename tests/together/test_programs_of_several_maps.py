@@ -64,7 +64,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.one_in(4)
 @both_lowerings
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
@@ -207,6 +207,7 @@ def effects_of(seen):
     }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
