@@ -136,7 +136,7 @@ AT_REST: Sequence[Noted] = (
 """What is noted where nothing is traced and no mesh is set; in new threads the last."""
 
 
-def put_back(before: Noted, line: Any) -> None:
+def put_back(before: Noted, line: object) -> None:
     """Makes JAX note for this thread what it did before.
 
     Args:

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
 from shardmap._jax.types import Equation, Jaxpr, PyTree, aval_of
 from shardmap._jax.walk import equations
+from shardmap.map.primitives.axis import REPLICAS
 
 _GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
 
@@ -19,8 +20,8 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     """The meshes that a program's equations name, the largest first.
 
     These are the meshes of maps, and of constraints on how arrays are sharded. Where
-    axes are explicit an equation names the abstract mesh of the one that is set, or
-    that its arguments are on: it is that one.
+    axes are explicit an equation names the abstract mesh of the one that is set, that
+    its arguments are on, or that another equation names: it is that one.
 
     Args:
       jaxpr: the program.
@@ -32,7 +33,7 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
         named.append(equation.params.get("mesh"))
         if isinstance(constrained, NamedSharding) and constrained.num_devices > 1:
             named += [constrained.mesh] if isinstance(constrained.mesh, Mesh) else []
-    around = [jax.sharding.get_mesh()]
+    around = [*named, jax.sharding.get_mesh()]
     around += [
         leaf.sharding.mesh
         for leaf in jax.tree.leaves(args)
@@ -58,7 +59,9 @@ def axes_of_meshes(
     candidates = [*meshes, *named]
     if not candidates:
         return ()
-    return tuple(max(candidates, key=lambda mesh: mesh.size).shape.items())
+    sizes = max(candidates, key=lambda mesh: mesh.size).shape
+    # A map without replicas of its elements has that axis nevertheless.
+    return tuple(item for item in sizes.items() if item != (REPLICAS, 1))
 
 
 def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:

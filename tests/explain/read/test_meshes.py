@@ -59,6 +59,20 @@ def test_an_abstract_mesh_is_the_one_that_arguments_lie_on():
     assert isinstance(left, jax.sharding.AbstractMesh)
 
 
+def test_an_abstract_mesh_is_the_one_that_is_around():
+    inner = jax.shard_map(
+        lambda x: x + lax.psum(x, "data"),
+        mesh=GRID.abstract_mesh,
+        in_specs=P("data"),
+        out_specs=P("data"),
+        axis_names={"data"},
+    )
+    fun = sm.spmap(inner, mesh=GRID, mesh_axes="model", in_axes=1)
+    assert {*meshes_of(jaxpr(fun, X))} == {GRID}
+    [sent] = [each for each in sm.explain(fun)(X).collectives if each.operation]
+    assert (sent.axes, sent.in_compiled) == (("data",), True)
+
+
 @pytest.mark.parametrize(
     ("meshes", "layouts", "axes"),
     [
@@ -70,6 +84,11 @@ def test_an_abstract_mesh_is_the_one_that_arguments_lie_on():
 )
 def test_the_axes_are_those_of_the_largest(meshes, layouts, axes):
     assert axes_of_meshes(meshes, layouts) == axes
+
+
+def test_replicas_that_there_are_not_are_no_axis():
+    fun = jax.jit(sm.spmap(lambda x: x * 2, "i"))
+    assert sm.explain(fun)(X).mesh == (("i", 8),)
 
 
 def test_a_device_is_one_of_the_mesh_or_where_an_array_lies():

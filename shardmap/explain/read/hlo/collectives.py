@@ -85,18 +85,7 @@ def _read(
     number: int,
     mesh: Sequence[tuple[str, int]],
 ) -> list[Compiled]:
-    line = instruction.line
-    if kind == "collective-permute":
-        pairs = pairs_of(line)
-        axes = axes_of_pairs(pairs, mesh)
-        # As in the program, where it is of all devices along an axis.
-        group_size = math.prod(size for name, size in mesh if name in axes)
-        if not axes:
-            group_size = len({end for pair in pairs for end in pair})
-    else:
-        groups = groups_of(line, module.num_devices)
-        group_size = max(map(len, groups))
-        axes = axes_of_groups(groups, mesh)
+    group_size, axes = _devices(module, instruction.line, kind, mesh)
     if group_size <= 1:
         return []
     given = _given(instruction, kind)
@@ -128,6 +117,21 @@ def _read(
         )
         for place, operations in enumerate(_operations(instruction.op_name, len(outs)))
     ]
+
+
+def _devices(
+    module: Module, line: str, kind: str, mesh: Sequence[tuple[str, int]]
+) -> tuple[int, tuple[str, ...]]:
+    """How many devices are in a group, and along which mesh axes."""
+    if kind != "collective-permute":
+        groups = groups_of(line, module.num_devices)
+        return max(map(len, groups)), axes_of_groups(groups, mesh)
+    pairs = pairs_of(line)
+    axes = axes_of_pairs(pairs, mesh)
+    if not axes:
+        return len({end for pair in pairs for end in pair}), axes
+    # As in the program, where it is of all devices along an axis.
+    return math.prod(size for name, size in mesh if name in axes), axes
 
 
 _Shapes = list[tuple[str, tuple[int, ...]]]
