@@ -12,6 +12,7 @@ from shardmap._jax.types import Jaxpr
 from shardmap.arrays import trees
 from shardmap.explain import functions
 from shardmap.explain.read import arrays
+from shardmap.explain.read.asked import asked_in
 from shardmap.explain.read.compiled import cost_of, layouts_of
 from shardmap.explain.read.hlo import threads
 from shardmap.explain.read.hlo.collectives import Compiled, compiled_collectives
@@ -110,7 +111,8 @@ class Program:
         """Those of what was compiled; None if nothing was."""
         if self.module is None:
             return None
-        return compiled_collectives(self.module, self.mesh)
+        asked = list(asked_in(self.jaxpr))
+        return compiled_collectives(self.module, self.mesh, asked)
 
     @property
     def largest(self) -> tuple[Held, ...]:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from shardmap.explain.read.asked import Asked
 from shardmap.explain.read.hlo.causes import Cause, cause_of, types
 from shardmap.explain.read.hlo.groups import (
     axes_of_groups,
@@ -12,12 +13,8 @@ from shardmap.explain.read.hlo.groups import (
     groups_of,
     pairs_of,
 )
-from shardmap.explain.read.hlo.text import (
-    Instruction,
-    Module,
-    merged_names,
-    nbytes,
-)
+from shardmap.explain.read.hlo.names import merged_names
+from shardmap.explain.read.hlo.text import Instruction, Module, nbytes
 
 _KINDS = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?"
@@ -61,19 +58,22 @@ class Compiled:
 
 
 def compiled_collectives(
-    module: Module, mesh: Sequence[tuple[str, int]] = ()
+    module: Module,
+    mesh: Sequence[tuple[str, int]] = (),
+    asked: Sequence[Asked] = (),
 ) -> list[Compiled]:
     """The collectives of a program between different devices, in XLA's order.
 
     Args:
       module: the program.
       mesh: the names and sizes of the mesh axes, if they are known.
+      asked: the layouts that the program asks for on its way.
     """
     found: list[Compiled] = []
     for number, (instruction, count) in enumerate(module.runs()):
         kind = _KINDS.fullmatch(instruction.opcode)
         if kind is not None:
-            found += _read(module, instruction, kind[1], count, number, mesh)
+            found += _read(module, instruction, kind[1], count, number, mesh, asked)
     return found
 
 
@@ -84,6 +84,7 @@ def _read(
     count: int | None,
     number: int,
     mesh: Sequence[tuple[str, int]],
+    asked: Sequence[Asked],
 ) -> list[Compiled]:
     group_size, axes = _devices(module, instruction.line, kind, mesh)
     if group_size <= 1:
@@ -94,29 +95,32 @@ def _read(
     ins = [_bytes_in(kind, size, group_size) for size in outs]
     names = merged_names(instruction.op_name)
     names = names if len(names) == len(outs) else []
-    source = module.source_of(instruction)
-    return [
-        Compiled(
-            kind,
-            axes,
-            group_size,
-            count,
-            ins[place],
-            outs[place],
-            operations,
-            (names and module.source_of_value(instruction, names[place], place))
-            or source,
-            number,
-            sum(ins),
-            len(outs),
-            cause_of(module, instruction, kind, operations[0], place)
-            if names
-            else cause_of(module, instruction, kind),
-            types(taken[place]) if len(taken) == len(given) else "",
-            types(given[place]),
+    found = []
+    for place, operations in enumerate(_operations(instruction.op_name, len(outs))):
+        one = (place, operations[0]) if names else None
+        cause = cause_of(module, instruction, kind, one, asked)
+        source = cause.source if cause is not None else None
+        if source is None and names:
+            source = module.source_of_value(instruction, names[place], place)
+        found.append(
+            Compiled(
+                kind,
+                axes,
+                group_size,
+                count,
+                ins[place],
+                outs[place],
+                operations,
+                source or module.source_of(instruction),
+                number,
+                sum(ins),
+                len(outs),
+                cause,
+                types(taken[place]) if len(taken) == len(given) else "",
+                types(given[place]),
+            )
         )
-        for place, operations in enumerate(_operations(instruction.op_name, len(outs)))
-    ]
+    return found
 
 
 def _devices(
