@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax.extend.core as jex_core
+from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import NamedSharding
 
 from shardmap._jax.types import Jaxpr, Var, aval_of
@@ -44,8 +45,10 @@ def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[Asked]:
             if not isinstance(atom, jex_core.Literal):
                 taken_at.setdefault(atom, set()).add(lines[number])
     for number, equation in enumerate(jaxpr.eqns):
-        layout = equation.params.get("sharding", equation.params.get("dst_sharding"))
-        if isinstance(layout, NamedSharding) and len(equation.invars) == 1:
+        # Other primitives only note a sharding; that of `jax.sharding.reshard` asks.
+        asks = equation.primitive is sharding_constraint_p
+        layout = equation.params.get("sharding" if asks else "dst_sharding")
+        if isinstance(layout, NamedSharding):
             [before], [after] = equation.invars, equation.outvars
             maker = (
                 None
