@@ -133,6 +133,7 @@ def _explain(
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=program.mesh,
+        devices=program.devices,
         num_devices=program.num_devices,
         device_kind=program.device_kind,
         axes=axes,

@@ -19,7 +19,14 @@ from shardmap.explain.read.hlo.collectives import Compiled, compiled_collectives
 from shardmap.explain.read.hlo.cost import Loops, Work, loops_of
 from shardmap.explain.read.hlo.live import largest_at_peak
 from shardmap.explain.read.hlo.text import Module, module_of
-from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
+from shardmap.explain.read.meshes import (
+    axes_of,
+    device_of,
+    devices_of,
+    if_unusual,
+    largest_mesh,
+    meshes_of,
+)
 from shardmap.explain.report import ArrayLayout, Cost, Held
 
 
@@ -62,7 +69,12 @@ class Program:
     @property
     def mesh(self) -> tuple[tuple[str, int], ...]:
         """The names and sizes of the mesh axes."""
-        return axes_of_meshes(self.meshes, self.layouts)
+        return axes_of(largest_mesh(self.meshes, self.layouts))
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The ids of the mesh's devices, if they are unusual."""
+        return if_unusual(devices_of(largest_mesh(self.meshes, self.layouts)))
 
     @property
     def num_devices(self) -> int:
@@ -97,12 +109,13 @@ class Program:
         infos, out_infos = self.traced.args_info, self.traced.out_info
         names_in = arrays.input_names(self.fun, infos, argnums)
         names_out = trees.result_names(jax.tree.structure(out_infos))
+        mesh = largest_mesh(self.meshes, self.layouts)
         return (
             *arrays.array_layouts(
-                "input", names_in, jax.tree.leaves(infos), self.layouts_in
+                "input", names_in, jax.tree.leaves(infos), self.layouts_in, mesh
             ),
             *arrays.array_layouts(
-                "output", names_out, jax.tree.leaves(out_infos), self.layouts_out
+                "output", names_out, jax.tree.leaves(out_infos), self.layouts_out, mesh
             ),
         )
 

@@ -70,13 +70,20 @@ class Grids(NamedTuple):
 
 
 def grids_of(
-    spec: ShardingSpec, shape: Sequence[int], *, max_pieces: int = 8, max_grids: int = 4
+    spec: ShardingSpec,
+    shape: Sequence[int],
+    devices: Sequence[int] = (),
+    *,
+    max_pieces: int = 8,
+    max_grids: int = 4,
 ) -> Grids:
     """What to draw of an array of shape `shape`.
 
     Args:
       spec: how the array is cut.
       shape: the array's shape.
+      devices: the numbers of the devices, in the order of the spec's mesh; () stands
+        for 0, 1, 2 and so on.
       max_pieces: how many pieces of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
 
@@ -95,7 +102,8 @@ def grids_of(
     shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
     cut = [dim for dim, count in enumerate(spec.tile_counts) if count > 1]
     down, across = _directions(cut[-2:], len(shape))
-    pieces = _pieces(spec, shape, cut[:-2], down, across)
+    holders = _holders(spec, devices)
+    pieces = _pieces(spec, shape, holders, cut[:-2], down, across)
     rows, columns = (_shown(len(each), max_pieces) for each in pieces.labels)
     grids = [
         Grid(
@@ -138,6 +146,7 @@ class _Pieces(NamedTuple):
 def _pieces(
     spec: ShardingSpec,
     shape: tuple[int, ...],
+    holders: np.ndarray,
     outer: Sequence[int],
     down: int | None,
     across: int | None,
@@ -151,7 +160,7 @@ def _pieces(
     rows = [""] if down is None else labels[down]
     columns = [""] if across is None else labels[across]
     places = tuple(counts[dim] for dim in outer)
-    holders = _holders(spec).reshape(*places, len(rows), len(columns), -1)
+    holders = holders.reshape(*places, len(rows), len(columns), -1)
     grids = (
         (_place(labels, dict(zip(outer, place, strict=True))), holders[place])
         for place in np.ndindex(*places)
@@ -192,8 +201,8 @@ def _picked(labels: Sequence[str], pieces: Sequence[int | None]) -> list[str]:
 def _cell(holders: np.ndarray, row: int | None, column: int | None) -> Cell:
     if row is None or column is None:
         return Cell((), GAP)
-    devices = holders[row, column]
-    return Cell(tuple(sorted(devices.tolist())), ranges(devices))
+    devices = np.sort(holders[row, column])
+    return Cell(tuple(devices.tolist()), ranges(devices))
 
 
 def _size(
@@ -211,9 +220,9 @@ def _size(
     )
 
 
-def _holders(spec: ShardingSpec) -> np.ndarray:
+def _holders(spec: ShardingSpec, numbers: Sequence[int]) -> np.ndarray:
     """The devices of each piece: one dimension per array dimension, then the copies."""
-    devices = np.arange(spec.num_shards).reshape(spec.mesh_shape)
+    devices = np.array(numbers or range(spec.num_shards)).reshape(spec.mesh_shape)
     mesh_dim_of = {
         entry.axis: mesh_dim
         for mesh_dim, entry in enumerate(spec.mesh_mapping)

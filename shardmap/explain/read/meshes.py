@@ -52,16 +52,29 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     return sorted(found, key=lambda mesh: -mesh.size)
 
 
-def axes_of_meshes(
-    meshes: Sequence[Any], layouts: Sequence[Any]
-) -> tuple[tuple[str, int], ...]:
+def largest_mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> Any:
+    """The one to speak of; None if there is none."""
     named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
-    candidates = [*meshes, *named]
-    if not candidates:
-        return ()
-    sizes = max(candidates, key=lambda mesh: mesh.size).shape
+    return max([*meshes, *named], key=lambda mesh: mesh.size, default=None)
+
+
+def axes_of(mesh: Any) -> tuple[tuple[str, int], ...]:
+    """The names and sizes of the axes of a mesh; () without one."""
+    sizes = {} if mesh is None else mesh.shape
     # A map without replicas of its elements has that axis nevertheless.
     return tuple(item for item in sizes.items() if item != (REPLICAS, 1))
+
+
+def devices_of(mesh: Any) -> tuple[int, ...]:
+    """The ids of the devices of a mesh, in its order; () if it has none."""
+    if not isinstance(mesh, Mesh):
+        return ()
+    return tuple(device.id for device in mesh.devices.flat)
+
+
+def if_unusual(devices: Sequence[int]) -> tuple[int, ...]:
+    """The ids of devices; () for 0, 1, 2 and so on, which need not be said."""
+    return () if [*devices] == [*range(len(devices))] else tuple(devices)
 
 
 def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:

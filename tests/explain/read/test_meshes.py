@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
+from shardmap.explain.read.meshes import axes_of, device_of, largest_mesh, meshes_of
 
 LINE = sm.make_mesh({"i": 8})
 GRID = sm.make_mesh({"data": 4, "model": 2})
@@ -83,7 +83,7 @@ def test_an_abstract_mesh_is_the_one_that_is_around():
     ],
 )
 def test_the_axes_are_those_of_the_largest(meshes, layouts, axes):
-    assert axes_of_meshes(meshes, layouts) == axes
+    assert axes_of(largest_mesh(meshes, layouts)) == axes
 
 
 def test_replicas_that_there_are_not_are_no_axis():
