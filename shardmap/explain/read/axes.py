@@ -164,7 +164,7 @@ class _Walk:
                 opened = [(each, len(jaxpr.eqns)) for each, _ in stack]
             here, _ = stack[-1]
             here = here._replace(line=source_of(equation) or here.line)
-            self._note(equation, here.axis)
+            self._note(equation, here)
             if equation.primitive is scan_p:
                 rest_of_loop = self._scan(equation, here, made_by)
             elif equation.primitive is spmap_p:
@@ -179,13 +179,14 @@ class _Walk:
                 for inner in jaxprs_in(equation.params):
                     self.scope(inner, here)
 
-    def _note(self, equation: Equation, number: int | None) -> None:
+    def _note(self, equation: Equation, around: _Around) -> None:
         """Keeps what is made in the vmaps that are directly around an equation."""
+        number, line = around.axis, around.line
         while number is not None and self.axes[number].kind in _ON_NO_DEVICES:
             axis = self.axes[number]
             if axis.kind == "vmap" or (axis.vectorised or 1) > 1:
                 made = self.made.setdefault(number, [])
-                line, name = source_of(equation), equation.primitive.name
+                name = equation.primitive.name
                 made += [Made(line, name, aval_of(v).shape) for v in equation.outvars]
             number = self.axes[number].inside
 

@@ -1,15 +1,14 @@
 """Why the compiler put a collective in, and what would avoid it."""
 
-import collections
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shardmap._jax.collectives import ALL_COLLECTIVES
 from shardmap.explain.read.asked import Asked
 from shardmap.explain.read.hlo.cost import POINTWISE
 from shardmap.explain.read.hlo.groups import pairs_of
+from shardmap.explain.read.hlo.operands import becomes
 from shardmap.explain.read.hlo.text import Instruction, Module
 
 _COLLECTIVES = frozenset(map(str, ALL_COLLECTIVES))
@@ -27,7 +26,6 @@ _SAME_LAYOUT = (
 _ALONG = (
     "What goes along one dimension, such as a sort, is to find another one cut already."
 )
-_DIMENSIONS = re.compile(r"\ball-gather.*\bdimensions=\{(\d+)\}")
 _SUMS = (
     "reduce_",
     "scatter",
@@ -102,9 +100,9 @@ def cause_of(
     if operation in _COLLECTIVES:
         return None
     takers = list(_takers(module, sent))
-    becomes = _becomes(module, sent, operation, place)
+    text = becomes(module, sent, operation, place)
     layout = _layout_of(module, sent, place, asked)
-    seen = _Seen(module, sent, kind, operation, takers, becomes, layout)
+    seen = _Seen(module, sent, kind, operation, takers, text, layout)
     found = (rule(seen) for rule in _RULES)
     cause = next((cause for cause in found if cause is not None), None)
     if cause is None or layout is None:
@@ -149,6 +147,17 @@ def _library(seen: _Seen) -> Cause | None:
         f"{seen.becomes}",
         "Make the calls over a batch dimension that is cut, by spmap, jax.vmap or "
         "jax.shard_map: each device then does its own.",
+    )
+
+
+def _host(seen: _Seen) -> Cause | None:
+    if not seen.operation.endswith("callback") or seen.kind != "all-gather":
+        return None
+    return Cause(
+        f"{seen.operation} calls the host from one device, with all of the array: "
+        f"{seen.becomes}",
+        "Call it inside spmap or jax.shard_map: each device then calls with its own "
+        "part.",
     )
 
 
@@ -272,6 +281,7 @@ def _added_up(seen: _Seen) -> Cause:
 
 
 _RULES = (
+    _host,
     _library,
     _scatter,
     _rematerialised,
@@ -328,36 +338,6 @@ def _gathered_for(seen: _Seen, by: list[Instruction]) -> str | None:
     if seen.operation in operations or (is_of_taker and not operations):
         return seen.operation
     return operations.pop() if len(operations) == 1 else None
-
-
-def _becomes(
-    module: Module, sent: Instruction, operation: str, place: int | None
-) -> str:
-    """What a device has before and after."""
-    one = slice(None) if place is None else slice(place, place + 1)
-    operands = module.operands_of(sent)[one]
-    before = types(shape for each in operands for shape in each.shapes)
-    after = types(sent.shapes[one])
-    if sent.opcode.startswith("all-to-all"):
-        return f"{after} of a device go to the others, one to each"
-    if sent.opcode.startswith("collective-permute"):
-        return f"{before or after} of a device goes to another"
-    if sent.opcode.startswith("all-reduce"):
-        return f"{after} of each device become one, on all"
-    text = f"{before or f'what {operation} has'} on a device becomes {after}"
-    along = _DIMENSIONS.search(sent.line)
-    return text if along is None else f"{text}, gathered along dimension {along[1]}"
-
-
-def types(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
-    """Some arrays, such as ``f32[2,3] and 2 pieces of s32[4]``."""
-    counts = collections.Counter(
-        f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in shapes
-    )
-    return " and ".join(
-        type_ if count == 1 else f"{count:,} pieces of {type_}"
-        for type_, count in counts.items()
-    )
 
 
 def _only_cut_again(module: Module, sent: Instruction, takers: list[_Taker]) -> bool:

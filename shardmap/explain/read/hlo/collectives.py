@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from shardmap.explain.read.asked import Asked
-from shardmap.explain.read.hlo.causes import Cause, cause_of, types
+from shardmap.explain.read.hlo.causes import Cause, cause_of
 from shardmap.explain.read.hlo.groups import (
     axes_of_groups,
     axes_of_pairs,
@@ -14,6 +14,7 @@ from shardmap.explain.read.hlo.groups import (
     pairs_of,
 )
 from shardmap.explain.read.hlo.names import merged_names
+from shardmap.explain.read.hlo.operands import types
 from shardmap.explain.read.hlo.text import Instruction, Module, nbytes
 
 _KINDS = re.compile(

@@ -96,6 +96,10 @@ def sorted_(x):
     return jnp.sort(x, axis=0)
 
 
+def on_the_host(x):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
 def taken_and_whole(x):
     return x[2:5] * 2
 
@@ -132,6 +136,14 @@ GENERAL = {
         (jax.jit(sorted_, out_shardings=ROWS), on("i")),
         ("all-to-all", "for sort or what takes it"),
         (sorted_, on(None, "i")),
+    ),
+    "a call of the host": (
+        (on_the_host, on("i")),
+        ("all-gather", "pure_callback calls the host from one device"),
+        (
+            jax.shard_map(on_the_host, mesh=LINE, in_specs=P("i"), out_specs=P("i")),
+            on("i"),
+        ),
     ),
     "a layout of a result": (
         (
