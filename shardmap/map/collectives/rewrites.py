@@ -1,6 +1,6 @@
 """Collectives brought into the form that XLA takes best."""
 
-from collections.abc import Hashable, Set
+from collections.abc import Hashable, Sequence, Set
 from typing import Any, cast
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTER
+from shardmap._jax.effects import without_axis
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -111,6 +112,65 @@ def _convert(source: Any, target: Any, ctx: Any) -> Any:
         lambda x: jax.lax.convert_element_type(x, after.dtype)
     )(struct).jaxpr.eqns
     return equation.replace(invars=[source], outvars=[target], ctx=ctx)
+
+
+def without_sums_of_shared(
+    jaxpr: Jaxpr, axis_name: Hashable, axis_size: int, in_axes: Sequence[int | None]
+) -> Any:
+    """``jaxpr`` in which what all elements have alike is multiplied, and not added up.
+
+    A result that is a sum and not mapped has one cotangent for all elements, which its
+    derivative adds up before anything else: elements that run one after the other would
+    all have to be there.
+    """
+    shared = {
+        var for var, axis in zip(jaxpr.invars, in_axes, strict=True) if axis is None
+    }
+    equations: list[Equation] = []
+    for equation in jaxpr.eqns:
+        atoms = [a for a in equation.invars if not isinstance(a, jex_core.Literal)]
+        if not all(atom in shared for atom in atoms):
+            equations.append(equation)
+        elif _is_sum(equation) and axis_name in equation.params["axes"]:
+            equations += _multiplied(equation, axis_name, axis_size)
+            shared.update(equation.outvars)
+        else:
+            equations.append(equation)
+            # What has an effect, as to ask for the index, may give anything.
+            shared.update(() if equation.effects else equation.outvars)
+    return jaxpr.replace(eqns=equations)
+
+
+def _multiplied(equation: Any, axis_name: Hashable, axis_size: int) -> list[Any]:
+    """The equations of a sum over the axis of what its elements have alike."""
+    (operand,), (result,) = equation.invars, equation.outvars
+    aval = aval_of(operand)
+    traced = jax.make_jaxpr(lambda x: x * np.asarray(axis_size, aval.dtype))(
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    ).jaxpr
+    others = tuple(name for name in equation.params["axes"] if name != axis_name)
+    product = jex_core.Var(aval) if others else result
+    new = {traced.invars[0]: operand, traced.outvars[0]: product}
+
+    def renamed(atom: Atom) -> Any:
+        return atom if isinstance(atom, jex_core.Literal) else new.get(atom, atom)
+
+    equations: list[Any] = [
+        e.replace(
+            invars=list(map(renamed, e.invars)),
+            outvars=list(map(renamed, e.outvars)),
+            ctx=equation.ctx,
+        )
+        for e in traced.eqns
+    ]
+    if others:
+        changed = equation.replace(
+            invars=[product],
+            params=equation.params | {"axes": others},
+            effects=without_axis(equation.effects, axis_name),
+        )
+        equations.append(changed)
+    return equations
 
 
 def merge_sums(jaxpr: Jaxpr, axis_name: Hashable) -> Any:
