@@ -101,6 +101,8 @@ def test_sums_of_what_all_elements_have_alike_are_products():
     def fun(x, w):
         of_all = lax.psum(jnp.cos(w), "i") + lax.psum(w, ("i", "j"))
         index = lax.axis_index("i").astype(w.dtype)
+        called = jax.jit(lambda w: (lax.psum(w, "i"), w * 2))(w)
+        of_all += called[0] + lax.psum(called[1], "i")
         return of_all + lax.psum(x * w, "i") + lax.psum(index * w, "i")
 
     structs = [jax.ShapeDtypeStruct((2,), np.float32)] * 2

@@ -31,6 +31,7 @@ LOOPED = {
     "final psum": (lambda x: lax.psum(x * 2, "i"), None),
     "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
     "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),
+    "final pmean in a call": (jax.jit(lambda x: lax.pmean(x, "i")), None),
     "several": (
         lambda x: (x * 2, lax.psum(x, "i"), lax.pmin(x, "i") * 3, 7.0),
         (1, None, 0, 0),
@@ -70,6 +71,9 @@ LOSSES = {
     "sum": lambda w, x: lax.psum(jnp.tanh(x @ w), "i"),
     "mean": lambda w, x: lax.pmean(jnp.tanh(x @ w), "i"),
     "logarithm of a sum": lambda w, x: jnp.log(lax.psum(jnp.exp(x @ w), "i")),
+    "in calls": jax.jit(
+        lambda w, x: lax.pmean(jax.checkpoint(lambda v: jnp.tanh(v) @ w)(x), "i")
+    ),
     "of sums": lambda w, x: lax.pmean(x @ w, "i") * jnp.sin(lax.psum(x.sum(), "i")),
 }
 
