@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
@@ -164,6 +165,21 @@ def test_maps_in_control_flow_where_types_are_checked():
         return lax.cond(x.sum() > 1, mapped, lambda x: x, x)
 
     same_unchecked(fun, CHANGES["jit"])
+
+
+@pytest.mark.parametrize("change", [jax.jit, CHANGES["grad"]])
+def test_types_are_checked_beside_explicit_axes(change):
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    # Typed as cut along both axes, of which one is left to the function.
+    x = jax.device_put(np.concatenate([Y, Y]), NamedSharding(mesh, P(("a", "b"))))
+
+    def mapped(check_vma):
+        fun = sm.spmap(lambda v: v * lax.psum(v, "i"), "i")
+        options = {"mesh": mesh, "axis_names": {"a"}, "check_vma": check_vma}
+        specs = {"in_specs": P("a"), "out_specs": P("a")}
+        return change(jax.shard_map(fun, **specs, **options))
+
+    assert_same(np.asarray(mapped(True)(x)), np.asarray(mapped(False)(x)))
 
 
 def test_gradients_of_what_does_not_differ_add_up():
