@@ -64,7 +64,7 @@ def casts_refused() -> Iterator[None]:
         raise ValueError(
             "jax.lax.pcast and jax.lax.pvary are for jax.shard_map: in a map no value "
             "is typed by the axes that it differs along. Leave the cast out; what it "
-            "gives is its argument. Around a map, jax.shard_map needs check_vma=False."
+            "gives is its argument."
         ) from error
 
 
