@@ -41,6 +41,22 @@ def test_any_cut_of_a_running_reduction(name, reverse, x):
     check()
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+def test_small_floats_are_rounded_once(dtype):
+    x = (np.abs(np.concatenate([X, X + 1, X * 3])) + 1).astype(dtype)
+    want = np.cumsum(x.astype(np.float64), 0)
+    made = plan(lambda x: jnp.cumsum(x, 0), x, in_slices={0: 7})
+    got = made.run(x)
+    assert got.dtype == dtype
+    assert made.num_shards > 7
+    # Half of the last digit, that of float32 besides.
+    digit = float(jnp.finfo(dtype).eps)
+    assert (np.abs(got.astype(np.float64) / want - 1) <= digit / 2 * 1.01).all()
+    whole = np.asarray(jax.jit(lambda x: jnp.cumsum(x, 0))(x)).astype(np.float64)
+    worst = np.abs(whole - want).max()
+    assert np.abs(got.astype(np.float64) - want).max() <= worst
+
+
 def test_its_three_stages():
     made = plan(lambda x: jnp.cumsum(x, 0), X, in_slices=({0: (3, 5)},))
     assert [stage.num_shards for stage in made.stages] == [2, 1, 2]
