@@ -8,10 +8,11 @@ import jax
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import chunked_rows, harness, plot, rows
+from benchmarks import chunked_rows, harness, plot, rows, worker_rows
 from benchmarks.field import __main__ as board
 from benchmarks.field import tasks as field_tasks
 from benchmarks.harness import OURS, Benchmark, Contender, Result
+from benchmarks.plan_rows import BLOCK, cols, create, opened, weights
 
 
 class Clock:
@@ -275,3 +276,25 @@ def test_verdicts_of_the_field():
     assert board.markdown([{"job": "a", **each} for each in rows]).splitlines()[2:] == [
         "| a | 1.00 | 1.00 |  |  |  |  | 10 | 20 | CPU ok, memory ok |"
     ]
+
+
+def test_workers_are_compared_with_one():
+    runs = [worker_rows.Run(1, 4.0, cpu, 1.0) for cpu in (2.0, 9.0, 2.0)]
+    runs += [worker_rows.Run(2, 2.0, 2.5, 2.0)]
+    assert worker_rows.table(runs).splitlines() == [
+        " workers  wall s   CPU s  to one   start",
+        "       1    4.00    2.00    1.00    1.00  ok",
+        "       2    2.00    2.50    1.25    2.00  MISS",
+    ]
+
+
+@pytest.mark.deep  # It starts processes.
+def test_the_seconds_of_workers_are_theirs(tmp_path):
+    for rows_ in (worker_rows.SMALL, 2 * BLOCK):
+        create(tmp_path, rows_, ["npy"])
+    x = opened(tmp_path, 2 * BLOCK, "npy")
+    with jax.numpy_rank_promotion("allow"):
+        made, result = worker_rows.measure(tmp_path, 2 * BLOCK, 2)
+        assert worker_rows.near(cols(x, weights()), result)
+    assert made.workers == 2
+    assert made.start > 0

@@ -161,6 +161,8 @@ class ChunkedFunction(Generic[P, R]):
             return
         if any(stage.num_shards > 1 for stage in made.stages):
             return
+        if any(ended.reason.in_stages for ended in made.analysis.ended):
+            return
         cuts = any(
             isinstance(points, tuple) and points for row in asked for points in row
         )

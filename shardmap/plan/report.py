@@ -339,7 +339,8 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
         # What a slice does not take is no news of a cut that arrives.
         if origin in ended.origins and not (arrives and ended.reason == BESIDE):
             node = ended.node
-            lines.append(f"ends at {node.name} ({node.source}): {ended.reason}")
+            what = "stays cut" if ended.reason.in_stages else "ends"
+            lines.append(f"{what} at {node.name} ({node.source}): {ended.reason}")
     if not lines:
         lines.append("reaches no result: whole where it is read")
     return list(dict.fromkeys(lines))

@@ -78,7 +78,9 @@ def test_two_sizes_under_transformations(spmap, wrap, sizes):
 
 
 def test_partitions_of_two_totals_beside_maps():
-    double = lambda x: 2 * x  # noqa: E731
+    def double(x):
+        return 2 * x
+
     cut_in_2 = sm.sharded_jit(double, (2, 1), (2, 1))
     cut_in_4 = sm.sharded_jit(double, (4, 1), (4, 1))
     mapped = sm.spmap(double)

@@ -71,10 +71,17 @@ def meet(cuts: Sequence[Cut]) -> Cut:
 
 
 class Reason(NamedTuple):
-    """Why an axis is taken whole, and what would make it cuttable."""
+    """Why a cut goes no further.
+
+    Attributes:
+      why: in words.
+      remedy: what would make the axis cuttable.
+      in_stages: whether it is cut there all the same, each piece in its own stage.
+    """
 
     why: str
     remedy: str = ""
+    in_stages: bool = False
 
     def __str__(self) -> str:
         return self.why + (f" ({self.remedy})" if self.remedy else "")

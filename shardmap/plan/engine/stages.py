@@ -108,45 +108,7 @@ class Stage:
         self._loop_of: dict[int, int] = {}
         self.loops: list[Loop] = []
         self._numbers: dict[tuple[Key, int], int] = {}
-        partial = {
-            value: [
-                analysis.one_reduction(k) for k in analysis.pending[value].reductions
-            ]
-            for value in values
-            if value in analysis.pending
-        }
-        self._loops_of_reductions(list(partial.values()))
-        drafts = [
-            (
-                value,
-                self._loops_of_effect(value)
-                if value in analysis.program.effects
-                else self._loops_of_axes(value, partial.get(value, ())),
-            )
-            for value in values
-        ]
-        self._cut_loops()
-        order = self._order([axes for _, axes in drafts])
-        self.loops = [self.loops[k] for k in order]
-        place = {old: new for new, old in enumerate(order)}
-        self._loop_of = {
-            number: place[k] for number, k in self._loop_of.items() if k in place
-        }
-        self.results = [
-            Result(
-                value,
-                tuple(place.get(k) for k in axes),
-                tuple(
-                    dict.fromkeys(
-                        self._loop_of[k]
-                        for k in partial.get(value, ())
-                        if k in self._loop_of
-                    )
-                ),
-                analysis.pending[value].combiner if value in partial else "insert",
-            )
-            for value, axes in drafts
-        ]
+        self.results = self._results(values)
         self.classes = Classes()
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
@@ -155,6 +117,36 @@ class Stage:
             for k, reduction in enumerate(analysis.reductions)
             if (one := analysis.one_reduction(k)) in self._loop_of
         ]
+
+    def _results(self, values: Sequence[Value]) -> list[Result]:
+        """Finds the loops, and what each result has of them."""
+        pending = self.analysis.pending
+        reductions = {
+            v: [self.analysis.one_reduction(k) for k in pending[v].reductions]
+            for v in values
+            if v in pending
+        }
+        self._loops_of_reductions(list(reductions.values()))
+        axes = [self._loops_of(v, reductions.get(v, ())) for v in values]
+        self._cut_loops()
+        order = self._order(axes)
+        self.loops = [self.loops[k] for k in order]
+        place = {old: new for new, old in enumerate(order)}
+        self._loop_of = {
+            number: place[k] for number, k in self._loop_of.items() if k in place
+        }
+        found = []
+        for value, own in zip(values, axes, strict=True):
+            summed = (self._loop_of.get(k) for k in reductions.get(value, ()))
+            partial = tuple(dict.fromkeys(k for k in summed if k is not None))
+            combiner = pending[value].combiner if value in pending else "insert"
+            found.append(Result(value, tuple(map(place.get, own)), partial, combiner))
+        return found
+
+    def _loops_of(self, value: Value, reductions: Sequence[int]) -> list[int]:
+        if value in self.analysis.program.effects:
+            return self._loops_of_effect(value)
+        return self._loops_of_axes(value, reductions)
 
     def _number(self, key: Key, repeat: int, size: int) -> int:
         name = self.analysis.classes.find(key), repeat

@@ -123,7 +123,7 @@ def run_in_loops(
         numbers = list(sample(stage)) if sampled else range(stage.num_shards)
         groups = grouped(stage, numbers)
         for group in groups:
-            beside = len(groups) > 1 or _is_one_of_many(cut_program, group)
+            beside = len(groups) > 1 or _runs_once(cut_program, group)
             made = _run_group(cut_program, stage, group, known, made, beside)
         known |= made
     return [
@@ -210,8 +210,8 @@ def _run_group(
     return made | {stage.results[k].value: buffers[k] for k in written}
 
 
-def _is_one_of_many(cut_program: CutProgram, group: Group) -> bool:
-    """Whether stages follow that do the same, as for the pieces of a scan."""
+def _runs_once(cut_program: CutProgram, group: Group) -> bool:
+    """Whether a step may not run again, as a piece of a scan: its like stand beside."""
     rules = cut_program.analysis.rules
     return any(rules[step.node].once for step in group.static.steps)
 

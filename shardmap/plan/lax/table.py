@@ -216,7 +216,7 @@ def _ends(analysis: Analysis) -> set[Any]:
     """The cuts of arguments that end somewhere for a reason of the operation."""
     found: set[Any] = set()
     for each in analysis.ended:
-        if each.reason not in (BESIDE, ALONG):
+        if each.reason not in (BESIDE, ALONG) and not each.reason.in_stages:
             found |= each.origins
     return found
 

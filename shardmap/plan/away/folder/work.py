@@ -8,7 +8,7 @@ import numpy as np
 from shardmap.combining import identity
 from shardmap.plan.away.folder.claims import LEASE, Claims, pause
 from shardmap.plan.away.folder.job import Job, Row
-from shardmap.plan.away.folder.nodes import Nodes
+from shardmap.plan.away.folder.partial_results import PartialResults, file_name
 from shardmap.plan.away.folder.stored import stored, stored_dtype
 from shardmap.plan.run import buffers
 from shardmap.plan.run.results import Folder, result_name
@@ -43,7 +43,7 @@ class Worker:
     def __init__(
         self, job: Job, lease: float = LEASE, tell: Tell = lambda line: None
     ) -> None:
-        self.job, self.tell, self.count = job, tell, 0
+        self.job, self.tell, self.shards_run = job, tell, 0
         self.claims = Claims(Folder(job.path / "claims", "claims"), lease)
         self.marks = Folder(job.path / "done", "done")
 
@@ -91,9 +91,9 @@ class Worker:
                 return False
             if self._is_done(name):
                 return True
-            before = self.count
-            Nodes(self.job, stage, unit, self._kept(stage)).run()
-            count = self.count - before
+            before = self.shards_run
+            PartialResults(self.job, stage, unit, self._kept(stage)).run()
+            count = self.shards_run - before
             self.marks.write(name, b"")
             self.tell(f"stage {stage}, part {unit}: {count} shards done")
         return True
@@ -124,14 +124,15 @@ class Worker:
                 sums[int(text)] = np.zeros(shape, dtype)
         kept = self._kept(stage)
         for unit in range(self.job.units(stage)):
-            for step, node in Nodes(self.job, stage, unit, kept).load():
-                number, box = step.key
+            parts = PartialResults(self.job, stage, unit, kept)
+            for part, node in parts.load():
+                number, box = part.key
                 combiner, count = makes[str(number)]
-                covers = buffers.FOLDED**step.level
-                made = folds.add(step.key, combiner, count, node, step.level, covers)
+                covers = buffers.FOLDED**part.level
+                made = folds.add(part.key, combiner, count, node, part.level, covers)
                 if made is not None:
                     buffers.put(sums[number], box, combiner, made)
-            for row in self.job.rows(stage, unit):
+            for row in parts.rows:
                 self._put_shared(row, sums, kept)
         for number, array in sums.items():
             self._publish(number, array)
@@ -143,7 +144,7 @@ class Worker:
             found = self.job.load(stage, row)
             if found is None:
                 found = self.job.run(stage, row)
-                self.count += 1
+                self.shards_run += 1
             return found
 
         return kept
@@ -216,9 +217,8 @@ class Worker:
                 if kept is not None and self.job.is_as_written(row, kept):
                     continue
                 bad += 1
-                name = result_name(stage, row.number)
-                (self.job.path / name).unlink(missing_ok=True)
-                Nodes(self.job, stage, unit, self._kept(stage)).forget()
+                for name in (result_name(stage, row.number), file_name(stage, unit)):
+                    (self.job.path / name).unlink(missing_ok=True)
                 for mark in (f"{stage}-{unit}", str(stage)):
                     (self.marks.path / mark).unlink(missing_ok=True)
         return bad

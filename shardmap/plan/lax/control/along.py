@@ -33,7 +33,9 @@ from shardmap.plan.engine.rules import (
     Factor,
     Forward,
     Link,
+    Lost,
     Need,
+    Reason,
     Rule,
     meet,
 )
@@ -44,6 +46,11 @@ from shardmap.plan.lax.control.loops import Scan
 PIECE, JOINED = Step("piece of a scan"), Step("steps of a scan")
 MOST_PIECES = 64
 """Into how many pieces a scan is cut at most, as each is a stage."""
+
+IN_STAGES = Reason(
+    "each piece is a stage of its own, which begins with what the one before carries",
+    in_stages=True,
+)
 
 
 def changes(analysis: Analysis) -> dict[int, tuple[Node, Cut]]:
@@ -122,7 +129,9 @@ class Piece(Scan):
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         first = self.consts + self.carries
         rows = [[UNCUT, *row[1:]] for row in cuts[first:]]
-        return super().forward([*cuts[:first], *rows])
+        made = super().forward([*cuts[:first], *rows])
+        along = meet([row[0] for row in cuts[first:]])
+        return made._replace(lost=[*made.lost, Lost(along.origins, IN_STAGES)])
 
 
 class Joined(Rule):
@@ -142,9 +151,9 @@ class Joined(Rule):
         return Forward([[Cut(at, False, frozenset(origins)), *others]])
 
     def links(self) -> list[list[Link]]:
+        parts = range(len(self.node.ins))
         return [
-            [Link("out", 0, axis), *(Link("in", k, axis) for k in range(len(ins)))]
-            for ins in [self.node.ins]
+            [Link("out", 0, axis), *(Link("in", k, axis) for k in parts)]
             for axis in range(1, len(self.node.out_shapes[0]))
         ]
 

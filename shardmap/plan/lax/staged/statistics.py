@@ -56,9 +56,13 @@ def axes_of(edges: Edges) -> tuple[int, ...]:
 
 def constant_along(c: Operand, axes: Sequence[int]) -> Operand | None:
     """A value that is the same all along these axes; None if it may not be."""
-    if not isinstance(c, Value) or 0 < len(c.shape) <= max(axes):
+    if not isinstance(c, Value):
         return None
-    if all(c.shape[axis] == 1 for axis in axes if c.shape):
+    if not c.shape:
+        return c
+    if len(c.shape) <= max(axes):
+        return None
+    if all(c.shape[axis] == 1 for axis in axes):
         return c
     node = c.producer
     if node is None or node.primitive is not p.broadcast_in_dim_p:

@@ -70,6 +70,9 @@ def test_steps_without_results_and_results_without_a_state_to_the_end():
 
     for fun in (last, rows):
         check_cut(fun, reals(12), in_slices=({0: 3},), tolerance=1e-5)
+        chunked = sm.chunked(fun, {0: 3}, strict=True)
+        assert_same(chunked(reals(12)), fun(reals(12)), 1e-5)
+        assert "stays cut at piece of a scan" in chunked.explain(reals(12))
 
 
 def test_several_axes_and_those_that_are_not_cut():

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.plan.away.folder import nodes
+from shardmap.plan.away.folder import partial_results
 from shardmap.plan.away.folder.job import Job, Row
 from shardmap.plan.away.folder.work import Worker, results
 from shardmap.plan.plan import plan
@@ -98,10 +98,10 @@ def rows(*places):
 
 
 def test_a_node_has_all_its_parts_in_the_unit():
-    found = nodes.steps(rows(*range(10, 300)))
+    found = partial_results.parts_of(rows(*range(10, 300)))
     whole = [own[0].level for own in found if own[0].is_last]
     # 10 to 15 alone, sixteens from 16 to 256, two from 256 to 288, and 12 alone.
     assert whole == [0] * 6 + [1] * 15 + [1] * 2 + [0] * 12
     assert [own[1] for own in found] == [None] * 290
-    [one] = [own[0] for own in nodes.steps(rows(*range(512)))[255:256]]
-    assert one == nodes.Step((7, ((0, 1),)), 2, True)
+    [one] = [own[0] for own in partial_results.parts_of(rows(*range(512)))[255:256]]
+    assert one == partial_results.Part((7, ((0, 1),)), 2, True)

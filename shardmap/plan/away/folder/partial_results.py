@@ -16,7 +16,7 @@ Key: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 """What a partial result is one of: the number of a value, and a box of it."""
 
 
-class Step(NamedTuple):
+class Part(NamedTuple):
     """Where a partial result goes.
 
     Attributes:
@@ -30,7 +30,7 @@ class Step(NamedTuple):
     is_last: bool
 
 
-def steps(rows: Sequence[Row]) -> list[list[Step | None]]:
+def parts_of(rows: Sequence[Row]) -> list[list[Part | None]]:
     """For each result of the shards of a unit where it goes; None: it is no part."""
     end = {
         _key(write): write[3] + 1
@@ -41,7 +41,7 @@ def steps(rows: Sequence[Row]) -> list[list[Step | None]]:
     nodes: dict[Key, tuple[int, int]] = {}
     found = []
     for row in rows:
-        own: list[Step | None] = []
+        own: list[Part | None] = []
         for write in row.writes:
             key, place = _key(write), write[3]
             if place is None:
@@ -51,7 +51,7 @@ def steps(rows: Sequence[Row]) -> list[list[Step | None]]:
                 level = _level(place, end[key])
                 nodes[key] = level, place + FOLDED**level
             level, after = nodes[key]
-            own.append(Step(key, level, place + 1 == after))
+            own.append(Part(key, level, place + 1 == after))
             if place + 1 == after:
                 del nodes[key]
         found.append(own)
@@ -70,13 +70,21 @@ def _level(place: int, end: int) -> int:
     return level
 
 
-class Nodes:
+def file_name(stage: int, unit: int) -> str:
+    """Where a unit's nodes are."""
+    return f"{stage}-{unit}.nodes"
+
+
+class PartialResults:
     """What the partial results of one unit of a stage make.
 
     Args:
       job: the saved plan.
       stage, unit: which.
       kept: gives what a shard has kept, and runs it if that is nothing.
+
+    Attributes:
+      rows: the shards of the unit.
     """
 
     def __init__(
@@ -86,23 +94,23 @@ class Nodes:
         unit: int,
         kept: Callable[[Row], Sequence[np.ndarray]],
     ) -> None:
-        self._job, self._kept, self._name = job, kept, f"{stage}-{unit}.nodes"
+        self._job, self._kept, self._name = job, kept, file_name(stage, unit)
         self._makes = job.stages[stage]["makes"]
-        self._rows = list(job.rows(stage, unit))
-        self._steps = steps(self._rows)
-        whole = [s for own in self._steps for s in own if s is not None and s.is_last]
-        self._has_parts = bool(whole)
-        self._shapes = [job.part(*step.key) for step in whole if step.level]
+        self.rows = list(job.rows(stage, unit))
+        self._parts = parts_of(self.rows)
+        last = [p for own in self._parts for p in own if p is not None and p.is_last]
+        self._has_nodes = bool(last)
+        self._shapes = [job.part(*part.key) for part in last if part.level]
 
     def run(self) -> None:
         """Runs the shards that have not been run, and puts their results together."""
-        made = [node for step, node in self._made() if step.level]
+        made = [node for part, node in self._made() if part.level]
         if made:
             self._job.results.save(self._name, made)
 
-    def load(self) -> Iterator[tuple[Step, np.ndarray]]:
-        """Each node in its order, and the last step to it."""
-        if not self._has_parts:
+    def load(self) -> Iterator[tuple[Part, np.ndarray]]:
+        """Each node in its order, and the last part of it."""
+        if not self._has_nodes:
             return
         nodes = None
         if self._shapes:
@@ -111,26 +119,22 @@ class Nodes:
             yield from self._made()
             return
         left = iter(nodes)
-        for row, own in zip(self._rows, self._steps, strict=True):
-            alone = any(step is not None and not step.level for step in own)
-            parts = self._kept(row) if alone else [None] * len(own)
-            for step, part in zip(own, parts, strict=True):
-                if step is not None and step.is_last:
-                    yield step, next(left) if part is None or step.level else part
+        for row, own in zip(self.rows, self._parts, strict=True):
+            alone = any(part is not None and not part.level for part in own)
+            arrays = self._kept(row) if alone else [None] * len(own)
+            for part, array in zip(own, arrays, strict=True):
+                if part is not None and part.is_last:
+                    yield part, next(left) if array is None or part.level else array
 
-    def forget(self) -> None:
-        """Removes what was put together."""
-        (self._job.path / self._name).unlink(missing_ok=True)
-
-    def _made(self) -> Iterator[tuple[Step, np.ndarray]]:
+    def _made(self) -> Iterator[tuple[Part, np.ndarray]]:
         folds: dict[Key, Fold] = {}
-        for row, own in zip(self._rows, self._steps, strict=True):
-            for step, part in zip(own, self._kept(row), strict=True):
-                if step is None:
+        for row, own in zip(self.rows, self._parts, strict=True):
+            for part, array in zip(own, self._kept(row), strict=True):
+                if part is None:
                     continue
-                combiner, _ = self._makes[str(step.key[0])]
-                new = Fold(combiner, FOLDED**step.level, step.level)
-                node = folds.setdefault(step.key, new).add(part)
+                combiner, _ = self._makes[str(part.key[0])]
+                new = Fold(combiner, FOLDED**part.level, part.level)
+                node = folds.setdefault(part.key, new).add(array)
                 if node is not None:
-                    del folds[step.key]
-                    yield step, node
+                    del folds[part.key]
+                    yield part, node
