@@ -30,6 +30,11 @@ TOGETHER = Reason(
     "cut another axis of the indices",
 )
 
+WINDOWS = Reason(
+    "windows of it are taken, all over it or partly outside",
+    "cut the indices, or an axis that is not indexed",
+)
+
 FILL = lax.GatherScatterMode.FILL_OR_DROP
 
 
@@ -74,6 +79,7 @@ def _named(node: Node) -> _Named:
         operand[axis] = indices[index_axis]
     single = list(numbers.collapsed_slice_dims)
     full = []
+    known = lines(node, numbers.start_index_map, sizes)
     for axis, place in zip(_window_axes(node), numbers.offset_dims, strict=True):
         if sizes[axis] == shape[axis]:
             out[place] = operand[axis]
@@ -82,13 +88,18 @@ def _named(node: Node) -> _Named:
             single.append(axis)
         else:
             out[place] = f"w{axis}"
-            wholes |= {operand[axis]: INDEXED, out[place]: INDEXED}
+            wholes |= dict.fromkeys(
+                [operand[axis], out[place]], INDEXED if known is None else WINDOWS
+            )
     single = [axis for axis in single if axis not in along]
     stretches: dict[int, Window] = {}
-    for line in lines(node, numbers.start_index_map):
+    for line in known or ():
         axis = line.axis
-        if axis in single and (places := looked_at(line, shape[axis])) is not None:
-            single.remove(axis)
+        if axis in along or axis in stretches or sizes[axis] == shape[axis]:
+            continue
+        if (places := looked_at(line, shape[axis], sizes[axis])) is not None:
+            if axis in single:
+                single.remove(axis)
             operand[axis] = Windowed(indices[line.along], places)
             stretches[axis] = places
             # Where the box starts is found from all of them.

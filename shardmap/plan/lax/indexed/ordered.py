@@ -1,7 +1,7 @@
 """Indices that are known, and in order: each piece looks at a stretch of an axis."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,20 +130,26 @@ class Line(NamedTuple):
     varies: tuple[int, ...]
 
 
-def lines(node: Node, columns: tuple[int, ...]) -> list[Line]:
-    """Where a node's indices go, if that is known, and inside its first operand.
+def lines(
+    node: Node, columns: tuple[int, ...], taken: Sequence[int] | None = None
+) -> list[Line] | None:
+    """Where a node's indices go, of those that are inside its first operand.
 
     Args:
       node: its second operand has the indices, one column per coordinate.
       columns: the axis of the first operand that each column is a place of.
+      taken: how much of each axis is taken from a place on; None: one element.
+
+    Returns:
+      None if it is not known.
     """
     indices = evaluated(node.ins[1])
     if indices is None or indices.size == 0:
-        return []
+        return None
     found = []
     for k, axis in enumerate(columns):
-        column = indices[..., k]
-        if column.min() < 0 or column.max() >= node.in_shapes[0][axis]:
+        column, size = indices[..., k], node.in_shapes[0][axis]
+        if column.min() < 0 or column.max() > size - (taken[axis] if taken else 1):
             continue
         varies = [n for n in range(column.ndim) if np.diff(column, axis=n).any()]
         for along in varies:
@@ -166,12 +172,18 @@ def ordered(line: Line, size: int) -> Places | None:
     return None
 
 
-def looked_at(line: Line, size: int) -> Places | Hulls | None:
-    """What a gather looks at along an axis of this size, if pieces look at pieces."""
-    found = ordered(line, size)
+def looked_at(line: Line, size: int, taken: int) -> Places | Hulls | None:
+    """What a gather looks at along an axis of this size, if pieces look at pieces.
+
+    Args:
+      line: the places.
+      size: the size of the axis.
+      taken: how much of it is taken from each place on.
+    """
+    found = ordered(line, size) if taken == 1 else None
     if found is not None:
         return found
-    hulls = Hulls.of(line.places.min(1), line.places.max(1), size)
+    hulls = Hulls.of(line.places.min(1), line.places.max(1) + taken - 1, size)
     return hulls if hulls.is_local() else None
 
 

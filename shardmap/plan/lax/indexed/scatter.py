@@ -92,7 +92,7 @@ def _unite(node: Node, named: _Named) -> None:
             taken.add(index_axis)
             named.unite(index_axis, named.operand[axis])
     # Where they are known to go, a piece sees the updates that go there.
-    for line in lines(node, numbers.scatter_dims_to_operand_dims):
+    for line in lines(node, numbers.scatter_dims_to_operand_dims) or ():
         axis, index_axis = line.axis, line.along
         if axis not in numbers.inserted_window_dims or index_axis in taken:
             continue

@@ -87,6 +87,43 @@ def test_tiles_are_cut_along_both_axes():
     assert_same(made.run(reals(SIZE, SIZE)), jnp.sin(reals(SIZE, SIZE)[rows, columns]))
 
 
+def windows(starts, length):
+    def fun(x):
+        return jax.vmap(lambda k: jax.lax.dynamic_slice_in_dim(x, k, length))(starts)
+
+    return fun
+
+
+@pytest.mark.parametrize("starts", [COUNT[:36:3], COUNT[36::-4], COUNT[[30, 2, 33]]])
+def test_windows_at_known_starts_are_cut(starts):
+    taken = windows(starts, 4)
+    made = check_cut(lambda x: jnp.sin(taken(x)), TABLE, in_slices={0: 5, 1: 2})
+    assert len(made.stages) == 1
+    assert made.shards[0].combiner == "insert"
+    rows = [shard.in_slices[0][0] for shard in made.shards]
+    assert max(each.stop - each.start for each in rows) <= SIZE // 2
+    check_cut(jax.grad(lambda x: jnp.sin(taken(x)).sum()), TABLE, in_slices={0: 5})
+
+
+def test_a_spectrogram_reads_what_it_shows():
+    def fun(x):
+        return jnp.abs(jax.scipy.signal.stft(x, nperseg=16)[2])
+
+    x = reals(4000)
+    made = check_cut(fun, x, in_slices={0: 10})
+    assert (made.num_shards, len(made.stages)) == (10, 1)
+    assert (
+        max(s.in_slices[0][0].stop - s.in_slices[0][0].start for s in made.shards) < 500
+    )
+
+
+def test_windows_that_are_partly_outside_are_not_cut():
+    taken = windows(COUNT[::3], 4)  # The last is moved inside.
+    made = plan(taken, TABLE, in_slices={0: 5})
+    assert_same(made.run(TABLE), jax.jit(taken)(TABLE))
+    assert "windows of it are taken, all over it or partly outside" in str(made)
+
+
 def test_the_gradient_of_neighbours():
     def loss(a):
         return jnp.sin(a[AROUND]).sum()
