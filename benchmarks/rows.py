@@ -14,7 +14,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from benchmarks import map_rows, placement_rows, plan_rows, planning_rows, process_rows
+from benchmarks import (
+    idiom_rows,
+    map_rows,
+    placement_rows,
+    plan_rows,
+    planning_rows,
+    process_rows,
+)
 from benchmarks.harness import OURS, Benchmark, Contender
 from shardmap import demo
 
@@ -249,5 +256,6 @@ BENCHMARKS = [
     *placement_rows.BENCHMARKS,
     *plan_rows.BENCHMARKS,
     *planning_rows.BENCHMARKS,
+    *idiom_rows.BENCHMARKS,
     *process_rows.BENCHMARKS,
 ]

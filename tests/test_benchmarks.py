@@ -5,10 +5,11 @@ import json
 from xml.etree import ElementTree
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import chunked_rows, harness, plot, rows, worker_rows
+from benchmarks import chunked_rows, harness, idiom_rows, plot, rows, worker_rows
 from benchmarks.field import __main__ as board
 from benchmarks.field import tasks as field_tasks
 from benchmarks.harness import OURS, Benchmark, Contender, Result
@@ -213,6 +214,18 @@ def test_every_row_runs(benchmark):
     result = harness.measure(benchmark, repeats=2)
     assert OURS in result.samples
     assert all(len(times) == 2 for times in result.samples.values())
+
+
+@pytest.mark.parametrize("row", idiom_rows.BENCHMARKS, ids=lambda row: row.name)
+@jax.numpy_rank_promotion("allow")  # They broadcast, as users do.
+def test_contenders_of_idioms_agree(row, monkeypatch):
+    sizes = {"SIDE": 70, "SAMPLES": 640, "KEYS": 640, "ROWS": 640}
+    for name, size in sizes.items():
+        monkeypatch.setattr(idiom_rows, name, size)
+    results = [np.asarray(each.run()) for each in row.contenders().values()]
+    assert len(results) == 3
+    for other in results[1:]:
+        np.testing.assert_allclose(results[0], other, rtol=2e-4, atol=2e-5)
 
 
 def test_an_unknown_name_is_refused(capsys):

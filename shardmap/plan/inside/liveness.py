@@ -179,24 +179,27 @@ def _shared(jaxpr: Jaxpr) -> dict[int, set[Var]]:
         for k in needed:
             before[-1] |= before[k]
 
-    def is_contracted(v: Var) -> bool:
-        return v not in results and all(
-            user.primitive in CONTRACTIONS
-            or (_is_pointwise(user) and is_contracted(user.outvars[0]))
-            for user in (jaxpr.eqns[k] for k in users.get(v, ()))
-        )
+    contracted: set[Var] = set()
+    for equation in reversed(jaxpr.eqns):
+        for v in equation.outvars:
+            if v not in results and all(
+                user.primitive in CONTRACTIONS
+                or (_is_pointwise(user) and user.outvars[0] in contracted)
+                for user in (jaxpr.eqns[k] for k in users.get(v, ()))
+            ):
+                contracted.add(v)
 
     found = {}
     for number, equation in enumerate(jaxpr.eqns):
         if not _is_pointwise(equation):
             continue
-        contracted = is_contracted(equation.outvars[0])
+        ends_there = equation.outvars[0] in contracted
         found[number] = {
             v
             for v in _variables(equation.invars)
             for k in users[v]
             if (k != number and not before[number] >> k & 1)
-            or not (contracted or _is_pointwise(jaxpr.eqns[k]))
+            or not (ends_there or _is_pointwise(jaxpr.eqns[k]))
         }
     return found
 

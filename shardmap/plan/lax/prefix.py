@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -93,13 +94,19 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
         params = {**equation.params, "edges": edges, "primitive": equation.primitive}
         shape = list(operand.shape)
         shape[axis] = len(edges) - 1
-        few = jax.core.ShapedArray(tuple(shape), dtype)
+        few = jax.core.ShapedArray(tuple(shape), _wide(dtype))
         totals = program.add(TOTALS, params, ins, [few], source)
         before = program.add(BEFORE, params, totals, [few], source)
         made = avals(equation.outvars)
         return program.add(RUNNING, params, [*ins, *before], made, source)
 
     return dict.fromkeys(KINDS, by_pieces) if points else {}
+
+
+def _wide(dtype: np.dtype) -> np.dtype:
+    """Small floats are kept in float32 and rounded once, as where they are summed."""
+    small = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return np.dtype(np.float32) if small else dtype
 
 
 class _Pieces(Rule):
@@ -126,7 +133,8 @@ class _Pieces(Rule):
 
     def running(self, value: jax.Array) -> jax.Array:
         primitive = self.node.params["primitive"]
-        return primitive.bind(value, axis=self.axis, reverse=self.reverse)
+        wide = value.astype(_wide(value.dtype))
+        return primitive.bind(wide, axis=self.axis, reverse=self.reverse)
 
 
 class Totals(_Pieces):
@@ -157,6 +165,7 @@ class Totals(_Pieces):
         starts: Sequence[jax.Array],
     ) -> Sequence[Any]:
         [value] = values
+        value = value.astype(_wide(value.dtype))
         found, start = [], 0
         for length in static:
             part = lax.slice_in_dim(value, start, start + length, axis=self.axis)

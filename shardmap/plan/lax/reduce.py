@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import REDUCTION_PARAMS
-from shardmap._jax.types import Equation, Primitive
+from shardmap._jax.types import Equation, Params, Primitive
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, Operand, Program, avals, traced
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
@@ -19,6 +19,18 @@ OPAQUE = Reason(
     "the reduction is a function that cannot be split",
     "use one of lax.reduce_sum, reduce_max, ...",
 )
+
+FOUND_OVER_ALL = Reason("the place of the extremum is found over the whole axis")
+TOO_FAR = Reason(
+    "its places do not fit into the type of its result",
+    "lax.argmax with int64, and jax_enable_x64",
+)
+
+
+def places_fit(params: Params, shape: Sequence[int]) -> bool:
+    """Whether the type of an argmax can say each place of its axis."""
+    [axis] = params["axes"]
+    return bool(shape[axis] <= np.iinfo(params["index_dtype"]).max)
 
 
 def reduction(combiner: str) -> RuleMaker:
@@ -64,6 +76,8 @@ def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
         dtype = operand.aval.dtype
         [axis], index_dtype = equation.params["axes"], equation.params["index_dtype"]
         if jnp.issubdtype(dtype, jnp.complexfloating):
+            return None
+        if not places_fit(equation.params, operand.shape):
             return None
         reducer = (p.reduce_max_p, p.reduce_min_p)[not largest]
 
@@ -186,7 +200,8 @@ def _arg_whole(node: Node) -> Factors:
     gone = node.params["axes"]
     rank = len(node.in_shapes[0])
     out = [axis for axis in range(rank) if axis not in gone]
-    reason = Reason("the place of the extremum is found over the whole axis")
+    fit = places_fit(node.params, node.in_shapes[0])
+    reason = FOUND_OVER_ALL if fit else TOO_FAR
     return Factors(
         node, [range(rank)], [out], wholes=dict.fromkeys(gone, reason), cheap=False
     )

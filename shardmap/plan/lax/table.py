@@ -1,7 +1,7 @@
 """The table of all rules, and the calls that are looked through."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import primitives as p
@@ -55,36 +55,70 @@ from shardmap.plan.lax.staged import (
 )
 from shardmap.plan.lax.staged.chosen import Chosen, layered
 
+StandsFor: TypeAlias = tuple[AnyJaxpr, Sequence[int]]
+"""What an equation stands for, and which of its operands that takes."""
 
-def _expanded(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand] | None:
+
+Written: TypeAlias = dict[int, tuple[Equation, StandsFor]]
+"""What was found, by the id of an equation."""
+
+
+def _expanded(equation: Equation, ins: Sequence[Operand]) -> StandsFor | None:
     """Newer JAX has primitives that are written in terms of others."""
     function = expansion(equation)
     if function is None:
         return None
     avals = [jax.ShapeDtypeStruct(x.shape, x.aval.dtype) for x in ins]
     arguments = jax.tree.unflatten(expansion_tree(equation), avals)
-    jaxpr = jax.make_jaxpr(function)(*arguments)
-    return program.inline(jaxpr, ins, source, CALLS)
+    return jax.make_jaxpr(function)(*arguments), range(len(ins))
 
 
-def _solved(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand]:
+def _solved(equation: Equation, ins: Sequence[Operand]) -> StandsFor:
     """A linear solve is what it solves with: differentiation is over by now."""
-    jaxpr, operands = linear_solve(equation)
-    return program.inline(jaxpr, [ins[k] for k in operands], source, CALLS)
+    return linear_solve(equation)
 
 
-def _drawn(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand] | None:
+def _drawn(equation: Equation, ins: Sequence[Operand]) -> StandsFor | None:
     """Numbers of a gamma distribution: each element has a key of its own."""
     function = random.gamma(ins, equation.params["log_space"])
-    if function is None:
-        return None
-    return program.inline(traced(function, ins), ins, source, CALLS)
+    return None if function is None else (traced(function, ins), range(len(ins)))
+
+
+STANDING: dict[Any, Callable[[Equation, Sequence[Operand]], StandsFor | None]] = {
+    p.linear_solve_p: _solved,
+    p.random_gamma_p: _drawn,
+    **({} if EXPANDABLE is None else {EXPANDABLE: _expanded}),
+}
+
+
+def _written(calls: Callable[[], Calls], known: Written) -> dict[Any, Rewrite]:
+    """Rewrites equations as what they stand for, the same each time.
+
+    Args:
+      calls: how that is looked through.
+      known: what was found before, which is added to.
+    """
+
+    def write(
+        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    ) -> list[Operand] | None:
+        if id(equation) not in known:
+            found = STANDING[equation.primitive](equation, ins)
+            if found is None:
+                return None
+            known[id(equation)] = equation, found
+        _, (jaxpr, operands) = known[id(equation)]
+        return program.inline(jaxpr, [ins[k] for k in operands], source, calls())
+
+    return dict.fromkeys(STANDING, write)
+
+
+def _inside(
+    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+) -> Sequence[Operand] | None:
+    """In the body of a loop nothing is chosen anew, and nothing is to be known."""
+    write = _written(lambda: CALLS, {})[equation.primitive]
+    return write(program, equation, ins, source)
 
 
 LOOKED_THROUGH = {
@@ -100,10 +134,7 @@ LOOKED_THROUGH = {
 
 CALLS = Calls(
     LOOKED_THROUGH,
-    shape.REWRITES
-    | reshape.REWRITES
-    | {p.linear_solve_p: _solved, p.random_gamma_p: _drawn}
-    | ({} if EXPANDABLE is None else {EXPANDABLE: _expanded}),
+    shape.REWRITES | reshape.REWRITES | dict.fromkeys(STANDING, _inside),
     # Says that an equation is inside a map; its rule knows what to do about it.
     (AXIS_EFFECT,),
 )
@@ -191,7 +222,12 @@ def analysed(
       keeps: whether what could be computed again may be kept instead.
     """
     own = CALLS._replace(effects=effects)
-    best = trial = _analysed(closed, cuts, partial, [], out_cuts, own, keeps)
+    written: Written = {}
+
+    def opened_at(nodes: Sequence[Node]) -> Analysis:
+        return _analysed(closed, cuts, partial, nodes, out_cuts, own, keeps, written)
+
+    best = trial = opened_at([])
     opened: list[Node] = []
     for _ in range(MOST_ROUNDS if partial else 0):
         # Loops, branches and maps at which cuts end are written out if that helps,
@@ -206,7 +242,7 @@ def analysed(
         if not more:
             break
         opened += more
-        trial = _analysed(closed, cuts, partial, opened, out_cuts, own, keeps)
+        trial = opened_at(opened)
         if _ends(trial) < _ends(best):
             best = trial
     return best
@@ -229,9 +265,11 @@ def _analysed(
     out_cuts: list[list[Cut]] | None,
     plain: Calls,
     keeps: bool,
+    written: Written,
 ) -> Analysis:
     """The analysis, with these loops, branches and maps written out."""
     calls = plain
+    standing = _written(lambda: calls, written)
     fixed: dict[Any, Rewrite] = written_out.rewrite(opened, lambda: calls)
     chosen = Chosen()
 
@@ -243,7 +281,7 @@ def _analysed(
     for _ in range(MOST_ROUNDS):
         # Only where a cut ends is an equation written as others: uncut, one argmax is
         # better than the comparison and the two reductions that it would become.
-        tables = [plain.rewrites, fixed, *chosen.rewrites()]
+        tables = [plain.rewrites, standing, fixed, *chosen.rewrites()]
         calls = plain._replace(rewrites=layered(tables))
         program = flatten(closed, calls)
         if out_cuts is not None:

@@ -98,3 +98,17 @@ def test_few_numbers_of_pieces_are_tried(monkeypatch):
     assert made.num_shards == 13  # Of 77 rows, which take 64 bytes twice.
     assert made.peak_bytes <= 10_000 < 2 * 64 * -(-1000 // 12)
     assert len(tried) < 10
+
+
+def test_long_programs_are_measured_too():
+    def deep(x):
+        for _ in range(250):
+            x = jnp.sin(x) * 0.5 + x
+        return x.sum(0)
+
+    x = jax.ShapeDtypeStruct((1000, 16), np.float32)
+    made = sm.plan(deep, x, in_slices={0: 10})
+    assert made.peak_bytes >= 100 * 16 * 4
+    assert "temporaries in a shard" in made.explain()
+    fits = sm.plan(deep, x, in_slices={0: sm.AUTO}, memory="100 kB")
+    assert fits.peak_bytes <= 100_000

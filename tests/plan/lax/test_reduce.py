@@ -31,6 +31,14 @@ def test_the_first_of_booleans(fun):
         assert made.num_shards > 1
 
 
+def test_places_that_no_int32_says_are_not_looked_for_in_pieces():
+    for size, shards in ((2**31 - 1, 9), (2**31 + 10, 1)):
+        x = jax.ShapeDtypeStruct((size,), jnp.int8)
+        made = plan(lambda x: jax.lax.argmax(x, 0, np.int32), x, in_slices={0: 8})
+        assert made.num_shards == shards
+    assert "its places do not fit into the type of its result (lax.argmax" in str(made)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize(
     "fun",

@@ -175,6 +175,10 @@ def test_another_shape_than_asked_for_is_told():
     with pytest.raises(ValueError, match=r"has the shape \(2, 2\), .*gave \(4, 3\)"):
         read_box(Reader(np.zeros((4, 3), np.float32)), BOX, value(4, 3).aval)
 
+    for given in (np.zeros((2, 2, 1), np.float32), np.zeros(2, np.float32)):
+        with pytest.raises(ValueError, match=r"has the shape \(2, 2\), .*gave \(2,"):
+            read_box(Reader(given), BOX, value(4, 3).aval)
+
 
 def test_masked_elements_are_told():
     part = np.ma.MaskedArray(np.ones((2, 2)), [[0, 1], [0, 0]])

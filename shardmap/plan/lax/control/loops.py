@@ -9,7 +9,7 @@ from jax import lax
 from shardmap._jax.primitives import scan_counts
 from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.factors import RuleTable
-from shardmap.plan.engine.nodes import Calls, Node
+from shardmap.plan.engine.nodes import Calls, Node, Value
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
@@ -249,6 +249,21 @@ class While(Inner):
                 else name
                 for name in axes
             ]
+        self._name_what_it_takes({name for out in self.outs for name in out})
+
+    def _name_what_it_takes(self, known: set[Any]) -> None:
+        """Names the axes of what only the condition takes, by those of its result."""
+        unions, broken, _ = self.test.loops()
+        inputs, [result] = self.test.program.inputs, self.test.program.outputs
+        if not isinstance(result, Value):
+            return
+        roots = {unions.find((result.number, k)): k for k in range(self.rank)}
+        mixed = {unions.find(key) for key in broken}
+        for k, value in enumerate(inputs[: self.tests]):
+            for axis in range(len(value.shape)):
+                root = unions.find((value.number, axis))
+                if root not in mixed and ("mapped", roots.get(root)) in known:
+                    self.ins[k][axis] = "mapped", roots[root]
 
     def backward(self, boxes: Boxes, loops: Mapping[Factor, Interval]) -> Need:
         carry = list(boxes)

@@ -4,7 +4,8 @@ An axis of the operand is taken in full, which passes it on; or a window of it i
 that starts at a given place, which needs it whole; or a single place of it is. Such an
 axis gives parts: each shard takes what lies in its box, and zero for the rest. For
 ``table[words]`` with rows that are cut the rule is ``a b, c * -> c b; a add``. Where
-places are known, and in order, a piece of them looks at a stretch of the axis instead.
+places are known, and their pieces look at pieces, each looks at a stretch of the axis
+instead.
 """
 
 import functools
@@ -19,9 +20,20 @@ from jax.extend.core import primitives as p
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
+from shardmap.plan.engine.slices import Window
 from shardmap.plan.lax.indexed.iotas import counted
-from shardmap.plan.lax.indexed.ordered import Places, ordered
+from shardmap.plan.lax.indexed.ordered import lines, looked_at
 from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of
+
+TOGETHER = Reason(
+    "a place is looked up with those around it on this axis",
+    "cut another axis of the indices",
+)
+
+WINDOWS = Reason(
+    "windows of it are taken, all over it or partly outside",
+    "cut the indices, or an axis that is not indexed",
+)
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
 
@@ -35,7 +47,7 @@ class _Named(NamedTuple):
       full: the operand's axes that are taken in full.
       single: those of which single places are taken.
       along: those whose places are the positions along an axis of the indices.
-      stretches: those whose places are known and in order.
+      stretches: those whose places are known, and whose pieces look at pieces.
     """
 
     operand: list[Axis]
@@ -45,7 +57,7 @@ class _Named(NamedTuple):
     full: list[int]
     single: list[int]
     along: Mapping[int, int]
-    stretches: Mapping[int, Places]
+    stretches: Mapping[int, Window]
 
 
 def _named(node: Node) -> _Named:
@@ -67,6 +79,7 @@ def _named(node: Node) -> _Named:
         operand[axis] = indices[index_axis]
     single = list(numbers.collapsed_slice_dims)
     full = []
+    known = lines(node, numbers.start_index_map, sizes)
     for axis, place in zip(_window_axes(node), numbers.offset_dims, strict=True):
         if sizes[axis] == shape[axis]:
             out[place] = operand[axis]
@@ -75,14 +88,22 @@ def _named(node: Node) -> _Named:
             single.append(axis)
         else:
             out[place] = f"w{axis}"
-            wholes |= {operand[axis]: INDEXED, out[place]: INDEXED}
+            wholes |= dict.fromkeys(
+                [operand[axis], out[place]], INDEXED if known is None else WINDOWS
+            )
     single = [axis for axis in single if axis not in along]
-    stretches = {}
-    for axis, (index_axis, places) in ordered(node, numbers.start_index_map).items():
-        if axis in single:
-            single.remove(axis)
-            operand[axis] = Windowed(indices[index_axis], places)
+    stretches: dict[int, Window] = {}
+    for line in known or ():
+        axis = line.axis
+        if axis in along or axis in stretches or sizes[axis] == shape[axis]:
+            continue
+        if (places := looked_at(line, shape[axis], sizes[axis])) is not None:
+            if axis in single:
+                single.remove(axis)
+            operand[axis] = Windowed(indices[line.along], places)
             stretches[axis] = places
+            # Where the box starts is found from all of them.
+            wholes |= {indices[other]: TOGETHER for other in line.varies}
     return _Named(operand, indices, out, wholes, full, single, along, stretches)
 
 
@@ -126,7 +147,7 @@ def _emitted(node: Node, named: _Named, local: Local) -> Sequence[Any]:
     for axis, places in named.stretches.items():
         column = coordinates.index(axis)
         if values[0].shape[axis] != places.size and values[1].size:
-            # In order, the least of them is where the shard's box starts.
+            # The least of them is where the shard's box starts.
             start = jnp.min(values[1][..., column])
             values[1] = _earlier(values[1], column, start)
     for axis in named.along:

@@ -1,14 +1,16 @@
 """Indices that are known, and in order: each piece looks at a stretch of an axis."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.slices import Interval, Window
 from shardmap.plan.lax.indexed.evaluated import evaluated
+from shardmap.plan.lax.indexed.hulls import Hulls, stretch
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,6 @@ class Landings(Places):
         count = len(places.places)
         return cls(count, reverse=places.reverse, content=places.content)
 
-    @property
-    def most_together(self) -> int:
-        """How many go to the place to which most do."""
-        _, counts = np.unique(self.places, return_counts=True)
-        return int(np.max(counts))
-
     def reads(self, result: Interval) -> tuple[Interval, int, int]:
         places, count = self.places, self.size
         step, first = self.step, int(places[0])
@@ -118,43 +114,83 @@ class Landings(Places):
         return self._cuts(self.places[found], size)
 
 
-def stretch(length: int) -> int:
-    """A length that is at most a quarter longer, so that there are few of them.
+class Line(NamedTuple):
+    """Known places of one axis, along an axis of the indices.
 
-    >>> [stretch(n) for n in (0, 7, 9, 10, 13, 1000)]
-    [0, 7, 10, 10, 14, 1024]
+    Attributes:
+      axis: the axis that they are places of.
+      along: the axis of the indices.
+      places: a row for each position along it, a column for each on other axes.
+      varies: other axes of the indices along which they are not all the same.
     """
-    step = 1 << max(length.bit_length() - 3, 0)
-    return -(-length // step) * step
+
+    axis: int
+    along: int
+    places: np.ndarray
+    varies: tuple[int, ...]
 
 
-def ordered(node: Node, columns: tuple[int, ...]) -> dict[int, tuple[int, Places]]:
-    """The axes of a node's first operand that its indices go along in order.
+def lines(
+    node: Node, columns: tuple[int, ...], taken: Sequence[int] | None = None
+) -> list[Line] | None:
+    """Where a node's indices go, of those that are inside its first operand.
 
     Args:
       node: its second operand has the indices, one column per coordinate.
       columns: the axis of the first operand that each column is a place of.
+      taken: how much of each axis is taken from a place on; None: one element.
 
     Returns:
-      Axis of the first operand -> axis of the indices, and what it looks at.
+      None if it is not known.
     """
     indices = evaluated(node.ins[1])
     if indices is None or indices.size == 0:
-        return {}
-    found = {}
+        return None
+    found = []
     for k, axis in enumerate(columns):
         column, size = indices[..., k], node.in_shapes[0][axis]
-        if column.min() < 0 or column.max() >= size:
+        if column.min() < 0 or column.max() > size - (taken[axis] if taken else 1):
             continue
-        for along in range(column.ndim):
-            line = np.moveaxis(column, along, 0)
-            first = line.reshape(len(line), -1)[:, 0]
-            steps = np.diff(first)
-            constant = (line == first.reshape([-1] + [1] * (column.ndim - 1))).all()
-            if not constant or not steps.any():
-                continue
-            if (steps >= 0).all():
-                found[axis] = along, Places.of(first, size)
-            elif (steps <= 0).all():
-                found[axis] = along, Places.of(first[::-1], size, reverse=True)
+        varies = [n for n in range(column.ndim) if np.diff(column, axis=n).any()]
+        for along in varies:
+            places = np.moveaxis(column, along, 0).reshape(column.shape[along], -1)
+            others = tuple(n for n in varies if n != along)
+            found.append(Line(axis, along, places if others else places[:, :1], others))
     return found
+
+
+def ordered(line: Line, size: int) -> Places | None:
+    """What is looked at along an axis of this size, if that is in order."""
+    if line.varies:
+        return None
+    places = line.places[:, 0]
+    steps = np.diff(places)
+    if (steps >= 0).all():
+        return Places.of(places, size)
+    if (steps <= 0).all():
+        return Places.of(places[::-1], size, reverse=True)
+    return None
+
+
+def looked_at(line: Line, size: int, taken: int) -> Places | Hulls | None:
+    """What a gather looks at along an axis of this size, if pieces look at pieces.
+
+    Args:
+      line: the places.
+      size: the size of the axis.
+      taken: how much of it is taken from each place on.
+    """
+    found = ordered(line, size) if taken == 1 else None
+    if found is not None:
+        return found
+    hulls = Hulls.of(line.places.min(1), line.places.max(1) + taken - 1, size)
+    return hulls if hulls.is_local() else None
+
+
+def landing(line: Line, size: int) -> Landings | Hulls | None:
+    """What a scatter puts along an axis of this size, if pieces get pieces."""
+    found = ordered(line, size)
+    if found is not None:
+        return Landings.along(found)
+    hulls = Hulls.landing(line.places, size)
+    return hulls if hulls.is_local() else None

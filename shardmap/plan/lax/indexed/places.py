@@ -16,6 +16,10 @@ INDEXED = Reason(
 WRITTEN = Reason(
     "where the updates go is known only when it runs", "cut the operand instead"
 )
+ALL_OVER = Reason(
+    "the updates of each piece go to places all over it",
+    "cut the operand instead, or put them in order",
+)
 
 
 def as_int32(index: ArrayLike) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -15,8 +16,8 @@ from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.lax.indexed.iotas import counted
-from shardmap.plan.lax.indexed.ordered import Landings, ordered
-from shardmap.plan.lax.indexed.places import WRITTEN, as_int32
+from shardmap.plan.lax.indexed.ordered import landing, lines
+from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, as_int32
 
 
 class _Named(NamedTuple):
@@ -90,9 +91,25 @@ def _unite(node: Node, named: _Named) -> None:
         if axis in numbers.inserted_window_dims and index_axis not in taken:
             taken.add(index_axis)
             named.unite(index_axis, named.operand[axis])
-    # Where they are known to go, and in order, a place sees those that go there.
-    for axis, (index_axis, landings) in _landings(node, taken).items():
-        named.unite(index_axis, Windowed(named.operand[axis], landings))
+    # Where they are known to go, a piece sees the updates that go there.
+    for line in lines(node, numbers.scatter_dims_to_operand_dims) or ():
+        axis, index_axis = line.axis, line.along
+        if axis not in numbers.inserted_window_dims or index_axis in taken:
+            continue
+        if node.primitive in COMBINERS and _together(line.places) > MOST_TOGETHER:
+            continue
+        window = landing(line, node.in_shapes[0][axis])
+        if window is not None:
+            taken.add(index_axis)
+            named.unite(index_axis, Windowed(named.operand[axis], window))
+        elif named.indices[index_axis] in named.wholes:
+            named.wholes[named.indices[index_axis]] = ALL_OVER
+
+
+def _together(places: np.ndarray) -> int:
+    """How many go to the place to which most do."""
+    _, counts = np.unique(places, return_counts=True)
+    return int(np.max(counts))
 
 
 def scatter(node: Node) -> Factors:
@@ -151,27 +168,6 @@ def _emitted(
 MOST_TOGETHER = 16
 """Up to how many updates that combine go to one place, if cuts are to follow them:
 those of one place are in one piece."""
-
-
-def _landings(node: Node, taken: set[int]) -> dict[int, tuple[int, Landings]]:
-    """The operand's axes along which it is known where updates go, see `ordered`.
-
-    Args:
-      node: the equation.
-      taken: axes of the indices that are one loop with another axis.
-    """
-    numbers = node.params["dimension_numbers"]
-    found = {}
-    own = ordered(node, numbers.scatter_dims_to_operand_dims)
-    for axis, (index_axis, places) in own.items():
-        if axis not in numbers.inserted_window_dims or index_axis in taken:
-            continue
-        landings = Landings.along(places)
-        if node.primitive in COMBINERS and landings.most_together > MOST_TOGETHER:
-            continue
-        taken.add(index_axis)
-        found[axis] = index_axis, landings
-    return found
 
 
 def _moved(

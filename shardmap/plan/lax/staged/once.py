@@ -30,6 +30,7 @@ from shardmap.plan.engine.nodes import (
 )
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut
+from shardmap.plan.lax.reduce import places_fit
 from shardmap.plan.lax.staged import contractions
 from shardmap.plan.lax.staged.contractions import Contraction
 from shardmap.plan.lax.staged.products import Params
@@ -195,7 +196,8 @@ class _Changes:
             if not jnp.issubdtype(dtype, jnp.complexfloating) and dtype.kind != "b":
                 index = np.dtype(node.params["index_dtype"])
                 largest = node.primitive is p.argmax_p
-                self.add(node, place_of(largest, index), operand)
+                if places_fit(node.params, operand.shape):
+                    self.add(node, place_of(largest, index), operand)
 
     def add_plain(self, node: Node) -> None:
         """Adds a reduction whose result is made of statistics that are taken anyway."""

@@ -107,6 +107,30 @@ def test_elements_of_a_mapped_loop_stop_on_their_own():
     assert len(np.unique(np.asarray(counts))) > 1
 
 
+@pytest.mark.parametrize("of", [({0: 4}, None), (None, {0: 4}), ({0: 4}, {0: (5, 3)})])
+def test_what_only_the_condition_takes_is_cut_with_it(of):
+    def one(row, bound):
+        return lax.while_loop(lambda r: r.sum() < bound, lambda r: r + 1 + r * r, row)
+
+    bounds = np.arange(8, dtype=np.float32) * 3
+    made = check_cut(jax.vmap(one), X, bounds, in_slices=of)
+    assert made.num_shards >= 4
+    assert "ends at" not in str(made)
+
+
+def test_what_a_condition_sums_over_is_not_its_loop():
+    def one(row, bounds):
+        return lax.while_loop(
+            lambda r: r.sum() < (bounds + r[0]).max(), lambda r: r + 1, row
+        )
+
+    bounds = np.arange(8, dtype=np.float32) * 3
+    each = jax.vmap(one, (0, None))
+    for cuts in ((None, {0: 4}), ({0: 4}, {0: 4})):
+        made = plan(each, X, bounds, in_slices=cuts)
+        assert_same(made.run(X, bounds), jax.jit(each)(X, bounds))
+
+
 def test_a_loop_in_a_loop():
     def fun(x):
         def outer(carry, row):

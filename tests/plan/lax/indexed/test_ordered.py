@@ -57,12 +57,10 @@ def test_places_in_steps_make_shards_that_are_alike():
     assert box[0].stop - box[0].start <= 300
 
 
-def test_places_outside_and_in_no_order_give_parts():
-    for places in (np.array([0, 5, 30]), np.array([3, 1, 7, 7, 0])):
-        made = check_cut(
-            lambda a, places=places: jnp.take(a, places, 0), TABLE, in_slices={0: 3}
-        )
-        assert made.shards[0].combiner == "add"
+def test_places_outside_give_parts():
+    places = np.array([0, 5, 30])
+    made = check_cut(lambda a: jnp.take(a, places, 0), TABLE, in_slices={0: 3})
+    assert made.shards[0].combiner == "add"
 
 
 PUT = {

@@ -1,0 +1,178 @@
+"""Indices that are known, and out of order: pieces of them look at pieces."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut, cuts
+from tests.plan.plan_programs import reals
+from tests.strategies import examples
+
+SIZE = 40
+TABLE = reals(SIZE, 3)
+COUNT = np.arange(SIZE)
+AROUND = np.clip(COUNT[:, None] + np.array([-1, 3, 0, 1]), 0, SIZE - 1)
+MIXED = np.random.default_rng(0).permutation(SIZE)
+TAKEN = {
+    "picked": lambda a: a[jnp.array([35, 2, 9])],
+    "wrapped around": lambda a: a[(jnp.arange(SIZE) + 7) % SIZE],
+    "blocks turned": lambda a: a[COUNT.reshape(-1, 4)[:, ::-1].reshape(-1)],
+    "blocks moved": lambda a: a[COUNT.reshape(4, -1)[::-1].reshape(-1)],
+    "there and back": lambda a: a[np.concatenate([COUNT, COUNT[::-1]])],
+    "neighbours": lambda a: a[AROUND].sum(1),
+    "neighbours' columns": lambda a: a.T[:, AROUND].max(2),
+    "windows": lambda a: a[jnp.arange(0, 36, 2)[:, None] + jnp.arange(5)[None]].mean(1),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_pieces_look_at_pieces(name):
+    def fun(a):
+        return jnp.tanh(TAKEN[name](a))
+
+    made = check_cut(fun, TABLE, in_slices={0: 5})
+    assert len(made.stages) == 1
+    assert made.shards[0].combiner == "insert"
+    boxes = {str(shard.in_slices): shard.in_slices[0] for shard in made.shards}
+    assert max(len(TABLE[box]) for box in boxes.values()) <= SIZE // 2
+
+
+PUT = {
+    "wrapped around": lambda x, y: x.at[(jnp.arange(SIZE) + 7) % SIZE].set(y),
+    "blocks turned": lambda x, y: x.at[
+        COUNT.reshape(-1, 4)[:, ::-1].reshape(-1)
+    ].multiply(y),
+    "a few": lambda x, y: x.at[jnp.array([35, 2, 9])].set(y[:3]),
+    "neighbours": lambda x, y: x.at[AROUND].add(jnp.stack([y, y * 2, y, -y], 1)),
+    "some dropped": lambda x, y: x[:20].at[(COUNT * 2) % 20].max(y),
+}
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", PUT)
+@pytest.mark.parametrize("of", [({0: 5}, None), (None, {0: 5}), ({0: 3, 1: 2}, {0: 4})])
+def test_pieces_get_pieces(name, of):
+    def fun(x, y):
+        return jnp.sin(PUT[name](x, y))
+
+    made = plan(fun, TABLE, reals(SIZE, 3, seed=1) * 2, in_slices=of)
+    args = TABLE, reals(SIZE, 3, seed=1) * 2
+    assert_same(made.run(*args), jax.jit(fun)(*args))
+    if name not in ("some dropped", "a few"):
+        assert made.num_shards > 1
+        assert len(made.stages) == 1
+
+
+def test_tiles_are_cut_along_both_axes():
+    rows = np.arange(0, 36, 2)[:, None, None, None] + np.arange(4)[:, None]
+    columns = np.arange(9)[:, None, None] * 4 + np.arange(3)
+
+    def fun(x):
+        return jnp.sin(x[rows, columns]).sum((2, 3))
+
+    made = check_cut(fun, reals(SIZE, SIZE), in_slices={0: 4, 1: 3})
+    assert made.num_shards == 12
+    assert len(made.stages) == 1
+    # A cut of the places that are looked up together goes no further.
+    made = plan(
+        lambda x: jnp.sin(x[rows, columns]),
+        reals(SIZE, SIZE),
+        in_slices={0: 4},
+        out_slices={2: 2},
+    )
+    assert_same(made.run(reals(SIZE, SIZE)), jnp.sin(reals(SIZE, SIZE)[rows, columns]))
+
+
+def windows(starts, length):
+    def fun(x):
+        return jax.vmap(lambda k: jax.lax.dynamic_slice_in_dim(x, k, length))(starts)
+
+    return fun
+
+
+@pytest.mark.parametrize("starts", [COUNT[:36:3], COUNT[36::-4], COUNT[[30, 2, 33]]])
+def test_windows_at_known_starts_are_cut(starts):
+    taken = windows(starts, 4)
+    made = check_cut(lambda x: jnp.sin(taken(x)), TABLE, in_slices={0: 5, 1: 2})
+    assert len(made.stages) == 1
+    assert made.shards[0].combiner == "insert"
+    rows = [shard.in_slices[0][0] for shard in made.shards]
+    assert max(each.stop - each.start for each in rows) <= SIZE // 2
+    check_cut(jax.grad(lambda x: jnp.sin(taken(x)).sum()), TABLE, in_slices={0: 5})
+
+
+def test_a_spectrogram_reads_what_it_shows():
+    def fun(x):
+        return jnp.abs(jax.scipy.signal.stft(x, nperseg=16)[2])
+
+    x = reals(4000)
+    made = check_cut(fun, x, in_slices={0: 10})
+    assert (made.num_shards, len(made.stages)) == (10, 1)
+    assert (
+        max(s.in_slices[0][0].stop - s.in_slices[0][0].start for s in made.shards) < 500
+    )
+
+
+def test_windows_that_are_partly_outside_are_not_cut():
+    taken = windows(COUNT[::3], 4)  # The last is moved inside.
+    made = plan(taken, TABLE, in_slices={0: 5})
+    assert_same(made.run(TABLE), jax.jit(taken)(TABLE))
+    assert "windows of it are taken, all over it or partly outside" in str(made)
+
+
+def test_the_gradient_of_neighbours():
+    def loss(a):
+        return jnp.sin(a[AROUND]).sum()
+
+    made = check_cut(jax.grad(loss), TABLE, in_slices={0: 5})
+    assert made.num_shards <= 6
+    assert made.shards[0].combiner == "insert"
+
+
+def test_of_what_is_all_over_it_is_said():
+    made = check_cut(lambda a: a[MIXED], TABLE, in_slices={0: 5})
+    assert made.shards[0].combiner == "add"
+    made = plan(lambda a: (a * 0).at[MIXED].set(a + 1), TABLE, in_slices={0: 5})
+    assert_same(made.run(TABLE), jax.jit(lambda a: (a * 0).at[MIXED].set(a + 1))(TABLE))
+    assert "go to places all over it (cut the operand" in str(made)
+
+
+def test_regular_windows_make_shards_that_are_alike():
+    x = np.ones(2 * 10**5, np.float32)
+
+    def fun(x):
+        return x[jnp.arange(0, len(x) - 8, 4)[:, None] + jnp.arange(8)[None]].max(1)
+
+    made = plan(fun, x, in_slices={0: 1000})
+    assert made.num_shards == 1000
+    assert made.stage_costs[0].functions <= 3
+    [box] = made.shards[500].in_slices
+    assert box[0].stop - box[0].start <= 210
+
+
+@examples(6)
+@given(st.data(), st.integers(0, 10**6))
+def test_any_known_indices(data, seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 30))
+    shape = tuple(rng.integers(1, 12, size=rng.integers(1, 3)).tolist())
+    far = rng.integers(0, size, size=shape)
+    near = np.clip(
+        np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        + rng.integers(-1, 3, size=shape),
+        0,
+        size - 1,
+    )
+    index = (far, near, np.sort(far, 0)[::-1])[rng.integers(3)]
+    x, y = reals(size, 4), reals(*shape, 4, seed=1)
+
+    def fun(x, y):
+        return jnp.sin(x[index]) + y, x.at[index].add(y), x.at[index].min(y)
+
+    for_x, for_y = data.draw(cuts((x, y)))
+    made = plan(fun, x, y, in_slices=(for_x, for_y))
+    assert_same(made.run(x, y), jax.jit(fun)(x, y))
