@@ -8,7 +8,7 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import NamedSharding
 
-from shardmap._jax.types import Jaxpr, Var, aval_of
+from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
 
@@ -35,33 +35,39 @@ def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[Asked]:
       jaxpr: the program.
       around: the line of what is around it.
     """
-    lines = {}
+    lines = [source_of(equation) or around for equation in jaxpr.eqns]
     made_at: dict[Var, str | None] = {}
     taken_at: dict[Var, set[str | None]] = {}
-    for number, equation in enumerate(jaxpr.eqns):
-        lines[number] = source_of(equation) or around
-        made_at.update((var, lines[number]) for var in equation.outvars)
+    for equation, line in zip(jaxpr.eqns, lines, strict=True):
+        made_at.update((var, line) for var in equation.outvars)
+    for equation, line in reversed([*zip(jaxpr.eqns, lines, strict=True)]):
+        taken = {line}
+        if _layout(equation) is not None:  # What takes it next may ask again.
+            taken |= taken_at.get(equation.outvars[0], set())
         for atom in equation.invars:
             if not isinstance(atom, jex_core.Literal):
-                taken_at.setdefault(atom, set()).add(lines[number])
-    for number, equation in enumerate(jaxpr.eqns):
-        # Other primitives only note a sharding; that of `jax.sharding.reshard` asks.
-        asks = equation.primitive is sharding_constraint_p
-        layout = equation.params.get("sharding" if asks else "dst_sharding")
-        if isinstance(layout, NamedSharding):
+                taken_at.setdefault(atom, set()).update(taken)
+    for equation, line in zip(jaxpr.eqns, lines, strict=True):
+        if (layout := _layout(equation)) is not None:
             [before], [after] = equation.invars, equation.outvars
-            maker = (
-                None
-                if isinstance(before, jex_core.Literal)
-                else made_at.get(before, around)
-            )
+            maker = around
+            if not isinstance(before, jex_core.Literal):
+                maker = made_at.get(before, around)
             yield Asked(
                 _on_a_device(aval_of(after).shape, layout),
-                lines[number],
-                frozenset({lines[number], maker, *taken_at.get(after, ())} - {None}),
+                line,
+                frozenset({line, maker, *taken_at.get(after, ())} - {None}),
             )
         for inner in jaxprs_in(equation.params):
-            yield from asked_in(inner, lines[number])
+            yield from asked_in(inner, line)
+
+
+def _layout(equation: Equation) -> NamedSharding | None:
+    """What it asks for; other primitives only note a sharding."""
+    # That of `jax.sharding.reshard` has no public name.
+    asks = equation.primitive is sharding_constraint_p
+    layout = equation.params.get("sharding" if asks else "dst_sharding")
+    return layout if isinstance(layout, NamedSharding) else None
 
 
 def _on_a_device(shape: tuple[int, ...], layout: NamedSharding) -> tuple[int, ...]:

@@ -51,6 +51,25 @@ def test_the_lines_are_those_of_what_makes_it_and_what_takes_it():
     assert f":{first + 2} (" in each.source
 
 
+def test_of_two_that_ask_one_after_the_other_both_are_for_what_takes_the_last():
+    """XLA of JAX 0.12 says of what it sends for the first that it is for that."""
+
+    def fun(x):
+        y = lax.with_sharding_constraint(x, NamedSharding(MESH, P("data")))
+        y = lax.with_sharding_constraint(y, NamedSharding(MESH, P()))
+        return y @ y.T
+
+    first = fun.__code__.co_firstlineno
+    for each in asked(fun, X):
+        assert any(f":{first + 3} (" in line for line in each.lines)
+    x = jax.ShapeDtypeStruct(
+        X.shape, X.dtype, sharding=NamedSharding(MESH, P(("data", "model")))
+    )
+    found = sm.explain(fun)(x).collectives
+    numbers = [each.source.split(" ")[0].rpartition(":")[2] for each in found]
+    assert numbers == [str(first + 1), str(first + 2)]
+
+
 def test_what_comes_from_outside_is_made_at_the_line_around():
     [each] = asked(lambda x: constrained(x), X)
     assert "around" in each.lines
