@@ -15,6 +15,9 @@ from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Interval, Window
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
+PLACES = Reason(
+    "each piece of so large a kernel is a part of all of it", "cut the kernel"
+)
 GROUPED = Reason(
     "features are in groups", "cut the batch axis or a spatial axis instead"
 )
@@ -54,18 +57,23 @@ def conv(node: Node) -> Factors:
         lhs[lhs_batch] = "batches"
         wholes |= dict.fromkeys(["n", "o", "batches"], GROUPED)
     for k in spatial:
-        rhs[rhs_spatial[k]] = f"k{k}"
-        wholes[f"k{k}"] = KERNEL
-        out[out_spatial[k]] = f"s{k}"
-        window = windowed(
-            lhs_shape[lhs_spatial[k]],
-            rhs_shape[rhs_spatial[k]],
-            params["window_strides"][k],
-            params["padding"][k][0],
-            params["lhs_dilation"][k],
-            params["rhs_dilation"][k],
-        )
-        lhs[lhs_spatial[k]] = Windowed(f"s{k}", window)
+        size, kernel = lhs_shape[lhs_spatial[k]], rhs_shape[rhs_spatial[k]]
+        made = node.out_shapes[0][out_spatial[k]]
+        places, inner = f"s{k}", f"k{k}"
+        stride, dilation = params["window_strides"][k], params["rhs_dilation"][k]
+        rhs[rhs_spatial[k]], out[out_spatial[k]] = inner, places
+        slides = places, kernel, stride, dilation
+        if kernel > made:
+            # As in the gradient of a kernel: a sum over the larger of the two.
+            slides = inner, made, dilation, stride
+            wholes[places] = PLACES
+            contracted[inner] = "add"
+        else:
+            wholes[inner] = KERNEL
+        along, extent, step, spread = slides
+        before, base = params["padding"][k][0], params["lhs_dilation"][k]
+        window = windowed(size, extent, step, before, base, spread)
+        lhs[lhs_spatial[k]] = Windowed(along, window)
 
     def emitter(local: Local) -> Sequence[Any]:
         if 0 in local.values[0].shape:

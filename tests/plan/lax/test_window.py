@@ -72,6 +72,53 @@ def test_shards_of_a_pooling_gradient_are_alike():
     assert made.shards[20].in_slices == ((slice(1598, 1681),),)
 
 
+CONVOLVED = {
+    "same": ((1, 1), "SAME", None),
+    "strides": ((2, 3), "VALID", None),
+    "dilated": ((1, 2), ((2, 1), (0, 3)), (2, 1)),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", CONVOLVED)
+@pytest.mark.parametrize("cut", [{2: (5, 3, 9)}, {2: 2, 3: (6, 8)}])
+def test_the_gradient_of_a_kernel_is_a_sum_over_tiles(name, cut):
+    strides, padding, dilation = CONVOLVED[name]
+    rng = np.random.default_rng(7)
+    images = rng.standard_normal((2, 3, 17, 14), np.float32)
+    kernels = rng.standard_normal((4, 3, 3, 2), np.float32)
+
+    def gradients(kernels, images):
+        def loss(kernels, images):
+            made = lax.conv_general_dilated(
+                images, kernels, strides, padding, rhs_dilation=dilation
+            )
+            return (made**2).sum()
+
+        return jax.grad(loss, (0, 1))(kernels, images)
+
+    made = plan(gradients, kernels, images, in_slices=(None, cut))
+    want = jax.jit(gradients)(kernels, images)
+    assert_same(made.run(kernels, images), want, 1e-3)
+    assert len(made.stages) == 1
+    assert {shard.combiner[0] for shard in made.shards} >= {"add"}
+    assert "ends at" not in str(made)
+
+
+def test_a_kernel_that_is_larger_than_the_result_gives_parts():
+    rng = np.random.default_rng(8)
+    images = rng.standard_normal((2, 3, 17), np.float32)
+    kernels = rng.standard_normal((4, 3, 15), np.float32)
+
+    def fun(images, kernels):
+        return lax.conv_general_dilated(images, kernels, (1,), "VALID")
+
+    for cuts in (({2: 4}, None), (None, {2: (5, 10)}), ({2: (3, 14)}, {2: 3})):
+        made = plan(fun, images, kernels, in_slices=cuts)
+        assert_same(made.run(images, kernels), jax.jit(fun)(images, kernels), 1e-4)
+        assert made.shards[0].combiner == "add"
+
+
 LAYOUTS = [("NCH", "OIH", "NCH"), ("NHC", "HIO", "NHC"), ("CNH", "IOH", "HCN")]
 LAYOUTS += [("NCHW", "OIHW", "NCHW"), ("HWCN", "OHWI", "NWHC")]
 
