@@ -4,6 +4,7 @@ repeatable hypothesis runs; and which tests `make test` leaves to `make test-dee
 Nothing here may import JAX before the environment is set.
 """
 
+import gc
 import importlib.metadata
 import os
 import signal
@@ -27,12 +28,18 @@ if DEVICE_FLAG not in os.environ.get("XLA_FLAGS", ""):
             "--xla_backend_optimization_level=0",
             "--xla_llvm_disable_expensive_passes=true",
         ]
-        # XLA ends the process for a flag that it does not know any more.
-        if importlib.metadata.version("jaxlib").startswith("0.10."):
-            flags += [
+        # XLA ends the process for a flag that it does not know, or not any more.
+        release = ".".join(importlib.metadata.version("jaxlib").split(".")[:2])
+        flags += {
+            "0.10": [
                 "--xla_cpu_parallel_codegen_split_count=1",
                 "--xla_cpu_use_fusion_emitters=false",
-            ]
+            ],
+            "0.12": [
+                "--xla_cpu_parallel_codegen_split_count=1",
+                "--xla_cpu_emitter_verification_level=0",
+            ],
+        }.get(release, [])
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -65,7 +72,8 @@ LEFT_OUT = pytest.StashKey[int]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks cases as deep: of a test with ``one_in(n)`` all but one in n, and then of
-    one with ``few(n)`` all but n, which are spread evenly.
+    one with ``few(n)`` all but n, which are spread evenly, from a place on that differs
+    from test to test, as the first of many lists is the same.
 
     The cases of the first are all combinations of its parameters. Those stay whose
     places in their lists add up to a multiple of n, so that each value stays in some of
@@ -83,12 +91,14 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker("deep")
         if item.get_closest_marker("few") and not item.get_closest_marker("deep"):
             counted.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in counted.values():
-        n = cases[0].get_closest_marker("few").args[0]
-        stay = {len(cases) * k // n for k in range(n)}
+    for name, cases in counted.items():
+        n, first = cases[0].get_closest_marker("few").args[0], len(name)
+        stay = {(first + len(cases) * k // n) % len(cases) for k in range(n)}
         for place, item in enumerate(cases):
             if place not in stay:
                 item.add_marker("deep")
+    # All that is there by now stays; looking at it in each collection takes its time.
+    gc.freeze()
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         for name, (kept, deep) in thinned.items():
             if values(deep) - values(kept):

@@ -258,7 +258,7 @@ def main() -> int:
         timer = threading.Timer(
             chosen.random() / 5, os.kill, (os.getpid(), signal.SIGINT)
         )
-        before = context.noted()
+        before, line = context.noted(), context.LINES.context
         try:
             if not options.jax:
                 timer.start()
@@ -271,7 +271,7 @@ def main() -> int:
             interrupts += 1
             if is_tracing():
                 torn += 1
-                context.put_back(before)
+                context.put_back(before, line)
         if timer.ident is not None:
             timer.join()
         if time.monotonic() > shown + seconds / 20:

@@ -240,6 +240,7 @@ def test_repeats_must_be_positive(capsys):
     assert "must be at least 1, got 0" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 @jax.numpy_dtype_promotion("standard")  # What optax needs.
 def test_a_function_in_pieces_beside_the_whole_and_other_forms():
     programs = chunked_rows.PROGRAMS

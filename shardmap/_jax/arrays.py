@@ -1,16 +1,19 @@
 """The type of JAX's arrays, on which devices they differ, and ``with mesh:``."""
 
 import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax import other_jax
-from shardmap._jax.types import Aval
+from shardmap._jax.types import Aval, Value
 
 try:
+    from jax._src import config as _config
     from jax._src import mesh as _mesh
     from jax._src.array import ArrayImpl as ArrayType
 except ImportError as error:
@@ -18,7 +21,16 @@ except ImportError as error:
         f"shardmap.compat gives arrays the attributes that they had, but {error}"
     ) from error
 
-__all__ = ["ArrayType", "current_mesh", "varying_axes", "varying_like"]
+__all__ = [
+    "ArrayType",
+    "are_types_checked",
+    "current_mesh",
+    "types_unchecked",
+    "varying_along",
+    "varying_axes",
+    "varying_like",
+    "with_varying_axes",
+]
 
 # `jax.Array` is an interface: what it is given does not reach the arrays themselves.
 # Making one to ask for its type would start a backend.
@@ -29,6 +41,21 @@ for _name in ("thread_resources", "get_concrete_mesh"):
         raise other_jax(f"jax._src.mesh has no {_name}, which tells the mesh around")
 if not hasattr(jax.core.ShapedArray((), np.dtype(bool)), "manual_axis_type"):
     raise other_jax("avals have no manual_axis_type, which tells where arrays differ")
+if not hasattr(_config, "_check_vma"):
+    raise other_jax("there is no _check_vma, which tells whether avals tell that")
+
+
+def are_types_checked() -> bool:
+    """Whether this is traced in a `jax.shard_map` with ``check_vma=True``."""
+    return bool(_config._check_vma.value)
+
+
+def types_unchecked() -> AbstractContextManager[Any]:
+    """Where this is entered, values do not say along which axes they differ.
+
+    It is as in a `jax.shard_map` with ``check_vma=False``, which cannot be said inside.
+    """
+    return _config._check_vma(False)
 
 
 def varying_axes(aval: Aval) -> tuple[str, ...]:
@@ -44,9 +71,25 @@ def varying_like(value: jax.Array, like: Any) -> jax.Array:
 
     The results of all branches of `jax.lax.cond` have to be of one type, and say so.
     """
-    own = jax.typeof(value).manual_axis_type.varying
-    more = tuple(sorted(like.manual_axis_type.varying - own))
+    return varying_along(value, varying_axes(like))
+
+
+def varying_along(value: Value, axes: Sequence[str]) -> Any:
+    """``value``, said to differ along these axes, too."""
+    own = varying_axes(jax.typeof(value))
+    more = tuple(axis for axis in axes if axis not in own)
     return jax.lax.pcast(value, more, to="varying") if more else value
+
+
+def with_varying_axes(aval: Aval, like: Aval | None = None) -> Aval:
+    """``aval`` of a value that is said to differ where ``like`` does, if it does."""
+    if like is None or not varying_axes(like):
+        return aval
+    mesh = like.sharding.mesh
+    return aval.update(
+        sharding=NamedSharding(mesh, PartitionSpec(*(None,) * aval.ndim)),
+        manual_axis_type=like.manual_axis_type,
+    )
 
 
 def current_mesh() -> Mesh:

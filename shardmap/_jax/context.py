@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax._src import config, core, xla_bridge
+from jax._src import config, core, source_info_util, xla_bridge
 from jax._src import mesh as mesh_lib
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
@@ -64,7 +64,7 @@ def casts_refused() -> Iterator[None]:
         raise ValueError(
             "jax.lax.pcast and jax.lax.pvary are for jax.shard_map: in a map no value "
             "is typed by the axes that it differs along. Leave the cast out; what it "
-            "gives is its argument. Around a map, jax.shard_map needs check_vma=False."
+            "gives is its argument."
         ) from error
 
 
@@ -91,6 +91,26 @@ _OF_THREAD = [
 ]
 _trace, _trace_itself, _axes, _mesh, _devices = (each.get_local for each in _OF_THREAD)
 
+LINES: Any = getattr(source_info_util, "_source_info_context", None)
+"""Its ``context`` is the scope that equations are made in, and for which line.
+
+That is not the line that runs where JAX makes them of others.
+"""
+
+
+def _check_lines() -> None:
+    with jax.named_scope("a scope"):
+        inside = getattr(LINES, "context", None)
+    if "a scope" not in str(getattr(inside, "name_stack", None)):
+        raise other_jax(
+            "shardmap puts back for which line JAX makes equations, as an interrupt "
+            "may leave it at another, but there is no _source_info_context that knows "
+            "of jax.named_scope"
+        )
+
+
+_check_lines()
+
 _NOTHING = config.config_ext.unset
 _NO_TRACES = _NOTHING, TOP_LEVEL
 _NO_AXES = _NOTHING, core.top_axis_env
@@ -115,8 +135,14 @@ AT_REST: Sequence[Noted] = (
 """What is noted where nothing is traced and no mesh is set; in new threads the last."""
 
 
-def put_back(before: Noted) -> None:
-    """Makes JAX note for this thread what it did when that was `noted`."""
+def put_back(before: Noted, line: object) -> None:
+    """Makes JAX note for this thread what it did before.
+
+    Args:
+      before: what was `noted`.
+      line: what `LINES` had as its ``context``.
+    """
+    LINES.context = line
     for state, value in zip(_OF_THREAD, before, strict=True):
         state.set_local(value)
 
@@ -124,11 +150,11 @@ def put_back(before: Noted) -> None:
 @contextlib.contextmanager
 def left_whole() -> Iterator[None]:
     """While something runs that an error or an interrupt may end at any moment."""
-    before = noted()
+    before, line = noted(), LINES.context
     try:
         yield
     except BaseException:
-        put_back(before)
+        put_back(before, line)
         raise
 
 
@@ -160,12 +186,12 @@ def _has_no_mesh(noted_mesh: Any) -> bool:
 
 def apart(run: Callable[..., Any], *args: Any) -> Any:
     """What ``run`` gives where nothing is noted."""
-    before = noted()
+    before, line = noted(), LINES.context
     try:
-        put_back((_NOTHING,) * 5)
+        put_back((_NOTHING,) * 5, source_info_util.new_source_info())
         return run(*args)
     finally:
-        put_back(before)
+        put_back(before, line)
 
 
 # Equations

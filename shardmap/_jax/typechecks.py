@@ -7,11 +7,13 @@ equations stand for others, has to say itself how they are checked. JAX's own ha
 table for that, `jax._src.core.custom_typechecks`, which no public name leads to.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from shardmap._jax import other_jax
+from shardmap._jax.arrays import types_unchecked
 from shardmap._jax.types import Param, Primitive, Value
 
 try:
@@ -68,10 +70,16 @@ def type_equation(
 
 
 def bound_axis(name: Hashable, size: int) -> AbstractContextManager[Any]:
-    """Where this is entered, an axis is bound, as in a map's function."""
+    """`bound_axes` for one axis."""
     return bound_axes({name: size})
 
 
-def bound_axes(sizes: Mapping[Any, int]) -> AbstractContextManager[Any]:
-    """Where this is entered, these axes are bound, the last one innermost."""
-    return extend_axis_env_nd(list(sizes.items()))
+@contextlib.contextmanager
+def bound_axes(sizes: Mapping[Any, int]) -> Iterator[None]:
+    """Where this is entered it is as in a map's function.
+
+    These axes are bound, the last one innermost, and values do not say along which axes
+    of a `jax.shard_map` around they differ.
+    """
+    with types_unchecked(), extend_axis_env_nd(list(sizes.items())):
+        yield

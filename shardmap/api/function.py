@@ -19,7 +19,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax import context
-from shardmap._jax.context import AT_REST
+from shardmap._jax.context import AT_REST, LINES
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api import pickling
 from shardmap.api.calls import kept, stages
@@ -68,7 +68,7 @@ class Mapped(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
-        before = context.noted()
+        before, line = context.noted(), LINES.context
         if before not in AT_REST:
             if context.is_amid(before):
                 return context.apart(self._call, given, kwargs)
@@ -79,7 +79,7 @@ class Mapped(Generic[P, R]):
         try:
             return self._call(given, kwargs)
         except BaseException:
-            context.put_back(before)
+            context.put_back(before, line)
             raise
 
     def _call(self, given: Args, kwargs: Kwargs) -> Any:

@@ -133,6 +133,7 @@ def _explain(
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=program.mesh,
+        devices=program.devices,
         num_devices=program.num_devices,
         device_kind=program.device_kind,
         axes=axes,
@@ -155,7 +156,7 @@ def _sent(
     program: Program, compiled: Sequence[Compiled] | None, wires: Interconnect | None
 ) -> tuple[tuple[Collective, ...], list[str]]:
     """The collectives, and what is not known of them and of all else."""
-    of_program = collectives_of(program.jaxpr)
+    of_program = collectives_of(program.jaxpr, definition_of(program.fun))
     by_partitioner = any(each.by_partitioner for each in of_program)
     sent, differences = reported(of_program, compiled, wires)
     notes = [*program.notes(by_partitioner), *differences]

@@ -36,6 +36,8 @@ class Explanation(Report):
         if nothing was compiled.
       pieces: of a function in pieces, what became of each cut, a line each.
       stages: and what each stage of it makes, reads and keeps.
+      devices: the ids of the mesh's devices, in its order; () where they are 0, 1, 2
+        and so on, or not known.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

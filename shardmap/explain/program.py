@@ -12,13 +12,21 @@ from shardmap._jax.types import Jaxpr
 from shardmap.arrays import trees
 from shardmap.explain import functions
 from shardmap.explain.read import arrays
+from shardmap.explain.read.asked import asked_in
 from shardmap.explain.read.compiled import cost_of, layouts_of
 from shardmap.explain.read.hlo import threads
 from shardmap.explain.read.hlo.collectives import Compiled, compiled_collectives
 from shardmap.explain.read.hlo.cost import Loops, Work, loops_of
 from shardmap.explain.read.hlo.live import largest_at_peak
 from shardmap.explain.read.hlo.text import Module, module_of
-from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
+from shardmap.explain.read.meshes import (
+    axes_of,
+    device_of,
+    devices_of,
+    if_unusual,
+    largest_mesh,
+    meshes_of,
+)
 from shardmap.explain.report import ArrayLayout, Cost, Held
 
 
@@ -61,7 +69,12 @@ class Program:
     @property
     def mesh(self) -> tuple[tuple[str, int], ...]:
         """The names and sizes of the mesh axes."""
-        return axes_of_meshes(self.meshes, self.layouts)
+        return axes_of(largest_mesh(self.meshes, self.layouts))
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The ids of the mesh's devices, if they are unusual."""
+        return if_unusual(devices_of(largest_mesh(self.meshes, self.layouts)))
 
     @property
     def num_devices(self) -> int:
@@ -96,12 +109,13 @@ class Program:
         infos, out_infos = self.traced.args_info, self.traced.out_info
         names_in = arrays.input_names(self.fun, infos, argnums)
         names_out = trees.result_names(jax.tree.structure(out_infos))
+        mesh = largest_mesh(self.meshes, self.layouts)
         return (
             *arrays.array_layouts(
-                "input", names_in, jax.tree.leaves(infos), self.layouts_in
+                "input", names_in, jax.tree.leaves(infos), self.layouts_in, mesh
             ),
             *arrays.array_layouts(
-                "output", names_out, jax.tree.leaves(out_infos), self.layouts_out
+                "output", names_out, jax.tree.leaves(out_infos), self.layouts_out, mesh
             ),
         )
 
@@ -110,7 +124,8 @@ class Program:
         """Those of what was compiled; None if nothing was."""
         if self.module is None:
             return None
-        return compiled_collectives(self.module, self.mesh)
+        asked = list(asked_in(self.jaxpr))
+        return compiled_collectives(self.module, self.mesh, asked)
 
     @property
     def largest(self) -> tuple[Held, ...]:

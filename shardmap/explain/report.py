@@ -107,6 +107,8 @@ class ArrayLayout:
       bytes: of the whole array.
       shard_bytes: of what one device holds; None if it is not known.
       layout: how it is cut, in a few words, also where there is no spec.
+      devices: the ids of the devices, in the order of the spec's mesh; () where they
+        are 0, 1, 2 and so on, or not known.
     """
 
     role: Literal["input", "output"]
@@ -118,6 +120,7 @@ class ArrayLayout:
     bytes: int
     shard_bytes: int | None
     layout: str
+    devices: tuple[int, ...] = ()
 
     def _repr_html_(self) -> str:
         return later.html_of(self)
@@ -272,6 +275,7 @@ class Report:
     threads: str | None = None
     pieces: tuple[str, ...] = ()
     stages: tuple[Any, ...] = ()
+    devices: tuple[int, ...] = ()
 
     @property
     def inputs(self) -> tuple[ArrayLayout, ...]:

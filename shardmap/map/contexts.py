@@ -20,6 +20,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from shardmap._jax.arrays import with_varying_axes
 from shardmap._jax.context import is_mesh_set
 from shardmap._jax.types import Param, Value, is_typed, without_sharding
 from shardmap.arrays import array_likes, placement
@@ -153,7 +154,9 @@ def _transpose(cotangent: Value, operand: Value) -> list[Any]:
 
 
 untyped_p = jex_core.Primitive("untyped")
-untyped_p.def_abstract_eval(without_sharding)
+untyped_p.def_abstract_eval(
+    lambda aval: with_varying_axes(without_sharding(aval), aval)
+)
 untyped_p.def_impl(lambda x: x)
 ad.deflinear2(untyped_p, _transpose)
 batching.defvectorized(untyped_p)

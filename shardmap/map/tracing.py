@@ -14,6 +14,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import AbstractMesh
 
+from shardmap._jax.arrays import types_unchecked
 from shardmap._jax.context import NO_MESH, casts_refused, config_value
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
@@ -201,7 +202,7 @@ def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> A
         given = fun()
         return ()
 
-    with jax.sharding.use_abstract_mesh(NO_MESH):
+    with types_unchecked(), jax.sharding.use_abstract_mesh(NO_MESH):
         jax.make_jaxpr(run, axis_env=_axis_env(axis_name, axis_size))()
     return given
 
@@ -334,7 +335,8 @@ def _batched_results(
         if dim is not None:
             shape.insert(dim, batch.size)
         structs.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-    jax.eval_shape(batch.vectorize_function(observed, dims, 0), *structs)
+    with types_unchecked():
+        jax.eval_shape(batch.vectorize_function(observed, dims, 0), *structs)
     return batched
 
 

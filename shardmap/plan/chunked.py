@@ -8,9 +8,12 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 import jax
 import jax.extend.core
 
+from shardmap._jax.arrays import are_types_checked
 from shardmap._jax.context import left_whole
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
+from shardmap._jax.walk import equations
+from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
@@ -119,6 +122,14 @@ class ChunkedFunction(Generic[P, R]):
 
         trace_as(flat, "chunked", self._fun, args, kwargs)
         jaxpr, held = without_tracers(jax.make_jaxpr(flat)(*leaves))
+        if are_types_checked() and any(
+            e.primitive is spmap_p for e in equations(jaxpr)
+        ):
+            raise ValueError(
+                f"{self!r} has a map in it and is inside a jax.shard_map that checks "
+                "along which axes values differ: no value in a map says so. Give that "
+                "jax.shard_map check_vma=False."
+            )
         asked += tuple(((),) * value.ndim for value in held)
         given = None if self._in_slices is None else asked
         asked = in_memory(

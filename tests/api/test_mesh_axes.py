@@ -226,6 +226,7 @@ def test_a_map_that_is_only_vectorised(lowering):
     np.testing.assert_array_equal(in_batches(X), 2 * X)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("outer", "inner"), [((), "y"), ("y", ()), ((), ())])
 def test_vectorised_maps_around_and_inside(outer, inner, lowering):

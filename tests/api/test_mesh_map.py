@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("name", CASES)
@@ -152,6 +153,7 @@ def test_gradient_of_what_the_function_closes_over(axes, lowering):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_gradient_of_a_tensor_parallel_layer(lowering):
     def layer(x, w, v):

@@ -223,13 +223,14 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transform", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
 def test_transformed(transform):
     x, y = FOUR[0]
     assert_close(transform(SHARDED)(x, y), jax.jit(transform(plain))(x, y))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("transform", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
 def test_transformed_inside_a_map(transform):
     got = spmap(transform(SHARDED))(*FOUR)

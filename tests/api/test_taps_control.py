@@ -172,7 +172,7 @@ def one_by_one(count):
     return k, x, jax.tree.map(lambda *rows: np.stack(rows), *results), calls.wait()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_element_taps_as_it_does_alone(layout):
     count, options = LAYOUTS[layout]
@@ -199,6 +199,7 @@ def test_in_nested_maps(shape, lowering):
     assert calls.wait() == expected_calls
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", [with_index_in_loop, with_sums_of_equal_loops])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "batch_size"])
@@ -225,7 +226,7 @@ def test_with_collectives(program, layout):
     }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("program", ALONE, ids=lambda f: f.__name__)
 def test_numbers_and_calls_under_vmap(program):
     """One call has all elements, as often as the longest loop runs."""
@@ -312,6 +313,7 @@ def test_gradients_tap_values_once(lowering, size, transform):
     assert calls.wait() == expected_calls
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"lowering": "spmd"}])
 def test_forward_mode_through_a_tapped_loop(options):
     calls = Calls()

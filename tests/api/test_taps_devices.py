@@ -157,6 +157,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_values_come_back_to_a_map(layout):
     size, options = LAYOUTS[layout]

@@ -313,6 +313,7 @@ def test_what_holds_in_every_process(count, devices, wanted):
     assert result.returncode == 0
 
 
+@pytest.mark.deep
 def test_the_command_keeps_to_this_machine():
     """Whatever the environment says of proxies, and of who may listen where."""
     check = "check_the_coordinator_listens_here_alone"

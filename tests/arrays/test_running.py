@@ -54,7 +54,7 @@ print(total(rows))
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["tap", "debug", "pure"])
 def test_a_callback_that_needs_the_turn_of_its_own_program_is_told(kind):
     result = python(

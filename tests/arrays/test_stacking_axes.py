@@ -37,6 +37,7 @@ def cut(axis, size, copies=1):
     )
 
 
+@pytest.mark.few(8)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("on_device", [False, True])

@@ -44,6 +44,7 @@ def write(folder, name, source):
     return name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "arguments", [("prog.py",), ("sub/prog.py", "--check", "-m", "x y")]
 )
@@ -57,6 +58,7 @@ def test_a_script_knows_itself_as_python_runs_it(folder, arguments):
     assert result.stderr == ""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("told", ["", "3"])
 def test_jaxlib_gets_threads_enough_unless_told(folder, told):
     write(folder, "prog.py", "import os; print(os.environ['NPROC'])")
@@ -97,7 +99,7 @@ ENDS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "end",
     [

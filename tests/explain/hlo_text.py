@@ -107,10 +107,10 @@ def _of_mesh(sizes, order, names):
 
     Of each axis the digits of a part, ``:(before)size``, run; the others stay.
     """
-    mesh = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
+    mesh = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)}
     runs = {
         name: (int(before or 1), int(size or mesh[name]))
-        for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", names)
+        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", names)
     }
     ids = list(range(math.prod(mesh.values())))
     if shape := re.search(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", order):

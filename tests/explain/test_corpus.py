@@ -3,16 +3,13 @@
 `make test` tries 15, `make test-deep` all 120.
 """
 
-import collections
 import dataclasses
-import math
 import re
 
-import jax
 import pytest
 
-from tests.explain import sharded_programs
-from tests.explain.hlo_text import KINDS, WIDTHS, along, moved
+from tests.explain import agreement, sharded_programs
+from tests.explain.hlo_text import KINDS
 from tests.explain.sharded_programs import SIZES
 
 QUICK, ALL = 15, 120
@@ -31,27 +28,11 @@ def disagreements(report, compiled, names):
     Args:
       names: of the functions that may send.
     """
-    text = compiled.as_text()
     return [
-        *numbers(report, text),
+        *agreement.disagreements(report, compiled),
         *(lie for each in report.collectives for lie in places(each, names)),
-        *(lie for each in report.collectives for lie in groups(each, report, text)),
-        *(lie for each in report.collectives for lie in operands(each)),
-        *(lie for each in report.collectives for lie in causes(each)),
-        *elements(report, text),
-        *layouts(report, compiled),
+        *mesh_axes(report),
     ]
-
-
-def numbers(report, text):
-    said = collections.Counter()
-    for each in report.collectives:
-        if each.in_compiled:
-            said[each.kind, each.bytes_in, each.bytes_out] += each.count
-    there = collections.Counter()
-    for each, times in moved(text).items():
-        there[each.kind, each.bytes_in, each.bytes_out] += times
-    return [] if said == there else [f"said {said - there}, there {there - said}"]
 
 
 def places(each, names):
@@ -64,84 +45,14 @@ def places(each, names):
     return [] if names & {*found[3].split(".")} else [f"not of {names}: {each}"]
 
 
-def groups(each, report, text):
-    """The axes are those along which the devices of some such collective differ."""
-    sizes = dict(report.mesh)
-    if not {*each.axes} <= {*sizes} or not each.axes:
-        return [f"axes that the mesh does not have: {each}"]
-    if not each.in_compiled:
-        return []
-    possible = along(sizes, each.axes)
-    fitting = [
-        value
-        for value in moved(text)
-        if value.kind == each.kind
-        and (value.bytes_in, value.bytes_out) == (each.bytes_in, each.bytes_out)
-        and all(any(group <= whole for whole in possible) for group in value.groups)
-        and max(map(len, value.groups)) <= each.group_size
-    ]
-    if not fitting or math.prod(sizes[name] for name in each.axes) < each.group_size:
-        return [f"no devices differ along these axes only: {each}"]
-    return []
-
-
-def operands(each):
-    """What a device has before and after has the bytes that are said."""
-    said = {each.before: each.bytes_in, each.after: each.bytes_out}
+def mesh_axes(report):
+    """Those of the mesh have its devices, whatever made them but a map of its own."""
     return [
-        f"{type_} has not {count:,} bytes: {each}"
-        for type_, count in said.items()
-        if type_ is None or nbytes(type_) != count
+        f"{axis} has {SIZES[axis.name]} devices"
+        for axis in report.axes
+        if axis.name in SIZES and axis.kind != "spmap"
+        if axis.devices != SIZES[axis.name]
     ]
-
-
-def nbytes(text):
-    """Of such as ``f32[2,3] and 2 pieces of s32[4]``."""
-    parts = re.findall(r"(?:(\d+) pieces of )?(\w+)\[([\d,]*)\]", text)
-    return sum(
-        int(pieces or 1)
-        * WIDTHS[dtype]
-        * math.prod(int(n) for n in sizes.split(",") if n)
-        for pieces, dtype, sizes in parts
-    )
-
-
-def causes(each):
-    """Why it is there, and what avoids it, is said of all that the compiler put in."""
-    said = each.cause is not None and each.advice is not None
-    return [f"no cause: {each}"] if said != each.added_by_partitioner else []
-
-
-def elements(report, text):
-    """Devices, batches and steps have room for the elements, and for no more rounds."""
-    found = []
-    for axis in report.axes:
-        if None in (axis.size, axis.vectorised, axis.steps):
-            continue
-        each = -(-axis.size // axis.devices)
-        if -(-each // axis.vectorised) != axis.steps:
-            found.append(f"{axis} does not multiply")
-        if axis.name in SIZES and axis.kind != "spmap":
-            if axis.devices != SIZES[axis.name]:
-                found.append(f"{axis} has {SIZES[axis.name]} devices")
-    # Thirteen elements are two for each of seven.
-    if f"num_partitions={report.num_devices}" not in text:
-        found.append(f"{report.num_devices} devices")
-    return found
-
-
-def layouts(report, compiled):
-    found = []
-    for arrays, shardings in (
-        (report.inputs, jax.tree.leaves(compiled.input_shardings)),
-        (report.outputs, jax.tree.leaves(compiled.output_shardings)),
-    ):
-        if len(arrays) != len(shardings):  # What is not used has none.
-            continue
-        for array, sharding in zip(arrays, shardings, strict=True):
-            if array.shard_shape != sharding.shard_shape(array.shape):
-                found.append(f"{array} lies as {sharding}")
-    return found
 
 
 @pytest.mark.few(6)

@@ -60,6 +60,7 @@ def test_operands_typed_with_an_explicit_mesh(spmap, transform):
     assert_same(mapped(typed), jax.vmap(fun, axis_name="i")(x))
 
 
+@pytest.mark.few(2)
 @both_lowerings
 @pytest.mark.parametrize("names", [{"a"}, {"a", "b"}])
 def test_inside_shard_map(spmap, names):

@@ -55,7 +55,7 @@ PROGRAMS = {
 REVERSE_ONLY = {"custom derivative"}
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_function(name):
     fun = PROGRAMS[name]
@@ -102,7 +102,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize(
@@ -178,6 +178,7 @@ CLOSING = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("transformation", "remat"),
     # What keeps residuals has no forward-mode derivative.
@@ -394,7 +395,6 @@ def test_the_function_is_traced_once_for_equal_shapes():
         return x * 2
 
     chunked = sm.chunked(fun, {0: 3})
-    for _ in range(3):
-        chunked(X)
+    [chunked(X) for _ in range(3)]
     assert seen == [X.shape]
     assert functools.partial(chunked)(X).shape == X.shape

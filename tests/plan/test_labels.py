@@ -89,6 +89,7 @@ def test_a_name_that_is_no_dimension_is_told(ds):
             plan(anomaly, ds, in_slices=in_slices)
 
 
+@pytest.mark.deep
 def test_a_store_stays_where_it_is(ds, tmp_path):
     pytest.importorskip("zarr", reason="writes the store")
     ds.drop_vars("name").to_zarr(tmp_path / "z", consolidated=False)

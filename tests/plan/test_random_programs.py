@@ -92,7 +92,7 @@ BLOCK = {
 TOKENS = reals(4, 6, WIDTH)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cut", "fewest", "stages"), [({0: 4}, 4, 1), ({1: 3}, 3, None), ({2: 2}, 2, None)]
 )

@@ -20,6 +20,7 @@ class OnDevices(Machine):
       forward: whether any of it is differentiated forward, which JAX does not do with a
         `jax.custom_vjp`.
       recorder: the host function.
+      partitions: whether the map has devices for two partitions of each element.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class OnDevices(Machine):
         differentiable: bool,
         forward: bool,
         recorder: Callable[[Any], None],
+        partitions: bool,
     ) -> None:
         super().__init__(map_, differentiable)
         self.forward = forward
         self.recorder = recorder
+        self.partitions = partitions
 
     # Collectives
 
@@ -47,6 +50,9 @@ class OnDevices(Machine):
 
     def largest(self, value: Any, names: tuple[str, ...]) -> Any:
         return lax.pmax(value, names)
+
+    def total(self, value: Any, names: tuple[str, ...]) -> Any:
+        return lax.psum(value, names)
 
     def move(self, kind: str, values: Any, chosen: Which, sources: Any) -> Any:
         if kind == "shuffle":
@@ -89,6 +95,15 @@ class OnDevices(Machine):
 
     def jit(self, number: int, body: Any, state: State, scope: Scope) -> State:
         return jax.jit(body)(state)
+
+    def parts(self, number: int, body: Any, state: State, scope: Scope) -> State:
+        if not self.partitions:
+            return body(state)
+        cut = State((2,), None, None)
+        return sm.sharded_jit(body, (cut if number % 2 else None,), cut)(state)
+
+    def cut_in_two(self, x: Any) -> Any:
+        return sm.with_sharding_constraint(x, (2,)) if self.partitions else x
 
     def checkpoint(self, number: int, body: Any, state: State, scope: Scope) -> State:
         return jax.checkpoint(body)(state)

@@ -26,6 +26,7 @@ class ByLoops(Machine):
         name: str | None,
         in_axes: Any,
         out_axes: Any = 0,
+        batch_size: int | None = None,
     ) -> Any:
         """`jax.vmap`, from which what is tapped comes as results."""
 
@@ -100,6 +101,9 @@ class ByLoops(Machine):
     def largest(self, value: Any, names: tuple[str, ...]) -> Any:
         return self.everyone(value, names).max()
 
+    def total(self, value: Any, names: tuple[str, ...]) -> Any:
+        return self.everyone(value, names).sum(0)
+
     def move(self, kind: str, values: Any, chosen: Which, sources: Any) -> Any:
         source = jnp.asarray(sources, np.int32)[self.index(chosen.names)]
 
@@ -143,7 +147,10 @@ class ByLoops(Machine):
     def jit(self, number: int, body: Any, state: State, scope: Scope) -> State:
         return body(state)
 
-    checkpoint = custom = jit
+    checkpoint = custom = parts = jit
+
+    def cut_in_two(self, x: Any) -> Any:
+        return x
 
     def scan(self, number: int, body: Any, state: State, scope: Scope) -> State:
         first = body(state)

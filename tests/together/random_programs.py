@@ -9,7 +9,7 @@ and what a branch or a further round does not reach is masked.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +28,10 @@ from tests.together.random_values import (
     total,
 )
 
-LOCAL = ["sine", "weight", "shift", "random", "tap", "sorted", "solved", "running"]
+LOCAL = [
+    "sine", "weight", "shift", "random", "tap", "sorted", "solved", "running",
+    "constraint",
+]  # fmt: skip
 REDUCTIONS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 COLLECTIVES = [
     *REDUCTIONS, "mean", "gather", "scatter", "exchange", "permute", "shuffle",
@@ -36,6 +39,8 @@ COLLECTIVES = [
 ]  # fmt: skip
 DERIVATIVES = ["gradient", "tangent"]
 """Steps that differentiate those inside them."""
+PARTITIONS = ["constraint", "parts"]
+"""Steps with partitions."""
 
 AXIS_NAMES = ["c", "a", "d", "b", "e", "f", "g", "h"]
 """Also what meshes call their axes, in another order."""
@@ -59,6 +64,19 @@ class Scope(NamedTuple):
     taps: bool
     level: int
     has_vmap: bool = False
+
+
+def has(program: Any, kinds: Container[str]) -> bool:
+    """Whether a step of these kinds is in the program."""
+    return any(
+        kind in kinds or any(has(inside, kinds) for inside in rest)
+        for kind, _, *rest in program
+    )
+
+
+def is_local(program: Any) -> bool:
+    """Whether no element needs another one's value on the way."""
+    return not has(program, [*COLLECTIVES, "cond", "agreed", "map"])
 
 
 class Which(NamedTuple):
@@ -95,8 +113,8 @@ class Machine:
     """What both machines do in the same way.
 
     Args:
-      map_: ``map_(fun, level, axis_name, in_axes, out_axes)``; the outermost map has
-        level 0, and a plain vmap has None.
+      map_: ``map_(fun, level, axis_name, in_axes, out_axes, batch_size)``; the
+        outermost map has level 0, and a plain vmap has None.
       differentiable: whether the program is to be differentiated.
     """
 
@@ -121,7 +139,8 @@ class Machine:
             return self.run(inside, state, scope)
 
         if kind in ("vmap", "map"):
-            return self.mapped(kind, number, body, state, scope)
+            batch_size = number % 3 + 1 if is_local(inside) and number % 2 else None
+            return self.mapped(kind, number, body, state, scope, batch_size)
         name = "while_" if kind == "while" else kind
         return getattr(self, name)(number, body, state, scope)
 
@@ -147,6 +166,8 @@ class Machine:
             numbers = pieces(x, 3 + number % 3)
             numbers = lax.associative_scan(jnp.multiply, numbers + 1, number % 2 == 0)
             return state._replace(x=jnp.tanh(fold(numbers, x)))
+        if kind == "constraint":
+            return state._replace(x=self.cut_in_two(x))
         self.tap(number, n, scope)
         return state
 
@@ -157,7 +178,13 @@ class Machine:
         return jnp.stack([jnp.int32(number), n, *positions])
 
     def mapped(
-        self, kind: str, number: int, body: Any, state: State, scope: Scope
+        self,
+        kind: str,
+        number: int,
+        body: Any,
+        state: State,
+        scope: Scope,
+        batch_size: int | None,
     ) -> State:
         size = number % 5 + 1
         name = AXIS_NAMES[len(scope.names)] if kind == "map" else None
@@ -190,9 +217,8 @@ class Machine:
                 jnp.sin(jnp.arange(2 * size, dtype=np.float32)).reshape(2, size),
             ),
         }
-        result, _, largest = self.map_(element, level, name, in_axes, out_axes)(
-            given, scope.w, scope.alive, state
-        )
+        mapped = self.map_(element, level, name, in_axes, out_axes, batch_size)
+        result, _, largest = mapped(given, scope.w, scope.alive, state)
         x, n, d = map(fold, result, state)
         return State(x, n + largest, d)
 

@@ -40,6 +40,7 @@ def exported(fun, *shapes):
     return jax.export.deserialize(data)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_a_program_with_maps_is_exported(spmap):
     fun = weighted(spmap)

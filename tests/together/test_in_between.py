@@ -17,6 +17,7 @@ import shardmap as sm
 from shardmap._jax import context
 from shardmap.api.calls import programs
 from shardmap.arrays import running
+from shardmap.explain.read.source import source_of
 
 ROWS = np.ones((2, 3), np.float32)
 SINES = np.sin(2 * ROWS)
@@ -81,6 +82,14 @@ def halves(x):
     return jnp.sin(x) / x.sum()
 
 
+def line_of_a_program():
+    """What JAX notes as the line of an operation that is traced here."""
+    [equation] = jax.make_jaxpr(lambda x: jnp.negative(x))(1.0).eqns
+    return source_of(equation)
+
+
+HERE = line_of_a_program()
+
 INTERRUPTED = {
     "call": lambda mapped: mapped,
     "lower": lambda mapped: mapped.lower,
@@ -114,6 +123,7 @@ def test_an_interrupt_where_jax_leaves_a_trace_leaves_it(how):
             interrupted += 1
         assert context.noted() == before
         assert not isinstance(jnp.add(1, 1), jax.core.Tracer)
+        assert line_of_a_program() == HERE
         assert running._turn.name is None
         assert running._compiling.allowed
         assert programs._just_read.get() is None
@@ -121,7 +131,7 @@ def test_an_interrupt_where_jax_leaves_a_trace_leaves_it(how):
     np.testing.assert_allclose(mapped(ROWS), SINES, rtol=1e-5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("around", ["nothing", "jit", "vmap"])
 @pytest.mark.parametrize("called", ["known", "new", "no collective"])
 def test_a_finalizer_calls_a_map_while_another_is_made(around, called):

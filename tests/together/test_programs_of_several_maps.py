@@ -1,5 +1,8 @@
 """Maps of different sizes in one program: they share all of its devices."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +67,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.one_in(4)
 @both_lowerings
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
@@ -102,6 +105,26 @@ def test_a_constraint_inside_runs_where_the_sharded_function_does():
     )
     assert len(inside(X).sharding.device_set) == 2
     np.testing.assert_array_equal(jax.jit(inside)(X), 2 * X)
+
+
+def test_a_map_in_a_sharded_function_runs_where_that_does():
+    def shares(x, **options):
+        return sm.spmap(lambda v: v / lax.psum(v, "i"), "i", **options)(x)
+
+    cut = sm.sharded_jit(shares, (2, 1), (2, 1))
+    match = re.escape(
+        "sharded_jit of shares has 2 partitions and runs on the devices [0, 1], but "
+        "spmap of <lambda> in it runs on [0, 1, 2, 3, 4, 5, 6, 7]. Give that map the "
+        "devices of the partitions, or call shares under jax.jit, where both are on"
+    )
+    with pytest.raises(ValueError, match=match):
+        cut(X)
+    with pytest.raises(ValueError, match=match):
+        cut.lower(X)
+    expected = X / X.sum(0)
+    assert_same(np.asarray(jax.jit(cut)(X)), expected)
+    on_two = functools.partial(shares, devices=jax.devices()[:2])
+    assert_same(np.asarray(sm.sharded_jit(on_two, (2, 1), (2, 1))(X)), expected)
 
 
 # Which devices
@@ -207,6 +230,7 @@ def effects_of(seen):
     }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [

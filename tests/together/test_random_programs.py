@@ -1,10 +1,11 @@
 """Random programs in maps, by both lowerings and on any devices, against one oracle.
 
-`make test` runs 15, `make test-deep` 45, and with HYPOTHESIS_PROFILE=nightly 3,150 new
+`make test` runs 6, `make test-deep` 45, and with HYPOTHESIS_PROFILE=nightly 3,150 new
 ones.
 """
 
 import collections
+import functools
 import threading
 from typing import Any
 
@@ -15,10 +16,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 import shardmap as sm
 from tests.map_programs import LOWERINGS, assert_same, spread
 from tests.strategies import examples
+from tests.together.random_calls import (
+    BLOCK_NAMES,
+    CALLS,
+    LAYOUTS,
+    blocks_on,
+    by_vmaps,
+    called,
+    map_on,
+)
 from tests.together.random_devices import OnDevices
 from tests.together.random_oracle import ByLoops
 from tests.together.random_programs import (
@@ -26,7 +37,10 @@ from tests.together.random_programs import (
     COLLECTIVES,
     DERIVATIVES,
     LOCAL,
+    PARTITIONS,
     Scope,
+    has,
+    is_local,
 )
 from tests.together.random_values import DTYPES, State, start
 
@@ -34,7 +48,7 @@ NUMBERS = st.integers(0, 10_000)
 
 
 def _blocks(steps: Any) -> Any:
-    return st.lists(steps, min_size=1, max_size=2)
+    return st.lists(steps, min_size=1, max_size=2).map(tuple)
 
 
 def _inside(kinds: list[str], steps: Any) -> Any:
@@ -43,22 +57,17 @@ def _inside(kinds: list[str], steps: Any) -> Any:
 
 _LOCAL = st.tuples(st.sampled_from(LOCAL), NUMBERS)
 _COLLECTIVE = st.tuples(st.sampled_from(COLLECTIVES), NUMBERS)
-_ANYWHERE = ["scan", "jit", "checkpoint", "custom", *DERIVATIVES]
+_ANYWHERE = ["scan", "jit", "checkpoint", "custom", "parts", *DERIVATIVES]
 _AGREED = [*_ANYWHERE, "cond", "rounds", "agreed", "map"]
 _LOCAL_INSIDE = _inside([*_ANYWHERE, "branch", "switch", "while"], _LOCAL)
-_FIRST = st.one_of(_COLLECTIVE, _COLLECTIVE, _LOCAL, _LOCAL_INSIDE)
+_FIRST = st.one_of(_COLLECTIVE, _LOCAL, _LOCAL_INSIDE)
 _SECOND = st.one_of(_COLLECTIVE, _LOCAL_INSIDE, _inside([*_AGREED, "vmap"], _FIRST))
-PROGRAMS = _blocks(st.one_of(_COLLECTIVE, _inside(_AGREED, _SECOND)))
+_TOGETHER = _blocks(st.one_of(_COLLECTIVE, _inside(_AGREED, _SECOND)))
+_ALONE = _blocks(st.one_of(_LOCAL, _inside(_ANYWHERE, _LOCAL_INSIDE)))
+PROGRAMS = st.integers(0, 3).flatmap(lambda k: _TOGETHER if k else _ALONE)
 
 # Where they are new ones, so that all processors have work.
 PARTS = 1 if settings.default.derandomize else 7
-
-LAYOUTS = st.one_of(
-    st.tuples(st.just("devices"), st.integers(1, 8)),
-    st.tuples(st.just("free")),
-    st.tuples(st.just("mesh"), st.permutations("abc"), st.integers(1, 3)),
-    st.tuples(st.just("blocks"), st.permutations(AXIS_NAMES[:3])),
-)
 
 
 class Rows:
@@ -73,110 +82,51 @@ class Rows:
             self.count[tuple(value.tolist())] += 1
 
 
-def map_on(layout, lowering):
-    """`spmap` on devices, or on mesh axes in some order; `jax.vmap` for level None."""
-    kind, *which = layout
-    options = []
-    if kind == "devices":
-        options = [{"devices": jax.devices()[: which[0]]}]
-    elif kind == "mesh":
-        axes, count = tuple(which[0]), which[1]
-        mesh = sm.make_mesh({"a": 2, "b": 2, "c": 2})
-        options = [{"mesh": mesh, "mesh_axes": axes[:count]}]
-        if rest := axes[count:]:
-            options.append({"mesh": mesh, "mesh_axes": rest})
-
-    def map_(fun, level, name, in_axes, out_axes=0):
-        if level is None:
-            return jax.vmap(fun, in_axes, out_axes)
-        given = options[level] if level < len(options) else {}
-        axes = {"in_axes": in_axes, "out_axes": out_axes}
-        return sm.spmap(fun, name, **axes, lowering=lowering, **given)
-
-    return map_
-
-
-def blocks_on(layout, lowering):
-    """Three maps of two elements each, as one `mesh_map` of blocks of one element."""
-    mesh = sm.make_mesh(dict.fromkeys(layout[1], 2))
-    cut = {name: k for k, name in enumerate(AXIS_NAMES[:3])}
-
-    def maps(fun, w_axis):
-        def block(x, n, d, w):
-            given = x[0, 0, 0], n[0, 0, 0], d[0, 0, 0]
-            result = fun(*given, w if w_axis is None else w[0, 0, 0])
-            return jax.tree.map(lambda leaf: leaf[None, None, None], result)
-
-        in_axes = (cut, cut, cut, {} if w_axis is None else cut)
-        return sm.mesh_map(block, mesh, in_axes, cut, lowering=lowering)
-
-    return maps
-
-
-def whole_program(machine, program, w_axis, has_vmap, taps, blocks=None):
+def whole_program(machine, program, call, w_axis, has_vmap, taps, blocks=None):
     """The function of all elements that a machine makes of a program.
 
     Args:
-      blocks: ``blocks(fun, w_axis)`` maps a function of one element over three axes.
+      blocks: ``blocks(fun, in_axes, **options)`` maps a function of one element over
+        three axes.
     """
 
-    def element(x, n, d, w, names, level):
-        scope = Scope(names, w, jnp.bool_(True), taps, level)
-        return machine.run(program, State(x, n, d), scope)
+    def mapped_over(names, level):
+        def element(program, x, n, d, w):
+            scope = Scope(names, w, jnp.bool_(True), taps, level)
+            new = machine.run(program, State(x, n, d), scope)
+            return new, machine.total(jnp.cos(new.x), names)
 
-    in_axes = (0, 0, 0, w_axis)
-    names = AXIS_NAMES[0]
+        return element
+
     if blocks:
+        fun = mapped_over(tuple(BLOCK_NAMES), 1)
+        return called(fun, program, call, (0, 0, 0, w_axis), blocks)
+    if has_vmap:
+        two = mapped_over(tuple(AXIS_NAMES[:2]), 1)
 
-        def three(x, n, d, w):
-            return element(x, n, d, w, tuple(AXIS_NAMES[:3]), 1)
+        def around(x, n, d, w):
+            several = jnp.stack([x, x + 1, x * 2]), jnp.stack([n, n + 1, n])
+            map_ = functools.partial(
+                machine.map_, level=0, name=AXIS_NAMES[1], out_axes=(0, None)
+            )
+            in_axes = (0, 0, None, None)
+            return called(two, program, call, in_axes, map_)(*several, d, w)
 
-        def by_blocks(*args):
-            cut = [
-                arg if axis is None else arg.reshape(2, 2, 2, *arg.shape[1:])
-                for arg, axis in zip(args, in_axes, strict=True)
-            ]
-            return blocks(three, w_axis)(*cut)
-
-        return by_blocks
-    if not has_vmap:
-
-        def one(x, n, d, w):
-            return element(x, n, d, w, (names,), 1)
-
-        return machine.map_(one, 0, names, in_axes)
-
-    def around(x, n, d, w):
-        def two(x, n, d):
-            return element(x, n, d, w, tuple(AXIS_NAMES[:2]), 1)
-
-        several = jnp.stack([x, x + 1, x * 2]), jnp.stack([n, n + 1, n])
-        return machine.map_(two, 0, AXIS_NAMES[1], (0, 0, None))(*several, d)
-
-    return jax.vmap(around, in_axes, axis_name=names)
-
-
-def by_vmaps(machine):
-    """The oracle of `blocks_on`."""
-
-    def maps(fun, w_axis):
-        for name in reversed(AXIS_NAMES[:3]):
-            fun = machine.vmap(fun, 0, name, (0, 0, 0, w_axis))
-        return fun
-
-    return maps
+        in_axes = (call.in_axis, 0, 0, w_axis)
+        return jax.vmap(around, in_axes, (0, 0), axis_name=AXIS_NAMES[0])
+    map_ = functools.partial(
+        machine.map_,
+        level=0,
+        name=AXIS_NAMES[0],
+        out_axes=(call.out_axes, None),
+        batch_size=call.batch_size,
+    )
+    in_axes = (call.in_axis, 0, 0, w_axis)
+    return called(mapped_over((AXIS_NAMES[0],), 1), program, call, in_axes, map_)
 
 
 def compiled(fun):
     return jax.jit(fun, compiler_options={"xla_backend_optimization_level": 0})
-
-
-def has(program, kinds):
-    """Whether a step of these kinds is in the program."""
-    return any(
-        kind in kinds or any(has(inside, kinds) for inside in rest)
-        for kind, _, *rest in program
-    )
 
 
 def evaluated(fun, what):
@@ -184,7 +134,8 @@ def evaluated(fun, what):
 
     def loss(x, n, d, w):
         results = fun(x, n, d, w)
-        return sum(jnp.sin(result.x * 3).sum() for result in results), results
+        numbers = [a for state, agreed in results for a in (state.x, agreed)]
+        return sum(jnp.sin(a * 3).sum() for a in numbers), results
 
     gradients = jax.value_and_grad(loss, (0, 3), has_aux=True)
     if what == "gradients":
@@ -195,7 +146,7 @@ def evaluated(fun, what):
         )
     if what == "tangents":
         return lambda x, n, d, w: jax.jvp(
-            lambda x, w: [result.x for result in fun(x, n, d, w)],
+            lambda x, w: [(state.x, agreed) for state, agreed in fun(x, n, d, w)],
             (x, w),
             (jnp.cos(x), jnp.sin(w)),
         )
@@ -209,6 +160,7 @@ def evaluated(fun, what):
     dtype=st.sampled_from(DTYPES),
     w_axis=st.sampled_from([0, None]),
     layout=LAYOUTS,
+    call=CALLS,
     has_vmap=st.sampled_from([False, False, False, True]),
     beside=st.sampled_from([False, False, False, True]),
     what=st.sampled_from(
@@ -221,39 +173,47 @@ def evaluated(fun, what):
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 def test_random_programs(
-    part, program, size, dtype, w_axis, layout, has_vmap, beside, what
+    part, program, size, dtype, w_axis, layout, call, has_vmap, beside, what
 ):
     by_blocks = layout[0] == "blocks"
     size, has_vmap = (8, False) if by_blocks else (size, has_vmap)
     # Nested maps of other sizes may cut all devices otherwise, which does not go
     # together in one program.
     beside = beside and not by_blocks and (layout[0] != "free" or what == "values")
+    call = call._replace(
+        in_axis=0 if by_blocks else call.in_axis,
+        donated=() if beside else call.donated,
+        batch_size=call.batch_size if is_local(program) else None,
+    )
     differentiable = "gradients" in what or has(program, ["gradient"])
     forward = what == "tangents" or has(program, ["tangent"])
     taps = what in ("values", "jit") and not has_vmap and not has(program, DERIVATIVES)
+    partitions = layout[0] == "free" or (layout[0] == "devices" and layout[1] > 1)
 
-    def calls(machine, blocks):
-        fun = whole_program(
-            machine, program, w_axis, has_vmap, taps, blocks if by_blocks else None
-        )
+    def results(machine, call, blocks):
+        blocks = blocks if by_blocks else None
+        fun = whole_program(machine, program, call, w_axis, has_vmap, taps, blocks)
 
-        def results(x, n, d, w):
+        def of_all(x, n, d, w):
             if not beside:
                 return [fun(x, n, d, w)]
             few = (size + 1) // 2
+            some_x = lax.slice_in_dim(x, 0, few, axis=call.in_axis)
             some_w = w if w_axis is None else w[:few]
-            return [fun(x, n, d, w), fun(x[:few], n[:few], d[:few], some_w)]
+            return [fun(x, n, d, w), fun(some_x, n[:few], d[:few], some_w)]
 
-        return evaluated(results, what)
+        return evaluated(of_all, what)
 
     x, w = spread((size, 2)), spread((2,) if w_axis is None else (size, 2), 1.0)
     n, d = np.arange(size, dtype=np.int32) % 5, start(size, dtype)
+    args = np.moveaxis(x, 0, call.in_axis), n, d, w
 
-    def oracle(x, n, d, w):
+    def oracle(*args):
         machine = ByLoops(differentiable)
-        return calls(machine, by_vmaps(machine))(x, n, d, w), machine.tapped
+        plain = call._replace(static=None, donated=())
+        return results(machine, plain, by_vmaps(machine))(*args), machine.tapped
 
-    expected, tapped = compiled(oracle)(x, n, d, w)
+    expected, tapped = compiled(oracle)(*args)
     rows = collections.Counter(
         tuple(row)
         for rows, alive in tapped
@@ -262,13 +222,17 @@ def test_random_programs(
     for lowering in LOWERINGS:
         recorder = Rows()
         map_ = map_on(layout, lowering)
-        machine = OnDevices(map_, differentiable, forward, recorder)
-        fun = calls(machine, blocks_on(layout, lowering) if by_blocks else None)
-        result = (fun if what == "values" else compiled(fun))(x, n, d, w)
+        machine = OnDevices(map_, differentiable, forward, recorder, partitions)
+        blocks = blocks_on(layout, lowering) if by_blocks else None
+        fun = results(machine, call, blocks)
+        given = list(map(jnp.array, args)) if call.donated else args
+        result = (fun if what == "values" else compiled(fun))(*given)
         assert_same(result, expected, 1e-4)
         sm.taps_barrier()
-        if has(program, ["map"]) or layout[0] != "devices":
+        if has(program, ["map", *PARTITIONS]) or layout[0] != "devices":
             # Every device that an element is on taps.
             assert set(recorder.count) == set(rows), lowering
         else:
             assert recorder.count == rows, lowering
+        kept = [k for k in range(4) if k not in call.donated]
+        assert_same([given[k] for k in kept], [args[k] for k in kept])

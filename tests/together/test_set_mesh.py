@@ -31,6 +31,7 @@ def on(mesh, x, *spec):
 # Meshes with Explicit axes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_explicit_mesh_is_taken_as_its_twin(lowering):
     for axes in ("x", "y", ("y", "x")):

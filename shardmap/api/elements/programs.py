@@ -60,7 +60,6 @@ class ElementPrograms(Programs[ElementCall, Options]):
             "the positional arguments",
         ) + (0,) * len(jax.tree.leaves(kwargs))
         avals = self.leaf_avals(read.leaves, names)
-        surroundings.check_types(self.name, avals)
         in_axes = arguments.normalize_in_axes(
             in_axes, avals, names, (mapped_args, kwargs)
         )

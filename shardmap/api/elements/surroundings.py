@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from shardmap._jax.arrays import varying_axes
-from shardmap._jax.types import Aval
 from shardmap.api.elements.options import Options
 from shardmap.arrays import processes
 from shardmap.map import contexts, tracing
@@ -42,20 +40,6 @@ def check_devices(name: str, options: Options) -> None:
             "but the program that it is a part of runs on those of jax.set_mesh, "
             f"{[device.id for device in contexts.mesh_devices()]}. Leave out devices, "
             "backend and mesh, or set a mesh of these devices."
-        )
-
-
-def check_types(name: str, avals: Sequence[Aval]) -> None:
-    """Refuses arrays whose types say along which axes of a `jax.shard_map` they differ.
-
-    What JAX would check of the function is whether it says so too, everywhere in it.
-    """
-    varying = sorted({axis for aval in avals for axis in varying_axes(aval)})
-    if varying:
-        raise ValueError(
-            f"spmap of {name} is inside a jax.shard_map that checks along which axes "
-            f"values differ, and is given arrays that differ along {varying}: no value "
-            "in a map says so. Give that jax.shard_map check_vma=False."
         )
 
 

@@ -12,6 +12,7 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
+from shardmap._jax.walk import equations
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.programs import Args, Kwargs, Programs
@@ -33,6 +34,8 @@ from shardmap.arrays.process_local import ProcessShardings, convert_p, look
 from shardmap.arrays.trees import leaf_paths
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.constraint import constrain, constraints_in, partition_mesh
+from shardmap.map.primitives.axis import map_text
+from shardmap.map.primitives.map_primitive import spmap_p
 
 
 class _Side(NamedTuple):
@@ -124,7 +127,27 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
             if jax.process_count() > 1
             else "",
         )
-        return call.alone() if alone else call
+        if not alone:
+            return call
+        self._check_maps(call)
+        return call.alone()
+
+    def _check_maps(self, call: PartitionCall) -> None:
+        """Refuses maps on other devices than those of the partitions."""
+        for equation in equations(call.jaxpr):
+            mesh = equation.params["mesh"] if equation.primitive is spmap_p else None
+            if mesh is None or {*mesh.devices.flat} == {*call.devices}:
+                continue
+            ours, theirs = (
+                [device.id for device in devices]
+                for devices in (call.devices, mesh.devices.flat)
+            )
+            raise ValueError(
+                f"{WHAT} of {self.name} has {call.total or 1} partitions and runs on "
+                f"the devices {ours}, but {map_text(equation.params)} in it runs on "
+                f"{theirs}. Give that map the devices of the partitions, or call "
+                f"{self.name} under jax.jit, where both are on all devices."
+            )
 
     def _read_arguments(
         self,

@@ -7,7 +7,7 @@ for each piece of the others.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,13 +70,20 @@ class Grids(NamedTuple):
 
 
 def grids_of(
-    spec: ShardingSpec, shape: Sequence[int], *, max_pieces: int = 8, max_grids: int = 4
+    spec: ShardingSpec,
+    shape: Sequence[int],
+    devices: Sequence[int] = (),
+    *,
+    max_pieces: int = 8,
+    max_grids: int = 4,
 ) -> Grids:
     """What to draw of an array of shape `shape`.
 
     Args:
       spec: how the array is cut.
       shape: the array's shape.
+      devices: the numbers of the devices, in the order of the spec's mesh; () stands
+        for 0, 1, 2 and so on.
       max_pieces: how many pieces of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
 
@@ -93,52 +100,82 @@ def grids_of(
     """
     shape = tuple(shape)
     shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
+    cut = [dim for dim, count in enumerate(spec.tile_counts) if count > 1]
+    down, across = _directions(cut[-2:], len(shape))
+    holders = _holders(spec, devices)
+    pieces = _pieces(spec, shape, holders, cut[:-2], down, across)
+    rows, columns = (_shown(len(each), max_pieces) for each in pieces.labels)
+    grids = [
+        Grid(
+            name,
+            _picked(pieces.labels[0], rows),
+            _picked(pieces.labels[1], columns),
+            [[_cell(holders, row, column) for column in columns] for row in rows],
+        )
+        for name, holders in itertools.islice(pieces.grids, max_grids)
+    ]
+    several = "" if spec.num_shards == 1 else "s"
+    header = f"{shape} on {spec.num_shards} device{several}, "
+    header += f"{tuple(shard_shape)} on each" if cut else "all of it on each"
+    ways = _ways(down, across)
+    return Grids(
+        f"{header}: {ways}" if ways else header,
+        ways,
+        down,
+        across,
+        _size(shape, down, across),
+        grids,
+        pieces.total - len(grids),
+    )
+
+
+class _Pieces(NamedTuple):
+    """The pieces of an array, as grids.
+
+    Attributes:
+      labels: what all rows are called, and all columns.
+      grids: where each grid is in the array, and the devices of its pieces.
+      total: how many grids there are.
+    """
+
+    labels: tuple[list[str], list[str]]
+    grids: Iterator[tuple[str, np.ndarray]]
+    total: int
+
+
+def _pieces(
+    spec: ShardingSpec,
+    shape: tuple[int, ...],
+    holders: np.ndarray,
+    outer: Sequence[int],
+    down: int | None,
+    across: int | None,
+) -> _Pieces:
+    """The pieces of an array, in a grid for each piece of its dimensions ``outer``."""
     counts = spec.tile_counts
     labels = [
         _labels(entry, size, count)
         for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
     ]
-    cut = [dim for dim, count in enumerate(counts) if count > 1]
-    outer = cut[:-2]
-    down, across = _directions(cut[-2:], len(shape))
-    row_labels = [""] if down is None else labels[down]
-    column_labels = [""] if across is None else labels[across]
-    holders = _holders(spec).reshape(
-        *(counts[dim] for dim in outer), len(row_labels), len(column_labels), -1
+    rows = [""] if down is None else labels[down]
+    columns = [""] if across is None else labels[across]
+    places = tuple(counts[dim] for dim in outer)
+    holders = holders.reshape(*places, len(rows), len(columns), -1)
+    grids = (
+        (_place(labels, dict(zip(outer, place, strict=True))), holders[place])
+        for place in np.ndindex(*places)
     )
-    rows = _shown(len(row_labels), max_pieces)
-    columns = _shown(len(column_labels), max_pieces)
-    places = holders.shape[: len(outer)]
-    grids = [
-        Grid(
-            _place(labels, dict(zip(outer, place, strict=True))),
-            _picked(row_labels, rows),
-            _picked(column_labels, columns),
-            [
-                [_cell(holders[place], row, column) for column in columns]
-                for row in rows
-            ],
-        )
-        for place in itertools.islice(np.ndindex(*places), max_grids)
-    ]
-    ways = [
+    return _Pieces((rows, columns), grids, math.prod(places))
+
+
+def _ways(down: int | None, across: int | None) -> str:
+    """Such as ``dimension 0 down, 1 across``; "" if none is cut."""
+    found = [
         f"{dim} {way}"
         for dim, way in ((down, "down"), (across, "across"))
         if dim is not None
     ]
-    several = "" if spec.num_shards == 1 else "s"
-    header = f"{shape} on {spec.num_shards} device{several}, "
-    header += f"{tuple(shard_shape)} on each" if cut else "all of it on each"
-    seen = f"dimension {', '.join(ways)}" if ways else ""
-    return Grids(
-        f"{header}: {seen}" if seen else header,
-        seen,
-        down,
-        across,
-        _size(shape, down, across),
-        grids,
-        math.prod(places) - len(grids),
-    )
+    return f"dimension {', '.join(found)}" if found else ""
 
 
 def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:
@@ -164,8 +201,8 @@ def _picked(labels: Sequence[str], pieces: Sequence[int | None]) -> list[str]:
 def _cell(holders: np.ndarray, row: int | None, column: int | None) -> Cell:
     if row is None or column is None:
         return Cell((), GAP)
-    devices = holders[row, column]
-    return Cell(tuple(sorted(devices.tolist())), ranges(devices))
+    devices = np.sort(holders[row, column])
+    return Cell(tuple(devices.tolist()), ranges(devices))
 
 
 def _size(
@@ -183,9 +220,9 @@ def _size(
     )
 
 
-def _holders(spec: ShardingSpec) -> np.ndarray:
+def _holders(spec: ShardingSpec, numbers: Sequence[int]) -> np.ndarray:
     """The devices of each piece: one dimension per array dimension, then the copies."""
-    devices = np.arange(spec.num_shards).reshape(spec.mesh_shape)
+    devices = np.array(numbers or range(spec.num_shards)).reshape(spec.mesh_shape)
     mesh_dim_of = {
         entry.axis: mesh_dim
         for mesh_dim, entry in enumerate(spec.mesh_mapping)

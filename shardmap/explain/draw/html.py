@@ -157,7 +157,7 @@ def _remark(remark: Remark) -> str:
 
 def _mesh(report: Report) -> Iterator[str]:
     if report.mesh and report.num_devices > 1:
-        drawn = svg.mesh(report.mesh)
+        drawn = svg.mesh(report.mesh, report.devices)
         yield box(drawn.picture, "the mesh")
         yield f'<p class="quiet">{escape(drawn.caption)}</p>'
 
@@ -210,7 +210,7 @@ def layout(array: ArrayLayout, *others: ArrayLayout) -> str:
         )
     if array.spec is not None:
         if array.spec.num_shards > 1:
-            drawn = svg.array(array.path, array.spec, array.shape)
+            drawn = svg.array(array.path, array.spec, array.shape, array.devices)
             parts.append(box(drawn.picture, f"pieces of {array.path}"))
             if drawn.caption:
                 parts.append(f'<p class="quiet">{escape(drawn.caption)}</p>')

@@ -188,7 +188,9 @@ def _array(lines: _Writer, alike: Sequence[ArrayLayout]) -> None:
         return
     lines.add(repr(array.spec), 6, _FAINT)
     for pieces in (8, 6, 4, 3):
-        drawn = picture(array.spec, array.shape, max_pieces=pieces, max_grids=2)
+        drawn = picture(
+            array.spec, array.shape, array.devices, max_pieces=pieces, max_grids=2
+        )
         # What it is about is said above.
         _, _, boxes = drawn.partition("\n")
         if max(map(len, boxes.splitlines())) + 2 <= lines.width:

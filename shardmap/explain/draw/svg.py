@@ -38,28 +38,33 @@ class Drawing(NamedTuple):
     caption: str
 
 
-def array(name: str, spec: ShardingSpec, shape: Sequence[int]) -> Drawing:
+def array(
+    name: str, spec: ShardingSpec, shape: Sequence[int], devices: Sequence[int] = ()
+) -> Drawing:
     """The shards of an array.
 
     Args:
       name: what to call the array in the text for readers who cannot see it.
       spec: how the array is cut.
       shape: the array's shape.
+      devices: the numbers of the devices, in the order of the spec's mesh; () stands
+        for 0, 1, 2 and so on.
 
     >>> from shardmap.sharding.entries import Chunked, Replicated
     >>> spec = ShardingSpec((None, Chunked(3)), (ShardedAxis(0), Replicated(2)))
     >>> array("x", spec, (4, 6)).caption
     'dimension 1 across'
     """
-    found = _fitting(spec, shape)
+    found = _fitting(spec, shape, devices)
     return Drawing(_picture(f"{name}: {found.header}", found), found.ways)
 
 
-def mesh(axes: Sequence[tuple[str, int]]) -> Drawing:
+def mesh(axes: Sequence[tuple[str, int]], devices: Sequence[int] = ()) -> Drawing:
     """The devices of a mesh, each in its place.
 
     Args:
       axes: the names and sizes of the axes, major to minor.
+      devices: their numbers, in that order; () stands for 0, 1, 2 and so on.
 
     >>> mesh([("data", 4), ("model", 2)]).caption
     'data 4 down, model 2 across'
@@ -67,7 +72,7 @@ def mesh(axes: Sequence[tuple[str, int]]) -> Drawing:
     sizes = [size for _, size in axes]
     spec = ShardingSpec(map(Unstacked, sizes), map(ShardedAxis, range(len(sizes))))
     # Of a mesh there is nothing to scale.
-    found = _fitting(spec, sizes)._replace(size=(None, None))
+    found = _fitting(spec, sizes, devices)._replace(size=(None, None))
     ways = {found.down: " down", found.across: " across"}
     parts = [
         f"{name} {size:,}{ways.get(number, '')}"
@@ -77,10 +82,10 @@ def mesh(axes: Sequence[tuple[str, int]]) -> Drawing:
     return Drawing(_picture(f"mesh: {caption}", found), caption)
 
 
-def _fitting(spec: ShardingSpec, shape: Sequence[int]) -> Grids:
+def _fitting(spec: ShardingSpec, shape: Sequence[int], devices: Sequence[int]) -> Grids:
     """As many pieces as have room, or as few as still make sense."""
     for pieces in PIECES:
-        found = grids_of(spec, shape, max_pieces=pieces, max_grids=MAX_GRIDS)
+        found = grids_of(spec, shape, devices, max_pieces=pieces, max_grids=MAX_GRIDS)
         if all(_grid(grid, 0, (None, None))[1] <= WIDTH for grid in found.grids):
             break
     return found

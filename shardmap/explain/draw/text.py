@@ -29,7 +29,12 @@ from shardmap.sharding.spec import ShardingSpec
 
 
 def picture(
-    spec: ShardingSpec, shape: Sequence[int], *, max_pieces: int = 8, max_grids: int = 4
+    spec: ShardingSpec,
+    shape: Sequence[int],
+    devices: Sequence[int] = (),
+    *,
+    max_pieces: int = 8,
+    max_grids: int = 4,
 ) -> str:
     """Draws which devices hold which piece of an array.
 
@@ -40,6 +45,8 @@ def picture(
     Args:
       spec: how the array is cut.
       shape: the array's shape.
+      devices: the numbers of the devices, in the order of the spec's mesh; () stands
+        for 0, 1, 2 and so on.
       max_pieces: how many pieces of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
 
@@ -60,7 +67,7 @@ def picture(
         2 | 2 |
           +---+
     """
-    grids = grids_of(spec, shape, max_pieces=max_pieces, max_grids=max_grids)
+    grids = grids_of(spec, shape, devices, max_pieces=max_pieces, max_grids=max_grids)
     lines = [grids.header]
     for grid in grids.grids:
         if grid.place:

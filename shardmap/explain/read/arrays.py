@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import jax
 import jax.extend.core as jex_core
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import Atom, Aval, Equation, Jaxpr, PyTree, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays import trees
+from shardmap.explain.read.meshes import devices_of, if_unusual
 from shardmap.explain.report import ArrayLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
@@ -44,6 +45,7 @@ def array_layouts(
     names: Sequence[str],
     avals: Sequence[Any],
     layouts: Sequence[Any],
+    mesh: Any = None,
 ) -> list[ArrayLayout]:
     """The layouts of some arrays.
 
@@ -52,25 +54,29 @@ def array_layouts(
       names: their key paths.
       avals: their shapes and dtypes.
       layouts: for each a `ShardingSpec`, a sharding, or a word that there is none.
+      mesh: what those are on that are a spec.
     """
     return [
-        _array(role, name, aval, layout)
+        _array(role, name, aval, layout, mesh)
         for name, aval, layout in zip(names, avals, layouts, strict=True)
     ]
 
 
 def _array(
-    role: Literal["input", "output"], name: str, aval: Aval, layout: Any
+    role: Literal["input", "output"], name: str, aval: Aval, layout: Any, mesh: Any
 ) -> ArrayLayout:
     shape = tuple(aval.shape)
     itemsize = aval.dtype.itemsize
     spec, shard_shape = None, None
+    devices: Sequence[int] = ()
     if isinstance(layout, ShardingSpec):
         spec = layout
+        devices = devices_of(mesh)
     elif isinstance(layout, Sharding):
         shard_shape = layout.shard_shape(shape)
         try:
             spec = ShardingSpec.from_sharding(layout, shape)
+            devices = _ids(layout, shape)
         except ValueError:
             layout = str(layout)
     if spec is not None:
@@ -86,7 +92,16 @@ def _array(
         bytes=math.prod(shape) * itemsize,
         shard_bytes=None if shard_shape is None else math.prod(shard_shape) * itemsize,
         layout=layout,
+        devices=if_unusual(devices) if spec and len(devices) == spec.num_shards else (),
     )
+
+
+def _ids(sharding: Sharding, shape: tuple[int, ...]) -> list[int]:
+    """The ids of its devices, in the order of its spec; [] without devices."""
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
+        return []
+    devices: list[Any] = [*sharding.devices_indices_map(shape)]
+    return [device.id for device in devices]
 
 
 def describe(spec: ShardingSpec) -> str:

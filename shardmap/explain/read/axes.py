@@ -51,12 +51,14 @@ class _Around(NamedTuple):
       mesh: that of the outermost map around it.
       inner_axes: the mesh axes left for the maps in it.
       program: what it is a part of.
+      line: that of what is around, for what JAX has no line of the user's for.
     """
 
     axis: int | None = None
     mesh: Any = None
     inner_axes: tuple[str, ...] = ()
     program: Around = ALONE
+    line: str | None = None
 
 
 class Axes(NamedTuple):
@@ -80,18 +82,17 @@ def axes_of(jaxpr: Jaxpr, source: str | None = None) -> Axes:
       jaxpr: the program, traced with or without marks for vmaps.
       source: where the function is, for axes around all of its lines.
     """
-    walk = _Walk(source, loops.Origins(jaxpr))
-    walk.scope(jaxpr, _Around())
+    walk = _Walk(loops.Origins(jaxpr))
+    walk.scope(jaxpr, _Around(line=source))
     return Axes(tuple(walk.axes), walk.made, walk.over)
 
 
 class _Walk:
-    def __init__(self, source: str | None, origins: loops.Origins) -> None:
+    def __init__(self, origins: loops.Origins) -> None:
         self.axes: list[Axis] = []
         self.made: dict[int, list[Made]] = {}
         self.over: dict[int, frozenset[int]] = {}
         self._origins = origins
-        self._source = source
         self._seen: dict[Any, int] = {}
 
     def _add(
@@ -107,7 +108,7 @@ class _Walk:
     ) -> int:
         """Adds an axis, if it is not there already, and gives its number."""
         size, devices, vectorised, steps = layout
-        source = source_of(equation) or self._source
+        source = source_of(equation) or around.line
         text = None if name is None or name == UNNAMED else str(name)
         backward = vmaps.is_backward(equation)
         key = (around.axis, kind, text, layout, running, None if backward else source)
@@ -162,7 +163,8 @@ class _Walk:
                     stack.append((vmap, begun.end))
                 opened = [(each, len(jaxpr.eqns)) for each, _ in stack]
             here, _ = stack[-1]
-            self._note(equation, here.axis)
+            here = here._replace(line=source_of(equation) or here.line)
+            self._note(equation, here)
             if equation.primitive is scan_p:
                 rest_of_loop = self._scan(equation, here, made_by)
             elif equation.primitive is spmap_p:
@@ -177,13 +179,14 @@ class _Walk:
                 for inner in jaxprs_in(equation.params):
                     self.scope(inner, here)
 
-    def _note(self, equation: Equation, number: int | None) -> None:
+    def _note(self, equation: Equation, around: _Around) -> None:
         """Keeps what is made in the vmaps that are directly around an equation."""
+        number, line = around.axis, around.line
         while number is not None and self.axes[number].kind in _ON_NO_DEVICES:
             axis = self.axes[number]
             if axis.kind == "vmap" or (axis.vectorised or 1) > 1:
                 made = self.made.setdefault(number, [])
-                line, name = source_of(equation), equation.primitive.name
+                name = equation.primitive.name
                 made += [Made(line, name, aval_of(v).shape) for v in equation.outvars]
             number = self.axes[number].inside
 
@@ -318,7 +321,7 @@ class _Walk:
         inner_axes = around.inner_axes if walk is None else walk.inner_axes
         # A map that is vectorised has the vmaps around it inside.
         program = decided.inside(mesh, around.program)
-        inside = _Around(number, mesh, inner_axes, program)
+        inside = _Around(number, mesh, inner_axes, program, around.line)
         self.scope(params["call_jaxpr"], inside, depth)
 
     def _shard_map(self, equation: Equation, around: _Around, of_pmap: bool) -> None:

@@ -26,7 +26,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.counts import times
-from shardmap.explain.read.hlo.causes import types
+from shardmap.explain.read.hlo.operands import types
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.lowering import decision
@@ -77,7 +77,10 @@ class _Scope:
       mesh: that of the outermost map.
       inner_axes: the mesh axes left for maps inside.
       program: what it is a part of.
+      along: the mesh axes of a map's axis that has one element on each device.
       sources: the line of each operation, for those that a map changes.
+      line: that of what is around; JAX has no lines of the user's for some of what it
+        keeps, such as the rule of a `jax.custom_vjp` under `jax.checkpoint`.
     """
 
     sizes: dict[Any, int] = dataclasses.field(default_factory=dict)
@@ -85,7 +88,9 @@ class _Scope:
     mesh: Any = None
     inner_axes: tuple[str, ...] = ()
     program: Around = ALONE
+    along: dict[Any, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     sources: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    line: str | None = None
 
 
 def nbytes(aval: Aval) -> int:
@@ -93,21 +98,29 @@ def nbytes(aval: Aval) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def collectives_of(jaxpr: Jaxpr) -> list[Sent]:
-    """The collectives of a program between different devices, in program order."""
+def collectives_of(jaxpr: Jaxpr, source: str | None = None) -> list[Sent]:
+    """The collectives of a program between different devices, in program order.
+
+    Args:
+      jaxpr: the program.
+      source: where the function is, for those of which JAX has no line.
+    """
     found: list[Sent] = []
-    _walk(jaxpr, _Scope(), found)
+    _walk(jaxpr, _Scope(line=source), found)
     return found
 
 
-def _walk(jaxpr: Jaxpr, scope: _Scope, found: list[Sent]) -> None:
+def _walk(jaxpr: Jaxpr, around: _Scope, found: list[Sent]) -> None:
     for equation in jaxpr.eqns:
         primitive, params = equation.primitive, equation.params
         if primitive in ALL_COLLECTIVES:
-            sent = _sent(equation, scope)
+            sent = _sent(equation, around)
             if sent is not None:
                 found.append(sent)
-        elif primitive is spmap_p:
+            continue
+        line = source_of(equation) or around.line
+        scope = dataclasses.replace(around, line=line)
+        if primitive is spmap_p:
             _walk(*_written_out(equation, scope), found)
         elif primitive is SHARD_MAP:
             mesh = params["mesh"]
@@ -142,12 +155,12 @@ def _sent(equation: Equation, scope: _Scope) -> Sent | None:
     return Sent(
         collective.kind,
         collective.name,
-        tuple(map(str, names)),
+        tuple(str(axis) for name in names for axis in scope.along.get(name, (name,))),
         group_size,
         scope.count,
         sum(nbytes(aval_of(atom)) for atom in equation.invars),
         sum(nbytes(aval_of(var)) for var in equation.outvars),
-        source_of(equation) or scope.sources.get(collective.name),
+        source_of(equation) or scope.sources.get(collective.name) or scope.line,
         scope.program.partitioned,
         scope.mesh is not None,
         _types([aval_of(atom) for atom in equation.invars]),
@@ -202,7 +215,8 @@ def _written_out(equation: Equation, scope: _Scope) -> tuple[Any, _Scope]:
         return _traced(on_one_device(**params), avals, sizes), inner
     if decided.branch == "element" and not decided.gathers:
         sizes = sizes | {name: spread.devices}
-        return jaxpr, dataclasses.replace(inner, sizes=sizes)
+        along = scope.along | {name: decided.mesh_axes}
+        return jaxpr, dataclasses.replace(inner, sizes=sizes, along=along)
     axis, in_axes, out_axes = decided.split(name), params["in_axes"], params["out_axes"]
     run = block_function(jaxpr, axis, in_axes, out_axes, spread.vectorised)
     length = spread.block

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
 from shardmap._jax.types import Equation, Jaxpr, PyTree, aval_of
 from shardmap._jax.walk import equations
+from shardmap.map.primitives.axis import REPLICAS
 
 _GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
 
@@ -19,8 +20,8 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     """The meshes that a program's equations name, the largest first.
 
     These are the meshes of maps, and of constraints on how arrays are sharded. Where
-    axes are explicit an equation names the abstract mesh of the one that is set, or
-    that its arguments are on: it is that one.
+    axes are explicit an equation names the abstract mesh of the one that is set, that
+    its arguments are on, or that another equation names: it is that one.
 
     Args:
       jaxpr: the program.
@@ -32,7 +33,7 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
         named.append(equation.params.get("mesh"))
         if isinstance(constrained, NamedSharding) and constrained.num_devices > 1:
             named += [constrained.mesh] if isinstance(constrained.mesh, Mesh) else []
-    around = [jax.sharding.get_mesh()]
+    around = [*named, jax.sharding.get_mesh()]
     around += [
         leaf.sharding.mesh
         for leaf in jax.tree.leaves(args)
@@ -51,14 +52,29 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
     return sorted(found, key=lambda mesh: -mesh.size)
 
 
-def axes_of_meshes(
-    meshes: Sequence[Any], layouts: Sequence[Any]
-) -> tuple[tuple[str, int], ...]:
+def largest_mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> Any:
+    """The one to speak of; None if there is none."""
     named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
-    candidates = [*meshes, *named]
-    if not candidates:
+    return max([*meshes, *named], key=lambda mesh: mesh.size, default=None)
+
+
+def axes_of(mesh: Any) -> tuple[tuple[str, int], ...]:
+    """The names and sizes of the axes of a mesh; () without one."""
+    sizes = {} if mesh is None else mesh.shape
+    # A map without replicas of its elements has that axis nevertheless.
+    return tuple(item for item in sizes.items() if item != (REPLICAS, 1))
+
+
+def devices_of(mesh: Any) -> tuple[int, ...]:
+    """The ids of the devices of a mesh, in its order; () if it has none."""
+    if not isinstance(mesh, Mesh):
         return ()
-    return tuple(max(candidates, key=lambda mesh: mesh.size).shape.items())
+    return tuple(device.id for device in mesh.devices.flat)
+
+
+def if_unusual(devices: Sequence[int]) -> tuple[int, ...]:
+    """The ids of devices; () for 0, 1, 2 and so on, which need not be said."""
+    return () if [*devices] == [*range(len(devices))] else tuple(devices)
 
 
 def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:

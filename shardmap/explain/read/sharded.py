@@ -13,6 +13,8 @@ from shardmap._jax.types import Jaxpr, aval_of
 from shardmap._jax.walk import equations
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Remark
+from shardmap.sharding.entries import Chunked, ShardedAxis
+from shardmap.sharding.spec import ShardingSpec
 
 _OF_MAPS = ("spmap", "mesh_map", "shard_map", "pmap")
 _CHANGE = (
@@ -79,10 +81,31 @@ def _sizes(
             yield {name: size for name, size in sizes.items() if size > 1}
         return
     for mesh in meshes:
-        if isinstance(layout, Sharding) and isinstance(mesh, Mesh):
+        if isinstance(layout, ShardingSpec):
+            if layout.mesh_shape == tuple(mesh.shape.values()):
+                yield from _sizes_of_spec(layout, mesh)
+                return
+        elif isinstance(layout, Sharding) and isinstance(mesh, Mesh):
             if layout.device_set == {*mesh.devices.flat}:
                 yield from _sizes_by_places(shape, layout, mesh)
                 return
+
+
+def _sizes_of_spec(spec: ShardingSpec, mesh: Any) -> Iterator[dict[str, int]]:
+    """Each sharded axis of a spec has its own axis of the mesh."""
+    walked = {
+        entry.axis: name
+        for entry, name in zip(spec.mesh_mapping, mesh.axis_names, strict=True)
+        if isinstance(entry, ShardedAxis)
+    }
+    first = 0
+    for entry in spec.sharding:
+        count = 0
+        if entry is not None:
+            count = len(entry.chunks) if isinstance(entry, Chunked) else 1
+        names = [walked[axis] for axis in range(first, first + count)]
+        yield {name: mesh.shape[name] for name in names if mesh.shape[name] > 1}
+        first += count
 
 
 def _sizes_by_places(

@@ -127,12 +127,14 @@ def _sort(
         )
 
     before, reductions, after, late, indices = found = _Sorted([], [], [], set(), set())
+    shared = set(unmapped)
+    of_shared = []
     for equation in jaxpr.eqns:
         collectives = uses_axis(jaxpr.replace(eqns=[equation]), axis.name)
         direct = is_collective(equation, axis.name)
         variables = [v for v in equation.invars if not isinstance(v, jex_core.Literal)]
         if any(v in late for v in variables):
-            for_all = all(v in late or v in unmapped for v in variables)
+            for_all = all(v in late or v in shared for v in variables)
             if collectives or is_split_inside(equation) or not for_all:
                 refuse(reductions[-1])
             after.append(equation)
@@ -146,7 +148,23 @@ def _sort(
             refuse(collectives[0])
         else:
             before.append(equation)
+            inside = is_split_inside(equation) or equation.effects
+            if not inside and all(v in shared for v in variables):
+                of_shared.append(equation)
+                shared.update(equation.outvars)
+    after[:0] = _needed(of_shared, after)
     return found
+
+
+def _needed(equations: Sequence[Any], by: Sequence[Any]) -> list[Any]:
+    """Those of which others use the results."""
+    needed = []
+    used = {id(atom) for equation in by for atom in equation.invars}
+    for equation in reversed(equations):
+        if any(id(var) in used for var in equation.outvars):
+            needed.append(equation)
+            used.update(map(id, equation.invars))
+    return needed[::-1]
 
 
 def _effects(equations: Sequence[Any]) -> set[Any]:

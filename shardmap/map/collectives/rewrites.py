@@ -1,17 +1,24 @@
 """Collectives brought into the form that XLA takes best."""
 
-from collections.abc import Hashable, Set
+import itertools
+from collections.abc import Hashable, Sequence, Set
 from typing import Any, cast
 
 import jax
 import jax.extend.core as jex_core
+import jax.extend.core.primitives as p
 import jax.numpy as jnp
 import numpy as np
 
 from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTER
+from shardmap._jax.effects import without_axis
+from shardmap._jax.evaluation import CALLS
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
+
+_CALLS = {p.jit_p: CALLS[p.jit_p], p.remat_p: CALLS[p.remat_p]}
+"""What may be changed in a call that is to be differentiated."""
 
 
 def tile_collectives(jaxpr: Jaxpr) -> Any | None:
@@ -113,6 +120,87 @@ def _convert(source: Any, target: Any, ctx: Any) -> Any:
     return equation.replace(invars=[source], outvars=[target], ctx=ctx)
 
 
+def without_sums_of_shared(
+    jaxpr: Jaxpr, axis_name: Hashable, axis_size: int, in_axes: Sequence[int | None]
+) -> Any:
+    """``jaxpr`` in which what all elements have alike is multiplied, and not added up.
+
+    A result that is a sum and not mapped has one cotangent for all elements, which its
+    derivative adds up before anything else: elements that run one after the other would
+    all have to be there.
+    """
+    is_shared = [axis is None for axis in in_axes]
+    return _without_sums(jaxpr, axis_name, axis_size, is_shared)[0]
+
+
+def _without_sums(
+    jaxpr: Any, axis_name: Hashable, axis_size: int, is_shared: Sequence[bool]
+) -> tuple[Any, list[bool]]:
+    """The new jaxpr, and which of its results all elements have alike."""
+    shared = {
+        var for var, is_one in zip(jaxpr.invars, is_shared, strict=True) if is_one
+    }
+
+    def are_shared(atoms: Sequence[Atom]) -> list[bool]:
+        return [isinstance(a, jex_core.Literal) or a in shared for a in atoms]
+
+    equations: list[Equation] = []
+    for equation in jaxpr.eqns:
+        operands = are_shared(equation.invars)
+        new, results = [equation], [all(operands)] * len(equation.outvars)
+        if equation.primitive in _CALLS:
+            key = _CALLS[equation.primitive]
+            called, results = _of_call(
+                equation.params[key], axis_name, axis_size, operands
+            )
+            new = [equation.replace(params=equation.params | {key: called})]
+        elif all(operands) and _is_sum(equation, axis_name):
+            new = _multiplied(equation, axis_name, axis_size)
+        elif equation.effects:  # As to ask for the index: it may give anything.
+            results = [False] * len(results)
+        equations += new
+        shared.update(itertools.compress(equation.outvars, results))
+    return jaxpr.replace(eqns=equations), are_shared(jaxpr.outvars)
+
+
+def _of_call(called: Any, *how: Any) -> tuple[Any, list[bool]]:
+    jaxpr = getattr(called, "jaxpr", called)
+    changed, results = _without_sums(jaxpr, *how)
+    return (changed if jaxpr is called else called.replace(jaxpr=changed)), results
+
+
+def _multiplied(equation: Any, axis_name: Hashable, axis_size: int) -> list[Any]:
+    """The equations of a sum over the axis of what its elements have alike."""
+    (operand,), (result,) = equation.invars, equation.outvars
+    aval = aval_of(operand)
+    traced = jax.make_jaxpr(lambda x: x * np.asarray(axis_size, aval.dtype))(
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    ).jaxpr
+    others = tuple(name for name in equation.params["axes"] if name != axis_name)
+    product = jex_core.Var(aval) if others else result
+    new = {traced.invars[0]: operand, traced.outvars[0]: product}
+
+    def renamed(atom: Atom) -> Any:
+        return atom if isinstance(atom, jex_core.Literal) else new.get(atom, atom)
+
+    equations: list[Any] = [
+        e.replace(
+            invars=list(map(renamed, e.invars)),
+            outvars=list(map(renamed, e.outvars)),
+            ctx=equation.ctx,
+        )
+        for e in traced.eqns
+    ]
+    if others:
+        changed = equation.replace(
+            invars=[product],
+            params=equation.params | {"axes": others},
+            effects=without_axis(equation.effects, axis_name),
+        )
+        equations.append(changed)
+    return equations
+
+
 def merge_sums(jaxpr: Jaxpr, axis_name: Hashable) -> Any:
     """``jaxpr`` with sums over an axis of sums over inner axes made one.
 
@@ -120,7 +208,7 @@ def merge_sums(jaxpr: Jaxpr, axis_name: Hashable) -> Any:
     sum, which the outer map sums again: two collectives, one after the other.
     """
     for equation in jaxpr.eqns:
-        if not _is_sum(equation) or equation.params["axes"] != (axis_name,):
+        if not _is_sum(equation, axis_name) or len(equation.params["axes"]) > 1:
             continue
         (inner,), (result,) = equation.invars, equation.outvars
         if any(var is result for e in jaxpr.eqns for var in e.invars):
@@ -134,9 +222,11 @@ def merge_sums(jaxpr: Jaxpr, axis_name: Hashable) -> Any:
     return jaxpr
 
 
-def _is_sum(equation: Equation) -> bool:
+def _is_sum(equation: Equation, axis_name: Hashable = None) -> bool:
+    """Whether it adds up all elements, of that axis among others if it is given."""
     return (
         equation.primitive is PSUM.primitive
+        and axis_name in (None, *equation.params["axes"])
         and equation.params["axis_index_groups"] is None
         and len(equation.invars) == 1
     )

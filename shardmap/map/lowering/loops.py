@@ -10,6 +10,7 @@ from jax import lax
 
 from shardmap._jax.collectives import AXIS_INDEX
 from shardmap._jax.types import Equation, Jaxpr, Value
+from shardmap.map.collectives.in_line import in_line
 from shardmap.map.collectives.loop_parts import loop_parts
 from shardmap.map.collectives.reductions import REDUCTIONS
 from shardmap.map.collectives.split import (
@@ -35,6 +36,16 @@ def loop(
       ValueError: elements need a collective's result, so all would have to be there.
     """
     return _Loop(jaxpr, axis, in_axes, out_axes, batch_size).run
+
+
+def _with_reductions_in_line(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
+    """``jaxpr`` that calls no function with a collective in it: it may be the last."""
+
+    def communicates(equation: Equation) -> bool:
+        inside = uses_axis(jaxpr.replace(eqns=[equation]), axis.name)
+        return any(used.primitive is not AXIS_INDEX.primitive for used in inside)
+
+    return in_line(jaxpr, communicates)
 
 
 def _with_indices_inside(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
@@ -65,9 +76,8 @@ class _Loop:
         out_axes: Sequence[int | None],
         batch_size: int,
     ) -> None:
-        self._parts = loop_parts(
-            _with_indices_inside(jaxpr, axis), axis, in_axes, batch_size
-        )
+        ready = _with_indices_inside(_with_reductions_in_line(jaxpr, axis), axis)
+        self._parts = loop_parts(ready, axis, in_axes, batch_size)
         self._axis = axis
         self._in_axes, self._out_axes = in_axes, out_axes
         self._batch_size = batch_size

@@ -12,6 +12,7 @@ import jax
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType
 
+from shardmap._jax.arrays import types_unchecked
 from shardmap._jax.context import (
     NO_MESH,
     LoweringContext,
@@ -69,8 +70,9 @@ def _lower_on_one_device(
         here = around.abstract_mesh.update_axis_types(types)
     jaxpr = in_mesh_order(params["call_jaxpr"], here)
     params = params | {"call_jaxpr": under_mesh(jaxpr, here)}
-    with jax.sharding.use_abstract_mesh(here):
-        return mlir.lower_fun(on_one_device(**params))(ctx, *args)
+    avals = list(map(without_sharding, ctx.avals_in))
+    with types_unchecked(), jax.sharding.use_abstract_mesh(here):
+        return lower_inside(ctx, on_one_device(**params), avals, args)
 
 
 def _lower_on_mesh(

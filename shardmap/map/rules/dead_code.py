@@ -3,21 +3,30 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from shardmap._jax.arrays import varying_axes
 from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.rules import def_dead_code, without_dead_code
 from shardmap._jax.typechecks import bound_axis
-from shardmap._jax.types import Equation, Jaxpr
+from shardmap._jax.types import Equation, Jaxpr, aval_of
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import per_jaxpr
 
 
 @per_jaxpr
 def _without_dead_code(
-    jaxpr: Jaxpr, used_outputs: tuple[bool, ...], axis_name: Hashable, axis_size: int
+    jaxpr: Jaxpr,
+    used_outputs: tuple[bool, ...],
+    axis_name: Hashable,
+    axis_size: int,
+    keeps_one: bool,
 ) -> tuple[Any, list[bool]]:
     # JAX may check what it makes.
     with bound_axis(axis_name, axis_size):
-        return without_dead_code(jaxpr, used_outputs)
+        pruned, used_inputs = without_dead_code(jaxpr, used_outputs)
+    if keeps_one and not any(used_inputs):
+        first, *rest = jaxpr.invars
+        return pruned.replace(invars=[first]), [True, *(False for _ in rest)]
+    return pruned, used_inputs
 
 
 def _dce_rule(
@@ -33,6 +42,8 @@ def _dce_rule(
         tuple(used_outputs),
         params["axis_name"],
         params["axis_size"],
+        # The type of the operands says along which axes around results differ.
+        any(varying_axes(aval_of(var)) for var in equation.invars),
     )
     invars, in_axes, outvars, out_axes = (
         tuple(item for item, used in zip(items, mask, strict=True) if used)

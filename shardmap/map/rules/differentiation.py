@@ -22,12 +22,14 @@ from shardmap._jax.types import (
     without_sharding,
 )
 from shardmap._jax.walk import equations
-from shardmap.map.collectives.rewrites import merge_sums
+from shardmap.map.collectives.rewrites import merge_sums, without_sums_of_shared
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.rules.while_loops import without_taps_in_loops
 from shardmap.map.tracing import (
+    Batch,
     Body,
+    batched_results,
     bind_map,
     per_jaxpr,
     trace_body,
@@ -132,6 +134,21 @@ def _linearize(
     return _Linearized(traced._replace(jaxpr=pruned), sources, tangent_body)
 
 
+def _residual_axes(
+    forward: Body, in_axes: tuple[int | None, ...], params: dict[str, Any]
+) -> tuple[int | None, ...]:
+    """For each result of the forward map, if it were a residual, where its axis is."""
+    name, size = params["axis_name"], params["axis_size"]
+    count = len(forward.jaxpr.outvars)
+    if params["batch_size"] is None:
+        differ = set(in_axes) != {None} or uses_axis(forward.jaxpr, name)
+        return (0 if differ else None,) * count
+    # Elements that run one after the other must find what they agree on at once.
+    dims = (*(None for _ in forward.constants), *(a and 0 for a in in_axes))
+    differs = batched_results(forward.jaxpr, Batch(name, size), dims)
+    return tuple(0 if differ else None for differ in differs)
+
+
 def _is_zero(tangent: Value) -> bool:
     if isinstance(tangent, ad.Zero):
         return True
@@ -162,9 +179,7 @@ def _jvp_rule(
         call_jaxpr, nonzero, params["axis_name"], params["axis_size"]
     )
     forward = linearized.forward
-    computed = len(forward.jaxpr.outvars) - len(out_axes)
-    differ = set(in_axes) != {None} or uses_axis(forward.jaxpr, params["axis_name"])
-    computed_axes = (0 if differ else None,) * computed
+    computed_axes = _residual_axes(forward, in_axes, params)[len(out_axes) :]
     values = bind_map(forward, primals, in_axes, out_axes + computed_axes, params)
     results, residuals = values[: len(out_axes)], values[len(out_axes) :]
 
@@ -281,7 +296,10 @@ def _transpose(
         if not uses_axis(body.jaxpr, axis_name):
             return body
     body = trace(transposed)
-    return body._replace(jaxpr=merge_sums(body.jaxpr, axis_name))
+    residual_axes = [a for a, lin in zip(in_axes, linear, strict=True) if not lin]
+    operand_axes = [*(None for _ in body.constants), *residual_axes, *cotangent_axes]
+    jaxpr = without_sums_of_shared(body.jaxpr, axis_name, axis_size, operand_axes)
+    return body._replace(jaxpr=merge_sums(jaxpr, axis_name))
 
 
 def _transpose_rule(

@@ -208,6 +208,15 @@ def test_a_mesh_has_its_axes_and_devices():
     assert drawn.caption == "data 2 down, model 3 across"
 
 
+def test_devices_have_their_own_numbers():
+    drawn = svg.mesh([("data", 2), ("model", 2)], [7, 3, 5, 1])
+    assert boxes(drawn.picture) == list("7351")
+    drawn = svg.array("x", explanations.BOTH, (16, 64), [7, 6, 5, 4, 3, 2, 1, 0])
+    assert boxes(drawn.picture) == ["7", "5", "3", "1", "6", "4", "2", "0"]
+    drawn = svg.array("x", explanations.ROWS, (8, 64), [7, 6, 5, 4, 3, 2, 1, 0])
+    assert boxes(drawn.picture) == ["6-7", "4-5", "2-3", "0-1"]
+
+
 def test_a_large_picture_is_shortened():
     drawn = svg.mesh([("pod", 8), ("data", 64), ("model", 16)])
     assert "... and 4 more" in drawn.picture

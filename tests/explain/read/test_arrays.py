@@ -1,5 +1,7 @@
 """How inputs and outputs are sharded, in words and as specs."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -23,6 +25,45 @@ def test_a_layout_has_the_bytes_of_a_piece_and_of_all():
     assert (found.shard_shape, found.shard_bytes, found.bytes) == ((4, 8), 128, 512)
     assert (found.num_devices, found.copies) == (8, 2)
     assert found.layout == "dimension 0 in 4 shards, each on 2 devices"
+
+
+PERMUTED = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4).T, ("data", "model"))
+LAST = sm.make_mesh({"i": 4}, jax.devices()[4:])
+
+
+@pytest.mark.parametrize(
+    ("fun", "ids"),
+    [
+        (sm.spmap(lambda x: x * 2), ()),
+        (sm.spmap(lambda x: x * 2, devices=jax.devices()[4:]), (4, 5, 6, 7)),
+        (
+            jax.jit(lambda x: x * 2, in_shardings=NamedSharding(PERMUTED, P("data"))),
+            (0, 4, 1, 5, 2, 6, 3, 7),
+        ),
+        (
+            jax.shard_map(
+                lambda x: x * 2, mesh=LAST, in_specs=P("i"), out_specs=P("i")
+            ),
+            (4, 5, 6, 7),
+        ),
+    ],
+)
+def test_pictures_have_the_numbers_of_the_devices(fun, ids):
+    report = sm.explain(fun)(AVAL)
+    assert report.devices == ids
+    assert [array.devices for array in report.arrays] == [ids, ids]
+    if ids:
+        x = jax.jit(fun, out_shardings=None)(np.ones((16, 8), np.float32))
+        # The first rows are on the first of them.
+        first = {
+            d.id
+            for d, index in x.sharding.devices_indices_map(x.shape).items()
+            if index[0].start in (0, None)
+        }
+        drawn = re.search(r"0:\d+ \| *([\d,-]+) *\|", str(report))
+        assert {*map(int, drawn[1].split(","))} == first
+        boxes = re.findall(r'"holders"[^>]*>([^<]*)', report._repr_html_())
+        assert {*map(str, ids)} == {n for box in boxes for n in box.split(",")}
 
 
 @pytest.mark.parametrize("word", [arrays.UNUSED, arrays.UNKNOWN])

@@ -162,6 +162,16 @@ def test_axes_of_nested_maps(axis, group_size):
     assert (each.bytes_in, each.in_compiled) == (12, True)
 
 
+@pytest.mark.parametrize("length", [2, 8])
+@pytest.mark.parametrize("name", [None, "i"])
+def test_the_axis_of_a_map_is_that_of_its_mesh(name, length):
+    mapped = sm.spmap(
+        lambda x, w: x * w, name, in_axes=(0, None), mesh=MESH, mesh_axes="model"
+    )
+    report = sm.explain(jax.grad(lambda w: mapped(jnp.ones((length, 3)), w).sum()))
+    assert {each.axes for each in report(shape(3)).collectives} == {("model",)}
+
+
 def test_an_inner_map_whose_elements_are_one_batched_operation_sends_nothing():
     fun = sm.spmap(sm.spmap(lambda x: lax.psum(x, "j"), "j"), "i")
     assert sm.explain(fun)(shape(8, 4, 3)).collectives == ()

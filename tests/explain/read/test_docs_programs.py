@@ -2,8 +2,6 @@
 compiled text.
 """
 
-import ast
-import collections
 import doctest
 
 import jax
@@ -26,13 +24,6 @@ TESTS = [
 ]
 
 
-def check(found):
-    assert found.lies == []
-    assert found["programs"] > 0
-    assert found["user, located"] == found["user"]
-    assert found["compiler, located"] >= 0.95 * found["compiler"]
-
-
 @pytest.mark.parametrize(
     "page",
     [
@@ -51,31 +42,21 @@ def test_of_the_maps_of_a_page(page):
         assert len(caught) >= 5
     if caught:
         with jax.numpy_rank_promotion("allow"):
-            check(looked_at(caught))
-
-
-def check_printed(lines):
-    counts, lies = lines
-    assert lies == "lies: []"
-    counts = collections.Counter(ast.literal_eval(counts))
-    assert counts["programs"] > 0
-    assert counts["user, located"] == counts["user"]
-    assert counts["compiler, located"] >= 0.95 * counts["compiler"]
+            found = looked_at(caught)
+        assert found.is_true, list(found.lines())
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_of_the_maps_of_an_example(name):
     result = python("-m", "tests.explain.caught", name, *SMALL[name])
-    assert result.returncode == 0, result.stderr[-2000:]
-    check_printed(result.stdout.splitlines()[-2:])
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    assert result.stdout.splitlines()[-1].startswith("true (")
 
 
 @pytest.mark.deep
 def test_of_the_programs_of_other_tests():
-    """Whether they pass is not asked here: what looks on traces functions again."""
     arguments = ["-q", "-n", "0", "-p", "tests.explain.caught", *TESTS]
     result = python("-m", "pytest", *arguments, JAX_PLATFORMS="cpu")
-    lines = result.stdout.splitlines()
-    last = next(k for k, line in enumerate(lines) if line.startswith("lies: "))
-    check_printed(lines[last - 1 : last + 1])
+    assert result.returncode == 0, result.stdout[-2000:]
+    assert "\ntrue (" in result.stdout

@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explain.read.meshes import axes_of_meshes, device_of, meshes_of
+from shardmap.explain.read.meshes import axes_of, device_of, largest_mesh, meshes_of
 
 LINE = sm.make_mesh({"i": 8})
 GRID = sm.make_mesh({"data": 4, "model": 2})
@@ -59,6 +59,20 @@ def test_an_abstract_mesh_is_the_one_that_arguments_lie_on():
     assert isinstance(left, jax.sharding.AbstractMesh)
 
 
+def test_an_abstract_mesh_is_the_one_that_is_around():
+    inner = jax.shard_map(
+        lambda x: x + lax.psum(x, "data"),
+        mesh=GRID.abstract_mesh,
+        in_specs=P("data"),
+        out_specs=P("data"),
+        axis_names={"data"},
+    )
+    fun = sm.spmap(inner, mesh=GRID, mesh_axes="model", in_axes=1)
+    assert {*meshes_of(jaxpr(fun, X))} == {GRID}
+    [sent] = [each for each in sm.explain(fun)(X).collectives if each.operation]
+    assert (sent.axes, sent.in_compiled) == (("data",), True)
+
+
 @pytest.mark.parametrize(
     ("meshes", "layouts", "axes"),
     [
@@ -69,7 +83,12 @@ def test_an_abstract_mesh_is_the_one_that_arguments_lie_on():
     ],
 )
 def test_the_axes_are_those_of_the_largest(meshes, layouts, axes):
-    assert axes_of_meshes(meshes, layouts) == axes
+    assert axes_of(largest_mesh(meshes, layouts)) == axes
+
+
+def test_replicas_that_there_are_not_are_no_axis():
+    fun = jax.jit(sm.spmap(lambda x: x * 2, "i"))
+    assert sm.explain(fun)(X).mesh == (("i", 8),)
 
 
 def test_a_device_is_one_of_the_mesh_or_where_an_array_lies():

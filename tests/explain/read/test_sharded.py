@@ -1,5 +1,6 @@
 """Axes that run on devices because arrays are on them."""
 
+import math
 import re
 
 import jax
@@ -290,3 +291,26 @@ def test_devices_that_get_something_of_their_own_are_not_alike():
         check_vma=False,
     )
     assert not sm.explain(mapped)(on(None, 64, 4)).axes[0].is_repeated
+
+
+def test_the_parts_of_sharded_jit_are_axes():
+    fun = sm.sharded_jit(
+        lambda x, w: jnp.tanh(x @ w), in_parts=((4, 2), None), out_parts=(8, 1)
+    )
+    report = sm.explain(fun)(np.ones((16, 8), np.float32), np.ones((8, 8), np.float32))
+    assert {axis.kind for axis in report.axes} == {"sharding"}
+    assert math.prod(axis.devices for axis in report.axes) == 8
+    assert report.axes[0].running.endswith("dimension 0 of x, and 1 more")
+    assert "each of 8 devices does the same" not in str(report)
+
+
+def solved(a, b):
+    return jax.scipy.linalg.solve(a, b)
+
+
+@pytest.mark.parametrize("fun", [solved, jax.scipy.linalg.solve])
+def test_a_vmap_of_jax_s_own_is_on_each_device_if_that_has_all_of_it(fun):
+    """JAX keeps no line of the user's for what it vectorises in there."""
+    report = sm.explain(fun)(on(ROWS, 64, 64), on(ROWS, 64, 64))
+    (axis,) = [axis for axis in report.axes if axis.kind == "vmap"]
+    assert axis.layout == "1 device x 64 vectorised x 1 step"

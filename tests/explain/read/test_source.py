@@ -12,8 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import shardmap
+import shardmap as sm
+from shardmap.explain.read.axes import axes_of
+from shardmap.explain.read.collectives import collectives_of
 from shardmap.explain.read.source import definition_of, source_of, user_line
 
 JAX = f"{pathlib.Path(jax.__file__).parent}/_src/numpy/lax_numpy.py"
@@ -108,3 +112,23 @@ def test_a_function_is_defined_where_it_is_written_whatever_wraps_it():
 @pytest.mark.parametrize("fun", [jnp.sin, abs, functools.partial(abs)])
 def test_what_the_user_has_not_written_has_no_line(fun):
     assert definition_of(fun) is None
+
+
+def test_what_jax_keeps_without_lines_is_of_the_line_around_it():
+    """Such as the rule of a `jax.custom_vjp` under `jax.checkpoint`."""
+
+    @jax.custom_vjp
+    def fun(x):
+        return sm.spmap(lambda y: lax.pmean(y, ("i", "j")) * y, "j")(x)
+
+    def backward(x, ct):
+        return (sm.spmap(lambda y, c: lax.psum(y * c, "i"), "j")(x, ct),)
+
+    fun.defvjp(lambda x: (fun(x), x), backward)
+    mapped = sm.spmap(jax.checkpoint(fun), "i")
+    program = jax.make_jaxpr(jax.grad(lambda x: mapped(x).sum()))(jnp.ones((2, 4)))
+    sources = [each.source for each in collectives_of(program.jaxpr)]
+    sources += [axis.source for axis in axes_of(program.jaxpr).axes]
+    assert len(sources) > 3
+    here = f"{pathlib.Path(__file__).relative_to(pathlib.Path.cwd())}:"
+    assert [each for each in sources if not (each or "").startswith(here)] == []

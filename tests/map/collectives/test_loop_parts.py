@@ -35,6 +35,17 @@ def test_what_comes_before_and_after_a_sum():
     assert parts.is_after == [True, False]
 
 
+def test_what_all_elements_have_alike_goes_with_a_sum():
+    parts = cut(
+        lambda x, w: (lax.psum(lax.sin(x), "i") * lax.exp(lax.cos(w)), x * lax.tan(w)),
+        X,
+        X,
+        in_axes=(0, None),
+    )
+    assert names(parts.after) == ["cos", "exp", "mul"]
+    assert "tan" in names(parts.before)
+
+
 def test_an_element_s_index_is_an_argument():
     parts = cut(lambda x: x * lax.axis_index("i").astype(x.dtype), X, in_axes=(0,))
     assert "axis_index" not in names(parts.before)

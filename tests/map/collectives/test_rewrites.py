@@ -8,7 +8,12 @@ from jax import lax
 
 import shardmap as sm
 from shardmap._jax.walk import equations
-from shardmap.map.collectives.rewrites import merge_sums, tile_collectives, widen
+from shardmap.map.collectives.rewrites import (
+    merge_sums,
+    tile_collectives,
+    widen,
+    without_sums_of_shared,
+)
 
 
 def traced(fun, *shapes, dtype=np.float32):
@@ -90,3 +95,34 @@ def test_a_sum_that_the_function_goes_on_with_stays():
         return summed, summed * 2
 
     assert merge_sums(jaxpr := traced(fun, (2,)), "i") is jaxpr
+
+
+def test_sums_of_what_all_elements_have_alike_are_products():
+    def fun(x, w):
+        of_all = lax.psum(jnp.cos(w), "i") + lax.psum(w, ("i", "j"))
+        index = lax.axis_index("i").astype(w.dtype)
+        called = jax.jit(lambda w: (lax.psum(w, "i"), w * 2))(w)
+        of_all += called[0] + lax.psum(called[1], "i")
+        return of_all + lax.psum(x * w, "i") + lax.psum(index * w, "i")
+
+    structs = [jax.ShapeDtypeStruct((2,), np.float32)] * 2
+    jaxpr = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 3)])(*structs).jaxpr
+    changed = without_sums_of_shared(jaxpr, "i", 4, (0, None))
+    assert [e.params["axes"] for e in named(changed, "psum")] == [
+        ("j",),
+        ("i",),
+        ("i",),
+    ]
+
+    def mapped(jaxpr):
+        inner = jax.vmap(
+            lambda x, w: jax.core.eval_jaxpr(jaxpr, (), x, w)[0],
+            (0, None),
+            axis_name="i",
+        )
+        return jax.vmap(inner, axis_name="j")(
+            np.arange(24, dtype=np.float32).reshape(3, 4, 2),
+            np.arange(6, dtype=np.float32).reshape(3, 2),
+        )
+
+    np.testing.assert_allclose(mapped(changed), mapped(jaxpr), rtol=1e-6)

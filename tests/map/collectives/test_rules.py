@@ -36,7 +36,7 @@ def test_collective(name, size, lowering):
 WITHOUT_GRADIENT = ["pmax", "pmin", "in a while", "all_to_all to another axis"]
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [3, 17])
 @pytest.mark.parametrize("name", sorted(set(BODIES) - set(WITHOUT_GRADIENT)))
@@ -70,6 +70,7 @@ def test_over_given_devices(name, devices):
     assert result.sharding.device_set == set(jax.devices()[-devices:][:used])
 
 
+@pytest.mark.few(6)
 @pytest.mark.one_in(4)
 @both_lowerings
 @pytest.mark.parametrize(
@@ -104,6 +105,7 @@ def test_extrema_of_floats_without_infinity(dtype):
         np.testing.assert_array_equal(got.astype(np.float32), want)
 
 
+@pytest.mark.few(2)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 11])
 def test_extrema_of_complex_numbers(spmap, size):
@@ -129,6 +131,7 @@ def test_extrema_of_complex_numbers_in_steps():
     np.testing.assert_array_equal(mapped(x), x.max(0))
 
 
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 11])
@@ -146,6 +149,7 @@ def test_random_keys(spmap, size):
     assert_same(spmap(fun, "i")(keys), jax.vmap(fun, axis_name="i")(keys))
 
 
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 11])
@@ -249,6 +253,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ EACH_DEVICE = {("tap", "outer"): 4, ("tap", "part of a mesh"): 2}
 EACH_DEVICE |= {("tap's result", place): n for (_, place), n in EACH_DEVICE.items()}
 
 
+@pytest.mark.few(12)
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)

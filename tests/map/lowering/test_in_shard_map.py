@@ -3,12 +3,15 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from tests.map_programs import assert_same, float_index
 
 MESH = sm.make_mesh({"a": 2, "b": 4})
 X = np.arange(8, dtype=np.float32)
@@ -73,31 +76,170 @@ def test_an_axis_that_the_shard_map_walks_is_refused():
         in_shard_map(("a", "b"), mesh=MESH, mesh_axes="b")(X)
 
 
-@pytest.mark.parametrize("wrap", [jax.jit, jax.grad])
-def test_types_that_say_where_values_differ_are_refused(wrap):
-    match = re.escape(
-        "spmap of <lambda> is inside a jax.shard_map that checks along which axes "
-        "values differ, and is given arrays that differ along ['a']: no value in a map "
-    )
+# One that checks along which axes values differ
 
-    def total(x, check_vma):
+RING = [(k, (k + 1) % 4) for k in range(4)]
+ELEMENTS = {
+    "no collective": lambda v: jnp.sin(v * WEIGHT) + jnp.arange(3.0).sum(),
+    "own axis": lambda v: v * lax.psum(v, "i") + lax.ppermute(v, "i", RING),
+    "axis around": lambda v: v * lax.psum(v, "a") + lax.all_gather(v, "a")[0],
+    "both": lambda v: v / lax.psum(v * v, ("a", "i")),
+    "indices": lambda v: v * (float_index("i") + 2 * float_index("a")),
+    "groups": lambda v: v * lax.psum(v, "i", axis_index_groups=[[0, 2], [1, 3]]),
+    "scan": lambda v: lax.scan(
+        lambda c, _: (c * 0.5 + lax.psum(v * c, "i"), c), 1.0, length=2
+    )[0],
+    "cond": lambda v: lax.cond(v > 0.5, lambda v: v * v, lambda v: -v, v),
+    "gradient": lambda v: jax.grad(lambda v: lax.psum(jnp.sin(v), "i") * v)(v),
+    "checkpoint": jax.checkpoint(lambda v: jnp.sin(lax.psum(v, "i")) * v),
+    "a map": lambda v: sm.spmap(
+        lambda u: u * lax.psum(u * v, ("i", "j")), "j", out_axes=0
+    )(jnp.stack([v, v * 2])).sum(),
+}
+WEIGHT = jnp.float32(2)
+Y = X / 7 + 0.3
+
+
+def squared(fun):
+    return lambda x: (jnp.sin(fun(x)) ** 2).sum()
+
+
+CHANGES = {
+    "called": lambda fun: fun,
+    "jit": jax.jit,
+    "grad": lambda fun: jax.jit(jax.grad(squared(fun))),
+    "hessian": lambda fun: jax.jit(jax.hessian(squared(fun))),
+    "jvp": lambda fun: lambda x: jax.jvp(fun, (x,), (jnp.cos(x),)),
+    "vmap": lambda fun: lambda x: jax.vmap(fun)(jnp.stack([x, x + 1])),
+}
+
+
+def same_unchecked(fun, change, **options):
+    """Checked, the function gives what it does unchecked."""
+
+    def mapped(check_vma):
+        return change(
+            jax.shard_map(
+                fun,
+                mesh=MESH,
+                in_specs=P("a"),
+                out_specs=P("a"),
+                check_vma=check_vma,
+                **options,
+            )
+        )
+
+    assert_same(mapped(True)(Y), mapped(False)(Y))
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_where_types_are_checked(name, change):
+    same_unchecked(sm.spmap(ELEMENTS[name], "i"), CHANGES[change])
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("change", ["jit", "grad"])
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+@pytest.mark.parametrize("name", ["own axis", "both"])
+def test_a_map_walks_other_axes_where_types_are_checked(name, lowering, change):
+    mapped = sm.spmap(ELEMENTS[name], "i", mesh=MESH, mesh_axes="b", lowering=lowering)
+    same_unchecked(mapped, lambda fun: jax.jit(CHANGES[change](fun)), axis_names={"a"})
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+def test_blocks_where_types_are_checked(lowering):
+    cut = {"b": 0}
+    blocks = sm.mesh_map(
+        lambda x: x * lax.psum(x, "b"), MESH, (cut,), cut, lowering=lowering
+    )
+    same_unchecked(blocks, jax.jit, axis_names={"a"})
+
+
+def test_maps_in_control_flow_where_types_are_checked():
+    mapped = sm.spmap(ELEMENTS["own axis"], "i")
+
+    def fun(x):
+        x, _ = lax.scan(lambda c, _: (mapped(c), None), x, length=2)
+        return lax.cond(x.sum() > 1, mapped, lambda x: x, x)
+
+    same_unchecked(fun, CHANGES["jit"])
+
+
+@pytest.mark.parametrize("change", [jax.jit, CHANGES["grad"]])
+def test_types_are_checked_beside_explicit_axes(change):
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    # Typed as cut along both axes, of which one is left to the function.
+    x = jax.device_put(np.concatenate([Y, Y]), NamedSharding(mesh, P(("a", "b"))))
+
+    def mapped(check_vma):
+        fun = sm.spmap(lambda v: v * lax.psum(v, "i"), "i")
+        options = {"mesh": mesh, "axis_names": {"a"}, "check_vma": check_vma}
+        specs = {"in_specs": P("a"), "out_specs": P("a")}
+        return change(jax.shard_map(fun, **specs, **options))
+
+    assert_same(np.asarray(mapped(True)(x)), np.asarray(mapped(False)(x)))
+
+
+def test_gradients_of_what_does_not_differ_add_up():
+    def gradients(check_vma):
+        def fun(x, w):
+            return sm.spmap(lambda v: v * lax.psum(v * w.sum(), "i"), "i")(x)
+
         mapped = jax.shard_map(
-            sm.spmap(lambda v: 2 * v),
+            fun,
             mesh=MESH,
-            in_specs=P("a"),
+            in_specs=(P("a"), P()),
             out_specs=P("a"),
             check_vma=check_vma,
         )
-        return mapped(x).sum()
+        return jax.grad(lambda *args: mapped(*args).sum(), (0, 1))(Y, Y[:3])
 
+    assert_same(gradients(True), gradients(False))
+
+
+def test_results_differ_along_the_axes_that_a_map_names():
+    def whole(fun):
+        specs = {"in_specs": P(), "out_specs": P()}
+        return jax.jit(jax.shard_map(fun, mesh=MESH, **specs))
+
+    summed = sm.spmap(lambda v: v + lax.psum(v, "i"), "i")
+    np.testing.assert_allclose(whole(summed)(Y), Y + Y.sum(), rtol=1e-6)
+    for fun in (
+        lambda x: sm.spmap(lambda v: v * float_index("a"))(x),
+        lambda x: sm.spmap(lambda: float_index("a"), axis_size=3)(),
+    ):
+        with pytest.raises(ValueError, match=r"out_specs.* replicat"):
+            whole(fun)(Y)
+
+
+def test_pieces_of_a_map_are_refused_where_types_are_checked():
+    def fun(x):
+        return sm.chunked(sm.spmap(lambda v: 2 * v), {0: 2})(x)
+
+    match = re.escape(
+        "has a map in it and is inside a jax.shard_map that checks along which axes "
+        "values differ: no value in a map says so. Give that jax.shard_map check_vma="
+    )
     with pytest.raises(ValueError, match=match):
-        wrap(lambda x: total(x, True))(X)
-    np.testing.assert_array_equal(jax.grad(lambda x: total(x, False))(X), np.full(8, 2))
+        same_unchecked(fun, jax.jit)
 
 
-def test_collectives_of_what_does_not_differ_are_refused():
-    summed = sm.spmap(lambda v: lax.psum(v, "i"), "i")
-    whole = jax.shard_map(summed, mesh=MESH, in_specs=P(), out_specs=P())
-    text = re.escape("Around a map, jax.shard_map needs check_vma=False.")
-    with pytest.raises(ValueError, match=text):
-        jax.jit(whole)(X)
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_taps_in_a_map(check_vma):
+    seen = []
+
+    def element(v):
+        return lax.psum(sm.tap(lambda v: seen.append(float(v)), v), "i")
+
+    mapped = jax.shard_map(
+        sm.spmap(element, "i"),
+        mesh=MESH,
+        in_specs=P(("a", "b")),
+        out_specs=P(("a", "b")),
+        check_vma=check_vma,
+    )
+    jax.block_until_ready(jax.jit(mapped)(X))
+    sm.taps_barrier()
+    assert sorted(seen) == X.tolist()

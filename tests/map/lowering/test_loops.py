@@ -1,5 +1,7 @@
 """Blocks of elements in loops: ``batch_size``."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,7 @@ LOOPED = {
     "final psum": (lambda x: lax.psum(x * 2, "i"), None),
     "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
     "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),
+    "final pmean in a call": (jax.jit(lambda x: lax.pmean(x, "i")), None),
     "several": (
         lambda x: (x * 2, lax.psum(x, "i"), lax.pmin(x, "i") * 3, 7.0),
         (1, None, 0, 0),
@@ -36,7 +39,7 @@ LOOPED = {
 }
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("size", [5, 16, 41])
@@ -62,6 +65,39 @@ def test_batch_size_under_grad(batch_size):
     mapped = sm.spmap(body, in_axes=(None, 0), batch_size=batch_size)
     expected = jax.grad(loss(jax.vmap(body, in_axes=(None, 0))), (0, 1))(weights, x)
     assert_close(jax.grad(loss(mapped), (0, 1))(weights, x), expected)
+
+
+LOSSES = {
+    "sum": lambda w, x: lax.psum(jnp.tanh(x @ w), "i"),
+    "mean": lambda w, x: lax.pmean(jnp.tanh(x @ w), "i"),
+    "logarithm of a sum": lambda w, x: jnp.log(lax.psum(jnp.exp(x @ w), "i")),
+    "in calls": jax.jit(
+        lambda w, x: lax.pmean(jax.checkpoint(lambda v: jnp.tanh(v) @ w)(x), "i")
+    ),
+    "of sums": lambda w, x: lax.pmean(x @ w, "i") * jnp.sin(lax.psum(x.sum(), "i")),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("derivative", [jax.grad, jax.hessian])
+@pytest.mark.parametrize("name", LOSSES)
+def test_derivatives_of_a_final_sum(name, derivative, batch_size):
+    """The cotangent of a result that all elements have alike comes before them all."""
+    weights, x = array(3, 2) / 40, array(41, 3) / 40
+
+    def derivatives(map_, **options):
+        mapped = map_(
+            LOSSES[name], axis_name="i", in_axes=(None, 0), out_axes=None, **options
+        )
+
+        def loss(w, x, scale):
+            return (mapped(w, x) * scale).sum()
+
+        return derivative(lambda w, scale: loss(w, x, scale), (0, 1))(weights, 2.0)
+
+    mapped = functools.partial(sm.spmap, batch_size=batch_size)
+    assert_close(derivatives(mapped), derivatives(jax.vmap))
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_sibling_maps_under_one_jit():
     same_under_vmap(build, spread((4, 4)))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(2, 3), (4, 4), (8, 3), (3, 5), (16, 2)])
 @pytest.mark.parametrize("name", ["i", frozenset("i")], ids=str)
@@ -124,6 +124,7 @@ def test_an_inner_name_hides_the_outer_one(name, shape):
     same_under_vmap(build, spread(shape))
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 4), (8, 2)])
 @pytest.mark.parametrize("outer", ["axis1", "axis0", ("a", 1), frozenset("x")])

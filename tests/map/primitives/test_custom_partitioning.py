@@ -26,6 +26,7 @@ X = np.arange(24, dtype=np.float32).reshape(8, 3)
 MESH = sm.make_mesh({"a": 4, "b": 2})
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "options",
     [

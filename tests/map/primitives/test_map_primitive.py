@@ -116,7 +116,7 @@ def test_an_operand_that_does_not_fit(spmap):
 # Values
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -149,7 +149,7 @@ def test_sums_of_dtypes(dtype):
     same_under_vmap(lambda map_: map_(lambda x: lax.psum(x, "i"), axis_name="i"), x)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
 @pytest.mark.parametrize("out_axes", [0, None])
@@ -275,6 +275,7 @@ def test_no_tracer_leaks(spmap):
 # Effects
 
 
+@pytest.mark.few(4)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("out_axes", [0, None])

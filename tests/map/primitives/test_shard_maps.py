@@ -60,7 +60,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
@@ -87,6 +87,7 @@ def test_over_an_abstract_mesh(spmap):
     assert_same(got, on_other_axes(jax.vmap)(X), 1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_inside_mesh_map(lowering):
     mapped = sm.mesh_map(
@@ -108,6 +109,7 @@ def test_the_program_has_the_collectives_of_the_shard_map_and_no_others():
     assert re.findall(r" (all-[a-z]+|collective-permute)\(", text) == ["all-reduce"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 def test_the_partitioner_takes_any_mesh_of_the_same_devices(transformation):
     transform = TRANSFORMATIONS[transformation]

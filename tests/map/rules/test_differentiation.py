@@ -90,7 +90,7 @@ def test_a_result_that_is_a_residual_is_not_given_twice(spmap):
     assert equations[1].invars[0] is equations[0].outvars[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("out_axes", [0, 1, (1, None)])
 def test_a_result_that_is_a_residual_lies_as_the_result_does(out_axes):
     def build(map_):
@@ -254,7 +254,7 @@ def test_custom_jvp_that_closes_over_a_tracer():
     same_under_vmap(build, X[0], X)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "policy",
@@ -289,6 +289,7 @@ def test_checkpoint_policies(where, policy):
     same_under_vmap(build, X, spread((3, 3)), compiled=False)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_a_while_loop_has_forward_derivatives_only(spmap):
     def fun(x):

@@ -102,7 +102,7 @@ def test_what_is_computed_again_is_what_jit_computes_again(fun, policy):
 SOME_POLICIES = pytest.mark.parametrize("policy", ["nothing", "everything", "name"])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @both_lowerings
 @SOME_POLICIES
@@ -117,7 +117,7 @@ def test_gradients(spmap, policy, elements):
     assert_trees_close(jitted(x, W), expected)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @SOME_POLICIES
 def test_axes_of_results_and_residuals(policy):
     def fun(x, y):
@@ -241,6 +241,7 @@ OFFLOADS = jax.checkpoint_policies.save_and_offload_only_these_names(
 )
 
 
+@pytest.mark.few(2)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 12])
 def test_what_a_policy_offloads_is_saved_on_the_host(spmap, size):

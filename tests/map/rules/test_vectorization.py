@@ -44,6 +44,7 @@ def test_axes_as_prefixes_against_a_loop(spmap):
     assert_same(mapped(*args), jax.tree.map(jnp.asarray, expected))
 
 
+@pytest.mark.few(5)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("in_axis", [0, 1, 2])
 @pytest.mark.parametrize("batch_axis", [0, 1, 2])

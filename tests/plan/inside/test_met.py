@@ -85,7 +85,7 @@ AROUND = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", AROUND)
 def test_programs_around_it(name):
     change, x = AROUND[name]
@@ -122,6 +122,7 @@ def test_linear_transpose():
     check(lambda f: jax.linear_transpose(f, X), linear, ct, cuts={0: 3})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_collectives_of_a_map_around_it(lowering):
     def talks(x, w):
@@ -175,6 +176,7 @@ def test_random_keys():
     check(jax.jit, each, keys, X, cuts=({0: 3}, {0: 3}))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "dtype", ["int8", "uint8", "int16", "uint32", "int32", "float16", "bfloat16"]
 )

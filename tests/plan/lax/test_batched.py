@@ -24,6 +24,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_axis_is_cut(name):
     fun, x = CASES[name]

@@ -56,6 +56,7 @@ def test_a_piece_of_what_is_drawn_has_the_same_bits(name):
     np.testing.assert_array_equal(made.run(key), jax.jit(DRAWN[name])(key))
 
 
+@pytest.mark.deep
 def test_the_gradient_of_numbers_of_a_gamma_distribution():
     def fun(key, a):
         return (jax.random.gamma(key, a, (2, *a.shape)) ** 2).sum()

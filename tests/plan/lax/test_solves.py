@@ -43,6 +43,7 @@ def test_each_piece_of_a_batch_is_solved_alone(name):
     assert (made.num_shards, len(made.stages)) == (3, 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["solve", "logpdf"])
 def test_the_gradient_of_a_solve(name):
     fun, args = BATCHED[name]

@@ -113,6 +113,7 @@ def test_to_files_and_stores(engine, made, want, tmp_path):
     assert shared[:].tobytes() == want[1].tobytes()
 
 
+@pytest.mark.few(3)
 def test_in_place(engine, tmp_path):
     x = mapped(tmp_path)
     double = plan(lambda x: x * 2, x, in_slices={0: 8})
@@ -249,7 +250,6 @@ def full(tmp_path):
 
 @pytest.fixture
 def scripted(tmp_path):
-
     def make(*scripts):
         for script in scripts:
             (tmp_path / script).touch()
@@ -392,9 +392,9 @@ def test_sums_are_one_tree(engine, pieces):
     assert_bytes(made.run(x, executor=engine.executor, max_in_flight=4), made.run(x))
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_client):
     """Only what was not put together here yet is computed again."""
-    x = scripted("56-kill")
     made = plan(lambda x: x.sum(0), X, in_slices={0: 64})
-    got = made.run(x, executor=dask_client, max_in_flight=4)
+    got = made.run(scripted("56-kill"), executor=dask_client, max_in_flight=4)
     assert got.tobytes() == made.run(X).tobytes()

@@ -200,6 +200,7 @@ def test_a_killed_worker_is_told_and_nothing_is_lost(made, tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.deep
 def test_a_killed_dask_worker_costs_nothing(made, dask_client):
     """Dask gives the worker's shards to another one; the bytes stay the same."""
     killed = []

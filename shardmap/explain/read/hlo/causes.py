@@ -1,13 +1,14 @@
 """Why the compiler put a collective in, and what would avoid it."""
 
-import collections
-import re
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shardmap._jax.collectives import ALL_COLLECTIVES
+from shardmap.explain.read.asked import Asked
 from shardmap.explain.read.hlo.cost import POINTWISE
 from shardmap.explain.read.hlo.groups import pairs_of
+from shardmap.explain.read.hlo.operands import becomes
 from shardmap.explain.read.hlo.text import Instruction, Module
 
 _COLLECTIVES = frozenset(map(str, ALL_COLLECTIVES))
@@ -15,12 +16,16 @@ _COLLECTIVES = frozenset(map(str, ALL_COLLECTIVES))
 _VIEWS = frozenset(
     "bitcast copy transpose reshape convert copy-start copy-done".split()
 )
+_MOVES = ("all-gather", "all-to-all", "collective-permute")
 _PARTS = frozenset("slice squeeze dynamic_slice gather".split())
+_TAKES_PART = ("slice", "dynamic-slice", "gather")
 _LAYOUTS = frozenset("sharding_constraint reshard all-gather".split())
 _SAME_LAYOUT = (
     "Name mesh axes for the same dimensions, in the same order, before and after."
 )
-_DIMENSIONS = re.compile(r"\ball-gather.*\bdimensions=\{(\d+)\}")
+_ALONG = (
+    "What goes along one dimension, such as a sort, is to find another one cut already."
+)
 _SUMS = (
     "reduce_",
     "scatter",
@@ -42,11 +47,13 @@ class Cause(NamedTuple):
       text: why, in a sentence.
       advice: what would avoid it.
       is_rematerialised: whether an array is made whole only to be cut anew.
+      source: the line of the program that asks for it, where there is such a one.
     """
 
     text: str
     advice: str
     is_rematerialised: bool = False
+    source: str | None = None
 
 
 class _Seen(NamedTuple):
@@ -57,6 +64,7 @@ class _Seen(NamedTuple):
       operation: what it is of, as JAX calls it.
       takers: what works on its result.
       becomes: what a device has before and after.
+      asked: the layout of the program that it is for, if there is such a one.
     """
 
     module: Module
@@ -65,14 +73,19 @@ class _Seen(NamedTuple):
     operation: str
     takers: list[_Taker]
     becomes: str
+    asked: Asked | None
+
+    @property
+    def is_for_layout(self) -> bool:
+        return self.asked is not None or self.operation in _LAYOUTS
 
 
 def cause_of(
     module: Module,
     sent: Instruction,
     kind: str,
-    operation: str | None = None,
-    place: int | None = None,
+    one: tuple[int, str] | None = None,
+    asked: Sequence[Asked] = (),
 ) -> Cause | None:
     """The cause of a collective; None for what the user's own program sends.
 
@@ -80,17 +93,46 @@ def cause_of(
       module: the program.
       sent: the collective.
       kind: as XLA calls it.
-      operation: what it is of, where XLA sends several values as one.
-      place: which of these it is.
+      one: of several values that XLA sends as one its place, and what it is of.
+      asked: the layouts that the program asks for.
     """
-    operation = operation or module.made_for(sent).operation
+    place, operation = one or (None, module.made_for(sent).operation)
     if operation in _COLLECTIVES:
         return None
     takers = list(_takers(module, sent))
-    becomes = _becomes(module, sent, operation, place)
-    seen = _Seen(module, sent, kind, operation, takers, becomes)
+    text = becomes(module, sent, operation, place)
+    layout = _layout_of(module, sent, place, asked)
+    seen = _Seen(module, sent, kind, operation, takers, text, layout)
     found = (rule(seen) for rule in _RULES)
-    return next((cause for cause in found if cause is not None), None)
+    cause = next((cause for cause in found if cause is not None), None)
+    if cause is None or layout is None:
+        return cause
+    return cause._replace(source=layout.source)
+
+
+def _layout_of(
+    module: Module, sent: Instruction, place: int | None, asked: Sequence[Asked]
+) -> Asked | None:
+    """The layout that is asked for near by and that a device has afterwards."""
+    if not sent.opcode.startswith(_MOVES):
+        return None
+    is_exchange = sent.opcode.startswith("all-to-all")
+    shapes = [shape for _, shape in sent.shapes]
+    if place is not None and not is_exchange:
+        shapes = shapes[place : place + 1]
+    # XLA leaves out, adds and transposes dimensions; an exchange is of pieces.
+    there = sorted(size for size in shapes[-1] if size != 1)
+    count = sum(map(math.prod, shapes))
+    source = module.source_of(sent)
+    for each in asked:
+        has_shape = (
+            math.prod(each.shape) == count
+            if is_exchange
+            else sorted(size for size in each.shape if size != 1) == there
+        )
+        if has_shape and source in each.lines:
+            return each
+    return None
 
 
 # Rules: the first that knows the cause says it
@@ -105,6 +147,17 @@ def _library(seen: _Seen) -> Cause | None:
         f"{seen.becomes}",
         "Make the calls over a batch dimension that is cut, by spmap, jax.vmap or "
         "jax.shard_map: each device then does its own.",
+    )
+
+
+def _host(seen: _Seen) -> Cause | None:
+    if not seen.operation.endswith("callback") or seen.kind != "all-gather":
+        return None
+    return Cause(
+        f"{seen.operation} calls the host from one device, with all of the array: "
+        f"{seen.becomes}",
+        "Call it inside spmap or jax.shard_map: each device then calls with its own "
+        "part.",
     )
 
 
@@ -137,9 +190,13 @@ def _rematerialised(seen: _Seen) -> Cause | None:
 def _part(seen: _Seen) -> Cause | None:
     if seen.operation not in _PARTS or seen.kind not in ("all-gather", "all-reduce"):
         return None
+    how = "and the device that has it sends it to all"
+    if seen.kind == "all-gather":
+        if seen.is_for_layout or _is_part(seen):
+            return None
+        how = "for which each device is sent all of it"
     return Cause(
-        "a part is taken along a dimension that is cut, and the device that has "
-        f"it sends it to all; {seen.becomes}",
+        f"a part is taken along a dimension that is cut, {how}; {seen.becomes}",
         "Cut another dimension than the one that is indexed; of an array that is "
         "there, sm.shard_of(x, i) gives what a device has, without sending.",
     )
@@ -173,13 +230,14 @@ def _gathered(seen: _Seen) -> Cause | None:
         return None
     by = [i for each, fusion in seen.takers for i in (each, fusion) if i is not None]
     pointwise = all(each.opcode in POINTWISE for each, _ in seen.takers)
-    if seen.operation in _LAYOUTS or pointwise:
+    if seen.is_for_layout or pointwise:
+        made = "" if seen.is_for_layout else ", or for what is made of it,"
         return Cause(
-            "the layout that is asked for here, or for what is made of it, has more of "
-            f"the array on a device: {seen.becomes}",
+            f"the layout that is asked for here{made} has more of the array on a "
+            f"device: {seen.becomes}",
             "Ask for it cut as it was, if each device needs only its part next.",
         )
-    taker = _gathered_for(seen.operation, by)
+    taker = _gathered_for(seen, by)
     return Cause(
         f"{taker or 'what takes it'} needs more of an operand than a device has: "
         f"{seen.becomes}",
@@ -193,7 +251,7 @@ def _exchanged(seen: _Seen) -> Cause | None:
     return Cause(
         "an array that is cut along one dimension is wanted cut along another, "
         f"{_wanted(seen)}: {seen.becomes}",
-        _SAME_LAYOUT,
+        _SAME_LAYOUT if seen.is_for_layout else f"{_SAME_LAYOUT} {_ALONG}",
     )
 
 
@@ -223,6 +281,7 @@ def _added_up(seen: _Seen) -> Cause:
 
 
 _RULES = (
+    _host,
     _library,
     _scatter,
     _rematerialised,
@@ -237,9 +296,19 @@ _RULES = (
 
 
 def _wanted(seen: _Seen) -> str:
-    if seen.operation in _LAYOUTS:
+    if seen.is_for_layout:
         return "by the layout that is asked for here"
     return f"for {seen.operation} or what takes it"
+
+
+def _is_part(seen: _Seen) -> bool:
+    """Whether each device has taken a part before anything is sent."""
+    module = seen.module
+    return any(
+        inner.opcode in _TAKES_PART
+        for made in module.operands_of(seen.sent)
+        for inner in [made, *module.parts_of(made)]
+    )
 
 
 def _stays_somewhere(sent: Instruction) -> bool:
@@ -255,45 +324,20 @@ def _stays_somewhere(sent: Instruction) -> bool:
     )
 
 
-def _gathered_for(operation: str, by: list[Instruction]) -> str | None:
+def _gathered_for(seen: _Seen, by: list[Instruction]) -> str | None:
     """The operation that an array is gathered for.
 
     XLA names a gather after it, or after what made the array.
     """
-    operations = {each.operation for each in by if each.operation}
-    if operation in operations:
-        return operation
+    operations = {
+        each.operation
+        for each in by
+        if each.operation and not each.is_generated and not each.is_of_argument
+    }
+    is_of_taker = seen.module.made_for(seen.sent) is not seen.sent
+    if seen.operation in operations or (is_of_taker and not operations):
+        return seen.operation
     return operations.pop() if len(operations) == 1 else None
-
-
-def _becomes(
-    module: Module, sent: Instruction, operation: str, place: int | None
-) -> str:
-    """What a device has before and after."""
-    one = slice(None) if place is None else slice(place, place + 1)
-    operands = module.operands_of(sent)[one]
-    before = types(shape for each in operands for shape in each.shapes)
-    after = types(sent.shapes[one])
-    if sent.opcode.startswith("all-to-all"):
-        return f"{after} of a device go to the others, one to each"
-    if sent.opcode.startswith("collective-permute"):
-        return f"{before or after} of a device goes to another"
-    if sent.opcode.startswith("all-reduce"):
-        return f"{after} of each device become one, on all"
-    text = f"{before or f'what {operation} has'} on a device becomes {after}"
-    along = _DIMENSIONS.search(sent.line)
-    return text if along is None else f"{text}, gathered along dimension {along[1]}"
-
-
-def types(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
-    """Some arrays, such as ``f32[2,3] and 2 pieces of s32[4]``."""
-    counts = collections.Counter(
-        f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in shapes
-    )
-    return " and ".join(
-        type_ if count == 1 else f"{count:,} pieces of {type_}"
-        for type_, count in counts.items()
-    )
 
 
 def _only_cut_again(module: Module, sent: Instruction, takers: list[_Taker]) -> bool:

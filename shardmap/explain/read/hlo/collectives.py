@@ -5,19 +5,17 @@ import math
 import re
 from collections.abc import Sequence
 
-from shardmap.explain.read.hlo.causes import Cause, cause_of, types
+from shardmap.explain.read.asked import Asked
+from shardmap.explain.read.hlo.causes import Cause, cause_of
 from shardmap.explain.read.hlo.groups import (
     axes_of_groups,
     axes_of_pairs,
     groups_of,
     pairs_of,
 )
-from shardmap.explain.read.hlo.text import (
-    Instruction,
-    Module,
-    merged_names,
-    nbytes,
-)
+from shardmap.explain.read.hlo.names import merged_names
+from shardmap.explain.read.hlo.operands import types
+from shardmap.explain.read.hlo.text import Instruction, Module, nbytes
 
 _KINDS = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?"
@@ -61,19 +59,22 @@ class Compiled:
 
 
 def compiled_collectives(
-    module: Module, mesh: Sequence[tuple[str, int]] = ()
+    module: Module,
+    mesh: Sequence[tuple[str, int]] = (),
+    asked: Sequence[Asked] = (),
 ) -> list[Compiled]:
     """The collectives of a program between different devices, in XLA's order.
 
     Args:
       module: the program.
       mesh: the names and sizes of the mesh axes, if they are known.
+      asked: the layouts that the program asks for on its way.
     """
     found: list[Compiled] = []
     for number, (instruction, count) in enumerate(module.runs()):
         kind = _KINDS.fullmatch(instruction.opcode)
         if kind is not None:
-            found += _read(module, instruction, kind[1], count, number, mesh)
+            found += _read(module, instruction, kind[1], count, number, mesh, asked)
     return found
 
 
@@ -84,19 +85,9 @@ def _read(
     count: int | None,
     number: int,
     mesh: Sequence[tuple[str, int]],
+    asked: Sequence[Asked],
 ) -> list[Compiled]:
-    line = instruction.line
-    if kind == "collective-permute":
-        pairs = pairs_of(line)
-        axes = axes_of_pairs(pairs, mesh)
-        # As in the program, where it is of all devices along an axis.
-        group_size = math.prod(size for name, size in mesh if name in axes)
-        if not axes:
-            group_size = len({end for pair in pairs for end in pair})
-    else:
-        groups = groups_of(line, module.num_devices)
-        group_size = max(map(len, groups))
-        axes = axes_of_groups(groups, mesh)
+    group_size, axes = _devices(module, instruction.line, kind, mesh)
     if group_size <= 1:
         return []
     given = _given(instruction, kind)
@@ -105,29 +96,47 @@ def _read(
     ins = [_bytes_in(kind, size, group_size) for size in outs]
     names = merged_names(instruction.op_name)
     names = names if len(names) == len(outs) else []
-    source = module.source_of(instruction)
-    return [
-        Compiled(
-            kind,
-            axes,
-            group_size,
-            count,
-            ins[place],
-            outs[place],
-            operations,
-            (names and module.source_of_value(instruction, names[place], place))
-            or source,
-            number,
-            sum(ins),
-            len(outs),
-            cause_of(module, instruction, kind, operations[0], place)
-            if names
-            else cause_of(module, instruction, kind),
-            types(taken[place]) if len(taken) == len(given) else "",
-            types(given[place]),
+    found = []
+    for place, operations in enumerate(_operations(instruction.op_name, len(outs))):
+        one = (place, operations[0]) if names else None
+        cause = cause_of(module, instruction, kind, one, asked)
+        source = cause.source if cause is not None else None
+        if source is None and names:
+            source = module.source_of_value(instruction, names[place], place)
+        found.append(
+            Compiled(
+                kind,
+                axes,
+                group_size,
+                count,
+                ins[place],
+                outs[place],
+                operations,
+                source or module.source_of(instruction),
+                number,
+                sum(ins),
+                len(outs),
+                cause,
+                types(taken[place]) if len(taken) == len(given) else "",
+                types(given[place]),
+            )
         )
-        for place, operations in enumerate(_operations(instruction.op_name, len(outs)))
-    ]
+    return found
+
+
+def _devices(
+    module: Module, line: str, kind: str, mesh: Sequence[tuple[str, int]]
+) -> tuple[int, tuple[str, ...]]:
+    """How many devices are in a group, and along which mesh axes."""
+    if kind != "collective-permute":
+        groups = groups_of(line, module.num_devices)
+        return max(map(len, groups)), axes_of_groups(groups, mesh)
+    pairs = pairs_of(line)
+    axes = axes_of_pairs(pairs, mesh)
+    if not axes:
+        return len({end for pair in pairs for end in pair}), axes
+    # As in the program, where it is of all devices along an axis.
+    return math.prod(size for name, size in mesh if name in axes), axes
 
 
 _Shapes = list[tuple[str, tuple[int, ...]]]

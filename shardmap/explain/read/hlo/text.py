@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from shardmap.explain.read.counts import times
 from shardmap.explain.read.hlo import frames
+from shardmap.explain.read.hlo.names import merged_names
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(
@@ -76,6 +77,11 @@ class Instruction:
     def is_generated(self) -> bool:
         """Whether the partitioner put it in, where XLA says so."""
         return 'is_spmd_generated="true"' in self.line
+
+    @property
+    def is_of_argument(self) -> bool:
+        """Whether it has the name of an argument, and not of an operation."""
+        return bool(self.op_name) and "/" not in self.op_name
 
     @property
     def frame(self) -> int | None:
@@ -154,7 +160,8 @@ class Module:
         From JAX 0.12 on XLA says of what moves an operand only where that is from: it
         is for the first that takes it and is not of the partitioner itself.
         """
-        if not instruction.is_generated or not _MOVES.match(instruction.opcode):
+        is_of_maker = instruction.is_generated or instruction.is_of_argument
+        if not is_of_maker or not _MOVES.match(instruction.opcode):
             return instruction
         found, seen = [instruction], {instruction.name}
         for each in found:  # It grows meanwhile.
@@ -280,7 +287,7 @@ class Module:
     ) -> list[Instruction]:
         """What stands for an operand in a fusion."""
         wanted = {f" parameter({place})" for place in _places(fusion, operand)}
-        inside = (i for _, name in fusion.called for i in self.computations[name])
+        inside = self.parts_of(fusion)
         return [each for each in inside if any(text in each.line for text in wanted)]
 
     def _made_by(self, each: Instruction) -> list[Instruction]:
@@ -288,8 +295,12 @@ class Module:
 
     def _inside(self, each: Instruction) -> list[Instruction]:
         """The root of a fusion, which XLA may say more of than of the fusion."""
+        return [part for part in self.parts_of(each) if part.is_root]
+
+    def parts_of(self, each: Instruction) -> list[Instruction]:
+        """What is inside a fusion; [] for anything else."""
         called = each.called if each.opcode == "fusion" else []
-        return [i for _, c in called for i in self.computations[c] if i.is_root]
+        return [part for _, name in called for part in self.computations[name]]
 
     @functools.cached_property
     def _by_name(self) -> dict[str, Instruction]:
@@ -342,31 +353,6 @@ def module_of(text: str) -> Module:
             )
     num_devices = int(partitions[1]) if partitions else 1
     return Module(text, computations, entry, num_devices)
-
-
-def merged_names(op_name: str) -> list[str]:
-    """What each of the operations is called that XLA made one of; [] for one alone.
-
-    >>> merged_names("jit(f)/(jvp(g)/dot_general:a/reduce_sum)")
-    ['jit(f)/jvp(g)/dot_general', 'jit(f)/a/reduce_sum']
-    >>> merged_names("jit(f)/transpose(jvp(g))")
-    []
-    """
-    depth, start, ends = 0, len(op_name), [len(op_name) - 1]
-    while start > 0 and op_name.endswith(")"):
-        start -= 1
-        depth += {")": 1, "(": -1}.get(op_name[start], 0)
-        if depth == 0:
-            break
-        if depth == 1 and op_name[start] == ":":
-            ends.append(start)
-    if len(ends) == 1 or op_name[start - 1 : start] not in ("", "/"):
-        return []
-    starts = [start, *reversed(ends[1:])]
-    return [
-        op_name[:start] + op_name[first + 1 : last]
-        for first, last in zip(starts, reversed(ends), strict=True)
-    ]
 
 
 def shapes_in(type_: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -32,8 +32,10 @@ class Shapes:
         for instructions in module.computations.values():
             for each in instructions:
                 if "vmap(" in each.op_name and len(each.shapes) == 1:
-                    key = (module.source_of(each), each.operation)
-                    self._shapes.setdefault(key, {})[each.shapes[0][1]] = None
+                    # Of what JAX keeps without a line, any line may be meant.
+                    for source in (module.source_of(each), None):
+                        key = (source, each.operation)
+                        self._shapes.setdefault(key, {})[each.shapes[0][1]] = None
 
     def cuts(self, made: Iterable[Made], size: int) -> list[int]:
         """Into how many shards the elements of a vmap are cut, the likeliest first.

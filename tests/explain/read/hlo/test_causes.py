@@ -1,5 +1,7 @@
 """Why a collective is there, by what takes its result."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +78,32 @@ def whole(x):
     return lax.with_sharding_constraint(x * 2, NamedSharding(LINE, P()))
 
 
+def layers(weights, x, names=()):
+    def layer(x, w):
+        w = lax.with_sharding_constraint(w, NamedSharding(LINE, P(*names)))  # Asked.
+        return jnp.tanh(x @ w), None
+
+    return lax.scan(layer, x, weights)[0]
+
+
+def third(x, names=()):
+    y = x[2]
+    y = lax.with_sharding_constraint(y, NamedSharding(LINE, P(*names)))  # Third.
+    return y @ y
+
+
+def sorted_(x):
+    return jnp.sort(x, axis=0)
+
+
+def on_the_host(x):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def taken_and_whole(x):
+    return x[2:5] * 2
+
+
 ROWS = NamedSharding(LINE, P("i"))
 # The program, its kind, its cause; the program that the advice makes of it.
 GENERAL = {
@@ -104,6 +132,27 @@ GENERAL = {
         ("all-gather", "the layout that is asked for here"),
         (lambda x: x * 2, on("i")),
     ),
+    "a sort along what is cut": (
+        (jax.jit(sorted_, out_shardings=ROWS), on("i")),
+        ("all-to-all", "for sort or what takes it"),
+        (sorted_, on(None, "i")),
+    ),
+    "a call of the host": (
+        (on_the_host, on("i")),
+        ("all-gather", "pure_callback calls the host from one device"),
+        (
+            jax.shard_map(on_the_host, mesh=LINE, in_specs=P("i"), out_specs=P("i")),
+            on("i"),
+        ),
+    ),
+    "a layout of a result": (
+        (
+            jax.jit(taken_and_whole, out_shardings=NamedSharding(LINE, P())),
+            on(None, "i"),
+        ),
+        ("all-gather", "the layout that is asked for here"),
+        (taken_and_whole, on(None, "i")),
+    ),
 }
 
 
@@ -116,6 +165,36 @@ def test_every_cause_is_said_and_its_advice_helps(name):
         assert cause in each.cause
         assert each.advice
     assert sm.explain(better)(other).collectives == ()
+
+
+ASKED = {
+    "Asked.": (layers, on(None, "i", shape=(3, 64, 64)), on("i")),
+    "Third.": (third, on(None, "i", shape=(6, 64, 64))),
+}
+
+
+@pytest.mark.parametrize("comment", ASKED)
+def test_what_is_sent_for_a_layout_is_of_the_line_that_asks_for_it(comment):
+    """XLA calls it after what makes the value, or what takes it, in other lines."""
+    fun, *args = ASKED[comment]
+    (sent,) = sm.explain(fun)(*args).collectives
+    with open(__file__, encoding="utf-8") as file:
+        lines = file.readlines()
+    number = int(sent.source.split(" ")[0].rpartition(":")[2])
+    assert lines[number - 1].strip().endswith(f"# {comment}")
+    assert sent.cause.startswith("the layout that is asked for here has more of")
+    assert sent.advice.startswith("Ask for it cut as it was")
+    fun, *args = ASKED[comment]
+    cut = functools.partial(fun, names=("i",))
+    assert "asked" not in str(sm.explain(cut)(*args).collectives)
+
+
+def test_an_argument_is_not_what_needs_more_of_it():
+    """XLA of JAX 0.12 calls after an argument what it sends of it."""
+    fun = jax.jit(lambda x: x + x.T)
+    found = sm.explain(fun)(on("data", "model", mesh=SQUARE)).collectives
+    causes = [each.cause.partition(" needs more of an operand")[0] for each in found]
+    assert [each for each in causes if "the layout" not in each] == ["add", "add"]
 
 
 def test_mesh_axes_in_another_order_are_told_from_neighbours():

@@ -23,6 +23,7 @@ def remarks(fun, *args):
     return [each for each in found if "a loop in Python" in each.text]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [in_python, jax.jit(in_python)], ids=["bare", "jit"])
 def test_a_loop_in_python_is_said(fun):
     (remark,) = remarks(fun, X, X)

@@ -63,6 +63,7 @@ def test_one_process_reads_few_partial_results(made, path, monkeypatch):
     assert_bytes(path, made.run(X))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("harm", ["damaged", "missing", "of another task"])
 def test_what_is_not_there_is_put_together_again(harm, made, path):
     for task in range(3):

@@ -51,6 +51,7 @@ def test_each_stage_reads_its_own_steps():
     assert read == [slice(0, 5), slice(5, 10), slice(10, 15), slice(15, 20)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inside", [False, True])
 def test_gradients(inside):
     gradient = jax.grad(loss, (0, 1))

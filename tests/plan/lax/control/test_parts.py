@@ -65,7 +65,7 @@ def nested(weights, inputs):
     return lax.scan(outer, inputs[0], inputs)[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "net", [recurrent, rematerialised, layers, differential, nested]
 )

@@ -23,7 +23,7 @@ TAKEN = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TAKEN)
 def test_only_what_is_looked_at_is_read(name):
     cuts = {0: (2, 3, 7), 1: (5, 7)}

@@ -11,7 +11,7 @@ from tests.plan.plan_programs import X, ints, reals
 FAR = np.array([3, -9, 7, 0, 25, -1], np.int32)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["add", "subtract", "min", "max", "multiply"])
 @pytest.mark.parametrize("dtype", ["float32", "int16"])

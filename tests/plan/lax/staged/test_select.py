@@ -32,7 +32,7 @@ def deep(value):
     return pytest.param(value, marks=pytest.mark.deep)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fun",
     [
