@@ -202,6 +202,7 @@ class Factors(Rule):
             (Link("in", k, number), window, Link("out", j, list(axes).index(factor)))
             for k, number, (factor, window) in self._windowed
             for j, axes in enumerate(self.outs)
+            if factor in axes
         ]
 
     def backward(

@@ -1,26 +1,27 @@
 """Rules of the primitives that slide a window: pass factors with a halo."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.factors import Factors, Local, out_size
+from shardmap.plan.engine.factors import Factors, Local, out_size, taken_whole
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
-from shardmap.plan.engine.slices import Window
+from shardmap.plan.engine.slices import Interval, Window
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
+PLACES = Reason(
+    "each piece of so large a kernel is a part of all of it", "cut the kernel"
+)
 GROUPED = Reason(
     "features are in groups", "cut the batch axis or a spatial axis instead"
 )
-SCATTERED = Reason(
-    "windows overlap here, and what they select is added up",
-    "cut an axis with a window of 1",
-)
+SELECTED = Reason("what windows select is put together by a function of its own")
 
 
 def windowed(
@@ -56,18 +57,23 @@ def conv(node: Node) -> Factors:
         lhs[lhs_batch] = "batches"
         wholes |= dict.fromkeys(["n", "o", "batches"], GROUPED)
     for k in spatial:
-        rhs[rhs_spatial[k]] = f"k{k}"
-        wholes[f"k{k}"] = KERNEL
-        out[out_spatial[k]] = f"s{k}"
-        window = windowed(
-            lhs_shape[lhs_spatial[k]],
-            rhs_shape[rhs_spatial[k]],
-            params["window_strides"][k],
-            params["padding"][k][0],
-            params["lhs_dilation"][k],
-            params["rhs_dilation"][k],
-        )
-        lhs[lhs_spatial[k]] = Windowed(f"s{k}", window)
+        size, kernel = lhs_shape[lhs_spatial[k]], rhs_shape[rhs_spatial[k]]
+        made = node.out_shapes[0][out_spatial[k]]
+        places, inner = f"s{k}", f"k{k}"
+        stride, dilation = params["window_strides"][k], params["rhs_dilation"][k]
+        rhs[rhs_spatial[k]], out[out_spatial[k]] = inner, places
+        slides = places, kernel, stride, dilation
+        if kernel > made:
+            # As in the gradient of a kernel: a sum over the larger of the two.
+            slides = inner, made, dilation, stride
+            wholes[places] = PLACES
+            contracted[inner] = "add"
+        else:
+            wholes[inner] = KERNEL
+        along, extent, step, spread = slides
+        before, base = params["padding"][k][0], params["lhs_dilation"][k]
+        window = windowed(size, extent, step, before, base, spread)
+        lhs[lhs_spatial[k]] = Windowed(along, window)
 
     def emitter(local: Local) -> Sequence[Any]:
         if 0 in local.values[0].shape:
@@ -171,25 +177,105 @@ def reduce_window(node: Node) -> Factors:
     )
 
 
-def select_and_scatter(node: Node) -> Factors:
-    """The gradient of a pooling: cut only where the window is a single element."""
+@dataclass(frozen=True)
+class _Pooled(Window):
+    """What an element of a pooled axis gets its gradient from.
+
+    The axis has ``size`` elements, of which windows of ``extent`` every ``stride`` take
+    one each, the first of them ``pad`` before the axis.
+
+    Attributes:
+      count: how many windows there are.
+
+    >>> _Sources(9, stride=2, pad=1, extent=3, count=5).reads((4, 6))
+    ((2, 4), -1, -2)
+    >>> _Operand(9, stride=2, pad=1, extent=3, count=5).reads((4, 6))
+    ((3, 8), 0, 0)
+    """
+
+    count: int = 0
+
+    def windows(self, result: Interval) -> Interval:
+        """Those that take an element of this interval."""
+        start, stop = result
+        first = max(-((self.extent - 1 - start - self.pad) // self.stride), 0)
+        last = min((stop - 1 + self.pad) // self.stride + 1, self.count)
+        return (0, 0) if start == stop or first >= last else (first, last)
+
+    def span(self, windows: Interval) -> tuple[Interval, int, int]:
+        """The elements that they take, and the holes before and after."""
+        start = windows[0] * self.stride - self.pad
+        stop = (windows[1] - 1) * self.stride - self.pad + self.extent
+        low, high = max(start, 0), min(stop, self.size)
+        return (low, high), low - start, stop - high
+
+
+class _Operand(_Pooled):
+    """What windows look at."""
+
+    def reads(self, result: Interval) -> tuple[Interval, int, int]:
+        windows = self.windows(result)
+        if windows[0] == windows[1]:
+            return (0, 0), 0, 0
+        return self.span(windows)
+
+    def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
+        return tuple(points)
+
+
+class _Sources(_Pooled):
+    """What goes to what they select; the holes are what their span lacks of it."""
+
+    def reads(self, result: Interval) -> tuple[Interval, int, int]:
+        windows = self.windows(result)
+        if windows[0] == windows[1]:
+            return (0, 0), 0, 0
+        (low, high), _, _ = self.span(windows)
+        return windows, low - result[0], result[1] - high
+
+    def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
+        middle = (self.extent - self.stride) // 2 - self.pad
+        found = {point * self.stride + middle for point in points}
+        return tuple(sorted(point for point in found if 0 < point < size))
+
+
+def select_and_scatter_add(node: Node) -> Factors:
+    """The gradient of a pooling: shards read the windows that take what is theirs."""
     params = node.params
-    is_add = node.primitive is p.select_and_scatter_add_p
-    operand = 1 if is_add else 0
-    shape = node.in_shapes[operand]
-    source: list[Factor] = []
-    wholes: dict[Factor, Reason] = {}
-    for axis in range(len(shape)):
-        trivial = params["window_dimensions"][axis], params["window_strides"][axis]
-        if trivial == (1, 1) and tuple(params["padding"][axis]) == (0, 0):
-            source.append(axis)
-        else:
-            source.append(("window", axis))
-            wholes |= {axis: SCATTERED, ("window", axis): SCATTERED}
+    counts, shape = node.in_shapes
     axes = range(len(shape))
-    rest: list[Any] = [[] for _ in node.ins[2:]]
-    ins = [source, axes] if is_add else [axes, source]
-    return Factors(node, [*ins, *rest], [axes], wholes=wholes, cheap=False)
+    source: list[Axis] = list(axes)
+    operand: list[Axis] = list(axes)
+    for axis, (size, count) in enumerate(zip(shape, counts, strict=True)):
+        extent, stride = (
+            params[f"window_{what}"][axis] for what in ("dimensions", "strides")
+        )
+        before = params["padding"][axis][0]
+        if (extent, stride, before, size) != (1, 1, 0, count):
+            given = (size, stride, before, extent)
+            source[axis] = Windowed(axis, _Sources(*given, count=count))
+            operand[axis] = Windowed(axis, _Operand(*given, count=count))
+
+    def emitter(local: Local) -> Sequence[Any]:
+        shape, dtype = out_size(local, axes), node.outs[0].aval.dtype
+        if 0 in local.values[0].shape:
+            return [lax.full(shape, 0, dtype)]
+        lacks, padding = (
+            [local.holes.get((number, axis), (0, 0)) for axis in axes]
+            for number in (0, 1)
+        )
+        [made] = _bind(node, local.values, {"padding": tuple(padding)})
+        config = [(before, after, 0) for before, after in lacks]
+        return [lax.pad(made, lax.full((), 0, dtype), config)]
+
+    return Factors(
+        node,
+        [source, operand],
+        [axes],
+        emitter=emitter,
+        cheap=False,
+        each=math.prod(params["window_dimensions"]),
+    )
 
 
 WINDOWED = [
@@ -200,6 +286,6 @@ WINDOWED = [
 RULES: dict[Any, RuleMaker] = {
     p.conv_general_dilated_p: conv,
     **dict.fromkeys(WINDOWED, reduce_window),
-    p.select_and_scatter_p: select_and_scatter,
-    p.select_and_scatter_add_p: select_and_scatter,
+    p.select_and_scatter_p: lambda node: taken_whole(node, SELECTED),
+    p.select_and_scatter_add_p: select_and_scatter_add,
 }

@@ -27,6 +27,98 @@ def test_gradients_of_pooling():
         assert made.num_shards > 1
 
 
+POOLED = {
+    "overlapping": ((3, 3), (2, 2), "SAME"),
+    "side by side": ((2, 2), (2, 2), "VALID"),
+    "every place": ((3, 2), (1, 1), "VALID"),
+    "apart": ((2, 2), (3, 3), "VALID"),
+    "columns": ((1, 5), (1, 2), "SAME"),
+    "padded": ((2, 3), (4, 5), ((1, 2), (0, 3))),
+}
+# Some elements are as large as others.
+ROUNDED = np.round(np.random.default_rng(5).standard_normal((17, 14), np.float32) * 2)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize(
+    "of", [({0: (5, 3, 9), 1: 3}, None), (None, {0: 2, 1: 3}), ({0: 4}, {1: 2})]
+)
+def test_the_gradient_of_a_pooling_is_cut(name, of):
+    def pool(x):
+        return lax.reduce_window(x, -np.inf, lax.max, *POOLED[name])
+
+    def pulled(x, y):
+        return jax.vjp(pool, x)[1](y)[0]
+
+    shape = jax.eval_shape(pool, ROUNDED).shape
+    y = np.random.default_rng(6).standard_normal(shape, np.float32)
+    made = plan(pulled, ROUNDED, y, in_slices=of)
+    assert_same(made.run(ROUNDED, y), jax.jit(pulled)(ROUNDED, y))
+    assert made.num_shards > 1
+    assert len(made.stages) == 1
+    assert "ends at" not in str(made)
+
+
+def test_shards_of_a_pooling_gradient_are_alike():
+    def gradient(x):
+        return jax.grad(
+            lambda x: lax.reduce_window(x, -np.inf, lax.max, (3,), (2,), "SAME").sum()
+        )(x)
+
+    x = jax.ShapeDtypeStruct((4000,), np.float32)
+    made = plan(gradient, x, in_slices={0: 50})
+    assert (made.num_shards, made.stage_costs[0].functions) == (50, 3)
+    assert made.shards[20].in_slices == ((slice(1598, 1681),),)
+
+
+CONVOLVED = {
+    "same": ((1, 1), "SAME", None),
+    "strides": ((2, 3), "VALID", None),
+    "dilated": ((1, 2), ((2, 1), (0, 3)), (2, 1)),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", CONVOLVED)
+@pytest.mark.parametrize("cut", [{2: (5, 3, 9)}, {2: 2, 3: (6, 8)}])
+def test_the_gradient_of_a_kernel_is_a_sum_over_tiles(name, cut):
+    strides, padding, dilation = CONVOLVED[name]
+    rng = np.random.default_rng(7)
+    images = rng.standard_normal((2, 3, 17, 14), np.float32)
+    kernels = rng.standard_normal((4, 3, 3, 2), np.float32)
+
+    def gradients(kernels, images):
+        def loss(kernels, images):
+            made = lax.conv_general_dilated(
+                images, kernels, strides, padding, rhs_dilation=dilation
+            )
+            return (made**2).sum()
+
+        return jax.grad(loss, (0, 1))(kernels, images)
+
+    made = plan(gradients, kernels, images, in_slices=(None, cut))
+    want = jax.jit(gradients)(kernels, images)
+    assert_same(made.run(kernels, images), want, 1e-3)
+    assert len(made.stages) == 1
+    assert {shard.combiner[0] for shard in made.shards} >= {"add"}
+    assert "ends at" not in str(made)
+
+
+def test_a_kernel_that_is_larger_than_the_result_gives_parts():
+    rng = np.random.default_rng(8)
+    images = rng.standard_normal((2, 3, 17), np.float32)
+    kernels = rng.standard_normal((4, 3, 15), np.float32)
+
+    def fun(images, kernels):
+        return lax.conv_general_dilated(images, kernels, (1,), "VALID")
+
+    for cuts in (({2: 4}, None), (None, {2: (5, 10)}), ({2: (3, 14)}, {2: 3})):
+        made = plan(fun, images, kernels, in_slices=cuts)
+        assert_same(made.run(images, kernels), jax.jit(fun)(images, kernels), 1e-4)
+        assert made.shards[0].combiner == "add"
+
+
 LAYOUTS = [("NCH", "OIH", "NCH"), ("NHC", "HIO", "NHC"), ("CNH", "IOH", "HCN")]
 LAYOUTS += [("NCHW", "OIHW", "NCHW"), ("HWCN", "OHWI", "NWHC")]
 
