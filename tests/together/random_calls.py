@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 
 import shardmap as sm
 from tests.together.random_oracle import ByLoops
@@ -187,6 +188,44 @@ def blocks_on(layout: Any, lowering: Any) -> Callable[..., Any]:
         return by_blocks
 
     return maps
+
+
+def around_by(outside: str) -> Callable[..., Any]:
+    """What is around a map: `jax.vmap`, or `jax.shard_map` of one element each.
+
+    Args:
+      outside: "vmap", or "checked" or "unchecked" by the types of `jax.shard_map`.
+    """
+    if outside == "vmap":
+        return jax.vmap
+
+    def around(fun: Any, in_axes: Any, out_axes: int, axis_name: str) -> Any:
+        def block(*args: Any) -> Any:
+            alone = (
+                arg if axis is None else arg.squeeze(axis)
+                for arg, axis in zip(args, in_axes, strict=True)
+            )
+            return jax.tree.map(lambda leaf: leaf[None], fun(*alone))
+
+        def cut(axis: int | None) -> PartitionSpec:
+            # `State.x` alone may be cut along another axis than the first.
+            second = axis in (1, -1)
+            return PartitionSpec(
+                *() if axis is None else (None, axis_name)[not second :]
+            )
+
+        def mapped(*args: Any) -> Any:
+            return jax.shard_map(
+                block,
+                mesh=sm.make_mesh({axis_name: args[1].shape[0]}),
+                in_specs=tuple(map(cut, in_axes)),
+                out_specs=PartitionSpec(axis_name),
+                check_vma=outside == "checked",
+            )(*args)
+
+        return mapped
+
+    return around
 
 
 def by_vmaps(machine: ByLoops) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from tests.together.random_calls import (
     BLOCK_NAMES,
     CALLS,
     LAYOUTS,
+    around_by,
     blocks_on,
     by_vmaps,
     called,
@@ -82,10 +83,11 @@ class Rows:
             self.count[tuple(value.tolist())] += 1
 
 
-def whole_program(machine, program, call, w_axis, has_vmap, taps, blocks=None):
+def whole_program(machine, program, call, w_axis, around, taps, blocks=None):
     """The function of all elements that a machine makes of a program.
 
     Args:
+      around: what maps the whole map, as `jax.vmap`; or None.
       blocks: ``blocks(fun, in_axes, **options)`` maps a function of one element over
         three axes.
     """
@@ -101,10 +103,10 @@ def whole_program(machine, program, call, w_axis, has_vmap, taps, blocks=None):
     if blocks:
         fun = mapped_over(tuple(BLOCK_NAMES), 1)
         return called(fun, program, call, (0, 0, 0, w_axis), blocks)
-    if has_vmap:
+    if around:
         two = mapped_over(tuple(AXIS_NAMES[:2]), 1)
 
-        def around(x, n, d, w):
+        def inside(x, n, d, w):
             several = jnp.stack([x, x + 1, x * 2]), jnp.stack([n, n + 1, n])
             map_ = functools.partial(
                 machine.map_, level=0, name=AXIS_NAMES[1], out_axes=(0, None)
@@ -113,7 +115,7 @@ def whole_program(machine, program, call, w_axis, has_vmap, taps, blocks=None):
             return called(two, program, call, in_axes, map_)(*several, d, w)
 
         in_axes = (call.in_axis, 0, 0, w_axis)
-        return jax.vmap(around, in_axes, (0, 0), axis_name=AXIS_NAMES[0])
+        return around(inside, in_axes, 0, AXIS_NAMES[0])
     map_ = functools.partial(
         machine.map_,
         level=0,
@@ -161,7 +163,7 @@ def evaluated(fun, what):
     w_axis=st.sampled_from([0, None]),
     layout=LAYOUTS,
     call=CALLS,
-    has_vmap=st.sampled_from([False, False, False, True]),
+    outside=st.sampled_from([None] * 6 + ["vmap", "checked", "unchecked"]),
     beside=st.sampled_from([False, False, False, True]),
     what=st.sampled_from(
         ["values", "jit", "jit", "gradients", "tangents", "batched gradients"]
@@ -173,10 +175,13 @@ def evaluated(fun, what):
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 def test_random_programs(
-    part, program, size, dtype, w_axis, layout, call, has_vmap, beside, what
+    part, program, size, dtype, w_axis, layout, call, outside, beside, what
 ):
+    if outside in ("checked", "unchecked"):
+        # The devices are those of the `jax.shard_map`.
+        layout, size, beside = ("free",), (size - 1) % 8 + 1, False
     by_blocks = layout[0] == "blocks"
-    size, has_vmap = (8, False) if by_blocks else (size, has_vmap)
+    size, outside = (8, None) if by_blocks else (size, outside)
     # Nested maps of other sizes may cut all devices otherwise, which does not go
     # together in one program.
     beside = beside and not by_blocks and (layout[0] != "free" or what == "values")
@@ -187,12 +192,14 @@ def test_random_programs(
     )
     differentiable = "gradients" in what or has(program, ["gradient"])
     forward = what == "tangents" or has(program, ["tangent"])
-    taps = what in ("values", "jit") and not has_vmap and not has(program, DERIVATIVES)
-    partitions = layout[0] == "free" or (layout[0] == "devices" and layout[1] > 1)
+    taps = what in ("values", "jit") and not outside and not has(program, DERIVATIVES)
+    partitions = outside in (None, "vmap") and (
+        layout[0] == "free" or (layout[0] == "devices" and layout[1] > 1)
+    )
 
-    def results(machine, call, blocks):
-        blocks = blocks if by_blocks else None
-        fun = whole_program(machine, program, call, w_axis, has_vmap, taps, blocks)
+    def results(machine, call, around, blocks):
+        around, blocks = around if outside else None, blocks if by_blocks else None
+        fun = whole_program(machine, program, call, w_axis, around, taps, blocks)
 
         def of_all(x, n, d, w):
             if not beside:
@@ -211,7 +218,8 @@ def test_random_programs(
     def oracle(*args):
         machine = ByLoops(differentiable)
         plain = call._replace(static=None, donated=())
-        return results(machine, plain, by_vmaps(machine))(*args), machine.tapped
+        fun = results(machine, plain, jax.vmap, by_vmaps(machine))
+        return fun(*args), machine.tapped
 
     expected, tapped = compiled(oracle)(*args)
     rows = collections.Counter(
@@ -224,7 +232,7 @@ def test_random_programs(
         map_ = map_on(layout, lowering)
         machine = OnDevices(map_, differentiable, forward, recorder, partitions)
         blocks = blocks_on(layout, lowering) if by_blocks else None
-        fun = results(machine, call, blocks)
+        fun = results(machine, call, around_by(outside), blocks)
         given = list(map(jnp.array, args)) if call.donated else args
         result = (fun if what == "values" else compiled(fun))(*given)
         assert_same(result, expected, 1e-4)

@@ -173,9 +173,12 @@ def _multiplied(equation: Any, axis_name: Hashable, axis_size: int) -> list[Any]
     """The equations of a sum over the axis of what its elements have alike."""
     (operand,), (result,) = equation.invars, equation.outvars
     aval = aval_of(operand)
-    traced = jax.make_jaxpr(lambda x: x * np.asarray(axis_size, aval.dtype))(
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    ).jaxpr
+    wide = aval.dtype
+    if jnp.issubdtype(wide, jnp.inexact) and jnp.finfo(wide).bits < 32:
+        wide = np.dtype(np.float32)  # Half precision ends at 65,504.
+    traced = jax.make_jaxpr(
+        lambda x: (x.astype(wide) * np.asarray(axis_size, wide)).astype(aval.dtype)
+    )(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).jaxpr
     others = tuple(name for name in equation.params["axes"] if name != axis_name)
     product = jex_core.Var(aval) if others else result
     new = {traced.invars[0]: operand, traced.outvars[0]: product}

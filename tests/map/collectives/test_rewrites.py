@@ -126,3 +126,13 @@ def test_sums_of_what_all_elements_have_alike_are_products():
         )
 
     np.testing.assert_allclose(mapped(changed), mapped(jaxpr), rtol=1e-6)
+
+
+def test_products_of_more_elements_than_half_precision_counts():
+    jaxpr = jax.make_jaxpr(lambda w: lax.psum(w, "i"), axis_env=[("i", 100_000)])(
+        jax.ShapeDtypeStruct((), np.float16)
+    ).jaxpr
+    changed = without_sums_of_shared(jaxpr, "i", 100_000, (None,))
+    (product,) = jax.core.eval_jaxpr(changed, (), np.float16(1e-3))
+    assert product.dtype == np.float16
+    np.testing.assert_allclose(np.float32(product), 100, rtol=1e-3)
