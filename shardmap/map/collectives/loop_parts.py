@@ -117,13 +117,13 @@ def loop_parts(
 def _sort(
     jaxpr: Jaxpr, axis: SplitAxis, unmapped: Sequence[Any], batch_size: int
 ) -> _Sorted:
-    def refuse(collective: Equation) -> NoReturn:
+    def refuse(collective: Equation, where: str = "in the middle of") -> NoReturn:
         raise ValueError(
             f"batch_size={batch_size} is less than the {axis.block} elements of axis "
             f"{axis.name!r} on each device, but {collective.primitive} over that axis "
-            "stands in the middle of the function: what follows needs the values of "
-            "all elements at once. Leave batch_size out, give at least "
-            f"{axis.block}, or make the collective the last step."
+            f"stands {where} the function: what follows needs the values of all "
+            f"elements at once. Leave batch_size out, give at least {axis.block}, or "
+            "make the collective the last step."
         )
 
     before, reductions, after, late, indices = found = _Sorted([], [], [], set(), set())
@@ -145,7 +145,8 @@ def _sort(
             reductions.append(equation)
             late.update(equation.outvars)
         elif collectives:
-            refuse(collectives[0])
+            place = "in the middle of" if direct else f"in a {equation.primitive} in"
+            refuse(collectives[0], place)
         else:
             before.append(equation)
             inside = is_split_inside(equation) or equation.effects
