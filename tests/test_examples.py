@@ -25,7 +25,7 @@ SAYS = {
     "chains": r"the last chain draws the same alone",
     "data_parallel": r"held-out accuracy (0\.9[5-9]|1\.0)",
     "heat": r"a block of \(32, 64\) on each of 8 devices",
-    "pca": r"stage 1: 7 shards make",
+    "pca": r"stage 0: 7 shards make .* reads args\[0\] once",
     "population": r"all of them together: (0\.9[3-9]|1\.0)",
 }
 SLOW = {"chains", "data_parallel"}
