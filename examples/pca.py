@@ -2,8 +2,8 @@
 
 `principal_components` and `project` say what they mean, as if the table fitted in
 memory. `plan` cuts them along the rows: shards read their rows from the file, one after
-the other, and what is summed over rows is added up. The means are needed before the
-products, so the plan has stages, each of which reads the table once. The scores go to a
+the other. The means are needed before the products, so each shard takes both of its own
+rows, and a last stage puts them together: the table is read once. The scores go to a
 file too.
 
 The result is compared with scikit-learn's, which reads the whole table.
