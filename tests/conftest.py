@@ -7,6 +7,7 @@ Nothing here may import JAX before the environment is set.
 import gc
 import importlib.metadata
 import os
+import random
 import signal
 import time
 
@@ -97,6 +98,12 @@ def pytest_collection_modifyitems(config, items):
         for place, item in enumerate(cases):
             if place not in stay:
                 item.add_marker("deep")
+    # Of a run with a bound others are left out each time.
+    if order := os.environ.get("DEEP_ORDER"):
+        files = sorted({item.path for item in items})
+        random.Random(order).shuffle(files)
+        place = {path: k for k, path in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
     # All that is there by now stays; looking at it in each collection takes its time.
     gc.freeze()
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:

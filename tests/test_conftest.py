@@ -23,12 +23,12 @@ def test_it(a, b, c):
 def run(pytester):
     """Runs pytest on one file with this repository's settings, and gives its output."""
 
-    def run(text, *arguments):
+    def run(text, *arguments, names=("it",)):
         pytester.makefile(".toml", pyproject=(ROOT / "pyproject.toml").read_text())
-        pytester.mkdir("tests")
+        (pytester.path / "tests").mkdir(exist_ok=True)
         for name, content in (
             ("conftest.py", (ROOT / "tests" / "conftest.py").read_text()),
-            ("test_it.py", text),
+            *((f"test_{name}.py", text) for name in names),
         ):
             (pytester.path / "tests" / name).write_text(content)
         return pytester.runpytest("-s", *arguments)
@@ -68,6 +68,18 @@ def test_a_bound_skips_what_is_left(run, monkeypatch):
     result = run("def test_it(): pass", "-rs")
     result.assert_outcomes(skipped=1)
     assert "NOT RUN: the 0 s of DEEP_SECONDS are over" in result.stdout.str()
+
+
+def test_files_stand_in_another_order_with_each_number(run, monkeypatch):
+    names = [f"it_{k}" for k in range(9)]
+    found = []
+    for number in ("1", "1", "2"):
+        monkeypatch.setenv("DEEP_ORDER", number)
+        result = run("def test_it(): pass", "-v", names=names)
+        result.assert_outcomes(passed=9)
+        found.append(re.findall(r"test_(it_\d).py::", result.stdout.str()))
+    assert sorted(found[0]) == names
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_few_cases_are_quick_and_spread(run):
