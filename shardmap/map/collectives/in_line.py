@@ -1,6 +1,6 @@
 """What a function calls, written in line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
@@ -31,7 +31,7 @@ def in_line(jaxpr: Jaxpr, is_wanted: Callable[[Any], bool]) -> Any:
         if called is None:
             equations.append(equation)
             continue
-        inside = _copy(in_line(called, is_wanted), equation.invars)
+        inside = copied(in_line(called, is_wanted), equation.invars)
         equations += inside.eqns
         values.update(zip(equation.outvars, inside.outvars, strict=True))
     return jaxpr.replace(eqns=equations, outvars=list(map(read, jaxpr.outvars)))
@@ -44,9 +44,19 @@ def _called(equation: Equation) -> Any | None:
     return None if getattr(called, "consts", ()) else getattr(called, "jaxpr", called)
 
 
-def _copy(jaxpr: Jaxpr, operands: list[Any]) -> Any:
-    """``jaxpr`` of these, with variables of its own: it may be called once more."""
+def copied(
+    jaxpr: Jaxpr, operands: Sequence[Any], results: Sequence[Any] | None = None
+) -> Any:
+    """``jaxpr`` of these, with variables of its own: it may be called once more.
+
+    Args:
+      jaxpr: a jaxpr.
+      operands: what it is of.
+      results: the variables of what it gives; by default new ones.
+    """
     new: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    if results is not None:
+        new.update(zip(jaxpr.outvars, results, strict=True))
 
     def renamed(atom: Atom) -> Any:
         if isinstance(atom, jex_core.Literal):

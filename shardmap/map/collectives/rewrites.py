@@ -14,6 +14,7 @@ from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTE
 from shardmap._jax.effects import without_axis
 from shardmap._jax.evaluation import CALLS
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
+from shardmap.map.collectives.in_line import copied
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
@@ -181,19 +182,8 @@ def _multiplied(equation: Any, axis_name: Hashable, axis_size: int) -> list[Any]
     )(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).jaxpr
     others = tuple(name for name in equation.params["axes"] if name != axis_name)
     product = jex_core.Var(aval) if others else result
-    new = {traced.invars[0]: operand, traced.outvars[0]: product}
-
-    def renamed(atom: Atom) -> Any:
-        return atom if isinstance(atom, jex_core.Literal) else new.get(atom, atom)
-
-    equations: list[Any] = [
-        e.replace(
-            invars=list(map(renamed, e.invars)),
-            outvars=list(map(renamed, e.outvars)),
-            ctx=equation.ctx,
-        )
-        for e in traced.eqns
-    ]
+    multiplied = copied(traced, [operand], [product])
+    equations = [e.replace(ctx=equation.ctx) for e in multiplied.eqns]
     if others:
         changed = equation.replace(
             invars=[product],
