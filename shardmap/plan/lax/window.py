@@ -57,23 +57,17 @@ def conv(node: Node) -> Factors:
         lhs[lhs_batch] = "batches"
         wholes |= dict.fromkeys(["n", "o", "batches"], GROUPED)
     for k in spatial:
-        size, kernel = lhs_shape[lhs_spatial[k]], rhs_shape[rhs_spatial[k]]
-        made = node.out_shapes[0][out_spatial[k]]
         places, inner = f"s{k}", f"k{k}"
-        stride, dilation = params["window_strides"][k], params["rhs_dilation"][k]
         rhs[rhs_spatial[k]], out[out_spatial[k]] = inner, places
-        slides = places, kernel, stride, dilation
-        if kernel > made:
-            # As in the gradient of a kernel: a sum over the larger of the two.
-            slides = inner, made, dilation, stride
+        # As in the gradient of a kernel: a sum over the larger of the two.
+        is_summed = rhs_shape[rhs_spatial[k]] > node.out_shapes[0][out_spatial[k]]
+        along = inner if is_summed else places
+        lhs[lhs_spatial[k]] = Windowed(along, _window_of(node, k, is_summed))
+        if is_summed:
             wholes[places] = PLACES
             contracted[inner] = "add"
         else:
             wholes[inner] = KERNEL
-        along, extent, step, spread = slides
-        before, base = params["padding"][k][0], params["lhs_dilation"][k]
-        window = windowed(size, extent, step, before, base, spread)
-        lhs[lhs_spatial[k]] = Windowed(along, window)
 
     def emitter(local: Local) -> Sequence[Any]:
         if 0 in local.values[0].shape:
@@ -90,6 +84,25 @@ def conv(node: Node) -> Factors:
         emitter=emitter,
         cheap=False,
     )
+
+
+def _window_of(node: Node, k: int, is_summed: bool) -> Window:
+    """What each place sees of the image, along its spatial axis ``k``.
+
+    Args:
+      node: a convolution.
+      k: which of its spatial axes.
+      is_summed: whether it is places of the kernel that see, and not of the result.
+    """
+    params, numbers = node.params, node.params["dimension_numbers"]
+    lhs_shape, rhs_shape = node.in_shapes
+    extent = rhs_shape[numbers.rhs_spec[k + 2]]
+    stride, dilation = params["window_strides"][k], params["rhs_dilation"][k]
+    if is_summed:
+        extent = node.out_shapes[0][numbers.out_spec[k + 2]]
+        stride, dilation = dilation, stride
+    size, before = lhs_shape[numbers.lhs_spec[k + 2]], params["padding"][k][0]
+    return windowed(size, extent, stride, before, params["lhs_dilation"][k], dilation)
 
 
 def _convolve(params: Mapping[str, Any], lhs: Any, rhs: Any) -> Any:
