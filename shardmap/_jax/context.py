@@ -5,6 +5,7 @@ No public name of JAX leads to these. Of what a lowering rule is given,
 """
 
 import contextlib
+import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import jax.extend.core as jex_core
 import numpy as np
 from jax._src import config, core, source_info_util, xla_bridge
 from jax._src import mesh as mesh_lib
+from jax._src.sharding import IndivisibleError as IndivisibleError
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, NamedSharding, Sharding
@@ -21,7 +23,11 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 from shardmap._jax import other_jax
 from shardmap._jax.types import AnyMesh, Aval, Equation, Value
 
-_HELD = {"axis_context": mlir.ModuleContext, "module_context": mlir.LoweringRuleContext}
+_HELD = {
+    "axis_context": mlir.ModuleContext,
+    "module": mlir.ModuleContext,
+    "module_context": mlir.LoweringRuleContext,
+}
 for _name, _holder in _HELD.items():
     if _name not in _holder.__annotations__:
         raise other_jax(
@@ -235,6 +241,19 @@ LoweringContext = mlir.LoweringRuleContext
 def program_of(ctx: LoweringContext) -> object:
     """An object that there is one of for each program that is lowered."""
     return ctx.module_context.host_callbacks
+
+
+def argument_meshes(ctx: LoweringContext) -> set[tuple[int, ...]]:
+    """The sizes of the axes of each mesh that arguments of the program are on.
+
+    JAX notes it for the program's first function, before it lowers what is in it.
+    """
+    for function in ctx.module_context.module.body.operations:
+        if "arg_attrs" in function.attributes:
+            noted = str(function.attributes["arg_attrs"])
+            meshes = re.findall(r"mesh<\[([^\]]*)\]>", noted)
+            return {tuple(map(int, re.findall(r'"=(\d+)', mesh))) for mesh in meshes}
+    return set()
 
 
 def mesh_around(ctx: LoweringContext) -> AnyMesh | None:

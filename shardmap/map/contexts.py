@@ -21,13 +21,17 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.arrays import with_varying_axes
-from shardmap._jax.context import is_mesh_set
+from shardmap._jax.context import IndivisibleError, is_mesh_set
 from shardmap._jax.types import Param, Value, is_typed, without_sharding
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
 
 NO_MESH = Mesh(np.empty((), dtype=object), ())
+
+
+class CutOtherwise(NotImplementedError):
+    """Two meshes in a program have cuts that the other has not."""
 
 
 def has_mesh() -> bool:
@@ -63,6 +67,8 @@ def place(leaves: Sequence[Any]) -> list[Any]:
             return getattr(sharding, "mesh", None) == mesh
         if not isinstance(leaf, jax.Array):
             return not array_likes.is_array_like(leaf)
+        if leaf.committed and isinstance(leaf.sharding, NamedSharding):
+            return list(leaf.sharding.mesh.devices.flat) == list(mesh.devices.flat)
         return not leaf.committed or leaf.sharding.device_set == everywhere.device_set
 
     misplaced = [k for k, leaf in enumerate(leaves) if not fits(leaf)]
@@ -73,6 +79,58 @@ def place(leaves: Sequence[Any]) -> list[Any]:
             for k in misplaced:
                 placed[k] = placement.move(leaves[k], everywhere)
     return placed
+
+
+def on_prime_axes(leaf: Value) -> Any:
+    """An array as it lies, on a mesh that cuts the devices wherever it can.
+
+    No byte of it moves. Beside such a mesh there are more others in one program, and
+    JAX describes more layouts of results on it.
+    """
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return leaf
+    there = leaf.sharding
+    if not isinstance(there, NamedSharding):
+        return leaf
+    sizes: list[int] = []
+    axes = {}
+    for name, size in there.mesh.shape.items():
+        before = len(sizes)
+        sizes += _prime_factors(size)
+        axes[name] = tuple(f"axis{k}" for k in range(before, len(sizes)))
+    mesh = Mesh(
+        there.mesh.devices.reshape(sizes), [f"axis{k}" for k in range(len(sizes))]
+    )
+    entries = [
+        tuple(axis for name in _names(entry) for axis in axes[name])
+        for entry in there.spec
+    ]
+    finer = NamedSharding(mesh, PartitionSpec(*entries), memory_kind=there.memory_kind)
+    with jax.core.eval_context(), jax.set_mesh(NO_MESH):
+        return jax.device_put(leaf, finer)
+
+
+def _names(entry: Any) -> tuple[Any, ...]:
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _prime_factors(size: int) -> list[int]:
+    """The smallest first.
+
+    >>> _prime_factors(12), _prime_factors(1)
+    ([2, 2, 3], [])
+    """
+    factors = []
+    factor = 2
+    while size > 1:
+        if size % factor:
+            factor += 1
+        else:
+            factors.append(factor)
+            size //= factor
+    return factors
 
 
 class UnderMesh:
@@ -93,17 +151,31 @@ class UnderMesh:
         options["static_argnums"] = tuple(static_argnums)
         self._part = jax.jit(run, **options)
         self._program = map_jit(run, mesh_devices(), communicates=True, **options)
+        # Whether the arguments' own meshes were none for the program once.
+        self._on_prime_axes = False
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Runs the program on arguments that lie anywhere."""
         static = {k % len(args) for k in self.static_argnums if k < len(args)}
         argnums = [k for k in range(len(args)) if k not in static]
         leaves, tree = jax.tree.flatten(([args[k] for k in argnums], kwargs))
-        placed, kwargs = jax.tree.unflatten(tree, place(leaves))
-        laid_out = dict(zip(argnums, placed, strict=True))
-        results = self._program(
-            *(laid_out.get(k, arg) for k, arg in enumerate(args)), **kwargs
-        )
+        placed = place(leaves)
+
+        def run(leaves: Sequence[Any]) -> Any:
+            positional, by_name = jax.tree.unflatten(tree, leaves)
+            laid_out = dict(zip(argnums, positional, strict=True))
+            return self._program(
+                *(laid_out.get(k, arg) for k, arg in enumerate(args)), **by_name
+            )
+
+        results = None
+        if not self._on_prime_axes:
+            try:
+                results = run(placed)
+            except (CutOtherwise, IndivisibleError):
+                self._on_prime_axes = True
+        if self._on_prime_axes:
+            results = run([on_prime_axes(leaf) for leaf in placed])
         leaves, tree = jax.tree.flatten(results)
         return jax.tree.unflatten(tree, place(leaves))
 

@@ -2,11 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import shardmap as sm
+from shardmap.map.contexts import on_prime_axes
 from tests.map.lowering.test_lowering import mesh_of, nest, step
 from tests.map_programs import assert_same, both_lowerings, float_index, mixed, spread
 
@@ -85,3 +88,64 @@ def test_inside_shard_map(spmap, names):
 
     assert_same(jax.jit(around(spmap))(x), jax.jit(around(jax.vmap))(x))
     assert_same(gradient(spmap)(x), gradient(jax.vmap)(x))
+
+
+# Arguments on meshes that cut the devices otherwise than the maps do
+
+
+SPECS = [P(), P("b", "a"), P(None, ("a", "b"), None)]
+
+
+def in_turn(map_):
+    return map_(map_(jnp.sin, in_axes=1))
+
+
+@pytest.mark.few(4)
+@both_lowerings
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("maps", [lambda map_: map_(map_(jnp.sin)), in_turn])
+def test_arguments_cut_otherwise_under_a_mesh(spmap, maps, spec):
+    mesh = AROUND["auto"]
+    x = spread((2, 8, 3))
+    given = jax.device_put(x, NamedSharding(mesh, spec))
+    mapped = maps(spmap)
+    with jax.set_mesh(mesh):
+        for argument in (given, given, x):
+            assert_same(mapped(argument), maps(jax.vmap)(x))
+
+
+def test_donated_arguments_cut_otherwise_are_gone():
+    mesh = AROUND["auto"]
+    given = jax.device_put(spread((2, 4)), NamedSharding(mesh, P("b", "a")))
+    with jax.set_mesh(mesh):
+        sm.spmap(sm.spmap(jnp.sin), donate_argnums=0)(given).block_until_ready()
+    assert given.is_deleted()
+
+
+@both_lowerings
+def test_devices_in_another_order_under_a_mesh(spmap):
+    x = spread((8, 3))
+    backwards = Mesh(jax.devices()[::-1], "i")
+    given = jax.device_put(x, NamedSharding(backwards, P("i")))
+    with jax.set_mesh(AROUND["auto"]):
+        assert_same(spmap(jnp.sin)(given), jnp.sin(x))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_prime_axes_move_nothing(spec):
+    array = jax.device_put(
+        spread((2, 8, 3)), NamedSharding(AROUND["auto"], spec, memory_kind="device")
+    )
+    finer = on_prime_axes(array)
+    assert tuple(finer.sharding.mesh.shape.values()) == (2, 2, 2)
+    assert finer.sharding.is_equivalent_to(array.sharding, 3)
+    pointers = (
+        [shard.data.unsafe_buffer_pointer() for shard in a.addressable_shards]
+        for a in (array, finer)
+    )
+    assert next(pointers) == next(pointers)
+
+
+def test_what_has_no_mesh_stays_as_it_is():
+    for leaf in (np.ones(3), jnp.ones(3), 1.0):
+        assert on_prime_axes(leaf) is leaf

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from tests.map_programs import assert_same, both_lowerings, float_index, spread
 
 X = spread((16, 3))
 SIZES = [1, 3, 4, 12, 16]
+CUT_OTHERWISE = sm.make_mesh({"d": 2, "e": 4})
 
 
 def normalized(x):
@@ -205,6 +208,41 @@ def test_maps_that_cut_the_devices_otherwise_are_refused():
     first, second = on_mesh(("a", "b"), "c"), on_mesh("a", ("b", "c"))
     got = jax.jit(lambda x, y: (first(x), second(y)))(x, y)
     assert_same(got, (np.sin(x), np.sin(y)))
+
+
+@pytest.mark.parametrize(
+    ("name", "mapped"),
+    [
+        ("spmap of sin", sm.spmap(sm.spmap(jnp.sin))),
+        ("mesh_map of sin", sm.mesh_map(jnp.sin, CUT_OTHERWISE, {"d": 0}, {"d": 0})),
+    ],
+)
+def test_arguments_that_cut_the_devices_otherwise_are_refused(name, mapped):
+    x = spread((2, 4))
+
+    def on(**sizes):
+        mesh = sm.make_mesh(sizes)
+        return jax.device_put(x, NamedSharding(mesh, P(None, "a")))
+
+    with pytest.raises(
+        NotImplementedError,
+        match=rf"{name} runs on 2 x 4 devices, and an argument of the program is on a "
+        r"mesh of 4 x 2 devices: XLA cannot cut.*sizes \(2, 2, 2\)",
+    ):
+        jax.jit(mapped)(on(a=4, b=2))
+    assert_same(jax.jit(mapped)(on(a=2, b=2, c=2)), np.sin(x))
+    assert_same(mapped(on(a=4, b=2)), np.sin(x))
+
+
+def test_maps_along_all_axes_take_arguments_that_cut_otherwise():
+    x = spread((2, 4))
+    given = jax.device_put(
+        x, NamedSharding(sm.make_mesh({"a": 4, "b": 2}), P(None, "a"))
+    )
+    by_partitioner = sm.spmap(sm.spmap(jnp.sin), lowering="spmd")
+    for mapped in (sm.spmap(jnp.sin), by_partitioner):
+        total = jax.jit(lambda x, mapped=mapped: mapped(x).sum())
+        assert_same(total(given), np.sin(x).sum())
 
 
 # What is seen from outside happens once

@@ -16,6 +16,7 @@ from shardmap._jax.arrays import types_unchecked
 from shardmap._jax.context import (
     NO_MESH,
     LoweringContext,
+    argument_meshes,
     lower_inside,
     manual_axes,
     mesh_around,
@@ -30,7 +31,7 @@ from shardmap.map.lowering.blocks import on_one_device
 from shardmap.map.lowering.decision import Around, Decision
 from shardmap.map.lowering.evaluation import evaluate_map
 from shardmap.map.lowering.manual import per_device
-from shardmap.map.lowering.one_program import check_meshes
+from shardmap.map.lowering.one_program import check_arguments, check_meshes
 from shardmap.map.lowering.spmd import partitioned
 from shardmap.map.lowering.under_mesh import under_mesh
 from shardmap.map.primitives.axis import map_text
@@ -54,6 +55,8 @@ def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
         return _lower_on_mesh(ctx, args, params, decided, partitioned)
     if not manual:
         check_meshes(program_of(ctx), map_text(params), mesh)
+        if any(mesh.shape[axis] > 1 for axis in {*mesh.shape} - {*decided.manual_axes}):
+            check_arguments(map_text(params), mesh, argument_meshes(ctx))
     return _lower_on_mesh(ctx, args, params, decided, per_device)
 
 

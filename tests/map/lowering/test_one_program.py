@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import shardmap as sm
-from shardmap.map.lowering.one_program import check_meshes
+from shardmap.map.lowering.one_program import check_arguments, check_meshes
 
 
 def mesh(**sizes):
@@ -42,3 +42,18 @@ def test_meshes_that_cut_in_other_places_are_refused():
 def test_another_program_begins_anew():
     check_meshes(object(), "spmap of f", mesh(a=4, b=2))
     check_meshes(object(), "spmap of g", mesh(c=2, d=4))
+
+
+@pytest.mark.parametrize("sizes", [(8,), (4, 2), (4, 1, 2), (2, 2, 2), (2,), (1,)])
+def test_arguments_with_each_other_s_cuts_or_on_other_devices(sizes):
+    check_arguments("spmap of f", mesh(a=4, b=2), [sizes])
+
+
+def test_arguments_that_cut_in_other_places_are_refused():
+    with pytest.raises(
+        NotImplementedError,
+        match=r"spmap of f runs on 4 x 2 devices, and an argument of the program is on "
+        r"a mesh of 2 x 4 devices: XLA cannot cut one program both ways. Put the "
+        r"argument on a mesh with axes of sizes \(2, 2, 2\), or call the map outside",
+    ):
+        check_arguments("spmap of f", mesh(a=4, b=2), [(8,), (2, 4)])
