@@ -271,6 +271,7 @@ def loaded(program):
     return [name for name in result.stdout.split() if name.startswith("shardmap")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "program",
     [

@@ -55,7 +55,7 @@ PROGRAMS = {
 REVERSE_ONLY = {"custom derivative"}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_function(name):
     fun = PROGRAMS[name]
@@ -118,6 +118,7 @@ def test_transformations(name, transformation):
     assert_close(result, change(fun)(X, W))
 
 
+@pytest.mark.deep
 def test_second_derivatives():
     loss = squared(PROGRAMS["rows"])
     assert_close(

@@ -106,7 +106,7 @@ def once(run, mapped):
     return run(mapped)(ROWS)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", INTERRUPTED)
 def test_an_interrupt_where_jax_leaves_a_trace_leaves_it(how):
     """Where the interrupt comes as a method begins that was to put something back."""

@@ -99,7 +99,7 @@ MAPS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", [(), ("y",), (("x", "y"),)])
 @pytest.mark.parametrize("name", MAPS)

@@ -132,6 +132,7 @@ def same_unchecked(fun, change, **options):
     assert_same(mapped(True)(Y), mapped(False)(Y))
 
 
+@pytest.mark.few(6)
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ELEMENTS)

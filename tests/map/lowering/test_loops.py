@@ -78,7 +78,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("derivative", [jax.grad, jax.hessian])
 @pytest.mark.parametrize("name", LOSSES)

@@ -235,6 +235,7 @@ def test_weak_types():
     same_under_vmap(lambda map_: map_(lambda x: (x.sum() * 0 + 1, 3.0, 1, True)), X)
 
 
+@pytest.mark.few(4)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(4, 0), (4, 0, 3), (4, 3, 0)])
 def test_arrays_without_entries(spmap, shape):
