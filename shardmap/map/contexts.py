@@ -20,8 +20,8 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import with_varying_axes
-from shardmap._jax.context import is_mesh_set
+from shardmap._jax.arrays import set_mesh, with_varying_axes
+from shardmap._jax.context import apart, is_mesh_set
 from shardmap._jax.types import Param, Value, is_typed, without_sharding
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
@@ -41,8 +41,7 @@ def has_mesh() -> bool:
 def mesh_devices() -> list[jax.Device]:
     """The devices of the mesh of `jax.set_mesh`; none if there is no such mesh."""
     # What is being traced runs on them too.
-    with jax.core.eval_context():
-        return list(jax.sharding.get_mesh().devices.flat)
+    return list(set_mesh().devices.flat)
 
 
 def place(leaves: Sequence[Any]) -> list[Any]:
@@ -50,8 +49,7 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
     If it has Explicit axes they are on that mesh, so that what is made of them does.
     """
-    with jax.core.eval_context():
-        mesh = jax.sharding.get_mesh()
+    mesh = set_mesh()
     has_types = AxisType.Explicit in mesh.axis_types
     everywhere = NamedSharding(mesh, PartitionSpec())
 
@@ -67,11 +65,9 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
     misplaced = [k for k, leaf in enumerate(leaves) if not fits(leaf)]
     placed = list(leaves)
-    if misplaced:
+    for k in misplaced:
         # Moving is a program of its own.
-        with jax.core.eval_context(), jax.set_mesh(NO_MESH):
-            for k in misplaced:
-                placed[k] = placement.move(leaves[k], everywhere)
+        placed[k] = apart(placement.move, leaves[k], everywhere)
     return placed
 
 
@@ -122,8 +118,7 @@ def check_mesh(name: str, mesh: Mesh) -> None:
     """
     if not has_mesh():
         return
-    with jax.core.eval_context():
-        there = jax.sharding.get_mesh()
+    there = set_mesh()
     if AxisType.Explicit not in there.axis_types:
         return
     steps, steps_there = (

@@ -126,6 +126,17 @@ def test_arrays_of_explicit_meshes(name, spec):
         )
 
 
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize("name", ["plain", "on a mesh", "mesh_map", "sharded_jit"])
+def test_a_vmap_with_a_name_around(name, mesh):
+    rows = np.stack([X, 2 * X])
+    with jax.set_mesh(mesh):
+        for wrap in (lambda f: f, jax.jit):
+            result = wrap(jax.vmap(MAPS[name], axis_name="k"))(rows)
+            expected = rows - rows.mean(1, keepdims=True)
+            np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_arrays_from_elsewhere_under_an_explicit_mesh(name):
     fun = MAPS[name]
