@@ -137,6 +137,31 @@ def test_a_vmap_with_a_name_around(name, mesh):
             np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", sorted(MAPS.keys() - {"sharded_jit"}))
+def test_a_vmap_along_an_axis_of_an_explicit_mesh(name):
+    def fun(v):
+        return jnp.sin(MAPS[name](v)) + v
+
+    def gradient(v):
+        return jax.grad(lambda v: fun(v).sum())(v)
+
+    rows = np.stack([X, 2 * X])
+    x = on(EXPLICIT, rows, "x")
+    for f in (fun, gradient):
+        expected = np.stack([f(X), f(2 * X)])
+        jitted = jax.jit(jax.vmap(f))
+        np.testing.assert_allclose(jitted(x), expected, rtol=1e-5, atol=1e-6)
+        twice = jax.jit(jax.vmap(jax.vmap(f), in_axes=1))
+        result = twice(on(EXPLICIT, rows[:, None], "x"))
+        np.testing.assert_allclose(result[0], expected, rtol=1e-5, atol=1e-6)
+        with jax.set_mesh(EXPLICIT):
+            for g in (jitted, jax.vmap(f)):
+                result = g(x)
+                np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(result + x, expected + rows, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_arrays_from_elsewhere_under_an_explicit_mesh(name):
     fun = MAPS[name]
