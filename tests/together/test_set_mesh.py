@@ -173,6 +173,24 @@ def test_arrays_from_elsewhere_under_an_explicit_mesh(name):
             np.testing.assert_allclose(result.sum(), 0, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [sm.spmap, sm.mesh_map], ids=["spmap", "mesh_map"])
+def test_an_array_of_an_explicit_mesh_is_an_argument(make):
+    axes, none = (0, None) if make is sm.spmap else ({"y": 0}, {})
+    options = {"mesh_axes": "y"} if make is sm.spmap else {}
+    options |= {"mesh": EXPLICIT, "out_axes": axes}
+    with jax.set_mesh(EXPLICIT):
+        weights = jnp.ones(3)
+        outside = make(lambda v: v + weights.sum(), in_axes=(axes,), **options)
+        for f in (outside, jax.jit(outside)):
+            with pytest.raises(
+                ValueError,
+                match=r"pass it as an argument: with None in in_axes, or \{\}",
+            ):
+                f(X)
+        inside = make(lambda v, w: v + w.sum(), in_axes=(axes, none), **options)
+        np.testing.assert_array_equal(inside(X, weights), X + 3)
+
+
 def test_a_mesh_that_has_no_name_in_the_types_is_refused():
     nested = sm.spmap(sm.spmap(lambda v: 2 * v, "j"), "i")
     x = np.ones((4, 2), np.float32)
