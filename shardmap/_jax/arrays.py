@@ -25,6 +25,7 @@ __all__ = [
     "ArrayType",
     "are_types_checked",
     "current_mesh",
+    "set_mesh",
     "types_unchecked",
     "varying_along",
     "varying_axes",
@@ -95,10 +96,18 @@ def with_varying_axes(aval: Aval, like: Aval | None = None) -> Aval:
 def current_mesh() -> Mesh:
     """The mesh of ``with mesh:`` or `jax.set_mesh` around here; perhaps an empty one.
 
-    No public name tells of ``with mesh:`` without a warning; `jax.sharding.get_mesh`
-    refuses while something is traced.
+    No public name tells of ``with mesh:`` without a warning.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         mesh = _mesh.thread_resources.env.physical_mesh
-    return mesh if not mesh.empty else _mesh.get_concrete_mesh()
+    return mesh if not mesh.empty else set_mesh()
+
+
+def set_mesh() -> Mesh:
+    """The mesh of `jax.set_mesh` around here; perhaps an empty one.
+
+    `jax.sharding.get_mesh` refuses while something is traced, and where a `jax.vmap`
+    has a name.
+    """
+    return _mesh.get_concrete_mesh()

@@ -256,7 +256,9 @@ def _batch(
 ) -> tuple[Any, int]:
     (x,), (dim,) = args, dims
     parts = (*parts[:dim], None, *parts[dim:])
-    return constrain_p.bind(x, parts=parts, **params), dim
+    result = constrain_p.bind(contexts.untyped(x), parts=parts, **params)
+    batch_type = contexts.BatchType.of(args, dims)
+    return batch_type.named(result, dim) if batch_type else result, dim
 
 
 def _lowering(

@@ -12,17 +12,18 @@ themselves, so they take arrays without such types.
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import with_varying_axes
-from shardmap._jax.context import is_mesh_set
-from shardmap._jax.types import Param, Value, is_typed, without_sharding
+from shardmap._jax.arrays import set_mesh, with_varying_axes
+from shardmap._jax.context import apart, is_mesh_set
+from shardmap._jax.rules import Vmap, def_batching
+from shardmap._jax.types import AnyMesh, Param, Value, is_typed, without_sharding
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
@@ -41,8 +42,7 @@ def has_mesh() -> bool:
 def mesh_devices() -> list[jax.Device]:
     """The devices of the mesh of `jax.set_mesh`; none if there is no such mesh."""
     # What is being traced runs on them too.
-    with jax.core.eval_context():
-        return list(jax.sharding.get_mesh().devices.flat)
+    return list(set_mesh().devices.flat)
 
 
 def place(leaves: Sequence[Any]) -> list[Any]:
@@ -50,8 +50,7 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
     If it has Explicit axes they are on that mesh, so that what is made of them does.
     """
-    with jax.core.eval_context():
-        mesh = jax.sharding.get_mesh()
+    mesh = set_mesh()
     has_types = AxisType.Explicit in mesh.axis_types
     everywhere = NamedSharding(mesh, PartitionSpec())
 
@@ -67,11 +66,9 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
     misplaced = [k for k, leaf in enumerate(leaves) if not fits(leaf)]
     placed = list(leaves)
-    if misplaced:
+    for k in misplaced:
         # Moving is a program of its own.
-        with jax.core.eval_context(), jax.set_mesh(NO_MESH):
-            for k in misplaced:
-                placed[k] = placement.move(leaves[k], everywhere)
+        placed[k] = apart(placement.move, leaves[k], everywhere)
     return placed
 
 
@@ -122,8 +119,7 @@ def check_mesh(name: str, mesh: Mesh) -> None:
     """
     if not has_mesh():
         return
-    with jax.core.eval_context():
-        there = jax.sharding.get_mesh()
+    there = set_mesh()
     if AxisType.Explicit not in there.axis_types:
         return
     steps, steps_there = (
@@ -142,22 +138,77 @@ def check_mesh(name: str, mesh: Mesh) -> None:
 
 
 def untyped(array: Value) -> Any:
-    """A traced array whose type does not say how it is sharded."""
-    return untyped_p.bind(array) if is_typed(jax.typeof(array)) else array
+    """A traced array whose type does not say how it is sharded.
+
+    In a `jax.vmap` along Explicit axes the type of the batch stays: JAX wants it.
+    """
+    if not is_typed(jax.typeof(array)):
+        return array
+    return typed_p.bind(array, sharding=None)
 
 
-def _transpose(cotangent: Value, operand: Value) -> list[Any]:
+class BatchType(NamedTuple):
+    """The axes of an Explicit mesh that the batches of a `jax.vmap` are along."""
+
+    mesh: AnyMesh
+    axes: Any
+
+    @staticmethod
+    def of(args: Sequence[Any], dims: Sequence[int | None]) -> "BatchType | None":
+        """What the operands of a batching rule say; None: nothing."""
+        for arg, dim in zip(args, dims, strict=True):
+            aval = jax.typeof(arg)
+            if dim is not None and is_typed(aval):
+                axes = aval.sharding.spec[dim]
+                if axes is not None:
+                    return BatchType(aval.sharding.mesh, axes)
+        return None
+
+    def named(self, array: Value, dim: int | None) -> Any:
+        """A result whose type says so of its batch, and no more."""
+        if dim is None:
+            return array
+        spec = PartitionSpec(*(None,) * dim, self.axes)
+        return typed_p.bind(array, sharding=NamedSharding(self.mesh, spec))
+
+
+def _typed_aval(aval: Any, *, sharding: NamedSharding | None) -> Any:
+    plain = with_varying_axes(without_sharding(aval), aval)
+    return plain if sharding is None else plain.update(sharding=sharding)
+
+
+def _transpose(cotangent: Value, operand: Value, **_: object) -> list[Any]:
     # Of a tangent the type may be gone already.
     if not is_typed(operand.aval):
-        return [cotangent]
+        return [untyped(cotangent)]
     return [jax.sharding.reshard(cotangent, operand.aval.sharding)]
 
 
-untyped_p = jex_core.Primitive("untyped")
-untyped_p.def_abstract_eval(
-    lambda aval: with_varying_axes(without_sharding(aval), aval)
-)
-untyped_p.def_impl(lambda x: x)
-ad.deflinear2(untyped_p, _transpose)
-batching.defvectorized(untyped_p)
-mlir.register_lowering(untyped_p, lambda ctx, x: [x])
+def _batching_rule(
+    _: Vmap, args: Sequence[Any], dims: Sequence[int | None], *, sharding: Any
+) -> tuple[Any, int | None]:
+    (array,), (dim,) = args, dims
+    batch = BatchType.of(args, dims)
+    if dim is not None and (batch or sharding):
+        mesh = batch.mesh if batch else sharding.mesh
+        entries = list(sharding.spec) if sharding else []
+        entries += [None] * (dim - len(entries))
+        entries.insert(dim, batch.axes if batch else None)
+        sharding = NamedSharding(mesh, PartitionSpec(*entries))
+    return typed_p.bind(array, sharding=sharding), dim
+
+
+def _implementation(x: Value, *, sharding: NamedSharding | None) -> Any:
+    here = set_mesh()
+    if sharding is None or here.empty or here.abstract_mesh != sharding.mesh:
+        return x
+    # The type of an array that is there is how it lies.
+    return apart(jax.device_put, x, NamedSharding(here, sharding.spec))
+
+
+typed_p = jex_core.Primitive("typed")
+typed_p.def_abstract_eval(_typed_aval)
+typed_p.def_impl(_implementation)
+ad.deflinear2(typed_p, _transpose)
+def_batching(typed_p, _batching_rule)
+mlir.register_lowering(typed_p, lambda ctx, x, **_: [x])

@@ -145,7 +145,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
                 surroundings.same_mesh(self.options, around),
             )
         except (RuntimeError, ValueError) as error:
-            surroundings.explain_specs(self.name, around, error)
+            surroundings.explain_meshes(self.name, around, error)
             raise
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
