@@ -15,6 +15,7 @@ from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
 from shardmap._jax.evaluation import CALLS
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
 from shardmap.map.collectives.in_line import copied
+from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import changed_effects, rewrite_jaxpr
 
@@ -154,14 +155,26 @@ def _without_sums(
             new = [changed]
         elif all(operands) and _is_sum(equation, axis_name):
             new = _multiplied(equation, axis_name, axis_size)
-        elif {NO_AXIS, axis_name} & {axis_of(effect) for effect in equation.effects}:
-            # As to ask for the index: it may give anything.
+        elif _may_differ(jaxpr.replace(eqns=[equation]), axis_name):
             results = [False] * len(results)
         equations += new
         shared.update(itertools.compress(equation.outvars, results))
     gone, come = changed_effects(jaxpr.eqns, equations)
     changed = jaxpr.replace(eqns=equations, effects=jaxpr.effects - gone | come)
     return changed, are_shared(jaxpr.outvars)
+
+
+def _may_differ(alone: Jaxpr, axis_name: Hashable) -> bool:
+    """Whether elements may get anything of the same operands, as of their indices.
+
+    Args:
+      alone: the equation. Some of JAX's collectives have no effect that would tell.
+      axis_name: of the axis.
+    """
+    [equation] = alone.eqns
+    return any(axis_of(e) is NO_AXIS for e in equation.effects) or bool(
+        uses_axis(alone, axis_name)
+    )
 
 
 def _may_hold(equation: Equation, axis_name: Hashable) -> bool:
