@@ -210,6 +210,9 @@ def test_results_differ_along_the_axes_that_a_map_names():
     for fun in (
         lambda x: sm.spmap(lambda v: v * float_index("a"))(x),
         lambda x: sm.spmap(lambda: float_index("a"), axis_size=3)(),
+        # These have no effects by which JAX itself says which axes they name.
+        lambda x: sm.spmap(lambda v: lax.ppermute(v, "a", [(0, 1)]))(x),
+        lambda x: sm.spmap(lambda v: lax.pbroadcast(v, "a", 1))(x),
     ):
         with pytest.raises(ValueError, match=r"out_specs.* replicat"):
             whole(fun)(Y)
