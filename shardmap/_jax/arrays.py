@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax import other_jax
-from shardmap._jax.types import Aval, Value
+from shardmap._jax.types import Aval, Value, without_sharding
 
 try:
     from jax._src import config as _config
@@ -31,6 +31,7 @@ __all__ = [
     "varying_axes",
     "varying_like",
     "with_varying_axes",
+    "without_varying_axes",
 ]
 
 # `jax.Array` is an interface: what it is given does not reach the arrays themselves.
@@ -91,6 +92,12 @@ def with_varying_axes(aval: Aval, like: Aval | None = None) -> Aval:
         sharding=NamedSharding(mesh, PartitionSpec(*(None,) * aval.ndim)),
         manual_axis_type=like.manual_axis_type,
     )
+
+
+def without_varying_axes(aval: Aval) -> Aval:
+    """The same that does not say along which axes it differs."""
+    is_array = isinstance(aval, jax.core.ShapedArray)  # And no token.
+    return without_sharding(aval) if is_array and varying_axes(aval) else aval
 
 
 def current_mesh() -> Mesh:

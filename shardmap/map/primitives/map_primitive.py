@@ -37,6 +37,7 @@ from shardmap._jax.context import NO_MESH, replicated_without_mesh
 from shardmap._jax.effects import axes_used, without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
+    AnyJaxpr,
     AnyMesh,
     Aval,
     Jaxpr,
@@ -350,3 +351,8 @@ def _spmap_abstract_eval(*avals: Aval, **params: Param) -> Any:
 
 spmap_p = _SpmapPrimitive("spmap")
 spmap_p.def_effectful_abstract_eval(_spmap_abstract_eval)
+
+
+def has_maps(jaxpr: AnyJaxpr) -> bool:
+    """Whether there is any map in ``jaxpr``, at any level."""
+    return any(equation.primitive is spmap_p for equation in equations(jaxpr))
