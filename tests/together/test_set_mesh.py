@@ -162,6 +162,17 @@ def test_a_vmap_along_an_axis_of_an_explicit_mesh(name):
                 np.testing.assert_allclose(result + x, expected + rows, rtol=1e-5)
 
 
+def test_a_tap_that_returns_in_a_vmap_along_an_axis_of_an_explicit_mesh():
+    def fun(v):
+        doubled = sm.spmap(lambda a: 2 * a, mesh=EXPLICIT, mesh_axes="y")(v)
+        return jnp.sin(sm.tap(np.negative, doubled, result_shape=v)) + v
+
+    rows = np.stack([X, 2 * X])
+    with jax.set_mesh(EXPLICIT):
+        result = jax.jit(jax.vmap(fun))(on(EXPLICIT, rows, "x"))
+    np.testing.assert_allclose(result, np.sin(-2 * rows) + rows, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_arrays_from_elsewhere_under_an_explicit_mesh(name):
     fun = MAPS[name]

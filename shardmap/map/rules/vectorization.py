@@ -7,7 +7,7 @@ import jax
 
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param, Value
-from shardmap.map import contexts
+from shardmap.map.primitives import typed
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.map.rules.mesh_batches import batch_along_mesh
 from shardmap.map.tracing import (
@@ -63,8 +63,8 @@ def _batching_rule(
             params
             | {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes},
         )
-    batch_type = contexts.BatchType.of(args, dims)
-    args = list(map(contexts.untyped, args))
+    batch_type = typed.BatchType.of(args, dims)
+    args = list(map(typed.untyped, args))
     # Operands keep their layout: the mapped axis and the batch axis are counted in
     # the array that has both.
     map_axes: list[int | None] = []
