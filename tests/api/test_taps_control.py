@@ -313,7 +313,7 @@ def test_gradients_tap_values_once(lowering, size, transform):
     assert calls.wait() == expected_calls
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("options", [{}, {"lowering": "spmd"}])
 def test_forward_mode_through_a_tapped_loop(options):
     calls = Calls()

@@ -55,6 +55,7 @@ def as_users():
         yield
 
 
+@pytest.mark.deep
 def test_data_parallel_training(tmp_path, as_users):
     found, result = saved("data_parallel.py", tmp_path)
     assert result.stdout == "8\n"

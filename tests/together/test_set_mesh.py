@@ -137,7 +137,7 @@ def test_a_vmap_with_a_name_around(name, mesh):
             np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(MAPS.keys() - {"sharded_jit"}))
 def test_a_vmap_along_an_axis_of_an_explicit_mesh(name):
     def fun(v):

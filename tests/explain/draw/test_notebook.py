@@ -67,7 +67,7 @@ def bare(body):
     return f"<!DOCTYPE html><html lang=en><meta charset=utf-8><body {body}>{report}"
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @needs_browser
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("theme", COLOURS)

@@ -39,7 +39,7 @@ LOOPED = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("size", [5, 16, 41])

@@ -177,6 +177,7 @@ def test_double_precision():
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_random_keys_in_through_and_out(impl):
     keys = jax.random.split(jax.random.key(0, impl=impl), (4, 2))

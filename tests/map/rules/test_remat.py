@@ -117,7 +117,7 @@ def test_gradients(spmap, policy, elements):
     assert_trees_close(jitted(x, W), expected)
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @SOME_POLICIES
 def test_axes_of_results_and_residuals(policy):
     def fun(x, y):

@@ -78,6 +78,7 @@ def test_unmapped_results_of_unmapped_operands_stay_unbatched():
     same_under_vmap(build, X, spread((2,)))
 
 
+@pytest.mark.deep
 def test_a_vmapped_name_is_used_inside():
     def build(map_):
         def fun(x):

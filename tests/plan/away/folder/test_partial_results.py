@@ -80,6 +80,7 @@ def test_what_is_not_there_is_put_together_again(harm, made, path):
     assert_bytes(path, made.run(X))
 
 
+@pytest.mark.deep
 def test_a_damaged_shard_takes_its_node_along(path):
     for task in range(3):
         Worker(Job(path)).run(task)
