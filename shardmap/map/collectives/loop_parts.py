@@ -63,17 +63,6 @@ def loop_parts(
         if in_axis is None
     ]
     found = in_parts(jaxpr, axis, unmapped, batch_size)
-    asks = [
-        is_collective(e, axis.name) and e.primitive is AXIS_INDEX.primitive
-        for e in found.before
-    ]
-    indices = {
-        e.outvars[0] for e, is_index in zip(found.before, asks, strict=True) if is_index
-    }
-    index = jex_core.Var(jax.core.ShapedArray((), np.dtype(np.int32)))
-
-    def renamed(atom: Atom) -> Any:
-        return index if is_in(atom, indices) else atom
 
     def maker(result: Atom) -> str:
         if is_in(result, found.latest):
@@ -96,15 +85,8 @@ def loop_parts(
     )
     reduced = [equation.invars[0] for equation in found.reductions]
     return LoopParts(
-        before=part(
-            jaxpr,
-            [index, *jaxpr.invars],
-            [renamed(v) for v in reduced + early],
-            [
-                e.replace(invars=list(map(renamed, e.invars)))
-                for e, is_index in zip(found.before, asks, strict=True)
-                if not is_index
-            ],
+        before=_given_index(
+            part(jaxpr, jaxpr.invars, reduced + early, found.before), axis
         ),
         reductions=found.reductions,
         after=part(
@@ -115,4 +97,26 @@ def loop_parts(
         ),
         each_after=part(jaxpr, [*handed, *unmapped], latest, found.each_after),
         made_by=made_by,
+    )
+
+
+def _given_index(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
+    """``jaxpr`` with the element's index as its first operand, not asked for."""
+    index = jex_core.Var(jax.core.ShapedArray((), np.dtype(np.int32)))
+    equations, indices = [], set()
+    for equation in jaxpr.eqns:
+        asks = equation.primitive is AXIS_INDEX.primitive
+        if asks and is_collective(equation, axis.name):
+            indices.update(equation.outvars)
+        else:
+            equations.append(equation)
+
+    def renamed(atom: Atom) -> Any:
+        return index if is_in(atom, indices) else atom
+
+    return part(
+        jaxpr,
+        [index, *jaxpr.invars],
+        list(map(renamed, jaxpr.outvars)),
+        [e.replace(invars=list(map(renamed, e.invars))) for e in equations],
     )
