@@ -104,8 +104,10 @@ def pytest_collection_modifyitems(config, items):
         random.Random(order).shuffle(files)
         place = {path: k for k, path in enumerate(files)}
         items.sort(key=lambda item: place[item.path])
-    # All that is there by now stays; looking at it in each collection takes its time.
+    # All that is there by now stays; looking at it in each collection takes its time,
+    # and tracing makes many objects, of which few are garbage.
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         for name, (kept, deep) in thinned.items():
             if values(deep) - values(kept):

@@ -201,7 +201,7 @@ def test_all_rows_of_the_plan_are_there():
     assert limits["first call, demo's step, 8 dev"] == {rows.SHARD_MAP: 1.2}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "benchmark",
     [

@@ -73,7 +73,7 @@ def test_a_program_agrees_with_its_reference(name):
     assert re.search(SAYS[name], result.stdout)
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_program_says_so(name):
     code = (

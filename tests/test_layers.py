@@ -271,6 +271,7 @@ def loaded(program):
     return [name for name in result.stdout.split() if name.startswith("shardmap")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "program",
     [
@@ -283,7 +284,7 @@ def test_what_explains_and_plans_is_imported_when_it_is_used(program):
     assert [name for name in loaded(program) if name.startswith(LATE)] == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["explain", "plan"])
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax import other_jax
-from shardmap._jax.types import Aval, Value
+from shardmap._jax.types import Aval, Value, without_sharding
 
 try:
     from jax._src import config as _config
@@ -25,11 +25,13 @@ __all__ = [
     "ArrayType",
     "are_types_checked",
     "current_mesh",
+    "set_mesh",
     "types_unchecked",
     "varying_along",
     "varying_axes",
     "varying_like",
     "with_varying_axes",
+    "without_varying_axes",
 ]
 
 # `jax.Array` is an interface: what it is given does not reach the arrays themselves.
@@ -92,13 +94,27 @@ def with_varying_axes(aval: Aval, like: Aval | None = None) -> Aval:
     )
 
 
+def without_varying_axes(aval: Aval) -> Aval:
+    """The same that does not say along which axes it differs."""
+    is_array = isinstance(aval, jax.core.ShapedArray)  # And no token.
+    return without_sharding(aval) if is_array and varying_axes(aval) else aval
+
+
 def current_mesh() -> Mesh:
     """The mesh of ``with mesh:`` or `jax.set_mesh` around here; perhaps an empty one.
 
-    No public name tells of ``with mesh:`` without a warning; `jax.sharding.get_mesh`
-    refuses while something is traced.
+    No public name tells of ``with mesh:`` without a warning.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         mesh = _mesh.thread_resources.env.physical_mesh
-    return mesh if not mesh.empty else _mesh.get_concrete_mesh()
+    return mesh if not mesh.empty else set_mesh()
+
+
+def set_mesh() -> Mesh:
+    """The mesh of `jax.set_mesh` around here; perhaps an empty one.
+
+    `jax.sharding.get_mesh` refuses while something is traced, and where a `jax.vmap`
+    has a name.
+    """
+    return _mesh.get_concrete_mesh()

@@ -18,7 +18,7 @@ from jax._src import mesh as mesh_lib
 from jax._src.sharding import IndivisibleError as IndivisibleError
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import other_jax
 from shardmap._jax.types import AnyMesh, Aval, Equation, Value
@@ -184,15 +184,6 @@ def is_mesh_set() -> bool:
     JAX sets one without devices while it makes a `jax.shard_map`.
     """
     return not _has_no_mesh(_devices())
-
-
-def mesh_that_is_set() -> Mesh:
-    """The mesh of `jax.set_mesh` around here; perhaps an empty one.
-
-    `jax.sharding.get_mesh` refuses in a `jax.vmap` with a name, whatever is traced.
-    """
-    mesh: Mesh = mesh_lib.get_concrete_mesh()
-    return mesh
 
 
 def _has_no_mesh(noted_mesh: Any) -> bool:

@@ -41,6 +41,25 @@ DEVICE_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the script, and returns the exit code of the first process that failed."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not os.path.isfile(options.script):
+        parser.error(f"there is no file {options.script}")
+    environments = [
+        environment(
+            process, options.processes, options.devices_per_process, port, os.environ
+        )
+        for port in [free_port()]
+        for process in range(options.processes)
+    ]
+    command = [options.script, *options.arguments]
+    # Not by default: two commands at once would have the same cores, and a busy core
+    # would keep its process waiting while others are free.
+    shares = shares_of_cores(options.processes) if options.share_cores else None
+    return Launch(command, environments, shares).run(options.grace)
+
+
+def _parser() -> Parser:
     parser = Parser(
         "run",
         "Start a script in several processes on this machine. The script calls\n"
@@ -78,21 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("arguments", nargs="...", help="the script's own arguments")
-    options = parser.parse_args(arguments)
-    if not os.path.isfile(options.script):
-        parser.error(f"there is no file {options.script}")
-    environments = [
-        environment(
-            process, options.processes, options.devices_per_process, port, os.environ
-        )
-        for port in [free_port()]
-        for process in range(options.processes)
-    ]
-    command = [options.script, *options.arguments]
-    # Not by default: two commands at once would have the same cores, and a busy core
-    # would keep its process waiting while others are free.
-    shares = shares_of_cores(options.processes) if options.share_cores else None
-    return Launch(command, environments, shares).run(options.grace)
+    return parser
 
 
 def _positive(text: str) -> int:

@@ -47,6 +47,26 @@ def array_task(around: Mapping[str, str]) -> tuple[int, int | None] | None:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs what was asked for, and returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.processes is not None:
+        if options.processes < 1:
+            parser.error(f"--processes must be at least 1, got {options.processes}")
+        return _several(options.processes, arguments)
+    if options.share:
+        take_share(*map(int, options.share.split("/")))
+    if options.modules and "" not in sys.path:
+        sys.path.insert(0, "")  # As Python itself does, but not the installed script.
+    try:
+        for module in options.modules:
+            importlib.import_module(module)
+        return _work(parser, options)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> Parser:
     parser = Parser(
         "work",
         "Run a plan that made.save(FOLDER) has written: one task of it, which in an\n"
@@ -86,22 +106,7 @@ def main(arguments: Sequence[str]) -> int:
         metavar="MODULE",
         help="a module that registers how values travel",
     )
-    options = parser.parse_args(arguments)
-    if options.processes is not None:
-        if options.processes < 1:
-            parser.error(f"--processes must be at least 1, got {options.processes}")
-        return _several(options.processes, arguments)
-    if options.share:
-        take_share(*map(int, options.share.split("/")))
-    if options.modules and "" not in sys.path:
-        sys.path.insert(0, "")  # As Python itself does, but not the installed script.
-    try:
-        for module in options.modules:
-            importlib.import_module(module)
-        return _work(parser, options)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
-        return 2
+    return parser
 
 
 def _several(count: int, arguments: Sequence[str]) -> int:

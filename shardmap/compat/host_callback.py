@@ -8,6 +8,7 @@ value was batched. All else is as `shardmap.tap` does it.
 
 import contextlib
 import dataclasses
+import enum
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from shardmap.api.taps import tap, taps_barrier
 
 __all__ = [
     "CallbackException",
+    "CallbackFlavor",
     "barrier_wait",
     "call",
     "id_print",
@@ -32,6 +34,22 @@ class CallbackException(RuntimeError):
     """A host function raised; `barrier_wait` says so."""
 
 
+@contextlib.contextmanager
+def _as_callback_exceptions() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise CallbackException(str(error)) from error.__cause__
+
+
+class CallbackFlavor(enum.Enum):
+    """Which callback of JAX was to call the host in the last years; all tap here."""
+
+    IO_CALLBACK = 1
+    PURE = 2
+    DEBUG = 3
+
+
 def id_tap(
     tap_func: Callable[..., Any],
     arg: Any,
@@ -39,6 +57,7 @@ def id_tap(
     result: Any = None,
     tap_with_device: bool = False,
     device_index: int = 0,
+    callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
     **kwargs: Any,
 ) -> Any:
     """Calls ``tap_func(arg, transforms)`` on the host, and gives ``arg`` back.
@@ -50,15 +69,18 @@ def id_tap(
       tap_with_device: whether the host function asks for the device.
       device_index: which device calls for a value that several share. 0: as
         `shardmap.tap` chooses; inside a map all devices call then.
+      callback_flavor: not used.
       **kwargs: more arguments for ``tap_func``.
+
+    Raises:
+      CallbackException: outside a program, if the host function raises.
 
     >>> id_tap(lambda x, transforms: print(x, transforms), 3)
     3 ()
     3
     """
-    host = _Tap(tap_func, "device" if tap_with_device else "", _fixed(kwargs))
-    index = device_index or None
-    return tap(host, arg, result=result, with_device=True, device_index=index)
+    host = _HostTap(tap_func, "device" if tap_with_device else "", _fixed(kwargs))
+    return _tap(host, arg, device_index, result=result)
 
 
 def id_print(
@@ -69,6 +91,7 @@ def id_print(
     device_index: int = 0,
     output_stream: TextIO | None = None,
     threshold: int | None = None,
+    callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
     **kwargs: Any,
 ) -> Any:
     """Prints ``arg`` on the host, under a line of the other arguments, and returns it.
@@ -80,6 +103,7 @@ def id_print(
       device_index: as for `id_tap`.
       output_stream: where to write. Default: what is `sys.stdout` at that time.
       threshold: from how many elements on an array is shortened.
+      callback_flavor: not used.
       **kwargs: what the line above has, as ``name: value``.
 
     >>> id_print((1, [2.5, 3]), what="these")
@@ -90,8 +114,7 @@ def id_print(
     (1, [2.5, 3])
     """
     host = _Print(_fixed(kwargs), tap_with_device, output_stream, threshold)
-    index = device_index or None
-    return tap(host, arg, result=result, with_device=True, device_index=index)
+    return _tap(host, arg, device_index, result=result)
 
 
 def call(
@@ -101,6 +124,7 @@ def call(
     result_shape: Any = None,
     call_with_device: bool = False,
     device_index: int = 0,
+    callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
 ) -> Any:
     """Calls ``callback_func(arg)`` on the host, and returns what it returns.
 
@@ -108,22 +132,36 @@ def call(
       callback_func: the host function; with ``call_with_device`` it is given
         ``device=`` too.
       arg: a pytree of arrays.
-      result_shape: a pytree of what has the shapes and dtypes of the result. None: the
-        result is None.
+      result_shape: a pytree of what has the shapes and dtypes of the result, or of
+        numbers. None: the result is None.
       call_with_device: whether the host function asks for the device.
       device_index: as for `id_tap`.
+      callback_flavor: not used.
+
+    Raises:
+      CallbackException: outside a program, if the host function raises.
 
     >>> call(lambda x: x * 2, np.float32(3), result_shape=np.float32(0))
     Array(6., dtype=float32)
     """
     host = _Call(callback_func, call_with_device)
-    index = device_index or None
     if not jax.tree.leaves(result_shape):
-        tap(host, arg, with_device=True, device_index=index)
+        _tap(host, arg, device_index)
         return result_shape
-    return tap(
-        host, arg, result_shape=result_shape, with_device=True, device_index=index
-    )
+    shapes = jax.tree.map(_shape_of, result_shape)
+    return _tap(host, arg, device_index, result_shape=shapes)
+
+
+def _shape_of(leaf: Any) -> Any:
+    is_number = isinstance(leaf, bool | int | float | complex)
+    return jax.typeof(leaf) if is_number else leaf
+
+
+def _tap(host: Callable[..., Any], arg: Any, device_index: int, **results: Any) -> Any:
+    with _as_callback_exceptions():
+        return tap(
+            host, arg, with_device=True, device_index=device_index or None, **results
+        )
 
 
 def barrier_wait(logging_name: str | None = None) -> None:
@@ -135,10 +173,8 @@ def barrier_wait(logging_name: str | None = None) -> None:
     Raises:
       CallbackException: a host function raised; what it raised is the cause.
     """
-    try:
+    with _as_callback_exceptions():
         taps_barrier()
-    except RuntimeError as error:
-        raise CallbackException(str(error)) from error.__cause__
 
 
 @contextlib.contextmanager
@@ -153,7 +189,7 @@ def _fixed(kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tap:
+class _HostTap:
     func: Callable[..., Any]
     device_name: str
     kwargs: tuple[tuple[str, Any], ...]

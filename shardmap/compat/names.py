@@ -39,6 +39,8 @@ REPLACED = {
 
 NAMES = {
     **REPLACED,
+    "jax.ad_checkpoint.checkpoint": "jax.checkpoint",
+    "jax.ad_checkpoint.remat": "jax.remat",
     "jax.soft_pmap": "shardmap.spmap",
     "jax.device_put_replicated": "shardmap.device_put_replicated",
     "jax.device_put_sharded": "shardmap.device_put_sharded",
@@ -77,6 +79,8 @@ NAMES = {
     "jax.interpreters.xla._DeviceArray": "jax.Array",
     # Partitions
     "jax.experimental.PartitionSpec": "jax.sharding.PartitionSpec",
+    "jax.experimental.sharded_jit": "shardmap.sharded_jit",
+    "jax.experimental.with_sharding_constraint": "shardmap.with_sharding_constraint",
     "jax.experimental.maps.Mesh": "jax.sharding.Mesh",
     "jax.experimental.pjit.PartitionSpec": "jax.sharding.PartitionSpec",
     "jax.experimental.pjit.with_sharding_constraint": (

@@ -28,6 +28,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement
 from shardmap.map import agreement, contexts, tracing
+from shardmap.map.primitives import typed
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import mesh_jaxpr
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -182,7 +183,7 @@ def constrain(
         mesh = partition_mesh(parts, total, what, alone)
         if isinstance(x, jax.core.Tracer):
             _check_devices(mesh, what)
-    x = contexts.untyped(x)
+    x = typed.untyped(x)
     return _bind(x, parts=parts, total=total, mesh=mesh, what=what, program=program)
 
 
@@ -244,7 +245,7 @@ def _implementation(
 @functools.lru_cache(maxsize=1024)
 def _program_under_mesh(**params: Param) -> Any:
     """The constraint under `jax.set_mesh`, where results are on that mesh."""
-    return jax.jit(lambda x: constrain_p.bind(contexts.untyped(x), **params))
+    return jax.jit(lambda x: constrain_p.bind(typed.untyped(x), **params))
 
 
 def _transpose(cotangent: Value, _: object, **params: Param) -> list[Any]:
@@ -256,7 +257,9 @@ def _batch(
 ) -> tuple[Any, int]:
     (x,), (dim,) = args, dims
     parts = (*parts[:dim], None, *parts[dim:])
-    return constrain_p.bind(x, parts=parts, **params), dim
+    result = constrain_p.bind(typed.untyped(x), parts=parts, **params)
+    batch_type = typed.BatchType.of(args, dims)
+    return batch_type.named(result, dim) if batch_type else result, dim
 
 
 def _lowering(

@@ -1,12 +1,9 @@
-"""Maps under `jax.set_mesh`, and arrays of meshes with Explicit axes.
+"""Maps under `jax.set_mesh`.
 
 A program under `jax.set_mesh` runs on the devices of that mesh. So do the maps in it,
 and those that are called under it as programs of their own: they are made and run as
 `jax.jit` would, and what they give is on that mesh. A map that names other devices
 is none of these programs; called by itself, it runs outside of the mesh.
-
-The type of an array says how it is sharded along Explicit axes. Maps say that
-themselves, so they take arrays without such types.
 """
 
 import itertools
@@ -15,19 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import numpy as np
-from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import with_varying_axes
-from shardmap._jax.context import (
-    IndivisibleError,
-    apart,
-    is_mesh_set,
-    mesh_that_is_set,
-)
-from shardmap._jax.types import Param, Value, is_typed, without_sharding
+from shardmap._jax.arrays import set_mesh
+from shardmap._jax.context import IndivisibleError, apart, is_mesh_set
+from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
@@ -49,7 +39,8 @@ def has_mesh() -> bool:
 
 def mesh_devices() -> list[jax.Device]:
     """The devices of the mesh of `jax.set_mesh`; none if there is no such mesh."""
-    return list(mesh_that_is_set().devices.flat)
+    # What is being traced runs on them too.
+    return list(set_mesh().devices.flat)
 
 
 def place(leaves: Sequence[Any]) -> list[Any]:
@@ -57,7 +48,7 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
     If it has Explicit axes they are on that mesh, so that what is made of them does.
     """
-    mesh = mesh_that_is_set()
+    mesh = set_mesh()
     has_types = AxisType.Explicit in mesh.axis_types
     everywhere = NamedSharding(mesh, PartitionSpec())
 
@@ -193,7 +184,7 @@ def check_mesh(name: str, mesh: Mesh) -> None:
     """
     if not has_mesh():
         return
-    there = mesh_that_is_set()
+    there = set_mesh()
     if AxisType.Explicit not in there.axis_types:
         return
     steps, steps_there = (
@@ -206,28 +197,3 @@ def check_mesh(name: str, mesh: Mesh) -> None:
             f"axes of the mesh of jax.set_mesh, {dict(there.shape)}, whose axes are "
             "Explicit: give it mesh= and mesh_axes= of that mesh."
         )
-
-
-# Types
-
-
-def untyped(array: Value) -> Any:
-    """A traced array whose type does not say how it is sharded."""
-    return untyped_p.bind(array) if is_typed(jax.typeof(array)) else array
-
-
-def _transpose(cotangent: Value, operand: Value) -> list[Any]:
-    # Of a tangent the type may be gone already.
-    if not is_typed(operand.aval):
-        return [cotangent]
-    return [jax.sharding.reshard(cotangent, operand.aval.sharding)]
-
-
-untyped_p = jex_core.Primitive("untyped")
-untyped_p.def_abstract_eval(
-    lambda aval: with_varying_axes(without_sharding(aval), aval)
-)
-untyped_p.def_impl(lambda x: x)
-ad.deflinear2(untyped_p, _transpose)
-batching.defvectorized(untyped_p)
-mlir.register_lowering(untyped_p, lambda ctx, x: [x])

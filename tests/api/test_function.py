@@ -210,6 +210,7 @@ def held_by(array):
     return sum(buffer.nbytes for buffer in buffers if not buffer.is_deleted())
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_is_freed_with_its_function(kind):
     def references():

@@ -1,9 +1,7 @@
 """Blocks on a mesh, against jax.shard_map and against loops over blocks."""
 
 import functools
-import gc
 import logging
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -225,18 +223,6 @@ def test_built_anew_in_a_loop_compiles_once():
     assert run({"x": 0, "y": 0}) == once
     # The order of the mesh axes matters.
     assert run({"y": 0, "x": 0}) > once
-
-
-def test_what_is_made_goes_with_the_function():
-    def fun(x):
-        return x + 1
-
-    sm.mesh_map(fun, MESH, {"x": 0}, {"x": 0})(array(4))
-    reference = weakref.ref(fun)
-    del fun
-    jax.clear_caches()
-    gc.collect()
-    assert reference() is None
 
 
 def test_one_line_per_compile(caplog):

@@ -138,6 +138,7 @@ def test_in_another_process(tmp_path):
     assert done.stdout.split(maxsplit=1)[0] == str(len(work))
 
 
+@pytest.mark.deep
 def test_devices_that_the_other_process_does_not_have(tmp_path):
     path = tmp_path / "work"
     mapped = sm.spmap(lambda x: 2 * x, devices=jax.devices()[6:])

@@ -172,7 +172,7 @@ def one_by_one(count):
     return k, x, jax.tree.map(lambda *rows: np.stack(rows), *results), calls.wait()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_element_taps_as_it_does_alone(layout):
     count, options = LAYOUTS[layout]
@@ -183,7 +183,7 @@ def test_each_element_taps_as_it_does_alone(layout):
     assert calls.wait() == expected_calls
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(2, 4), (9, 2), (1, 3)])
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
@@ -313,7 +313,7 @@ def test_gradients_tap_values_once(lowering, size, transform):
     assert calls.wait() == expected_calls
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("options", [{}, {"lowering": "spmd"}])
 def test_forward_mode_through_a_tapped_loop(options):
     calls = Calls()

@@ -65,6 +65,7 @@ def test_each_configuration_of_jax_has_its_own():
     assert traces == ["float32", "bfloat16"]
 
 
+@pytest.mark.deep
 def test_a_program_that_jax_has_forgotten_is_compiled_again():
     program = running.map_jit(lambda x: x * 2, jax.devices(), communicates=True)
     for _ in range(MOST_TIMES + 3):

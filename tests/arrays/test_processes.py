@@ -27,7 +27,8 @@ from shardmap.map import agreement, layout
 from tests.arrays.start import PROGRAMS, start
 
 ROOT = pathlib.Path(__file__).parents[2]
-# For other numbers of processes and devices than those that all checks are made with.
+# For other numbers of processes and devices than those that all checks are made with,
+# and for a quick run.
 FEW = [
     "check_rows_in_rows_out",
     "check_index_and_size_are_global",
@@ -298,7 +299,11 @@ HALVES = [ALL[::2], ALL[1::2]]
 @pytest.mark.parametrize(
     ("count", "devices", "wanted"),
     [
-        *(pytest.param(2, 2, half, id=f"2-2-{k}") for k, half in enumerate(HALVES)),
+        pytest.param(2, 2, [*FEW, *FEW_PROGRAMS], id="2-2"),
+        *(
+            pytest.param(2, 2, half, id=f"2-2-{k}", marks=pytest.mark.deep)
+            for k, half in enumerate(HALVES)
+        ),
         pytest.param(4, 1, FEW, id="4-1", marks=pytest.mark.deep),
         pytest.param(2, 1, [*FEW, *FEW_PROGRAMS], id="2-1", marks=pytest.mark.deep),
         pytest.param(4, 1, FEW_PROGRAMS, id="4-1-programs", marks=pytest.mark.deep),

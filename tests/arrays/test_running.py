@@ -191,7 +191,7 @@ def test_many_collectives_in_flight_do_not_hang():
             return sum(lax.all_gather(m, "i").sum(0) for m in moved) + sum(parts)
 
         x = np.ones((8, 64), np.float32) / 1e6
-        for _ in range(20):
+        for _ in range(8):
             results = [step(x + k) for k in range(20)]
             jax.block_until_ready(results)
         print("ran to the end")

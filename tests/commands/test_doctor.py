@@ -55,6 +55,7 @@ def test_a_start_that_takes_for_ever_is_found():
     }
 
 
+@pytest.mark.deep
 def test_the_probe_sees_this_process():
     found = doctor.start_jax()
     assert found.keys() == FOUND.keys()

@@ -265,6 +265,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.deep
 @given(st.one_of(st.text(max_size=12), st.lists(st.sampled_from(WORDS)).map("".join)))
 def test_no_argument_gives_a_traceback(text):
     result = call(main, PREDICT, f"--arg={text}")

@@ -147,6 +147,7 @@ def test_control_c_ends_it_quietly(tmp_path):
     assert process.returncode == 128 + signal.SIGINT
 
 
+@pytest.mark.deep
 def test_text_that_no_encoding_has_is_still_written():
     """A file name need not be text; shown on a terminal of ASCII it is escaped."""
     result = shardmap(
@@ -166,6 +167,7 @@ def test_a_missing_extra_gets_one_line_and_code_2():
     )
 
 
+@pytest.mark.deep
 def test_the_missing_extra_is_what_makes_the_difference():
     """The test above takes sklearn away, and does nothing else to the process."""
     result = without_module("sklearn", code="import sklearn")
@@ -227,6 +229,7 @@ def test_the_demo_fails_when_it_has_not_learnt():
     assert "MISS held-out accuracy 0.000" in result.stdout
 
 
+@pytest.mark.deep
 def test_the_demo_gives_jaxlib_threads_enough():
     """Before JAX asks for them."""
     result = python(

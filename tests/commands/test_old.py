@@ -58,7 +58,7 @@ def test_a_script_knows_itself_as_python_runs_it(folder, arguments):
     assert result.stderr == ""
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("told", ["", "3"])
 def test_jaxlib_gets_threads_enough_unless_told(folder, told):
     write(folder, "prog.py", "import os; print(os.environ['NPROC'])")
@@ -68,6 +68,7 @@ def test_jaxlib_gets_threads_enough_unless_told(folder, told):
     assert number == 3 if told else number >= 64
 
 
+@pytest.mark.deep
 def test_a_module_knows_itself_as_python_runs_it(folder):
     write(folder, "package/__init__.py", "")
     write(folder, "package/other.py", "number = 7\n")
@@ -79,6 +80,7 @@ def test_a_module_knows_itself_as_python_runs_it(folder):
     assert (result.returncode, result.stdout) == (0, as_python.stdout)
 
 
+@pytest.mark.deep
 def test_the_package_of_a_module_may_use_old_names(folder):
     write(folder, "package/__init__.py", "from jax import tree_map\n")
     write(folder, "package/prog.py", "import package; print(package.tree_map(abs, -1))")
@@ -173,6 +175,7 @@ def test_the_edits_make_it_run_without(folder):
     assert python("prog.py", cwd=folder).stdout == "1 [0]\n[2]\n"
 
 
+@pytest.mark.deep
 def test_what_goes_through_a_pipe_is_in_order(folder):
     write(folder, "prog.py", "import jax\nprint('first', jax.tree_map(abs, -1))\n")
     process = subprocess.run(

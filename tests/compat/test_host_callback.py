@@ -110,6 +110,43 @@ def test_what_a_tap_raises_is_raised_by_the_barrier():
     hcb.barrier_wait()
 
 
+@pytest.mark.parametrize(
+    "tap",
+    [
+        lambda fail: hcb.id_tap(lambda x, _: fail(x), 0),
+        lambda fail: hcb.call(fail, 0),
+        lambda fail: hcb.call(fail, 0, result_shape=0),
+    ],
+)
+def test_what_a_tap_raises_outside_of_a_program_is_a_callback_exception(tap):
+    def fail(x):
+        raise KeyError("missing")
+
+    with pytest.raises(hcb.CallbackException, match="KeyError: 'missing'") as caught:
+        tap(fail)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("flavor", hcb.CallbackFlavor)
+def test_every_flavor_of_the_last_years_taps(flavor):
+    out = io.StringIO()
+
+    @jax.jit
+    def f(x):
+        hcb.id_print(x, output_stream=out, callback_flavor=flavor)
+        hcb.id_tap(lambda x, _: out.write("tapped"), x, callback_flavor=flavor)
+        return hcb.call(np.negative, x, result_shape=x, callback_flavor=flavor)
+
+    assert f(1.0) == -1
+    hcb.barrier_wait()
+    assert out.getvalue() == "1.0\ntapped"
+
+
+def test_a_number_is_its_own_result_shape():
+    result = hcb.call(lambda x: x + 1, 2.0, result_shape=2.0)
+    assert (result, result.dtype) == (3, jax.dtypes.canonicalize_dtype(float))
+
+
 def test_the_receiver_of_the_first_taps_waits():
     seen = []
     with hcb.outfeed_receiver(receiver_name="r"):

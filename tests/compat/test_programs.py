@@ -55,6 +55,7 @@ def as_users():
         yield
 
 
+@pytest.mark.deep
 def test_data_parallel_training(tmp_path, as_users):
     found, result = saved("data_parallel.py", tmp_path)
     assert result.stdout == "8\n"
@@ -73,11 +74,12 @@ def test_data_parallel_training(tmp_path, as_users):
     def loss(params):
         return -(predict(params, images) * labels).sum(1).mean()
 
+    gradient = jax.jit(jax.grad(loss))
     _, first = make(jax.random.PRNGKey(0), (-1, 10))
     start, update, params_of = optimizers.momentum(0.1, mass=0.9)
     state = start(first)
     for i in range(5):
-        state = update(i, jax.grad(loss)(params_of(state)), state)
+        state = update(i, gradient(params_of(state)), state)
     params = params_of(state)
     moved = jax.tree.leaves(jax.tree.map(jnp.subtract, params, first))
     expected = {f"arr_{k}": leaf for k, leaf in enumerate(moved)}

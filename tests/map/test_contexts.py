@@ -50,24 +50,6 @@ def test_nests_under_a_mesh_that_is_set(spmap, mesh):
         assert_same(jax.jit(nest(spmap, step))(x, w), expected)
 
 
-@pytest.mark.few(3)
-@both_lowerings
-@pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
-@pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
-def test_in_a_vmap_with_a_name_under_a_mesh_that_is_set(transform, spmap, mesh):
-    x = spread((3, 8))
-
-    def fun(x):
-        return mixed(x, lax.psum(x, ("i", "v")))
-
-    def named(map_):
-        return jax.vmap(map_(fun, axis_name="i"), axis_name="v")
-
-    expected = named(jax.vmap)(x)
-    with jax.set_mesh(mesh):
-        assert_same(transform(named(spmap))(x), expected)
-
-
 @both_lowerings
 @pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
 def test_operands_typed_with_an_explicit_mesh(spmap, transform):

@@ -52,6 +52,7 @@ def test_under_axis_gives_what_the_function_gives():
     assert tracing.under_axis(lambda: lax.axis_size("i"), "i", 5) == 5
 
 
+@pytest.mark.deep
 def test_what_is_kept_for_a_jaxpr_goes_with_it():
     made = []
 
@@ -105,6 +106,7 @@ def test_closed_over_arrays(spmap):
     assert_same(jax.vmap(mapped)(ROWS[None]), expected[None])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.jacfwd])
 def test_closed_over_tracers(transform):
     def build(map_):

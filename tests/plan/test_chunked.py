@@ -55,7 +55,7 @@ PROGRAMS = {
 REVERSE_ONLY = {"custom derivative"}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_function(name):
     fun = PROGRAMS[name]

@@ -106,7 +106,7 @@ def once(run, mapped):
     return run(mapped)(ROWS)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", INTERRUPTED)
 def test_an_interrupt_where_jax_leaves_a_trace_leaves_it(how):
     """Where the interrupt comes as a method begins that was to put something back."""
@@ -131,7 +131,7 @@ def test_an_interrupt_where_jax_leaves_a_trace_leaves_it(how):
     np.testing.assert_allclose(mapped(ROWS), SINES, rtol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("around", ["nothing", "jit", "vmap"])
 @pytest.mark.parametrize("called", ["known", "new", "no collective"])
 def test_a_finalizer_calls_a_map_while_another_is_made(around, called):

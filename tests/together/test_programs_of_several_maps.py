@@ -36,6 +36,7 @@ def mesh_in_a_program(fun, *args):
     return dict(equation.params["mesh"].shape)
 
 
+@pytest.mark.few(6)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("other", SIZES)
@@ -70,7 +71,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(4)
 @both_lowerings
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)

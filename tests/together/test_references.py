@@ -57,7 +57,7 @@ def derivatives(map_, element):
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("element", [written, added, scanned])
 def test_references_of_an_element_are_differentiated(spmap, element):

@@ -99,7 +99,7 @@ MAPS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", [(), ("y",), (("x", "y"),)])
 @pytest.mark.parametrize("name", MAPS)
@@ -126,6 +126,53 @@ def test_arrays_of_explicit_meshes(name, spec):
         )
 
 
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize("name", ["plain", "on a mesh", "mesh_map", "sharded_jit"])
+def test_a_vmap_with_a_name_around(name, mesh):
+    rows = np.stack([X, 2 * X])
+    with jax.set_mesh(mesh):
+        for wrap in (lambda f: f, jax.jit):
+            result = wrap(jax.vmap(MAPS[name], axis_name="k"))(rows)
+            expected = rows - rows.mean(1, keepdims=True)
+            np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", sorted(MAPS.keys() - {"sharded_jit"}))
+def test_a_vmap_along_an_axis_of_an_explicit_mesh(name):
+    def fun(v):
+        return jnp.sin(MAPS[name](v)) + v
+
+    def gradient(v):
+        return jax.grad(lambda v: fun(v).sum())(v)
+
+    rows = np.stack([X, 2 * X])
+    x = on(EXPLICIT, rows, "x")
+    for f in (fun, gradient):
+        expected = np.stack([f(X), f(2 * X)])
+        jitted = jax.jit(jax.vmap(f))
+        np.testing.assert_allclose(jitted(x), expected, rtol=1e-5, atol=1e-6)
+        twice = jax.jit(jax.vmap(jax.vmap(f), in_axes=1))
+        result = twice(on(EXPLICIT, rows[:, None], "x"))
+        np.testing.assert_allclose(result[0], expected, rtol=1e-5, atol=1e-6)
+        with jax.set_mesh(EXPLICIT):
+            for g in (jitted, jax.vmap(f)):
+                result = g(x)
+                np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(result + x, expected + rows, rtol=1e-5)
+
+
+def test_a_tap_that_returns_in_a_vmap_along_an_axis_of_an_explicit_mesh():
+    def fun(v):
+        doubled = sm.spmap(lambda a: 2 * a, mesh=EXPLICIT, mesh_axes="y")(v)
+        return jnp.sin(sm.tap(np.negative, doubled, result_shape=v)) + v
+
+    rows = np.stack([X, 2 * X])
+    with jax.set_mesh(EXPLICIT):
+        result = jax.jit(jax.vmap(fun))(on(EXPLICIT, rows, "x"))
+    np.testing.assert_allclose(result, np.sin(-2 * rows) + rows, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_arrays_from_elsewhere_under_an_explicit_mesh(name):
     fun = MAPS[name]
@@ -135,6 +182,24 @@ def test_arrays_from_elsewhere_under_an_explicit_mesh(name):
             result = fun(x)
             np.testing.assert_allclose(result, X - X.mean(), rtol=1e-6)
             np.testing.assert_allclose(result.sum(), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [sm.spmap, sm.mesh_map], ids=["spmap", "mesh_map"])
+def test_an_array_of_an_explicit_mesh_is_an_argument(make):
+    axes, none = (0, None) if make is sm.spmap else ({"y": 0}, {})
+    options = {"mesh_axes": "y"} if make is sm.spmap else {}
+    options |= {"mesh": EXPLICIT, "out_axes": axes}
+    with jax.set_mesh(EXPLICIT):
+        weights = jnp.ones(3)
+        outside = make(lambda v: v + weights.sum(), in_axes=(axes,), **options)
+        for f in (outside, jax.jit(outside)):
+            with pytest.raises(
+                ValueError,
+                match=r"pass it as an argument: with None in in_axes, or \{\}",
+            ):
+                f(X)
+        inside = make(lambda v, w: v + w.sum(), in_axes=(axes, none), **options)
+        np.testing.assert_array_equal(inside(X, weights), X + 3)
 
 
 def test_a_mesh_that_has_no_name_in_the_types_is_refused():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Aval, Value, is_typed, with_shape
-from shardmap.map import contexts
+from shardmap.map.primitives import typed
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
 
@@ -53,7 +53,7 @@ def _in_jit(
     axes: Sequence[tuple[str, int]],
     rest: Sequence[Hashable],
 ) -> Value:
-    return fun(contexts.untyped(array), dict(axes), *rest)
+    return fun(typed.untyped(array), dict(axes), *rest)
 
 
 def to_blocks(array: Value, axes: Axes, levels: Sequence[str], mesh: AnyMesh) -> Value:

@@ -33,10 +33,11 @@ def batch_that_fits(params: Params, memory: int) -> int | None:
     if model(block).bytes <= memory:
         return None
     if (one := model(1)).bytes > memory:
+        place = f" made at {one.source}" if one.source else ""
         raise ValueError(
             f"memory={size(memory)} is too little for spmap of {params['name']}: one "
             f"element holds {size(one.bytes)} at once besides its operands and results,"
-            f" of it {size(one.largest)} in {one.shape} made at {one.source}."
+            f" of it {size(one.largest)} in {one.shape}{place}."
         )
     fits, too_many = 1, block
     while too_many - fits > max(1, fits // 16):

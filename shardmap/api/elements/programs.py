@@ -22,6 +22,7 @@ from shardmap.arrays import array_likes, processes, trees
 from shardmap.arrays.process_local import convert_p, look, parts_along
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
+from shardmap.map.primitives import typed
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.units import Auto
 
@@ -145,7 +146,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
                 surroundings.same_mesh(self.options, around),
             )
         except (RuntimeError, ValueError) as error:
-            surroundings.explain_specs(self.name, around, error)
+            surroundings.explain_meshes(self.name, around, error)
             raise
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
@@ -160,7 +161,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
 
     def bind_call(self, call: ElementCall, leaves: Sequence[Value]) -> PyTree:
         operands = [*call.body.constants, *_as_arrays(call, leaves)]
-        operands = list(map(contexts.untyped, operands))
+        operands = list(map(typed.untyped, operands))
         if call.is_process_local:
             local_operands, local_results = call.process_shardings
             operands = [

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap.api.elements.options import Options
 from shardmap.arrays import processes
@@ -100,9 +100,15 @@ def same_mesh(options: Options, around: AbstractMesh) -> AbstractMesh | None:
     return mesh if mesh.shape_tuple == around.shape_tuple else None
 
 
-def explain_specs(name: str, around: AbstractMesh, error: Exception) -> None:
-    """Says what a `jax.sharding.PartitionSpec` inside a map wants, if it was that."""
-    if "PartitionSpec" in str(error) and not around.empty:
+def explain_meshes(name: str, around: AbstractMesh, error: Exception) -> None:
+    """Says what a `jax.sharding.PartitionSpec` in a map wants, or an array there."""
+    if "ontext mesh" in str(error) and AxisType.Explicit in around.axis_types:
+        error.add_note(
+            f"spmap of {name} finds an array of the mesh of jax.set_mesh outside of "
+            "its function. As the axes of that mesh are Explicit, pass it as an "
+            "argument: with None in in_axes, or {} for mesh_map."
+        )
+    elif "PartitionSpec" in str(error) and not around.empty:
         error.add_note(
             f"spmap of {name} does not run on the mesh of jax.set_mesh, "
             f"{dict(around.shape)}, whose axes a PartitionSpec would name: give it "

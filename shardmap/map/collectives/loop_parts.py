@@ -1,20 +1,16 @@
 """A function of one element, cut where its final reductions over the axis are."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
 
 from shardmap._jax.collectives import AXIS_INDEX
-from shardmap._jax.types import Atom, Equation, Jaxpr
-from shardmap.map.collectives.reductions import REDUCTIONS
-from shardmap.map.collectives.split import (
-    is_collective,
-    is_split_inside,
-    uses_axis,
-)
+from shardmap._jax.types import Atom, Jaxpr
+from shardmap.map.collectives.final_reductions import in_parts, is_in, part
+from shardmap.map.collectives.split import is_collective, is_split_inside
 from shardmap.map.collectives.split_axis import SplitAxis
 
 
@@ -26,14 +22,17 @@ class LoopParts(NamedTuple):
         reduction. Takes the element's index, then the operands.
       reductions: the equations that reduce.
       after: once; takes the reduced values, then the operands that are not mapped, and
-        gives the results that need them.
-      is_after: which results ``after`` gives.
+        gives the results that need them, then what ``each_after`` takes.
+      each_after: per element; takes that, then the operands that are not mapped, and
+        gives the results that need a call of the host after the reductions.
+      made_by: which of the three gives a result.
     """
 
     before: Any
     reductions: list[Any]
     after: Any
-    is_after: list[bool]
+    each_after: Any
+    made_by: list[str]
 
     @property
     def reads_index(self) -> bool:
@@ -47,24 +46,6 @@ class LoopParts(NamedTuple):
     def reads_index_inside(self) -> bool:
         """The same for what its equations hold."""
         return any(map(is_split_inside, self.before.eqns))
-
-
-class _Sorted(NamedTuple):
-    """The equations of a function by when they run.
-
-    Attributes:
-      before: for each element.
-      reductions: over the elements.
-      after: once.
-      late: the variables that need a reduced value.
-      indices: the variables that are the element's index.
-    """
-
-    before: list[Any]
-    reductions: list[Any]
-    after: list[Any]
-    late: set[Any]
-    indices: set[Any]
 
 
 def loop_parts(
@@ -81,100 +62,61 @@ def loop_parts(
         for var, in_axis in zip(jaxpr.invars, in_axes, strict=True)
         if in_axis is None
     ]
-    found = _sort(jaxpr, axis, unmapped, batch_size)
-    index = jex_core.Var(jax.core.ShapedArray((), np.dtype(np.int32)))
+    found = in_parts(jaxpr, axis, unmapped, batch_size)
 
-    def renamed(atom: Atom) -> Any:
-        is_index = not isinstance(atom, jex_core.Literal) and atom in found.indices
-        return index if is_index else atom
+    def maker(result: Atom) -> str:
+        if is_in(result, found.latest):
+            return "each_after"
+        return "after" if is_in(result, found.late) else "before"
 
-    is_after = [
-        not isinstance(v, jex_core.Literal) and v in found.late for v in jaxpr.outvars
-    ]
-    early, late = (
-        [v for v, after in zip(jaxpr.outvars, is_after, strict=True) if after is wanted]
-        for wanted in (False, True)
+    made_by = list(map(maker, found.results))
+    early, late, latest = (
+        [v for v, made in zip(found.results, made_by, strict=True) if made == by]
+        for by in ("before", "after", "each_after")
+    )
+    # In order, each once.
+    handed = dict.fromkeys(
+        v
+        for equation in found.each_after
+        for v in equation.invars
+        if not isinstance(v, jex_core.Literal)
+        and v not in found.latest
+        and v not in set(unmapped)
     )
     reduced = [equation.invars[0] for equation in found.reductions]
     return LoopParts(
-        before=jaxpr.replace(
-            invars=[index, *jaxpr.invars],
-            outvars=[renamed(v) for v in reduced + early],
-            eqns=[e.replace(invars=list(map(renamed, e.invars))) for e in found.before],
-            effects=_effects(found.before),
+        before=_given_index(
+            part(jaxpr, jaxpr.invars, reduced + early, found.before), axis
         ),
         reductions=found.reductions,
-        after=jaxpr.replace(
-            invars=[*(e.outvars[0] for e in found.reductions), *unmapped],
-            outvars=late,
-            eqns=found.after,
-            effects=_effects(found.after),
+        after=part(
+            jaxpr,
+            [*(e.outvars[0] for e in found.reductions), *unmapped],
+            [*late, *handed],
+            found.after,
         ),
-        is_after=is_after,
+        each_after=part(jaxpr, [*handed, *unmapped], latest, found.each_after),
+        made_by=made_by,
     )
 
 
-def _sort(
-    jaxpr: Jaxpr, axis: SplitAxis, unmapped: Sequence[Any], batch_size: int
-) -> _Sorted:
-    def refuse(collective: Equation, where: str = "in the middle of") -> NoReturn:
-        raise ValueError(
-            f"batch_size={batch_size} is less than the {axis.block} elements of axis "
-            f"{axis.name!r} on each device, but {collective.primitive} over that axis "
-            f"stands {where} the function: what follows needs the values of all "
-            f"elements at once. Leave batch_size out, give at least {axis.block}, or "
-            "make the collective the last step."
-        )
-
-    before, reductions, after, late, indices = found = _Sorted([], [], [], set(), set())
-    shared = set(unmapped)
-    of_shared = []
+def _given_index(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
+    """``jaxpr`` with the element's index as its first operand, not asked for."""
+    index = jex_core.Var(jax.core.ShapedArray((), np.dtype(np.int32)))
+    equations, indices = [], set()
     for equation in jaxpr.eqns:
-        collectives = uses_axis(jaxpr.replace(eqns=[equation]), axis.name)
-        direct = is_collective(equation, axis.name)
-        variables = [v for v in equation.invars if not isinstance(v, jex_core.Literal)]
-        if any(v in late for v in variables):
-            for_all = all(v in late or v in shared for v in variables)
-            if collectives or is_split_inside(equation) or not for_all:
-                refuse(reductions[-1])
-            after.append(equation)
-            late.update(equation.outvars)
-        elif direct and equation.primitive is AXIS_INDEX.primitive:
+        asks = equation.primitive is AXIS_INDEX.primitive
+        if asks and is_collective(equation, axis.name):
             indices.update(equation.outvars)
-        elif direct and _is_plain_reduction(equation):
-            reductions.append(equation)
-            late.update(equation.outvars)
-        elif collectives:
-            place = "in the middle of" if direct else f"in a {equation.primitive} in"
-            refuse(collectives[0], place)
         else:
-            before.append(equation)
-            inside = is_split_inside(equation) or equation.effects
-            if not inside and all(v in shared for v in variables):
-                of_shared.append(equation)
-                shared.update(equation.outvars)
-    after[:0] = _needed(of_shared, after)
-    return found
+            equations.append(equation)
 
+    def renamed(atom: Atom) -> Any:
+        return index if is_in(atom, indices) else atom
 
-def _needed(equations: Sequence[Any], by: Sequence[Any]) -> list[Any]:
-    """Those of which others use the results."""
-    needed = []
-    used = {id(atom) for equation in by for atom in equation.invars}
-    for equation in reversed(equations):
-        if any(id(var) in used for var in equation.outvars):
-            needed.append(equation)
-            used.update(map(id, equation.invars))
-    return needed[::-1]
-
-
-def _effects(equations: Sequence[Any]) -> set[Any]:
-    return {effect for equation in equations for effect in equation.effects}
-
-
-def _is_plain_reduction(equation: Equation) -> bool:
-    return (
-        equation.primitive in REDUCTIONS
-        and equation.params["axis_index_groups"] is None
-        and not any(isinstance(axis, int) for axis in equation.params["axes"])
+    return part(
+        jaxpr,
+        [index, *jaxpr.invars],
+        list(map(renamed, jaxpr.outvars)),
+        [e.replace(invars=list(map(renamed, e.invars))) for e in equations],
     )

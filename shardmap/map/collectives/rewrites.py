@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTER
-from shardmap._jax.effects import without_axis
+from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
 from shardmap._jax.evaluation import CALLS
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
 from shardmap.map.collectives.in_line import copied
+from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.rewriting import changed_effects, rewrite_jaxpr
 
-_CALLS = {p.jit_p: CALLS[p.jit_p], p.remat_p: CALLS[p.remat_p]}
-"""What may be changed in a call that is to be differentiated."""
+_HOLDERS = {p.jit_p: CALLS[p.jit_p], p.remat_p: CALLS[p.remat_p], spmap_p: "call_jaxpr"}
+"""What may be changed in an equation that is to be differentiated."""
 
 
 def tile_collectives(jaxpr: Jaxpr) -> Any | None:
@@ -149,25 +150,50 @@ def _without_sums(
     for equation in jaxpr.eqns:
         operands = are_shared(equation.invars)
         new, results = [equation], [all(operands)] * len(equation.outvars)
-        if equation.primitive in _CALLS:
-            key = _CALLS[equation.primitive]
-            called, results = _of_call(
-                equation.params[key], axis_name, axis_size, operands
-            )
-            new = [equation.replace(params=equation.params | {key: called})]
+        if _may_hold(equation, axis_name):
+            changed, results = _inside(equation, axis_name, axis_size, operands)
+            new = [changed]
         elif all(operands) and _is_sum(equation, axis_name):
             new = _multiplied(equation, axis_name, axis_size)
-        elif equation.effects:  # As to ask for the index: it may give anything.
+        elif _may_differ(jaxpr.replace(eqns=[equation]), axis_name):
             results = [False] * len(results)
         equations += new
         shared.update(itertools.compress(equation.outvars, results))
-    return jaxpr.replace(eqns=equations), are_shared(jaxpr.outvars)
+    gone, come = changed_effects(jaxpr.eqns, equations)
+    changed = jaxpr.replace(eqns=equations, effects=jaxpr.effects - gone | come)
+    return changed, are_shared(jaxpr.outvars)
 
 
-def _of_call(called: Any, *how: Any) -> tuple[Any, list[bool]]:
-    jaxpr = getattr(called, "jaxpr", called)
+def _may_differ(alone: Jaxpr, axis_name: Hashable) -> bool:
+    """Whether elements may get anything of the same operands, as of their indices.
+
+    Args:
+      alone: the equation. Some of JAX's collectives have no effect that would tell.
+      axis_name: of the axis.
+    """
+    [equation] = alone.eqns
+    return any(axis_of(e) is NO_AXIS for e in equation.effects) or bool(
+        uses_axis(alone, axis_name)
+    )
+
+
+def _may_hold(equation: Equation, axis_name: Hashable) -> bool:
+    """Whether an equation may hold sums over the axis that may be changed."""
+    is_bound_again = equation.params.get("axis_name") == axis_name
+    return equation.primitive in _HOLDERS and not is_bound_again
+
+
+def _inside(equation: Equation, *how: Any) -> tuple[Any, list[bool]]:
+    key = _HOLDERS[equation.primitive]
+    held = equation.params[key]
+    jaxpr = getattr(held, "jaxpr", held)
     changed, results = _without_sums(jaxpr, *how)
-    return (changed if jaxpr is called else called.replace(jaxpr=changed)), results
+    gone, come = changed_effects([jaxpr], [changed])
+    new = changed if jaxpr is held else held.replace(jaxpr=changed)
+    effects = equation.effects - gone | come
+    return equation.replace(
+        params=equation.params | {key: new}, effects=effects
+    ), results
 
 
 def _multiplied(equation: Any, axis_name: Hashable, axis_size: int) -> list[Any]:

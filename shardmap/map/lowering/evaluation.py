@@ -16,6 +16,7 @@ from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshWalk, map_mesh, own_walk
 from shardmap.map.lowering.blocks import on_one_device
+from shardmap.map.primitives import typed
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
@@ -110,7 +111,7 @@ def _program_under_mesh(**params: Param) -> Any:
     """The same under `jax.set_mesh`, where results are on that mesh."""
     run = functools.partial(spmap_p.bind, **params)
     devices = list(params["mesh"].devices.flat)
-    return map_jit(lambda *args: run(*map(contexts.untyped, args)), devices, True)
+    return map_jit(lambda *args: run(*map(typed.untyped, args)), devices, True)
 
 
 def communicates(params: dict[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """Blocks of elements in a loop of vectorised parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,16 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap._jax.collectives import AXIS_INDEX
 from shardmap._jax.types import Equation, Jaxpr, Value
-from shardmap.map.collectives.in_line import in_line
+from shardmap.map.collectives.final_reductions import refuse
 from shardmap.map.collectives.loop_parts import loop_parts
 from shardmap.map.collectives.reductions import REDUCTIONS
-from shardmap.map.collectives.split import (
-    is_collective,
-    split_collectives,
-    uses_axis,
-)
+from shardmap.map.collectives.split import split_collectives, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.lowering.effects import can_be_alone, evaluate_alone, if_present
 from shardmap.map.lowering.host_calls import has_effect
@@ -38,29 +33,18 @@ def loop(
     return _Loop(jaxpr, axis, in_axes, out_axes, batch_size).run
 
 
-def _with_reductions_in_line(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
-    """``jaxpr`` that calls no function with a collective in it: it may be the last."""
-
-    def communicates(equation: Equation) -> bool:
-        inside = uses_axis(jaxpr.replace(eqns=[equation]), axis.name)
-        return any(used.primitive is not AXIS_INDEX.primitive for used in inside)
-
-    return in_line(jaxpr, communicates)
-
-
-def _with_indices_inside(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
+def _with_indices_inside(jaxpr: Jaxpr, axis: SplitAxis, batch_size: int) -> Any:
     """``jaxpr`` whose loops, branches and calls may ask for an element's index."""
 
     def change(equation: Equation) -> Any:
         alone = jaxpr.replace(eqns=[equation])
-        inside = uses_axis(alone, axis.name)
-        if is_collective(equation, axis.name) or not all(
-            collective.primitive is AXIS_INDEX.primitive for collective in inside
-        ):
+        asked = uses_axis(alone, axis.name)
+        if not asked:
             return equation
         split = split_collectives(alone, axis)
-        can = can_be_alone({"jaxpr": split}, axis)
-        return split.eqns[0] if inside and can else equation
+        if not can_be_alone({"jaxpr": split}, axis):
+            refuse(axis, batch_size, asked[0], f"in a {equation.primitive} in")
+        return split.eqns[0]
 
     return jaxpr.replace(eqns=list(map(change, jaxpr.eqns)))
 
@@ -76,8 +60,9 @@ class _Loop:
         out_axes: Sequence[int | None],
         batch_size: int,
     ) -> None:
-        ready = _with_indices_inside(_with_reductions_in_line(jaxpr, axis), axis)
-        self._parts = loop_parts(ready, axis, in_axes, batch_size)
+        parts = loop_parts(jaxpr, axis, in_axes, batch_size)
+        before = _with_indices_inside(parts.before, axis, batch_size)
+        self._parts = parts._replace(before=before)
         self._axis = axis
         self._in_axes, self._out_axes = in_axes, out_axes
         self._batch_size = batch_size
@@ -107,7 +92,11 @@ class _Loop:
             for equation, value in zip(self._parts.reductions, accumulated, strict=True)
         ]
         once = jax.core.eval_jaxpr(self._parts.after, (), *reduced, *unmapped)
-        return self._placed(results, once)
+        count = self._parts.made_by.count("after")
+        again = self._each_after([*once[count:], *unmapped])
+        return self._placed(
+            {"before": results, "after": once[:count], "each_after": again}
+        )
 
     def _scan(
         self, elements: Sequence[Value], unmapped: Sequence[Value]
@@ -179,22 +168,34 @@ class _Loop:
         ]
         return combined, results[len(reductions) :]
 
-    def _placed(self, each: Sequence[Value], once: Sequence[Value]) -> list[Any]:
+    def _each_after(self, operands: Sequence[Value]) -> list[Any]:
+        """The results of all elements, stacked, of what happens after a reduction."""
+        after = self._parts.each_after
+        if not after.eqns:
+            return []
+
+        def element(*operands: Value) -> list[Any]:
+            return jax.core.eval_jaxpr(after, (), *operands)
+
+        stacked: list[Any] = lax.map(
+            lambda index: if_present(index, self._axis.size, element, *operands),
+            self._axis.indices(),
+        )
+        return stacked
+
+    def _placed(self, results: Mapping[str, Sequence[Value]]) -> list[Any]:
         """The results in their order, with the elements where ``out_axes`` says."""
-        of_elements, of_all = iter(each), iter(once)
+        left = {maker: iter(values) for maker, values in results.items()}
         placed = []
-        for out_axis, is_after in zip(
-            self._out_axes, self._parts.is_after, strict=True
-        ):
-            if is_after:
-                value = next(of_all)
+        for out_axis, maker in zip(self._out_axes, self._parts.made_by, strict=True):
+            value = next(left[maker])
+            if maker == "after":
                 if out_axis is not None:
                     value = jnp.expand_dims(value, out_axis)
                     value = jnp.repeat(value, self._axis.block, out_axis)
+            elif out_axis is None:
+                value = value[0]
             else:
-                value = next(of_elements)
-                value = (
-                    value[0] if out_axis is None else jnp.moveaxis(value, 0, out_axis)
-                )
+                value = jnp.moveaxis(value, 0, out_axis)
             placed.append(value)
         return placed

@@ -32,10 +32,12 @@ from shardmap._jax.arrays import (
     varying_axes,
     with_varying_axes,
 )
+from shardmap._jax.collectives import COLLECTIVES, axis_names
 from shardmap._jax.context import NO_MESH, replicated_without_mesh
 from shardmap._jax.effects import axes_used, without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
+    AnyJaxpr,
     AnyMesh,
     Aval,
     Jaxpr,
@@ -44,7 +46,7 @@ from shardmap._jax.types import (
     aval_of,
     with_shape,
 )
-from shardmap._jax.walk import jaxprs_in
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.map.primitives.axis import Spread, axis_text
 from shardmap.map.primitives.shard_maps import check_shard_maps
 
@@ -188,7 +190,13 @@ def _varying(operands: Sequence[Any], call_jaxpr: Jaxpr) -> list[str]:
     the axes that the function names.
     """
     around = jax.sharding.get_abstract_mesh().manual_axes
-    used = axes_used(call_jaxpr.effects)
+    # Some of JAX's collectives have no effect by which the axis could be told.
+    used = axes_used(call_jaxpr.effects) | {
+        name
+        for equation in equations(call_jaxpr)
+        if equation.primitive in COLLECTIVES
+        for name in axis_names(equation.params)
+    }
     axes = {axis for operand in operands for axis in varying_axes(jax.typeof(operand))}
     return sorted(axes | {axis for axis in around if axis in used})
 
@@ -343,3 +351,8 @@ def _spmap_abstract_eval(*avals: Aval, **params: Param) -> Any:
 
 spmap_p = _SpmapPrimitive("spmap")
 spmap_p.def_effectful_abstract_eval(_spmap_abstract_eval)
+
+
+def has_maps(jaxpr: AnyJaxpr) -> bool:
+    """Whether there is any map in ``jaxpr``, at any level."""
+    return any(equation.primitive is spmap_p for equation in equations(jaxpr))

@@ -78,7 +78,7 @@ class _Rewriter:
             for new in changed if isinstance(changed, list) else [changed]:
                 effects = self._rename(new.effects, shadowed)
                 equations.append(new.replace(effects=effects))
-        gone, come = _changed_effects(jaxpr.eqns, equations)
+        gone, come = changed_effects(jaxpr.eqns, equations)
         effects = self._rename(jaxpr.effects, shadowed) - gone | come
         changed = jaxpr.replace(eqns=equations, effects=effects)
         return changed if self._retype is None else _with_avals(changed, self._retype)
@@ -97,7 +97,7 @@ class _Rewriter:
             return equation
         inside = shadowed or self._axis_name in bound
         held = {key: self.rewrite(value, inside) for key, value in params.items()}
-        gone, come = _changed_effects(jaxprs_in(params), jaxprs_in(held))
+        gone, come = changed_effects(jaxprs_in(params), jaxprs_in(held))
         return equation.replace(params=held, effects=equation.effects - gone | come)
 
     def _rename(self, effects: Collection[Effect], shadowed: bool) -> Any:
@@ -114,7 +114,7 @@ class _Rewriter:
         }
 
 
-def _changed_effects(
+def changed_effects(
     before: Sequence[Any], after: Sequence[Any]
 ) -> tuple[set[Any], set[Any]]:
     """The effects that equations, or jaxprs, have no more, and their new ones."""

@@ -28,6 +28,7 @@ from shardmap._jax.context import LoweringContext, devices_of, manual_axes, mesh
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import AnyMesh, Jaxpr, Param, PyTree, Value
+from shardmap.map.primitives import typed
 from shardmap.map.primitives.axis import REPLICAS
 
 
@@ -255,7 +256,10 @@ def _batching_rule(
     if call.result_tree is None:
         return tap_p.bind(*moved, call=call, **params), []
 
-    # What it returns is for one element.
+    # What it returns is for one element. The loop wants the batch on no Explicit axis.
+    batch_type = typed.BatchType.of(leaves, dims)
+    moved = list(map(typed.untyped, moved))
+
     def element(batched: Sequence[Any]) -> list[Any]:
         rest = iter(batched)
         each = [
@@ -266,6 +270,8 @@ def _batching_rule(
 
     batched = [m for m, dim in zip(moved, dims, strict=True) if dim is not None]
     results = jax.lax.map(element, batched)
+    if batch_type is not None:
+        results = [batch_type.named(result, 0) for result in results]
     return results, [0] * len(results)
 
 

@@ -7,6 +7,7 @@ import jax
 
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param, Value
+from shardmap.map.primitives import typed
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.map.rules.mesh_batches import batch_along_mesh
 from shardmap.map.tracing import (
@@ -62,6 +63,8 @@ def _batching_rule(
             params
             | {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes},
         )
+    batch_type = typed.BatchType.of(args, dims)
+    args = list(map(typed.untyped, args))
     # Operands keep their layout: the mapped axis and the batch axis are counted in
     # the array that has both.
     map_axes: list[int | None] = []
@@ -93,7 +96,10 @@ def _batching_rule(
         for axis, is_batched in zip(out_axes, batched, strict=True)
     ]
     results = bind_map(body, args, map_axes, result_axes, params)
-    return results, [0 if is_batched else None for is_batched in batched]
+    out_dims = [0 if is_batched else None for is_batched in batched]
+    if batch_type is not None:
+        results = list(map(batch_type.named, results, out_dims))
+    return results, out_dims
 
 
 def_batching(spmap_p, _batching_rule)

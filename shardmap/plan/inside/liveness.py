@@ -126,7 +126,7 @@ def _breadth_first(jaxpr: Jaxpr) -> list[Equation]:
 def _peak_in(jaxpr: Jaxpr, owned: Collection[Var], given: Collection[Var]) -> Peak:
     """As `_peak`, in this order."""
     last = _last_uses(jaxpr)
-    views = _views(jaxpr)
+    views = _views(jaxpr, owned)
     place = _places(jaxpr, last, owned, views)
     elsewhere = {place.get(v, v) for v in (*owned, *given)}
     elsewhere.update(jaxpr.invars, jaxpr.constvars, views)
@@ -204,12 +204,19 @@ def _shared(jaxpr: Jaxpr) -> dict[int, set[Var]]:
     return found
 
 
-def _views(jaxpr: Jaxpr) -> set[Var]:
+def _views(jaxpr: Jaxpr, owned: Collection[Var]) -> set[Var]:
     """The values that XLA never makes, but reads what they are made of instead."""
     users = _users(jaxpr)
     results = set(_variables(jaxpr.outvars))
+    there = {*jaxpr.invars, *jaxpr.constvars} - {*owned}
     found = set()
     for equation in jaxpr.eqns:
+        if equation.primitive is p.reshape_p:
+            # An argument that nothing writes over, in another shape.
+            if equation.invars[0] in there and equation.outvars[0] not in results:
+                found.add(equation.outvars[0])
+                there.add(equation.outvars[0])
+            continue
         if equation.primitive not in READ_THROUGH:
             continue
         (result,) = equation.outvars
@@ -326,5 +333,8 @@ def _inside(equation: Equation) -> Peak:
             if is_loop
             else _peak(jaxpr, (), _variables(jaxpr.outvars))
         )
+        if equation.primitive is p.scan_p:
+            sliced = jaxpr.invars[sum(scan_counts(equation.params)) :]
+            peak = peak._replace(bytes=peak.bytes + sum(map(nbytes, sliced)))
         found = max(found, peak, key=lambda each: each.bytes)
     return found

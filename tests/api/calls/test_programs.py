@@ -153,7 +153,7 @@ def test_a_function_that_nobody_holds_is_freed():
     assert (function(), owner()) == (None, None)
 
 
-def test_ten_thousand_equal_calls_keep_nothing():
+def test_a_thousand_equal_calls_keep_nothing():
     mapped = sm.spmap(lambda x, y: x + y, devices=jax.devices()[:2])
     x = np.ones(2, np.float32)
 
@@ -165,7 +165,7 @@ def test_ten_thousand_equal_calls_keep_nothing():
         mapped(x, y=x)
         mapped(x, x)
     before = live()
-    for _ in range(5_000):
+    for _ in range(500):
         mapped(x, y=x)
         mapped(x, x)
     assert live() - before < 100

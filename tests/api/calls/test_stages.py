@@ -177,6 +177,7 @@ def test_results_without_jit_are_jax_arrays(spmap):
     np.testing.assert_array_equal(results[4], np.full(8, 2, np.float32))
 
 
+@pytest.mark.deep
 def test_import_without_jit():
     program = (
         "import numpy as np, shardmap as sm; print(sm.spmap(abs)(np.arange(3) - 1))"

@@ -41,6 +41,24 @@ def test_the_more_memory_the_more_elements_at_once():
     assert 1 <= sizes[0] < sizes[1] < sizes[2] < 8
 
 
+@pytest.mark.parametrize(
+    "element",
+    [lambda x: jnp.tanh(jnp.sin(x) * 2 + jnp.cos(x)), lambda x: (x * 2).sum()],
+    ids=["pointwise", "a sum"],
+)
+def test_the_arguments_are_not_counted_but_what_a_step_takes_of_them(element):
+    row = ROWS[0].nbytes
+    for rows in (4, 16):
+        mapped = sm.spmap(
+            element,
+            batch_size=sm.AUTO,
+            memory=ROWS.nbytes * rows // 64 + 600,
+            devices=jax.devices()[:1],
+        )
+        at_once = batch_size(mapped, ROWS)
+        assert rows // 4 <= at_once <= rows + 600 // row
+
+
 def test_temporaries_are_within_the_memory():
     options = {"xla_cpu_experimental_ynn_fusion_type": ""}
     mapped = sm.spmap(

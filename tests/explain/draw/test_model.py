@@ -44,7 +44,7 @@ def test_long_types_are_shortened(report):
     assert max(len(each.type) for each in report.largest) < 100
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser(report, scheme, tmp_path):

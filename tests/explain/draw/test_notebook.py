@@ -67,7 +67,7 @@ def bare(body):
     return f"<!DOCTYPE html><html lang=en><meta charset=utf-8><body {body}>{report}"
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @needs_browser
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("theme", COLOURS)
@@ -81,7 +81,7 @@ def test_a_notebook_page_looks_as_a_page_of_its_own(theme, tmp_path):
         assert rgb(COLOURS[theme]["back"]) in there["styles"][0]
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @needs_browser
 @pytest.mark.parametrize("system", COLOURS)
 def test_the_theme_of_the_notebook_counts(system, tmp_path):

@@ -93,6 +93,7 @@ def test_a_plan_has_a_short_repr(shown):
     assert "\n" not in text
 
 
+@pytest.mark.deep
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_they_are_readable_in_a_browser(shown, scheme, tmp_path):

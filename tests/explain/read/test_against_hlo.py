@@ -86,6 +86,7 @@ def test_reduced_and_unreduced_values():
     assert any("made outside the map" in each.text for each in report.remarks)
 
 
+@pytest.mark.deep
 def test_the_package_is_imported_under_any_mesh():
     program = """
         import jax

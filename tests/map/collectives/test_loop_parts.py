@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import shardmap as sm
 from shardmap.map.collectives.loop_parts import loop_parts
 from shardmap.map.collectives.split_axis import SplitAxis
 
@@ -32,7 +33,7 @@ def test_what_comes_before_and_after_a_sum():
     assert names(parts.after) == ["mul"]
     assert [len(parts.before.invars), len(parts.after.invars)] == [3, 2]
     assert len(parts.reductions) == 1
-    assert parts.is_after == [True, False]
+    assert parts.made_by == ["after", "before"]
 
 
 def test_what_all_elements_have_alike_goes_with_a_sum():
@@ -44,6 +45,36 @@ def test_what_all_elements_have_alike_goes_with_a_sum():
     )
     assert names(parts.after) == ["cos", "exp", "mul"]
     assert "tan" in names(parts.before)
+
+
+def test_a_map_is_cut_where_it_reduces_over_the_axis():
+    def element(x, w):
+        def each(v):
+            total = lax.psum(lax.sin(v), ("j", "i"))
+            return lax.cos(total) * w, lax.pmax(lax.tan(v), "i"), v
+
+        return sm.spmap(each, "j", out_axes=(None, 0, 0))(x)
+
+    parts = cut(element, X, X.update(shape=()), in_axes=(0, None))
+    assert names(parts.before) == ["spmap"]
+    assert names(parts.before.eqns[0].params["call_jaxpr"]) == ["sin", "tan", "psum"]
+    assert [e.params["axes"] for e in parts.reductions] == [("i",), ("i",)]
+    assert [e.invars[0].aval.shape for e in parts.reductions] == [(), (3,)]
+    assert names(parts.after) == ["spmap"]
+    assert names(parts.after.eqns[0].params["call_jaxpr"]) == ["cos", "mul"]
+    assert parts.made_by == ["after", "after", "before"]
+
+
+def test_what_calls_the_host_after_a_sum_is_for_each_element():
+    def element(x, w):
+        total = lax.psum(x, "i")
+        seen = sm.tap(np.sin, total * w, result_shape=X)
+        return lax.cos(seen), lax.exp(total), x
+
+    parts = cut(element, X, X, in_axes=(0, None))
+    assert names(parts.after) == ["mul", "exp"]
+    assert names(parts.each_after) == ["tap", "cos"]
+    assert parts.made_by == ["each_after", "after", "before"]
 
 
 def test_an_element_s_index_is_an_argument():

@@ -128,6 +128,31 @@ def test_sums_of_what_all_elements_have_alike_are_products():
     np.testing.assert_allclose(mapped(changed), mapped(jaxpr), rtol=1e-6)
 
 
+def test_sums_in_maps_are_products_where_all_elements_have_them_alike():
+    def fun(w):
+        inner = sm.spmap(
+            lambda s, w: (lax.psum(s * w, ("i", "j")), lax.psum(w, "j")),
+            "j",
+            in_axes=(0, None),
+            out_axes=None,
+        )
+        total, own = inner(jnp.arange(3, dtype=w.dtype), w)
+        return total, lax.psum(own, "i")
+
+    changed = without_sums_of_shared(traced(fun, (2,)), "i", 4, (None,))
+    assert [e.params["axes"] for e in named(changed, "psum")] == [("j",), ("j",)]
+    assert changed.effects == set()
+
+
+def test_what_elements_sent_each_other_is_added_up():
+    def fun(w):
+        moved = lax.ppermute(w, "i", [(0, 1)])
+        return lax.psum(moved, "i")
+
+    changed = without_sums_of_shared(traced(fun, (2,)), "i", 4, (None,))
+    assert [e.params["axes"] for e in named(changed, "psum")] == [("i",)]
+
+
 def test_products_of_more_elements_than_half_precision_counts():
     jaxpr = jax.make_jaxpr(lambda w: lax.psum(w, "i"), axis_env=[("i", 100_000)])(
         jax.ShapeDtypeStruct((), np.float16)

@@ -36,7 +36,7 @@ def test_collective(name, size, lowering):
 WITHOUT_GRADIENT = ["pmax", "pmin", "in a while", "all_to_all to another axis"]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [3, 17])
 @pytest.mark.parametrize("name", sorted(set(BODIES) - set(WITHOUT_GRADIENT)))

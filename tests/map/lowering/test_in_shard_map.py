@@ -132,11 +132,26 @@ def same_unchecked(fun, change, **options):
     assert_same(mapped(True)(Y), mapped(False)(Y))
 
 
+@pytest.mark.few(6)
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_where_types_are_checked(name, change):
     same_unchecked(sm.spmap(ELEMENTS[name], "i"), CHANGES[change])
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_map_closes_over_where_types_are_checked(change):
+    def fun(x):
+        total = jnp.sin(x)
+
+        def step(c, _):
+            return sm.spmap(lambda v: v * c.sum() + total.sum() + WEIGHT)(c), None
+
+        return lax.scan(step, x, length=2)[0]
+
+    same_unchecked(fun, CHANGES[change])
 
 
 @pytest.mark.one_in(2)
@@ -209,21 +224,35 @@ def test_results_differ_along_the_axes_that_a_map_names():
     for fun in (
         lambda x: sm.spmap(lambda v: v * float_index("a"))(x),
         lambda x: sm.spmap(lambda: float_index("a"), axis_size=3)(),
+        # These have no effects by which JAX itself says which axes they name.
+        lambda x: sm.spmap(lambda v: lax.ppermute(v, "a", [(0, 1)]))(x),
+        lambda x: sm.spmap(lambda v: lax.pbroadcast(v, "a", 1))(x),
     ):
         with pytest.raises(ValueError, match=r"out_specs.* replicat"):
             whole(fun)(Y)
 
 
-def test_pieces_of_a_map_are_refused_where_types_are_checked():
-    def fun(x):
-        return sm.chunked(sm.spmap(lambda v: 2 * v), {0: 2})(x)
+IN_PIECES = {
+    "plain": lambda x: jnp.sin(sm.spmap(lambda v: 2 * v)(x)) * 3,
+    "collectives": sm.spmap(lambda v: v * lax.psum(v, "i") + lax.psum(v, "a"), "i"),
+    "closed over": lambda x: sm.chunked(
+        lambda y: sm.spmap(lambda v: v * x.sum())(y) + x[0], {0: 2}
+    )(jnp.cos(x)),
+    "in a loop": lambda x: lax.scan(
+        lambda c, _: (sm.spmap(lambda v: jnp.sin(v) + c.sum())(c), None), x, length=2
+    )[0],
+}
 
-    match = re.escape(
-        "has a map in it and is inside a jax.shard_map that checks along which axes "
-        "values differ: no value in a map says so. Give that jax.shard_map check_vma="
-    )
-    with pytest.raises(ValueError, match=match):
-        same_unchecked(fun, jax.jit)
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("remat", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", IN_PIECES)
+def test_pieces_of_a_map_where_types_are_checked(name, change, remat):
+    if remat is False and change in ("hessian", "jvp"):
+        change = "grad"  # It is for reverse mode.
+    pieces = sm.chunked(IN_PIECES[name], {0: 2}, remat=remat)
+    same_unchecked(pieces, CHANGES[change])
 
 
 @pytest.mark.parametrize("check_vma", [False, True])

@@ -71,6 +71,7 @@ def test_a_nest_lies_on_all_devices(spmap):
     assert {s.data.shape for s in result.addressable_shards} == {(1, 1, 3)}
 
 
+@pytest.mark.deep
 def test_three_levels():
     def build(map_):
         def fun(x):
@@ -244,6 +245,7 @@ def test_inner_maps_in_custom_rules_and_checkpoint():
     same_under_vmap(build, spread((2, 4)))
 
 
+@pytest.mark.deep
 def test_derivatives_inside_of_maps_inside():
     def build(map_):
         def fun(x, w):
@@ -258,6 +260,7 @@ def test_derivatives_inside_of_maps_inside():
     same_under_vmap(build, spread((4, 2)), jnp.ones(()))
 
 
+@pytest.mark.deep
 def test_unmapped_operands_and_results_at_both_levels():
     def build(map_):
         def inner(y, w):
@@ -283,6 +286,7 @@ def test_maps_of_jitted_maps():
     same_under_vmap(build, spread((4, 2)))
 
 
+@pytest.mark.deep
 def test_vmapped_names_between_maps():
     def build(map_):
         inner = map_(

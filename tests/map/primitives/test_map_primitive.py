@@ -177,6 +177,7 @@ def test_double_precision():
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_random_keys_in_through_and_out(impl):
     keys = jax.random.split(jax.random.key(0, impl=impl), (4, 2))
@@ -235,6 +236,7 @@ def test_weak_types():
     same_under_vmap(lambda map_: map_(lambda x: (x.sum() * 0 + 1, 3.0, 1, True)), X)
 
 
+@pytest.mark.few(4)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(4, 0), (4, 0, 3), (4, 3, 0)])
 def test_arrays_without_entries(spmap, shape):

@@ -239,6 +239,7 @@ def test_custom_vjp_sees_the_cotangent_of_its_own_element(spmap):
     assert gradient.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.deep
 def test_custom_jvp_that_closes_over_a_tracer():
     def build(map_):
         def fun(w, x):

@@ -96,7 +96,7 @@ def test_names_and_shared_values_of_a_batch(lowering):
     assert float(shared) == 2
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_batches_of_batches_and_of_blocks(lowering):
     cube = sm.make_mesh({"c": 2, "b": 2, "a": 2})

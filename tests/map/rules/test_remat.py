@@ -102,7 +102,7 @@ def test_what_is_computed_again_is_what_jit_computes_again(fun, policy):
 SOME_POLICIES = pytest.mark.parametrize("policy", ["nothing", "everything", "name"])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @both_lowerings
 @SOME_POLICIES
@@ -117,7 +117,7 @@ def test_gradients(spmap, policy, elements):
     assert_trees_close(jitted(x, W), expected)
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @SOME_POLICIES
 def test_axes_of_results_and_residuals(policy):
     def fun(x, y):
@@ -136,7 +136,7 @@ def test_axes_of_results_and_residuals(policy):
     assert_trees_close(gradients(mapped, x, y), expected)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
 @SOME_POLICIES
@@ -159,7 +159,7 @@ def test_nested_maps(spmap, policy):
         assert counts[0] == counts[1]
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @SOME_POLICIES
 def test_around_it(policy):
     """Under vmap, in scan, of mesh_map, in a map, and differentiated twice."""

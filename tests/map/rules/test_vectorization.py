@@ -19,6 +19,7 @@ from tests.reference import loop_map
 X = spread((4, 3))
 
 
+@pytest.mark.few(10)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
@@ -44,7 +45,7 @@ def test_axes_as_prefixes_against_a_loop(spmap):
     assert_same(mapped(*args), jax.tree.map(jnp.asarray, expected))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("in_axis", [0, 1, 2])
 @pytest.mark.parametrize("batch_axis", [0, 1, 2])
@@ -77,6 +78,7 @@ def test_unmapped_results_of_unmapped_operands_stay_unbatched():
     same_under_vmap(build, X, spread((2,)))
 
 
+@pytest.mark.deep
 def test_a_vmapped_name_is_used_inside():
     def build(map_):
         def fun(x):
@@ -98,6 +100,7 @@ def test_an_unbatched_operand_meets_a_vmapped_name():
     same_under_vmap(build, X)
 
 
+@pytest.mark.deep
 def test_the_maps_name_hides_a_vmapped_one():
     def build(map_):
         mapped = map_(lambda x: lax.psum(jnp.sin(x), "i") * x, axis_name="i")

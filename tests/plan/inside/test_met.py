@@ -176,7 +176,7 @@ def test_random_keys():
     check(jax.jit, each, keys, X, cuts=({0: 3}, {0: 3}))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "dtype", ["int8", "uint8", "int16", "uint32", "int32", "float16", "bfloat16"]
 )
@@ -305,6 +305,7 @@ def test_what_is_closed_over_under_an_explicit_mesh():
 # Modes
 
 
+@pytest.mark.deep
 def test_without_jit():
     with jax.disable_jit():
         check(lambda f: f, fun, X, W)

@@ -100,6 +100,7 @@ def test_few_numbers_of_pieces_are_tried(monkeypatch):
     assert len(tried) < 10
 
 
+@pytest.mark.deep
 def test_long_programs_are_measured_too():
     def deep(x):
         for _ in range(250):

@@ -68,6 +68,7 @@ def test_the_gradient_of_numbers_of_a_gamma_distribution():
     assert made.num_shards == 2
 
 
+@pytest.mark.deep
 def test_keys_of_their_own_draw_alone():
     keys = jax.random.split(jax.random.key(0), 6)
 

@@ -84,7 +84,7 @@ def test_parts_are_put_together_there(place):
     assert_same(made.run(X, scratch=place), jax.jit(fun)(X), 1e-4)
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 def test_types_that_numpy_does_not_know(place):
     x = X.astype(ml_dtypes.bfloat16)
     made = plan(spectrum, x, in_slices=({0: 4},))

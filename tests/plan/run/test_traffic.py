@@ -35,7 +35,7 @@ def counted(dask_client):
     tcp.TCP.write, tcp.read_bytes_rw = write, read
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.parametrize(("pieces", "width"), [(32, 256), (64, 1)])
 def test_map_reduce_sends_little(pieces, width, tmp_path, dask_client, counted):
     """To sums over a file, in shards of 0.5 and 0.25 MB."""

@@ -165,13 +165,8 @@ class Scan(Inner):
             reverse=self.node.params["reverse"],
             unroll=self.node.params["unroll"],
         )
-        results: list[Any] = [None] * len(wanted)
-        for k, value in zip(live, final, strict=True):
-            results[k] = value
-        rest = iter(stacked)
-        for k in range(self.carries, len(wanted)):
-            if wanted[k] is not None:
-                results[k] = next(rest)
+        found = iter([*final, *stacked])
+        results = [None if box is None else next(found) for box in wanted]
         return crop(results, shapes, starts[len(recipe.starts) :])
 
 

@@ -4,12 +4,15 @@ Without collectives over its axis the elements of a map are independent, and eac
 maps its own. With them, every shard maps all elements and cuts what else it can.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 
+from shardmap.map.collectives.split import uses_axis
+from shardmap.map.primitives.map_primitive import remove_axis
+from shardmap.map.tracing import Batch, trace_body
 from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Calls, Node
@@ -44,7 +47,10 @@ class Mapped(Inner):
         params = node.params
         self.in_axes, self.out_axes = params["in_axes"], params["out_axes"]
         self.size, self.name = params["axis_size"], params["axis_name"]
-        self.independent = not params["call_jaxpr"].effects
+        # Some of JAX's collectives have no effect by which the axis could be told.
+        self.independent = not (
+            params["call_jaxpr"].effects or uses_axis(params["call_jaxpr"], self.name)
+        )
         self.body = Body(params["call_jaxpr"], table, calls)
         self.name_loops(
             self.body,
@@ -103,8 +109,10 @@ class Mapped(Inner):
             None if value is None else axis
             for value, axis in zip(values, self.in_axes, strict=True)
         ]
-        mapped = jax.vmap(element, axes, 0, axis_name=self.name, axis_size=size)
-        made = iter(mapped(*values))
+        map_ = jax.vmap if self.independent else _vmap_with_collectives
+        made = iter(
+            map_(element, axes, 0, axis_name=self.name, axis_size=size)(*values)
+        )
         results: list[Any] = []
         for box, axis in zip(inner, self.out_axes, strict=True):
             if box is None:
@@ -114,6 +122,38 @@ class Mapped(Inner):
             else:
                 results.append(jax.numpy.moveaxis(next(made), 0, axis))
         return crop(results, shapes, starts[len(recipe.starts) :])
+
+
+def _vmap_with_collectives(
+    fun: Callable[..., list[Any]],
+    in_axes: Sequence[int | None],
+    out_axes: int,
+    *,
+    axis_name: Hashable,
+    axis_size: int,
+) -> Callable[..., list[Any]]:
+    """`jax.vmap`, which does not know all collectives in all their forms.
+
+    What the function is given is an array or None.
+    """
+
+    def mapped(*values: Any) -> list[Any]:
+        live = [k for k, value in enumerate(values) if value is not None]
+
+        def of_live(*arrays: jax.Array) -> list[Any]:
+            given = dict(zip(live, arrays, strict=True))
+            return fun(*map(given.get, range(len(values))))
+
+        arrays, axes = ([each[k] for k in live] for each in (values, in_axes))
+        avals = [
+            remove_axis(jax.typeof(a), k) for a, k in zip(arrays, axes, strict=True)
+        ]
+        body = trace_body(of_live, avals, axis_name, axis_size)
+        batch, dims = Batch(axis_name, axis_size), [None] * len(body.constants)
+        vectorised = batch.vectorize(body.jaxpr, [*dims, *axes], out_axes)
+        return vectorised(*body.constants, *arrays)
+
+    return mapped
 
 
 def _without(box: Box, axis: int | None) -> Box:

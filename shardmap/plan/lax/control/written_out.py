@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
@@ -18,6 +17,7 @@ from shardmap._jax.primitives import scan_counts
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap._jax.walk import equations
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.tracing import Batch
 from shardmap.plan.engine.nodes import (
     Calls,
     Node,
@@ -128,19 +128,14 @@ def all_elements(
     params: Mapping[str, Any], ins: Sequence[Operand], inline: Inline
 ) -> list[Operand] | None:
     """A map as one program of all its elements."""
-    jaxpr = params["call_jaxpr"]
-    closed = jex_core.ClosedJaxpr(jaxpr, ())
-    mapped = jax.vmap(
-        jex_core.jaxpr_as_fun(closed),
-        params["in_axes"],
-        list(params["out_axes"]),
-        axis_name=params["axis_name"],
-        axis_size=params["axis_size"],
+    batch = Batch(params["axis_name"], params["axis_size"])
+    mapped = batch.vectorize(
+        params["call_jaxpr"], params["in_axes"], list(params["out_axes"])
     )
     try:
         made = traced(mapped, ins)
     except (NotImplementedError, ValueError):
-        return None  # Not every collective is known to `jax.vmap` in every form.
+        return None  # Not all that a map may hold can be vectorised.
     return inline(made, ins)
 
 

@@ -58,6 +58,7 @@ def test_operations_in_what_a_round_calls_count(wrap):
     assert "36 of the 36 operations" in remark.text
 
 
+@pytest.mark.deep
 def test_a_small_part_of_a_program_is_left_alone():
     def fun(x, leaves):
         # No two of these are of the same shape.

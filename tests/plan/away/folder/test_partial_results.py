@@ -55,6 +55,7 @@ def assert_bytes(path, want):
         assert got.tobytes() == np.asarray(value).tobytes()
 
 
+@pytest.mark.deep
 def test_one_process_reads_few_partial_results(made, path, monkeypatch):
     # Of 200 to 400, say, 208 to 256 are three sixteens and 256 to 400 nine: eight
     # stand alone.
@@ -63,7 +64,7 @@ def test_one_process_reads_few_partial_results(made, path, monkeypatch):
     assert_bytes(path, made.run(X))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("harm", ["damaged", "missing", "of another task"])
 def test_what_is_not_there_is_put_together_again(harm, made, path):
     for task in range(3):
@@ -79,6 +80,7 @@ def test_what_is_not_there_is_put_together_again(harm, made, path):
     assert_bytes(path, made.run(X))
 
 
+@pytest.mark.deep
 def test_a_damaged_shard_takes_its_node_along(path):
     for task in range(3):
         Worker(Job(path)).run(task)

@@ -91,7 +91,7 @@ def walks(monkeypatch):
     return found
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_shards_that_are_alike_are_walked_once(name, walks):
     fun, args, in_slices, most = PROGRAMS[name]

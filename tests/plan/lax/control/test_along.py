@@ -113,6 +113,7 @@ def test_long_ones_are_cut_less_often(monkeypatch):
     assert len(made.stages) == 4 + 1
 
 
+@pytest.mark.deep
 def test_what_the_steps_are_made_of_is_there_for_one_piece_at_a_time():
     def fun(w, x):
         wide = jnp.tanh(x @ w)

@@ -27,6 +27,39 @@ def test_elements_that_talk_are_all_there():
     assert all(shard.in_slices[0][0] == slice(0, 8) for shard in made.shards)
 
 
+RING = [(k, (3 * k + 1) % 8) for k in range(8)]
+GROUPS = [[0, 3, 4, 7], [1, 2, 5, 6]]
+TALKS = {
+    "ppermute": lambda x: jax.lax.ppermute(x, "i", RING),
+    "pbroadcast": lambda x: jax.lax.pbroadcast(x, "i", 3),
+    "groups": lambda x: jax.lax.psum(x, "i", axis_index_groups=GROUPS),
+    "groups in a loop": lambda x: jax.lax.fori_loop(
+        0, 2, lambda _, x: jnp.sin(jax.lax.pmax(x, "i", axis_index_groups=GROUPS)), x
+    ),
+    "gather in groups": lambda x: jax.lax.all_gather(
+        x, "i", axis_index_groups=GROUPS
+    ).sum(0),
+}
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_every_collective_finds_all_elements(name):
+    fun = spmap(TALKS[name], axis_name="i")
+    check_cut(fun, X, in_slices=({0: 2, 1: 3},))
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        lambda x: jnp.sin(jax.lax.ppermute(x, ("j", "i"), RING)),
+        lambda x: jax.lax.psum(x, ("j", "i"), axis_index_groups=GROUPS) * x,
+    ],
+)
+def test_collectives_over_the_axes_of_two_maps(talk):
+    fun = spmap(spmap(talk, axis_name="j"), axis_name="i")
+    check_cut(fun, reals(4, 2, 3), in_slices=({0: 2, 2: 3},))
+
+
 def test_a_result_that_is_not_mapped():
     def body(x, y):
         return x * 2, y.sum()

@@ -58,6 +58,7 @@ def test_places_that_are_arguments():
     assert [stage.num_shards for stage in made.stages] == [3] * 8 + [1]
 
 
+@pytest.mark.deep
 def test_quantiles_between_elements():
     x = TALL.astype(np.float16)
     places = jnp.array([0.1, 0.5, 0.95], np.float16)
@@ -72,6 +73,7 @@ def test_numbers_of_all_kinds(dtype):
     assert len(made.stages) == 1 + 2 * x.dtype.itemsize
 
 
+@pytest.mark.deep
 def test_nothing_as_large_as_the_argument_is_kept():
     x = reals(4000).astype(np.float16)
     # A shard compares its piece with 15 numbers.

@@ -1,0 +1,94 @@
+"""The types of arrays of meshes with Explicit axes, which say how these are sharded.
+
+Maps say that themselves, so they take arrays without such types.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+from jax.interpreters import ad, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardmap._jax.arrays import set_mesh, with_varying_axes
+from shardmap._jax.context import apart
+from shardmap._jax.rules import Vmap, def_batching
+from shardmap._jax.types import AnyMesh, Value, is_typed, without_sharding
+
+
+def untyped(array: Value) -> Any:
+    """A traced array whose type does not say how it is sharded.
+
+    In a `jax.vmap` along Explicit axes the type of the batch stays: JAX wants it.
+    """
+    if not is_typed(jax.typeof(array)):
+        return array
+    return typed_p.bind(array, sharding=None)
+
+
+class BatchType(NamedTuple):
+    """The axes of an Explicit mesh that the batches of a `jax.vmap` are along."""
+
+    mesh: AnyMesh
+    axes: Any
+
+    @staticmethod
+    def of(args: Sequence[Any], dims: Sequence[int | None]) -> "BatchType | None":
+        """What the operands of a batching rule say; None: nothing."""
+        for arg, dim in zip(args, dims, strict=True):
+            aval = jax.typeof(arg)
+            if dim is not None and is_typed(aval):
+                axes = aval.sharding.spec[dim]
+                if axes is not None:
+                    return BatchType(aval.sharding.mesh, axes)
+        return None
+
+    def named(self, array: Value, dim: int | None) -> Any:
+        """A result whose type says so of its batch, and no more."""
+        if dim is None:
+            return array
+        spec = PartitionSpec(*(None,) * dim, self.axes)
+        return typed_p.bind(array, sharding=NamedSharding(self.mesh, spec))
+
+
+def _typed_aval(aval: Any, *, sharding: NamedSharding | None) -> Any:
+    plain = with_varying_axes(without_sharding(aval), aval)
+    return plain if sharding is None else plain.update(sharding=sharding)
+
+
+def _transpose(cotangent: Value, operand: Value, **_: object) -> list[Any]:
+    # Of a tangent the type may be gone already.
+    if not is_typed(operand.aval):
+        return [untyped(cotangent)]
+    return [jax.sharding.reshard(cotangent, operand.aval.sharding)]
+
+
+def _batching_rule(
+    _: Vmap, args: Sequence[Any], dims: Sequence[int | None], *, sharding: Any
+) -> tuple[Any, int | None]:
+    (array,), (dim,) = args, dims
+    batch = BatchType.of(args, dims)
+    if dim is not None and (batch or sharding):
+        mesh = batch.mesh if batch else sharding.mesh
+        entries = list(sharding.spec) if sharding else []
+        entries += [None] * (dim - len(entries))
+        entries.insert(dim, batch.axes if batch else None)
+        sharding = NamedSharding(mesh, PartitionSpec(*entries))
+    return typed_p.bind(array, sharding=sharding), dim
+
+
+def _implementation(x: Value, *, sharding: NamedSharding | None) -> Any:
+    here = set_mesh()
+    if sharding is None or here.empty or here.abstract_mesh != sharding.mesh:
+        return x
+    # The type of an array that is there is how it lies.
+    return apart(jax.device_put, x, NamedSharding(here, sharding.spec))
+
+
+typed_p = jex_core.Primitive("typed")
+typed_p.def_abstract_eval(_typed_aval)
+typed_p.def_impl(_implementation)
+ad.deflinear2(typed_p, _transpose)
+def_batching(typed_p, _batching_rule)
+mlir.register_lowering(typed_p, lambda ctx, x, **_: [x])
