@@ -21,6 +21,7 @@ from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
+from shardmap.sharding.partitions import prime_factors
 
 NO_MESH = Mesh(np.empty((), dtype=object), ())
 
@@ -87,7 +88,7 @@ def on_prime_axes(leaf: Value) -> Any:
     axes = {}
     for name, size in there.mesh.shape.items():
         before = len(sizes)
-        sizes += _prime_factors(size)
+        sizes += prime_factors(size)
         axes[name] = tuple(f"axis{k}" for k in range(before, len(sizes)))
     mesh = Mesh(
         there.mesh.devices.reshape(sizes), [f"axis{k}" for k in range(len(sizes))]
@@ -104,23 +105,6 @@ def _names(entry: Any) -> tuple[Any, ...]:
     if entry is None:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
-
-
-def _prime_factors(size: int) -> list[int]:
-    """The smallest first.
-
-    >>> _prime_factors(12), _prime_factors(1)
-    ([2, 2, 3], [])
-    """
-    factors = []
-    factor = 2
-    while size > 1:
-        if size % factor:
-            factor += 1
-        else:
-            factors.append(factor)
-            size //= factor
-    return factors
 
 
 class UnderMesh:
