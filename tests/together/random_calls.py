@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 import shardmap as sm
+from tests.together.random_around import MESH_AXES, MESH_TYPES, mesh_of
 from tests.together.random_oracle import ByLoops
 from tests.together.random_programs import AXIS_NAMES
 from tests.together.random_values import State
@@ -25,12 +26,14 @@ _DIMENSIONS = st.lists(st.integers(0, 2), min_size=3, max_size=3)
 LAYOUTS = st.one_of(
     st.tuples(st.just("devices"), st.integers(1, 8)),
     st.tuples(st.just("free")),
-    st.tuples(st.just("mesh"), st.permutations("abc"), st.integers(1, 3)),
+    st.tuples(
+        st.just("mesh"), st.permutations(MESH_AXES), st.integers(1, 3), MESH_TYPES
+    ),
     st.tuples(st.just("blocks"), _ORDER, _ORDER, _DIMENSIONS, _DIMENSIONS),
 )
-"""For `spmap` devices, or mesh axes in some order; for `mesh_map` the axes of the mesh
-in order, the order in which axes are named, and which dimension of arguments and of
-results each of `BLOCK_NAMES` cuts.
+"""For `spmap` devices, or mesh axes in some order and of some type; for `mesh_map` the
+axes of the mesh in order, the order in which axes are named, and which dimension of
+arguments and of results each of `BLOCK_NAMES` cuts.
 """
 
 
@@ -43,6 +46,7 @@ class Call(NamedTuple):
       static: at which place the program itself is passed, as a static argument.
       donated: which other arguments are.
       batch_size: as of `spmap`.
+      ending: which sum over all elements comes last.
     """
 
     in_axis: int = 0
@@ -50,6 +54,7 @@ class Call(NamedTuple):
     static: int | None = None
     donated: tuple[int, ...] = ()
     batch_size: int | None = None
+    ending: int = 1
 
 
 CALLS = st.builds(
@@ -59,6 +64,7 @@ CALLS = st.builds(
     st.none() | st.integers(0, 4),
     st.just(()) | st.lists(st.integers(0, 3), unique=True).map(tuple),
     st.none() | st.integers(1, 3),
+    st.integers(0, 29),
 )
 
 
@@ -92,8 +98,8 @@ def map_on(layout: Any, lowering: Any) -> Callable[..., Any]:
     if kind == "devices":
         places = [{"devices": jax.devices()[: which[0]]}]
     elif kind == "mesh":
-        axes, count = tuple(which[0]), which[1]
-        mesh = sm.make_mesh({"a": 2, "b": 2, "c": 2})
+        axes, count, mesh_type = tuple(which[0]), *which[1:]
+        mesh = mesh_of(mesh_type)
         places = [{"mesh": mesh, "mesh_axes": axes[:count]}]
         if rest := axes[count:]:
             places.append({"mesh": mesh, "mesh_axes": rest})

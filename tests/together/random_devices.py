@@ -49,7 +49,7 @@ class OnDevices(Machine):
         return reduction(value, chosen.names, axis_index_groups=chosen.groups)
 
     def largest(self, value: Any, names: tuple[str, ...]) -> Any:
-        return lax.pmax(value, names)
+        return lax.pmax(value, names) if names else value
 
     def total(self, value: Any, names: tuple[str, ...]) -> Any:
         return lax.psum(value, names)
@@ -88,6 +88,9 @@ class OnDevices(Machine):
         )
 
     # Control flow
+
+    def in_pieces(self, number: int, fun: Any) -> Any:
+        return sm.chunked(fun, {0: 2 + number % 2})
 
     def tap(self, number: int, n: Any, scope: Scope) -> None:
         if scope.taps:
@@ -142,7 +145,7 @@ class OnDevices(Machine):
         return new._replace(x=new.x + rounds["x"][1], n=new.n + rounds["n"][0])
 
     def cond(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        largest = self.largest(state.n, scope.names)
+        largest = self.largest(state.n, scope.free)
         return lax.cond(largest > number % 4, body, other_branch, state)
 
     def branch(self, number: int, body: Any, state: State, scope: Scope) -> State:
@@ -169,7 +172,7 @@ class OnDevices(Machine):
             return body(state)
 
         def rounds(state: State) -> Any:
-            largest = self.largest(state.n, scope.names)
+            largest = self.largest(state.n, scope.free)
             return jnp.minimum(2, lax.rem(largest + number, jnp.int32(4)))
 
         return self.loop(number, body, state, scope, rounds)

@@ -140,6 +140,9 @@ class ByLoops(Machine):
 
     # Control flow
 
+    def in_pieces(self, number: int, fun: Any) -> Any:
+        return fun
+
     def tap(self, number: int, n: Any, scope: Scope) -> None:
         if scope.taps:
             self.tapped.append((self.row(number, n, scope), scope.alive))
@@ -158,7 +161,7 @@ class ByLoops(Machine):
         return second._replace(x=second.x + first.x, n=second.n + second.n)
 
     def cond(self, number: int, body: Any, state: State, scope: Scope) -> State:
-        largest = self.largest(state.n, scope.names)
+        largest = self.largest(state.n, scope.free)
         return self.either(largest > number % 4, body, state, scope)
 
     def branch(self, number: int, body: Any, state: State, scope: Scope) -> State:
@@ -190,7 +193,7 @@ class ByLoops(Machine):
             return body(state)
 
         def rounds(state: State) -> Any:
-            largest = self.largest(state.n, scope.names)
+            largest = self.largest(state.n, scope.free)
             return jnp.minimum(2, lax.rem(largest + number, jnp.int32(4)))
 
         return self.loop(number, body, state, scope, rounds, 2)

@@ -30,7 +30,7 @@ from tests.together.random_values import (
 
 LOCAL = [
     "sine", "weight", "shift", "random", "tap", "sorted", "solved", "running",
-    "constraint",
+    "constraint", "pieces",
 ]  # fmt: skip
 REDUCTIONS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 COLLECTIVES = [
@@ -56,6 +56,8 @@ class Scope(NamedTuple):
       taps: whether to tap.
       level: how many maps of the program are around.
       has_vmap: whether a plain `jax.vmap` is around inside the map.
+      looped: the axes of maps that run their elements one part after the other, which
+        may not need each other on the way.
     """
 
     names: tuple[str, ...]
@@ -64,6 +66,12 @@ class Scope(NamedTuple):
     taps: bool
     level: int
     has_vmap: bool = False
+    looped: tuple[str, ...] = ()
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The axes whose elements may need each other."""
+        return tuple(name for name in self.names if name not in self.looped)
 
 
 def has(program: Any, kinds: Container[str]) -> bool:
@@ -72,11 +80,6 @@ def has(program: Any, kinds: Container[str]) -> bool:
         kind in kinds or any(has(inside, kinds) for inside in rest)
         for kind, _, *rest in program
     )
-
-
-def is_local(program: Any) -> bool:
-    """Whether no element needs another one's value on the way."""
-    return not has(program, [*COLLECTIVES, "cond", "agreed", "map"])
 
 
 class Which(NamedTuple):
@@ -94,9 +97,9 @@ class Which(NamedTuple):
 
 def which(scope: Scope, rng: Any, grouped: str) -> Which:
     """Draws axes in any order, and groups: "none", "even" ones or "any"."""
-    count = rng.integers(1, min(3, len(scope.names)) + 1)
-    chosen = rng.permutation(len(scope.names))[:count]
-    names = tuple(scope.names[k] for k in chosen)
+    count = rng.integers(1, min(3, len(scope.free)) + 1)
+    chosen = rng.permutation(len(scope.free))[:count]
+    names = tuple(scope.free[k] for k in chosen)
     size = math.prod(map(lax.axis_size, names))
     if grouped == "none" or rng.random() < 0.4:
         return Which(names, size, None)
@@ -107,6 +110,18 @@ def which(scope: Scope, rng: Any, grouped: str) -> Which:
     else:
         groups = np.split(order, np.flatnonzero(rng.random(size - 1) < 0.3) + 1)
     return Which(names, size, [group.tolist() for group in groups])
+
+
+def _turned(names: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """The names in another order."""
+    first = number % len(names)
+    return names[first:] + names[:first]
+
+
+def smoothed(numbers: Any) -> Any:
+    """Numbers in which each row has some of its neighbours and of them all."""
+    near = jnp.concatenate([numbers[1:], numbers[:1]])
+    return jnp.tanh(numbers + near * jnp.float32(0.5)) + jnp.sin(numbers).mean(0)[None]
 
 
 class Machine:
@@ -131,6 +146,8 @@ class Machine:
         self, kind: str, number: int, inside: Any = None, *, state: State, scope: Scope
     ) -> State:
         if kind in COLLECTIVES:
+            if not scope.free:
+                return state
             return self.collective(kind, number, state, scope)
         if inside is None:
             return self.local(kind, number, state, scope)
@@ -139,7 +156,7 @@ class Machine:
             return self.run(inside, state, scope)
 
         if kind in ("vmap", "map"):
-            batch_size = number % 3 + 1 if is_local(inside) and number % 2 else None
+            batch_size = number % 3 + 1 if number % 2 else None
             return self.mapped(kind, number, body, state, scope, batch_size)
         name = "while_" if kind == "while" else kind
         return getattr(self, name)(number, body, state, scope)
@@ -166,6 +183,9 @@ class Machine:
             numbers = pieces(x, 3 + number % 3)
             numbers = lax.associative_scan(jnp.multiply, numbers + 1, number % 2 == 0)
             return state._replace(x=jnp.tanh(fold(numbers, x)))
+        if kind == "pieces":
+            numbers = pieces(x, 3 + number % 3)
+            return state._replace(x=fold(self.in_pieces(number, smoothed)(numbers), x))
         if kind == "constraint":
             return state._replace(x=self.cut_in_two(x))
         self.tap(number, n, scope)
@@ -194,6 +214,9 @@ class Machine:
             taps=scope.taps and kind == "map",
             level=scope.level + (kind == "map"),
             has_vmap=scope.has_vmap or kind == "vmap",
+            looped=(*scope.looped, name)
+            if name is not None and batch_size is not None
+            else scope.looped,
         )
 
         def element(given: Any, w: Any, alive: Any, state: State) -> Any:
@@ -221,6 +244,25 @@ class Machine:
         result, _, largest = mapped(given, scope.w, scope.alive, state)
         x, n, d = map(fold, result, state)
         return State(x, n + largest, d)
+
+    def ending(self, number: int, x: Any, scope: Scope) -> Any:
+        """What all elements agree on: a sum over all axes, perhaps in one more map."""
+        names = scope.names
+        if number % 3:
+            return self.total(jnp.cos(x), _turned(names, number))
+        name = AXIS_NAMES[len(names)]
+
+        def element(scale: Any, x: Any) -> Any:
+            added = self.total(jnp.cos(x * scale), _turned((*names, name), number))
+            return added, jnp.sin(added)
+
+        in_axes, out_axes = (0, None), (None, number % 2)
+        # What is mapped has a cotangent for each element, to be added up first.
+        looped = number % 5 == 0 and not self.differentiable
+        batch_size = 2 if looped else None
+        mapped = self.map_(element, scope.level, name, in_axes, out_axes, batch_size)
+        added, each = mapped(1 + jnp.arange(3, dtype=np.float32), x)
+        return added + each.sum(number % 2)
 
     def gradient(self, number: int, body: Any, state: State, scope: Scope) -> State:
         def loss(x: Any) -> Any:

@@ -5,6 +5,7 @@ ones.
 """
 
 import collections
+import contextlib
 import functools
 import threading
 from typing import Any
@@ -17,10 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import Mesh
 
 import shardmap as sm
 from tests.map_programs import LOWERINGS, assert_same, spread
 from tests.strategies import examples
+from tests.together.random_around import AROUND, PLACES, mesh_of, placed, taken
 from tests.together.random_calls import (
     BLOCK_NAMES,
     CALLS,
@@ -41,7 +44,6 @@ from tests.together.random_programs import (
     PARTITIONS,
     Scope,
     has,
-    is_local,
 )
 from tests.together.random_values import DTYPES, State, start
 
@@ -92,11 +94,13 @@ def whole_program(machine, program, call, w_axis, around, taps, blocks=None):
         three axes.
     """
 
+    looped = () if call.batch_size is None else (AXIS_NAMES[0],)
+
     def mapped_over(names, level):
         def element(program, x, n, d, w):
-            scope = Scope(names, w, jnp.bool_(True), taps, level)
+            scope = Scope(names, w, jnp.bool_(True), taps, level, looped=looped)
             new = machine.run(program, State(x, n, d), scope)
-            return new, machine.total(jnp.cos(new.x), names)
+            return new, machine.ending(call.ending, new.x, scope)
 
         return element
 
@@ -155,6 +159,7 @@ def evaluated(fun, what):
     return fun
 
 
+@pytest.mark.filterwarnings("ignore:<chunked .* runs as a whole")
 @pytest.mark.parametrize("part", range(PARTS))
 @given(
     program=PROGRAMS,
@@ -165,6 +170,8 @@ def evaluated(fun, what):
     call=CALLS,
     outside=st.sampled_from([None] * 6 + ["vmap", "checked", "unchecked"]),
     beside=st.sampled_from([False, False, False, True]),
+    around=AROUND,
+    place=PLACES,
     what=st.sampled_from(
         ["values", "jit", "jit", "gradients", "tangents", "batched gradients"]
     ),
@@ -175,11 +182,27 @@ def evaluated(fun, what):
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 def test_random_programs(
-    part, program, size, dtype, w_axis, layout, call, outside, beside, what
+    part,
+    program,
+    size,
+    dtype,
+    w_axis,
+    layout,
+    call,
+    outside,
+    beside,
+    around,
+    place,
+    what,
 ):
+    if outside in ("checked", "unchecked") and has(program, ["broadcast"]):
+        outside = None  # On CPU JAX has none over the axis of a `jax.shard_map`.
     if outside in ("checked", "unchecked"):
         # The devices are those of the `jax.shard_map`.
         layout, size, beside = ("free",), (size - 1) % 8 + 1, False
+        around = place = None
+    if around == "partitions" and what != "values" and layout[0] == "devices":
+        layout = ("free",)  # In a program, partitions are on all devices.
     by_blocks = layout[0] == "blocks"
     size, outside = (8, None) if by_blocks else (size, outside)
     # Nested maps of other sizes may cut all devices otherwise, which does not go
@@ -188,18 +211,36 @@ def test_random_programs(
     call = call._replace(
         in_axis=0 if by_blocks else call.in_axis,
         donated=() if beside else call.donated,
-        batch_size=call.batch_size if is_local(program) else None,
+        batch_size=None if by_blocks or outside else call.batch_size,
     )
+    # What a host runs in shards is no part of a program.
+    around = None if around == "plan" and what != "values" else around
+    if what != "values" and layout[0] != "mesh":
+        place = None  # JAX describes all results of a program on its first mesh.
+    is_set = layout[0] == "mesh" and layout[-1] == "set"
+    if is_set:
+        # JAX cuts and stacks no arrays whose types say how they are sharded.
+        beside, outside, around = False, None, None
+        what = what if what in ("values", "jit") else "values"
+        place = place or "whole"
     differentiable = "gradients" in what or has(program, ["gradient"])
     forward = what == "tangents" or has(program, ["tangent"])
-    taps = what in ("values", "jit") and not outside and not has(program, DERIVATIVES)
-    partitions = outside in (None, "vmap") and (
-        layout[0] == "free" or (layout[0] == "devices" and layout[1] > 1)
+    taps = (
+        what in ("values", "jit")
+        and not (outside or around)
+        and not has(program, DERIVATIVES)
+        # JAX wants one mesh for all of a program that calls the host.
+        and not (beside and what == "jit" and has(program, ["map", *PARTITIONS]))
+    )
+    partitions = (
+        outside in (None, "vmap")
+        and around != "partitions"
+        and (layout[0] == "free" or (layout[0] == "devices" and layout[1] > 1))
     )
 
-    def results(machine, call, around, blocks):
-        around, blocks = around if outside else None, blocks if by_blocks else None
-        fun = whole_program(machine, program, call, w_axis, around, taps, blocks)
+    def results(machine, call, outer, blocks, take):
+        outer, blocks = outer if outside else None, blocks if by_blocks else None
+        fun = whole_program(machine, program, call, w_axis, outer, taps, blocks)
 
         def of_all(x, n, d, w):
             if not beside:
@@ -209,7 +250,7 @@ def test_random_programs(
             some_w = w if w_axis is None else w[:few]
             return [fun(x, n, d, w), fun(some_x, n[:few], d[:few], some_w)]
 
-        return evaluated(of_all, what)
+        return evaluated(take(of_all), what)
 
     x, w = spread((size, 2)), spread((2,) if w_axis is None else (size, 2), 1.0)
     n, d = np.arange(size, dtype=np.int32) % 5, start(size, dtype)
@@ -218,7 +259,7 @@ def test_random_programs(
     def oracle(*args):
         machine = ByLoops(differentiable)
         plain = call._replace(static=None, donated=())
-        fun = results(machine, plain, jax.vmap, by_vmaps(machine))
+        fun = results(machine, plain, jax.vmap, by_vmaps(machine), lambda fun: fun)
         return fun(*args), machine.tapped
 
     expected, tapped = compiled(oracle)(*args)
@@ -227,14 +268,24 @@ def test_random_programs(
         for rows, alive in tapped
         for row in np.asarray(rows)[np.asarray(alive)].tolist()
     )
+    count = layout[1] if layout[0] == "devices" else 8
+    mesh = Mesh(jax.devices()[:count], "p")
+    if layout[0] == "mesh":
+        mesh = mesh_of(layout[-1])
+
+    def take(fun):
+        return taken(fun, around, args, count)
+
     for lowering in LOWERINGS:
         recorder = Rows()
         map_ = map_on(layout, lowering)
         machine = OnDevices(map_, differentiable, forward, recorder, partitions)
         blocks = blocks_on(layout, lowering) if by_blocks else None
-        fun = results(machine, call, around_by(outside), blocks)
+        fun = results(machine, call, around_by(outside), blocks, take)
         given = list(map(jnp.array, args)) if call.donated else args
-        result = (fun if what == "values" else compiled(fun))(*given)
+        given = placed(given, place, mesh, call.in_axis)
+        with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
+            result = (fun if what == "values" else compiled(fun))(*given)
         assert_same(result, expected, 1e-4)
         sm.taps_barrier()
         if has(program, ["map", *PARTITIONS]) or layout[0] != "devices":
