@@ -1,7 +1,6 @@
 """Random programs in maps, by both lowerings and on any devices, against one oracle.
 
-`make test` runs 6, `make test-deep` 45, and with HYPOTHESIS_PROFILE=nightly 3,150 new
-ones.
+`make test-deep` runs 45, and with HYPOTHESIS_PROFILE=nightly 3,150 new ones.
 """
 
 import collections
@@ -160,6 +159,7 @@ def evaluated(fun, what):
 
 
 @pytest.mark.filterwarnings("ignore:<chunked .* runs as a whole")
+@pytest.mark.deep
 @pytest.mark.parametrize("part", range(PARTS))
 @given(
     program=PROGRAMS,
