@@ -24,8 +24,8 @@ except ImportError as error:
 __all__ = [
     "ArrayType",
     "are_types_checked",
+    "concrete_mesh",
     "current_mesh",
-    "set_mesh",
     "types_unchecked",
     "varying_along",
     "varying_axes",
@@ -108,10 +108,10 @@ def current_mesh() -> Mesh:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         mesh = _mesh.thread_resources.env.physical_mesh
-    return mesh if not mesh.empty else set_mesh()
+    return mesh if not mesh.empty else concrete_mesh()
 
 
-def set_mesh() -> Mesh:
+def concrete_mesh() -> Mesh:
     """The mesh of `jax.set_mesh` around here; perhaps an empty one.
 
     `jax.sharding.get_mesh` refuses while something is traced, and where a `jax.vmap`

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import set_mesh
+from shardmap._jax.arrays import concrete_mesh
 from shardmap._jax.context import IndivisibleError, apart, is_mesh_set
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
@@ -27,7 +27,10 @@ NO_MESH = Mesh(np.empty((), dtype=object), ())
 
 
 class CutOtherwise(NotImplementedError):
-    """Two meshes in a program have cuts that the other has not."""
+    """Two meshes in a program have cuts that the other has not.
+
+    XLA has no way to compile that yet, as JAX says of such things with its parent.
+    """
 
 
 def has_mesh() -> bool:
@@ -41,7 +44,7 @@ def has_mesh() -> bool:
 def mesh_devices() -> list[jax.Device]:
     """The devices of the mesh of `jax.set_mesh`; none if there is no such mesh."""
     # What is being traced runs on them too.
-    return list(set_mesh().devices.flat)
+    return list(concrete_mesh().devices.flat)
 
 
 def place(leaves: Sequence[Any]) -> list[Any]:
@@ -49,7 +52,7 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
     If it has Explicit axes they are on that mesh, so that what is made of them does.
     """
-    mesh = set_mesh()
+    mesh = concrete_mesh()
     has_types = AxisType.Explicit in mesh.axis_types
     everywhere = NamedSharding(mesh, PartitionSpec())
 
@@ -142,14 +145,17 @@ class UnderMesh:
                 *(laid_out.get(k, arg) for k, arg in enumerate(args)), **by_name
             )
 
-        results = None
-        if not self._on_prime_axes:
+        def run_on_prime_axes() -> Any:
+            return run([on_prime_axes(leaf) for leaf in placed])
+
+        if self._on_prime_axes:
+            results = run_on_prime_axes()
+        else:
             try:
                 results = run(placed)
             except (CutOtherwise, IndivisibleError):
                 self._on_prime_axes = True
-        if self._on_prime_axes:
-            results = run([on_prime_axes(leaf) for leaf in placed])
+                results = run_on_prime_axes()
         leaves, tree = jax.tree.flatten(results)
         return jax.tree.unflatten(tree, place(leaves))
 
@@ -168,7 +174,7 @@ def check_mesh(name: str, mesh: Mesh) -> None:
     """
     if not has_mesh():
         return
-    there = set_mesh()
+    there = concrete_mesh()
     if AxisType.Explicit not in there.axis_types:
         return
     steps, steps_there = (

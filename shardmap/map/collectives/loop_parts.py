@@ -74,14 +74,13 @@ def loop_parts(
         [v for v, made in zip(found.results, made_by, strict=True) if made == by]
         for by in ("before", "after", "each_after")
     )
+    there = found.latest | set(unmapped)
     # In order, each once.
     handed = dict.fromkeys(
         v
         for equation in found.each_after
         for v in equation.invars
-        if not isinstance(v, jex_core.Literal)
-        and v not in found.latest
-        and v not in set(unmapped)
+        if not isinstance(v, jex_core.Literal) and v not in there
     )
     reduced = [equation.invars[0] for equation in found.reductions]
     return LoopParts(

@@ -11,7 +11,7 @@ import jax.extend.core as jex_core
 from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import set_mesh, with_varying_axes
+from shardmap._jax.arrays import concrete_mesh, with_varying_axes
 from shardmap._jax.context import apart
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import AnyMesh, Value, is_typed, without_sharding
@@ -79,7 +79,7 @@ def _batching_rule(
 
 
 def _implementation(x: Value, *, sharding: NamedSharding | None) -> Any:
-    here = set_mesh()
+    here = concrete_mesh()
     if sharding is None or here.empty or here.abstract_mesh != sharding.mesh:
         return x
     # The type of an array that is there is how it lies.
