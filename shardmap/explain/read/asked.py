@@ -31,10 +31,21 @@ class Asked(NamedTuple):
 def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[Asked]:
     """The layouts that a program asks for.
 
+    Those of a jaxpr that is shared are given once for each line that is around it.
+
     Args:
       jaxpr: the program.
       around: the line of what is around it.
     """
+    return _asked_in(jaxpr, around, set())
+
+
+def _asked_in(
+    jaxpr: Jaxpr, around: str | None, seen: set[tuple[int, str | None]]
+) -> Iterator[Asked]:
+    if (id(jaxpr), around) in seen:
+        return
+    seen.add((id(jaxpr), around))
     lines = [source_of(equation) or around for equation in jaxpr.eqns]
     made_at: dict[Var, str | None] = {}
     taken_at: dict[Var, set[str | None]] = {}
@@ -59,7 +70,7 @@ def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[Asked]:
                 frozenset({line, maker, *taken_at.get(after, ())} - {None}),
             )
         for inner in jaxprs_in(equation.params):
-            yield from asked_in(inner, line)
+            yield from _asked_in(inner, line, seen)
 
 
 def _layout(equation: Equation) -> NamedSharding | None:
