@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays.processes import TIME_LIMIT, ended, gone, time_limit
-from shardmap.arrays.running import SECONDS_TO_WAIT_SILENTLY
+from shardmap.arrays.programs.running import SECONDS_TO_WAIT_SILENTLY
 
 _MESSAGE_BYTES = 1024
 

@@ -33,8 +33,8 @@ from shardmap.plan.in_slices import InSlices
 from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
-from shardmap.plan.run.scratch import checked
 from shardmap.plan.run.shards import Shards
 from shardmap.units import bytes_of
 

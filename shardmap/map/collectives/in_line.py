@@ -5,8 +5,8 @@ from typing import Any
 
 import jax.extend.core as jex_core
 
-from shardmap._jax.evaluation import CALLS
 from shardmap._jax.types import Atom, Equation, Jaxpr
+from shardmap.map.primitives.evaluation import CALLS
 
 
 def in_line(jaxpr: Jaxpr, is_wanted: Callable[[Any], bool]) -> Any:

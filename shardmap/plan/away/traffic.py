@@ -11,8 +11,8 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.run.buffers import FOLDED
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.disk.scratch import checked, to_travel
 from shardmap.plan.run.out import outputs
-from shardmap.plan.run.scratch import checked, to_travel
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
 

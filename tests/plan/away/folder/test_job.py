@@ -14,7 +14,7 @@ from shardmap.plan.away.folder.claims import Claims
 from shardmap.plan.away.folder.job import Job, JobError, sealed
 from shardmap.plan.away.folder.work import Worker, results
 from shardmap.plan.plan import plan
-from shardmap.plan.run.results import Folder
+from shardmap.plan.run.disk.results import Folder
 from tests.plan.plan_programs import reals
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")

@@ -9,8 +9,8 @@ import numpy as np
 
 from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.fingerprint import fingerprint, fingerprints
-from shardmap.plan.run.results import Folder, Results, result_name
+from shardmap.plan.run.disk.fingerprint import fingerprint, fingerprints
+from shardmap.plan.run.disk.results import Folder, Results, result_name
 from shardmap.plan.run.shards import Shard
 
 MANIFEST = "plan.json"

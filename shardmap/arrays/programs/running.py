@@ -33,7 +33,7 @@ from shardmap._jax.stages import is_lost_connection
 from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
-from shardmap.arrays.jits import Jits
+from shardmap.arrays.programs.jits import Jits
 
 SECONDS_TO_WAIT_SILENTLY = 30.0
 

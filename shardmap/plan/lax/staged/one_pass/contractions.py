@@ -20,14 +20,14 @@ from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Node, Operand, Program, Value, traced
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import meet
-from shardmap.plan.lax.staged.products import (
+from shardmap.plan.lax.staged.one_pass.products import (
     PRODUCTS,
     Dims,
     Params,
     all_centred,
     all_weighted,
 )
-from shardmap.plan.lax.staged.statistics import (
+from shardmap.plan.lax.staged.one_pass.statistics import (
     EXPONENTIALS,
     SQUARES,
     TOGETHER,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from shardmap.arrays.on_device import operand, program
+from shardmap.arrays.programs.on_device import operand, program
 
 
 def run_on(device, fun, arrays):

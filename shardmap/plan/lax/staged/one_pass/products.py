@@ -37,7 +37,7 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, Window
-from shardmap.plan.lax.staged.statistics import Kind, Pieces, away
+from shardmap.plan.lax.staged.one_pass.statistics import Kind, Pieces, away
 
 PRODUCTS = Step("products of pieces")
 

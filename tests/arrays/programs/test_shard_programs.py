@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.arrays.on_device import program
-from shardmap.arrays.shard_programs import RefusedError, cuts_for, placed
+from shardmap.arrays.programs.on_device import program
+from shardmap.arrays.programs.shard_programs import RefusedError, cuts_for, placed
 
 
 def rows(shape, first=0):

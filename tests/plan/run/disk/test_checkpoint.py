@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardmap.plan.plan import plan
-from shardmap.plan.run import checkpoint
+from shardmap.plan.run.disk import checkpoint
 from shardmap.plan.run.workers import ShardError
 from tests.plan.run.checks import Recorded, W, X, columns
 
@@ -227,7 +227,7 @@ made.run(Slow(X), W, checkpoint=sys.argv[1], out=(None, out))
 def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
     folder, out = tmp_path / "done", tmp_path / "out.npy"
     command = [sys.executable, "-c", "import numpy as np" + SLOW, folder, out]
-    root = pathlib.Path(__file__).parents[3]
+    root = pathlib.Path(__file__).parents[4]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
     ) as process:

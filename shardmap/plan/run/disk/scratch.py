@@ -22,7 +22,7 @@ from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.stages import Result, Stage
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.results import Folder
+from shardmap.plan.run.disk.results import Folder
 from shardmap.units import size
 
 CELL = 2**27

@@ -15,7 +15,7 @@ from absl import logging
 from jax import lax
 
 import shardmap as sm
-from shardmap.arrays import running
+from shardmap.arrays.programs import running
 from tests.command_line import python
 
 EIGHT = np.arange(8, dtype=np.float32)

@@ -10,7 +10,8 @@ import ml_dtypes
 import pytest
 
 from shardmap.plan.plan import plan
-from shardmap.plan.run import cut_program, scratch
+from shardmap.plan.run import cut_program
+from shardmap.plan.run.disk import scratch
 from shardmap.plan.run.workers import ShardError
 from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals

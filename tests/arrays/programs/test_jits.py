@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.arrays import running
-from shardmap.arrays.jits import MOST_KINDS, MOST_TIMES, Jits
+from shardmap.arrays.programs import running
+from shardmap.arrays.programs.jits import MOST_KINDS, MOST_TIMES, Jits
 
 
 @contextlib.contextmanager

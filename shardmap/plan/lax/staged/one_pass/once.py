@@ -31,10 +31,10 @@ from shardmap.plan.engine.nodes import (
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.lax.reduce import places_fit
-from shardmap.plan.lax.staged import contractions
-from shardmap.plan.lax.staged.contractions import Contraction
-from shardmap.plan.lax.staged.products import Params
-from shardmap.plan.lax.staged.statistics import (
+from shardmap.plan.lax.staged.one_pass import contractions
+from shardmap.plan.lax.staged.one_pass.contractions import Contraction
+from shardmap.plan.lax.staged.one_pass.products import Params
+from shardmap.plan.lax.staged.one_pass.statistics import (
     EXPONENTIALS,
     OF_PIECES,
     SQUARES,
