@@ -12,6 +12,7 @@ import types
 import pytest
 
 import shardmap
+from tests.command_line import python
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "shardmap"
@@ -21,7 +22,6 @@ ROOMS = [
     "later",
     "_jax",
     "units",
-    "combining",
     "sharding",
     "arrays.sources",
     "arrays",
@@ -74,7 +74,10 @@ def room(module):
 
 
 def imports(source):
-    """The modules of this package that a file imports, `__init__` for its root."""
+    """The modules of this package that a file imports, `__init__` for its root.
+
+    A string that is the name of one stands for its import: something imports it later.
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -83,6 +86,8 @@ def imports(source):
             assert node.level == 0, "write imports from the package's root"
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in MODULES else node.module for name in inner]
+        elif isinstance(node, ast.Constant) and node.value in MODULES:
+            names = [node.value]
         else:
             continue
         for name in names:
@@ -134,6 +139,8 @@ def test_an_upward_import_is_found():
         "map.rules.remat"
     ]
     assert upward_imports("explain.draw.text", "import shardmap") == ["__init__"]
+    later = 'importlib.import_module("shardmap.explain.draw.shown")'
+    assert upward_imports("later", later) == ["explain.draw.shown"]
     assert upward_imports("map.rules.remat", "from shardmap.map import tracing") == []
     assert upward_imports("__main__", "import shardmap.demo, jax") == []
 
@@ -211,20 +218,26 @@ def test_the_package_shows_exactly_its_public_names():
     ]
 
 
-def test_no_other_name_is_bound_where_public_names_are():
-    """Packages are attributes once they are imported; functions and classes are not."""
-    bound = {
-        name
-        for name, value in vars(shardmap).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    }
-    assert bound - {"TYPE_CHECKING"} <= set(shardmap.__all__)
+@pytest.mark.parametrize(
+    ("program", "others"),
+    [
+        ("import shardmap as sm", []),
+        ("import shardmap as sm\nfor name in sm.__all__: getattr(sm, name)", []),
+        ("import shardmap.explain.draw.shown, shardmap as sm", []),
+        ("import shardmap.compat, shardmap as sm", ["compat"]),
+    ],
+)
+def test_no_other_name_is_bound_where_public_names_are(program, others):
+    """Neither what the package itself imports nor the folders that it is made of."""
+    bound = "sorted(name for name in {*vars(sm)} - {*sm.__all__} if name[0] != '_')"
+    result = python("-c", f"{program}\nprint({bound})")
+    assert result.stdout == f"{others}\n", result.stderr[-2000:]
 
 
 def test_the_package_only_re_exports():
     docstring, *others = ast.parse(SOURCES["__init__"]).body
     assert isinstance(docstring, ast.Expr)
-    *statements, later = others
+    *statements, later, deleted = others
     assigned = []
     for statement in statements:
         assert isinstance(statement, ast.ImportFrom | ast.Assign)
@@ -234,7 +247,9 @@ def test_the_package_only_re_exports():
     assert isinstance(later, ast.If)
     assert ast.unparse(later.test) == "TYPE_CHECKING"
     assert all(isinstance(each, ast.ImportFrom) for each in later.body)
-    (attached,) = later.orelse
+    attached, drawn = later.orelse
+    assert ast.unparse(drawn) == "later.draw_in('shardmap.explain.draw.shown')"
+    assert ast.unparse(deleted) == "del TYPE_CHECKING, later"
     assert ast.unparse(attached.targets[0]) == "(__getattr__, __dir__)"
     # What type checkers are told is what is imported.
     told = {each.module: [a.name for a in each.names] for each in later.body}
@@ -310,7 +325,7 @@ def test_a_package_does_not_hide_the_function_that_is_called_like_it(name, befor
 @pytest.mark.deep
 def test_modules_are_imported_by_their_names():
     for program in (
-        "import shardmap.sharding.spec; assert shardmap.sharding.spec.ShardingSpec",
+        "import shardmap.sharding.spec as spec; assert spec.ShardingSpec",
         "from shardmap.explain import api; assert api.explain.__name__ == 'explain'",
         "from shardmap import *; assert callable(plan) and callable(spmap)",
     ):

@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardmap import later
 from shardmap._jax.context import left_whole
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import plain
+from shardmap.later import html_of
 from shardmap.plan import report
 from shardmap.plan.arguments import Arguments
 from shardmap.plan.away.engines import engine_of
@@ -200,7 +200,7 @@ class ShardPlan:
         return f"<ShardPlan: {self.num_shards:,} shards in {stages} stage{plural}>"
 
     def _repr_html_(self) -> str:
-        return later.html_of(self)
+        return html_of(self)
 
     def __str__(self) -> str:
         return report.summary(self._cut_program)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.away.folder.claims import LEASE, Claims, pause
 from shardmap.plan.away.folder.job import Job, Row
 from shardmap.plan.away.folder.partial_results import PartialResults, file_name

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.run.buffers import COMBINE
 
 NUMBERS = [np.float32, np.float16, jnp.bfloat16, np.int8, np.uint16]
