@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import operator
 import os
 import pathlib
 import re
@@ -12,6 +13,7 @@ import types
 import pytest
 
 import shardmap
+import shardmap.compat
 from tests.command_line import python
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -339,13 +341,39 @@ def test_a_name_that_is_not_there_is_said():
         shardmap.x  # noqa: B018
 
 
-DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+DOCUMENTS = sorted([*(ROOT / "docs").glob("**/*.md"), ROOT / "README.md"])
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
 def test_documents_import_from_the_package_alone(page):
     found = re.findall(r"(?:from|import) (shardmap[.\w]*)", page.read_text())
     assert {*found} <= {"shardmap", "shardmap.compat"}
+
+
+def unreachable(text):
+    """What a text names, but a user does not get from the package as he writes it."""
+
+    def leads_nowhere(path):
+        try:
+            operator.attrgetter(path)(shardmap)
+        except AttributeError:
+            return True
+        return False
+
+    # The site shows classes that have no public name without the module they are in.
+    text = re.sub(r"(?m)^\.\. autoclass:: .*$", "", text)
+    named = re.findall(r"(?<![\w./-])(?:sm|shardmap)\.(\w+(?:\.\w+)*)(?![\w/])", text)
+    return sorted({path for path in named if leads_nowhere(path)})
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_what_documents_name_is_reached_from_the_package(page):
+    assert unreachable(page.read_text()) == []
+
+
+def test_a_name_that_is_not_reached_is_found():
+    text = "`sm.spmap`, `sm.explain.report.Axis`, shardmap/map, `shardmap.compat.pjit`"
+    assert unreachable(text) == ["explain.report.Axis"]
 
 
 TYPED = ("_jax", "sharding", "arrays", "map")
