@@ -103,7 +103,7 @@ class Factors(Rule):
       cheap: see `Rule`.
       complete: see `Rule`.
       once: see `Rule`.
-      each: see `Rule`; by default one operation for each step, as in a product.
+      each: see `Rule`; by default one operation, as in a product.
     """
 
     node: Node
@@ -146,9 +146,14 @@ class Factors(Rule):
             if factor in self.wholes or factor not in self._on_outs
         }
 
-    def steps(self) -> int:
+    def elements(self) -> int:
         """A contraction touches more than its operands: every pair that it combines."""
-        return max(super().steps(), math.prod(self.sizes.values()))
+        return max(super().elements(), math.prod(self.sizes.values()))
+
+    def fraction(
+        self, static: Static, shapes: Sequence[tuple[int, ...] | None]
+    ) -> tuple[int, int]:
+        return math.prod(static.sizes), math.prod(self.sizes.values())
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         found: dict[Factor, list[Cut]] = {}
