@@ -85,6 +85,7 @@ def _users(static: Static) -> dict[int, list[tuple[int, int]]]:
 
 def _is_reduction(node: Node, rule: Factors, step: Step) -> bool:
     """Whether a step sums up, or the like, long rows of one operand."""
+    # With an emitter it may be something else than the primitive does.
     if len(rule.ins) != 1 or rule.emitter:
         return False
     [axes], [ref] = list(map(list, rule.ins)), step.ins
@@ -101,6 +102,7 @@ def _is_reduction(node: Node, rule: Factors, step: Step) -> bool:
         and ref.shape[0] > 1
         and math.prod(ref.shape[leading:]) >= LONG_ROW
         and dtype == node.ins[0].aval.dtype
+        # Short floats would be rounded after each sum; the compiler adds wider ones up.
         and (jnp.issubdtype(dtype, jnp.integer) or dtype.itemsize >= 4)
     )
 
@@ -143,6 +145,7 @@ def _inside(
         axes = list(rules[step.node].ins[k])
         return number == reduction or axes[:1] == [found[number]]
 
+    # Backwards: whoever takes a step's result is known to be inside, or not, before it.
     for number in range(reduction - 1, -1, -1):
         step = static.steps[number]
         taken = users.get(step.first, [])
@@ -171,8 +174,10 @@ def emit_run(
       starts: the positions that each step gets.
     """
     own = {static.steps[number].first for number in run.inside}
+    numbers = (*run.inside, run.reduction)
+    rules = {number: run.rules[static.steps[number].node] for number in numbers}
     given: dict[tuple[int, int], Any] = {}
-    for number in (*run.inside, run.reduction):
+    for number in numbers:
         step = static.steps[number]
         operands = nodes[step.node].ins
         for k, (operand, ref) in enumerate(zip(operands, step.ins, strict=True)):
@@ -186,19 +191,17 @@ def emit_run(
         made: dict[int, Any] = {}
 
         def operand(number: int, k: int, factor: Factor) -> Any:
-            step = static.steps[number]
-            ref = step.ins[k]
+            ref = static.steps[number].ins[k]
             if ref is not None and ref.slot in own:
                 return made[ref.slot]
             value = given.get((number, k))
-            if factor not in list(run.rules[step.node].ins[k]):
+            if factor not in list(rules[number].ins[k]):
                 return value
             assert value is not None
             return lax.dynamic_slice_in_dim(value, start, length, 0)
 
         for number in run.inside:
-            step = static.steps[number]
-            rule = run.rules[step.node]
+            step, rule = static.steps[number], rules[number]
             factor = rule.outs[0][0]
             sizes = dict(zip(rule.sizes, step.static.sizes, strict=True))
             sizes[factor] = length
@@ -211,10 +214,9 @@ def emit_run(
             [made[step.first]] = rule.emit(values, local, positions)
         return operand(run.reduction, 0, summed)
 
-    step = static.steps[run.reduction]
-    summed, *others = contracted = run.rules[step.node].contracted
+    summed, *others = contracted = rules[run.reduction].contracted
     combine = COMBINE[contracted[summed]]
-    [ref] = step.ins
+    [ref] = static.steps[run.reduction].ins
     assert ref is not None
     found = total(block, combine, 0, ref.shape[0])
     for _ in others:
@@ -224,6 +226,7 @@ def emit_run(
 
 
 def _moved(position: Any, start: Any) -> Any:
+    # One is as wide as the shard's positions are, the other as the loop's counter is.
     if isinstance(start, jax.Array) and isinstance(position, jax.Array):
         start = start.astype(position.dtype)
     return position + start
