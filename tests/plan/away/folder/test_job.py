@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import jax
@@ -40,10 +41,20 @@ def made(x):
     return plan(score, x, W, in_slices=({0: 8}, None))
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder that every test has a copy of: its functions are compiled once."""
+    folder = tmp_path_factory.mktemp("saved")
+    x = np.memmap(folder / "x", np.float32, "w+", shape=X.shape)
+    x[:] = X
+    made = plan(score, x, W, in_slices=({0: 8}, None))
+    made.save(folder / "job", x, W, tasks=3)
+    return folder / "job"
+
+
 @pytest.fixture
-def path(made, x, tmp_path):
-    made.save(tmp_path / "job", x, W, tasks=3)
-    return tmp_path / "job"
+def path(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "job", symlinks=True)
 
 
 def assert_made(path, want):
@@ -141,6 +152,7 @@ def test_keys_constants_and_halves(tmp_path):
     assert np.load(tmp_path / "out/3.npy") == 3.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
 def test_types_that_numpy_does_not_know(name, tmp_path):
     dtype = np.dtype(name)
