@@ -16,6 +16,7 @@ import pytest
 
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
+from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.folder.job import Job
 from shardmap.plan.away.folder.work import Worker
 from shardmap.plan.plan import plan
@@ -366,22 +367,6 @@ def test_views_of_one_file(engine, tmp_path):
     np.testing.assert_array_equal(got, X[:32] - X[32:])
 
 
-def test_arrays_of_dask_come_out(made, want, tmp_path):
-    da = pytest.importorskip("dask.array", reason="the result under test")
-    for x in (X, mapped(tmp_path), da.from_array(X, chunks=(24, 5))):
-        got = made.to_dask(x, W)
-        assert [each.shape for each in got] == [np.shape(each) for each in want]
-        assert_bytes([each.compute(scheduler="sync") for each in got], want)
-    with pytest.raises(ValueError, match="Dask has no random keys"):
-        plan(lambda key: key, jax.random.key(0)).to_dask(jax.random.key(0))
-
-
-@pytest.mark.deep
-def test_processes_of_a_run_have_their_cores(eight, tmp_path):
-    got = eight.run(mapped(tmp_path), W, executor=2)
-    assert_bytes(got, eight.run(X, W))
-
-
 @pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("pieces", [17, 40, 300])
@@ -398,3 +383,8 @@ def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_cl
     made = plan(lambda x: x.sum(0), X, in_slices={0: 64})
     got = made.run(scripted("56-kill"), executor=dask_client, max_in_flight=4)
     assert got.tobytes() == made.run(X).tobytes()
+
+
+def test_what_runs_nothing_is_refused():
+    with pytest.raises(TypeError, match=r"executor must be .* got {} of type dict"):
+        engine_of({})
