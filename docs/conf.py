@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 from docutils import nodes
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import desc_addname, pending_xref
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -134,5 +134,16 @@ def link_names(app: Sphinx, doctree: nodes.document) -> None:
         literal.replace_self(link)
 
 
+PUBLIC = ("shardmap", "shardmap.compat")
+
+
+def shorten_names(app: Sphinx, doctree: nodes.document) -> None:
+    """Shows classes that no public module has without the module they are in."""
+    for before in [*doctree.findall(desc_addname)]:
+        if before.parent.get("module") not in PUBLIC:
+            before.parent.remove(before)
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", shorten_names)
     app.connect("doctree-read", link_names)

@@ -10,7 +10,6 @@ ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 from typing import TYPE_CHECKING
 
 from shardmap import later
-from shardmap.units import AUTO
 
 __version__ = "0.1.0"
 
@@ -95,6 +94,7 @@ if TYPE_CHECKING:
         spec_of,
         spec_to_indices,
     )
+    from shardmap.units import AUTO
 else:
     __getattr__, __dir__ = later.attach(
         __name__,
@@ -131,6 +131,7 @@ else:
                 "spec_of",
                 "spec_to_indices",
             ],
+            "shardmap.units": ["AUTO"],
         },
         __all__,
         {
@@ -146,3 +147,6 @@ else:
             "install": "shardmap.compat.install",
         },
     )
+    later.draw_in("shardmap.explain.draw.shown")
+
+del TYPE_CHECKING, later

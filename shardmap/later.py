@@ -6,14 +6,21 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_drawers: list[str] = []
+
+
+def draw_in(module: str) -> None:
+    """Names the module whose ``html_of`` draws what a notebook shows.
+
+    It stands above what it draws, and is imported when a notebook asks.
+    """
+    _drawers[:] = [module]
+
 
 def html_of(value: Any) -> str:
-    """What a notebook shows of a value of ours.
-
-    It is drawn in a room above that of the value, imported when a notebook asks.
-    """
-    shown = importlib.import_module("shardmap.explain.draw.shown")
-    text: str = shown.html_of(value)
+    """What a notebook shows of a value of ours."""
+    [module] = _drawers
+    text: str = importlib.import_module(module).html_of(value)
     return text
 
 
@@ -25,11 +32,12 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Makes a package's ``__getattr__`` and ``__dir__``, to be called while it loads.
 
-    A subpackage that is called like one of the names would hide it: Python makes it an
-    attribute of the package when it is first imported, and then never again. So it is
-    imported here, which is to cost nothing, and the attribute taken away. What is in
-    it is there by ``from package.name import module``; ``import package.name.module as
-    x`` looks for it in what hides the subpackage, and fails.
+    What the modules are in is no name of the package, and would hide one that is called
+    like it: Python makes a subpackage an attribute of the package when it is first
+    imported, and then never again. So it is imported here, which is to cost nothing,
+    and the attribute taken away. What is in it is there by ``from package.name import
+    module``; ``import package.name.module as x`` looks for it in a public name that is
+    called like the subpackage, and fails.
 
     Args:
       package: its name.
@@ -39,10 +47,10 @@ def attach(
     """
     module_of = {name: module for module, names in modules.items() for name in names}
     attributes = vars(sys.modules[package])
-    for name in module_of:
-        if any(module.startswith(f"{package}.{name}.") for module in modules):
-            importlib.import_module(f"{package}.{name}")
-            del attributes[name]
+    inside = {module.removeprefix(f"{package}.").split(".")[0] for module in modules}
+    for name in sorted(inside):
+        importlib.import_module(f"{package}.{name}")
+        del attributes[name]
 
     def get(name: str) -> Any:
         if name not in module_of:

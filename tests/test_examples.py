@@ -35,7 +35,7 @@ BROKEN = {
     "block, [(1, 1), (0, 0)] if dimension == 0 else [(0, 0), (1, 1)])",
     "pca": "program.project = lambda table, mean, directions: table @ directions",
 }
-# tests/plan/run/test_checkpoint.py runs this one, which is meant to be killed.
+# tests/plan/run/disk/test_checkpoint.py runs this one, which is meant to be killed.
 ELSEWHERE = {"resume"}
 
 

@@ -149,13 +149,6 @@ def gamma_of_one(dtype: np.dtype, log_space: bool, impl: str) -> AnyJaxpr:
     return body
 
 
-SLOW_LEADING_SUMS = jax.__version_info__ < (0, 12)
-"""Whether the CPU's compiler takes 30 to 60 times too long to sum over leading axes.
-
-Seconds per GiB of float32, 64 rows of 512 x 512: 3 to 7 in JAX 0.10.2, 0.06 in 0.12.
-"""
-
-
 # From JAX 0.12 on some primitives are written in terms of others, and all of them are
 # equations of one.
 

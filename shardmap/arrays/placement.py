@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 
 from shardmap._jax.types import Aval, Value
 from shardmap.arrays import array_likes
-from shardmap.arrays.running import map_jit
+from shardmap.arrays.programs.running import map_jit
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
 

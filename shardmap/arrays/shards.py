@@ -14,7 +14,13 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree, Value
-from shardmap.arrays.shard_programs import Index, RefusedError, Span, cuts_for, placed
+from shardmap.arrays.programs.shard_programs import (
+    Index,
+    RefusedError,
+    Span,
+    cuts_for,
+    placed,
+)
 
 
 def shard_of(

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes, placement, processes
-from shardmap.arrays.on_device import operand, program
+from shardmap.arrays.programs.on_device import operand, program
 from shardmap.arrays.stacking_checks import (
     check_avals,
     check_structures,

@@ -7,8 +7,8 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 import dataclasses
 from typing import Any, Literal
 
-from shardmap import later
 from shardmap.explain.interconnect import Interconnect
+from shardmap.later import html_of
 from shardmap.sharding.spec import ShardingSpec
 
 AxisKind = Literal[
@@ -123,7 +123,7 @@ class ArrayLayout:
     devices: tuple[int, ...] = ()
 
     def _repr_html_(self) -> str:
-        return later.html_of(self)
+        return html_of(self)
 
     @property
     def num_devices(self) -> int | None:

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays.processes import TIME_LIMIT, ended, gone, time_limit
-from shardmap.arrays.running import SECONDS_TO_WAIT_SILENTLY
+from shardmap.arrays.programs.running import SECONDS_TO_WAIT_SILENTLY
 from shardmap.map.tracing import per_jaxpr
 
 _MESSAGE_BYTES = 1024
@@ -102,7 +102,7 @@ def agree(mesh: Mesh, what: str, text: str) -> None:
         raise RuntimeError(
             f"{what}: the processes do not call the same function with equal shapes:"
             f"{listed}\nEvery process must make the same calls in the same order, and "
-            "pass as many rows."
+            "pass equally many elements."
         )
     _agreed.add((mesh, text))
 

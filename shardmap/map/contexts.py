@@ -19,7 +19,7 @@ from shardmap._jax.arrays import concrete_mesh
 from shardmap._jax.context import IndivisibleError, apart, is_mesh_set
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
-from shardmap.arrays.running import map_jit
+from shardmap.arrays.programs.running import map_jit
 from shardmap.map import tracing
 from shardmap.sharding.partitions import prime_factors
 

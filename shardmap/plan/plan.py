@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardmap import later
 from shardmap._jax.context import left_whole
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import plain
+from shardmap.later import html_of
 from shardmap.plan import report
 from shardmap.plan.arguments import Arguments
 from shardmap.plan.away.engines import engine_of
@@ -33,12 +33,13 @@ from shardmap.plan.in_slices import InSlices
 from shardmap.plan.inside.one_shard import plan_peak
 from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
-from shardmap.plan.run.scratch import checked
 from shardmap.plan.run.shards import Shards
 from shardmap.units import bytes_of
 
 
+# Ctrl-C while the function is traced would else leave JAX in the midst of it.
 @left_whole()
 def plan(
     fun: Callable[..., PyTree],
@@ -118,6 +119,7 @@ def plan(
         function, own, in_slices, partial, room, out_slices, place, len(args)
     )
     made.given = given.given
+    # Weakly: whoever keeps a plan does not mean to keep what it was made for.
     return ShardPlan(made, Remembered(given.args), labels, room)
 
 
@@ -200,7 +202,7 @@ class ShardPlan:
         return f"<ShardPlan: {self.num_shards:,} shards in {stages} stage{plural}>"
 
     def _repr_html_(self) -> str:
-        return later.html_of(self)
+        return html_of(self)
 
     def __str__(self) -> str:
         return report.summary(self._cut_program)

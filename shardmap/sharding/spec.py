@@ -41,8 +41,8 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 from jaxlib.xla_client import HloSharding, OpSharding
 
-from shardmap import later
 from shardmap._jax.types import Value
+from shardmap.later import html_of
 from shardmap.sharding import named
 from shardmap.sharding import proto as protos
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
@@ -72,7 +72,7 @@ class ShardingSpec(SpecModel):
     """
 
     def _repr_html_(self) -> str:
-        return later.html_of(self)
+        return html_of(self)
 
     def stacked(self) -> ShardingSpec:
         """The same layout seen from outside: `Unstacked(n)` becomes `Chunked((n,))`.

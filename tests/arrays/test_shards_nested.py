@@ -175,7 +175,7 @@ def test_a_part_outlives_its_array():
 
 
 def test_slices_that_share_a_length_share_a_program():
-    from shardmap.arrays.on_device import program
+    from shardmap.arrays.programs.on_device import program
 
     y = jax.device_put(np.zeros((80, 11)), over(P("i"), i=4))
     before = program.cache_info().misses

@@ -16,7 +16,7 @@ from jax import lax
 import shardmap as sm
 from shardmap._jax import context
 from shardmap.api.calls import programs
-from shardmap.arrays import running
+from shardmap.arrays.programs import running
 from shardmap.explain.read.source import source_of
 
 ROWS = np.ones((2, 3), np.float32)

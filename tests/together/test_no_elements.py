@@ -106,6 +106,7 @@ def test_under_vmap_scan_and_cond(spmap):
     assert lax.cond(True, f, lambda x: x, jnp.asarray(X)).shape == (0, 3)
 
 
+@pytest.mark.few(3)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(0, 4, 2), (4, 0, 2), (0, 0, 2)])
 def test_nested(spmap, shape):
@@ -171,6 +172,6 @@ def test_axis_size_0():
 
 
 def test_rows_of_no_elements_are_refused():
-    message = "spmap of f over 2 processes needs at least one row on each"
+    message = "spmap of f over 2 processes needs at least one element on each"
     with pytest.raises(ValueError, match=message):
         check_elements("f", 0, 2, None, 2)

@@ -10,7 +10,7 @@ from shardmap.api.calls.call import Arguments, Call
 from shardmap.api.calls.refusals import NeedsAnotherProgram
 from shardmap.arrays import placement
 from shardmap.arrays.process_local import is_global_array, to_global, to_local
-from shardmap.arrays.running import run_and_convert
+from shardmap.arrays.programs.running import run_and_convert
 
 
 class AcrossProcesses:

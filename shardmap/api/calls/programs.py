@@ -27,7 +27,7 @@ from shardmap.api.calls.call import (
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.arrays.process_local import is_global_array
-from shardmap.arrays.running import map_jit
+from shardmap.arrays.programs.running import map_jit
 from shardmap.map import contexts, tracing
 from shardmap.map.shardings import MapShardings
 

@@ -5,9 +5,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from shardmap._jax.collectives import ALL_COLLECTIVES
+from shardmap.explain.counts import total
 from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.explain.read.collectives import Sent
-from shardmap.explain.read.counts import total
 from shardmap.explain.read.hlo.collectives import Compiled
 from shardmap.explain.report import Collective
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax.extend.core as jex_core
 
-from shardmap._jax.evaluation import CALLS
 from shardmap._jax.types import Atom, Equation, Jaxpr
 from shardmap._jax.walk import constants_of, opened
+from shardmap.map.primitives.evaluation import CALLS
 
 
 def in_line(jaxpr: Jaxpr, is_wanted: Callable[[Any], bool]) -> Any:

@@ -10,7 +10,7 @@ from jax import lax
 
 from shardmap._jax.collectives import TABLE
 from shardmap._jax.types import Aval, Groups, Value
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.map.collectives.split_axis import SplitAxis
 
 

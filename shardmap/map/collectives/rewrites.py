@@ -12,11 +12,11 @@ import numpy as np
 
 from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTER
 from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
-from shardmap._jax.evaluation import CALLS
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
 from shardmap._jax.walk import opened
 from shardmap.map.collectives.in_line import copied
 from shardmap.map.collectives.split import uses_axis
+from shardmap.map.primitives.evaluation import CALLS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import changed_effects, rewrite_jaxpr
 

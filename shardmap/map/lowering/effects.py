@@ -17,7 +17,6 @@ from jax.extend.core.primitives import cond_p, scan_p, while_p
 
 from shardmap._jax.collectives import AXIS_INDEX
 from shardmap._jax.effects import io_effects
-from shardmap._jax.evaluation import CALLS, evaluate
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
@@ -38,6 +37,7 @@ from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.layout import MeshWalk
 from shardmap.map.lowering.host_calls import happens_here, has_effect
 from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.evaluation import CALLS, evaluate
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.primitives.tap import tap_p

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from shardmap._jax.context import config_value
-from shardmap._jax.evaluation import evaluate
 from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap.arrays import placement
-from shardmap.arrays.running import map_jit
+from shardmap.arrays.programs.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshWalk, map_mesh, own_walk
 from shardmap.map.lowering.blocks import on_one_device
 from shardmap.map.primitives import typed
 from shardmap.map.primitives.axis import REPLICAS
+from shardmap.map.primitives.evaluation import evaluate
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
 from shardmap.map.tracing import Body, per_jaxpr, trace_body

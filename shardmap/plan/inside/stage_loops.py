@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.arrays import varying_like
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.engine.alike.classes import Alike
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl

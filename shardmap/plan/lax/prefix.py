@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Equation
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, linked_but
 from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Step, avals
 from shardmap.plan.engine.rules import (

@@ -43,17 +43,9 @@ from shardmap.plan.lax import (
 from shardmap.plan.lax.control import along, branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.indexed import dynamic, gather, known, scatter
-from shardmap.plan.lax.staged import (
-    asked,
-    counting,
-    products,
-    recut,
-    sort,
-    statistics,
-    tall,
-    top,
-)
+from shardmap.plan.lax.staged import asked, counting, recut, sort, tall, top
 from shardmap.plan.lax.staged.chosen import Chosen, layered
+from shardmap.plan.lax.staged.one_pass import products, statistics
 
 StandsFor: TypeAlias = tuple[AnyJaxpr, Sequence[int]]
 """What an equation stands for, and which of its operands that takes."""

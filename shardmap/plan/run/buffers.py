@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from shardmap._jax.context import config_value
 from shardmap._jax.types import Aval
 from shardmap.arrays.array_likes import device_dtype
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, shape_of, slices

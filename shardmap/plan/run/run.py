@@ -14,11 +14,11 @@ import jax
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.run.checkpoint import Checkpoint
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.disk.checkpoint import Checkpoint
+from shardmap.plan.run.disk.scratch import checked, scratch_arrays
 from shardmap.plan.run.out import outputs
 from shardmap.plan.run.progress import bar
-from shardmap.plan.run.scratch import checked, scratch_arrays
 from shardmap.plan.run.shards import Accumulator, Shards
 from shardmap.plan.run.workers import Engine
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from shardmap import combining
 from shardmap._jax.types import PyTree
+from shardmap.arrays import combining
 from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
+from shardmap.api.calls import kept
 from shardmap.api.calls.kept import MOST, Kept, WeakFunction, kept_for
 
 
@@ -61,13 +62,13 @@ def test_the_programs_of_a_method_go_with_it():
     assert programs() is None
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("communicates", [False, True])
 @pytest.mark.parametrize("kind", ["spmap", "mesh_map", "sharded_jit"])
 def test_no_more_programs_of_static_values_live_than_are_kept(
     kind, communicates, monkeypatch
 ):
-    monkeypatch.setattr("shardmap.api.calls.kept.MOST", 4)
+    monkeypatch.setattr(kept, "MOST", 4)
     mesh = sm.make_mesh({"i": 8})
 
     def fun(k, x):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.buffers import (
     COMBINE,

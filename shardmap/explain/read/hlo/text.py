@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
-from shardmap.explain.read.counts import times
+from shardmap.explain.counts import times
 from shardmap.explain.read.hlo import frames
 from shardmap.explain.read.hlo.names import merged_names
 

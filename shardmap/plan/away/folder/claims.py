@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from shardmap.plan.run.results import Folder
+from shardmap.plan.run.disk.results import Folder
 
 LEASE = 60.0
 """For how many seconds a claim stands that nobody renews."""

@@ -16,8 +16,8 @@ from jax import export
 from shardmap.arrays.sources.registry import Away, kind_named
 from shardmap.plan.away.tasks import is_whole
 from shardmap.plan.engine.slices import shape_of, slices
+from shardmap.plan.run.disk.results import Folder, Results, result_name
 from shardmap.plan.run.remote import run_exported
-from shardmap.plan.run.results import Folder, Results, result_name
 
 FORMAT = 3
 SUM = ((hashlib.sha256().digest_size,), np.dtype("uint8"))

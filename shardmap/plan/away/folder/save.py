@@ -36,10 +36,10 @@ from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.run.checkpoint import Checkpoint
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.disk.checkpoint import Checkpoint
+from shardmap.plan.run.disk.results import Folder
 from shardmap.plan.run.out import outputs
-from shardmap.plan.run.results import Folder
 from shardmap.plan.run.shards import Shard
 
 MOST_TASKS = 1000

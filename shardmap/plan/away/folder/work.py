@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.away.folder.claims import LEASE, Claims, pause
 from shardmap.plan.away.folder.job import Job, Row
 from shardmap.plan.away.folder.partial_results import PartialResults, file_name
 from shardmap.plan.away.folder.stored import stored, stored_dtype
 from shardmap.plan.run import buffers
-from shardmap.plan.run.results import Folder, result_name
+from shardmap.plan.run.disk.results import Folder, result_name
 
 POLL = 0.2
 """How many seconds pass before a worker that waits for others looks again."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardmap._jax.types import AnyJaxpr, Aval
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.engine.alike.affine import settled
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.factors import RuleTable

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import SCATTER_SUB
-from shardmap.combining import identity
+from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed

@@ -10,7 +10,8 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, meet
 from shardmap.plan.lax import prefix
 from shardmap.plan.lax.control import along
-from shardmap.plan.lax.staged import once, recut, select, sort, tall, top
+from shardmap.plan.lax.staged import recut, select, sort, tall, top
+from shardmap.plan.lax.staged.one_pass import once
 
 
 class Chosen:

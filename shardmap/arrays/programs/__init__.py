@@ -1,0 +1,1 @@
+"""Programs over the arrays of devices: compiling them, and running one at a time."""

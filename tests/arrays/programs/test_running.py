@@ -1,0 +1,315 @@
+"""Programs over several devices take turns: who is told what, and what may hang."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from absl import logging
+from jax import lax
+
+import shardmap as sm
+from shardmap.arrays.programs import running
+from tests.command_line import python
+
+EIGHT = np.arange(8, dtype=np.float32)
+ROWS = np.ones(8, np.float32)
+CALLBACK = """
+import faulthandler, sys
+faulthandler.dump_traceback_later(100, exit=True)
+import jax, numpy as np, shardmap as sm
+from jax import lax
+
+rows = np.ones(4, np.float32)
+total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+total(rows)
+
+def host(x):
+    try:
+        total(rows)
+    except RuntimeError as error:
+        print(error, flush=True)
+    return np.asarray(x)
+
+def body(x):
+    match sys.argv[1]:
+        case "tap":
+            sm.tap(host, x)
+        case "debug":
+            jax.debug.callback(host, x)
+        case "pure":
+            x = jax.pure_callback(host, x, x, vmap_method="sequential")
+    return lax.psum(x, "j")
+
+print(sm.spmap(body, "j")(rows[:2]))
+sm.taps_barrier()
+jax.effects_barrier()
+print(total(rows))
+"""
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", ["tap", "debug", "pure"])
+def test_a_callback_that_needs_the_turn_of_its_own_program_is_told(kind):
+    result = python(
+        *("-c", CALLBACK, kind),
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+        JAX_PLATFORMS="cpu",
+    )
+    assert result.returncode == 0, result.stderr
+    told = (
+        "<lambda> is called by a callback on the host while body runs: on CPU runs "
+        "with collectives take turns"
+    )
+    # Both devices may print at once.
+    assert result.stdout.count(told) == 2
+    assert "[2. 2.]" in result.stdout
+    assert result.stdout.endswith("[4. 4. 4. 4.]\n")
+
+
+def test_a_program_is_compiled_before_it_takes_its_turn():
+    seen = []
+
+    @sm.spmap(axis_name="i")
+    def total(x):
+        seen.append(running._turn.name)
+        return lax.psum(x, "i")
+
+    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
+    np.testing.assert_array_equal(jax.grad(lambda x: total(x).sum())(ROWS), 8 * ROWS)
+    assert set(seen) == {None}
+
+
+def test_a_program_is_compiled_once():
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **__: compiled.append(event)
+    )
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    for _ in range(3):
+        total(ROWS)
+    events = [event for event in compiled if "backend_compile" in event]
+    assert len(events) == 1
+
+
+def test_who_waits_long_says_so(monkeypatch):
+    monkeypatch.setattr(running, "SECONDS_TO_WAIT_SILENTLY", 0.05)
+    said = threading.Event()
+    lines = []
+    monkeypatch.setattr(
+        logging, "warning", lambda text, *args: (lines.append(text % args), said.set())
+    )
+    turn = running._Turn()
+    running_now = threading.Event()
+
+    def slow():
+        running_now.set()
+        assert said.wait(60)
+
+    holder = threading.Thread(target=turn.run, args=("slow", False, slow), name="T")
+    holder.start()
+    assert running_now.wait(60)
+    assert turn.run("next", False, lambda: 3) == 3
+    holder.join()
+    (line,) = lines
+    assert line.startswith(
+        "shardmap: next has waited 0.05 s for its turn: slow has it, in thread T. "
+    )
+    assert turn.name is None
+
+
+def test_an_interrupted_wait_is_not_told_of(monkeypatch):
+    turn, ended, holds = running._Turn(), threading.Event(), threading.Event()
+    timers = []
+
+    class Interrupted(threading.Timer):
+        def start(self):
+            super().start()
+            timers.append(self)
+            raise KeyboardInterrupt("while its thread begins")
+
+    monkeypatch.setattr(running.threading, "Timer", Interrupted)
+
+    def hold():
+        holds.set()
+        ended.wait(60)
+
+    holder = threading.Thread(target=turn.run, args=("slow", False, hold))
+    holder.start()
+    assert holds.wait(60)
+    with pytest.raises(KeyboardInterrupt, match="while its thread begins"):
+        turn.run("next", False, lambda: None)
+    ended.set()
+    holder.join()
+    (timer,) = timers
+    assert timer.finished.is_set()
+
+
+def test_a_run_of_several_processes_that_does_not_end_is_told_once(monkeypatch):
+    monkeypatch.setattr(running, "SECONDS_TO_WAIT_SILENTLY", 0.05)
+    lines, said = [], threading.Event()
+    monkeypatch.setattr(
+        logging, "warning", lambda text, *args: (lines.append(text % args), said.set())
+    )
+    turn = running._Turn()
+    turn.watch()
+    turn.run("total", False, lambda: (said.wait(60), time.sleep(0.3)))
+    (line,) = lines
+    assert line == (
+        "shardmap: process 0 has waited more than 0.05 s for the end of a run of "
+        "total, which may wait for the other processes to run it too."
+    )
+
+
+def assert_runs_to_its_end(program, timeout):
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert result.stdout == "ran to the end\n", result.stderr[-2000:]
+
+
+def test_many_collectives_in_flight_do_not_hang():
+    assert_runs_to_its_end(
+        """
+        import jax, jax.numpy as jnp, numpy as np, shardmap as sm
+        from jax import lax
+
+        @sm.spmap(axis_name="i")
+        def step(x):
+            parts = [lax.psum(x * k, "i") for k in range(8)]
+            moved = [lax.ppermute(x + k, "i", [(j, (j + 1) % 8) for j in range(8)])
+                     for k in range(8)]
+            return sum(lax.all_gather(m, "i").sum(0) for m in moved) + sum(parts)
+
+        x = np.ones((8, 64), np.float32) / 1e6
+        for _ in range(8):
+            results = [step(x + k) for k in range(20)]
+            jax.block_until_ready(results)
+        print("ran to the end")
+        """,
+        timeout=240,
+    )
+
+
+@pytest.mark.deep
+def test_steps_of_a_loop_do_not_hang_on_a_busy_machine():
+    """Without turns, this hangs for good in the first seconds, jax.pmap's too."""
+    assert_runs_to_its_end(
+        """
+        import multiprocessing, os
+        import jax, numpy as np, shardmap as sm
+        from jax import lax
+
+        def spin(parent):
+            while os.getppid() == parent:
+                pass
+
+        @sm.spmap(axis_name="i")
+        def step(w, x):
+            w = w - lax.pmean(x @ (x.T @ w), "i") / 1e3
+            return w, lax.pmean(w.sum(), "i")
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("fork")
+            busy = [
+                context.Process(target=spin, args=(os.getpid(),), daemon=True)
+                for _ in range(6)
+            ]
+            for process in busy:
+                process.start()
+            x = np.ones((8, 16, 3), np.float32)
+            for _ in range(25):
+                w = np.ones((8, 16), np.float32)
+                for _ in range(60):
+                    w, total = step(w, x)
+                w.block_until_ready()
+            for process in busy:
+                process.kill()
+            print("ran to the end")
+        """,
+        timeout=240,
+    )
+
+
+def test_runs_from_several_threads_take_turns():
+    mapped = [
+        sm.spmap(lambda x, k=k: lax.psum(x * k, "i"), axis_name="i") for k in range(4)
+    ]
+    totals = [[] for _ in mapped]
+
+    def work(k):
+        for _ in range(50):
+            totals[k].append(mapped[k](EIGHT))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, results in enumerate(totals):
+        assert len(results) == 50
+        np.testing.assert_array_equal(results[-1], np.full(8, 28.0 * k))
+
+
+def test_an_interrupt_while_a_run_is_waited_for_keeps_the_turn(monkeypatch):
+    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    total(ROWS)
+    turns, wait = [], jax.block_until_ready
+
+    def interrupted_twice(results):
+        turns.append(running._turn.name)
+        if len(turns) <= 2:
+            raise KeyboardInterrupt("by the user")
+        return wait(results)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.jax, "block_until_ready", interrupted_twice)
+        with pytest.raises(KeyboardInterrupt, match="by the user"):
+            total(ROWS)
+    assert turns == ["<lambda>"] * 3
+    assert running._turn.name is None
+    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
+
+
+def test_an_interrupt_while_a_program_is_started_waits_for_its_end():
+    """JAX starts a program for the first time in many steps of Python."""
+    handler = signal.getsignal(signal.SIGINT)
+    ended = []
+
+    def interrupt(x):
+        if not ended:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        ended.append(x)
+        return np.asarray(x)
+
+    @sm.spmap(axis_name="i")
+    def total(x):
+        return jax.pure_callback(interrupt, x, lax.psum(x, "i"))
+
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        total(ROWS)
+    assert len(ended) == 8
+    assert running._turn.name is None
+    assert signal.getsignal(signal.SIGINT) is handler
+    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
+
+
+def test_a_run_that_fails_after_an_interrupt_is_waited_for():
+    def fail(_):
+        raise ValueError("of the run's own")
+
+    class Results:
+        def block_until_ready(self):
+            fail(self)
+
+    running._wait_for([Results()])

@@ -1,0 +1,392 @@
+"""One suite for every engine: the same bytes, from wherever, whatever fails."""
+
+import errno
+import multiprocessing
+import os
+import pathlib
+import signal
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.arrays.array_likes import register_shard_handler
+from shardmap.arrays.sources import registry
+from shardmap.plan.away.engines import engine_of
+from shardmap.plan.away.folder.job import Job
+from shardmap.plan.away.folder.work import Worker
+from shardmap.plan.plan import plan
+from shardmap.plan.run.workers import ShardError
+from tests.plan.plan_programs import reals
+from tests.plan.run.checks import W, X
+
+pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
+
+
+def spawned(count=2):
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+
+
+ENGINES = ["here", "threads", "processes", "loky", "dask"]
+
+
+@pytest.fixture(params=ENGINES, scope="module")
+def engine(request):
+    name = request.param
+    if name == "here":
+        yield SimpleNamespace(name=name, executor=None)
+    elif name == "dask":
+        client = request.getfixturevalue("dask_client")
+        yield SimpleNamespace(name=name, executor=client)
+    elif name == "loky":
+        loky = pytest.importorskip("loky", reason="the engine under test")
+        executor = loky.get_reusable_executor(max_workers=1)
+        yield SimpleNamespace(name=name, executor=executor)
+        executor.shutdown()
+    else:
+        with ThreadPoolExecutor(2) if name == "threads" else spawned() as pool:
+            yield SimpleNamespace(name=name, executor=pool)
+
+
+def score(x, w):
+    mean = x.mean(0, keepdims=True)
+    y = jnp.tanh((x - mean) @ w)
+    return y.sum(0), y, (x * x).T @ x, y.max()
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan(score, X, W, in_slices=({0: 40}, None))
+
+
+@pytest.fixture(scope="module")
+def want(made):
+    return made.run(X, W)
+
+
+def assert_bytes(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def mapped(tmp_path, x=X):
+    found = np.memmap(tmp_path / "x", x.dtype, "w+", shape=x.shape)
+    found[:] = x
+    return found
+
+
+def stored(tmp_path):
+    zarr = pytest.importorskip("zarr", reason="writes the store")
+    found = zarr.create_array(tmp_path / "z", shape=X.shape, chunks=(8, 8), dtype="f4")
+    found[:] = X
+    return found
+
+
+def dataset(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="writes the file")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = X
+    return h5py.File(tmp_path / "x.h5")["x"]
+
+
+@pytest.mark.few(1)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("source", [None, mapped, stored, dataset])
+def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
+    x = X if source is None else source(tmp_path)
+    assert_bytes(made.run(x, W, executor=engine.executor), want)
+
+
+@pytest.mark.few(2)
+def test_to_files_and_stores(engine, made, want, tmp_path):
+    zarr = pytest.importorskip("zarr", reason="writes the store")
+    x = mapped(tmp_path)
+    fits = np.lib.format.open_memmap(tmp_path / "y.npy", "w+", np.float32, (64, 4))
+    total = np.lib.format.open_memmap(tmp_path / "s.npy", "w+", np.float32, (8, 8))
+    out = (None, fits, total, None)
+    assert_bytes(made.run(x, W, out=out, executor=engine.executor), want)
+    shared = zarr.create_array(tmp_path / "y", shape=(64, 4), chunks=(7, 3), dtype="f4")
+    made.run(x, W, out=(None, shared, None, None), executor=engine.executor)
+    assert shared[:].tobytes() == want[1].tobytes()
+
+
+@pytest.mark.few(3)
+def test_in_place(engine, tmp_path):
+    x = mapped(tmp_path)
+    double = plan(lambda x: x * 2, x, in_slices={0: 8})
+    double.run(x, out=x, executor=engine.executor)
+    np.testing.assert_array_equal(x, X * 2)
+
+
+@pytest.mark.few(1)
+def test_64_bits(engine, tmp_path):
+    x = mapped(tmp_path, np.arange(12.0).reshape(6, 2) + 1e-12)
+    with jax.enable_x64(True):
+        made = plan(lambda x: (x * 3, x.sum()), x, in_slices={0: 3})
+        want = made.run(np.asarray(x))
+        assert want[0].dtype == np.float64
+        assert_bytes(made.run(x, executor=engine.executor), want)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", ["bfloat16", "int4"])
+def test_types_that_numpy_does_not_know(engine, name, tmp_path):
+    dtype = np.dtype(name)
+    x = mapped(tmp_path, np.arange(-4, 4).astype(dtype).reshape(4, 2))
+    made = plan(lambda x: (x + x, x.max(0)), x, in_slices={0: 2})
+    want = made.run(np.asarray(x))
+    assert_bytes(want, (np.asarray(x) + np.asarray(x), np.asarray(x)[-1]))
+    y = np.memmap(tmp_path / "y", dtype, "w+", shape=(4, 2))
+    m = np.memmap(tmp_path / "m", dtype, "w+", shape=(2,))
+    got = made.run(np.array(x), executor=engine.executor)
+    assert [each.dtype for each in got] == [dtype, dtype]
+    assert_bytes(got, want)
+    assert_bytes(made.run(x, out=(y, m), executor=engine.executor), want)
+    kept = tmp_path / "kept"
+    for _ in range(2):
+        got = made.run(x, executor=engine.executor, checkpoint=kept)
+        assert_bytes(got, want)
+
+
+@pytest.mark.few(2)
+def test_random_keys(engine):
+    key = jax.random.key(3)
+
+    def fun(key, x):
+        return x + jax.random.uniform(key, x.shape), jax.random.fold_in(key, 1)
+
+    made = plan(fun, key, X, in_slices=(None, {0: 4}))
+    got, new = made.run(key, X, executor=engine.executor)
+    want, also = made.run(key, X)
+    assert_bytes([got, jax.random.key_data(new)], [want, jax.random.key_data(also)])
+
+
+class Scripted:
+    """A file whose readings fail, wait, or kill who reads, as a script says.
+
+    The script is a folder: of each row that it names, the first reading does what it
+    says, in whatever process.
+    """
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.shape, self.dtype = X.shape, X.dtype
+
+    def __getitem__(self, index):
+        for script in self.folder.glob(f"{index[0].start}-*"):
+            what = script.name.partition("-")[2]
+            if what != "always":
+                script.unlink()
+            if what == "slow":
+                time.sleep(0.5)
+            elif what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif what == "memory":
+                raise MemoryError("no room for a shard")
+            else:
+                raise OSError("the disk is gone")
+        return X[index]
+
+
+def describe(value):
+    return {"place": str(value.folder)}
+
+
+def reopen(about, writable):
+    return Scripted(about["place"])
+
+
+class Full:
+    """A file on a disk that is full for one writing, of which half is done."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.array = np.load(self.folder / "y.npy", mmap_mode="r+")
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def __getitem__(self, index):
+        return self.array[index]
+
+    def __setitem__(self, index, part):
+        try:
+            (self.folder / "full").unlink()
+        except FileNotFoundError:
+            self.array[index] = part
+            return
+        rows = index[0]
+        half = (rows.stop - rows.start) // 2
+        self.array[rows.start : rows.start + half] = part[:half]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.array, dtype)
+
+
+def reopen_full(about, writable):
+    return Full(about["place"])
+
+
+@pytest.fixture(autouse=True)
+def kinds(monkeypatch):
+    """Registers what tests write and read for each of them."""
+    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+    register_shard_handler(Scripted, describe=describe, reopen=reopen)
+    register_shard_handler(
+        Full, describe=describe, reopen=reopen_full, grain=lambda value: (1, 1)
+    )
+
+
+@pytest.fixture
+def full(tmp_path):
+    def make():
+        np.save(tmp_path / "y.npy", np.zeros((64, 4), np.float32))
+        (tmp_path / "full").touch()
+        return Full(tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def scripted(tmp_path):
+    def make(*scripts):
+        for script in scripts:
+            (tmp_path / script).touch()
+        return Scripted(tmp_path)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def eight():
+    return plan(score, X, W, in_slices=({0: 8}, None))
+
+
+@pytest.mark.few(2)
+def test_storage_that_fails_once_is_tried_again(engine, eight, scripted):
+    x = scripted("16-once", "40-once")
+    want = eight.run(X, W)
+    assert_bytes(eight.run(x, W, executor=engine.executor, retries=1), want)
+    assert not list(x.folder.iterdir())
+
+
+def test_storage_that_fails_is_told(engine, eight, scripted):
+    x = scripted("24-always")
+    with pytest.raises(ShardError, match=r"shard 3 of stage 0 .*the disk is gone"):
+        eight.run(x, W, executor=engine.executor, retries=1)
+    assert_bytes(eight.run(X, W, executor=engine.executor), eight.run(X, W))
+
+
+def test_memory_that_is_short_once_is_asked_for_again(engine, eight, scripted):
+    x = scripted("8-memory", "56-memory")
+    want = eight.run(X, W)
+    assert_bytes(eight.run(x, W, executor=engine.executor, retries=1), want)
+    x = scripted("24-memory")
+    with pytest.raises(ShardError, match=r"shard 3 of stage 0 .*: no room for a shard"):
+        eight.run(x, W, executor=engine.executor)
+    assert_bytes(eight.run(x, W, executor=engine.executor), want)
+
+
+@pytest.mark.few(2)
+def test_a_disk_that_is_full_for_a_while(engine, eight, scripted, full, tmp_path):
+    """The run ends and tells it; the next one, or the next try, has all of it."""
+    want = eight.run(X, W)
+    x, y = scripted(), full()
+    out = (None, y, None, None)
+    with pytest.raises((OSError, ShardError), match="No space left on device"):
+        eight.run(x, W, out=out, executor=engine.executor)
+    assert_bytes(eight.run(x, W, out=out, executor=engine.executor), want)
+    y = full()
+    out, kept = (None, y, None, None), tmp_path / "kept"
+    with pytest.raises((OSError, ShardError), match="No space left on device"):
+        eight.run(x, W, out=out, executor=engine.executor, checkpoint=kept)
+    done = len(list(kept.glob("*.bin")))
+    assert done > 0
+    (tmp_path / "0-always").touch()  # What is kept is not read again.
+    assert_bytes(
+        eight.run(x, W, out=out, executor=engine.executor, checkpoint=kept), want
+    )
+    np.testing.assert_array_equal(y.array, want[1])
+
+
+def test_workers_try_a_full_disk_again(engine, eight, scripted, full):
+    x, out = scripted(), (None, full(), None, None)
+    if engine.name in ("here", "threads"):
+        # This process writes, which is no shard's work: it tells it at once.
+        with pytest.raises(OSError, match="No space left on device"):
+            eight.run(x, W, out=out, executor=engine.executor, retries=1)
+    got = eight.run(x, W, out=out, executor=engine.executor, retries=1)
+    assert_bytes(got, eight.run(X, W))
+
+
+def test_a_full_disk_and_tasks_of_a_job(eight, scripted, full, tmp_path):
+    y = full()
+    eight.save(tmp_path / "job", scripted(), W, out=(None, y, None, None))
+    with pytest.raises(OSError, match="No space left on device"):
+        Worker(Job(tmp_path / "job")).run(1)
+    Worker(Job(tmp_path / "job")).run()
+    assert Worker(Job(tmp_path / "job")).check() == 0
+    assert_bytes([y.array], eight.run(X, W)[1:2])
+
+
+def test_a_slow_worker_changes_no_byte(engine, eight, scripted):
+    x = scripted("0-slow", "32-slow")
+    assert_bytes(eight.run(x, W, executor=engine.executor), eight.run(X, W))
+
+
+@pytest.mark.deep
+def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
+    """A cluster goes on; a pool of processes says what to do."""
+    x = scripted("16-kill", "48-kill")
+    want = eight.run(X, W)
+    assert_bytes(eight.run(x, W, executor=dask_client), want)
+    x = scripted("16-kill")
+    with spawned(1) as pool, pytest.raises(ShardError, match="checkpoint= keeps"):
+        eight.run(x, W, executor=pool, checkpoint=tmp_path / "done")
+    x = scripted("40-kill")
+    loky = pytest.importorskip("loky", reason="the engine under test")
+    executor = loky.get_reusable_executor(max_workers=1)
+    with pytest.raises(ShardError, match="checkpoint= keeps"):
+        eight.run(x, W, executor=executor, checkpoint=tmp_path / "done")
+    got = eight.run(x, W, executor=1, checkpoint=tmp_path / "done")
+    assert_bytes(got, want)
+
+
+@pytest.mark.few(1)
+def test_a_dask_array_is_read_where_it_is(engine, made, want):
+    da = pytest.importorskip("dask.array", reason="the argument under test")
+    x = da.from_array(X, chunks=(24, 5))
+    assert_bytes(made.run(x, W, executor=engine.executor), want)
+
+
+def test_views_of_one_file(engine, tmp_path):
+    x = mapped(tmp_path)
+    made = plan(lambda a, b: a - b, x[:32], x[32:], in_slices=({0: 4}, {0: 4}))
+    got = made.run(x[:32], x[32:], executor=engine.executor)
+    np.testing.assert_array_equal(got, X[:32] - X[32:])
+
+
+@pytest.mark.few(1)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("pieces", [17, 40, 300])
+def test_sums_are_one_tree(engine, pieces):
+    """Of cells that several boxes have, and of whole ones."""
+    x = reals(300, 8)
+    made = plan(lambda x: (x.sum(0), (x * 3).max()), x, in_slices={0: pieces, 1: 2})
+    assert_bytes(made.run(x, executor=engine.executor, max_in_flight=4), made.run(x))
+
+
+@pytest.mark.deep
+def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_client):
+    """Only what was not put together here yet is computed again."""
+    made = plan(lambda x: x.sum(0), X, in_slices={0: 64})
+    got = made.run(scripted("56-kill"), executor=dask_client, max_in_flight=4)
+    assert got.tobytes() == made.run(X).tobytes()
+
+
+def test_what_runs_nothing_is_refused():
+    with pytest.raises(TypeError, match=r"executor must be .* got {} of type dict"):
+        engine_of({})

@@ -1,0 +1,169 @@
+"""What a later stage finds kept, and what every shard makes for itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+from shardmap.plan.costs import choices
+from shardmap.plan.engine import work
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same
+from tests.plan.plan_programs import reals
+
+
+def conv(x, kernel, stride=1):
+    return lax.conv_general_dilated(
+        x[None, None], kernel[None, None], (stride, stride), ((1, 1), (1, 1))
+    )[0, 0]
+
+
+def convolutions(x, kernel):
+    y = jnp.maximum(conv(x, kernel), 0.0)
+    return conv(jnp.maximum(conv(y, kernel, 2), 0.0), kernel)
+
+
+def pools(x, kernel):
+    y = lax.reduce_window(
+        conv(x, kernel), -jnp.inf, lax.max, (2, 2), (2, 2), ((0, 0), (0, 0))
+    )
+    return lax.reduce_window(y, 0.0, lax.add, (5, 5), (1, 1), "SAME")
+
+
+def moving(x, _):
+    return (lax.reduce_window(x, 0.0, lax.add, (7, 1), (1, 1), "SAME") / 7).mean(0)
+
+
+def side(x, c):
+    return jnp.tanh(x @ c.T + (c * c).sum(1)[None]).sum(0)
+
+
+def kept(made):
+    """The elements of all that later stages read."""
+    return sum(
+        result.value.size
+        for stage in made.stages[:-1]
+        for result in stage.results
+        if result.value not in made.stages[-1].results
+    )
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("fun", "shape", "cut"),
+    [
+        (convolutions, (3, 3), {0: 4, 1: 4}),
+        (pools, (3, 3), {0: 4, 1: 4}),
+        (moving, (3, 3), {0: 4}),
+    ],
+)
+def test_windows_divide_the_work_before_them(fun, shape, cut, monkeypatch):
+    monkeypatch.setattr(work, "WORTH_KEEPING", 2**6)
+    x, kernel = reals(64, 48), reals(*shape)
+    made = plan(fun, x, kernel, in_slices=(cut, None))
+    assert len(made.stages) == 1
+    assert made.num_shards == np.prod(list(cut.values()))
+    assert_same(made.run(x, kernel), jax.jit(fun)(x, kernel), 1e-4)
+
+
+def test_pieces_that_are_mostly_their_neighbours_are_made_once(monkeypatch):
+    monkeypatch.setattr(work, "WORTH_KEEPING", 2**6)
+    x, kernel = reals(64, 48), reals(3, 3)
+    made = plan(convolutions, x, kernel, in_slices=({0: 64}, None))
+    assert len(made.stages) > 1
+    assert_same(made.run(x, kernel), jax.jit(convolutions)(x, kernel), 1e-4)
+
+
+def test_a_side_operand_alone_is_kept(monkeypatch):
+    monkeypatch.setattr(work, "WORTH_KEEPING", 2**6)
+    x, c = reals(64, 8), reals(6, 8)
+    made = plan(side, x, c, in_slices=({0: 8}, None))
+    assert [stage.num_shards for stage in made.stages] == [1, 8]
+    assert kept(made) == 6
+    assert_same(made.run(x, c), jax.jit(side)(x, c), 1e-4)
+
+
+def test_what_two_stages_need_is_kept(monkeypatch):
+    monkeypatch.setattr(work, "WORTH_KEEPING", 2**6)
+    q, k, v = reals(12, 5), reals(14, 5), reals(14, 6)
+
+    def attention(q, k, v):
+        return jax.nn.softmax(q @ k.T) @ v
+
+    for cuts in (({0: 3}, {0: 4}, {1: 3}), (None, {0: 4}, {0: 2})):
+        made = plan(attention, q, k, v, in_slices=cuts)
+        assert len(made.stages) > 1
+        assert_same(made.run(q, k, v), jax.jit(attention)(q, k, v), 1e-4)
+
+
+def normal(x, w):
+    y = x @ w
+    return (y - y.mean(0, keepdims=True)) / (y.std(0, keepdims=True) + 1)
+
+
+def chosen(made):
+    """Whether the values were kept that could be computed again, by name."""
+    program = made._cut_program
+    return {
+        value.producer.name: choice
+        for stage in made.stages
+        for value, choice in choices(program, stage)
+    }
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("columns", "features", "kept"), [(256, 4, True), (4, 64, False), (16, 16, False)]
+)
+def test_a_product_is_kept_where_that_costs_less(columns, features, kept):
+    x, w = reals(96, columns), reals(columns, features)
+    made = plan(normal, x, w, in_slices=({0: 8}, None))
+    choice = chosen(made)["dot_general"]
+    size = 96 * features * 4
+    assert choice == (
+        kept,
+        size,
+        choice.times,
+        96 * columns * features,
+        x.nbytes + w.nbytes,
+    )
+    assert (max(cost.kept_bytes for cost in made.stage_costs) >= size) == kept
+    again = [cost.repeated for cost in made.stage_costs]
+    assert again == [0] + [0 if kept else choice.operations] * choice.times
+    assert_same(made.run(x, w), jax.jit(normal)(x, w), 1e-4)
+    for told in (str(made), made.explain()):
+        named = f"the dot_general of shape (96, {features}) ("
+        assert (f"keeps {named}" in told) == kept
+        assert (f"computes {named}" in told) != kept
+        assert ("operations repeated" in told) != kept
+
+
+def test_what_other_shards_would_repeat_is_kept_where_that_costs_less(monkeypatch):
+    monkeypatch.setattr(work, "WORTH_KEEPING", 2**6)
+
+    def attention(q, k, v):
+        return jax.nn.softmax(q @ k.T) @ v
+
+    for depth, stages in ((4, 1), (512, 2)):
+        q, k, v = reals(24, depth), reals(28, depth), reals(28, 6)
+        made = plan(attention, q, k, v, in_slices=({0: 3}, None, {1: 3}))
+        assert len(made.stages) == stages
+        [choice] = chosen(made).values()
+        assert (choice.kept, choice.times) == (stages == 2, 2)
+        assert choice.operations >= 24 * 28 * depth
+        assert choice.reads == q.nbytes + k.nbytes
+        assert_same(made.run(q, k, v), jax.jit(attention)(q, k, v), 1e-4)
+
+
+def test_what_does_not_fit_is_computed_again():
+    x, w = reals(96, 256), reals(256, 32)
+    kept = 96 * 32 * 4
+    roomy = plan(normal, x, w, in_slices=({0: sm.AUTO}, None), memory=80_000)
+    assert chosen(roomy)["dot_general"].kept
+    made = plan(normal, x, w, in_slices=({0: sm.AUTO}, None), memory=40_000)
+    assert not chosen(made)["dot_general"].kept
+    assert made.peak_bytes <= 40_000 < w.nbytes + kept
+    assert_same(made.run(x, w), jax.jit(normal)(x, w), 1e-4)
+    assert "kept it would be 12.0 KiB" in str(made)

@@ -1,0 +1,121 @@
+"""What the model of memory says is at least what compilers and processes count."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.inside.choice import cut_program, loops_peak
+from shardmap.plan.inside.liveness import peak
+from shardmap.plan.inside.stage_loops import run_in_loops
+from tests.plan.run.peaks import PROGRAMS, in_a_fresh_process
+
+# Without it, the fused operations of CPU keep memory that is not counted.
+COUNTED = {"xla_cpu_experimental_ynn_fusion_type": ""}
+ROWS, COLUMNS, PIECES = 2048, 256, 7
+KEY = np.array([0, 1], np.uint32)
+
+
+def normal(x, draw):
+    return x * draw(jax.random.wrap_key_data(KEY), x.shape)
+
+
+def mlp(x):
+    ones = jnp.ones((COLUMNS, 512), x.dtype)
+    centred = x - x.mean(-1, keepdims=True)
+    return x + jax.nn.gelu(centred / (x.std(-1, keepdims=True) + 1) @ ones) @ ones.T
+
+
+def attention(x):
+    return jax.nn.softmax(x @ x[:1024].T) @ x[:1024]
+
+
+def per_sample(x):
+    def loss(w, row):
+        return (jnp.tanh(row @ w) ** 2).sum()
+
+    found = jax.vmap(jax.grad(loss), (None, 0))(jnp.ones((COLUMNS, 8)), x)
+    return jnp.clip(found, -1, 1).mean(0)
+
+
+def of(fun):
+    return jax.grad(lambda x: (fun(x) ** 2).sum())
+
+
+MORE = {
+    "branches": lambda x: sum(jax.nn.softmax(x * k).max(0) for k in (1.0, 2.0, 3.0)),
+    "sorts": lambda x: sum(jnp.sort(x * k, 1) for k in (1.0, 2.0, 3.0)),
+    "sums": lambda x: (x.sum(0), (x * x).sum(0), jnp.exp(x).sum(0)),
+    "sum of rows": lambda x: x.sum(1),
+    "half precision": lambda x: (x.astype(jnp.bfloat16) * 2).astype(x.dtype).sum(1),
+    "uniform": lambda x: normal(x, jax.random.uniform),
+    "normal": lambda x: normal(x, jax.random.normal).max(0),
+    "dropout": lambda x: jnp.where(normal(x, jax.random.uniform) > 0.5, x, 0.0).sum(1),
+    "median": lambda x: jnp.median(x, 1),
+    "running sum of rows": lambda x: jnp.cumsum(x, 1),
+    "largest of rows": lambda x: jax.lax.top_k(jnp.sin(x), 4)[0],
+    "pooled": lambda x: jax.lax.reduce_window(
+        jnp.sin(x), -jnp.inf, jax.lax.max, (1, 3), (1, 1), "SAME"
+    ),
+    "pairs": lambda x: jnp.abs(x[:, None, :8] - x[None, :64, :8]).sum(-1),
+    "incomplete gamma": lambda x: jax.scipy.special.gammainc(x * x + 1, x * x),
+    "attention": attention,
+    "layer norm and MLP": mlp,
+    "per sample": per_sample,
+    "gradient of attention": of(attention),
+    "gradient of layer norm and MLP": of(mlp),
+    "gradient of softmax": of(jax.nn.softmax),
+    "gradient of log-sum-exp": of(lambda x: jax.nn.logsumexp(x, 1)),
+    "gradient of running sum": of(lambda x: jnp.cumsum(x, 1)),
+}
+LATE = 2**20
+"""The kernel counts the pages of a process in batches, one for each thread."""
+
+QUICK = ("branches", "running sum", "sums", "uniform", "softmax of rows")
+ALL = {**PROGRAMS, **MORE}
+
+
+def some(names, quick):
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.deep) for n in names]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", some(ALL, QUICK))
+def test_the_compiler_counts_at_most_what_the_model_says(name):
+    points = tuple(np.linspace(0, ROWS, PIECES + 1).astype(int)[1:-1].tolist())
+    x = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
+    with jax.numpy_rank_promotion("allow"):
+        jaxpr = jax.make_jaxpr(ALL[name])(x)
+        made = cut_program(jaxpr, ((points, ()),), partial=True)
+        lowered = jax.jit(lambda x: run_in_loops(made, [x])).lower(x)
+    said = loops_peak(made).bytes
+    for options in (COUNTED, None):
+        compiled = lowered.compile(compiler_options=options)
+        # What is not counted are numbers such as the loops' counters.
+        assert compiled.memory_analysis().temp_size_in_bytes <= said + 1024
+
+
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/clear_refs").exists(), reason="reads peaks from /proc"
+)
+@pytest.mark.parametrize("name", some(PROGRAMS, ("softmax of rows",)))
+def test_a_process_takes_at_most_what_is_allowed(name):
+    found = in_a_fresh_process("tests.plan.inside.peaks", name)
+    assert found["took"] <= found["allowed"] + found["own"] + LATE
+
+
+@pytest.mark.parametrize(
+    ("branch", "copies"),
+    [
+        (lambda each: each.at[2:4].set(1.0), 1),
+        (lambda each: each[::-1], 2),
+    ],
+)
+def test_a_branch_may_write_over_what_it_is_given(branch, copies):
+    def fun(flag):
+        held = jnp.zeros(1000, np.float32)
+        return jax.lax.cond(flag, branch, lambda each: each, held).sum()
+
+    assert peak(jax.make_jaxpr(fun)(True).jaxpr).bytes // 4000 == copies

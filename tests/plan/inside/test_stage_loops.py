@@ -1,0 +1,87 @@
+"""Shards that are alike share a loop; those that are not run one after the other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+from shardmap.plan.cutting import cut_program
+from shardmap.plan.inside.stage_loops import grouped
+from tests.plan.checks import assert_same
+from tests.plan.inside.test_liveness import COUNTED
+
+
+def temporaries(fun, *args):
+    compiled = jax.jit(fun).lower(*args).compile(compiler_options=COUNTED)
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T) @ v
+
+
+def loss(q, k, v):
+    return (attention(q, k, v) ** 2).sum()
+
+
+X = np.random.default_rng(0).standard_normal((601, 16), np.float32)
+ROWS = jax.ShapeDtypeStruct((601, 16), np.float32)
+TRANSFORMED = {
+    "plain": lambda of: of(attention),
+    "grad": lambda of: jax.grad(of(loss), (0, 1, 2)),
+    "vmap": lambda of: jax.vmap(of(attention)),
+    "grad of vmap": lambda of: jax.grad(
+        lambda *args: jax.vmap(of(loss))(*args).sum(), (0, 1, 2)
+    ),
+}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (300, 301),
+        pytest.param((200, 199, 202), marks=pytest.mark.deep),
+        pytest.param((299, 300, 2), marks=pytest.mark.deep),
+    ],
+)
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_unlike_pieces_run_one_after_the_other(name, pieces):
+    of = TRANSFORMED[name]
+    leading = (2,) if "vmap" in name else ()
+    rows = [jax.ShapeDtypeStruct((*leading, *ROWS.shape), ROWS.dtype)] * 3
+    in_pieces = of(lambda f: sm.chunked(f, ({0: pieces}, None, None)))
+    share = max(pieces) / sum(pieces)
+    whole = temporaries(of(lambda f: f), *rows)
+    assert temporaries(in_pieces, *rows) < 1.1 * share * whole
+    args = [np.broadcast_to(X, row.shape) for row in rows]
+    assert_same(in_pieces(*args), of(lambda f: f)(*args), tolerance=1e-3)
+
+
+def test_there_is_one_loop_however_many_pieces():
+    def rows(x, w):
+        return jnp.tanh(x @ w)
+
+    x, w = jnp.ones((64, 4)), jnp.ones((4, 8))
+    for pieces in (4, 32):
+        lowered = jax.jit(sm.chunked(rows, ({0: pieces}, None))).lower(x, w)
+        assert lowered.as_text().count("stablehlo.while") == 1
+
+
+def test_shards_of_other_sizes_and_those_at_the_border_are_apart():
+    x = np.zeros((20, 3), np.float32)
+
+    def numbers(fun, pieces):
+        [stage] = cut_program(fun, (x,), ({0: pieces},)).stages
+        groups = grouped(stage, range(stage.num_shards))
+        return [sorted(k for m in g.members for k in m.numbers) for g in groups]
+
+    assert numbers(jnp.sin, 5) == [[0, 1, 2, 3, 4]]
+    assert numbers(jnp.sin, (6, 6, 6, 2)) == [[0, 1, 2], [3]]
+    # The first one and the last one have a neighbour on one side only.
+    assert numbers(lambda x: jnp.diff(jnp.pad(x, ((1, 1), (0, 0))), axis=0), 5) == [
+        [0],
+        [1, 2, 3],
+        [4],
+    ]

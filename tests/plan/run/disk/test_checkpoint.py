@@ -1,0 +1,249 @@
+"""A run that was stopped goes on from its checkpoint."""
+
+import errno
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from shardmap.plan.plan import plan
+from shardmap.plan.run.disk import checkpoint
+from shardmap.plan.run.workers import ShardError
+from tests.plan.run.checks import Recorded, W, X, columns
+
+
+def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
+    want = made.run(X, W)
+    with pytest.raises(ShardError, match="the disk is gone"):
+        made.run(
+            Recorded(X, failures=[(24, 2)]), W, checkpoint=tmp_path, max_in_flight=1
+        )
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 16 - 11
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+    done = Recorded(X)
+    made.run(done, W, checkpoint=tmp_path)
+    assert done.reads == []
+
+
+def test_a_half_written_shard_is_not_done(made, tmp_path):
+    want = made.run(X, W, checkpoint=tmp_path)
+    path = tmp_path / "0-3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    pathlib.Path(tmp_path / "0-4.part").write_bytes(b"half")
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 1
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_the_checkpoint_of_another_plan_is_refused(made, tmp_path):
+    made.run(X, W, checkpoint=tmp_path)
+    other = plan(columns, X, W, in_slices=({0: 4}, None))
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        other.run(X, W, checkpoint=tmp_path)
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(ValueError, match="not empty and no checkpoint"):
+        made.run(X, W, checkpoint=tmp_path)
+
+
+def test_the_checkpoint_of_other_arguments_is_refused(made, tmp_path):
+    made.run(X, W, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
+        made.run(X, W + 1, checkpoint=tmp_path)
+    key, other = jax.random.split(jax.random.key(0))
+    noisy = plan(lambda key, x: x + jax.random.uniform(key), key, 2.0)
+    noisy.run(key, 2.0, checkpoint=tmp_path / "noisy")
+    with pytest.raises(ValueError, match=r"made with other values of args\[0\]"):
+        noisy.run(other, 2.0, checkpoint=tmp_path / "noisy")
+    with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
+        noisy.run(key, 3.0, checkpoint=tmp_path / "noisy")
+
+
+def _typed_key(seed):
+    key = jax.random.key(seed)
+    return lambda x: x + jax.random.uniform(key)
+
+
+def _inside_a_loop(seed):
+    inner = jax.jit(lambda x: x * np.full((1, 8), seed, np.float32))
+    return lambda x: jax.lax.scan(lambda s, _: (inner(s), None), x, None, length=2)[0]
+
+
+def _callback(seed):
+    def host(x):
+        return x + np.float32(seed)
+
+    def fun(x):
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    return fun
+
+
+@pytest.mark.parametrize("make", [_typed_key, _inside_a_loop, _callback])
+def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
+    first, same, other = (plan(make(k), X, in_slices=({0: 8},)) for k in (1, 1, 2))
+    want = first.run(X, checkpoint=tmp_path)
+    assert same.run(X, checkpoint=tmp_path).tobytes() == want.tobytes()
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        other.run(X, checkpoint=tmp_path)
+
+
+def _flipped(folder):
+    path = folder / "0-3.bin"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _zeros(folder):
+    path = folder / "0-3.bin"
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _swapped(folder):
+    one, other = folder / "0-3.bin", folder / "0-4.bin"
+    one.rename(folder / "third")
+    other.rename(one)
+    (folder / "third").rename(other)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reads"), [(_flipped, 1), (_zeros, 1), (_swapped, 2)]
+)
+def test_a_damaged_shard_is_computed_again(damage, reads, made, tmp_path):
+    want = made.run(X, W, checkpoint=tmp_path)
+    damage(tmp_path)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == reads
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_a_damaged_folder_is_told(made, tmp_path):
+    made.run(X, W, checkpoint=tmp_path)
+    told = json.loads((tmp_path / "plan.json").read_text())
+    others = [json.dumps(told | {"arguments": each}) for each in (None, 3, [], {})]
+    for content in ("", "{", "[]", "null", '{"plan": 1}', *others):
+        (tmp_path / "plan.json").write_text(content)
+        with pytest.raises(ValueError, match=r"plan.json is damaged.*an empty folder"):
+            made.run(X, W, checkpoint=tmp_path)
+
+
+def test_a_file_is_no_folder(made, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    for given in (path, path / "below"):
+        with pytest.raises(ValueError, match=r"must be a folder, but .*file is a file"):
+            made.run(X, W, checkpoint=given)
+    assert path.read_text() == "mine"
+
+
+def test_links_are_not_followed(made, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("mine")
+    folder = tmp_path / "done"
+    made.run(X, W, checkpoint=folder)
+    (folder / "0-3.bin").unlink()
+    (folder / "0-3.bin").symlink_to(other)
+    with pytest.raises(ValueError, match=r"0-3.bin is no plain file"):
+        made.run(X, W, checkpoint=folder)
+    assert other.read_text() == "mine"
+
+
+def test_a_full_disk_is_told_and_leaves_no_draft(made, tmp_path, monkeypatch):
+    synced = []
+
+    def full(number):
+        synced.append(number)
+        if len(synced) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(OSError, match=r"cannot take .* bytes of 0-1.bin \(No space"):
+        made.run(X, W, checkpoint=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0.bin", "plan.json"]
+
+
+def test_two_runs_share_a_folder(made, tmp_path):
+    want = made.run(X, W)
+
+    class Nested(Recorded):
+        """Runs all of it again when the third shard is read."""
+
+        def __getitem__(self, index):
+            if len(self.reads) == 2:
+                self.reads.append(None)
+                made.run(X, W, checkpoint=tmp_path)
+            return super().__getitem__(index)
+
+    got = made.run(Nested(X), W, checkpoint=tmp_path)
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_two_plans_that_begin_at_once(made, tmp_path, monkeypatch):
+    """Whoever writes the manifest first has the folder."""
+    other = plan(columns, X, W, in_slices=({0: 4}, None))
+    link = os.link
+
+    def slow(draft, path):
+        monkeypatch.setattr(checkpoint.os, "link", link)
+        other.run(X, W, checkpoint=tmp_path)
+        link(draft, path)
+
+    monkeypatch.setattr(checkpoint.os, "link", slow)
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        made.run(X, W, checkpoint=tmp_path)
+
+
+SLOW = """
+import sys, time
+from tests.plan.run.checks import W, X, Recorded, columns
+from shardmap.plan.plan import plan
+
+class Slow(Recorded):
+    def __getitem__(self, index):
+        print("read", flush=True)
+        time.sleep(0.1)
+        return super().__getitem__(index)
+
+made = plan(columns, X, W, in_slices=({0: 8}, None))
+out = np.lib.format.open_memmap(sys.argv[2], "w+", np.float32, (64, 4))
+made.run(Slow(X), W, checkpoint=sys.argv[1], out=(None, out))
+"""
+
+
+def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
+    folder, out = tmp_path / "done", tmp_path / "out.npy"
+    command = [sys.executable, "-c", "import numpy as np" + SLOW, folder, out]
+    root = pathlib.Path(__file__).parents[4]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        for _ in range(12):  # In the second stage, which writes ``out``.
+            assert process.stdout.readline() == "read\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in told
+    want = made.run(X, W)
+    kept = len(list(folder.glob("*.bin")))
+    assert 8 < kept < 16
+    rows = 8 * (kept - 8 - 1)
+    np.testing.assert_allclose(np.load(out)[:rows], want[1][:rows], rtol=1e-5)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=folder)
+    assert len(x.reads) == 16 - kept
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

@@ -1,0 +1,115 @@
+"""``plan(memory=)``: axes and pieces chosen by the code of `chunked`, for shards."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardmap as sm
+from shardmap.plan.in_slices import cuts_at
+from shardmap.plan.inside import choice
+from tests.plan.checks import assert_same
+
+
+def score(x, w):
+    mean = x.mean(0)
+    deviation = jnp.sqrt((x * x).mean(0) - mean**2 + 1e-3)
+    return jnp.tanh((x - mean[None]) / deviation[None] @ w).sum(0)
+
+
+X = np.random.default_rng(0).standard_normal((1000, 16), np.float32)
+W = np.ones((16, 4), np.float32)
+ROWS = ({0: sm.AUTO}, None)
+
+
+@pytest.mark.parametrize("in_slices", [None, ROWS])
+def test_a_plan_is_in_as_few_pieces_as_fit(in_slices):
+    made = sm.plan(score, X, W, in_slices=in_slices, memory="20 kB")
+    assert 10_000 < made.peak_bytes <= 20_000
+    assert_same(made.run(X, W), jax.jit(score)(X, W), tolerance=1e-4)
+
+
+def test_one_shard_if_that_fits():
+    made = sm.plan(score, X, W, in_slices=ROWS, memory="1 MB")
+    assert made.num_shards == 1
+    assert sm.plan(score, X, W, memory="1 MB").num_shards == 1
+
+
+def test_arguments_count_as_shards_read_them():
+    x = jax.ShapeDtypeStruct((10**9, 64), np.float32)
+    made = sm.plan(lambda x: x.max(), x, memory="1 GB")
+    assert made.peak_bytes <= 10**9
+    assert made.num_shards > 256
+
+
+def test_a_cut_that_is_given_stays():
+    wide = np.ones((16, 512), np.float32)
+    cuts = ({0: 4}, {1: sm.AUTO})
+    made = sm.plan(score, X, wide, in_slices=cuts, memory="400 kB")
+    assert len(made.out_slices[0]) > 1
+    assert made.stage_shards(0)[0].in_slices[0] == (slice(0, 250), slice(0, 16))
+
+
+def test_too_little_memory_names_what_needs_it():
+    with pytest.raises(
+        ValueError,
+        match=r"memory=100 B is too little: in 1,000 pieces the function still holds "
+        r".* of it .* made at .*test_cutting.py:\d+:\d+ \(score\)",
+    ):
+        sm.plan(score, X, W, in_slices=ROWS, memory=100)
+
+
+@pytest.mark.parametrize(
+    ("memory", "error", "match"),
+    [
+        (0, ValueError, "memory must be at least one byte, got 0"),
+        ("lots", ValueError, "such as '2 GB', '1.5 GiB' or '900MB', got"),
+        (1.5, TypeError, "memory must be a number of bytes or a text"),
+    ],
+)
+def test_no_size(memory, error, match):
+    with pytest.raises(error, match=match):
+        sm.plan(score, X, W, memory=memory)
+
+
+def test_auto_needs_memory():
+    with pytest.raises(ValueError, match="plan: a cut that is AUTO needs memory="):
+        sm.plan(score, X, W, in_slices=ROWS)
+
+
+def test_what_no_shard_can_do_is_refused_as_without_memory():
+    def noisy(x):
+        jax.debug.print("{}", x[0])
+        return x
+
+    with pytest.raises(ValueError, match="plan cannot cut this function: "):
+        sm.plan(noisy, X, memory="1 kB")
+
+
+def test_few_numbers_of_pieces_are_tried(monkeypatch):
+    tried = []
+
+    def noted(asked):
+        tried.append(len(asked[0][0]) + 1)
+        return cuts_at(asked)
+
+    monkeypatch.setattr(choice, "cuts_at", noted)
+    made = sm.plan(jnp.cos, X, in_slices={0: sm.AUTO}, memory="10 kB")
+    assert made.num_shards == 13  # Of 77 rows, which take 64 bytes twice.
+    assert made.peak_bytes <= 10_000 < 2 * 64 * -(-1000 // 12)
+    assert len(tried) < 10
+
+
+@pytest.mark.deep
+def test_long_programs_are_measured_too():
+    def deep(x):
+        for _ in range(250):
+            x = jnp.sin(x) * 0.5 + x
+        return x.sum(0)
+
+    x = jax.ShapeDtypeStruct((1000, 16), np.float32)
+    made = sm.plan(deep, x, in_slices={0: 10})
+    assert made.peak_bytes >= 100 * 16 * 4
+    assert "temporaries in a shard" in made.explain()
+    fits = sm.plan(deep, x, in_slices={0: sm.AUTO}, memory="100 kB")
+    assert fits.peak_bytes <= 100_000
