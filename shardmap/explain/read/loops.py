@@ -8,11 +8,10 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.extend.core.primitives import dynamic_slice_p, gather_p, slice_p
 
-from shardmap._jax.primitives import scan_counts
+from shardmap._jax.primitives import scan_counts, vmaps_around
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
-from shardmap.explain.read.vmaps import levels
 from shardmap.explain.report import Axis, Remark
 from shardmap.map.tracing import per_jaxpr
 
@@ -167,7 +166,7 @@ def batch_of_map(
     """
     length = equation.params["length"]
     body = equation.params["jaxpr"]
-    if not body.eqns or any(levels(inner) == 0 for inner in body.eqns):
+    if not body.eqns or any(vmaps_around(inner) == 0 for inner in body.eqns):
         return None
     for atom, var in zip(equation.invars, body.invars, strict=True):
         if isinstance(atom, jex_core.Literal) or aval_of(var).ndim == 0:
