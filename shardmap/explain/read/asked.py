@@ -13,7 +13,7 @@ from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
 
 
-class Asked(NamedTuple):
+class LayoutConstraint(NamedTuple):
     """A layout that a value is to have, as `jax.lax.with_sharding_constraint` says.
 
     Attributes:
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
     lines: frozenset[str | None]
 
 
-def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[Asked]:
+def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[LayoutConstraint]:
     """The layouts that a program asks for.
 
     Those of a jaxpr that is shared are given once for each line that is around it.
@@ -42,7 +42,7 @@ def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[Asked]:
 
 def _asked_in(
     jaxpr: Jaxpr, around: str | None, seen: set[tuple[int, str | None]]
-) -> Iterator[Asked]:
+) -> Iterator[LayoutConstraint]:
     if (id(jaxpr), around) in seen:
         return
     seen.add((id(jaxpr), around))
@@ -64,7 +64,7 @@ def _asked_in(
             maker = around
             if not isinstance(before, jex_core.Literal):
                 maker = made_at.get(before, around)
-            yield Asked(
+            yield LayoutConstraint(
                 _on_a_device(aval_of(after).shape, layout),
                 line,
                 frozenset({line, maker, *taken_at.get(after, ())} - {None}),
