@@ -21,6 +21,7 @@ from shardmap.api.function import Mapped
 from tests.api.kinds import MESH, SHARDED, X, every_kind, mapped, shifted
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_is_called_and_is_one_class(kind):
     f = mapped(kind, shifted)
@@ -60,6 +61,7 @@ def test_arguments_by_keyword(kind):
     assert set(f.lower(X, by=X).in_specs[1]) == {"by"}
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_static_arguments(kind):
     @mapped(kind, static=1)
@@ -135,6 +137,7 @@ def test_is_pickled(kind):
         pickle.dumps(f)
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_is_transformed(kind):
     f = mapped(kind, lambda x: x * x)
@@ -329,6 +332,7 @@ def test_lowering_inside_another_map_is_refused_or_done(kind):
         outer(np.ones((2, 8), np.float32))
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_the_program_tried_first_is_not_that_under_a_mesh(kind):
     f = mapped(kind, lambda x: x + 1)

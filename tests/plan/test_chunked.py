@@ -54,7 +54,7 @@ PROGRAMS = {
 REVERSE_ONLY = {"custom derivative"}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_function(name):
     fun = PROGRAMS[name]
@@ -101,7 +101,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ CLOSING = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("transformation", "remat"),
     # What keeps residuals has no forward-mode derivative.
@@ -242,6 +242,7 @@ def temporaries(fun, *args):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cuts", [None, ({0: sm.AUTO}, None, None)])
 def test_temporaries_are_within_the_memory_that_is_given(cuts):
     allowed = 8 * 2**20

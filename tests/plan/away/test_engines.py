@@ -93,7 +93,7 @@ def dataset(tmp_path):
     return h5py.File(tmp_path / "x.h5")["x"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", [None, mapped, stored, dataset])
 def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
@@ -122,6 +122,7 @@ def test_in_place(engine, tmp_path):
     np.testing.assert_array_equal(x, X * 2)
 
 
+@pytest.mark.few(1)
 def test_64_bits(engine, tmp_path):
     x = mapped(tmp_path, np.arange(12.0).reshape(6, 2) + 1e-12)
     with jax.enable_x64(True):
@@ -289,6 +290,7 @@ def test_memory_that_is_short_once_is_asked_for_again(engine, eight, scripted):
     assert_bytes(eight.run(x, W, executor=engine.executor), want)
 
 
+@pytest.mark.few(2)
 def test_a_disk_that_is_full_for_a_while(engine, eight, scripted, full, tmp_path):
     """The run ends and tells it; the next one, or the next try, has all of it."""
     want = eight.run(X, W)
@@ -353,7 +355,7 @@ def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
     assert_bytes(got, want)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_a_dask_array_is_read_where_it_is(engine, made, want):
     da = pytest.importorskip("dask.array", reason="the argument under test")
     x = da.from_array(X, chunks=(24, 5))
@@ -367,7 +369,7 @@ def test_views_of_one_file(engine, tmp_path):
     np.testing.assert_array_equal(got, X[:32] - X[32:])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("pieces", [17, 40, 300])
 def test_sums_are_one_tree(engine, pieces):

@@ -81,6 +81,7 @@ def x():
     return reals(160, 8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cuts", [{0: 80}, {0: 40, 1: 2}, {0: 16}])
 def test_the_same_bits_as_one_by_one(x, cuts, tmp_path):
     made, executor = plan(moments, x, in_slices=cuts), Inline()

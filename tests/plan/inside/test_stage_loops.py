@@ -37,7 +37,7 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "pieces",
     [

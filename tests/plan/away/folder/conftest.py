@@ -1,5 +1,7 @@
 """A plan of a mapped file, and the folder that it is saved in."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,17 @@ def made(x):
     return plan(score, x, W, in_slices=({0: 8}, None))
 
 
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """A folder that every test has a copy of: its functions are compiled once."""
+    folder = tmp_path_factory.mktemp("saved")
+    x = np.memmap(folder / "x", np.float32, "w+", shape=X.shape)
+    x[:] = X
+    made = plan(score, x, W, in_slices=({0: 8}, None))
+    made.save(folder / "job", x, W, tasks=3)
+    return folder / "job"
+
+
 @pytest.fixture
-def path(made, x, tmp_path):
-    made.save(tmp_path / "job", x, W, tasks=3)
-    return tmp_path / "job"
+def path(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "job", symlinks=True)

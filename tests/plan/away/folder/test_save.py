@@ -58,6 +58,7 @@ def test_keys_constants_and_halves(tmp_path):
     assert np.load(tmp_path / "out/3.npy") == 3.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
 def test_types_that_numpy_does_not_know(name, tmp_path):
     dtype = np.dtype(name)
