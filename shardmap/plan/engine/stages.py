@@ -97,9 +97,7 @@ class Stage:
         self.number = number
         self.analysis = analysis
         self.stops = stops
-        self.backwards: list[Node] = relevant_nodes(
-            analysis.program.nodes, values, stops
-        )
+        self.backwards: list[Node] = relevant_nodes(analysis.graph.nodes, values, stops)
         self.reads: frozenset[Value] = frozenset(
             v
             for v in [*values, *(v for node in self.backwards for v in node.ins)]
@@ -144,7 +142,7 @@ class Stage:
         return found
 
     def _loops_of(self, value: Value, reductions: Sequence[int]) -> list[int]:
-        if value in self.analysis.program.effects:
+        if value in self.analysis.graph.effects:
             return self._loops_of_effect(value)
         return self._loops_of_axes(value, reductions)
 
@@ -371,12 +369,12 @@ class Stage:
 
 
 def stages_of(analysis: Analysis) -> list[Stage]:
-    """The stages that make a program's outputs, in order."""
-    program = analysis.program
-    outputs = [v for v in program.outputs if isinstance(v, Value)] + program.effects
+    """The stages that make a graph's outputs, in order."""
+    graph = analysis.graph
+    outputs = [v for v in graph.outputs if isinstance(v, Value)] + graph.effects
     inputs = {v for v in outputs if v.producer is None}
     last = max([analysis.level[v] for v in outputs], default=0)
-    stops = frozenset([*program.inputs, *program.constants])
+    stops = frozenset([*graph.inputs, *graph.constants])
     found = []
     for level in range(last + 1):
         made = [v for v in analysis.kept if analysis.level[v] == level]

@@ -15,7 +15,7 @@ from shardmap.plan.engine.rules import Cut, Link, Rule
 from shardmap.plan.engine.slices import Window
 
 WORTH_KEEPING = 2**24
-"""From how many repeated steps on a value is computed once, in a stage of its own."""
+"""From how many elements on that would be touched again a value is computed once."""
 
 BYTE = 16
 """How many operations take as long as to read or write a byte, of a disk or a store."""
@@ -93,8 +93,8 @@ class Work:
     """The work of values.
 
     Attributes:
-      shares: value -> the steps that it takes to compute it again from what is kept, by
-        the loops of which a part of the value takes a part of these steps: of pairwise
+      shares: value -> the elements that are touched to compute it again from what is
+        kept, by the loops that divide them among their pieces: of pairwise
         distances, the products are divided by both loops, squares of rows by one.
       halos: value -> by how much windows make the pieces of these loops longer.
       choices: value -> whether it is kept, where both could be.
@@ -104,7 +104,7 @@ class Work:
         self._classes = classes
         self._keeps = keeps
         self.choices: dict[Value, Choice] = {}
-        # Sets of numbers as bits, as long programs have many.
+        # Sets of numbers as bits, as large graphs have many.
         self._computes: dict[Value, int] = {}
         self._reads: dict[Value, int] = {}
         self._operations: dict[int, int] = {}
@@ -145,11 +145,11 @@ class Work:
             halos = self._halos(node, rule, None)
             shares = Counter({_loops(loops): own})
             for v in dict.fromkeys(taken.values()):
-                for share, steps in self.shares[v].items():
+                for share, elements in self.shares[v].items():
                     left = loops
                     for k in (k for k, other in taken.items() if other is v):
                         left = left & self._divided(node, rule, k, share)
-                    shares[_loops(left)] += steps
+                    shares[_loops(left)] += elements
             for k in taken:
                 halos |= self._halos(node, rule, k)
             self.shares[out] = dict(+shares)
@@ -259,16 +259,16 @@ class Work:
             if not isinstance(v, Value) or v in pending or number in rule.shared_out:
                 continue
             again = 0
-            for share, steps in self.shares.get(v, {}).items():
+            for share, elements in self.shares.get(v, {}).items():
                 others = loops - self._divided(node, rule, number, share)
                 for key, halo in self._halos(node, rule, number).items():
                     # A window divides too, unless a piece is mostly its neighbours'.
                     if halo * pieces.get(key, 0) > sizes.get(key, 0):
                         others[key] = max(others[key], 1)
                 times = math.prod(pieces[key] for key in others.elements()) - 1
-                again += steps * times
+                again += elements * times
             if again >= WORTH_KEEPING:
-                # On average, as some of the steps may be divided by more loops.
+                # On average, as some of the elements may be divided by more loops.
                 often = -(-again // sum(self.shares[v].values()))
                 if v in kept or self.worth_keeping(v, often):
                     found.add(number)

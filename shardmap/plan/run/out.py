@@ -42,10 +42,10 @@ def outputs(
             raise ValueError(
                 f"out has {len(given)} arrays, but the function returns {count}"
             )
-    problems = misfits(cut_program.program.outputs, given)
+    problems = misfits(cut_program.graph.outputs, given)
     found: list[Place] = []
     taken = set()
-    for operand, array in zip(cut_program.program.outputs, given, strict=True):
+    for operand, array in zip(cut_program.graph.outputs, given, strict=True):
         first = isinstance(operand, Value) and operand not in taken
         if isinstance(operand, Value) and array is not None and first:
             taken.add(operand)
@@ -101,7 +101,7 @@ def _overlaps(
             if other is not None and _share(array, other):
                 yield f"* outputs {j} and {k} share memory: give them arrays apart"
         for name, leaf, source in zip(
-            cut_program.names, leaves, cut_program.program.inputs, strict=False
+            cut_program.names, leaves, cut_program.graph.inputs, strict=False
         ):
             # What stands for no value of its own is written when all is read.
             if value is None or not _share(array, leaf):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap.plan.engine.nodes import Node, Step
+from shardmap.plan.engine.nodes import Node, PlanPrimitive
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -37,9 +37,9 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, Window
-from shardmap.plan.lax.staged.one_pass.statistics import Kind, Pieces, away
+from shardmap.plan.lax.staged.one_pass.statistics import Kind, PieceNumbers, away
 
-PRODUCTS = Step("products of pieces")
+PRODUCTS = PlanPrimitive("products of pieces")
 
 Axes = tuple[int, ...]
 Dims = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
@@ -208,7 +208,7 @@ class Products(Rule):
         ]
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
-        through = Pieces.of(self.params.edges)
+        through = PieceNumbers.of(self.params.edges)
         return [(Link("in", *each), through, Link("out", 0, 0)) for each in self._cut]
 
     def backward(
