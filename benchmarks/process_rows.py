@@ -55,12 +55,12 @@ def contenders() -> dict[str, Contender]:
         )
     )
     mapped = sm.spmap(step, "i")
-    rows = np.ones((jax.local_device_count(), LENGTH), np.float32)
-    whole = jax.make_array_from_process_local_data(NamedSharding(mesh, P("i")), rows)
+    local = np.ones((jax.local_device_count(), LENGTH), np.float32)
+    whole = jax.make_array_from_process_local_data(NamedSharding(mesh, P("i")), local)
     return {
-        OURS: until_ready(mapped, rows),
+        OURS: until_ready(mapped, local),
         OURS_ON_GLOBAL: until_ready(sm.spmap(step, "i"), whole),
-        PMAP: until_ready(jax.pmap(step, "i"), rows),
+        PMAP: until_ready(jax.pmap(step, "i"), local),
         SHARD_MAP: until_ready(by_hand, whole),
     }
 
@@ -89,7 +89,7 @@ class AcrossProcesses(Benchmark):
 BENCHMARKS = [
     AcrossProcesses(
         name=f"psum of 1 MB, {PROCESSES} processes, {devices} dev each",
-        measures="the call until its result is ready; each process passes its rows",
+        measures="the call until its result is ready; process-local data",
         contenders=contenders,
         limits={SHARD_MAP: 1.05},
         repeats=300,

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import shardmap as sm
 from benchmarks import (
     idiom_rows,
+    import_rows,
     map_rows,
     placement_rows,
     plan_rows,
@@ -258,4 +259,5 @@ BENCHMARKS = [
     *planning_rows.BENCHMARKS,
     *idiom_rows.BENCHMARKS,
     *process_rows.BENCHMARKS,
+    *import_rows.BENCHMARKS,
 ]

@@ -59,7 +59,7 @@ def train_step(state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-    """This process's rows of a batch: (devices, 32, 1)."""
+    """This process's part of a batch: (devices, 32, 1)."""
     rng = np.random.default_rng([step, jax.process_index()])
     shape = (jax.local_device_count(), ROWS_PER_DEVICE, 1)
     x = rng.uniform(-3, 3, shape).astype(np.float32)

@@ -72,7 +72,7 @@ LEFT_OUT = pytest.StashKey[int]()
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_xdist_auto_num_workers():
-    """One more than there are cores: a part of the time a test waits for its devices."""
+    """One more than there are cores: for a part of its time a test waits."""
     return (yield) + 1
 
 

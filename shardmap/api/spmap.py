@@ -124,7 +124,7 @@ def spmap(
         constants; they have ``__hash__`` and ``__eq__``. Default: none.
       devices: the devices to use, in this order. Default: the first ones. If some are
         another process's, each process that has some calls the function with its own
-        rows and gets its own rows back; or with global arrays, and gets such.
+        elements and gets its own back; or with global arrays, and gets such.
       backend: whose devices to use, such as ``"cpu"``. Default: JAX's own default.
       axis_size: the number of elements, of all processes together, needed if no
         argument is mapped.

@@ -97,8 +97,8 @@ def shardings_along(
     if others:
         raise ValueError(
             f"a map inside cuts dimension {others[0]} of an array between processes, "
-            "of which each passes its own rows only. Pass global arrays, or put the "
-            "mesh axes of maps inside on the devices of one process."
+            "of which each passes its own elements only. Pass global arrays, or put "
+            "the mesh axes of maps inside on the devices of one process."
         )
     return made._replace(factors=None if axis is None else (*(1,) * axis, parts))
 

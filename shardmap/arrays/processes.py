@@ -49,8 +49,8 @@ def by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
     if order != together or len(set(sizes.values())) > 1:
         raise ValueError(
             "the devices of each process must stand together, and be equally many, as "
-            "each process has a contiguous part of the rows: got devices of processes "
-            f"{order}. Leave devices out, or sort them by process_index."
+            "each process has a contiguous part of the elements: got devices of "
+            f"processes {order}. Leave devices out, or sort them by process_index."
         )
     return list(groups.values())
 

@@ -100,7 +100,7 @@ def agree(mesh: Mesh, what: str, text: str) -> None:
         raise RuntimeError(
             f"{what}: the processes do not call the same function with equal shapes:"
             f"{listed}\nEvery process must make the same calls in the same order, and "
-            "pass as many rows."
+            "pass equally many elements."
         )
     _agreed.add((mesh, text))
 

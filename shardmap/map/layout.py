@@ -116,7 +116,7 @@ def map_mesh(
     """
     groups = processes.by_process(devices)
     if axis_size % len(groups) == 0:
-        # Each process lays its own rows on its own devices.
+        # Each process lays its own elements on its own devices.
         axis_size //= len(groups)
     else:
         groups = [list(devices)]

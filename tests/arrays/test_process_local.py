@@ -1,4 +1,4 @@
-"""A process's rows and the global array of them, as far as one process can tell."""
+"""Process-local data and the global array of them, as far as one process can tell."""
 
 import gc
 import weakref

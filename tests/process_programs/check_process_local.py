@@ -1,4 +1,4 @@
-"""Each process passes its rows and gets its rows back."""
+"""Each process passes process-local data and gets such back."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from world import (
 import shardmap as sm
 from shardmap.arrays import process_local
 
-# ProcessLocal in, rows out
+# Process-local data in and out
 
 
 def check_rows_in_rows_out():

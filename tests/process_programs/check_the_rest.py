@@ -50,7 +50,7 @@ def check_process_local_and_global_arrays_in_one_call_are_refused():
 
     refused(
         ValueError,
-        "these are mapped together:\n  * x is rows of this process\n  * y is a global "
+        "these are mapped together:\n  * x is process-local data\n  * y is a global "
         "array",
         sm.spmap(total, "i"),
         mine,
@@ -75,7 +75,7 @@ def check_process_local_after_global_arrays():
     for _ in range(2):
         equal(mapped(mine), own(expected))
         equal_global(mapped(on_all_devices(whole)), expected)
-    # As many rows as there are global ones are still rows of this process.
+    # As long as the global array, it is still process-local data.
     equal(mapped(jnp.asarray(whole)), whole - whole.mean(0))
 
 
@@ -168,7 +168,7 @@ def check_a_mesh_of_all_processes():
     if LOCAL == 2:
         refused(
             ValueError,
-            f"3 rows on each of {PROCESSES} processes do not divide among the "
+            f"3 elements on each of {PROCESSES} processes do not divide among the "
             f"{DEVICES} devices of the mesh",
             sm.spmap(centered, "i", mesh=mesh, mesh_axes=("data", "model")),
             np.ones(3),

@@ -17,10 +17,10 @@ PROCESS, PROCESSES = jax.process_index(), jax.process_count()
 LOCAL, DEVICES = jax.local_device_count(), jax.device_count()
 
 
-def numbers(rows_per_process, *shape, seed=0):
-    """The rows of all processes, and those of this one."""
+def numbers(per_process, *shape, seed=0):
+    """An array over all processes, and the part of this one."""
     rng = np.random.default_rng(seed)
-    whole = rng.standard_normal((PROCESSES * rows_per_process, *shape), np.float32)
+    whole = rng.standard_normal((PROCESSES * per_process, *shape), np.float32)
     return whole, own(whole)
 
 

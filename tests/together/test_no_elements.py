@@ -172,6 +172,6 @@ def test_axis_size_0():
 
 
 def test_rows_of_no_elements_are_refused():
-    message = "spmap of f over 2 processes needs at least one row on each"
+    message = "spmap of f over 2 processes needs at least one element on each"
     with pytest.raises(ValueError, match=message):
         check_elements("f", 0, 2, None, 2)

@@ -92,7 +92,7 @@ class _Compiled(jax.stages.Compiled):
         except NeedsAnotherProgram:
             raise TypeError(
                 "this compiled map was lowered for arguments of another structure, or "
-                "for global arrays where these are rows of this process, or the other "
+                "for global arrays where these are process-local data, or the other "
                 "way round"
             ) from None
 

@@ -1,4 +1,4 @@
-"""Calls of `spmap` over several processes: rows of this one, or global arrays."""
+"""Calls of `spmap` over several processes: process-local data, or global arrays."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,14 +18,14 @@ def are_process_local(
     mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
     kinds = [are_global[k] for k in mapped or range(len(in_axes))]
     if mapped and len(set(kinds)) > 1:
-        described = {True: "a global array", False: "rows of this process"}
+        described = {True: "a global array", False: "process-local data"}
         listed = "".join(
             f"\n  * {names()[k]} is {described[are_global[k]]}" for k in mapped
         )
         raise ValueError(
             "spmap takes either global arrays, which are spread over all processes, or "
-            f"this process's own rows, but these are mapped together:{listed}\n"
-            "jax.make_array_from_process_local_data makes a global array of rows."
+            f"process-local data, but these are mapped together:{listed}\n"
+            "jax.make_array_from_process_local_data makes a global array of the latter."
         )
     return not any(kinds)
 
@@ -47,18 +47,19 @@ def check_elements(
     """
     if own == 0:
         raise ValueError(
-            f"spmap of {name} over {parts} processes needs at least one row on each."
+            f"spmap of {name} over {parts} processes needs at least one element on "
+            "each."
         )
     if wanted is not None and own * parts != wanted:
         raise ValueError(
             f"spmap got axis_size {wanted}, which counts the elements on all "
-            f"processes, but {own} on each of {parts} are {own * parts}. Pass each "
-            "process's rows only, all processes equally many."
+            f"processes, but {own} on each of {parts} are {own * parts}. Pass the "
+            "elements of each process only, all processes equally many."
         )
     if own * parts % divisor:
         raise ValueError(
-            f"spmap of {name}: {own} rows on each of {parts} processes do not divide "
-            f"among the {divisor} devices of the mesh that share them. Pass a "
+            f"spmap of {name}: {own} elements on each of {parts} processes do not "
+            f"divide among the {divisor} devices of the mesh that share them. Pass a "
             "multiple, or global arrays."
         )
     return own * parts

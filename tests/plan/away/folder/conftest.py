@@ -23,12 +23,11 @@ def made(x):
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """A folder that every test has a copy of: its functions are compiled once."""
+    """What each test has a copy of: its functions are compiled once."""
     folder = tmp_path_factory.mktemp("saved")
     x = np.memmap(folder / "x", np.float32, "w+", shape=X.shape)
     x[:] = X
-    made = plan(score, x, W, in_slices=({0: 8}, None))
-    made.save(folder / "job", x, W, tasks=3)
+    plan(score, x, W, in_slices=({0: 8}, None)).save(folder / "job", x, W, tasks=3)
     return folder / "job"
 
 

@@ -1,0 +1,184 @@
+"""What is public: names, when they are imported, and what documents say of them."""
+
+import ast
+import inspect
+import operator
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+
+import shardmap
+import shardmap.compat
+from tests.command_line import python
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_the_package_shows_exactly_its_public_names():
+    assert dir(shardmap) == sorted(shardmap.__all__)
+    assert not [
+        name
+        for name in {*shardmap.__all__} - {"__version__"}
+        if isinstance(getattr(shardmap, name), types.ModuleType)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "others"),
+    [
+        ("import shardmap as sm", []),
+        ("import shardmap as sm\nfor name in sm.__all__: getattr(sm, name)", []),
+        ("import shardmap.explain.draw.shown, shardmap as sm", []),
+        ("import shardmap.compat, shardmap as sm", ["compat"]),
+    ],
+)
+def test_no_other_name_is_bound_where_public_names_are(program, others):
+    """Neither what the package itself imports nor the folders that it is made of."""
+    bound = "sorted(name for name in {*vars(sm)} - {*sm.__all__} if name[0] != '_')"
+    result = python("-c", f"{program}\nprint({bound})")
+    assert result.stdout == f"{others}\n", result.stderr[-2000:]
+
+
+def test_the_package_only_re_exports():
+    docstring, *others = ast.parse(pathlib.Path(shardmap.__file__).read_text()).body
+    assert isinstance(docstring, ast.Expr)
+    *statements, later, deleted = others
+    assigned = []
+    for statement in statements:
+        assert isinstance(statement, ast.ImportFrom | ast.Assign)
+        if isinstance(statement, ast.Assign):
+            assigned += [target.id for target in statement.targets]
+    assert assigned == ["__version__", "__all__"]
+    assert isinstance(later, ast.If)
+    assert ast.unparse(later.test) == "TYPE_CHECKING"
+    assert all(isinstance(each, ast.ImportFrom) for each in later.body)
+    attached, drawn = later.orelse
+    assert ast.unparse(drawn) == "later.draw_in('shardmap.explain.draw.shown')"
+    assert ast.unparse(deleted) == "del TYPE_CHECKING, later"
+    assert ast.unparse(attached.targets[0]) == "(__getattr__, __dir__)"
+    # What type checkers are told is what is imported.
+    told = {each.module: [a.name for a in each.names] for each in later.body}
+    assert ast.literal_eval(attached.value.args[1]) == told
+
+
+@pytest.mark.parametrize("name", sorted(set(shardmap.__all__) - {"__version__"}))
+def test_every_public_name_has_a_docstring_with_an_example(name):
+    assert ">>> " in (inspect.getdoc(getattr(shardmap, name)) or "")
+
+
+def test_importing_starts_no_backend():
+    """A program may set devices, or start several processes, after the import."""
+    program = (
+        "import jax, shardmap; jax.config.update('jax_num_cpu_devices', 5); "
+        "print(jax.local_device_count())"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert result.stdout == "5\n", result.stderr[-2000:]
+
+
+LATE = ("shardmap.explain.", "shardmap.plan.", "shardmap.commands")
+
+
+def loaded(program):
+    """The modules of this package that a program has imported at its end."""
+    text = f"import sys\n{program}\nprint(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return [name for name in result.stdout.split() if name.startswith("shardmap")]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import shardmap",
+        "import shardmap.compat",
+        "import shardmap as sm; sm.spmap(abs)",
+    ],
+)
+def test_what_explains_and_plans_is_imported_when_it_is_used(program):
+    assert [name for name in loaded(program) if name.startswith(LATE)] == []
+
+
+@pytest.mark.deep
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", ["explain", "plan"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import shardmap",
+        "import shardmap.{0}",
+        "import shardmap.explain.api, shardmap.plan.plan",
+        "from shardmap.plan.engine import slices",
+        "import shardmap; shardmap.plan, shardmap.explain",
+    ],
+)
+def test_a_package_does_not_hide_the_function_that_is_called_like_it(name, before):
+    program = (
+        f"{before.format(name)}\nfrom shardmap import {name}\nassert {name}.__call__"
+    )
+    assert f"shardmap.{name}" in loaded(
+        f"{program}\nassert {name}.__name__ == {name!r}"
+    )
+
+
+@pytest.mark.deep
+def test_modules_are_imported_by_their_names():
+    for program in (
+        "import shardmap.sharding.spec as spec; assert spec.ShardingSpec",
+        "from shardmap.explain import api; assert api.explain.__name__ == 'explain'",
+        "from shardmap import *; assert callable(plan) and callable(spmap)",
+    ):
+        assert "shardmap" in loaded(program)
+
+
+def test_a_name_that_is_not_there_is_said():
+    with pytest.raises(
+        AttributeError, match=r"^module 'shardmap' has no attribute 'x'$"
+    ):
+        shardmap.x  # noqa: B018
+
+
+DOCUMENTS = sorted([*(ROOT / "docs").glob("**/*.md"), ROOT / "README.md"])
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_documents_import_from_the_package_alone(page):
+    found = re.findall(r"(?:from|import) (shardmap[.\w]*)", page.read_text())
+    assert {*found} <= {"shardmap", "shardmap.compat"}
+
+
+def unreachable(text):
+    """What a text names, but a user does not get from the package as he writes it."""
+
+    def leads_nowhere(path):
+        try:
+            operator.attrgetter(path)(shardmap)
+        except AttributeError:
+            return True
+        return False
+
+    # The site shows classes that have no public name without the module they are in.
+    text = re.sub(r"(?m)^\.\. autoclass:: .*$", "", text)
+    named = re.findall(r"(?<![\w./-])(?:sm|shardmap)\.(\w+(?:\.\w+)*)(?![\w/])", text)
+    return sorted({path for path in named if leads_nowhere(path)})
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_what_documents_name_is_reached_from_the_package(page):
+    assert unreachable(page.read_text()) == []
+
+
+def test_a_name_that_is_not_reached_is_found():
+    text = "`sm.spmap`, `sm.explain.report.Axis`, shardmap/map, `shardmap.compat.pjit`"
+    assert unreachable(text) == ["explain.report.Axis"]
