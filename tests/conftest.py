@@ -70,6 +70,12 @@ START = time.monotonic()
 LEFT_OUT = pytest.StashKey[int]()
 
 
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: for a part of its time a test waits."""
+    return (yield) + 1
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks cases as deep: of a test with ``one_in(n)`` all but one in n, and then of

@@ -201,7 +201,7 @@ def test_all_rows_of_the_plan_are_there():
     assert limits["first call, demo's step, 8 dev"] == {rows.SHARD_MAP: 1.2}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "benchmark",
     [
@@ -216,6 +216,7 @@ def test_every_row_runs(benchmark):
     assert all(len(times) == 2 for times in result.samples.values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("row", idiom_rows.BENCHMARKS, ids=lambda row: row.name)
 @jax.numpy_rank_promotion("allow")  # They broadcast, as users do.
 def test_contenders_of_idioms_agree(row, monkeypatch):
@@ -255,6 +256,7 @@ def test_a_function_in_pieces_beside_the_whole_and_other_forms():
     assert found.wrong == {chunked_rows.OPTAX}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", board.TASKS)
 def test_contenders_of_the_field_agree(name, tmp_path, monkeypatch):
     if "zarr" in name or name == "rechunk, transposed":

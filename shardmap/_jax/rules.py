@@ -1,4 +1,7 @@
-"""JAX's tables of rules that want more than public JAX says: vmap's and dead code's."""
+"""JAX's tables of rules that want more than public JAX says.
+
+Those of vmap, of dead code, and of `jax.checkpoint`.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -6,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax.extend.core.primitives import while_p
+from jax.extend.core.primitives import remat_p, while_p
 from jax.interpreters import batching, partial_eval
 
 from shardmap._jax import other_jax
-from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value
+from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value, Var
 
 # Vectorisation
 
@@ -157,3 +160,75 @@ def _check_dead_code() -> None:
 
 
 _check_dead_code()
+
+
+# Rematerialisation
+
+
+class Split(NamedTuple):
+    """An equation under `jax.checkpoint`, in what runs forward and what backward.
+
+    Attributes:
+      forward, backward: the equations; either may be None.
+      unknown_out: which results are unknown forward.
+      available_out: which are there backward.
+      saved: the variables that are saved for it.
+    """
+
+    forward: Equation | None
+    backward: Equation | None
+    unknown_out: Sequence[bool]
+    available_out: Sequence[bool]
+    saved: list[Var]
+
+
+Policy = Callable[..., Any]
+"""Tells for a primitive, avals and parameters whether to save the results."""
+
+SplitRule = Callable[[Policy, Sequence[bool], Sequence[bool], Equation], Split]
+"""Takes the policy, which operands are known only backward, which are there backward,
+and the equation."""
+
+
+def def_split(primitive: Primitive, rule: SplitRule) -> None:
+    """Has `jax.checkpoint` split equations of ``primitive`` by ``rule``."""
+    partial_eval.partial_eval_jaxpr_custom_rules[primitive] = rule
+
+
+def split_checkpoint(
+    policy: Policy,
+    unknown_in: Sequence[bool],
+    available_in: Sequence[bool],
+    equation: Equation,
+) -> Split:
+    """How JAX splits a `jax.checkpoint` inside of another; see `SplitRule`."""
+    split = partial_eval.partial_eval_jaxpr_custom_rules[remat_p]
+    return Split(*split(policy, unknown_in, available_in, equation))
+
+
+def _check_split() -> None:
+    asked: list[object] = []
+    probe = jex_core.Primitive("probe_of_checkpoint")
+    probe.def_abstract_eval(lambda aval: aval)
+
+    def rule(
+        _: Policy, unknown: Sequence[bool], available: Sequence[bool], equation: Any
+    ) -> Split:
+        asked.append(([*unknown], [*available], equation.primitive))
+        return Split(None, equation, [True], [True], [])
+
+    def_split(probe, rule)
+    inner = jax.checkpoint(lambda x: probe.bind(x))
+    equation = jax.make_jaxpr(inner)(np.float32(0)).jaxpr.eqns[-1]
+    split = split_checkpoint(lambda *_, **__: False, [True], [True], equation)
+    del partial_eval.partial_eval_jaxpr_custom_rules[probe]
+    sizes = [len(each.params["jaxpr"].eqns) for each in split[:2] if each is not None]
+    seen = (asked, sizes, [*split.unknown_out], [*split.available_out])
+    if seen != ([([True], [True], probe)], [0, 1], [True], [True]):
+        raise other_jax(
+            "shardmap splits maps for jax.checkpoint as JAX splits one in another, but "
+            f"JAX asked and gave {seen}"
+        )
+
+
+_check_split()

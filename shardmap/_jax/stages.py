@@ -1,4 +1,4 @@
-"""What JAX traces, lowers and compiles: how it speaks of it, and how runs fail."""
+"""What JAX traces, lowers and compiles: how it says so, how runs fail, what is slow."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -93,3 +93,10 @@ def _check_trace_as() -> None:
 
 
 _check_trace_as()
+
+
+SLOW_LEADING_SUMS = jax.__version_info__ < (0, 12)
+"""Whether the CPU's compiler takes 30 to 60 times too long to sum over leading axes.
+
+Seconds per GiB of float32, 64 rows of 512 x 512: 3 to 7 in JAX 0.10.2, 0.06 in 0.12.
+"""

@@ -4,14 +4,36 @@ Jaxprs are shared: a jitted function that is called twice has one, in two equati
 walk that does not remember where it has been takes as long as all paths together.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import jax.extend.core as jex_core
 
 from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr
 
 State = TypeVar("State")
+
+
+def opened(jaxpr: AnyJaxpr) -> Jaxpr:
+    """A jaxpr, closed or not, as one whose constants are variables."""
+    # From JAX 0.12 on there is one class, and each is its own.
+    inner: Any = jaxpr
+    return cast(Jaxpr, getattr(inner, "jaxpr", inner))
+
+
+def constants_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
+    """The constants that a jaxpr is closed with; none if it is not."""
+    # Before JAX 0.12 one that is not closed has no such attribute.
+    return cast(Sequence[Any], getattr(jaxpr, "consts", ()))
+
+
+def with_same_constants(jaxpr: Jaxpr, **changes: object) -> Jaxpr:
+    """The jaxpr with other equations or variables, closed with what it was."""
+    # From JAX 0.12 on it lets its constants go with their variables.
+    if constants := constants_of(jaxpr):
+        changes["consts"] = constants
+    changed: Any = jaxpr.replace(**changes)
+    return cast(Jaxpr, changed)
 
 
 def jaxprs_in(params: Mapping[str, Any]) -> list[Jaxpr]:
@@ -37,7 +59,7 @@ def walk(
         if (id(jaxpr), state) in seen:
             return
         seen.add((id(jaxpr), state))
-        for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for equation in opened(jaxpr).eqns:
             yield equation, state
             within = enter(equation, state)
             if within is not None:

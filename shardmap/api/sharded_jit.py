@@ -131,7 +131,8 @@ def sharded_jit(
         Static arguments may have an entry or none. Keyword arguments are whole.
       out_parts: the same for the result.
       num_partitions: the total, of all processes together, if no parts say it.
-      static_argnums: positions of arguments that are compile-time constants.
+      static_argnums: positions of arguments that are compile-time constants; those
+        below 0 are counted from the last argument.
       local_in_parts: how this process's partitions of the arguments are cut, in the
         same way as ``in_parts``: with ``(4, 1)`` over two processes, ``(2, 1)``. Such
         an argument is half as long as the global one. None: no argument is
@@ -148,8 +149,8 @@ def sharded_jit(
       `spmap`.
 
     Raises:
-      TypeError: leaves of other types. When called: an argument that JAX cannot
-        compute with.
+      TypeError: leaves or positions of other types. When called: an argument that JAX
+        cannot compute with.
       ValueError: a count below 1. When called: parts that do not fit or divide an
         array, totals that differ, too few devices, local parts of other shapes than
         this process has.
@@ -186,9 +187,7 @@ def sharded_jit(
         ),
     ):
         check_leaves(f"sharded_jit {name}", parts)
-    static = (
-        (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    )
+    static = options.index_tuple("static_argnums", static_argnums, "sharded_jit", True)
     donated = options.index_tuple("donate_argnums", donate_argnums, "sharded_jit")
     options.check_donated("sharded_jit", fun, donated)
     options.check_apart("sharded_jit", "static_argnums", static, donated)
@@ -205,7 +204,7 @@ def sharded_jit(
             local_in_parts,
             local_out_parts,
             local_num_partitions,
-            static,
+            tuple(sorted(static)),
             donated,
         ),
     )

@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.factors import Static as Sizes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.recipe import Recipe, Static, Step
 from shardmap.plan.engine.rules import Rule
@@ -92,7 +90,7 @@ def repeated(cut_program: CutProgram, place: int) -> int:
 
 
 def _operations(rule: Rule) -> int:
-    return 0 if rule.cheap else rule.steps() * rule.each
+    return 0 if rule.cheap else rule.elements() * rule.each
 
 
 def _of_step(rule: Rule, step: Step) -> int:
@@ -100,25 +98,9 @@ def _of_step(rule: Rule, step: Step) -> int:
     whole = _operations(rule)
     if not whole:
         return 0
-    if isinstance(rule, Factors) and isinstance(step.static, Sizes):
-        part, every = 1, 1
-        for own, size_ in zip(step.static.sizes, rule.sizes.values(), strict=True):
-            part, every = part * own, every * size_
-    else:
-        part = sum(_volume(ref.shape) for ref in step.ins if ref is not None)
-        every = sum(
-            _volume(shape)
-            for ref, shape in zip(step.ins, rule.node.in_shapes, strict=True)
-            if ref is not None
-        )
-    return whole * part // every if every else whole
-
-
-def _volume(shape: tuple[int, ...]) -> int:
-    found = 1
-    for length in shape:
-        found *= length
-    return found
+    shapes = [None if ref is None else ref.shape for ref in step.ins]
+    own, every = rule.fraction(step.static, shapes)
+    return whole * own // every if every else whole
 
 
 def choices(cut_program: CutProgram, stage: Stage) -> Iterator[tuple[Value, Choice]]:

@@ -76,13 +76,7 @@ def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
       sort: * a -> * a
     """
     program = flatten(jax.make_jaxpr(fun)(*args), CALLS)
-    lines = []
-    for node in program.nodes:
-        rule = TABLE.rule(node)
-        kind = type(rule).__name__.lower()
-        text = str(rule) if isinstance(rule, Factors) else f"({kind})"
-        lines.append(f"{node.name}: {text}")
-    return "\n".join(lines)
+    return "\n".join(f"{node.name}: {TABLE.rule(node)}" for node in program.nodes)
 
 
 def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:

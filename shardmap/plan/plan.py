@@ -39,6 +39,7 @@ from shardmap.plan.run.shards import Shards
 from shardmap.units import bytes_of
 
 
+# Ctrl-C while the function is traced would else leave JAX in the midst of it.
 @left_whole()
 def plan(
     fun: Callable[..., PyTree],
@@ -118,6 +119,7 @@ def plan(
         function, own, in_slices, partial, room, out_slices, place, len(args)
     )
     made.given = given.given
+    # Weakly: whoever keeps a plan does not mean to keep what it was made for.
     return ShardPlan(made, Remembered(given.args), labels, room)
 
 

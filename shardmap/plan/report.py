@@ -192,7 +192,7 @@ def _drawn_whole(cut_program: CutProgram, stage: Stage) -> list[str]:
     """Random numbers of which a shard makes all, though it takes some."""
     found: list[str] = []
     for node in reversed(stage.backwards if cut_program.num_shards > 1 else []):
-        wholes = getattr(cut_program.analysis.rules[node.number], "wholes", {})
+        wholes = cut_program.analysis.rules[node.number].wholes
         for reason in {*wholes.values()} & DRAWN_WHOLE:
             found.append(f"  draws all of {node.name} ({node.source}) at once: ")
             found[-1] += str(reason)

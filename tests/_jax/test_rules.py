@@ -91,3 +91,27 @@ def test_dead_code_is_left_to_a_rule():
     assert used == [False, True]
     assert [len(e.invars) for e in pruned.eqns] == [1]
     assert pruned is not jaxpr
+
+
+def test_a_checkpoint_splits_by_a_rule():
+    asked = []
+    probe = identity("probe_of_policies")
+
+    def rule(policy, unknown, available, equation):
+        asked.append((list(unknown), policy(equation.primitive)))
+        return rules.Split(equation, None, [False], [False], equation.outvars)
+
+    rules.def_split(probe, rule)
+    checkpoint = jax.checkpoint(lambda x: probe.bind(x) * x)
+    equation = jax.make_jaxpr(checkpoint)(2.0).jaxpr.eqns[0]
+
+    def saves(primitive, *_, **__):
+        return primitive is probe
+
+    split = rules.split_checkpoint(saves, [False], [False], equation)
+    assert asked == [([False], True)]
+    forward, backward = (
+        [e.primitive.name for e in each.params["jaxpr"].eqns] for each in split[:2]
+    )
+    assert (forward, backward) == (["probe_of_policies", "mul"], ["mul"])
+    assert split.saved

@@ -1,10 +1,19 @@
 """Walks find what is in a jaxpr, each shared jaxpr once, and know what is around."""
 
 import jax
+import jax.extend.core as jex_core
 import numpy as np
 from jax import lax
 
-from shardmap._jax.walk import equations, jaxprs, jaxprs_in, walk
+from shardmap._jax.walk import (
+    constants_of,
+    equations,
+    jaxprs,
+    jaxprs_in,
+    opened,
+    walk,
+    with_same_constants,
+)
 
 X = np.ones(3, np.float32)
 
@@ -21,6 +30,18 @@ def program(x):
 
 def names(found):
     return [equation.primitive.name for equation in found]
+
+
+def test_a_jaxpr_is_opened_and_its_constants_stay():
+    closed = jax.make_jaxpr(lambda x: x + X)(X)
+    jaxpr = opened(closed)
+    assert opened(jaxpr) is jaxpr
+    assert isinstance(jaxpr, jex_core.Jaxpr)
+    assert len(constants_of(closed)) == len(jaxpr.constvars) == 1
+    constvars = [jex_core.Var(var.aval) for var in jaxpr.constvars]
+    changed = with_same_constants(jaxpr, constvars=constvars)
+    assert changed.constvars == constvars
+    assert list(constants_of(changed)) == list(constants_of(jaxpr))
 
 
 def test_an_equation_comes_before_those_it_holds_and_each_jaxpr_once():

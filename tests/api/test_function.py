@@ -1,7 +1,7 @@
 """What every mapped function can do, each feature for each of the three that map."""
 
+import contextlib
 import copy
-import functools
 import gc
 import logging
 import pickle
@@ -18,40 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.api.function import Mapped
-
-X = np.arange(8, dtype=np.float32)
-MESH = sm.make_mesh({"i": 8})
-SHARDED = NamedSharding(MESH, P("i"))
-KINDS = ["spmap", "mesh_map", "sharded_jit"]
-
-every_kind = pytest.mark.parametrize("kind", KINDS)
+from tests.api.kinds import MESH, SHARDED, X, every_kind, mapped, shifted
 
 
-def mapped(kind, fun=None, static=(), **options):
-    """``fun`` mapped over eight devices; without it, a decorator."""
-    form = {
-        "spmap": functools.partial(
-            sm.spmap, axis_name="i", static_broadcasted_argnums=static
-        ),
-        "mesh_map": functools.partial(
-            sm.mesh_map,
-            mesh=MESH,
-            in_axes={"i": 0},
-            out_axes={"i": 0},
-            static_argnums=static,
-        ),
-        "sharded_jit": functools.partial(
-            sm.sharded_jit, in_parts=(8,), out_parts=(8,), static_argnums=static
-        ),
-    }[kind]
-    return form(**options) if fun is None else form(fun, **options)
-
-
-def shifted(x, by=1):
-    """x, moved."""
-    return x + by
-
-
+@pytest.mark.few(1)
 @every_kind
 def test_is_called_and_is_one_class(kind):
     f = mapped(kind, shifted)
@@ -91,6 +61,7 @@ def test_arguments_by_keyword(kind):
     assert set(f.lower(X, by=X).in_specs[1]) == {"by"}
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_static_arguments(kind):
     @mapped(kind, static=1)
@@ -166,6 +137,7 @@ def test_is_pickled(kind):
         pickle.dumps(f)
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_is_transformed(kind):
     f = mapped(kind, lambda x: x * x)
@@ -178,36 +150,7 @@ def test_is_transformed(kind):
         np.testing.assert_array_equal(f(X), X * X)
 
 
-# Memory
-
-
-@every_kind
-@pytest.mark.parametrize("where", ["as wanted", "elsewhere", "copied"])
-def test_donated_arguments_give_their_memory_back(kind, where):
-    f = mapped(kind, lambda x, y: x + y, donate_argnums=0)
-    for _ in range(3):
-        y = jax.device_put(X, SHARDED)
-        x = jax.device_put(
-            X,
-            {
-                "as wanted": SHARDED,
-                "elsewhere": jax.devices()[2],
-                "copied": NamedSharding(MESH, P()),
-            }[where],
-        )
-        x = x + 0
-        np.testing.assert_array_equal(f(x, y), 2 * X)
-        # Of copies each device keeps none, or the shard that it goes on with.
-        assert held_by(x) <= X.nbytes * (where == "copied")
-        assert not y.is_deleted()
-
-
-def held_by(array):
-    """How many bytes its buffers take, of those that are left."""
-    if array.is_deleted():
-        return 0
-    buffers = [shard.data for shard in array.addressable_shards]
-    return sum(buffer.nbytes for buffer in buffers if not buffer.is_deleted())
+# Memory, and how often
 
 
 @pytest.mark.few(1)
@@ -226,9 +169,6 @@ def test_is_freed_with_its_function(kind):
     jax.clear_caches()
     gc.collect()
     assert reference() is None
-
-
-# How often
 
 
 class Counted:
@@ -262,7 +202,8 @@ def test_equal_calls_run_the_function_once(kind):
 
 
 @every_kind
-def test_a_call_is_read_once(kind, monkeypatch):
+@pytest.mark.parametrize("is_set", [False, True], ids=["alone", "under set_mesh"])
+def test_a_call_is_read_once(kind, is_set, monkeypatch):
     f = mapped(kind, shifted)
     reads = []
     read = type(f._programs).read
@@ -272,12 +213,16 @@ def test_a_call_is_read_once(kind, monkeypatch):
         return read(self, args, *rest, **kwargs)
 
     monkeypatch.setattr(type(f._programs), "read", counting)
-    f(X)
-    f(X)
-    assert len(reads) == 1
-    del reads[:]
-    f.lower(X)
-    f.trace(X)
+    # On which devices partitions are is read outside of the mesh, where they run if
+    # that has others.
+    once = 2 if is_set and kind == "sharded_jit" else 1
+    with jax.set_mesh(MESH) if is_set else contextlib.nullcontext():
+        for _ in range(3):
+            f(X)
+            assert len(reads) == once
+        del reads[:]
+        f.lower(X)
+        f.trace(X)
     assert len(reads) == 2
 
 
@@ -357,6 +302,15 @@ def test_what_cannot_be_called_is_refused(kind):
 
 
 @every_kind
+@pytest.mark.parametrize("positions", ["a", 1.5, True, (0, "a"), [None]])
+@pytest.mark.parametrize("parameter", ["static", "donate_argnums"])
+def test_positions_that_are_no_ints_are_refused(kind, parameter, positions):
+    named = {"static": r"static_\w+"}.get(parameter, parameter)
+    with pytest.raises(TypeError, match=rf"{kind} {named} must be an int or several"):
+        mapped(kind, shifted, **{parameter: positions})
+
+
+@every_kind
 def test_what_jax_cannot_compute_with_is_refused(kind):
     with pytest.raises(TypeError, match=rf"{kind} argument name of type .*str.*static"):
         mapped(kind, lambda name, x: x)("a", X)
@@ -378,6 +332,7 @@ def test_lowering_inside_another_map_is_refused_or_done(kind):
         outer(np.ones((2, 8), np.float32))
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_the_program_tried_first_is_not_that_under_a_mesh(kind):
     f = mapped(kind, lambda x: x + 1)

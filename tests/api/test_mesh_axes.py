@@ -59,7 +59,7 @@ UNNAMED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("name", UNNAMED)
@@ -110,6 +110,7 @@ def test_blocks_on_both_axes_need_no_collective_by_the_partitioner():
     assert collectives(mapped, X) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("axis_name", ["i", "y"])
 def test_an_axis_that_a_map_around_walks(axis_name, lowering):
@@ -209,6 +210,7 @@ def test_the_index_along_an_axis_that_maps_inside_name_so():
 # mesh_axes=()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_map_that_is_only_vectorised(lowering):
     options = {"mesh": MESH, "mesh_axes": (), "lowering": lowering}
@@ -226,7 +228,7 @@ def test_a_map_that_is_only_vectorised(lowering):
     np.testing.assert_array_equal(in_batches(X), 2 * X)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("outer", "inner"), [((), "y"), ("y", ()), ((), ())])
 def test_vectorised_maps_around_and_inside(outer, inner, lowering):

@@ -63,6 +63,7 @@ def with_constants(x, y):
     return x @ y + np.ones((4, 4), np.float32) + jnp.ones((4, 4))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_a_map_of_a_product(pair, replicated):
@@ -76,6 +77,7 @@ def test_a_map_of_a_product(pair, replicated):
         assert spec_of(got) == spec_inside_a_map(out, 2, replicas)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("pair", PAIRS[1:], ids=str)
 def test_a_map_with_several_results(pair, replicated):
@@ -83,6 +85,7 @@ def test_a_map_with_several_results(pair, replicated):
     check_map(three, pair, out, *FOUR, count=2 * math.prod(pair[0]))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("pair", PAIRS[1:], ids=str)
 def test_a_map_with_constant_arrays(pair, replicated):
@@ -230,7 +233,7 @@ def test_transformed(transform):
     assert_close(transform(SHARDED)(x, y), jax.jit(transform(plain))(x, y))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transform", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
 def test_transformed_inside_a_map(transform):
     got = spmap(transform(SHARDED))(*FOUR)
@@ -238,6 +241,7 @@ def test_transformed_inside_a_map(transform):
     assert {len(buffers(leaf)) for leaf in jax.tree.leaves(got)} == {4}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["jit", "jit of grad", "jvp"])
 def test_transformed_outside_of_a_map(name):
     transform = TRANSFORMATIONS[name]
@@ -251,6 +255,7 @@ def test_the_gradient_of_a_map_is_cut_like_its_arguments():
     assert [spec_of(leaf).tile_counts for leaf in got] == [(2, 2, 1), (2, 1, 2)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dims", [(0, 0), (2, None), (None, 1)])
 def test_vmap_leaves_the_new_dimension_alone(dims):
     x, y = spread(4, 4, 4), np.cos(spread(4, 4, 4))
@@ -355,6 +360,7 @@ def test_a_mesh_that_is_given_has_no_axes_for_partitions(fun, kind, lowering):
         on_rows(fun, kind, lowering)(FOUR_ROWS)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 @pytest.mark.parametrize("kind", ["spmap", "mesh_map"])
 @pytest.mark.parametrize("mesh", [MESH, MESH.abstract_mesh], ids=["mesh", "abstract"])

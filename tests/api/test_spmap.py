@@ -215,6 +215,7 @@ def test_backend_names_whose_devices(spmap):
 # Inputs from anywhere
 
 
+@pytest.mark.few(4)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize(
@@ -348,6 +349,7 @@ def test_disable_jit_runs_the_function_op_by_op(spmap):
         assert len(seen) == 3
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_debug_nans_names_the_operation(spmap):
     mapped = spmap(lambda x: jnp.log(x - 1))
@@ -359,7 +361,7 @@ def test_debug_nans_names_the_operation(spmap):
         np.testing.assert_allclose(mapped(EIGHT + 2), np.log(EIGHT + 1), rtol=1e-6)
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @both_lowerings
 @pytest.mark.parametrize(
     "place",

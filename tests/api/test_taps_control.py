@@ -226,7 +226,7 @@ def test_with_collectives(program, layout):
     }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("program", ALONE, ids=lambda f: f.__name__)
 def test_numbers_and_calls_under_vmap(program):
     """One call has all elements, as often as the longest loop runs."""
@@ -284,7 +284,7 @@ def test_what_a_vmap_of_a_loop_shares_stays_shared():
     sm.taps_barrier()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 @pytest.mark.parametrize("size", [8, 11])

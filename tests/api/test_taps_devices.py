@@ -36,6 +36,7 @@ def numbers(*shape):
 # Under the partitioner
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [1, 4, 8, 11])
 def test_the_partitioner_lays_elements_where_taps_say(size):
     by_lowering = [
@@ -46,7 +47,7 @@ def test_the_partitioner_lays_elements_where_taps_say(size):
     assert len(by_lowering[1]) == size
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(2, 4), (3, 7), (2, 3), (9, 2), (1, 5)])
 def test_devices_of_nested_maps_under_the_partitioner(shape):
     by_lowering = [
@@ -157,7 +158,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_values_come_back_to_a_map(layout):
     size, options = LAYOUTS[layout]
@@ -217,6 +218,7 @@ def test_under_vmap_each_element_is_a_call():
     assert calls == [(0, 2), (1, 2), (2, 2)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"lowering": "spmd"}])
 def test_values_for_the_steps_of_a_loop(options):
     def f(x):
@@ -299,7 +301,7 @@ def test_promises_that_cannot_be_made():
 COPIES = [(("i", "_replicas"), (4, 2)), (("_replicas0", "i", "_replicas1"), (2, 2, 2))]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("names", "shape"), COPIES)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_copies_of_a_map_call_once(recorder, names, shape, lowering):

@@ -71,6 +71,7 @@ def test_help_imports_neither_jax_nor_numpy(arguments):
     assert result.stderr.endswith("set()\n")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["doctor", "show"])
 def test_settings_that_jax_cannot_read_get_one_line_and_code_2(command):
     result = shardmap(command, "--help", JAX_NUM_CPU_DEVICES="x")

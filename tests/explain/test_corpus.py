@@ -55,7 +55,7 @@ def mesh_axes(report):
     ]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_report_says_what_the_compiled_program_does(seed):
     program = sharded_programs.program(seed)

@@ -20,7 +20,7 @@ AROUND = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
 def test_under_a_mesh_that_is_set(spmap, mesh):
@@ -39,7 +39,7 @@ def test_under_a_mesh_that_is_set(spmap, mesh):
         assert_same(jax.jit(mapped)(x), expected[0])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
 def test_nests_under_a_mesh_that_is_set(spmap, mesh):
@@ -63,7 +63,7 @@ def test_operands_typed_with_an_explicit_mesh(spmap, transform):
     assert_same(mapped(typed), jax.vmap(fun, axis_name="i")(x))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("names", [{"a"}, {"a", "b"}])
 def test_inside_shard_map(spmap, names):
@@ -100,7 +100,7 @@ def in_turn(map_):
     return map_(map_(jnp.sin, in_axes=1))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("maps", [lambda map_: map_(map_(jnp.sin)), in_turn])

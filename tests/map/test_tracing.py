@@ -106,7 +106,7 @@ def test_closed_over_arrays(spmap):
     assert_same(jax.vmap(mapped)(ROWS[None]), expected[None])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.jacfwd])
 def test_closed_over_tracers(transform):
     def build(map_):

@@ -92,6 +92,7 @@ WITH_SYMBOLS = {
 }
 
 
+@pytest.mark.few(3)
 @both_lowerings
 @pytest.mark.parametrize("name", WITH_SYMBOLS)
 def test_sizes_that_are_not_mapped_may_be_symbols(spmap, name):
@@ -100,6 +101,7 @@ def test_sizes_that_are_not_mapped_may_be_symbols(spmap, name):
     assert str(exported(make(spmap), shape).out_avals[0].shape) == str(shape)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", WITH_SYMBOLS)
 def test_symbols_get_their_sizes_in_a_call(name):
     """JAX gives none to what it writes per device, as the other lowering does."""
@@ -110,6 +112,7 @@ def test_symbols_get_their_sizes_in_a_call(name):
     assert_same(jax.jit(again.call)(on_all_devices(x)), make(jax.vmap)(x))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("text", ["8 * b, 2", "8, b"])
 def test_blocks_may_have_symbols(lowering, text):

@@ -106,6 +106,7 @@ def test_under_vmap_scan_and_cond(spmap):
     assert lax.cond(True, f, lambda x: x, jnp.asarray(X)).shape == (0, 3)
 
 
+@pytest.mark.few(3)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(0, 4, 2), (4, 0, 2), (0, 0, 2)])
 def test_nested(spmap, shape):

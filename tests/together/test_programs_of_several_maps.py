@@ -36,7 +36,7 @@ def mesh_in_a_program(fun, *args):
     return dict(equation.params["mesh"].shape)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("other", SIZES)
@@ -269,7 +269,7 @@ def effects_of(seen):
     }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [

@@ -32,7 +32,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_go_in_and_out(name):
     fun = FUNCTIONS[name]
@@ -66,7 +66,7 @@ def test_numbers_are_differentiated(name):
         np.testing.assert_array_equal(jax.jacfwd(run)(2.0), X)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_beside_what_is_vectorised(name):
     fun = FUNCTIONS[name]
@@ -97,6 +97,7 @@ COLLECTIVES = {
 }
 
 
+@pytest.mark.few(3)
 @both_lowerings
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_numbers_are_sent(spmap, name):

@@ -99,7 +99,7 @@ MAPS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", [(), ("y",), (("x", "y"),)])
 @pytest.mark.parametrize("name", MAPS)
@@ -126,6 +126,7 @@ def test_arrays_of_explicit_meshes(name, spec):
         )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", ["plain", "on a mesh", "mesh_map", "sharded_jit"])
 def test_a_vmap_with_a_name_around(name, mesh):
@@ -173,6 +174,7 @@ def test_a_tap_that_returns_in_a_vmap_along_an_axis_of_an_explicit_mesh():
     np.testing.assert_allclose(result, np.sin(-2 * rows) + rows, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MAPS)
 def test_arrays_from_elsewhere_under_an_explicit_mesh(name):
     fun = MAPS[name]
@@ -237,6 +239,7 @@ def called_back(v):
     return jax.pure_callback(lambda a: 2 * np.asarray(a), like, v)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("fun", [tapped, called_back])
 def test_calls_of_the_host_and_arrays_of_explicit_meshes(fun, lowering):
@@ -250,7 +253,7 @@ def test_calls_of_the_host_and_arrays_of_explicit_meshes(fun, lowering):
 # jax.set_mesh of fewer devices
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_maps_run_on_the_devices_that_are_set(lowering, kind):
@@ -299,7 +302,7 @@ def test_array_likes_and_static_arguments_under_a_mesh(tmp_path):
 # PartitionSpecs in maps
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mesh", [AUTO, EXPLICIT])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_bare_spec_names_axes_of_the_mesh_that_is_set(lowering, mesh):

@@ -252,7 +252,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(5)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("name", BODIES)
@@ -265,7 +265,7 @@ def test_eager(name, spmap):
         assert_laid_out(results, body.out_axes, body.size)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("transformation", "name"), CELLS)
 def test_around_the_map(transformation, name):
     check(transformation, BODIES[name])
@@ -339,7 +339,7 @@ INSIDE = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["psum", "ppermute", "long", "nested_both"])
 @pytest.mark.parametrize("wrap", INSIDE)

@@ -6,7 +6,7 @@ These are values; `shardmap.api.calls.programs` makes programs of them.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +43,14 @@ class Arguments(NamedTuple):
             statics = ()
         leaves, in_tree = jax.tree.flatten((tuple(args), kwargs))
         return cls(leaves, in_tree, statics)
+
+    def kind(self) -> Hashable:
+        """Equal for calls that read the same in one configuration of JAX."""
+        kinds = tuple(
+            (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else type(leaf)
+            for leaf in self.leaves
+        )
+        return self.in_tree, kinds, self.statics
 
     def with_leaves(
         self, leaves: Sequence[Any]

@@ -24,17 +24,28 @@ def hashable(
 
 
 def index_tuple(
-    name: str, argnums: int | Iterable[int], caller: str = "spmap"
+    name: str,
+    argnums: int | Iterable[int],
+    caller: str = "spmap",
+    from_end: bool = False,
 ) -> tuple[int, ...]:
-    """Positions of arguments, given as an int or several, as a tuple."""
+    """Positions of arguments, given as an int or several, as a tuple.
+
+    Args:
+      name: the parameter.
+      argnums: what was given.
+      caller: what it was given to.
+      from_end: whether they may be below 0, counted from the last argument.
+    """
     values: tuple[Any, ...] = (argnums,)
     if isinstance(argnums, Iterable) and not isinstance(argnums, str):
         values = tuple(argnums)
     for value in values:
         is_number = isinstance(value, int) and not isinstance(value, bool)
-        if not is_number or value < 0:
+        if not is_number or (value < 0 and not from_end):
+            least = "" if from_end else ", none below 0"
             raise (ValueError if is_number else TypeError)(
-                f"{caller} {name} must be an int or several, none below 0, but got "
+                f"{caller} {name} must be an int or several{least}, but got "
                 f"{argnums!r}."
             )
     return values

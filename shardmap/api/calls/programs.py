@@ -134,19 +134,11 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
           anew: whether the one that is kept for such calls has refused this one.
         """
         arguments = Arguments.of(args, kwargs)
-        leaves, in_tree, statics = arguments
+        leaves, statics = arguments.leaves, arguments.statics
         if statics:
             refusals.check_hashable(self._named(), self.static_parameter, statics)
         are_global = self._are_global(leaves)
-        key = (
-            in_tree,
-            are_global,
-            tuple(
-                (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else type(leaf)
-                for leaf in leaves
-            ),
-            statics,
-        )
+        key = arguments.kind(), are_global
         call = None
         if anew:
             self._ready.drop(key)

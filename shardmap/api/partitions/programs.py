@@ -16,6 +16,7 @@ from shardmap._jax.walk import equations
 from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.programs import Args, Kwargs, Programs
+from shardmap.api.calls.refusals import check_hashable
 from shardmap.api.calls.statics import apply_statics
 from shardmap.api.partitions.calls import WHAT, Options, PartitionCall
 from shardmap.api.partitions.parts import (
@@ -76,6 +77,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         super().__init__(fun, options)
         # One object, by which JAX finds a trace again.
         self._with_statics = kept.described_like(_WithStatics(self.fun), fun, self.name)
+        self._devices_alone: kept.Kept[list[jax.Device]] = kept.Kept()
 
     def read(
         self,
@@ -288,9 +290,23 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
 
     def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
         there = contexts.mesh_devices()
-        with jax.set_mesh(contexts.NO_MESH):
-            call = self.read_alone(args, kwargs)
-        return call.devices != there or processes.several(there)
+        devices = self._devices_by_itself(args, kwargs)
+        return devices != there or processes.several(there)
+
+    def _devices_by_itself(self, args: Args, kwargs: Kwargs) -> list[jax.Device]:
+        """Where a call runs as a program of its own, outside of all meshes.
+
+        What the function holds may decide that: each kind of call is read once.
+        """
+        arguments = Arguments.of(args, kwargs)
+        check_hashable(self._named(), self.static_parameter, arguments.statics)
+        key = arguments.kind()
+        devices = self._devices_alone.get(key)
+        if devices is None:
+            with jax.set_mesh(contexts.NO_MESH):
+                devices = self.read_alone(args, kwargs).devices
+            devices = self._devices_alone.keep(key, devices)
+        return devices
 
 
 def _converted(

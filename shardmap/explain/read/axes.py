@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core.primitives import scan_p, while_p
 
-from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.primitives import SHARD_MAP, walked_axes
 from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read import loops, vmaps
@@ -327,7 +327,7 @@ class _Walk:
     def _shard_map(self, equation: Equation, around: _Around, of_pmap: bool) -> None:
         params = equation.params
         mesh = params["mesh"]
-        manual = params["newly_manual_axes"]
+        manual = walked_axes(equation)
         for name in mesh.axis_names:
             if name not in manual:
                 continue

@@ -15,7 +15,7 @@ from jax.extend.core.primitives import scan_p, while_p
 
 from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
 from shardmap._jax.context import NO_MESH
-from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.primitives import SHARD_MAP, walked_axes
 from shardmap._jax.types import (
     Aval,
     Equation,
@@ -124,7 +124,7 @@ def _walk(jaxpr: Jaxpr, around: _Scope, found: list[Sent]) -> None:
             _walk(*_written_out(equation, scope), found)
         elif primitive is SHARD_MAP:
             mesh = params["mesh"]
-            manual = params["newly_manual_axes"]
+            manual = walked_axes(equation)
             sizes = {name: mesh.shape[name] for name in manual}
             inner = dataclasses.replace(
                 scope,

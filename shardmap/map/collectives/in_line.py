@@ -6,6 +6,7 @@ from typing import Any
 import jax.extend.core as jex_core
 
 from shardmap._jax.types import Atom, Equation, Jaxpr
+from shardmap._jax.walk import constants_of, opened
 from shardmap.map.primitives.evaluation import CALLS
 
 
@@ -41,7 +42,7 @@ def _called(equation: Equation) -> Any | None:
     if equation.primitive not in CALLS:
         return None
     called = equation.params[CALLS[equation.primitive]]
-    return None if getattr(called, "consts", ()) else getattr(called, "jaxpr", called)
+    return None if constants_of(called) else opened(called)
 
 
 def copied(

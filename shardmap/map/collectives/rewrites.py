@@ -13,6 +13,7 @@ import numpy as np
 from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTER
 from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
+from shardmap._jax.walk import opened
 from shardmap.map.collectives.in_line import copied
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.evaluation import CALLS
@@ -186,7 +187,7 @@ def _may_hold(equation: Equation, axis_name: Hashable) -> bool:
 def _inside(equation: Equation, *how: Any) -> tuple[Any, list[bool]]:
     key = _HOLDERS[equation.primitive]
     held = equation.params[key]
-    jaxpr = getattr(held, "jaxpr", held)
+    jaxpr = opened(held)
     changed, results = _without_sums(jaxpr, *how)
     gone, come = changed_effects([jaxpr], [changed])
     new = changed if jaxpr is held else held.replace(jaxpr=changed)

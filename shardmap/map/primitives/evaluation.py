@@ -7,6 +7,7 @@ import jax.extend.core as jex_core
 import jax.extend.core.primitives as p
 
 from shardmap._jax.types import AnyJaxpr, Atom, Equation
+from shardmap._jax.walk import constants_of, opened
 
 CALLS = {
     p.closed_call_p: "call_jaxpr",
@@ -27,8 +28,8 @@ def evaluate(jaxpr: AnyJaxpr, args: Sequence[Any], rule: Rule) -> list[Any]:
     Nothing can be differentiated after that by rules of its own: it is for programs
     that are about to run.
     """
-    consts = getattr(jaxpr, "consts", ())
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    consts = constants_of(jaxpr)
+    jaxpr = opened(jaxpr)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Atom) -> Any:

@@ -46,7 +46,7 @@ from shardmap._jax.types import (
     aval_of,
     with_shape,
 )
-from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._jax.walk import equations, jaxprs_in, opened
 from shardmap.map.primitives.axis import Spread, axis_text
 from shardmap.map.primitives.shard_maps import check_shard_maps
 
@@ -109,7 +109,7 @@ class MapPrimitive(jex_core.Primitive):
         for jaxpr in jaxprs_in(others):
             check_jaxpr(jaxpr)
         with bound_axis(params["axis_name"], params["axis_size"]):
-            check_jaxpr(getattr(call_jaxpr, "jaxpr", call_jaxpr))
+            check_jaxpr(opened(call_jaxpr))
         return self.abstract_eval(*(o.aval for o in operands), **params)
 
     def is_high(self, *_: object, **__: object) -> bool:
@@ -305,7 +305,7 @@ def _abstract_eval(
     call_jaxpr: Jaxpr,
     **_: object,
 ) -> tuple[list[jax.core.ShapedArray], set[Any]]:
-    call_jaxpr = getattr(call_jaxpr, "jaxpr", call_jaxpr)
+    call_jaxpr = opened(call_jaxpr)
     for what, axes, variables in (
         ("operands", in_axes, call_jaxpr.invars),
         ("results", out_axes, call_jaxpr.outvars),
@@ -325,14 +325,14 @@ def _abstract_eval(
                 f"{primitive}: an operand of {aval.str_short()} mapped at {axis} does "
                 f"not have {axis_size} elements"
             )
-        element = remove_axis(aval, axis)
-        if (element.shape, element.dtype) != (var.aval.shape, var.aval.dtype):
+        element, taken = remove_axis(aval, axis), aval_of(var)
+        if (element.shape, element.dtype) != (taken.shape, taken.dtype):
             raise TypeError(
                 f"{primitive}: an operand of {aval.str_short()} mapped at {axis} gives "
-                f"{element.str_short()}, but call_jaxpr takes {var.aval.str_short()}"
+                f"{element.str_short()}, but call_jaxpr takes {taken.str_short()}"
             )
     out_avals = [
-        insert_axis(var.aval, axis_size, axis)
+        insert_axis(aval_of(var), axis_size, axis)
         for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
     ]
     # The effects of using this map's axis name, and of references that elements make

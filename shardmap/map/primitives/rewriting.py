@@ -9,7 +9,7 @@ import numpy as np
 from shardmap._jax.effects import axis_of, on_variables, with_axis
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value
-from shardmap._jax.walk import jaxprs_in
+from shardmap._jax.walk import jaxprs_in, with_same_constants
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.tap import tap_p
 
@@ -140,10 +140,8 @@ def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
     def every(atoms: Sequence[Any]) -> list[Any]:
         return list(map(new, atoms))
 
-    # From JAX 0.12 on a jaxpr has its constants, and lets them go with their variables.
-    constants = getattr(jaxpr, "consts", ())
-    return jaxpr.replace(
-        **({"consts": constants} if constants else {}),
+    return with_same_constants(
+        jaxpr,
         constvars=every(jaxpr.constvars),
         invars=every(jaxpr.invars),
         outvars=every(jaxpr.outvars),

@@ -5,13 +5,13 @@ computed again by another. What one element computes is split by JAX's own rule 
 `jax.checkpoint` inside of another.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
-from jax.interpreters import partial_eval
 
 from shardmap._jax.primitives import remat_params
+from shardmap._jax.rules import Policy, Split, def_split, split_checkpoint
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.rules.differentiation import residual_sources
@@ -21,31 +21,18 @@ _remat_p = jex_core.primitives.remat_p
 
 
 def _split_rule(
-    policy: Callable[..., Any],
+    policy: Policy,
     unknown_in: Sequence[bool],
     available_in: Sequence[bool],
     equation: Equation,
-) -> tuple[Any, Any, Sequence[bool], Sequence[bool], list[Any]]:
-    """Splits a map in what runs forward and what runs backward.
-
-    Args:
-      policy: tells for a primitive, avals and parameters whether to save the results.
-      unknown_in: the operands that are known only backward.
-      available_in: those that are there backward.
-      equation: the map.
-
-    Returns:
-      the map that runs forward and the one that runs backward, either may be None;
-      which results are unknown forward; which are available backward; the variables
-      to be saved.
-    """
+) -> Split:
+    """Splits a map in what runs forward and what runs backward; see `SplitRule`."""
     params = equation.params
-    split = partial_eval.partial_eval_jaxpr_custom_rules[_remat_p]
     element = equation.replace(
         primitive=_remat_p, params={**remat_params(), "jaxpr": params["call_jaxpr"]}
     )
     known, staged, unknown_out, available_out, _ = under_axis(
-        lambda: split(policy, unknown_in, available_in, element),
+        lambda: split_checkpoint(policy, unknown_in, available_in, element),
         params["axis_name"],
         params["axis_size"],
     )
@@ -76,7 +63,8 @@ def _split_rule(
     saved = [
         v for v, _ in residuals if isinstance(v, jex_core.Var) and v not in at_hand
     ]
-    return forward, backward, unknown_out, available_out, list(dict.fromkeys(saved))
+    saved = list(dict.fromkeys(saved))
+    return Split(forward, backward, unknown_out, available_out, saved)
 
 
 def _where(
@@ -125,4 +113,4 @@ def _part(
     )
 
 
-partial_eval.partial_eval_jaxpr_custom_rules[spmap_p] = _split_rule
+def_split(spmap_p, _split_rule)

@@ -74,21 +74,21 @@ def traffic(
     for (value, there), count in read.items():
         name = names.get(value, "what earlier stages made")
         source = travels.source(value)
-        lines.append(f"{name}: {size(int(count))} {_read(there, source is not None)}")
+        lines.append(f"{name}: {size(round(count))} {_read(there, source is not None)}")
         if there and source is not None:
             lines[-1] += f" ({source.kind})"
     for (value, there), count in written.items():
         name = names.get(value, "what later stages need")
         how = "are written by the workers" if there else "come back"
-        lines.append(f"{name}: {size(int(count))} {how}")
+        lines.append(f"{name}: {size(round(count))} {how}")
         if value in folded:
             lines[-1] += f", or a part where workers combine them: {FOLDED} into one"
         elif not there and value in travels.sinks:
             lines[-1] += ", as shards share cells of it: cut along its chunks"
     both = [*read.items(), *written.items()]
     return Traffic(
-        int(sum(count for (_, there), count in both if there)),
-        int(sum(count for (_, there), count in both if not there)),
+        round(sum(count for (_, there), count in both if there)),
+        round(sum(count for (_, there), count in both if not there)),
         tuple(lines),
     )
 

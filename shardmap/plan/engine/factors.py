@@ -103,7 +103,7 @@ class Factors(Rule):
       cheap: see `Rule`.
       complete: see `Rule`.
       once: see `Rule`.
-      each: see `Rule`; by default one operation for each step, as in a product.
+      each: see `Rule`; by default one operation, as in a product.
     """
 
     node: Node
@@ -140,15 +140,21 @@ class Factors(Rule):
             if isinstance(axis, Windowed)
         ]
         self._order = tuple(self.sizes)
+        # A box of the results does not bound these; of sums, `loops` may.
         self._fixed: dict[Factor, Interval] = {
             factor: (0, size)
             for factor, size in self.sizes.items()
             if factor in self.wholes or factor not in self._on_outs
         }
 
-    def steps(self) -> int:
+    def elements(self) -> int:
         """A contraction touches more than its operands: every pair that it combines."""
-        return max(super().steps(), math.prod(self.sizes.values()))
+        return max(super().elements(), math.prod(self.sizes.values()))
+
+    def fraction(
+        self, static: Static, shapes: Sequence[tuple[int, ...] | None]
+    ) -> tuple[int, int]:
+        return math.prod(static.sizes), math.prod(self.sizes.values())
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
         found: dict[Factor, list[Cut]] = {}
@@ -163,6 +169,7 @@ class Factors(Rule):
                 elif factor not in self._on_outs and factor not in self.contracted:
                     lost.append(Lost(cut.origins, ALWAYS_WHOLE))
                 elif isinstance(axis, Windowed):
+                    # Soft: other windows on the same axis would put it elsewhere.
                     moved = axis.window.moves(cut.at, self.sizes[factor])
                     if not moved:
                         lost.append(Lost(cut.origins, BESIDE))
@@ -214,7 +221,9 @@ class Factors(Rule):
                 for factor, interval in zip(axes, box, strict=True):
                     if factor is not None and factor not in self._fixed:
                         known = run.get(factor)
+                        # Results may be wanted in different boxes: all get the hull.
                         run[factor] = join(known, interval) if known else interval
+        # What only results have that are not wanted is not run at all.
         for factor in self._order:
             run.setdefault(factor, (0, 0))
         holes: list[tuple[int, int]] = []
@@ -246,6 +255,7 @@ class Factors(Rule):
             values,
             dict(zip(self._order, static.sizes, strict=True)),
             dict(zip(windowed, static.holes, strict=True)),
+            # Behind them stand those of the crops.
             dict(zip(self.starts, starts, strict=False)),
         )
         emitter = self.apply if self.emitter is None else self.emitter

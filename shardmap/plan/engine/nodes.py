@@ -15,6 +15,7 @@ from jax.extend.source_info_util import SourceInfo
 from jax.typing import ArrayLike
 
 from shardmap._jax.types import AnyJaxpr, Atom, Aval, Equation, Params, Primitive, Var
+from shardmap._jax.walk import constants_of, opened
 
 
 class Value:
@@ -234,7 +235,7 @@ class Calls(NamedTuple):
 def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Program:
     """The program of a jaxpr, closed or not."""
     program = Program()
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    inner = opened(jaxpr)
     program.inputs = [program.value(aval) for aval in avals(inner.invars)]
     program.outputs = _inline(program, jaxpr, program.inputs, calls)
     return program
@@ -248,15 +249,13 @@ def _inline(
     written: str = "",
     outer: str = "",
 ) -> list[Operand]:
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    inner = opened(jaxpr)
     known: dict[Any, Operand] = {}
     known.update(zip(inner.invars, arguments, strict=True))
     known.update(
         (var, program.constant(array))
         # A jaxpr that is not closed has no constants, and is given none.
-        for var, array in zip(
-            inner.constvars, getattr(jaxpr, "consts", ()), strict=False
-        )
+        for var, array in zip(inner.constvars, constants_of(jaxpr), strict=False)
     )
 
     def read(atom: Atom) -> Operand:

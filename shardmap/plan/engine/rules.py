@@ -11,6 +11,7 @@ whole, with that as the reason.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -169,7 +170,7 @@ class Rule(ABC):
     """Whether it may not run again, so that what takes its results does so later."""
 
     each: int = MANY
-    """About how many operations a step takes; all but orders of magnitude is lost."""
+    """About how many operations each of `elements` takes, to an order of magnitude."""
 
     complete: frozenset[int] = frozenset()
     """Operands that a stage before must have made."""
@@ -177,10 +178,26 @@ class Rule(ABC):
     shared_out: frozenset[int] = frozenset()
     """Operands of which it takes a part, and other shards or stages the others."""
 
-    def steps(self) -> int:
+    wholes: Mapping[Factor, Reason] = MappingProxyType({})
+    """Factors that are never cut, and why, where a rule names its factors."""
+
+    def elements(self) -> int:
         """About how many elements the equation touches."""
         shapes = (*self.node.in_shapes, *self.node.out_shapes)
         return sum(math.prod(shape) for shape in shapes)
+
+    def fraction(
+        self, static: Any, shapes: Sequence[tuple[int, ...] | None]
+    ) -> tuple[int, int]:
+        """How much of the equation one shard does: so many of so many.
+
+        Args:
+          static: what `backward` said of it.
+          shapes: of the boxes of the operands, None where one is not read.
+        """
+        pairs = list(zip(shapes, self.node.in_shapes, strict=True))
+        own = sum(math.prod(shape) for shape, _ in pairs if shape is not None)
+        return own, sum(math.prod(all_) for shape, all_ in pairs if shape is not None)
 
     @abstractmethod
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
@@ -212,6 +229,10 @@ class Rule(ABC):
     def passes(self, combiner: str, pending: frozenset[int]) -> str | None:
         """How the results combine if those operands are partial; None: not at all."""
         return None
+
+    def __str__(self) -> str:
+        """What it is, where it is not data that can be written down."""
+        return f"({type(self).__name__.lower()})"
 
 
 Passes: TypeAlias = Callable[[str, frozenset[int]], str | None]

@@ -86,6 +86,7 @@ def hull(a: Box, b: Box) -> Box:
 
 
 def join(a: Interval, b: Interval) -> Interval:
+    # An empty interval lies nowhere: its ends would only make the other one longer.
     if a[0] == a[1]:
         return b
     if b[0] == b[1]:
@@ -139,6 +140,7 @@ def merge(boxes: list[Box], limit: int) -> list[Box]:
                 both = hull(a, found[j])
                 apart = volume(a) + volume(found[j])
                 sizes = shape_of(both)
+                # Of sizes that depend on the shard, this one says nothing of others.
                 by_chance = not all(map(is_known, sizes))
                 if not is_more(sizes, apart - 1 if by_chance else apart):
                     found[i : i + 1] = [both]
@@ -174,6 +176,7 @@ class Window:
     reverse: bool = False
 
     def __post_init__(self) -> None:
+        # Shapes may hold NumPy integers, which wrap around.
         for name in ("size", "stride", "pad", "extent", "dilation"):
             object.__setattr__(self, name, int(getattr(self, name)))
 
@@ -203,6 +206,7 @@ class Window:
         """Where cuts of the input lie in the result, which has the given size."""
         if self.reverse:
             return tuple(sorted(self.size - point for point in points))
+        # To the result that looks at both sides alike, so that both read half a halo.
         middle = (self.extent - 1) // 2
         found = {
             -(-(point * self.dilation + self.pad - middle) // self.stride)

@@ -114,7 +114,7 @@ class Work:
 
     def count(self, node: Node, rule: Rule, again: Sequence[int]) -> None:
         """Counts the work of a node and of operands that are computed again."""
-        own = 0 if rule.cheap else rule.steps()
+        own = 0 if rule.cheap else rule.elements()
         linked = {
             link
             for group in rule.links()

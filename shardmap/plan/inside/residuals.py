@@ -37,20 +37,19 @@ def keeping_residuals(
     def forward(*leaves: Any) -> list[Any]:
         nonlocal backward
 
+        moving, rest = _split(smooth, leaves)
+
         def of_smooth(*moving: Any) -> list[Any]:
-            rest = [x for x, s in zip(leaves, smooth, strict=True) if not s]
             return list(fun(*merge(smooth, moving, rest)))
 
-        moving = [x for x, s in zip(leaves, smooth, strict=True) if s]
         results, vjp = jax.vjp(of_smooth, *moving)
         residuals, backward = jax.tree.flatten(vjp)
         return [*results, *residuals]
 
     @jax.custom_vjp
     def run(*leaves: Any) -> list[Any]:
-        return chunked_p.bind(
-            *leaves, jaxpr=_traced(fun, leaves), asked=asked, options=options
-        )
+        jaxpr = _traced(fun, leaves)
+        return chunked_p.bind(*leaves, jaxpr=jaxpr, asked=asked, options=options)
 
     def run_forward(*leaves: Any) -> tuple[list[Any], Any]:
         count = len(_traced(fun, leaves).out_avals)
@@ -63,15 +62,14 @@ def keeping_residuals(
         residuals, static = kept
         cuts, tree = static.value
         given = [ct.dtype != jax.dtypes.float0 for ct in cotangents]
-        cts = [ct for ct, g in zip(cotangents, given, strict=True) if g]
-        zeros = [ct for ct, g in zip(cotangents, given, strict=True) if not g]
+        cts, zeros = _split(given, cotangents)
 
         def back(*operands: Any) -> Sequence[Any]:
             vjp = jax.tree.unflatten(tree, operands[: len(residuals)])
             return vjp(merge(given, operands[len(residuals) :], zeros))
 
         count = len(cotangents)
-        of_cts = [c for c, g in zip(cuts[:count], given, strict=True) if g]
+        of_cts, _ = _split(given, cuts[:count])
         operands = [*residuals, *cts]
         found = chunked_p.bind(
             *operands,
@@ -83,6 +81,12 @@ def keeping_residuals(
 
     run.defvjp(run_forward, run_backward)
     return run(*leaves)
+
+
+def _split(flags: Sequence[bool], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The values with a flag, and those without: what `merge` puts together."""
+    pairs = list(zip(flags, values, strict=True))
+    return [v for flag, v in pairs if flag], [v for flag, v in pairs if not flag]
 
 
 def _traced(fun: Callable[..., Any], operands: Sequence[Any]) -> ClosedJaxpr:

@@ -51,6 +51,7 @@ def broadcast_in_dim(node: Node) -> Factors:
         axis if size == shape[axis] else None
         for axis, size in zip(axes, node.in_shapes[0], strict=True)
     ]
+    # Where JAX leaves sizes open until a program runs, they are operands too.
     rest: list[list[None]] = [[] for _ in node.ins[1:]]
     everything = range(len(shape))
 
@@ -129,6 +130,7 @@ def pad(node: Node) -> Factors:
         ]
         return [lax.pad(operand, value, around)]
 
+    # What is added around parts of a sum would be added once for each part.
     zero = _is_zero(node.ins[1])
     return Factors(
         node,
@@ -152,6 +154,7 @@ def iota(node: Node) -> Factors:
 
     def emitter(local: Local) -> Sequence[Any]:
         local_shape = out_size(local, axes)
+        # Not in ``dtype``, as short floats would be rounded twice.
         count = lax.broadcasted_iota(jnp.int32, local_shape, dimension)
         return [(count + local.starts[dimension]).astype(dtype)]
 
@@ -175,6 +178,7 @@ class Concatenate(Rule):
         out = [meet([cut[axis] for cut in cuts]) for axis in range(self.rank)]
         along = [cut[self.axis] for cut in cuts]
         out[self.axis] = UNCUT
+        # Where nothing is cut, the seams alone would make pieces that nobody asked for.
         if any(cut.at for cut in along):
             seams = [begin for begin in self.begins if 0 < begin < sum(self.lengths)]
             moved = [
@@ -202,6 +206,7 @@ class Concatenate(Rule):
                 if low < high
                 else None
             )
+        # An empty box has a dtype and the other axes' sizes, which some operand gives.
         if all(part is None for part in needed):
             needed[0] = (*box[: self.axis], (0, 0), *box[self.axis + 1 :])
         return Need(tuple(needed), tuple(part is not None for part in needed))
@@ -249,6 +254,7 @@ def known_slice(
     if len(places) < len(begins):
         return None
     [aval] = avals(equation.outvars)
+    # As `lax.dynamic_slice` does: one that would end outside begins earlier.
     starts = [
         min(max(place, 0), size - taken)
         for place, size, taken in zip(places, operand.shape, aval.shape, strict=True)
@@ -263,6 +269,10 @@ def known_slice(
 
 
 MOST_COPIES = 16
+"""Up to how many copies a tile joins, each cut as the operand is.
+
+Many would make a long program: of a broadcast that is reshaped only copies are cut.
+"""
 
 
 def stack(

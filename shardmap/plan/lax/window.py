@@ -34,56 +34,55 @@ def windowed(
 def conv(node: Node) -> Factors:
     params = node.params
     numbers = params["dimension_numbers"]
-    lhs_shape, rhs_shape = node.in_shapes
-    spatial = range(len(lhs_shape) - 2)
-    lhs: list[Axis] = [None] * len(lhs_shape)
-    rhs: list[Axis] = [None] * len(rhs_shape)
-    out: list[Factor] = [None] * len(lhs_shape)
     wholes: dict[Factor, Reason] = {}
-    contracted: dict[Factor, str] = {}
-    features, batches = params["feature_group_count"], params["batch_group_count"]
-    out_batch, out_feature, *out_spatial = numbers.out_spec
-    lhs_batch, lhs_feature, *lhs_spatial = numbers.lhs_spec
-    rhs_feature, rhs_inner, *rhs_spatial = numbers.rhs_spec
-    lhs[lhs_batch] = out[out_batch] = "n"
-    rhs[rhs_feature] = out[out_feature] = "o"
-    lhs[lhs_feature] = rhs[rhs_inner] = "c"
-    contracted["c"] = "add"
-    if features > 1:
-        lhs[lhs_feature], rhs[rhs_inner] = "groups", "inner"
+    contracted: dict[Factor, str] = {"c": "add"}
+    lhs: list[Axis] = ["n", "c"]
+    rhs: list[Axis] = ["o", "c"]
+    out: list[Factor] = ["n", "o"]
+    if params["feature_group_count"] > 1:
+        lhs[1], rhs[1] = "groups", "inner"
         wholes |= dict.fromkeys(["o", "groups", "inner"], GROUPED)
         del contracted["c"]
-    if batches > 1:
-        lhs[lhs_batch] = "batches"
+    if params["batch_group_count"] > 1:
+        lhs[0] = "batches"
         wholes |= dict.fromkeys(["n", "o", "batches"], GROUPED)
-    for k in spatial:
+    extents = [node.in_shapes[1][axis] for axis in numbers.rhs_spec[2:]]
+    counts = [node.out_shapes[0][axis] for axis in numbers.out_spec[2:]]
+    for k, (extent, count) in enumerate(zip(extents, counts, strict=True)):
         places, inner = f"s{k}", f"k{k}"
-        rhs[rhs_spatial[k]], out[out_spatial[k]] = inner, places
         # As in the gradient of a kernel: a sum over the larger of the two.
-        is_summed = rhs_shape[rhs_spatial[k]] > node.out_shapes[0][out_spatial[k]]
+        is_summed = extent > count
         along = inner if is_summed else places
-        lhs[lhs_spatial[k]] = Windowed(along, _window_of(node, k, is_summed))
+        lhs.append(Windowed(along, _window_of(node, k, is_summed)))
+        rhs.append(inner)
+        out.append(places)
         if is_summed:
             wholes[places] = PLACES
             contracted[inner] = "add"
         else:
             wholes[inner] = KERNEL
+    made = _placed(out, numbers.out_spec)
 
     def emitter(local: Local) -> Sequence[Any]:
         if 0 in local.values[0].shape:
-            return [lax.full(out_size(local, out), 0, node.outs[0].aval.dtype)]
-        padding = tuple(local.holes[0, axis] for axis in lhs_spatial)
-        return [_convolve({**node.params, "padding": padding}, *local.values)]
+            return [lax.full(out_size(local, made), 0, node.outs[0].aval.dtype)]
+        padding = tuple(local.holes[0, axis] for axis in numbers.lhs_spec[2:])
+        return [_convolve({**params, "padding": padding}, *local.values)]
 
     return Factors(
         node,
-        [lhs, rhs],
-        [out],
+        [_placed(lhs, numbers.lhs_spec), _placed(rhs, numbers.rhs_spec)],
+        [made],
         contracted=contracted,
         wholes=wholes,
         emitter=emitter,
         cheap=False,
     )
+
+
+def _placed(names: Sequence[Axis], spec: Sequence[int]) -> list[Axis]:
+    """Names in the order of ``dimension_numbers``, each at the axis that it is of."""
+    return [names[spec.index(axis)] for axis in range(len(spec))]
 
 
 def _window_of(node: Node, k: int, is_summed: bool) -> Window:

@@ -62,7 +62,7 @@ def test_the_programs_of_a_method_go_with_it():
     assert programs() is None
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("communicates", [False, True])
 @pytest.mark.parametrize("kind", ["spmap", "mesh_map", "sharded_jit"])
 def test_no_more_programs_of_static_values_live_than_are_kept(

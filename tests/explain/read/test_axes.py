@@ -30,6 +30,7 @@ def total(x):
 # Maps over devices
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("length", "batch_size", "layout"),
     [

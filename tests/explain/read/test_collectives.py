@@ -127,6 +127,7 @@ def test_collectives_of_any_size(operation, length, block, dtype):
     check_spmap(operation, length, block, dtype)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_pmap_and_shard_map_send_what_spmap_sends(operation):
     _, fun, _ = COLLECTIVES[operation]

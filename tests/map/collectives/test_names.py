@@ -80,7 +80,7 @@ REARRANGED = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -131,6 +131,7 @@ def test_groups_as_in_shard_map(spmap):
     np.testing.assert_array_equal(np.ravel(got), expected)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("lowering", [*LOWERINGS, "disable_jit"])
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_groups_of_different_sizes(lowering, devices):
@@ -183,7 +184,7 @@ def shift(v, names, count):
     return lax.ppermute(v, names, [(k, (k + 1) % count) for k in range(count)])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -258,7 +259,7 @@ def over_one_axis(size):
     return body, expected
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [8, 11, 16])
 @pytest.mark.parametrize("axes", [("model", "data"), ("data", "model"), ("model",)])
@@ -272,7 +273,7 @@ def test_mesh_axes_in_another_order(spmap, axes, size):
         np.testing.assert_allclose(result, answer, rtol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [8, 11])
 @both_lowerings
 def test_an_inner_map_over_mesh_axes_in_another_order(spmap, size):

@@ -19,6 +19,7 @@ def seen_by(mapped, x):
     return collections.Counter(seen)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("size", [1, 7, 8, 13, 16])
 @pytest.mark.parametrize("batch_size", [None, 1])
 def test_a_debug_callback_sees_each_element_once(size, batch_size):
@@ -159,7 +160,7 @@ EACH_DEVICE = {("tap", "outer"): 4, ("tap", "part of a mesh"): 2}
 EACH_DEVICE |= {("tap's result", place): n for (_, place), n in EACH_DEVICE.items()}
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(3)
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
@@ -179,6 +180,7 @@ def test_each_element_calls_once(kind, place, capfd):
         assert collections.Counter(seen) == dict.fromkeys(x.tolist(), times)
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "debug.print"])
 @pytest.mark.parametrize("place", ["one each", "several", "spmd, several", "nested"])

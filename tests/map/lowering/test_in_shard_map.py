@@ -132,7 +132,7 @@ def same_unchecked(fun, change, **options):
     assert_same(mapped(True)(Y), mapped(False)(Y))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ELEMENTS)
@@ -140,7 +140,7 @@ def test_where_types_are_checked(name, change):
     same_unchecked(sm.spmap(ELEMENTS[name], "i"), CHANGES[change])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_map_closes_over_where_types_are_checked(change):
     def fun(x):
@@ -154,6 +154,7 @@ def test_what_a_map_closes_over_where_types_are_checked(change):
     same_unchecked(fun, CHANGES[change])
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("change", ["jit", "grad"])
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
@@ -244,7 +245,7 @@ IN_PIECES = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("remat", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", IN_PIECES)

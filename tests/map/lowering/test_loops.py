@@ -39,7 +39,7 @@ LOOPED = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("size", [5, 16, 41])
@@ -52,6 +52,7 @@ def test_batch_size(name, size, batch_size):
     assert_close(result, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_batch_size_under_grad(batch_size):
     weights, x = array(3, 2) / 40, array(41, 3) / 40
@@ -121,6 +122,7 @@ def test_a_collective_in_the_middle_of_a_loop_is_refused(body):
         sm.spmap(body, "i", batch_size=2)(array(40, 3))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 @pytest.mark.parametrize(
     "element",

@@ -99,7 +99,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ends(vmapped))
@@ -121,7 +121,7 @@ DIFFERENTIATED = [
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", ["grad", "hessian", "jvp"])
 @pytest.mark.parametrize(("name", "place"), DIFFERENTIATED)
 def test_derivatives_of_reductions_in_maps_under_batch_size(name, place, change):
@@ -150,7 +150,7 @@ def test_derivatives_of_reductions_in_maps_under_batch_size(name, place, change)
     assert_same(derivatives(mapped), derivatives(expected), 1e-4)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_weight_that_nested_maps_share_has_a_gradient_under_batch_size(place):
     outer, inner = PLACES[place]
@@ -190,7 +190,7 @@ def test_what_needs_all_elements_in_a_map_is_refused(element):
         sm.spmap(sm.spmap(element, "j"), "i", batch_size=1)(X)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("batch_size", [1, 2, None])
 @pytest.mark.parametrize("size", [3, 12, 19])
 def test_what_is_tapped_after_a_reduction_is_by_each_element(size, batch_size):

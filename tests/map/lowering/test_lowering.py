@@ -34,7 +34,7 @@ def collectives(fun, *args):
 # Nesting
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "transform",
     [
@@ -125,7 +125,7 @@ def test_an_inner_name_hides_the_outer_one(name, shape):
     same_under_vmap(build, spread(shape))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 4), (8, 2)])
 @pytest.mark.parametrize("outer", ["axis1", "axis0", ("a", 1), frozenset("x")])

@@ -116,7 +116,7 @@ def test_an_operand_that_does_not_fit(spmap):
 # Values
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -143,6 +143,7 @@ def test_dtypes_in_through_and_out(dtype):
     same_under_vmap(build, x)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["int8", "int32", "complex64", "bfloat16", "float16"])
 def test_sums_of_dtypes(dtype):
     x = jnp.asarray(np.arange(8).reshape(4, 2) % 3).astype(dtype)
@@ -236,7 +237,7 @@ def test_weak_types():
     same_under_vmap(lambda map_: map_(lambda x: (x.sum() * 0 + 1, 3.0, 1, True)), X)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(4, 0), (4, 0, 3), (4, 3, 0)])
 def test_arrays_without_entries(spmap, shape):
@@ -277,7 +278,7 @@ def test_no_tracer_leaks(spmap):
 # Effects
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("out_axes", [0, None])
@@ -348,6 +349,7 @@ def test_pbroadcast(spmap):
     assert_same(mapped(X), jnp.asarray(np.stack([X[2]] * 4)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 @pytest.mark.parametrize("size", [8, 20])
 def test_elements_may_make_references(lowering, size):

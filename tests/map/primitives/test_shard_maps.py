@@ -60,7 +60,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
@@ -72,6 +72,7 @@ def test_over_mesh_axes_that_the_map_leaves(spmap, transformation, size):
     assert_same(got, transform(on_other_axes(jax.vmap))(x), 1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("fun", [looped, across])
@@ -81,6 +82,7 @@ def test_loops_and_collectives_over_both_axes(spmap, fun, size):
     assert_same(got, jax.jit(on_other_axes(jax.vmap, fun))(X[:size]), 1e-4)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_over_an_abstract_mesh(spmap):
     got = on_other_axes(spmap, mesh=MESH.abstract_mesh)(X)
@@ -109,7 +111,7 @@ def test_the_program_has_the_collectives_of_the_shard_map_and_no_others():
     assert re.findall(r" (all-[a-z]+|collective-permute)\(", text) == ["all-reduce"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 def test_the_partitioner_takes_any_mesh_of_the_same_devices(transformation):
     transform = TRANSFORMATIONS[transformation]

@@ -27,7 +27,7 @@ def under_jit(fun):
     return jax.jit(fun)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("size", [8, 16, 7])

@@ -153,6 +153,7 @@ def test_jax_accepts_the_jaxprs(spmap, transform):
     checked()
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_all_to_all_that_moves_a_dimension_has_a_gradient(spmap):
     # JAX's own rule gives a cotangent of the wrong shape.

@@ -32,6 +32,7 @@ def centered(lowering, **options):
 BATCH = np.arange(24, dtype=np.float32).reshape(4, 2, 3) / 24
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_batch_lies_along_its_mesh_axis(lowering):
     mapped = centered(lowering)

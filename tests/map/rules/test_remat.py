@@ -86,7 +86,7 @@ def assert_trees_close(one, other):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), one, other)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("fun", FUNCTIONS.values(), ids=FUNCTIONS)
@@ -241,7 +241,7 @@ OFFLOADS = jax.checkpoint_policies.save_and_offload_only_these_names(
 )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("size", [8, 12])
 def test_what_a_policy_offloads_is_saved_on_the_host(spmap, size):
@@ -264,6 +264,7 @@ def test_what_a_policy_offloads_is_saved_on_the_host(spmap, size):
     assert computed_backward(outside, x, W) == computed_backward(saves, x[0], W)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_results_and_arguments_on_the_host(spmap):
     host, device = jax.memory.Space.Host, jax.memory.Space.Device

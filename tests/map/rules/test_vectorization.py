@@ -19,7 +19,7 @@ from tests.reference import loop_map
 X = spread((4, 3))
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(3)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
@@ -45,7 +45,7 @@ def test_axes_as_prefixes_against_a_loop(spmap):
     assert_same(mapped(*args), jax.tree.map(jnp.asarray, expected))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("in_axis", [0, 1, 2])
 @pytest.mark.parametrize("batch_axis", [0, 1, 2])
@@ -110,6 +110,7 @@ def test_the_maps_name_hides_a_vmapped_one():
     same_under_vmap(build, X)
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("batch_axis", [0, 1, 2, 3])

@@ -33,6 +33,7 @@ def test_loops_without_taps_are_vectorised_by_jax():
     assert condition.primitive.name == "lt"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_functions_inside_keep_their_constants(lowering):
     """An array that a jitted function closes over is a constant of its jaxpr."""

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from shardmap.plan.away.cores import share_of
+from shardmap.plan.plan import plan
+from tests.plan.away.test_engines import W, X, assert_bytes, mapped, score
 
 PROGRAM = """
 import os, threading, time
@@ -46,3 +48,10 @@ def test_every_core_is_somebodys_and_nobody_has_none():
         shares = [share_of(range(5), index, count) for index in range(count)]
         assert all(shares)
         assert {core for share in shares for core in share} == set(range(5))
+
+
+@pytest.mark.deep
+def test_processes_of_a_run_have_their_cores(tmp_path):
+    pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
+    made = plan(score, X, W, in_slices=({0: 8}, None))
+    assert_bytes(made.run(mapped(tmp_path), W, executor=2), made.run(X, W))

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from shardmap.plan.away.engines import engine_of
 from shardmap.plan.plan import plan
 from tests.plan.plan_programs import reals
 
@@ -60,14 +59,6 @@ def test_a_mapped_file_is_read_and_written_there(mapped, tmp_path):
     )
     assert made.traffic(out=out)[:2] == (2**24, 0)
     assert made.traffic()[:2] == (2**23, 2**23)
-
-
-@pytest.mark.parametrize(("pieces", "are_combined"), [(16, False), (17, True)])
-def test_partial_results_come_back_at_most(pieces, are_combined):
-    x = np.ones((34, 8), np.float32)
-    told = str(plan(lambda x: x.max(0), x, in_slices={0: pieces}).traffic(x))
-    combined = ", or a part where workers combine them: 16 into one"
-    assert told.endswith(f"result: {32 * pieces} B come back{combined * are_combined}")
 
 
 def test_what_is_read_is_not_written_over_there(mapped):
@@ -136,15 +127,3 @@ def test_two_datasets_that_are_one_share_memory(tmp_path):
         made.run(x, out=same)
     plan(scaled, x, in_slices={0: 4}).run(x, out=same)
     np.testing.assert_array_equal(x[0], [1, 3])
-
-
-def test_arguments_that_are_gone_are_asked_for():
-    made = plan(scaled, jax.ShapeDtypeStruct((8, 2), np.float32), in_slices={0: 2})
-    with pytest.raises(ValueError, match="were shapes only, or are gone"):
-        made.traffic()
-    assert made.traffic(np.ones((8, 2), np.float32)).here == 128
-
-
-def test_what_runs_nothing_is_refused():
-    with pytest.raises(TypeError, match=r"executor must be .* got {} of type dict"):
-        engine_of({})

@@ -74,8 +74,8 @@ def test_axes_under_one_name_are_linked():
 
 
 def test_the_work_of_a_contraction_is_more_than_its_operands():
-    assert dot().steps() == 4 * 6 * 5
-    assert shifted().steps() == 6 + 5
+    assert dot().elements() == 4 * 6 * 5
+    assert shifted().elements() == 6 + 5
 
 
 def test_a_rule_prints_itself():

@@ -44,6 +44,7 @@ def through_io(seen, x):
 SHOW = [tapped, called_back, through_io]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("show", SHOW)
 def test_each_piece_is_shown_in_order(seen, show):
     def fun(x):
@@ -149,6 +150,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformations(seen, name):
     def fun(x):

@@ -9,7 +9,7 @@ import pytest
 
 import shardmap as sm
 from shardmap.plan.inside.liveness import peak
-from tests.plan.inside.test_memory import COUNTED
+from tests.plan.inside.test_liveness import COUNTED
 
 WORDS, WIDTH, LENGTH, BATCH = 64, 32, 16, 48
 

@@ -24,7 +24,7 @@ CASES = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_axis_is_cut(name):
     fun, x = CASES[name]

@@ -16,7 +16,7 @@ from tests.strategies import examples
 ODD = np.where(X > 1, np.nan, np.where(X < -1.5, -np.inf, X))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("reverse", [False, True])

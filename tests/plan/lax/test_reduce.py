@@ -23,6 +23,7 @@ def test_not_a_number_is_the_extremum():
         np.testing.assert_array_equal(plan(fun, x, in_slices=({0: 4},)).run(x), fun(x))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [jnp.argmax, jnp.argmin])
 def test_the_first_of_booleans(fun):
     for x in (X > 0.5, X > 9, X < 9):
@@ -39,6 +40,7 @@ def test_places_that_no_int32_says_are_not_looked_for_in_pieces():
     assert "its places do not fit into the type of its result (lax.argmax" in str(made)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize(
     "fun",

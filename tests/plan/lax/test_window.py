@@ -39,7 +39,7 @@ POOLED = {
 ROUNDED = np.round(np.random.default_rng(5).standard_normal((17, 14), np.float32) * 2)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", POOLED)
 @pytest.mark.parametrize(
     "of", [({0: (5, 3, 9), 1: 3}, None), (None, {0: 2, 1: 3}), ({0: 4}, {1: 2})]
@@ -79,7 +79,7 @@ CONVOLVED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONVOLVED)
 @pytest.mark.parametrize("cut", [{2: (5, 3, 9)}, {2: 2, 3: (6, 8)}])
 def test_the_gradient_of_a_kernel_is_a_sum_over_tiles(name, cut):
@@ -123,6 +123,7 @@ LAYOUTS = [("NCH", "OIH", "NCH"), ("NHC", "HIO", "NHC"), ("CNH", "IOH", "HCN")]
 LAYOUTS += [("NCHW", "OIHW", "NCHW"), ("HWCN", "OHWI", "NWHC")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
 def test_a_convolution_of_any_layout_is_the_fast_kernel_in_a_loop(layout):
     """XLA for CPU lays out anew only what stands outside of loops."""

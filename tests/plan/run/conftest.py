@@ -1,4 +1,4 @@
-"""The plan that most tests run, its result, and a cluster."""
+"""The plan that most tests run, and its result."""
 
 import jax
 import pytest
@@ -15,16 +15,3 @@ def made():
 @pytest.fixture(scope="module")
 def want():
     return jax.jit(columns)(X, W)
-
-
-@pytest.fixture(scope="module")
-def dask_client():
-    distributed = pytest.importorskip("distributed", reason="a Dask cluster needs it")
-    pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        yield client

@@ -33,7 +33,7 @@ def executor(request):
             yield pool
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("max_in_flight", [None, 1])
 def test_every_executor_gives_the_same_bytes(made, want, executor, max_in_flight):
     got = made.run(X, W, executor=executor, max_in_flight=max_in_flight)

@@ -1,56 +1,31 @@
-"""Where shards are computed: each way gives the same, with this thread's settings."""
+"""Where shards are computed, and how many are read ahead of that."""
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.cutting import cut_program
 from shardmap.plan.run.shards import Accumulator, Shards
-from shardmap.plan.run.workers import Here, Threads
-from tests.plan.plan_programs import X
-
-
-class Inline:
-    """An executor of another process, as far as it can be seen from here."""
-
-    def __init__(self):
-        self.blobs = []
-
-    def submit(self, function, blob, args, writes):
-        assert all(type(arg) is np.ndarray for arg in args)
-        assert writes == [None]
-        self.blobs.append(blob)
-        future = Future()
-        future.set_result(function(blob, args, writes))
-        return future
-
-
-def assert_works(kind, executor, fun=lambda x: jnp.sin(x) + jnp.arange(8.0)[:, None]):
-    cut = cut_program(fun, (X,), ({0: 4},))
-    acc = Accumulator(cut)
-    work = kind(cut, [X], acc, executor)
-    assert len(list(work.run_stage(Shards(cut, cut.stages), 2, 0, None))) == 4
-    np.testing.assert_allclose(acc.result(), jax.jit(fun)(X), rtol=1e-6)
+from shardmap.plan.run.workers import Here, ShardError, Threads
+from tests.plan.run.checks import Recorded, W, X
 
 
 @pytest.mark.parametrize("kind", [Here, Threads])
 def test_threads_give_what_the_function_gives(kind):
+    def fun(x):
+        return jnp.sin(x) + jnp.arange(64.0)[:, None]
+
+    cut = cut_program(fun, (X,), ({0: 4},))
+    acc = Accumulator(cut)
     with ThreadPoolExecutor(2) as pool:
-        assert_works(kind, pool)
-
-
-def test_other_processes_get_bytes_and_numpy_arrays():
-    pytest.importorskip("flatbuffers")
-    executor = Inline()
-    assert_works(Elsewhere, executor)
-    assert len(executor.blobs) == 4
-    # Shards that differ in their place only are one function.
-    assert len(set(executor.blobs)) == 1
+        work = kind(cut, [X], acc, pool)
+        assert len(list(work.run_stage(Shards(cut, cut.stages), 2, 0, None))) == 4
+    np.testing.assert_allclose(acc.result(), jax.jit(fun)(X), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Here, Threads])
@@ -72,3 +47,70 @@ def test_a_thread_has_the_settings_of_the_one_that_asked(kind):
     assert part.dtype == np.float64
     assert [x64 for _, x64 in seen] == [True]
     assert seen[0][0] is not threading.current_thread()
+
+
+class Remote(Recorded):
+    """A store that takes a while, and counts who reads at the same time."""
+
+    def __init__(self, array, failures=(), first=0.02):
+        super().__init__(array, failures)
+        self.first, self.reading, self.most = first, 0, 0
+
+    def __getitem__(self, index):
+        with self.lock:
+            self.reading += 1
+            self.most = max(self.most, self.reading)
+        try:
+            # The earlier ones take longer: the later ones are done before them.
+            time.sleep(0.02 if index[0].start else self.first)
+            return super().__getitem__(index)
+        finally:
+            with self.lock:
+                self.reading -= 1
+
+
+@pytest.mark.parametrize(("given", "most"), [(None, 1), (1, 1), (2, 2), (4, 4)])
+def test_as_many_threads_read_as_shards_may_be_under_way(made, want, given, most):
+    x = Remote(X)
+    got = made.run(x, W, max_in_flight=given)
+    assert x.most == most
+    for a, b in zip(got, made.run(X, W), strict=True):
+        assert a.tobytes() == b.tobytes()
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
+
+
+def test_no_more_is_held_than_may_be_under_way(made):
+    """The first shard takes long: the others wait for it, though they are read."""
+    x = Remote(X, first=0.3)
+    ended = []
+
+    class Out:
+        shape, dtype = (64, 4), np.dtype(np.float32)
+
+        def __setitem__(self, index, part):
+            if index is not Ellipsis:
+                ended.append((index[0].start, len(x.reads)))
+
+        def __getitem__(self, index):
+            raise AssertionError("inserting reads nothing")
+
+    made.run(x, W, out=(None, Out()), max_in_flight=3)
+    assert [start for start, _ in ended] == list(range(0, 64, 8))
+    # 8 of the first stage; of the second at most three besides those that are done.
+    assert all(reads <= 8 + k + 3 for k, (_, reads) in enumerate(ended))
+
+
+def test_the_error_of_the_first_shard_that_fails_is_told(made):
+    # Row 16 fails long before row 0 does, and is the later shard.
+    x = Remote(X, failures=[(0, 1), (16, 1)], first=0.2)
+    with pytest.raises(ShardError, match="shard 0 of stage 0 failed 1 times"):
+        made.run(x, W, max_in_flight=4)
+    assert x.reading == 0
+
+
+def test_reads_that_fail_are_tried_again(made):
+    x = Remote(X, failures=[(8, 1), (32, 2)])
+    got = made.run(x, W, retries=1, max_in_flight=4)
+    assert len(x.reads) == 16 + 2
+    for a, b in zip(got, made.run(X, W), strict=True):
+        assert a.tobytes() == b.tobytes()

@@ -59,8 +59,9 @@ def emit(
             info = node.source_info
             with user_context(info and info.traceback):
                 if number in runs:
-                    args = static, nodes, rules, slots, begins
-                    slots[step.first] = running.emit_run(runs[number], *args)
+                    slots[step.first] = running.emit_run(
+                        runs[number], static, nodes, slots, begins
+                    )
                     continue
                 ins = [read(v, ref) for v, ref in zip(node.ins, step.ins, strict=True)]
                 outs = rules[step.node].emit(ins, step.static, own)

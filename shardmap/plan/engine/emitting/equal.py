@@ -13,6 +13,7 @@ import jax.extend.core as jex_core
 import numpy as np
 
 from shardmap._jax.types import AnyJaxpr
+from shardmap._jax.walk import constants_of, opened
 
 COMPARED = 2**20
 """Up to how many bytes constants are compared; a larger one equals itself only."""
@@ -33,7 +34,7 @@ class Itself:
 
 def likeness(jaxpr: AnyJaxpr) -> Hashable:
     """Equal for two jaxprs only if they compute the same of the same arguments."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    inner = opened(jaxpr)
     numbers: dict[Any, int] = {}
 
     def told(atom: Any) -> Hashable:
@@ -41,22 +42,18 @@ def likeness(jaxpr: AnyJaxpr) -> Hashable:
             return atom.aval, _thing(atom.val)
         return numbers.setdefault(atom, len(numbers)), atom.aval
 
-    # Most equations share one, whose text is long.
-    contexts: dict[int, str] = {}
     equations = []
     arguments = tuple(map(told, (*inner.constvars, *inner.invars)))
     for equation in inner.eqns:
         ins = tuple(map(told, equation.invars))
         outs = tuple(map(told, equation.outvars))
-        # Where it runs, and how, may stand beside its parameters.
-        around = contexts.get(id(equation.ctx))
-        if around is None:
-            around = contexts[id(equation.ctx)] = repr(equation.ctx)
         effects = tuple(sorted(map(repr, equation.effects)))
         params = _thing(equation.params)
+        # Where it runs, and how, may stand beside its parameters.
+        around = equation.ctx
         equations.append((equation.primitive, params, around, effects, ins, outs))
     results = tuple(map(told, inner.outvars))
-    consts = tuple(map(_thing, getattr(jaxpr, "consts", ())))
+    consts = tuple(map(_thing, constants_of(jaxpr)))
     return arguments, consts, tuple(equations), results
 
 

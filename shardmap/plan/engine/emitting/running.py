@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardmap._jax.lax_primitives import SLOW_LEADING_SUMS
+from shardmap._jax.stages import SLOW_LEADING_SUMS
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, Scalar
 from shardmap.plan.engine.recipe import Static, Step, take
@@ -47,21 +47,26 @@ class Run(NamedTuple):
     Attributes:
       reduction: the number of its step.
       inside: the numbers of the steps that are computed row by row with it.
+      rules: by node number.
     """
 
     reduction: int
     inside: tuple[int, ...]
+    rules: Mapping[int, Factors]
 
 
 def runs_of(
     static: Static, nodes: Mapping[int, Node], rules: Mapping[int, Rule]
 ) -> dict[int, Run]:
     """The reductions of a recipe that run over rows, by the number of their step."""
+    # Only rules that are data say which axes are rows.
+    data = {k: rule for k, rule in rules.items() if isinstance(rule, Factors)}
     found: dict[int, Run] = {}
     users = _users(static)
     for number, step in enumerate(static.steps):
-        if _is_reduction(nodes[step.node], rules[step.node], step):
-            found[number] = Run(number, _inside(static, nodes, rules, users, number))
+        rule = data.get(step.node)
+        if rule is not None and _is_reduction(nodes[step.node], rule, step):
+            found[number] = Run(number, _inside(static, data, users, number), data)
     return found
 
 
@@ -78,9 +83,10 @@ def _users(static: Static) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def _is_reduction(node: Node, rule: Rule, step: Step) -> bool:
+def _is_reduction(node: Node, rule: Factors, step: Step) -> bool:
     """Whether a step sums up, or the like, long rows of one operand."""
-    if not isinstance(rule, Factors) or len(rule.ins) != 1 or rule.emitter:
+    # With an emitter it may be something else than the primitive does.
+    if len(rule.ins) != 1 or rule.emitter:
         return False
     [axes], [ref] = list(map(list, rule.ins)), step.ins
     leading = len(rule.contracted)
@@ -96,13 +102,14 @@ def _is_reduction(node: Node, rule: Rule, step: Step) -> bool:
         and ref.shape[0] > 1
         and math.prod(ref.shape[leading:]) >= LONG_ROW
         and dtype == node.ins[0].aval.dtype
+        # Short floats would be rounded after each sum; the compiler adds wider ones up.
         and (jnp.issubdtype(dtype, jnp.integer) or dtype.itemsize >= 4)
     )
 
 
-def _rows(rule: Rule, step: Step) -> Factor | None:
+def _rows(rule: Factors, step: Step) -> Factor | None:
     """The factor of the leading axis of a step that can be computed row by row."""
-    if not isinstance(rule, Factors) or not rule.cheap or len(rule.outs) != 1:
+    if not rule.cheap or len(rule.outs) != 1:
         return None
     if not rule.outs[0] or step.static.crops != (None,):
         return None
@@ -120,8 +127,7 @@ def _rows(rule: Rule, step: Step) -> Factor | None:
 
 def _inside(
     static: Static,
-    nodes: Mapping[int, Node],
-    rules: Mapping[int, Rule],
+    rules: Mapping[int, Factors],
     users: Mapping[int, list[tuple[int, int]]],
     reduction: int,
 ) -> tuple[int, ...]:
@@ -136,16 +142,17 @@ def _inside(
         ref = step.ins[k]
         if ref is None or ref.starts is not None:
             return False
-        axes = list(_factors(static, rules, number).ins[k])
+        axes = list(rules[step.node].ins[k])
         return number == reduction or axes[:1] == [found[number]]
 
+    # Backwards: whoever takes a step's result is known to be inside, or not, before it.
     for number in range(reduction - 1, -1, -1):
         step = static.steps[number]
         taken = users.get(step.first, [])
         if not taken or not all(is_by_rows(*user) for user in taken):
             continue
-        factor = _rows(rules[step.node], step)
-        if factor is not None:
+        rule = rules.get(step.node)
+        if rule is not None and (factor := _rows(rule, step)) is not None:
             found[number] = factor
     return tuple(sorted(found))
 
@@ -154,7 +161,6 @@ def emit_run(
     run: Run,
     static: Static,
     nodes: Mapping[int, Node],
-    rules: Mapping[int, Rule],
     slots: Mapping[int, Any],
     starts: Mapping[int, Sequence[Any]],
 ) -> Any:
@@ -164,13 +170,14 @@ def emit_run(
       run: the reduction.
       static: the recipe.
       nodes: by number.
-      rules: by node number.
       slots: what the steps before gave.
       starts: the positions that each step gets.
     """
     own = {static.steps[number].first for number in run.inside}
+    numbers = (*run.inside, run.reduction)
+    rules = {number: run.rules[static.steps[number].node] for number in numbers}
     given: dict[tuple[int, int], Any] = {}
-    for number in (*run.inside, run.reduction):
+    for number in numbers:
         step = static.steps[number]
         operands = nodes[step.node].ins
         for k, (operand, ref) in enumerate(zip(operands, step.ins, strict=True)):
@@ -188,13 +195,13 @@ def emit_run(
             if ref is not None and ref.slot in own:
                 return made[ref.slot]
             value = given.get((number, k))
-            if factor not in list(_factors(static, rules, number).ins[k]):
+            if factor not in list(rules[number].ins[k]):
                 return value
             assert value is not None
             return lax.dynamic_slice_in_dim(value, start, length, 0)
 
         for number in run.inside:
-            step, rule = static.steps[number], _factors(static, rules, number)
+            step, rule = static.steps[number], rules[number]
             factor = rule.outs[0][0]
             sizes = dict(zip(rule.sizes, step.static.sizes, strict=True))
             sizes[factor] = length
@@ -207,7 +214,7 @@ def emit_run(
             [made[step.first]] = rule.emit(values, local, positions)
         return operand(run.reduction, 0, summed)
 
-    summed, *others = contracted = _factors(static, rules, run.reduction).contracted
+    summed, *others = contracted = rules[run.reduction].contracted
     combine = COMBINE[contracted[summed]]
     [ref] = static.steps[run.reduction].ins
     assert ref is not None
@@ -218,13 +225,8 @@ def emit_run(
     return found
 
 
-def _factors(static: Static, rules: Mapping[int, Rule], number: int) -> Factors:
-    rule = rules[static.steps[number].node]
-    assert isinstance(rule, Factors)
-    return rule
-
-
 def _moved(position: Any, start: Any) -> Any:
+    # One is as wide as the shard's positions are, the other as the loop's counter is.
     if isinstance(start, jax.Array) and isinstance(position, jax.Array):
         start = start.astype(position.dtype)
     return position + start

@@ -8,7 +8,6 @@ gradient of a loop adds to the gradients of its weights in every step.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, Operand, Program, Value
 from shardmap.plan.engine.rules import Cut, Factor, Link, Rule
 from shardmap.plan.engine.slices import Interval
@@ -50,8 +49,6 @@ def sum_over(node: Node, rule: Rule, group: Sequence[Link]) -> Sum | None:
     cuts = [[Cut()] * len(shape) for shape in node.in_shapes]
     for link in group:
         if link.side == "out":
-            if isinstance(rule, Factors):
-                return None  # Of data, a factor with an axis of a result is no sum.
             continue
         if node.in_shapes[link.number][link.axis] < 2:
             return None

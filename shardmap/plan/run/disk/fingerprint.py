@@ -16,6 +16,7 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
+from shardmap._jax.walk import constants_of, opened
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Scalar
 from shardmap.plan.run.cut_program import CutProgram
@@ -160,7 +161,7 @@ class Digest:
 
     def _jaxpr(self, jaxpr: Any) -> None:
         """A jaxpr, its variables by number, with the constants of all inside."""
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        inner = opened(jaxpr)
         numbers: dict[Any, int] = {}
 
         def tell(atom: Any) -> None:
@@ -171,7 +172,7 @@ class Digest:
 
         for var in (*inner.constvars, *inner.invars):
             tell(var)
-        self.add(list(getattr(jaxpr, "consts", ())))
+        self.add(list(constants_of(jaxpr)))
         for equation in inner.eqns:
             self._say(equation.primitive.name)
             for atom in (*equation.invars, *equation.outvars):

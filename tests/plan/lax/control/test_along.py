@@ -33,6 +33,7 @@ def loss(w, x):
     return sum((part**2).sum() for part in recurrent(w, x))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cut", [{0: 5}, {0: (3, 5, 5, 7)}, {0: 3, 1: 2}], ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.one_in(2)

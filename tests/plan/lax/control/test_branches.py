@@ -11,6 +11,7 @@ from tests.plan.checks import assert_same, check_cut
 from tests.plan.plan_programs import X, Y
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("which", [-3, 0, 1, 2, 9])
 def test_every_branch_gives_what_it_gives_uncut(which):
     def fun(k, x, y):

@@ -42,12 +42,14 @@ TALKS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TALKS)
 def test_every_collective_finds_all_elements(name):
     fun = spmap(TALKS[name], axis_name="i")
     check_cut(fun, X, in_slices=({0: 2, 1: 3},))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "talk",
     [

@@ -110,6 +110,7 @@ def test_a_long_loop_stays_a_loop(monkeypatch):
     assert "mixes this axis" in made.explain()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_branches_that_shift_or_use_sums(which):
     def fun(k, x):
@@ -143,6 +144,7 @@ def talking(x):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mapped", [jax.vmap, spmap], ids=["vmap", "spmap"])
 def test_elements_that_talk_are_cut_along_their_axis(mapped):
     fun = mapped(talking, axis_name="i")

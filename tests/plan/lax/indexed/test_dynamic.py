@@ -22,6 +22,7 @@ def test_a_dynamic_slice_gathers_its_parts(start):
     check_cut(fun, X, np.int32(start), in_slices=({0: (2, 5, 1), 1: 2}, None))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("start", BYTES)
 def test_indices_of_small_types_reach_long_axes(start):
     def fun(x, i, y):

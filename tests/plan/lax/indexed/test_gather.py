@@ -14,6 +14,7 @@ FAR = np.array([3, -9, 7, 0, 25, -1], np.int32)
 MODES = ["fill", "clip", "wrap"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint16", "bool", "complex64"])
@@ -83,6 +84,7 @@ def cross_entropy(logits, labels):
 LABELS = ints(8, high=6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cuts", [({0: 4}, None), ({0: 4}, {0: 4}), (None, {0: 2})])
 def test_an_index_that_counts_rows_is_a_loop_over_them(cuts):
     made = check_cut(cross_entropy, X, LABELS, in_slices=cuts)
@@ -90,6 +92,7 @@ def test_an_index_that_counts_rows_is_a_loop_over_them(cuts):
     check_cut(jax.grad(lambda *a: cross_entropy(*a)[0]), X, LABELS, in_slices=cuts)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
 def test_counted_rows_and_columns_that_are_cut(mode):
     def fun(x, i):

@@ -29,6 +29,7 @@ TAKEN = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", TAKEN)
 def test_pieces_look_at_pieces(name):
     def fun(a):
@@ -52,7 +53,7 @@ PUT = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PUT)
 @pytest.mark.parametrize("of", [({0: 5}, None), (None, {0: 5}), ({0: 3, 1: 2}, {0: 4})])
 def test_pieces_get_pieces(name, of):
@@ -94,6 +95,7 @@ def windows(starts, length):
     return fun
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("starts", [COUNT[:36:3], COUNT[36::-4], COUNT[[30, 2, 33]]])
 def test_windows_at_known_starts_are_cut(starts):
     taken = windows(starts, 4)

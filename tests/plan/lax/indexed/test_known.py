@@ -36,7 +36,7 @@ def test_a_window_is_updated_in_pieces(name):
     assert (made.num_shards, len(made.stages)) == (3, 1)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["add", "set", "multiply", "subtract"])
 def test_the_gradient_of_an_update(name):
     gradient = jax.grad(lambda x: (UPDATES[name](x) ** 2).sum())

@@ -74,6 +74,7 @@ PUT = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", PUT)
 def test_a_piece_reads_the_updates_that_go_there(name):
     fun = PUT[name]
@@ -84,6 +85,7 @@ def test_a_piece_reads_the_updates_that_go_there(name):
     assert read <= (3 if name == "in no order" else 1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [name for name in PUT if name != "in no order"])
 def test_cuts_of_updates_pass_to_where_they_go(name):
     fun = PUT[name]

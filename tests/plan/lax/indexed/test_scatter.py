@@ -11,7 +11,7 @@ from tests.plan.plan_programs import X, ints, reals
 FAR = np.array([3, -9, 7, 0, 25, -1], np.int32)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["add", "subtract", "min", "max", "multiply"])
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
@@ -36,6 +36,7 @@ def test_a_segment_sum_over_rows_that_are_cut():
     assert made.shards[0].combiner == "add"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["add", "set", "max"])
 def test_updates_of_counted_rows_are_cut_with_them(how):
     labels = ints(8, high=6)

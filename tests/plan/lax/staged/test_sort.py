@@ -34,6 +34,7 @@ def check_equal(fun, *args, in_slices):
     return made
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("x", [TALL, SPECIAL, EQUAL.astype(np.int32), TALL > 0])
 def test_pieces_are_merged(x):
     made = check_equal(lambda x: jnp.sort(x, 0), x, in_slices=({0: (4, 2, 9, 8)},))
@@ -41,7 +42,7 @@ def test_pieces_are_merged(x):
     assert made.out_slices == {0: [(0, 4), (4, 6), (6, 15), (15, 23)]}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fun",
     [

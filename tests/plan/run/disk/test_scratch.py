@@ -94,6 +94,7 @@ def test_types_that_numpy_does_not_know(place):
     assert_same(made.run(x, scratch=place, executor=1), jax.jit(spectrum)(x))
 
 
+@pytest.mark.few(1)
 def test_random_keys_are_kept_as_their_bits(place):
     def fun(x):
         keys = jax.random.split(jax.random.key(3), 64)

@@ -187,7 +187,7 @@ class Products(Rule):
         place = self.params.place
         self._cut = [(side, perms[side][dims[0][side][place]]) for side in (0, 1)]
 
-    def steps(self) -> int:
+    def elements(self) -> int:
         shape, perm = self.node.in_shapes[0], self.params.perms[0]
         contracted = [shape[perm[axis]] for axis in self.params.dims[0][0]]
         return int(np.prod([*contracted, *self.node.out_shapes[0][1:]]))

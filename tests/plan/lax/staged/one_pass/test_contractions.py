@@ -72,7 +72,7 @@ COVARIANCES = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", COVARIANCES)
 def test_covariances_read_once(name):
     fun, args, reads = COVARIANCES[name]
@@ -118,7 +118,7 @@ def masked(q, k, v):
     return jax.nn.softmax(jnp.where(seen, q @ k.T, -jnp.inf), axis=-1) @ v
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [attention, by_hand, keys_first, masked])
 def test_attention_reads_keys_and_values_once(fun):
     cuts = None, ROWS, ROWS

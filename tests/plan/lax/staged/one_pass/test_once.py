@@ -56,7 +56,7 @@ def times_read(made):
     return elements / X.size
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_read_as_often_as_it_must_be(name):
     fun, reads = CASES[name]

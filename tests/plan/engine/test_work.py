@@ -50,6 +50,7 @@ def kept(made):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fun", "shape", "cut"),
     [
@@ -112,6 +113,7 @@ def chosen(made):
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("columns", "features", "kept"), [(256, 4, True), (4, 64, False), (16, 16, False)]
 )

@@ -16,6 +16,7 @@ import pytest
 
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
+from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.folder.job import Job
 from shardmap.plan.away.folder.work import Worker
 from shardmap.plan.plan import plan
@@ -92,7 +93,7 @@ def dataset(tmp_path):
     return h5py.File(tmp_path / "x.h5")["x"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", [None, mapped, stored, dataset])
 def test_the_same_bytes_from_wherever(engine, source, made, want, tmp_path):
@@ -121,6 +122,7 @@ def test_in_place(engine, tmp_path):
     np.testing.assert_array_equal(x, X * 2)
 
 
+@pytest.mark.few(1)
 def test_64_bits(engine, tmp_path):
     x = mapped(tmp_path, np.arange(12.0).reshape(6, 2) + 1e-12)
     with jax.enable_x64(True):
@@ -288,6 +290,7 @@ def test_memory_that_is_short_once_is_asked_for_again(engine, eight, scripted):
     assert_bytes(eight.run(x, W, executor=engine.executor), want)
 
 
+@pytest.mark.few(2)
 def test_a_disk_that_is_full_for_a_while(engine, eight, scripted, full, tmp_path):
     """The run ends and tells it; the next one, or the next try, has all of it."""
     want = eight.run(X, W)
@@ -352,7 +355,7 @@ def test_a_worker_that_is_killed(eight, scripted, dask_client, tmp_path):
     assert_bytes(got, want)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_a_dask_array_is_read_where_it_is(engine, made, want):
     da = pytest.importorskip("dask.array", reason="the argument under test")
     x = da.from_array(X, chunks=(24, 5))
@@ -366,23 +369,7 @@ def test_views_of_one_file(engine, tmp_path):
     np.testing.assert_array_equal(got, X[:32] - X[32:])
 
 
-def test_arrays_of_dask_come_out(made, want, tmp_path):
-    da = pytest.importorskip("dask.array", reason="the result under test")
-    for x in (X, mapped(tmp_path), da.from_array(X, chunks=(24, 5))):
-        got = made.to_dask(x, W)
-        assert [each.shape for each in got] == [np.shape(each) for each in want]
-        assert_bytes([each.compute(scheduler="sync") for each in got], want)
-    with pytest.raises(ValueError, match="Dask has no random keys"):
-        plan(lambda key: key, jax.random.key(0)).to_dask(jax.random.key(0))
-
-
-@pytest.mark.deep
-def test_processes_of_a_run_have_their_cores(eight, tmp_path):
-    got = eight.run(mapped(tmp_path), W, executor=2)
-    assert_bytes(got, eight.run(X, W))
-
-
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("pieces", [17, 40, 300])
 def test_sums_are_one_tree(engine, pieces):
@@ -398,3 +385,8 @@ def test_a_worker_that_is_killed_with_what_it_has_put_together(scripted, dask_cl
     made = plan(lambda x: x.sum(0), X, in_slices={0: 64})
     got = made.run(scripted("56-kill"), executor=dask_client, max_in_flight=4)
     assert got.tobytes() == made.run(X).tobytes()
+
+
+def test_what_runs_nothing_is_refused():
+    with pytest.raises(TypeError, match=r"executor must be .* got {} of type dict"):
+        engine_of({})

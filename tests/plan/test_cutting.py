@@ -54,7 +54,7 @@ def test_too_little_memory_names_what_needs_it():
     with pytest.raises(
         ValueError,
         match=r"memory=100 B is too little: in 1,000 pieces the function still holds "
-        r".* of it .* made at .*test_plan_memory.py:\d+:\d+ \(score\)",
+        r".* of it .* made at .*test_cutting.py:\d+:\d+ \(score\)",
     ):
         sm.plan(score, X, W, in_slices=ROWS, memory=100)
 

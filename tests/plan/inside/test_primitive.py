@@ -143,6 +143,7 @@ def test_collectives_of_a_map_around_it(lowering):
     assert_same(jax.vmap(chunked, (0, None), axis_name="i")(XS, W), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "change", [lambda f: f, lambda f: jax.grad(squared(f), (0, 1))]
 )
@@ -176,7 +177,7 @@ def test_random_keys():
     check(jax.jit, each, keys, X, cuts=({0: 3}, {0: 3}))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "dtype", ["int8", "uint8", "int16", "uint32", "int32", "float16", "bfloat16"]
 )

@@ -1,11 +1,38 @@
-"""Engines whose processes something else starts: Ray and MPI."""
+"""Engines whose processes something else starts: Ray, and MPI beside it."""
 
 import os
 import shutil
 import subprocess
 import sys
+import types
+from concurrent.futures import Future
 
 import pytest
+
+from shardmap.plan.away.ray import RayExecutor, is_ray
+
+
+class Remote:
+    """A function of Ray, whose tasks are done at once."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def remote(self, *args):
+        done = Future()
+        done.set_result(self.function(*args))
+        return types.SimpleNamespace(future=lambda: done)
+
+
+def test_a_task_of_ray_is_a_future():
+    ray = types.ModuleType("ray")
+    ray.remote = Remote
+    assert is_ray(ray)
+    assert not is_ray(sys)
+    assert not is_ray("ray")
+    assert RayExecutor(ray).submit(divmod, 7, 2).result() == (3, 1)
+    assert RayExecutor(ray).submit(int, "11", base=2).result() == 3
+
 
 RAY = """
 import ray
@@ -14,7 +41,7 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 import sys
 import numpy as np
 from shardmap.plan.plan import plan
-from tests.plan.run.test_engines import W, X, assert_bytes, score
+from tests.plan.away.test_engines import W, X, assert_bytes, score
 x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
 x[:] = X
 made = plan(score, x, W, in_slices=({0: 8}, None))
@@ -40,7 +67,7 @@ import sys
 import numpy as np
 from mpi4py.futures import MPIPoolExecutor
 from shardmap.plan.plan import plan
-from tests.plan.run.test_engines import W, X, assert_bytes, score
+from tests.plan.away.test_engines import W, X, assert_bytes, score
 if __name__ == "__main__":
     x = np.memmap(sys.argv[1], np.float32, "w+", shape=X.shape)
     x[:] = X

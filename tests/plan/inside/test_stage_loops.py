@@ -1,4 +1,4 @@
-"""Programs in pieces take what `memory=` allows, as the compiler counts it."""
+"""Shards that are alike share a loop; those that are not run one after the other."""
 
 import jax
 import jax.numpy as jnp
@@ -6,23 +6,15 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.plan.inside.liveness import peak
+from shardmap.plan.cutting import cut_program
+from shardmap.plan.inside.stage_loops import grouped
 from tests.plan.checks import assert_same
-
-# Without it, the fused operations of CPU keep memory that is not counted.
-COUNTED = {"xla_cpu_experimental_ynn_fusion_type": ""}
+from tests.plan.inside.test_liveness import COUNTED
 
 
 def temporaries(fun, *args):
     compiled = jax.jit(fun).lower(*args).compile(compiler_options=COUNTED)
     return compiled.memory_analysis().temp_size_in_bytes
-
-
-def said(fun, *args):
-    return peak(jax.make_jaxpr(fun)(*args).jaxpr).bytes
-
-
-# Pieces that stand alone
 
 
 def attention(q, k, v):
@@ -45,7 +37,7 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "pieces",
     [
@@ -67,16 +59,29 @@ def test_unlike_pieces_run_one_after_the_other(name, pieces):
     assert_same(in_pieces(*args), of(lambda f: f)(*args), tolerance=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("branch", "copies"),
-    [
-        (lambda each: each.at[2:4].set(1.0), 1),
-        (lambda each: each[::-1], 2),
-    ],
-)
-def test_a_branch_may_write_over_what_it_is_given(branch, copies):
-    def fun(flag):
-        held = jnp.zeros(1000, np.float32)
-        return jax.lax.cond(flag, branch, lambda each: each, held).sum()
+def test_there_is_one_loop_however_many_pieces():
+    def rows(x, w):
+        return jnp.tanh(x @ w)
 
-    assert said(fun, True) // 4000 == copies
+    x, w = jnp.ones((64, 4)), jnp.ones((4, 8))
+    for pieces in (4, 32):
+        lowered = jax.jit(sm.chunked(rows, ({0: pieces}, None))).lower(x, w)
+        assert lowered.as_text().count("stablehlo.while") == 1
+
+
+def test_shards_of_other_sizes_and_those_at_the_border_are_apart():
+    x = np.zeros((20, 3), np.float32)
+
+    def numbers(fun, pieces):
+        [stage] = cut_program(fun, (x,), ({0: pieces},)).stages
+        groups = grouped(stage, range(stage.num_shards))
+        return [sorted(k for m in g.members for k in m.numbers) for g in groups]
+
+    assert numbers(jnp.sin, 5) == [[0, 1, 2, 3, 4]]
+    assert numbers(jnp.sin, (6, 6, 6, 2)) == [[0, 1, 2], [3]]
+    # The first one and the last one have a neighbour on one side only.
+    assert numbers(lambda x: jnp.diff(jnp.pad(x, ((1, 1), (0, 0))), axis=0), 5) == [
+        [0],
+        [1, 2, 3],
+        [4],
+    ]

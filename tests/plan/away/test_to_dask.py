@@ -1,0 +1,20 @@
+"""The results of a plan as arrays of Dask."""
+
+import jax
+import numpy as np
+import pytest
+
+from shardmap.plan.plan import plan
+from tests.plan.away.test_engines import W, X, assert_bytes, mapped, score
+
+
+def test_arrays_of_dask_come_out(tmp_path):
+    da = pytest.importorskip("dask.array", reason="the result under test")
+    made = plan(score, X, W, in_slices=({0: 40}, None))
+    want = made.run(X, W)
+    for x in (X, mapped(tmp_path), da.from_array(X, chunks=(24, 5))):
+        got = made.to_dask(x, W)
+        assert [each.shape for each in got] == [np.shape(each) for each in want]
+        assert_bytes([each.compute(scheduler="sync") for each in got], want)
+    with pytest.raises(ValueError, match="Dask has no random keys"):
+        plan(lambda key: key, jax.random.key(0)).to_dask(jax.random.key(0))
