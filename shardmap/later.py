@@ -17,7 +17,7 @@ def draw_in(module: str) -> None:
     _drawers[:] = [module]
 
 
-def html_of(value: Any) -> str:
+def html_of(value: object) -> str:
     """What a notebook shows of a value of ours."""
     [module] = _drawers
     text: str = importlib.import_module(module).html_of(value)

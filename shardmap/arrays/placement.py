@@ -71,7 +71,7 @@ def memory_kind(aval: Aval) -> str | None:
     return "pinned_host" if on_host else None
 
 
-def has_no_bytes(value: Value) -> bool:
+def has_no_bytes(value: object) -> bool:
     """Whether these are tangents of integers: NumPy arrays, on no device."""
     return getattr(value, "dtype", None) == jax.dtypes.float0
 

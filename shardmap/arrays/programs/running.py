@@ -228,7 +228,7 @@ def map_jit(
 
 
 def run_and_convert(
-    program: Any,
+    program: Callable[..., Any],
     convert: Callable[[Any], Any],
     args: Sequence[Value],
     kwargs: Mapping[str, Value],
@@ -273,7 +273,9 @@ def _tracing_is_off() -> bool:
     return bool(config_value("jax_disable_jit"))
 
 
-def _compile(jitted: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:
+def _compile(
+    jitted: jax.stages.Wrapped, args: Sequence[Value], kwargs: Mapping[str, Value]
+) -> bool:
     """Compiles a program for its next call; whether it may call the host."""
     # A finalizer may compile while another program runs, or is compiled.
     before = _compiling.allowed, _compiling.failed
