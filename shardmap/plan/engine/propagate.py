@@ -21,7 +21,7 @@ from shardmap.plan.engine.rules import (
     Reason,
     Rule,
 )
-from shardmap.plan.engine.work import Key, Unions, Work
+from shardmap.plan.engine.work import AxisKey, Unions, Work
 
 
 class ReducedLoop(NamedTuple):
@@ -38,7 +38,7 @@ class ReducedLoop(NamedTuple):
     node: int
     factor: Factor
     size: int
-    key: Key
+    key: AxisKey
     cut: Cut
 
 
@@ -139,7 +139,7 @@ class Analysis:
         # What is found to be one loop may be looked at too.
         while self.classes.united > before:
             before = self.classes.united
-            known: dict[Hashable, Key] = {}
+            known: dict[Hashable, AxisKey] = {}
             for source, how, key in views:
                 view = self.classes.find(source), how
                 self.classes.unite(known.setdefault(view, key), key)
@@ -275,7 +275,7 @@ class Analysis:
     def _unite_reductions(self, a: Sequence[int], b: Sequence[int]) -> bool:
         """Makes the loops of two partial values the same, if they can be."""
 
-        def along(number: int) -> tuple[Key, int]:
+        def along(number: int) -> tuple[AxisKey, int]:
             return self.classes.find(self.reductions[number].key), number
 
         left, right = sorted(map(along, a)), sorted(map(along, b))

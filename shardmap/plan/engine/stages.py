@@ -14,7 +14,7 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, relevant_nodes, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
-from shardmap.plan.engine.work import Key
+from shardmap.plan.engine.work import AxisKey
 
 
 class Loop:
@@ -105,7 +105,7 @@ class Stage:
         )
         self._loop_of: dict[int, int] = {}
         self.loops: list[Loop] = []
-        self._numbers: dict[tuple[Key, int], int] = {}
+        self._numbers: dict[tuple[AxisKey, int], int] = {}
         self.results = self._results(values)
         self.classes = Classes()
         self.families = self._families()
@@ -146,7 +146,7 @@ class Stage:
             return self._loops_of_effect(value)
         return self._loops_of_axes(value, reductions)
 
-    def _number(self, key: Key, repeat: int, size: int) -> int:
+    def _number(self, key: AxisKey, repeat: int, size: int) -> int:
         name = self.analysis.classes.find(key), repeat
         if name not in self._numbers:
             self._numbers[name] = len(self.loops)
@@ -209,7 +209,7 @@ class Stage:
             found += own
         return found
 
-    def _free_loop(self, key: Key, size: int, taken: set[int]) -> int:
+    def _free_loop(self, key: AxisKey, size: int, taken: set[int]) -> int:
         """A loop for an axis: the same one for the same axis, but for those taken.
 
         ``x @ x.T`` has one axis of ``x`` twice in its result, which takes two loops.

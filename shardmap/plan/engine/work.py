@@ -50,15 +50,15 @@ def _numbers(bits: int) -> list[int]:
     return [k for k, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
 
 
-Key = tuple[int, int]
+AxisKey = tuple[int, int]
 """An axis of a value: the value's number, and the axis."""
 
 
-Loops = frozenset[tuple[Key, int]]
+Loops = frozenset[tuple[AxisKey, int]]
 """Loops, and how often each."""
 
 
-def _loops(counted: Counter[Key]) -> Loops:
+def _loops(counted: Counter[AxisKey]) -> Loops:
     return frozenset((+counted).items())
 
 
@@ -70,10 +70,10 @@ class Unions:
     """
 
     def __init__(self) -> None:
-        self._parent: dict[Key, Key] = {}
+        self._parent: dict[AxisKey, AxisKey] = {}
         self.united = 0
 
-    def find(self, key: Key) -> Key:
+    def find(self, key: AxisKey) -> AxisKey:
         root = key
         while (parent := self._parent.get(root, root)) != root:
             root = parent
@@ -81,7 +81,7 @@ class Unions:
             self._parent[key], key = root, self._parent.get(key, key)
         return root
 
-    def unite(self, a: Key, b: Key) -> None:
+    def unite(self, a: AxisKey, b: AxisKey) -> None:
         # The smaller one becomes the root, so that two runs name loops alike.
         a, b = sorted((self.find(a), self.find(b)))
         if a != b:
@@ -110,7 +110,7 @@ class Work:
         self._operations: dict[int, int] = {}
         self._nbytes: dict[int, int] = {}
         self.shares: dict[Value, dict[Loops, int]] = {}
-        self.halos: dict[Value, Counter[Key]] = {}
+        self.halos: dict[Value, Counter[AxisKey]] = {}
 
     def count(self, node: Node, rule: Rule, again: Sequence[int]) -> None:
         """Counts the work of a node and of operands that are computed again."""
@@ -189,7 +189,7 @@ class Work:
 
     def _views(
         self, node: Node, rule: Rule, number: int
-    ) -> Iterator[tuple[Key, Window, Key]]:
+    ) -> Iterator[tuple[AxisKey, Window, AxisKey]]:
         """The windows of an operand: its loop, the window, the result's loop."""
         for seen, through, by in rule.windows():
             v = node.ins[seen.number]
@@ -202,7 +202,7 @@ class Work:
 
     def _divided(
         self, node: Node, rule: Rule, number: int, share: Loops
-    ) -> Counter[Key]:
+    ) -> Counter[AxisKey]:
         """The loops of a node that divide a share of the work of an operand."""
         found = Counter(dict(share))
         views = list(self._views(node, rule, number))
@@ -214,7 +214,7 @@ class Work:
                 found[by] += 1
         return +found
 
-    def _halos(self, node: Node, rule: Rule, number: int | None) -> Counter[Key]:
+    def _halos(self, node: Node, rule: Rule, number: int | None) -> Counter[AxisKey]:
         """What the pieces of a node's loops repeat of an operand, None for its own."""
         v = None if number is None else node.ins[number]
         found = Counter(self.halos[v]) if isinstance(v, Value) else Counter()
@@ -242,11 +242,11 @@ class Work:
           kept: what is kept by now.
           pending: what is not complete, which is not computed again.
         """
-        loops: Counter[Key] = Counter()
-        pieces: dict[Key, int] = {}
-        sizes: dict[Key, int] = {}
+        loops: Counter[AxisKey] = Counter()
+        pieces: dict[AxisKey, int] = {}
+        sizes: dict[AxisKey, int] = {}
         for out, cuts in zip(node.outs, outs, strict=True):
-            own: Counter[Key] = Counter()
+            own: Counter[AxisKey] = Counter()
             for axis, cut in enumerate(cuts):
                 if cut.at:
                     key = self._classes.find((out.number, axis))

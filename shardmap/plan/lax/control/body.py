@@ -26,7 +26,7 @@ from shardmap.plan.engine.recipe import (
     trace_back,
 )
 from shardmap.plan.engine.slices import Box, hull_of, shape_of
-from shardmap.plan.engine.work import Key, Unions
+from shardmap.plan.engine.work import AxisKey, Unions
 from shardmap.plan.lax.control.parts import Partial, Sum, sum_over
 
 Boxes: TypeAlias = Sequence[Box | None]
@@ -44,10 +44,10 @@ class InnerBody:
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
         self.backwards = relevant_nodes(self.graph.nodes, outputs, self.stops)
 
-    def loops(self) -> tuple[Unions, dict[Key, Node], list[Sum]]:
+    def loops(self) -> tuple[Unions, dict[AxisKey, Node], list[Sum]]:
         """Which axes are one loop, what would break it there, and what is summed."""
         unions, sums = Unions(), list[Sum]()
-        broken: dict[Key, Node] = {}
+        broken: dict[AxisKey, Node] = {}
         for node in self.graph.nodes:
             linked = set()
             for group in self.rules[node.number].links():

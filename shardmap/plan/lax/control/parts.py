@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import Cut, Factor, Link, Rule
 from shardmap.plan.engine.slices import Interval
-from shardmap.plan.engine.work import Key, Unions
+from shardmap.plan.engine.work import AxisKey, Unions
 
 
 class Sum(NamedTuple):
@@ -27,7 +27,7 @@ class Sum(NamedTuple):
 
     node: int
     factor: Factor
-    key: Key
+    key: AxisKey
     size: int
     outs: Mapping[int, str]
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Params as EquationParams
+from shardmap._jax.types import Params
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, traced
 from shardmap.plan.engine.propagate import Analysis
@@ -23,7 +23,7 @@ from shardmap.plan.engine.rules import meet
 from shardmap.plan.lax.staged.one_pass.products import (
     PRODUCTS,
     Dims,
-    Params,
+    ProductParams,
     all_centred,
     all_weighted,
 )
@@ -32,7 +32,7 @@ from shardmap.plan.lax.staged.one_pass.statistics import (
     SQUARES,
     TOGETHER,
     EdgesOfAxes,
-    Kind,
+    Statistic,
     constant_along,
     short,
     unmoved,
@@ -59,7 +59,7 @@ class Side(NamedTuple):
 
     value: Value
     perm: Perm
-    kind: Kind | None = None
+    kind: Statistic | None = None
     centre: tuple[Operand, Perm] | None = None
     divisor: tuple[Operand, Perm] | None = None
 
@@ -113,7 +113,7 @@ def _side(operand: Value, axes: Sequence[int]) -> Side:
 
 
 def recognised(
-    primitive: Any, params: EquationParams, ins: Sequence[Operand]
+    primitive: Any, params: Params, ins: Sequence[Operand]
 ) -> Product | None:
     """The equation as a contraction that can be taken in one pass; None if not."""
     if primitive is p.dot_general_p:
@@ -151,7 +151,7 @@ def recognised(
     return None
 
 
-def params_of(analysis: Analysis, node: Node, found: Product) -> Params | None:
+def params_of(analysis: Analysis, node: Node, found: Product) -> ProductParams | None:
     """How the products of pieces are taken; None if two passes read less."""
     [out] = node.outs
     values = [side.value for side in found.sides]
@@ -175,10 +175,10 @@ def params_of(analysis: Analysis, node: Node, found: Product) -> Params | None:
     kinds = tuple(side.kind for side in found.sides)
     assert len(kinds) == 2
     one, other = (side.perm for side in found.sides)
-    return Params(found.dims, (one, other), kinds, place, edges, found.precision)
+    return ProductParams(found.dims, (one, other), kinds, place, edges, found.precision)
 
 
-def edges_of_sides(found: Product, params: Params) -> list[EdgesOfAxes | None]:
+def edges_of_sides(found: Product, params: ProductParams) -> list[EdgesOfAxes | None]:
     """Where the pieces of each side's value lie; None for one taken as it is."""
     made: list[EdgesOfAxes | None] = []
     for side, axes in zip(found.sides, params.dims[0], strict=True):
@@ -193,8 +193,8 @@ def edges_of_sides(found: Product, params: Params) -> list[EdgesOfAxes | None]:
 def write(
     graph: Graph,
     found: Product,
-    params: Params,
-    parts: Callable[[Operand, Kind, EdgesOfAxes], NumberOf],
+    params: ProductParams,
+    parts: Callable[[Operand, Statistic, EdgesOfAxes], NumberOf],
     source: str,
 ) -> Sequence[Operand]:
     """Adds the products of pieces, and what puts them together.
@@ -231,7 +231,7 @@ def write(
 def _centred(
     graph: Graph,
     found: Product,
-    params: Params,
+    params: ProductParams,
     products: Operand,
     numbers: Sequence[NumberOf | None],
     source: str,
@@ -266,7 +266,7 @@ def _centred(
 def _weighted(
     graph: Graph,
     found: Product,
-    params: Params,
+    params: ProductParams,
     products: Operand,
     numbers: Sequence[NumberOf | None],
     source: str,

@@ -33,14 +33,14 @@ from shardmap.plan.engine.rules import Cut
 from shardmap.plan.lax.reduce import places_fit
 from shardmap.plan.lax.staged.one_pass import contractions
 from shardmap.plan.lax.staged.one_pass.contractions import Product
-from shardmap.plan.lax.staged.one_pass.products import Params
+from shardmap.plan.lax.staged.one_pass.products import ProductParams
 from shardmap.plan.lax.staged.one_pass.statistics import (
     EXPONENTIALS,
     OF_PIECES,
     SQUARES,
     TOGETHER,
     EdgesOfAxes,
-    Kind,
+    Statistic,
     all_exponentials,
     all_places,
     all_squares,
@@ -70,9 +70,9 @@ class Change(NamedTuple):
     """
 
     node: Node
-    kind: Kind
+    kind: Statistic
     edges: EdgesOfAxes
-    products: Params | None = None
+    products: ProductParams | None = None
 
 
 Known = tuple[int, str, bool]
@@ -90,7 +90,7 @@ class Found(NamedTuple):
       centre: ``c``.
     """
 
-    kind: Kind
+    kind: Statistic
     operand: Value
     centre: Operand
 
@@ -147,12 +147,12 @@ class _Changes:
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
         self.found: dict[Known, Change] = {}
-        self.kinds: dict[Along, dict[Kind, None]] = {}
+        self.kinds: dict[Along, dict[Statistic, None]] = {}
 
     def _edges(self, x: Value, axes: Sequence[int]) -> EdgesOfAxes | None:
         return edges_of(x.shape, self.analysis.cuts[x], axes)
 
-    def add(self, node: Node, kind: Kind, x: Value) -> None:
+    def add(self, node: Node, kind: Statistic, x: Value) -> None:
         axes = tuple(node.params["axes"])
         edges = self._edges(x, axes)
         if edges is not None:
@@ -265,7 +265,7 @@ class _Writer:
         self._complete: dict[Operand, Operand] = {}
 
     def _parts(
-        self, graph: Graph, x: Operand, kind: Kind, edges: EdgesOfAxes, source: str
+        self, graph: Graph, x: Operand, kind: Statistic, edges: EdgesOfAxes, source: str
     ) -> Callable[[int], Operand]:
         """Gives the numbers of all pieces."""
         assert isinstance(x, Value)
@@ -344,7 +344,7 @@ class _Writer:
 
 
 def _of_pieces(
-    graph: Graph, x: Operand, kind: Kind, edges: EdgesOfAxes, source: str
+    graph: Graph, x: Operand, kind: Statistic, edges: EdgesOfAxes, source: str
 ) -> Sequence[Operand]:
     """The numbers of all pieces."""
     shape = tuple(

@@ -111,7 +111,7 @@ def moved(graph: Graph, x: Operand, perm: tuple[int, ...], source: str) -> Opera
     return graph.inline(traced(move, [x]), [x], source)[0]
 
 
-class Kind(NamedTuple):
+class Statistic(NamedTuple):
     """A statistic.
 
     Attributes:
@@ -185,7 +185,7 @@ def _exponentials(
     return largest, sums, centre
 
 
-def away(x: jax.Array, axes: tuple[int, ...], kind: "Kind") -> jax.Array:
+def away(x: jax.Array, axes: tuple[int, ...], kind: "Statistic") -> jax.Array:
     """A piece around its own centre, of an exponential its exponentials."""
     if kind is SQUARES:
         return x - _like(x, _mean(x, axes)[1])
@@ -208,12 +208,12 @@ def all_exponentials(
     return lax.reduce_sum(lax.select(sums == 0, sums, scaled), axes)
 
 
-SQUARES = Kind("squares", 4, _squares, (p.reduce_sum_p,))
-EXPONENTIALS = Kind("exponentials", 3, _exponentials, (p.reduce_max_p,))
+SQUARES = Statistic("squares", 4, _squares, (p.reduce_sum_p,))
+EXPONENTIALS = Statistic("exponentials", 3, _exponentials, (p.reduce_max_p,))
 
 
 @functools.cache
-def place_of(largest: bool, dtype: Any) -> Kind:
+def place_of(largest: bool, dtype: Any) -> Statistic:
     """The statistic of an argmax, of that index type."""
     arg = lax.argmax if largest else lax.argmin
 
@@ -226,7 +226,7 @@ def place_of(largest: bool, dtype: Any) -> Kind:
         return best, place + jnp.asarray(start).astype(dtype)
 
     plain = p.reduce_max_p if largest else p.reduce_min_p
-    return Kind(str(plain), 2, of_piece, (plain,))
+    return Statistic(str(plain), 2, of_piece, (plain,))
 
 
 def all_places(
@@ -271,7 +271,7 @@ class OfPieces(Rule):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.kind: Kind = node.params["kind"]
+        self.kind: Statistic = node.params["kind"]
         edges: EdgesOfAxes = node.params["edges"]
         self.axes = axes_of(edges)
         self.edges = {axis: Edges(edges[axis]) for axis in self.axes}
