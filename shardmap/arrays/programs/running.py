@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from absl import logging
 
 from shardmap._jax.context import config_value
 from shardmap._jax.primitives import PURE_CALLBACK
@@ -34,6 +33,7 @@ from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.arrays.programs.jits import Jits
+from shardmap.later import logging
 
 SECONDS_TO_WAIT_SILENTLY = 30.0
 
