@@ -8,7 +8,7 @@ import contextlib
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.extend.core as jex_core
@@ -22,6 +22,9 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import other_jax
 from shardmap._jax.types import AnyMesh, Aval, Equation, Value
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _HELD = {
     "axis_context": mlir.ModuleContext,
@@ -118,8 +121,8 @@ def _check_lines() -> None:
 _check_lines()
 
 _NOTHING = config.config_ext.unset
-_NO_TRACES = _NOTHING, TOP_LEVEL
-_NO_AXES = _NOTHING, core.top_axis_env
+_NO_TRACES = TOP_LEVEL, _NOTHING
+_NO_AXES = core.top_axis_env, _NOTHING
 
 Noted = tuple[Any, Any, Any, Any, Any]
 
@@ -130,15 +133,31 @@ def noted() -> Noted:
     JAX leaves a trace in methods written in Python. An interrupt may come as one of
     them begins, and then what it would have put back stays as it is.
     """
-    # Each call of a map asks: these take 0.1 us, a loop 0.3.
     return _trace(), _trace_itself(), _axes(), _mesh(), _devices()
 
 
-AT_REST: Sequence[Noted] = (
-    (weakref.ref(TOP_LEVEL), TOP_LEVEL, core.top_axis_env, _NOTHING, _NOTHING),
-    (_NOTHING,) * 5,
+AT_REST: Noted = (
+    weakref.ref(TOP_LEVEL),
+    TOP_LEVEL,
+    core.top_axis_env,
+    _NOTHING,
+    _NOTHING,
 )
-"""What is noted where nothing is traced and no mesh is set; in new threads the last."""
+"""What is `noted` where nothing is traced and no mesh is set."""
+
+_NO_TRACES_BY_REFERENCE = AT_REST[0], _NOTHING
+
+
+def is_at_rest() -> bool:
+    """Whether nothing is traced and no mesh is set; of new threads nothing is noted."""
+    # Each call of a map asks. These are the same objects, so that nothing is compared.
+    return (
+        _mesh() is _NOTHING
+        and _devices() is _NOTHING
+        and _trace() in _NO_TRACES_BY_REFERENCE
+        and _trace_itself() in _NO_TRACES
+        and _axes() in _NO_AXES
+    )
 
 
 def put_back(before: Noted, line: object) -> None:
@@ -173,7 +192,7 @@ def is_amid(now: Noted) -> bool:
     _, trace, axes, mesh, devices = now
     if trace is not None and trace not in _NO_TRACES:
         return False
-    if trace is None or not (axes is _NO_AXES[0] or axes is _NO_AXES[1]):
+    if trace is None or not any(axes is none for none in _NO_AXES):
         return True
     return _has_no_mesh(devices) and not _has_no_mesh(mesh)
 
@@ -190,12 +209,12 @@ def _has_no_mesh(noted_mesh: Any) -> bool:
     return noted_mesh is _NOTHING or noted_mesh is None or bool(noted_mesh.empty)
 
 
-def apart(run: Callable[..., Any], *args: Any) -> Any:
+def apart(run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What ``run`` gives where nothing is noted."""
     before, line = noted(), LINES.context
     try:
         put_back((_NOTHING,) * 5, source_info_util.new_source_info())
-        return run(*args)
+        return run(*args, **kwargs)
     finally:
         put_back(before, line)
 

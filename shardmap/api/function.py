@@ -19,7 +19,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax import context
-from shardmap._jax.context import AT_REST, LINES
+from shardmap._jax.context import AT_REST, LINES, is_at_rest
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api import pickling
 from shardmap.api.calls import kept, stages
@@ -68,8 +68,9 @@ class Mapped(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
-        before, line = context.noted(), LINES.context
-        if before not in AT_REST:
+        before, line = AT_REST, LINES.context
+        if not is_at_rest():
+            before = context.noted()
             if context.is_amid(before):
                 return context.apart(self._call, given, kwargs)
             if not context.nothing_is_traced():
@@ -86,16 +87,18 @@ class Mapped(Generic[P, R]):
         if not kwargs:
             # Each step here counts. Of meshes that are set, JAX knows: it traces anew.
             ready = self._recent.get(len(given))
-            if ready is not None and (ready.fits is None or ready.fits(given)):
-                try:
-                    return ready.program(*given)
-                except NeedsAnotherProgram:
-                    pass
-                except (TypeError, ValueError) as error:
-                    if called_user(error):
-                        raise
-                self._recent.pop(len(given), None)
-                self._refusals += 1
+            if ready is not None:
+                program, fits, _, _ = ready
+                if fits is None or fits(given):
+                    try:
+                        return program(*given)
+                    except NeedsAnotherProgram:
+                        pass
+                    except (TypeError, ValueError) as error:
+                        if called_user(error):
+                            raise
+                    self._recent.pop(len(given), None)
+                    self._refusals += 1
         return self._run(given, kwargs)
 
     def _run(self, args: Args, kwargs: Kwargs) -> Any:

@@ -20,13 +20,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays.processes import TIME_LIMIT, ended, gone, time_limit
 from shardmap.arrays.programs.running import SECONDS_TO_WAIT_SILENTLY
+from shardmap.later import logging
 from shardmap.map.tracing import per_jaxpr
 
 _MESSAGE_BYTES = 1024

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.arrays import types_unchecked, varying_axes, without_varying_axes
@@ -25,6 +24,7 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
+from shardmap.later import logging
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable

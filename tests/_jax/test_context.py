@@ -63,7 +63,7 @@ def test_what_is_noted_outside_of_traces_and_meshes_only_is_at_rest():
     seen = []
 
     def look(x):
-        seen.append(context.noted() in context.AT_REST)
+        seen.append(context.is_at_rest())
         return x
 
     look(X)

@@ -204,16 +204,25 @@ class Probe(NamedTuple):
     axis_size: int
     is_global: bool = False
 
-    def fits(self, args: Sequence[PyTree]) -> bool:
-        """Whether a call with these arguments has ``axis_size`` elements."""
+    def fits(self) -> "Fits":
+        """What tells whether a call with some arguments has ``axis_size`` elements."""
         argnum, leaf, axis, axis_size, is_global = self
-        arg = args[argnum]
-        if leaf is not None:
-            arg = jax.tree.leaves(arg)[leaf]
-        shape = getattr(arg, "shape", ())
-        if is_global and getattr(arg, "is_fully_addressable", True):
-            return False
-        return len(shape) > axis and shape[axis] == axis_size
+
+        # Most calls have arrays. This is asked in every call, and is to be quick.
+        def array_fits(args: Sequence[PyTree]) -> bool:
+            shape = getattr(args[argnum], "shape", ())
+            return len(shape) > axis and shape[axis] == axis_size
+
+        def leaf_fits(args: Sequence[PyTree]) -> bool:
+            arg = args[argnum]
+            if leaf is not None:
+                arg = jax.tree.leaves(arg)[leaf]
+            if is_global and getattr(arg, "is_fully_addressable", True):
+                return False
+            shape = getattr(arg, "shape", ())
+            return len(shape) > axis and shape[axis] == axis_size
+
+        return array_fits if leaf is None and not is_global else leaf_fits
 
 
 Fits = Callable[[Sequence[PyTree]], bool]
@@ -259,11 +268,11 @@ class Donated(NamedTuple):
 
     Attributes:
       shardings: the number of each such leaf and the sharding that it must have.
-      probe: what else to look at.
+      others_fit: what tells of the other arguments; None: any may.
     """
 
     shardings: Sequence[tuple[int, Sharding]]
-    probe: Probe | None
+    others_fit: Fits | None
 
     def fits(self, args: Sequence[PyTree]) -> bool:
         """Whether the donated leaves have these shardings."""
@@ -276,7 +285,7 @@ class Donated(NamedTuple):
         return all(
             getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
             for k, sharding in self.shardings
-        ) and (self.probe is None or self.probe.fits(args))
+        ) and (self.others_fit is None or self.others_fit(args))
 
 
 class Ready(NamedTuple):
@@ -284,13 +293,13 @@ class Ready(NamedTuple):
 
     Attributes:
       program: a `jax.jit`, called with what the user passes.
-      shardings: of the leaves; None: the program lays them out itself.
-      donated: which leaves are donated.
       fits: tells of positional arguments, by one look, whether the program may be tried
         on them; it refuses what it is not for. None if any may.
+      shardings: of the leaves; None: the program lays them out itself.
+      donated: which leaves are donated.
     """
 
     program: Callable[..., Any]
+    fits: Fits | None
     shardings: Sequence[Sharding] | None
     donated: Sequence[bool]
-    fits: Fits | None

@@ -268,14 +268,14 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             # This lays out its arguments itself, and knows what it is for.
             shapes = SameShapes([aval.shape for aval in call.in_avals])
             across = self.across(call, program, True)
-            return Ready(across, None, donated, with_statics(statics, shapes.fits))
+            return Ready(across, with_statics(statics, shapes.fits), None, donated)
         shardings = call.shardings and call.shardings.operands
         probe = call.probe()
-        fits = None if probe is None else probe.fits
+        fits = None if probe is None else probe.fits()
         if any(donated):
             wanted = [(k, s) for k, s in enumerate(shardings or ()) if donated[k]]
-            fits = Donated(wanted, probe).fits
-        return Ready(program, shardings, donated, with_statics(statics, fits))
+            fits = Donated(wanted, fits).fits
+        return Ready(program, with_statics(statics, fits), shardings, donated)
 
     # Programs
 

@@ -358,7 +358,7 @@ class _SliceProgram:
     shards: tuple[tuple[tuple[tuple[int, int], ...], tuple[int, ...]], ...]
     """The windows and the dropped dimensions of each, as `_ShardSlice` has them."""
 
-    def __call__(self, *args: Value) -> list[Any]:
+    def __call__(self, *args: jax.Array) -> list[Any]:
         offsets = iter(args[len(self.shards) :])
         parts = []
         for shard, (windows, dropped) in zip(args, self.shards, strict=False):
@@ -369,7 +369,7 @@ class _SliceProgram:
         return parts
 
 
-def _element(shard: Value, index: dict[int, int]) -> Any:
+def _element(shard: jax.Array, index: dict[int, int]) -> jax.Array:
     starts = [index.get(d, 0) for d in range(shard.ndim)]
     stops = [index.get(d, n - 1) + 1 for d, n in enumerate(shard.shape)]
     return jax.lax.squeeze(jax.lax.slice(shard, starts, stops), tuple(index))

@@ -19,7 +19,6 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from jax.experimental import io_callback
 from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, Mesh
@@ -28,6 +27,7 @@ from shardmap._jax.context import LoweringContext, devices_of, manual_axes, mesh
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import AnyMesh, Jaxpr, Param, PyTree, Value
+from shardmap.later import logging
 from shardmap.map.primitives import typed
 from shardmap.map.primitives.axis import REPLICAS
 

@@ -61,7 +61,7 @@ def test_calls_of_a_kind_read_the_same():
     ],
 )
 def test_a_look_at_one_argument_tells_how_many_elements_there_are(probe, fits):
-    assert probe.fits((X, "a", {"y": X})) is fits
+    assert probe.fits()((X, "a", {"y": X})) is fits
 
 
 def test_shapes_and_constants_of_another_call():
@@ -81,7 +81,7 @@ def test_donated_leaves_fit_where_their_memory_is_used():
     assert not donated.fits((jax.device_put(X, NamedSharding(MESH, P())), X))
     assert not donated.fits((X, x))
     assert not donated.fits((x, x))
-    assert not Donated([(0, SHARDED)], Probe(0, None, 0, 4)).fits((x, X))
+    assert not Donated([(0, SHARDED)], Probe(0, None, 0, 4).fits()).fits((x, X))
     x.delete()
     assert not donated.fits((x, X))
 

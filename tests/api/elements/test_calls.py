@@ -47,7 +47,7 @@ def test_constants_are_no_arguments():
 def test_a_probe_looks_at_the_first_that_is_mapped(in_axes, args, place):
     probe = read(lambda *args: 0, *args, in_axes=in_axes).probe()
     assert probe[:4] == place
-    assert probe.fits(args)
+    assert probe.fits()(args)
 
 
 def test_without_mapped_arguments_there_is_no_probe():
