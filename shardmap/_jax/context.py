@@ -241,7 +241,7 @@ _check_equation_contexts()
 LoweringContext = mlir.LoweringRuleContext
 
 
-def program_of(ctx: LoweringContext) -> object:
+def module_of(ctx: LoweringContext) -> object:
     """An object that there is one of for each program that is lowered."""
     return ctx.module_context.host_callbacks
 

@@ -6,7 +6,7 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
+
+Make = TypeVar("Make", bound=Callable[..., Any])
 
 _INSIDE = "_inside_spmap"
 
@@ -209,7 +211,7 @@ def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> A
     return given
 
 
-def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
+def per_jaxpr(make: Make) -> Make:
     """Keeps what ``make`` gives for a jaxpr as long as that jaxpr lives.
 
     ``make`` takes the jaxpr and hashable arguments, and must not put the jaxpr itself
@@ -224,7 +226,7 @@ def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
             values[key] = make(jaxpr, *key)
         return values[key]
 
-    return kept
+    return cast(Make, kept)
 
 
 _checked = per_jaxpr(checked_collectives)

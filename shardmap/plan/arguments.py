@@ -61,8 +61,8 @@ OPTIONS = frozenset(
 """What a plan's own methods take by name."""
 
 
-class Arguments:
-    """How the arguments of a function become those of its program.
+class CallArguments:
+    """How the arguments of a function become those of its graph.
 
     Those given by name are one more argument, a dict. A static one becomes None, in
     which there are no arrays, and keeps its place.
@@ -75,8 +75,8 @@ class Arguments:
       static_argnames: the names of arguments that are static.
 
     Attributes:
-      args: as the program takes them.
-      call: the function, of arguments as its program takes them.
+      args: as the graph takes them.
+      call: the function, of arguments as its graph takes them.
 
     Raises:
       TypeError: a name is an option of `ShardPlan.run` too, or a static argument has no
@@ -124,7 +124,7 @@ class Arguments:
     def given(
         self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
     ) -> tuple[PyTree, ...]:
-        """Arguments of the function as its program takes them.
+        """Arguments of the function as its graph takes them.
 
         Raises:
           TypeError: other names than those of the plan.

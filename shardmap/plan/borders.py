@@ -62,7 +62,7 @@ class Borders:
             if not isinstance(at, Counted) or len(borders) < len(at):
                 continue
             for leaf, axis in group:
-                size = made.program.inputs[leaf].shape[axis]
+                size = made.graph.inputs[leaf].shape[axis]
                 if 0 < borders[0] and borders[-1] < size:
                     cuts[leaf][axis] = Cut(borders, False, cuts[leaf][axis].origins)
         if made.again is None or cuts == [list(row) for row in made.cuts]:
@@ -112,7 +112,7 @@ def cells_of(array: Any) -> tuple[int, ...] | None:
 
 def _crossed(made: CutProgram, cells: Cells) -> Iterator[tuple[Loop, int]]:
     """The loops whose pieces end inside of cells, with the lengths of these."""
-    lengths = {made.program.outputs[k]: found for k, found in cells.items()}
+    lengths = {made.graph.outputs[k]: found for k, found in cells.items()}
     for stage in made.stages:
         for result in stage.results:
             pairs = zip(result.axes, lengths.get(result.value, ()), strict=False)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.recipe import Recipe, Static, Step
+from shardmap.plan.engine.recipe import Recipe, StaticRecipe, Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.engine.work import Choice
@@ -50,7 +50,7 @@ def functions(stage: Stage) -> Compiled:
     return Compiled(max(len(found), lengths), lengths, exact)
 
 
-def _different(stage: Stage) -> tuple[set[int], dict[Static, Recipe]]:
+def _different(stage: Stage) -> tuple[set[int], dict[StaticRecipe, Recipe]]:
     """Some shards, and of their recipes one for each function of the stage."""
     numbers = {*seen(stage), *sample(stage)}
     recipes = [stage.recipe(number)[1] for number in numbers]

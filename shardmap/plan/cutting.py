@@ -1,4 +1,4 @@
-"""From a function and what it is asked to be cut into to a program that is cut."""
+"""From a function and what it is asked to be cut into to what is cut."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
 
-def cut_program(
+def cut_function(
     fun: Callable[..., PyTree],
     args: tuple[PyTree, ...],
     in_slices: InSlices,
@@ -91,8 +91,8 @@ def _refuse_far_starts(cut_program: CutProgram) -> None:
     Raises:
       ValueError: one does, and JAX has no 64-bit numbers now.
     """
-    values = [*cut_program.program.inputs, *cut_program.program.constants]
-    values += [out for node in cut_program.program.nodes for out in node.outs]
+    values = [*cut_program.graph.inputs, *cut_program.graph.constants]
+    values += [out for node in cut_program.graph.nodes for out in node.outs]
     if max((size for v in values for size in v.shape), default=0) < 2**31:
         return
     for stage in cut_program.stages:

@@ -75,8 +75,8 @@ def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
       dot_general: a b, b c -> a c; b add
       sort: * a -> * a
     """
-    program = flatten(jax.make_jaxpr(fun)(*args), CALLS)
-    return "\n".join(f"{node.name}: {TABLE.rule(node)}" for node in program.nodes)
+    graph = flatten(jax.make_jaxpr(fun)(*args), CALLS)
+    return "\n".join(f"{node.name}: {TABLE.rule(node)}" for node in graph.nodes)
 
 
 def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:

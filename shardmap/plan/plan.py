@@ -20,14 +20,14 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import plain
 from shardmap.later import html_of
 from shardmap.plan import report
-from shardmap.plan.arguments import Arguments
+from shardmap.plan.arguments import CallArguments
 from shardmap.plan.away.engines import engine_of
 from shardmap.plan.away.folder.save import save
 from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
 from shardmap.plan.borders import Borders
-from shardmap.plan.cutting import cut_program
+from shardmap.plan.cutting import cut_function
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices
 from shardmap.plan.inside.one_shard import plan_peak
@@ -109,13 +109,13 @@ def plan(
         raise TypeError(f"plan takes a function, got {fun!r}")
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
-    given = Arguments(fun, args, kwargs, static_argnums, static_argnames)
+    given = CallArguments(fun, args, kwargs, static_argnums, static_argnames)
     labels = labels_of(given.call, given.args)
     function, own = given.call, given.args
     if labels is not None:
         in_slices = named_cuts(in_slices, args)
         function, own = labels.fun, plain(own)
-    made = cut_program(
+    made = cut_function(
         function, own, in_slices, partial, room, out_slices, place, len(args)
     )
     made.given = given.given
@@ -232,7 +232,7 @@ class ShardPlan:
     def _again(
         self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
     ) -> tuple[PyTree, ...]:
-        """The arguments as the program takes them; without any, those of `plan`."""
+        """The arguments as the graph takes them; without any, those of `plan`."""
         if not args and not kwargs:
             found: tuple[PyTree, ...] = remembered(self._planned_for)
             return found

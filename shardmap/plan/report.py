@@ -123,7 +123,7 @@ def summary(cut_program: CutProgram) -> str:
 def explain(cut_program: CutProgram) -> str:
     """Every axis of every argument: cut_program, reaching what; or whole, and why."""
     lines = []
-    for leaf, value in enumerate(cut_program.program.inputs):
+    for leaf, value in enumerate(cut_program.graph.inputs):
         lines.append(
             f"{cut_program.names[leaf]}: {value.aval.dtype}{list(value.shape)}"
         )
@@ -211,7 +211,7 @@ def out_slices(cut_program: CutProgram) -> PyTree:
             }
     outputs = [
         found.get(v, {}) if isinstance(v, Value) else {}
-        for v in cut_program.program.outputs
+        for v in cut_program.graph.outputs
     ]
     return jax.tree.unflatten(cut_program.out_tree, outputs)
 
@@ -263,7 +263,7 @@ def _reads(cut_program: CutProgram, stage: Stage) -> str:
         for value, box in stage.recipe(number)[1].reads:
             elements[value] = elements.get(value, 0) + math.prod(shape_of(box))
     about = "about " if numbers.step > 1 else ""
-    names = zip(cut_program.names, cut_program.program.inputs, strict=True)
+    names = zip(cut_program.names, cut_program.graph.inputs, strict=True)
     found: dict[str, list[str]] = {}
     for name, value in names:
         if elements.get(value):
@@ -306,7 +306,7 @@ def _asked(cut_program: CutProgram) -> list[Origin]:
 
 
 def _cut(cut_program: CutProgram, leaf: int, axis: int) -> str:
-    length = cut_program.program.inputs[leaf].shape[axis]
+    length = cut_program.graph.inputs[leaf].shape[axis]
     lengths = {b - a for a, b in pieces(cut_program.cuts[leaf][axis].at, length)}
     number = len(cut_program.cuts[leaf][axis].at) + 1
     span = f"{min(lengths)} to {max(lengths)}" if len(lengths) > 1 else min(lengths)
@@ -349,7 +349,7 @@ def _fate(cut_program: CutProgram, leaf: int, axis: int) -> list[str]:
 def _name(cut_program: CutProgram, value: Value) -> str:
     """An output by its path, another value by its place."""
     names = result_names(cut_program.out_tree)
-    for name, output in zip(names, cut_program.program.outputs, strict=True):
+    for name, output in zip(names, cut_program.graph.outputs, strict=True):
         if output is value:
             return name
     node = value.producer

@@ -10,7 +10,7 @@ import pytest
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
 from shardmap.plan.borders import Borders, cells_of
-from shardmap.plan.cutting import cut_program
+from shardmap.plan.cutting import cut_function
 from shardmap.plan.plan import plan
 from tests.plan.plan_programs import reals
 
@@ -37,7 +37,7 @@ class Stored:
 
 
 def moved(fun, args, in_slices, out, **options):
-    made = Borders(cut_program(fun, args, in_slices, **options)).moved(out)
+    made = Borders(cut_function(fun, args, in_slices, **options)).moved(out)
     return [
         [stop for _, stop in loop.pieces[:-1]]
         for stage in made.stages

@@ -78,7 +78,7 @@ class Lazy:
         return np.asarray(self.variable[index].values)
 
 
-class Part:
+class View:
     """A part of something that can be sliced."""
 
     def __init__(self, parent: Any, slices: Sequence[slice]) -> None:
@@ -123,7 +123,7 @@ def _reopen(about: About, writable: bool) -> Any:
     kind = kind_named(about["kind"])
     assert kind is not None
     parent = kind.reopen(about["about"], writable)
-    return Part(parent, [slice(*part) for part in about["parts"]])
+    return View(parent, [slice(*part) for part in about["parts"]])
 
 
 register_kind(type_name(Lazy), Kind("xarray", _describe, _reopen))

@@ -119,7 +119,7 @@ class Dask(Elsewhere):
         read = self.travels.read(value, box)
         if read is not None:
             return Read(self.once(read.source), *read[1:])
-        given = value in self.cut_program.program.inputs
+        given = value in self.cut_program.graph.inputs
         leaf: Any = self.leaves[value.number] if given else None
         if is_dask(leaf):
             dtype = value.aval.dtype

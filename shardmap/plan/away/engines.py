@@ -11,7 +11,7 @@ from shardmap.plan.away.cores import take_next_share
 from shardmap.plan.away.dask import Dask, is_client
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.ray import RayExecutor, is_ray
-from shardmap.plan.run.workers import Engine, Here, Threads, Work
+from shardmap.plan.run.workers import Engine, Here, Threads, Workers
 
 
 def engine_of(executor: Any, readers: int = 1) -> Engine:
@@ -43,20 +43,20 @@ def engine_of(executor: Any, readers: int = 1) -> Engine:
 
 
 @contextlib.contextmanager
-def _here(readers: int, *args: Any) -> Iterator[Work]:
+def _here(readers: int, *args: Any) -> Iterator[Workers]:
     cut_program, leaves, acc, keeps = args
     with ThreadPoolExecutor(readers) as pool:
         yield Here(cut_program, leaves, acc, pool, keeps)
 
 
 @contextlib.contextmanager
-def _by(kind: type[Work], executor: Any, *args: Any) -> Iterator[Work]:
+def _by(kind: type[Workers], executor: Any, *args: Any) -> Iterator[Workers]:
     cut_program, leaves, acc, keeps = args
     yield kind(cut_program, leaves, acc, executor, keeps)
 
 
 @contextlib.contextmanager
-def _own_processes(count: int, *args: Any) -> Iterator[Work]:
+def _own_processes(count: int, *args: Any) -> Iterator[Workers]:
     """Processes of this run only, each with its share of the machine."""
     context = multiprocessing.get_context("spawn")
     numbers = context.Value("i", 0)

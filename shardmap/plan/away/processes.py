@@ -22,7 +22,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, volume
 from shardmap.plan.run.buffers import FOLDED, start_dtype
 from shardmap.plan.run.shards import Shard
-from shardmap.plan.run.workers import Saved, Work, broke_down, failed
+from shardmap.plan.run.workers import Saved, Workers, broke_down, failed
 
 ROUNDS = 2
 """How often each place of an executor is to get work, if shards go in groups."""
@@ -31,7 +31,7 @@ SENT = 2**22
 """How many bytes go to and fro with a group at most, nodes of trees apart."""
 
 
-class Elsewhere(Work):
+class Elsewhere(Workers):
     """Sends exported functions, and where values are or else their bytes."""
 
     apart = True

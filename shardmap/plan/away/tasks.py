@@ -89,7 +89,7 @@ class Travels(NamedTuple):
           given: the array-likes to put results in, by value.
           read_only: whether results are all wanted back.
         """
-        inputs = cut_program.program.inputs
+        inputs = cut_program.graph.inputs
         found = zip(inputs, map(away, leaves), strict=True)
         sources = {value: source for value, source in found if source is not None}
         sinks = {value: sink for value, out in given.items() if (sink := away(out))}

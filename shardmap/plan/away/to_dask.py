@@ -1,4 +1,4 @@
-"""A plan as arrays of Dask, which join a program of Dask's."""
+"""A plan as arrays of Dask, which join a graph of Dask's."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
         importlib.import_module("dask.array")
     except ImportError as error:
         raise ImportError("to_dask needs dask: pip install 'shardmap[dask]'") from error
-    if any(is_key(v.aval) for v in cut_program.program.outputs):
+    if any(is_key(v.aval) for v in cut_program.graph.outputs):
         raise ValueError(
             "Dask has no random keys, which this function returns: return "
             "jax.random.key_data of them"
@@ -61,7 +61,7 @@ class _Graph:
             self.made[v]
             if isinstance(v, Value)
             else self.da.asarray(np.asarray(v.value, v.aval.dtype))
-            for v in self.cut_program.program.outputs
+            for v in self.cut_program.graph.outputs
         ]
         return jax.tree.unflatten(self.cut_program.out_tree, found)
 
@@ -78,7 +78,7 @@ class _Graph:
     def arg(self, value: Value, box: Box) -> Any:
         if value in self.made and value.producer is not None:
             return self.made[value][slices(box)]
-        if value.producer is None and value in self.cut_program.program.inputs:
+        if value.producer is None and value in self.cut_program.graph.inputs:
             leaf = self.work.leaves[value.number]
             if is_dask(leaf):
                 return leaf[slices(box)].astype(value.aval.dtype)

@@ -65,9 +65,9 @@ def traffic(
                 if combiner != "insert" and cut_program.parts[value] > FOLDED:
                     folded.add(value)
                 written[key] = written.get(key, 0) + weight * _bytes(value, box)
-    names = dict(zip(cut_program.program.inputs, cut_program.names, strict=True))
+    names = dict(zip(cut_program.graph.inputs, cut_program.names, strict=True))
     results = result_names(cut_program.out_tree)
-    for name, output in zip(results, cut_program.program.outputs, strict=True):
+    for name, output in zip(results, cut_program.graph.outputs, strict=True):
         if isinstance(output, Value):
             names.setdefault(output, name)
     lines = []

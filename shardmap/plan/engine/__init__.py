@@ -1,1 +1,1 @@
-"""How slices pass through a program. It knows no primitive."""
+"""How slices pass through a graph. It knows no primitive."""

@@ -60,7 +60,7 @@ class Local(NamedTuple):
     starts: Mapping[Factor, jax.Array]
 
 
-class Static(NamedTuple):
+class LocalSizes(NamedTuple):
     """What the emission depends on, besides the rule.
 
     Attributes:
@@ -152,7 +152,7 @@ class Factors(Rule):
         return max(super().elements(), math.prod(self.sizes.values()))
 
     def fraction(
-        self, static: Static, shapes: Sequence[tuple[int, ...] | None]
+        self, static: LocalSizes, shapes: Sequence[tuple[int, ...] | None]
     ) -> tuple[int, int]:
         return math.prod(static.sizes), math.prod(self.sizes.values())
 
@@ -244,10 +244,10 @@ class Factors(Rule):
         shapes, begins = crops(boxes, made)
         starts = (*(run[factor][0] for factor in self.starts), *begins)
         sizes = tuple(run[f][1] - run[f][0] for f in self._order)
-        return Need(tuple(needed), Static(sizes, tuple(holes), shapes), starts)
+        return Need(tuple(needed), LocalSizes(sizes, tuple(holes), shapes), starts)
 
     def emit(
-        self, values: Sequence[Any], static: Static, starts: Sequence[jax.Array]
+        self, values: Sequence[Any], static: LocalSizes, starts: Sequence[jax.Array]
     ) -> Sequence[Any]:
         windowed = [(k, number) for k, number, _ in self._windowed]
         local = Local(

@@ -19,7 +19,7 @@ from shardmap._jax.walk import constants_of, opened
 
 
 class Value:
-    """What one variable of the program stands for.
+    """What one variable of a jaxpr stands for.
 
     Attributes:
       constant: the array that the function closed over, if it is one.
@@ -109,8 +109,8 @@ class Node:
         return [operand.shape for operand in self.ins]
 
 
-class Step(NamedTuple):
-    """What a node of the rewritten program is known by, instead of a primitive."""
+class PlanPrimitive(NamedTuple):
+    """What a node is known by that no primitive of JAX computes."""
 
     name: str
 
@@ -118,8 +118,8 @@ class Step(NamedTuple):
         return self.name
 
 
-class Program:
-    """A flat program.
+class Graph:
+    """The equations of a function, flat: values, and nodes that make them of others.
 
     Attributes:
       inputs: what the function's arguments become.
@@ -211,7 +211,7 @@ class Refused(Exception):
 
 
 Rewrite: TypeAlias = Callable[
-    [Program, Equation, Sequence[Operand], str], Sequence[Operand] | None
+    [Graph, Equation, Sequence[Operand], str], Sequence[Operand] | None
 ]
 """Adds other nodes in the place of an equation; None: leaves it as it is."""
 
@@ -232,17 +232,17 @@ class Calls(NamedTuple):
     effects: Rewrite | None = None
 
 
-def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Program:
-    """The program of a jaxpr, closed or not."""
-    program = Program()
+def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Graph:
+    """The graph of a jaxpr, closed or not."""
+    graph = Graph()
     inner = opened(jaxpr)
-    program.inputs = [program.value(aval) for aval in avals(inner.invars)]
-    program.outputs = _inline(program, jaxpr, program.inputs, calls)
-    return program
+    graph.inputs = [graph.value(aval) for aval in avals(inner.invars)]
+    graph.outputs = _inline(graph, jaxpr, graph.inputs, calls)
+    return graph
 
 
 def _inline(
-    program: Program,
+    graph: Graph,
     jaxpr: AnyJaxpr,
     arguments: Sequence[Operand],
     calls: Calls,
@@ -253,7 +253,7 @@ def _inline(
     known: dict[Any, Operand] = {}
     known.update(zip(inner.invars, arguments, strict=True))
     known.update(
-        (var, program.constant(array))
+        (var, graph.constant(array))
         # A jaxpr that is not closed has no constants, and is given none.
         for var, array in zip(inner.constvars, constants_of(jaxpr), strict=False)
     )
@@ -263,25 +263,25 @@ def _inline(
             return known[atom]
         aval: Any = atom.aval
         if aval.shape:
-            return program.constant(atom.val)
+            return graph.constant(atom.val)
         return Scalar(atom.val, aval)
 
     for equation in inner.eqns:
         ins = [read(atom) for atom in equation.invars]
         primitive = equation.primitive
         if not written:
-            program.source_info = equation.source_info
+            graph.source_info = equation.source_info
         source = written or source_info_util.summarize(equation.source_info) or outer
         outs: Sequence[Operand] | None = None
         harmful = [e for e in equation.effects if not isinstance(e, calls.harmless)]
         if primitive in calls.jaxprs:
             called = equation.params[calls.jaxprs[primitive]]
-            outs = _inline(program, called, ins, calls, written, source)
+            outs = _inline(graph, called, ins, calls, written, source)
         elif harmful:
             if calls.effects is not None:
-                outs = calls.effects(program, equation, ins, source)
+                outs = calls.effects(graph, equation, ins, source)
         elif primitive in calls.rewrites:
-            outs = calls.rewrites[primitive](program, equation, ins, source)
+            outs = calls.rewrites[primitive](graph, equation, ins, source)
         if outs is None and harmful:
             effects = ", ".join(sorted(map(str, harmful)))
             raise Refused(
@@ -290,7 +290,7 @@ def _inline(
             )
         if outs is None:
             made = avals(equation.outvars)
-            outs = program.add(primitive, equation.params, ins, made, source)
+            outs = graph.add(primitive, equation.params, ins, made, source)
         known.update(zip(equation.outvars, outs, strict=True))
     return [read(atom) for atom in inner.outvars]
 

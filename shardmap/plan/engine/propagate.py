@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from shardmap.plan.engine.factors import RuleTable
-from shardmap.plan.engine.nodes import Node, Operand, Program, Value
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import (
     UNCUT,
     Contraction,
@@ -21,10 +21,10 @@ from shardmap.plan.engine.rules import (
     Reason,
     Rule,
 )
-from shardmap.plan.engine.work import Key, Unions, Work
+from shardmap.plan.engine.work import AxisKey, Unions, Work
 
 
-class Reduction(NamedTuple):
+class ReducedLoop(NamedTuple):
     """A loop over a contracted factor of a node.
 
     Attributes:
@@ -38,7 +38,7 @@ class Reduction(NamedTuple):
     node: int
     factor: Factor
     size: int
-    key: Key
+    key: AxisKey
     cut: Cut
 
 
@@ -63,7 +63,7 @@ class Ended(NamedTuple):
 
 
 class Analysis:
-    """What is known of every value of a program.
+    """What is known of every value of a graph.
 
     Attributes:
       rules: node number -> rule.
@@ -79,13 +79,13 @@ class Analysis:
 
     def __init__(
         self,
-        program: Program,
+        graph: Graph,
         table: RuleTable,
         input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
         keeps: bool = True,
     ) -> None:
-        self.program = program
+        self.graph = graph
         self.partial = partial
         self.rules: dict[int, Rule] = {}
         self.cuts: dict[Value, list[Cut]] = {}
@@ -96,19 +96,19 @@ class Analysis:
         self.kept: dict[Value, None] = {}
         self.work = Work(self.classes, keeps)
         self._anchored: set[Value] = set()
-        self.reductions: list[Reduction] = []
+        self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
-        for value, cuts in zip(program.inputs, input_cuts, strict=True):
+        for value, cuts in zip(graph.inputs, input_cuts, strict=True):
             self.cuts[value] = list(cuts)
             self.level[value] = 0
-        for value in program.constants:
+        for value in graph.constants:
             self.cuts[value] = [UNCUT] * len(value.shape)
             self.level[value] = 0
-        for node in program.nodes:
+        for node in graph.nodes:
             self.rules[node.number] = table.rule(node)
             self._link(node)
         self._link_views()
-        for node in program.nodes:
+        for node in graph.nodes:
             self._visit(node)
         self._keep_costly()
 
@@ -129,7 +129,7 @@ class Analysis:
         # each is known by what it looks at, and how.
         views = [
             ((value.number, seen.axis), (through, out.shape[by.axis]), key)
-            for node in self.program.nodes
+            for node in self.graph.nodes
             for seen, through, by in self.rules[node.number].windows()
             if isinstance(value := node.ins[seen.number], Value)
             for out in [node.outs[by.number]]
@@ -139,7 +139,7 @@ class Analysis:
         # What is found to be one loop may be looked at too.
         while self.classes.united > before:
             before = self.classes.united
-            known: dict[Hashable, Key] = {}
+            known: dict[Hashable, AxisKey] = {}
             for source, how, key in views:
                 view = self.classes.find(source), how
                 self.classes.unite(known.setdefault(view, key), key)
@@ -275,7 +275,7 @@ class Analysis:
     def _unite_reductions(self, a: Sequence[int], b: Sequence[int]) -> bool:
         """Makes the loops of two partial values the same, if they can be."""
 
-        def along(number: int) -> tuple[Key, int]:
+        def along(number: int) -> tuple[AxisKey, int]:
             return self.classes.find(self.reductions[number].key), number
 
         left, right = sorted(map(along, a)), sorted(map(along, b))
@@ -290,7 +290,7 @@ class Analysis:
         assert isinstance(value, Value)
         key = value.number, contraction.axis
         factor, size, cut = contraction.factor, contraction.size, contraction.cut
-        self.reductions.append(Reduction(node.number, factor, size, key, cut))
+        self.reductions.append(ReducedLoop(node.number, factor, size, key, cut))
         return len(self.reductions) - 1
 
     def one_reduction(self, number: int) -> int:
@@ -339,10 +339,10 @@ class Analysis:
     def _keep_costly(self) -> None:
         """Keeps what several stages take and is costly to repeat, or many reads."""
         needed: dict[Value, set[int]] = {}
-        for value in [*self.program.outputs, *self.program.effects, *self.kept]:
+        for value in [*self.graph.outputs, *self.graph.effects, *self.kept]:
             if isinstance(value, Value):
                 needed.setdefault(value, set()).add(self.level[value])
-        for node in reversed(self.program.nodes):
+        for node in reversed(self.graph.nodes):
             cheap = self.rules[node.number].cheap
             levels: set[int] = set()
             for out in node.outs:

@@ -56,14 +56,14 @@ class Step(NamedTuple):
     first: int
 
 
-class _Static(NamedTuple):
+class _StaticRecipe(NamedTuple):
     read_values: tuple[Value, ...]
     read_shapes: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]
     outs: tuple[Ref | None, ...]
 
 
-class Static(_Static):
+class StaticRecipe(_StaticRecipe):
     """All of a recipe that a compiled function depends on."""
 
     # Thousands of steps, and each shard looks its function up by them.
@@ -84,10 +84,10 @@ class Recipe(NamedTuple):
 
     reads: tuple[tuple[Value, Box], ...]
     starts: tuple[int, ...]
-    static: Static
+    static: StaticRecipe
 
 
-Loops: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
+Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
 """Node number -> contracted factor -> the part of it to run over."""
 
 
@@ -109,7 +109,7 @@ def trace_back(
     rules: Mapping[int, Rule],
     demands: Sequence[tuple[Operand, Box] | None],
     stops: Collection[Value],
-    loops: Loops,
+    loops: Intervals,
     versions: int = MOST_VERSIONS,
 ) -> Recipe:
     """The recipe for the boxes of values in ``demands``.
@@ -152,7 +152,7 @@ def trace_back(
     outs = tuple(None if demand is None else made.find(*demand) for demand in demands)
     values = tuple(value for value, _ in reads)
     shapes = tuple(shape_of(box) for _, box in reads)
-    static = Static(values, shapes, tuple(steps), outs)
+    static = StaticRecipe(values, shapes, tuple(steps), outs)
     return Recipe(reads, tuple(starts), static)
 
 

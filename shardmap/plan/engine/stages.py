@@ -14,7 +14,7 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, relevant_nodes, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
-from shardmap.plan.engine.work import Key
+from shardmap.plan.engine.work import AxisKey
 
 
 class Loop:
@@ -97,9 +97,7 @@ class Stage:
         self.number = number
         self.analysis = analysis
         self.stops = stops
-        self.backwards: list[Node] = relevant_nodes(
-            analysis.program.nodes, values, stops
-        )
+        self.backwards: list[Node] = relevant_nodes(analysis.graph.nodes, values, stops)
         self.reads: frozenset[Value] = frozenset(
             v
             for v in [*values, *(v for node in self.backwards for v in node.ins)]
@@ -107,7 +105,7 @@ class Stage:
         )
         self._loop_of: dict[int, int] = {}
         self.loops: list[Loop] = []
-        self._numbers: dict[tuple[Key, int], int] = {}
+        self._numbers: dict[tuple[AxisKey, int], int] = {}
         self.results = self._results(values)
         self.classes = Classes()
         self.families = self._families()
@@ -144,11 +142,11 @@ class Stage:
         return found
 
     def _loops_of(self, value: Value, reductions: Sequence[int]) -> list[int]:
-        if value in self.analysis.program.effects:
+        if value in self.analysis.graph.effects:
             return self._loops_of_effect(value)
         return self._loops_of_axes(value, reductions)
 
-    def _number(self, key: Key, repeat: int, size: int) -> int:
+    def _number(self, key: AxisKey, repeat: int, size: int) -> int:
         name = self.analysis.classes.find(key), repeat
         if name not in self._numbers:
             self._numbers[name] = len(self.loops)
@@ -211,7 +209,7 @@ class Stage:
             found += own
         return found
 
-    def _free_loop(self, key: Key, size: int, taken: set[int]) -> int:
+    def _free_loop(self, key: AxisKey, size: int, taken: set[int]) -> int:
         """A loop for an axis: the same one for the same axis, but for those taken.
 
         ``x @ x.T`` has one axis of ``x`` twice in its result, which takes two loops.
@@ -371,12 +369,12 @@ class Stage:
 
 
 def stages_of(analysis: Analysis) -> list[Stage]:
-    """The stages that make a program's outputs, in order."""
-    program = analysis.program
-    outputs = [v for v in program.outputs if isinstance(v, Value)] + program.effects
+    """The stages that make a graph's outputs, in order."""
+    graph = analysis.graph
+    outputs = [v for v in graph.outputs if isinstance(v, Value)] + graph.effects
     inputs = {v for v in outputs if v.producer is None}
     last = max([analysis.level[v] for v in outputs], default=0)
-    stops = frozenset([*program.inputs, *program.constants])
+    stops = frozenset([*graph.inputs, *graph.constants])
     found = []
     for level in range(last + 1):
         made = [v for v in analysis.kept if analysis.level[v] == level]

@@ -15,7 +15,7 @@ from shardmap.plan.engine.rules import Cut, Link, Rule
 from shardmap.plan.engine.slices import Window
 
 WORTH_KEEPING = 2**24
-"""From how many repeated steps on a value is computed once, in a stage of its own."""
+"""From how many elements on that would be touched again a value is computed once."""
 
 BYTE = 16
 """How many operations take as long as to read or write a byte, of a disk or a store."""
@@ -50,15 +50,15 @@ def _numbers(bits: int) -> list[int]:
     return [k for k, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
 
 
-Key = tuple[int, int]
+AxisKey = tuple[int, int]
 """An axis of a value: the value's number, and the axis."""
 
 
-Loops = frozenset[tuple[Key, int]]
+Loops = frozenset[tuple[AxisKey, int]]
 """Loops, and how often each."""
 
 
-def _loops(counted: Counter[Key]) -> Loops:
+def _loops(counted: Counter[AxisKey]) -> Loops:
     return frozenset((+counted).items())
 
 
@@ -70,10 +70,10 @@ class Unions:
     """
 
     def __init__(self) -> None:
-        self._parent: dict[Key, Key] = {}
+        self._parent: dict[AxisKey, AxisKey] = {}
         self.united = 0
 
-    def find(self, key: Key) -> Key:
+    def find(self, key: AxisKey) -> AxisKey:
         root = key
         while (parent := self._parent.get(root, root)) != root:
             root = parent
@@ -81,7 +81,7 @@ class Unions:
             self._parent[key], key = root, self._parent.get(key, key)
         return root
 
-    def unite(self, a: Key, b: Key) -> None:
+    def unite(self, a: AxisKey, b: AxisKey) -> None:
         # The smaller one becomes the root, so that two runs name loops alike.
         a, b = sorted((self.find(a), self.find(b)))
         if a != b:
@@ -93,8 +93,8 @@ class Work:
     """The work of values.
 
     Attributes:
-      shares: value -> the steps that it takes to compute it again from what is kept, by
-        the loops of which a part of the value takes a part of these steps: of pairwise
+      shares: value -> the elements that are touched to compute it again from what is
+        kept, by the loops that divide them among their pieces: of pairwise
         distances, the products are divided by both loops, squares of rows by one.
       halos: value -> by how much windows make the pieces of these loops longer.
       choices: value -> whether it is kept, where both could be.
@@ -104,13 +104,13 @@ class Work:
         self._classes = classes
         self._keeps = keeps
         self.choices: dict[Value, Choice] = {}
-        # Sets of numbers as bits, as long programs have many.
+        # Sets of numbers as bits, as large graphs have many.
         self._computes: dict[Value, int] = {}
         self._reads: dict[Value, int] = {}
         self._operations: dict[int, int] = {}
         self._nbytes: dict[int, int] = {}
         self.shares: dict[Value, dict[Loops, int]] = {}
-        self.halos: dict[Value, Counter[Key]] = {}
+        self.halos: dict[Value, Counter[AxisKey]] = {}
 
     def count(self, node: Node, rule: Rule, again: Sequence[int]) -> None:
         """Counts the work of a node and of operands that are computed again."""
@@ -145,11 +145,11 @@ class Work:
             halos = self._halos(node, rule, None)
             shares = Counter({_loops(loops): own})
             for v in dict.fromkeys(taken.values()):
-                for share, steps in self.shares[v].items():
+                for share, elements in self.shares[v].items():
                     left = loops
                     for k in (k for k, other in taken.items() if other is v):
                         left = left & self._divided(node, rule, k, share)
-                    shares[_loops(left)] += steps
+                    shares[_loops(left)] += elements
             for k in taken:
                 halos |= self._halos(node, rule, k)
             self.shares[out] = dict(+shares)
@@ -189,7 +189,7 @@ class Work:
 
     def _views(
         self, node: Node, rule: Rule, number: int
-    ) -> Iterator[tuple[Key, Window, Key]]:
+    ) -> Iterator[tuple[AxisKey, Window, AxisKey]]:
         """The windows of an operand: its loop, the window, the result's loop."""
         for seen, through, by in rule.windows():
             v = node.ins[seen.number]
@@ -202,7 +202,7 @@ class Work:
 
     def _divided(
         self, node: Node, rule: Rule, number: int, share: Loops
-    ) -> Counter[Key]:
+    ) -> Counter[AxisKey]:
         """The loops of a node that divide a share of the work of an operand."""
         found = Counter(dict(share))
         views = list(self._views(node, rule, number))
@@ -214,7 +214,7 @@ class Work:
                 found[by] += 1
         return +found
 
-    def _halos(self, node: Node, rule: Rule, number: int | None) -> Counter[Key]:
+    def _halos(self, node: Node, rule: Rule, number: int | None) -> Counter[AxisKey]:
         """What the pieces of a node's loops repeat of an operand, None for its own."""
         v = None if number is None else node.ins[number]
         found = Counter(self.halos[v]) if isinstance(v, Value) else Counter()
@@ -242,11 +242,11 @@ class Work:
           kept: what is kept by now.
           pending: what is not complete, which is not computed again.
         """
-        loops: Counter[Key] = Counter()
-        pieces: dict[Key, int] = {}
-        sizes: dict[Key, int] = {}
+        loops: Counter[AxisKey] = Counter()
+        pieces: dict[AxisKey, int] = {}
+        sizes: dict[AxisKey, int] = {}
         for out, cuts in zip(node.outs, outs, strict=True):
-            own: Counter[Key] = Counter()
+            own: Counter[AxisKey] = Counter()
             for axis, cut in enumerate(cuts):
                 if cut.at:
                     key = self._classes.find((out.number, axis))
@@ -259,16 +259,16 @@ class Work:
             if not isinstance(v, Value) or v in pending or number in rule.shared_out:
                 continue
             again = 0
-            for share, steps in self.shares.get(v, {}).items():
+            for share, elements in self.shares.get(v, {}).items():
                 others = loops - self._divided(node, rule, number, share)
                 for key, halo in self._halos(node, rule, number).items():
                     # A window divides too, unless a piece is mostly its neighbours'.
                     if halo * pieces.get(key, 0) > sizes.get(key, 0):
                         others[key] = max(others[key], 1)
                 times = math.prod(pieces[key] for key in others.elements()) - 1
-                again += steps * times
+                again += elements * times
             if again >= WORTH_KEEPING:
-                # On average, as some of the steps may be divided by more loops.
+                # On average, as some of the elements may be divided by more loops.
                 often = -(-again // sum(self.shares[v].values()))
                 if v in kept or self.worth_keeping(v, often):
                     found.add(number)

@@ -28,10 +28,10 @@ class _TooLittle(Exception):
     """It does not fit into the memory that it may take."""
 
 
-Chosen = TypeVar("Chosen")
+T = TypeVar("T")
 
 
-def in_memory(choose: Callable[[bool], Chosen]) -> Chosen:
+def in_memory(choose: Callable[[bool], T]) -> T:
     """What is chosen so that it fits.
 
     Args:
@@ -51,13 +51,13 @@ def in_memory(choose: Callable[[bool], Chosen]) -> Chosen:
         raise ValueError(str(error)) from None
 
 
-def cut_program(
+def cut_jaxpr(
     jaxpr: ClosedJaxpr, asked: Asked, partial: bool, keeps: bool = True
 ) -> CutProgram:
-    """The program of a jaxpr, cut.
+    """A jaxpr, cut.
 
     Args:
-      jaxpr: the program.
+      jaxpr: what is cut.
       asked: the cuts.
       partial: whether reduced axes are cut.
       keeps: whether what could be computed again may be kept instead.
@@ -76,12 +76,12 @@ def cut_program(
 
 
 Measure: TypeAlias = Callable[[CutProgram], Peak]
-"""What a program that is cut takes."""
+"""What a function that is cut takes."""
 
 
 def loops_peak(made: CutProgram) -> Peak:
     """What it takes as loops in one program, besides its arguments and results."""
-    structs = [jax.ShapeDtypeStruct(v.shape, v.aval.dtype) for v in made.program.inputs]
+    structs = [jax.ShapeDtypeStruct(v.shape, v.aval.dtype) for v in made.graph.inputs]
     loops = jax.make_jaxpr(lambda *leaves: run_in_loops(made, leaves, sampled=True))(
         *structs
     )
@@ -121,7 +121,7 @@ class Model:
     def _peak(self, asked: Asked, partial: bool) -> Peak:
         key = asked, partial
         if key not in self._known:
-            made = cut_program(self._jaxpr, asked, partial, self._keeps)
+            made = cut_jaxpr(self._jaxpr, asked, partial, self._keeps)
             self._known[key] = self._measure(made)
         return self._known[key]
 

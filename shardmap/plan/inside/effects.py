@@ -17,7 +17,7 @@ from shardmap._jax.walk import jaxprs_in
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.primitives.tap import tap_p
 from shardmap.plan.engine.factors import Factors, Local, bind, taken_whole
-from shardmap.plan.engine.nodes import Node, Operand, Program, avals
+from shardmap.plan.engine.nodes import Graph, Node, Operand, avals
 from shardmap.plan.engine.rules import Reason
 from shardmap.plan.lax.table import TABLE
 
@@ -56,7 +56,7 @@ class Happening:
 
 
 def happening(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> Sequence[Operand] | None:
     """Adds an equation with an effect; None: the effect is not one of the host."""
     if not all(map(happens_outside, equation.effects)):
@@ -65,14 +65,14 @@ def happening(
     effect: Any = jax.core.ShapedArray(
         tuple(shape) if _by_pieces(equation) else (), "bool"
     )
-    *outs, value = program.add(
+    *outs, value = graph.add(
         Happening(str(equation.primitive)),
         {"equation": equation},
         ins,
         [*avals(equation.outvars), effect],
         source,
     )
-    program.effects.append(value)
+    graph.effects.append(value)
     return outs
 
 

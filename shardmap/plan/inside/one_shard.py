@@ -9,7 +9,7 @@ from shardmap.plan.engine.keys import data_aval, itemsize
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.liveness import Peak, nbytes, peak
 from shardmap.plan.inside.samples import sample
-from shardmap.plan.inside.stage_loops import Group, grouped
+from shardmap.plan.inside.stage_loops import SameSteps, with_same_steps
 from shardmap.plan.run.buffers import depth, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
@@ -63,21 +63,23 @@ _KNOWN: "weakref.WeakKeyDictionary[Stage, tuple[Peak, int]]" = (
 def _largest(cut_program: CutProgram, stage: Stage) -> tuple[Peak, int]:
     if stage not in _KNOWN:
         found = [
-            _measured(cut_program, stage, group)
-            for group in grouped(stage, list(sample(stage)))
+            _measured(cut_program, stage, shards)
+            for shards in with_same_steps(stage, list(sample(stage)))
         ]
         _KNOWN[stage] = max(found, key=lambda each: each[0].bytes)
     return _KNOWN[stage]
 
 
-def _measured(cut_program: CutProgram, stage: Stage, group: Group) -> tuple[Peak, int]:
-    """What each shard of a group holds, and how much of it is temporary."""
-    static = group.static
+def _measured(
+    cut_program: CutProgram, stage: Stage, shards: SameSteps
+) -> tuple[Peak, int]:
+    """What each of these shards holds, and how much of it is temporary."""
+    static = shards.static
     reads = [
         data_aval(jax.core.ShapedArray(shape, value.aval.dtype))
         for value, shape in zip(static.read_values, static.read_shapes, strict=True)
     ]
-    member = group.members[0]
+    member = shards.members[0]
     starts = tuple(member.pattern.at(member.starts[0])[1].starts)
     traced = jax.make_jaxpr(cut_program.function(stage, static))(
         *(jax.ShapeDtypeStruct(read.shape, read.dtype) for read in reads),

@@ -45,7 +45,7 @@ def _steps(numbers: np.ndarray) -> _Steps | None:
     return made if np.array_equal(made.at(np.arange(len(numbers))), numbers) else None
 
 
-class Places(NamedTuple):
+class ShardPlaces(NamedTuple):
     """Where one shard writes, per result; where it reads; and its other positions."""
 
     written: dict[int, list[Any]]
@@ -109,7 +109,7 @@ class Positions:
         self.first = jnp.zeros((), dtype)
         self.rows = [column.astype(dtype) for column, steps in found if steps is None]
 
-    def at(self, counter: Any, looked_up: Sequence[Any]) -> Places:
+    def at(self, counter: Any, looked_up: Sequence[Any]) -> ShardPlaces:
         """The positions of one shard: plain numbers where all shards have the same."""
         rest = iter(looked_up)
         found = [
@@ -131,4 +131,4 @@ class Positions:
 
         written = {k: taken(rank) for k, rank in self._written.items()}
         reads = [taken(rank) for rank in self._reads]
-        return Places(written, reads, list(numbers))
+        return ShardPlaces(written, reads, list(numbers))

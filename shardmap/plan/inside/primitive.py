@@ -22,7 +22,7 @@ from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points
-from shardmap.plan.inside.choice import cut_program, in_memory, resolved
+from shardmap.plan.inside.choice import cut_jaxpr, in_memory, resolved
 from shardmap.plan.inside.effects import silent
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.plan.lax.table import LOOKED_THROUGH
@@ -48,7 +48,7 @@ chunked_p.multiple_results = True
 
 @functools.lru_cache(maxsize=256)
 def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
-    """The program of a jaxpr, cut as asked, in as few pieces as fit.
+    """A jaxpr, cut as asked, in as few pieces as fit.
 
     Raises:
       Refused: it has an effect that is not one of the host.
@@ -57,7 +57,7 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
 
     def chosen(keeps: bool) -> CutProgram:
         found, partial = resolved(jaxpr, asked, *options, keeps=keeps)
-        return cut_program(jaxpr, found, partial, keeps)
+        return cut_jaxpr(jaxpr, found, partial, keeps)
 
     return in_memory(chosen)
 
@@ -246,7 +246,7 @@ def cuts_of_results(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> Asked
         tuple(map(points, analysis.cuts[operand]))
         if isinstance(operand, Value)
         else ((),) * len(operand.shape)
-        for operand in analysis.program.outputs
+        for operand in analysis.graph.outputs
     )
     return tuple(next(made) if k is None else asked[k] for k in forwarded)
 

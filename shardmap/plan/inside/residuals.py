@@ -56,7 +56,7 @@ def keeping_residuals(
         jaxpr = _traced(forward, leaves)
         found = chunked_p.bind(*leaves, jaxpr=jaxpr, asked=asked, options=options)
         cuts = cuts_of_results(jaxpr, asked, options)
-        return found[:count], (found[count:], _Static((cuts, backward)))
+        return found[:count], (found[count:], _NoArray((cuts, backward)))
 
     def run_backward(kept: Any, cotangents: list[Any]) -> tuple[Any, ...]:
         residuals, static = kept
@@ -94,7 +94,7 @@ def _traced(fun: Callable[..., Any], operands: Sequence[Any]) -> ClosedJaxpr:
 
 
 @jax.tree_util.register_static
-class _Static:
+class _NoArray:
     """What a backward pass has to know and is no array."""
 
     def __init__(self, value: Any) -> None:

@@ -20,7 +20,7 @@ from shardmap.plan.engine.alike.classes import Alike
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
-from shardmap.plan.engine.recipe import Static
+from shardmap.plan.engine.recipe import StaticRecipe
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.positions import Positions
@@ -47,7 +47,7 @@ WITH_PLACES = frozenset(
 """Primitives whose operands say which places they read or write."""
 
 
-class Group(NamedTuple):
+class SameSteps(NamedTuple):
     """Shards of a stage that run the same steps.
 
     Attributes:
@@ -56,33 +56,33 @@ class Group(NamedTuple):
       members: them.
     """
 
-    static: Static
+    static: StaticRecipe
     sizes: tuple[tuple[int, ...] | None, ...]
     members: list[Alike]
 
 
-def grouped(stage: Stage, numbers: Sequence[int]) -> list[Group]:
+def with_same_steps(stage: Stage, numbers: Sequence[int]) -> list[SameSteps]:
     """Shards of a stage, those that run the same steps together."""
-    found: dict[Any, Group] = {}
+    found: dict[Any, SameSteps] = {}
     alike = stage.alike(numbers)
     for member in sorted(alike, key=lambda member: int(member.numbers[0])):
         pattern = member.pattern
         sizes = tuple(None if box is None else shape_of(box) for box in pattern.boxes)
         key = pattern.recipe.static, sizes
-        found.setdefault(key, Group(*key, [])).members.append(member)
+        found.setdefault(key, SameSteps(*key, [])).members.append(member)
     return list(found.values())
 
 
 def shard_function(
-    cut_program: CutProgram, stage: Stage, group: Group
+    cut_program: CutProgram, stage: Stage, shards: SameSteps
 ) -> Callable[[Sequence[Any], Any], list[Any]]:
-    """``(boxes that are read, starts) -> results``, for each of the group's shards."""
-    nodes = {node.number: node for node in cut_program.program.nodes}
+    """``(boxes that are read, starts) -> results``, for each of the shards."""
+    nodes = {node.number: node for node in cut_program.graph.nodes}
     values = [
         None if size is None else result.value
-        for result, size in zip(stage.results, group.sizes, strict=True)
+        for result, size in zip(stage.results, shards.sizes, strict=True)
     ]
-    inner = emit(group.static, nodes, cut_program.analysis.rules, values, by_rows=True)
+    inner = emit(shards.static, nodes, cut_program.analysis.rules, values, by_rows=True)
 
     def function(reads: Sequence[Any], starts: Any) -> list[Any]:
         results = inner(reads, starts)
@@ -111,26 +111,26 @@ def run_in_loops(
       sampled: whether to run a few shards only, the largest among them, which is for
         the memory that they take.
     """
-    program = cut_program.program
-    known: dict[Value, Any] = dict(zip(program.inputs, leaves, strict=True))
-    known.update((v, jnp.asarray(array)) for v, array in program.constants.items())
+    graph = cut_program.graph
+    known: dict[Value, Any] = dict(zip(graph.inputs, leaves, strict=True))
+    known.update((v, jnp.asarray(array)) for v, array in graph.constants.items())
     for stage in cut_program.stages:
         made = {
             result.value: _new_buffer(result.value, result.combiner)
             for result in stage.results
-            if result.value not in known and result.value not in program.effects
+            if result.value not in known and result.value not in graph.effects
         }
         numbers = list(sample(stage)) if sampled else range(stage.num_shards)
-        groups = grouped(stage, numbers)
-        for group in groups:
-            beside = len(groups) > 1 or _runs_once(cut_program, group)
-            made = _run_group(cut_program, stage, group, known, made, beside)
+        every = with_same_steps(stage, numbers)
+        for shards in every:
+            beside = len(every) > 1 or _runs_once(cut_program, shards)
+            made = _run_shards(cut_program, stage, shards, known, made, beside)
         known |= made
     return [
         jnp.asarray(operand.value, operand.aval.dtype)
         if isinstance(operand, Scalar)
         else known[operand]
-        for operand in program.outputs
+        for operand in graph.outputs
     ]
 
 
@@ -145,31 +145,31 @@ def _new_buffer(value: Value, combiner: str) -> Any:
     return jnp.broadcast_to(start, value.shape)
 
 
-def _run_group(
+def _run_shards(
     cut_program: CutProgram,
     stage: Stage,
-    group: Group,
+    shards: SameSteps,
     known: Mapping[Value, Any],
     made: dict[Value, Any],
     beside: bool,
 ) -> dict[Value, Any]:
-    """The buffers with what the shards of a group give.
+    """The buffers with what shards with the same steps give.
 
     Args:
       cut_program: the function.
       stage: one of its stages.
-      group: one of the stage's groups.
+      shards: those of the stage that have them.
       known: what other stages gave.
       made: the buffers.
       beside: whether there are others that XLA could run at the same time.
     """
-    function = shard_function(cut_program, stage, group)
-    static = group.static
-    positions = Positions(group.members)
-    nodes = {node.number: node for node in cut_program.program.nodes}
+    function = shard_function(cut_program, stage, shards)
+    static = shards.static
+    positions = Positions(shards.members)
+    nodes = {node.number: node for node in cut_program.graph.nodes}
     written = [
         k
-        for k, size in enumerate(group.sizes)
+        for k, size in enumerate(shards.sizes)
         if size is not None and stage.results[k].value in made
     ]
 
@@ -210,10 +210,10 @@ def _run_group(
     return made | {stage.results[k].value: buffers[k] for k in written}
 
 
-def _runs_once(cut_program: CutProgram, group: Group) -> bool:
+def _runs_once(cut_program: CutProgram, shards: SameSteps) -> bool:
     """Whether a step may not run again, as a piece of a scan: its like stand beside."""
     rules = cut_program.analysis.rules
-    return any(rules[step.node].once for step in group.static.steps)
+    return any(rules[step.node].once for step in shards.static.steps)
 
 
 def _by_itself(

@@ -13,7 +13,7 @@ from shardmap._jax.context import NO_MESH
 from shardmap._jax.lax_primitives import PIVOTS
 from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Calls, Node, Operand, Program
+from shardmap.plan.engine.nodes import Calls, Graph, Node, Operand
 from shardmap.plan.engine.rules import MANY, Factor, Reason, RuleMaker
 
 CORE = Reason(
@@ -58,7 +58,7 @@ def fft(node: Node) -> Factors:
 
 
 def axis_by_axis(
-    program: Program,
+    graph: Graph,
     equation: Equation,
     ins: Sequence[Operand],
     source: str,
@@ -70,7 +70,7 @@ def axis_by_axis(
         return None
     [operand] = ins
     jaxpr = _axis_by_axis(kind, lengths, operand.shape, operand.aval.dtype)
-    return program.inline(jaxpr, ins, source, calls)
+    return graph.inline(jaxpr, ins, source, calls)
 
 
 # The same jaxpr each time: what is done about a cut is known by its equations.

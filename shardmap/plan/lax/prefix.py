@@ -3,7 +3,7 @@
 Written as three steps, each a stage of its own: what every piece comes to, what stands
 before every piece, and the running reduction of a piece that starts from there. Where
 the pieces lie is known only when cuts have been followed, so that the rewriting is made
-for a program whose first analysis ended at such an equation.
+for a graph whose first analysis ended at such an equation.
 """
 
 import itertools
@@ -19,7 +19,14 @@ from jax.extend.core import primitives as p
 from shardmap._jax.types import Equation
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, linked_but
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, Step, avals
+from shardmap.plan.engine.nodes import (
+    Graph,
+    Node,
+    Operand,
+    PlanPrimitive,
+    Rewrite,
+    avals,
+)
 from shardmap.plan.engine.rules import (
     MANY,
     UNCUT,
@@ -39,7 +46,7 @@ CARRIED = Reason(
 )
 
 
-class Kind(NamedTuple):
+class RunningKind(NamedTuple):
     """How a running reduction combines: a whole piece, and two results."""
 
     reduce: Callable[..., Any]
@@ -47,16 +54,18 @@ class Kind(NamedTuple):
     identity: str
 
 
-KINDS: Mapping[Any, Kind] = {
-    p.cumlogsumexp_p: Kind(jax.nn.logsumexp, jnp.logaddexp, "logaddexp"),
-    p.cummax_p: Kind(jnp.max, jnp.maximum, "max"),
-    p.cummin_p: Kind(jnp.min, jnp.minimum, "min"),
-    p.cumprod_p: Kind(jnp.prod, jnp.multiply, "mul"),
-    p.cumsum_p: Kind(jnp.sum, jnp.add, "add"),
+KINDS: Mapping[Any, RunningKind] = {
+    p.cumlogsumexp_p: RunningKind(jax.nn.logsumexp, jnp.logaddexp, "logaddexp"),
+    p.cummax_p: RunningKind(jnp.max, jnp.maximum, "max"),
+    p.cummin_p: RunningKind(jnp.min, jnp.minimum, "min"),
+    p.cumprod_p: RunningKind(jnp.prod, jnp.multiply, "mul"),
+    p.cumsum_p: RunningKind(jnp.sum, jnp.add, "add"),
 }
 
 
-TOTALS, BEFORE, RUNNING = map(Step, ("piece totals", "totals before", "running pieces"))
+TOTALS, BEFORE, RUNNING = map(
+    PlanPrimitive, ("piece totals", "totals before", "running pieces")
+)
 
 
 def cut_points(cuts: Iterable[tuple[Node, Cut]]) -> dict[int, set[int]]:
@@ -83,7 +92,7 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     points = cut_points(cuts)
 
     def by_pieces(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         at = points.get(id(equation.params))
         if not at:
@@ -95,10 +104,10 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
         shape = list(operand.shape)
         shape[axis] = len(edges) - 1
         few = jax.core.ShapedArray(tuple(shape), _wide(dtype))
-        totals = program.add(TOTALS, params, ins, [few], source)
-        before = program.add(BEFORE, params, totals, [few], source)
+        totals = graph.add(TOTALS, params, ins, [few], source)
+        before = graph.add(BEFORE, params, totals, [few], source)
         made = avals(equation.outvars)
-        return program.add(RUNNING, params, [*ins, *before], made, source)
+        return graph.add(RUNNING, params, [*ins, *before], made, source)
 
     return dict.fromkeys(KINDS, by_pieces) if points else {}
 

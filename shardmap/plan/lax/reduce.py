@@ -12,7 +12,7 @@ from jax.extend.core import primitives as p
 from shardmap._jax.lax_primitives import REDUCTION_PARAMS
 from shardmap._jax.types import Equation, Params, Primitive
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node, Operand, Program, avals, traced
+from shardmap.plan.engine.nodes import Graph, Node, Operand, avals, traced
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
 OPAQUE = Reason(
@@ -70,7 +70,7 @@ def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
     """``argmax`` as the first place that holds the maximum, which can be cut."""
 
     def rewrite(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> list[Operand] | None:
         [operand] = ins
         dtype = operand.aval.dtype
@@ -96,7 +96,7 @@ def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
             return first.bind(places, axes=(axis,), **_sharding(first))
 
         aval = jax.ShapeDtypeStruct(operand.shape, dtype)
-        return program.inline(jax.make_jaxpr(by_parts)(aval), ins, source)
+        return graph.inline(jax.make_jaxpr(by_parts)(aval), ins, source)
 
     return rewrite
 
@@ -130,7 +130,7 @@ def dot_general(node: Node) -> Factors:
 
 
 def dot(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """A product that is only summed, over leading axes, is written as such a sum.
 
@@ -150,16 +150,16 @@ def dot(
         or dtype.kind == "b"
         or not leading
     ):
-        return wide_sum(program, equation, ins, source)
+        return wide_sum(graph, equation, ins, source)
 
     def summed(a: jax.Array, b: jax.Array) -> Any:
         return lax.reduce_sum(a * b, tuple(range(leading)))
 
-    return program.inline(traced(summed, ins), ins, source)
+    return graph.inline(traced(summed, ins), ins, source)
 
 
 def wide_sum(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """A sum of small floats is kept in float32 and rounded once, as XLA does it."""
     params = dict(equation.params)
@@ -178,7 +178,7 @@ def wide_sum(
             operands = tuple(x.astype(jnp.float32) for x in operands)
         return primitive.bind(*operands, **params).astype(dtype)
 
-    return program.inline(traced(summed, ins), ins, source)
+    return graph.inline(traced(summed, ins), ins, source)
 
 
 RULES: dict[Any, RuleMaker] = {

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Equation
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, traced
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite, traced
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -39,21 +39,21 @@ INNER = Reason(
 )
 
 
-class Group(NamedTuple):
+class AxisGroup(NamedTuple):
     """Axes of the operand and of the result that hold the same elements."""
 
     ins: tuple[int, ...]
     outs: tuple[int, ...]
 
 
-def groups(before: Sequence[int], after: Sequence[int]) -> list[Group]:
+def groups(before: Sequence[int], after: Sequence[int]) -> list[AxisGroup]:
     """The finest groups, axes of size 1 left out.
 
     >>> groups((4, 6, 5, 1), (24, 5))
-    [Group(ins=(0, 1), outs=(0,)), Group(ins=(2,), outs=(1,))]
+    [AxisGroup(ins=(0, 1), outs=(0,)), AxisGroup(ins=(2,), outs=(1,))]
     """
     if 0 in before:
-        return [Group(tuple(range(len(before))), tuple(range(len(after))))]
+        return [AxisGroup(tuple(range(len(before))), tuple(range(len(after))))]
     found = []
     left = [axis for axis, size in enumerate(before) if size != 1]
     right = [axis for axis, size in enumerate(after) if size != 1]
@@ -67,7 +67,7 @@ def groups(before: Sequence[int], after: Sequence[int]) -> list[Group]:
             else:
                 outs.append(right.pop(0))
                 b *= after[outs[-1]]
-        found.append(Group(tuple(ins), tuple(outs)))
+        found.append(AxisGroup(tuple(ins), tuple(outs)))
     return found
 
 
@@ -198,7 +198,7 @@ class Reshape(Rule):
         return Need((tuple(needed), *rest), tuple(static), tuple(starts))
 
     def _taken(
-        self, group: Group, asked: list[Interval], needed: list[Interval]
+        self, group: AxisGroup, asked: list[Interval], needed: list[Interval]
     ) -> tuple[Taken, list[int]]:
         """How a box of a group is made, and where; fills in what it needs."""
         before = [self.before[k] for k in group.ins]
@@ -257,7 +257,7 @@ class Reshape(Rule):
 
 
 def permuted(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """``lax.reshape`` may read its axes in another order: written as a transpose."""
     order = equation.params["dimensions"]
@@ -267,7 +267,7 @@ def permuted(
     def transposed(x: jax.Array) -> Any:
         return lax.reshape(lax.transpose(x, order), equation.params["new_sizes"])
 
-    return program.inline(traced(transposed, ins), ins, source)
+    return graph.inline(traced(transposed, ins), ins, source)
 
 
 REWRITES: dict[Any, Rewrite] = {p.reshape_p: permuted}

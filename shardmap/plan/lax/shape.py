@@ -19,9 +19,9 @@ from shardmap._jax.lax_primitives import (
 from shardmap._jax.types import Equation
 from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
 from shardmap.plan.engine.nodes import (
+    Graph,
     Node,
     Operand,
-    Program,
     Rewrite,
     Scalar,
     avals,
@@ -225,7 +225,7 @@ class Concatenate(Rule):
 
 
 def split(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as slices, so that each result has boxes of its own."""
     [operand] = ins
@@ -240,13 +240,13 @@ def split(
             "limit_indices": tuple(limits),
             "strides": None,
         }
-        outs += program.add(p.slice_p, params, ins, [aval], source)
+        outs += graph.add(p.slice_p, params, ins, [aval], source)
         starts[axis] += size
     return outs
 
 
 def known_slice(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """A ``dynamic_slice`` with literal starts is a slice."""
     operand, *begins = ins
@@ -265,18 +265,18 @@ def known_slice(
         "limit_indices": tuple(limits),
         "strides": None,
     }
-    return list(program.add(p.slice_p, params, [operand], [aval], source))
+    return list(graph.add(p.slice_p, params, [operand], [aval], source))
 
 
 MOST_COPIES = 16
 """Up to how many copies a tile joins, each cut as the operand is.
 
-Many would make a long program: of a broadcast that is reshaped only copies are cut.
+Many would make a large graph: of a broadcast that is reshaped only copies are cut.
 """
 
 
 def stack(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as a concatenation of operands with one axis more."""
     axis = equation.params["axis"]
@@ -284,11 +284,11 @@ def stack(
     def joined(*arrays: jax.Array) -> Any:
         return lax.concatenate([lax.expand_dims(x, (axis,)) for x in arrays], axis)
 
-    return program.inline(traced(joined, ins), ins, source)
+    return graph.inline(traced(joined, ins), ins, source)
 
 
 def unstack(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as slices."""
     axis = equation.params["axis"]
@@ -299,11 +299,11 @@ def unstack(
             for k in range(x.shape[axis])
         ]
 
-    return program.inline(traced(parts, ins), ins, source)
+    return graph.inline(traced(parts, ins), ins, source)
 
 
 def tile(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """Written as concatenations; as a broadcast where there are many copies."""
 
@@ -319,11 +319,11 @@ def tile(
                 x = lax.reshape(wide, joint)
         return x
 
-    return program.inline(traced(copies, ins), ins, source)
+    return graph.inline(traced(copies, ins), ins, source)
 
 
 def same(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand]:
     """What hands its operands on, as ``optimization_barrier``."""
     return list(ins)

@@ -19,11 +19,11 @@ from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.plan.engine.factors import BESIDE, RuleTable
 from shardmap.plan.engine.nodes import (
     Calls,
+    Graph,
     Node,
     Operand,
-    Program,
+    PlanPrimitive,
     Rewrite,
-    Step,
     flatten,
     traced,
 )
@@ -92,7 +92,7 @@ def _written(calls: Callable[[], Calls], known: Written) -> dict[Any, Rewrite]:
     """
 
     def write(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> list[Operand] | None:
         if id(equation) not in known:
             found = STANDING[equation.primitive](equation, ins)
@@ -100,17 +100,17 @@ def _written(calls: Callable[[], Calls], known: Written) -> dict[Any, Rewrite]:
                 return None
             known[id(equation)] = equation, found
         _, (jaxpr, operands) = known[id(equation)]
-        return program.inline(jaxpr, [ins[k] for k in operands], source, calls())
+        return graph.inline(jaxpr, [ins[k] for k in operands], source, calls())
 
     return dict.fromkeys(STANDING, write)
 
 
 def _inside(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> Sequence[Operand] | None:
     """In the body of a loop nothing is chosen anew, and nothing is to be known."""
     write = _written(lambda: CALLS, {})[equation.primitive]
-    return write(program, equation, ins, source)
+    return write(graph, equation, ins, source)
 
 
 LOOKED_THROUGH = {
@@ -186,13 +186,13 @@ def by_kind() -> dict[str, list[str]]:
         "written as others": CALLS.rewrites,
     }
     return {
-        kind: sorted({str(q) for q in rules if not isinstance(q, Step)})
+        kind: sorted({str(q) for q in rules if not isinstance(q, PlanPrimitive)})
         for kind, rules in kinds.items()
     }
 
 
 MOST_ROUNDS = 8
-"""How often a program is written anew: a cut that goes on may meet a next end."""
+"""How often a graph is written anew: a cut that goes on may meet a next end."""
 
 
 def analysed(
@@ -203,10 +203,10 @@ def analysed(
     effects: Rewrite | None = None,
     keeps: bool = True,
 ) -> Analysis:
-    """The analysis of a program in which what could be cut is written so that it is.
+    """The analysis of a graph in which what could be cut is written so that it is.
 
     Args:
-      closed: the program.
+      closed: the jaxpr.
       cuts: of the arguments.
       partial: whether to cut what is summed over.
       out_cuts: of the results, besides those that reach them.
@@ -266,21 +266,21 @@ def _analysed(
     chosen = Chosen()
 
     def transformed(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> list[Operand] | None:
-        return batched.axis_by_axis(program, equation, ins, source, calls)
+        return batched.axis_by_axis(graph, equation, ins, source, calls)
 
     for _ in range(MOST_ROUNDS):
         # Only where a cut ends is an equation written as others: uncut, one argmax is
         # better than the comparison and the two reductions that it would become.
         tables = [plain.rewrites, standing, fixed, *chosen.rewrites()]
         calls = plain._replace(rewrites=layered(tables))
-        program = flatten(closed, calls)
+        graph = flatten(closed, calls)
         if out_cuts is not None:
-            asked.ask(program, out_cuts)
-        analysis = Analysis(program, TABLE, cuts, partial, keeps)
+            asked.ask(graph, out_cuts)
+        analysis = Analysis(graph, TABLE, cuts, partial, keeps)
         ended = [ended.node for ended in analysis.ended]
-        summed = [program.nodes[each.node] for each in analysis.reductions]
+        summed = [graph.nodes[each.node] for each in analysis.reductions]
         found = {n.primitive: WHEN_CUT.get(n.primitive) for n in ended}
         if any(n.primitive is p.fft_p for n in ended):
             found[p.fft_p] = transformed

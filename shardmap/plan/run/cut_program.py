@@ -1,4 +1,4 @@
-"""A program that is cut: what a plan, its shards and what runs them work on."""
+"""A function that is cut: what a plan, its shards and what runs them work on."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,7 +14,7 @@ from shardmap.plan.engine.emitting.equal import likeness
 from shardmap.plan.engine.keys import is_key, itemsize, key_impl
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.recipe import Recipe, Static
+from shardmap.plan.engine.recipe import Recipe, StaticRecipe
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage, stages_of
@@ -28,7 +28,7 @@ IN_MEMORY = 2**20
 Given: TypeAlias = Callable[
     [tuple[PyTree, ...], Mapping[str, PyTree]], tuple[PyTree, ...]
 ]
-"""Arguments of a function, positional and by name, as those of its program."""
+"""Arguments of a function, positional and by name, as those of its graph."""
 
 
 def in_order(
@@ -38,7 +38,7 @@ def in_order(
 
 
 class CutProgram:
-    """The program of a function, its analysis and its stages.
+    """The graph of a function, its analysis and its stages.
 
     Args:
       analysis: what became of the cuts.
@@ -49,7 +49,7 @@ class CutProgram:
       again: makes the same with other cuts.
 
     Attributes:
-      given: how arguments of the function become those of the program.
+      given: how arguments of the function become those of the graph.
       scratch: where large values that later stages need are kept, None for memory.
       parts: of how many partial results each value is put together, box by box.
     """
@@ -66,7 +66,7 @@ class CutProgram:
         again: "Callable[[list[list[Cut]]], CutProgram] | None" = None,
     ) -> None:
         self.analysis = analysis
-        self.program = analysis.program
+        self.graph = analysis.graph
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names, self.again = cuts, names, again
         self.given: Given = in_order
@@ -76,7 +76,7 @@ class CutProgram:
             for stage in self.stages
             for result in stage.results
         }
-        self._nodes = {node.number: node for node in self.program.nodes}
+        self._nodes = {node.number: node for node in self.graph.nodes}
         self._compiled: dict[Hashable, jax.stages.Wrapped] = {}
         self._different: dict[Hashable, jax.stages.Wrapped] = {}
 
@@ -87,7 +87,7 @@ class CutProgram:
     def kept_at(self, place: int) -> list[Value]:
         """What is held while a stage runs besides arguments and results."""
         later = self.stages[place:]
-        both = (*self.program.outputs, *self.program.effects)
+        both = (*self.graph.outputs, *self.graph.effects)
         others = {value for value in both if isinstance(value, Value)}
         return [
             result.value
@@ -99,7 +99,7 @@ class CutProgram:
 
     def is_large(self, value: Value) -> bool:
         """Whether a value is kept in ``scratch`` where there is one."""
-        if value.producer is None or value in self.program.outputs:
+        if value.producer is None or value in self.graph.outputs:
             return False
         return value.size * itemsize(value.aval) > IN_MEMORY
 
@@ -112,7 +112,7 @@ class CutProgram:
                 f"{tree}"
             )
         for name, leaf, value in zip(
-            self.names, leaves, self.program.inputs, strict=True
+            self.names, leaves, self.graph.inputs, strict=True
         ):
             if np.shape(leaf) != value.shape:
                 raise ValueError(
@@ -145,8 +145,8 @@ class CutProgram:
         # An argument that is returned as it is is kept too, but not made by then.
         if value in kept and value.producer is not None:
             array = kept[value]
-        elif value in self.program.constants:
-            array = self.program.constants[value]
+        elif value in self.graph.constants:
+            array = self.graph.constants[value]
         elif value.producer is None:
             array, name = leaves[value.number], self.names[value.number]
         else:
@@ -174,7 +174,7 @@ class CutProgram:
             self._compiled[key] = self._different.setdefault(alike, own)
         return self._compiled[key]
 
-    def function(self, stage: Stage, static: Static) -> Callable[..., Any]:
+    def function(self, stage: Stage, static: StaticRecipe) -> Callable[..., Any]:
         """The function of `compiled`, not compiled: of boxes as stored, and starts."""
         values = [
             result.value if ref is not None else None

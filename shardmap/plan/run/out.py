@@ -14,7 +14,7 @@ from shardmap.plan.engine.nodes import Operand, Value
 from shardmap.plan.engine.slices import contains
 from shardmap.plan.run.cut_program import CutProgram
 
-Place = tuple[Value | None, Any]
+OutputPlace = tuple[Value | None, Any]
 """An output's value, and the array-like to put it in. Both may be None."""
 
 MOST_WORK = 10_000
@@ -23,7 +23,7 @@ MOST_WORK = 10_000
 
 def outputs(
     cut_program: CutProgram, out: PyTree, leaves: Sequence[Any] = ()
-) -> list[Place]:
+) -> list[OutputPlace]:
     """Per output, its value and the array-like to put it in, if there is one.
 
     Args:
@@ -42,10 +42,10 @@ def outputs(
             raise ValueError(
                 f"out has {len(given)} arrays, but the function returns {count}"
             )
-    problems = misfits(cut_program.program.outputs, given)
-    found: list[Place] = []
+    problems = misfits(cut_program.graph.outputs, given)
+    found: list[OutputPlace] = []
     taken = set()
-    for operand, array in zip(cut_program.program.outputs, given, strict=True):
+    for operand, array in zip(cut_program.graph.outputs, given, strict=True):
         first = isinstance(operand, Value) and operand not in taken
         if isinstance(operand, Value) and array is not None and first:
             taken.add(operand)
@@ -91,7 +91,7 @@ def _misfit(aval: Aval, array: Any) -> str | None:
 
 
 def _overlaps(
-    cut_program: CutProgram, places: Sequence[Place], leaves: Sequence[Any]
+    cut_program: CutProgram, places: Sequence[OutputPlace], leaves: Sequence[Any]
 ) -> Iterator[str]:
     """Outputs whose memory others are read from, or written to."""
     for k, (value, array) in enumerate(places):
@@ -101,7 +101,7 @@ def _overlaps(
             if other is not None and _share(array, other):
                 yield f"* outputs {j} and {k} share memory: give them arrays apart"
         for name, leaf, source in zip(
-            cut_program.names, leaves, cut_program.program.inputs, strict=False
+            cut_program.names, leaves, cut_program.graph.inputs, strict=False
         ):
             # What stands for no value of its own is written when all is read.
             if value is None or not _share(array, leaf):

@@ -72,8 +72,8 @@ class Shard:
 
     @property
     def in_slices(self) -> PyTree:
-        found: list[Any] = [None] * len(self._cut_program.program.inputs)
-        places = {v: k for k, v in enumerate(self._cut_program.program.inputs)}
+        found: list[Any] = [None] * len(self._cut_program.graph.inputs)
+        places = {v: k for k, v in enumerate(self._cut_program.graph.inputs)}
         for value, box in self.recipe.reads:
             if value in places:
                 k = places[value]
@@ -87,7 +87,7 @@ class Shard:
     def _of_outputs(self, made: dict[Value, Any]) -> PyTree:
         outputs = [
             made.get(v) if isinstance(v, Value) else None
-            for v in self._cut_program.program.outputs
+            for v in self._cut_program.graph.outputs
         ]
         return jax.tree.unflatten(self._cut_program.out_tree, outputs)
 
@@ -157,7 +157,7 @@ class Shard:
             acc.refuse_twice(self)
             acc.put(self, result)
             return acc
-        outputs = self._cut_program.program.outputs
+        outputs = self._cut_program.graph.outputs
         places = dict(zip(outputs, jax.tree.leaves(acc), strict=True))
         for (box, combiner, value), part in zip(self.writes(), result, strict=True):
             if value in places:
@@ -183,7 +183,7 @@ class Shard:
           >>> function.call(*made.shards[1].args(x))
           (Array([2., 2.], dtype=float32),)
         """
-        inputs = self._cut_program.program.inputs
+        inputs = self._cut_program.graph.inputs
         feeds = []
         avals = arg_avals(self.recipe)
         for (value, box), aval in zip(self.recipe.reads, avals, strict=False):
@@ -217,7 +217,7 @@ class Shard:
                 f"of this plan need more than its results, got {type(acc).__name__}"
             )
         arrays = jax.tree.leaves(acc)
-        outputs = self._cut_program.program.outputs
+        outputs = self._cut_program.graph.outputs
         if len(arrays) != len(outputs):
             raise ValueError(
                 f"{name} has {len(arrays)} arrays, but the function returns "
@@ -364,7 +364,7 @@ class Accumulator:
 
     def free(self, place: int) -> list[Value]:
         """Lets go of what no stage from this one on needs."""
-        outputs = self.cut_program.program.outputs
+        outputs = self.cut_program.graph.outputs
         needed = {value for value in outputs if isinstance(value, Value)}
         needed.update(*(stage.reads for stage in self.cut_program.stages[place:]))
         gone = [value for value in self.kept if value not in needed]
@@ -389,7 +389,7 @@ class Accumulator:
         for (value, box), part in self._folds.rest():
             buffers.put(self._buffer(value), box, self._combiners[value], part)
         outputs: list[Any] = []
-        for operand in self.cut_program.program.outputs:
+        for operand in self.cut_program.graph.outputs:
             if isinstance(operand, Scalar):
                 outputs.append(np.asarray(operand.value, operand.aval.dtype))
             elif is_key(operand.aval) and not raw:

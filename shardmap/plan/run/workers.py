@@ -55,7 +55,7 @@ def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     return settings
 
 
-class Work:
+class Workers:
     """An engine: one way to get the results of shards.
 
     Args:
@@ -173,7 +173,7 @@ def failed(shard: Shard, attempts: int, error: BaseException) -> ShardError:
     )
 
 
-class Here(Work):
+class Here(Workers):
     """Reads and starts shards in threads, while this one waits and writes."""
 
     def __init__(self, *args: Any) -> None:
@@ -208,7 +208,7 @@ def bytes_read(stage: Stage) -> int:
     return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
 
 
-class Threads(Work):
+class Threads(Workers):
     """Every thread reads, computes and waits for its shard."""
 
     def submit(self, shard: Shard) -> Future[Any]:
@@ -219,5 +219,5 @@ class Threads(Work):
             return [np.asarray(part) for part in shard.function(*self.read(shard))]
 
 
-Engine: TypeAlias = Callable[..., contextlib.AbstractContextManager[Work]]
-"""Makes the work of one run from what `Work` takes, but for the executor."""
+Engine: TypeAlias = Callable[..., contextlib.AbstractContextManager[Workers]]
+"""Makes the work of one run from what `Workers` takes, but for the executor."""

@@ -12,7 +12,7 @@ from shardmap.plan.away import groups as groups_module
 from shardmap.plan.away import processes
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.tasks import run_task
-from shardmap.plan.cutting import cut_program
+from shardmap.plan.cutting import cut_function
 from shardmap.plan.plan import plan
 from shardmap.plan.run.shards import Accumulator, Shards
 from shardmap.plan.run.workers import ShardError
@@ -55,7 +55,7 @@ class Blobs:
 
 
 def test_other_processes_get_bytes_and_numpy_arrays(x):
-    cut = cut_program(jnp.sin, (x,), ({0: 4},))
+    cut = cut_function(jnp.sin, (x,), ({0: 4},))
     acc, executor = Accumulator(cut), Blobs()
     work = Elsewhere(cut, [x], acc, executor)
     assert len(list(work.run_stage(Shards(cut, cut.stages), 2, 0, None))) == 4

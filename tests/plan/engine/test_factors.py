@@ -17,8 +17,8 @@ WHOLE = Reason("because")
 
 def node_of(fun, *shapes):
     avals = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
-    program = flatten(jax.make_jaxpr(fun)(*avals), Calls({p.jit_p: "jaxpr"}, {}))
-    return program.nodes[-1]
+    graph = flatten(jax.make_jaxpr(fun)(*avals), Calls({p.jit_p: "jaxpr"}, {}))
+    return graph.nodes[-1]
 
 
 def dot():

@@ -15,6 +15,6 @@ def test_an_effect_is_refused_by_name():
 
 def test_a_constant_is_kept_once():
     big = jnp.arange(6.0)
-    program = flatten(jax.make_jaxpr(lambda x: jnp.sin(x + big) + big)(big), CALLS)
-    assert len(program.constants) == 1
-    assert all(isinstance(value, Value) for value in program.constants)
+    graph = flatten(jax.make_jaxpr(lambda x: jnp.sin(x + big) + big)(big), CALLS)
+    assert len(graph.constants) == 1
+    assert all(isinstance(value, Value) for value in graph.constants)

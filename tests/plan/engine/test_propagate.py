@@ -14,9 +14,9 @@ def test_cuts_pass_through_calls():
     found = analysed(
         lambda x: jax.jit(lambda y: jnp.sin(y))(x), (6, 2), cuts=[[CUT, NOT]]
     )
-    [out] = found.program.outputs
+    [out] = found.graph.outputs
     assert found.cuts[out] == [CUT, NOT]
-    assert [node.name for node in found.program.nodes] == ["sin"]
+    assert [node.name for node in found.graph.nodes] == ["sin"]
     [stage] = stages_of(found)
     assert stage.num_shards == 3
 
@@ -34,7 +34,7 @@ def test_a_primitive_that_is_not_in_the_table_ends_a_cut_with_a_reason():
 
 def test_a_cut_sum_is_pending_and_ends_its_stage_before_what_is_not_linear():
     found = analysed(lambda x: jnp.sin(jnp.sum(x, 0)), (6, 2), cuts=[[CUT, NOT]])
-    summed = found.program.nodes[0].outs[0]
+    summed = found.graph.nodes[0].outs[0]
     assert found.pending[summed].combiner == "add"
     assert list(found.kept) == [summed]
     first, second = stages_of(found)
@@ -55,7 +55,7 @@ def test_without_partial_results_a_sum_is_whole():
 def test_different_cuts_are_refined():
     other = Cut((3,), False, frozenset({(1, 0)}))
     found = analysed(lambda x, y: x + y, (6,), (6,), cuts=[[CUT], [other]])
-    [out] = found.program.outputs
+    [out] = found.graph.outputs
     assert found.cuts[out][0].at == (2, 3, 4)
     assert found.cuts[out][0].origins == {(0, 0), (1, 0)}
 

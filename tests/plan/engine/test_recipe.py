@@ -19,25 +19,25 @@ class Traced:
     """A function of ``X``, ready for recipes of boxes of its results."""
 
     def __init__(self, fun):
-        self.program = flatten(jax.make_jaxpr(fun)(X), CALLS)
-        self.rules = {n.number: TABLE.rule(n) for n in self.program.nodes}
-        self.nodes = {n.number: n for n in self.program.nodes}
-        self.stops = frozenset([*self.program.inputs, *self.program.constants])
+        self.graph = flatten(jax.make_jaxpr(fun)(X), CALLS)
+        self.rules = {n.number: TABLE.rule(n) for n in self.graph.nodes}
+        self.nodes = {n.number: n for n in self.graph.nodes}
+        self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
         self.backwards = relevant_nodes(
-            self.program.nodes, self.program.outputs, self.stops
+            self.graph.nodes, self.graph.outputs, self.stops
         )
 
     def recipe(self, *boxes):
         demands = [
             box and (value, box)
-            for value, box in zip(self.program.outputs, boxes, strict=True)
+            for value, box in zip(self.graph.outputs, boxes, strict=True)
         ]
         return trace_back(self.backwards, self.rules, demands, self.stops, {})
 
     def run(self, *boxes):
         recipe = self.recipe(*boxes)
         reads = [X[slices(box)] for _, box in recipe.reads]
-        run = emit(recipe.static, self.nodes, self.rules, self.program.outputs)
+        run = emit(recipe.static, self.nodes, self.rules, self.graph.outputs)
         return run(reads, jnp.asarray(recipe.starts, jnp.int32))
 
 
@@ -82,10 +82,10 @@ def test_far_boxes_of_one_value_are_read_apart():
 
 def test_a_stop_is_read_though_it_could_be_made():
     traced = Traced(lambda x: jnp.cos(jnp.sin(x)))
-    [middle] = traced.program.nodes[0].outs
+    [middle] = traced.graph.nodes[0].outs
     stops = traced.stops | {middle}
-    outputs = traced.program.outputs
-    assert [n.name for n in relevant_nodes(traced.program.nodes, outputs, stops)] == [
+    outputs = traced.graph.outputs
+    assert [n.name for n in relevant_nodes(traced.graph.nodes, outputs, stops)] == [
         "cos"
     ]
     demand = [(outputs[0], ((0, 2), (0, 7)))]

@@ -12,7 +12,7 @@ def test_one_axis_twice_in_a_result_gives_two_loops():
 
     found = analysed(with_transpose, (6, 6), cuts=[[CUT, CUT]])
     found.classes.unite(
-        (found.program.inputs[0].number, 0), (found.program.inputs[0].number, 1)
+        (found.graph.inputs[0].number, 0), (found.graph.inputs[0].number, 1)
     )
     [stage] = stages_of(found)
     assert stage.num_shards == 9

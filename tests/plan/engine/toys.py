@@ -39,5 +39,5 @@ NOT = Cut()
 
 def analysed(fun, *shapes, cuts, partial=True):
     avals = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
-    program = flatten(jax.make_jaxpr(fun)(*avals), CALLS)
-    return Analysis(program, TOY, cuts, partial)
+    graph = flatten(jax.make_jaxpr(fun)(*avals), CALLS)
+    return Analysis(graph, TOY, cuts, partial)

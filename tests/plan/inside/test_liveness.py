@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.plan.inside.choice import cut_program, loops_peak
+from shardmap.plan.inside.choice import cut_jaxpr, loops_peak
 from shardmap.plan.inside.liveness import peak
 from shardmap.plan.inside.stage_loops import run_in_loops
 from tests.plan.run.peaks import PROGRAMS, in_a_fresh_process
@@ -88,7 +88,7 @@ def test_the_compiler_counts_at_most_what_the_model_says(name):
     x = jax.ShapeDtypeStruct((ROWS, COLUMNS), np.float32)
     with jax.numpy_rank_promotion("allow"):
         jaxpr = jax.make_jaxpr(ALL[name])(x)
-        made = cut_program(jaxpr, ((points, ()),), partial=True)
+        made = cut_jaxpr(jaxpr, ((points, ()),), partial=True)
         lowered = jax.jit(lambda x: run_in_loops(made, [x])).lower(x)
     said = loops_peak(made).bytes
     for options in (COUNTED, None):

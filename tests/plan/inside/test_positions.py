@@ -7,14 +7,14 @@ import pytest
 
 import shardmap as sm
 from shardmap.plan.inside.positions import Positions
-from shardmap.plan.inside.stage_loops import grouped
+from shardmap.plan.inside.stage_loops import with_same_steps
 from shardmap.plan.plan import plan
 
 
 def positions_of(fun, shape, in_slices):
     made = plan(fun, jax.ShapeDtypeStruct(shape, np.float32), in_slices=in_slices)
     [stage] = made.stages
-    for group in grouped(stage, range(stage.num_shards)):
+    for group in with_same_steps(stage, range(stage.num_shards)):
         yield stage, group, Positions(group.members)
 
 

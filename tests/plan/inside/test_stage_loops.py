@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.plan.cutting import cut_program
-from shardmap.plan.inside.stage_loops import grouped
+from shardmap.plan.cutting import cut_function
+from shardmap.plan.inside.stage_loops import with_same_steps
 from tests.plan.checks import assert_same
 from tests.plan.inside.test_liveness import COUNTED
 
@@ -73,8 +73,8 @@ def test_shards_of_other_sizes_and_those_at_the_border_are_apart():
     x = np.zeros((20, 3), np.float32)
 
     def numbers(fun, pieces):
-        [stage] = cut_program(fun, (x,), ({0: pieces},)).stages
-        groups = grouped(stage, range(stage.num_shards))
+        [stage] = cut_function(fun, (x,), ({0: pieces},)).stages
+        groups = with_same_steps(stage, range(stage.num_shards))
         return [sorted(k for m in g.members for k in m.numbers) for g in groups]
 
     assert numbers(jnp.sin, 5) == [[0, 1, 2, 3, 4]]

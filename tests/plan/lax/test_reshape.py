@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmap.plan.engine.slices import slices
-from shardmap.plan.lax.reshape import Group, around, flat, groups, widen
+from shardmap.plan.lax.reshape import AxisGroup, around, flat, groups, widen
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, check_cut
 from tests.plan.plan_programs import reals
@@ -19,11 +19,11 @@ shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 @pytest.mark.parametrize(
     ("before", "after", "found"),
     [
-        ((4, 6, 5), (24, 5), [Group((0, 1), (0,)), Group((2,), (1,))]),
-        ((8, 6), (6, 8), [Group((0, 1), (0, 1))]),
-        ((2, 1, 3), (1, 2, 3), [Group((0,), (1,)), Group((2,), (2,))]),
+        ((4, 6, 5), (24, 5), [AxisGroup((0, 1), (0,)), AxisGroup((2,), (1,))]),
+        ((8, 6), (6, 8), [AxisGroup((0, 1), (0, 1))]),
+        ((2, 1, 3), (1, 2, 3), [AxisGroup((0,), (1,)), AxisGroup((2,), (2,))]),
         ((1, 1), (1,), []),
-        ((2, 0), (0, 5), [Group((0, 1), (0, 1))]),
+        ((2, 0), (0, 5), [AxisGroup((0, 1), (0, 1))]),
     ],
 )
 def test_groups(before, after, found):

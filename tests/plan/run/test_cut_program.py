@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.plan.cutting import cut_program
+from shardmap.plan.cutting import cut_function
 from tests.plan.run.checks import W, columns
 
 ROWS = ({0: 8}, None)
@@ -14,7 +14,7 @@ ROWS = ({0: 8}, None)
 
 @pytest.fixture(scope="module")
 def cut():
-    return cut_program(columns, (np.zeros((64, 8), np.float32), W), ROWS)
+    return cut_function(columns, (np.zeros((64, 8), np.float32), W), ROWS)
 
 
 def test_arguments_are_checked_against_the_plan(cut):
@@ -59,7 +59,7 @@ def test_one_function_for_shards_that_differ_in_place(cut):
 
 def compiled(fun, args, in_slices):
     """The functions of all shards, and how many stages these are of."""
-    cut = cut_program(fun, args, in_slices)
+    cut = cut_function(fun, args, in_slices)
     found = {
         cut.compiled(stage, stage.recipe(k)[1])
         for stage in cut.stages
@@ -113,7 +113,7 @@ def test_the_shards_of_all_stages(cut):
 
 def test_keys_go_in_and_out_as_bits():
     keys = jax.random.split(jax.random.key(0), 6)
-    cut = cut_program(lambda k: k[::-1], (keys,), ({0: 2},))
+    cut = cut_function(lambda k: k[::-1], (keys,), ({0: 2},))
     _, recipe = cut.stages[0].recipe(0)
     [part, starts] = cut.read(recipe, [keys], {})
     [result] = cut.function(cut.stages[0], recipe.static)(part, starts)

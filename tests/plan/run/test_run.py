@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import jax
@@ -216,18 +215,6 @@ def test_a_killed_dask_worker_costs_nothing(made, dask_client):
     assert len(killed) >= 1
     for a, b in zip(got, made.run(X, W), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
-
-
-def test_a_bar_needs_tqdm(made, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(ImportError, match="pip install tqdm"):
-        made.run(X, W, progress=True)
-
-
-def test_a_bar(made, capsys):
-    pytest.importorskip("tqdm")
-    made.run(X, W, progress=True)
-    assert "16/16" in capsys.readouterr().err
 
 
 def test_a_plan_runs_in_several_threads_at_once(made):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardmap.plan.cutting import cut_program
+from shardmap.plan.cutting import cut_function
 from shardmap.plan.run.shards import Accumulator, Shards
 from shardmap.plan.run.workers import Here, ShardError, Threads
 from tests.plan.run.checks import Recorded, W, X
@@ -20,7 +20,7 @@ def test_threads_give_what_the_function_gives(kind):
     def fun(x):
         return jnp.sin(x) + jnp.arange(64.0)[:, None]
 
-    cut = cut_program(fun, (X,), ({0: 4},))
+    cut = cut_function(fun, (X,), ({0: 4},))
     acc = Accumulator(cut)
     with ThreadPoolExecutor(2) as pool:
         work = kind(cut, [X], acc, pool)
@@ -39,7 +39,7 @@ def test_a_thread_has_the_settings_of_the_one_that_asked(kind):
 
     with jax.enable_x64(True), ThreadPoolExecutor(1) as pool:
         x = np.ones((4, 2)).view(Watched)
-        cut = cut_program(lambda x: x * 2, (x,), ({0: 2},))
+        cut = cut_function(lambda x: x * 2, (x,), ({0: 2},))
         acc = Accumulator(cut)
         work = kind(cut, [x], acc, pool)
         shard = Shards(cut, cut.stages)[0]

@@ -16,7 +16,7 @@ Key: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 """What a partial result is one of: the number of a value, and a box of it."""
 
 
-class Part(NamedTuple):
+class PartialResult(NamedTuple):
     """Where a partial result goes.
 
     Attributes:
@@ -30,7 +30,7 @@ class Part(NamedTuple):
     is_last: bool
 
 
-def parts_of(rows: Sequence[Row]) -> list[list[Part | None]]:
+def parts_of(rows: Sequence[Row]) -> list[list[PartialResult | None]]:
     """For each result of the shards of a unit where it goes; None: it is no part."""
     end = {
         _key(write): write[3] + 1
@@ -41,7 +41,7 @@ def parts_of(rows: Sequence[Row]) -> list[list[Part | None]]:
     nodes: dict[Key, tuple[int, int]] = {}
     found = []
     for row in rows:
-        own: list[Part | None] = []
+        own: list[PartialResult | None] = []
         for write in row.writes:
             key, place = _key(write), write[3]
             if place is None:
@@ -51,7 +51,7 @@ def parts_of(rows: Sequence[Row]) -> list[list[Part | None]]:
                 level = _level(place, end[key])
                 nodes[key] = level, place + FOLDED**level
             level, after = nodes[key]
-            own.append(Part(key, level, place + 1 == after))
+            own.append(PartialResult(key, level, place + 1 == after))
             if place + 1 == after:
                 del nodes[key]
         found.append(own)
@@ -108,7 +108,7 @@ class PartialResults:
         if made:
             self._job.results.save(self._name, made)
 
-    def load(self) -> Iterator[tuple[Part, np.ndarray]]:
+    def load(self) -> Iterator[tuple[PartialResult, np.ndarray]]:
         """Each node in its order, and the last part of it."""
         if not self._has_nodes:
             return
@@ -126,7 +126,7 @@ class PartialResults:
                 if part is not None and part.is_last:
                     yield part, next(left) if array is None or part.level else array
 
-    def _made(self) -> Iterator[tuple[Part, np.ndarray]]:
+    def _made(self) -> Iterator[tuple[PartialResult, np.ndarray]]:
         folds: dict[Key, Fold] = {}
         for row, own in zip(self.rows, self._parts, strict=True):
             for part, array in zip(own, self._kept(row), strict=True):

@@ -74,7 +74,7 @@ class _Saving:
         out: PyTree,
     ) -> None:
         self.cut_program, self.path, self.leaves = cut_program, path, leaves
-        self.program = cut_program.program
+        self.graph = cut_program.graph
         places = outputs(cut_program, out, leaves)
         given = {value: array for value, array in places if value}
         self.out = self._sinks(places, given)
@@ -138,7 +138,7 @@ class _Saving:
         made = [
             self._output(k, name, value)
             for k, (name, value) in enumerate(
-                zip(names, self.program.outputs, strict=True)
+                zip(names, self.graph.outputs, strict=True)
             )
         ]
         body = {
@@ -159,7 +159,7 @@ class _Saving:
     def _values(self) -> Iterator[tuple[Value, dict[str, Any]]]:
         """What shards read and write, and where it is."""
         for name, value, leaf in zip(
-            self.cut_program.names, self.program.inputs, self.leaves, strict=True
+            self.cut_program.names, self.graph.inputs, self.leaves, strict=True
         ):
             source = self.travels.sources.get(value)
             if source is not None and not is_key(value.aval):
@@ -167,10 +167,10 @@ class _Saving:
             else:
                 file = self._kept_input(value, leaf)
                 yield value, {**_aval(value), "source": {"file": file}}
-        for value, constant in self.program.constants.items():
+        for value, constant in self.graph.constants.items():
             file = self._kept_input(value, constant)
             yield value, {**_aval(value), "source": {"file": file}}
-        outputs = reversed([*enumerate(self.program.outputs)])
+        outputs = reversed([*enumerate(self.graph.outputs)])
         places = {v: k for k, v in outputs if isinstance(v, Value)}
         for stage in self.cut_program.stages:
             for result in stage.results:

@@ -224,7 +224,7 @@ class Worker:
         return bad
 
 
-class Result(NamedTuple):
+class Output(NamedTuple):
     """Where an output is.
 
     Attributes:
@@ -242,7 +242,7 @@ class Result(NamedTuple):
         return str(self.where)
 
 
-def results(job: Job) -> dict[str, Result]:
+def results(job: Job) -> dict[str, Output]:
     """Where the outputs are, by their names."""
     found = {}
     for output in job.body["outputs"]:
@@ -250,5 +250,5 @@ def results(job: Job) -> dict[str, Result]:
         if where is None:
             sink = job.value(output["value"])["sink"]
             where = sink.get("file", sink.get("about", {}).get("place"))
-        found[output["name"]] = Result(where, np.dtype(output["dtype"]))
+        found[output["name"]] = Output(where, np.dtype(output["dtype"]))
     return found

@@ -8,7 +8,7 @@ from jax.extend.source_info_util import user_context
 
 from shardmap.plan.engine.emitting import running
 from shardmap.plan.engine.nodes import Node, Operand, Scalar
-from shardmap.plan.engine.recipe import Ref, Static, take
+from shardmap.plan.engine.recipe import Ref, StaticRecipe, take
 from shardmap.plan.engine.rules import Rule
 
 Starts: TypeAlias = Sequence[jax.Array] | jax.Array
@@ -16,7 +16,7 @@ Starts: TypeAlias = Sequence[jax.Array] | jax.Array
 
 
 def emit(
-    static: Static,
+    static: StaticRecipe,
     nodes: Mapping[int, Node],
     rules: Mapping[int, Rule],
     demanded: Sequence[Operand | None],

@@ -20,7 +20,7 @@ from jax import lax
 from shardmap._jax.stages import SLOW_LEADING_SUMS
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, Scalar
-from shardmap.plan.engine.recipe import Static, Step, take
+from shardmap.plan.engine.recipe import StaticRecipe, Step, take
 from shardmap.plan.engine.rules import Factor, Rule, Windowed
 
 LONG_ROW = 2**15
@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
 
 def runs_of(
-    static: Static, nodes: Mapping[int, Node], rules: Mapping[int, Rule]
+    static: StaticRecipe, nodes: Mapping[int, Node], rules: Mapping[int, Rule]
 ) -> dict[int, Run]:
     """The reductions of a recipe that run over rows, by the number of their step."""
     # Only rules that are data say which axes are rows.
@@ -70,7 +70,7 @@ def runs_of(
     return found
 
 
-def _users(static: Static) -> dict[int, list[tuple[int, int]]]:
+def _users(static: StaticRecipe) -> dict[int, list[tuple[int, int]]]:
     """Slot -> the steps and operands that take it; step -1 for a result."""
     found: dict[int, list[tuple[int, int]]] = {}
     for number, step in enumerate(static.steps):
@@ -126,7 +126,7 @@ def _rows(rule: Factors, step: Step) -> Factor | None:
 
 
 def _inside(
-    static: Static,
+    static: StaticRecipe,
     rules: Mapping[int, Factors],
     users: Mapping[int, list[tuple[int, int]]],
     reduction: int,
@@ -159,7 +159,7 @@ def _inside(
 
 def emit_run(
     run: Run,
-    static: Static,
+    static: StaticRecipe,
     nodes: Mapping[int, Node],
     slots: Mapping[int, Any],
     starts: Mapping[int, Sequence[Any]],

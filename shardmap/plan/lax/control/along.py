@@ -18,11 +18,11 @@ from shardmap._jax.types import Equation
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import (
     Calls,
+    Graph,
     Node,
     Operand,
-    Program,
+    PlanPrimitive,
     Rewrite,
-    Step,
     Value,
     avals,
 )
@@ -43,7 +43,7 @@ from shardmap.plan.engine.slices import Box, Edges, Interval
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.control.loops import Scan
 
-PIECE, JOINED = Step("piece of a scan"), Step("steps of a scan")
+PIECE, JOINED = PlanPrimitive("piece of a scan"), PlanPrimitive("steps of a scan")
 MOST_PIECES = 64
 """Into how many pieces a scan is cut at most, as each is a stage."""
 
@@ -71,7 +71,7 @@ def rewrite(chosen: Mapping[int, tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     """Rewrites the equations that these nodes come from."""
 
     def in_pieces(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         if id(equation.params) not in chosen:
             return None
@@ -86,7 +86,7 @@ def rewrite(chosen: Mapping[int, tuple[Node, Cut]]) -> dict[Any, Rewrite]:
         for begin, end in reversed(pieces) if params["reverse"] else pieces:
             own = {**params, "length": end - begin, "first_row": begin}
             rows = [aval.update(shape=(end - begin, *aval.shape[1:])) for aval in made]
-            outs = program.add(
+            outs = graph.add(
                 PIECE,
                 own,
                 [*ins[:consts], *carry, *ins[consts + carries :]],
@@ -99,7 +99,7 @@ def rewrite(chosen: Mapping[int, tuple[Node, Cut]]) -> dict[Any, Rewrite]:
             steps.reverse()
         own = {"edges": edges, "origins": sorted(cut.origins)}
         joined = [
-            program.add(JOINED, own, parts, [aval], source)[0]
+            graph.add(JOINED, own, parts, [aval], source)[0]
             for parts, aval in zip(
                 zip(*steps, strict=True), made[carries:], strict=True
             )

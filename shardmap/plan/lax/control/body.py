@@ -1,4 +1,4 @@
-"""Rules of loops and branches: their bodies are programs of their own.
+"""Rules of loops and branches: their bodies are graphs of their own.
 
 What a loop needs of its operands is a fixed point: a carried value must enter in the
 box in which it leaves, and that box may grow until nothing more is asked. An axis that
@@ -18,36 +18,37 @@ from shardmap.plan.engine.alike.affine import settled
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
-from shardmap.plan.engine.nodes import Calls, Node, Program, Value, flatten
-from shardmap.plan.engine.recipe import Recipe, relevant_nodes, trace_back
-from shardmap.plan.engine.rules import (
-    Factor,
+from shardmap.plan.engine.nodes import Calls, Graph, Node, Value, flatten
+from shardmap.plan.engine.recipe import (
+    Intervals,
+    Recipe,
+    relevant_nodes,
+    trace_back,
 )
-from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
-from shardmap.plan.engine.work import Key, Unions
-from shardmap.plan.lax.control.parts import Part, Sum, sum_over
+from shardmap.plan.engine.slices import Box, hull_of, shape_of
+from shardmap.plan.engine.work import AxisKey, Unions
+from shardmap.plan.lax.control.parts import Partial, Sum, sum_over
 
 Boxes: TypeAlias = Sequence[Box | None]
-Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
 NO_INTERVALS: Intervals = {}
 
 
-class Body:
+class InnerBody:
     """A jaxpr inside an equation, ready to be sliced."""
 
     def __init__(self, jaxpr: AnyJaxpr, table: RuleTable, calls: Calls) -> None:
-        self.program: Program = flatten(jaxpr, calls)
-        self.rules = {n.number: table.rule(n) for n in self.program.nodes}
-        self.nodes = {n.number: n for n in self.program.nodes}
-        outputs = self.program.outputs
-        self.stops = frozenset([*self.program.inputs, *self.program.constants])
-        self.backwards = relevant_nodes(self.program.nodes, outputs, self.stops)
+        self.graph: Graph = flatten(jaxpr, calls)
+        self.rules = {n.number: table.rule(n) for n in self.graph.nodes}
+        self.nodes = {n.number: n for n in self.graph.nodes}
+        outputs = self.graph.outputs
+        self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
+        self.backwards = relevant_nodes(self.graph.nodes, outputs, self.stops)
 
-    def loops(self) -> tuple[Unions, dict[Key, Node], list[Sum]]:
+    def loops(self) -> tuple[Unions, dict[AxisKey, Node], list[Sum]]:
         """Which axes are one loop, what would break it there, and what is summed."""
         unions, sums = Unions(), list[Sum]()
-        broken: dict[Key, Node] = {}
-        for node in self.program.nodes:
+        broken: dict[AxisKey, Node] = {}
+        for node in self.graph.nodes:
             linked = set()
             for group in self.rules[node.number].links():
                 keys = []
@@ -86,13 +87,13 @@ class Body:
         """
         demands = [
             None if box is None else (value, box)
-            for value, box in zip(self.program.outputs, boxes, strict=True)
+            for value, box in zip(self.graph.outputs, boxes, strict=True)
         ]
         recipe = trace_back(
             self.backwards, self.rules, demands, self.stops, intervals, versions=1
         )
         for value, box in recipe.reads:
-            if value in self.program.constants:
+            if value in self.graph.constants:
                 begin = tuple(start for start, _ in box)
                 recipe = recipe._replace(starts=recipe.starts + begin)
         return recipe
@@ -100,7 +101,7 @@ class Body:
     def needs(self, recipe: Recipe) -> list[Box | None]:
         """The boxes of the inputs that a recipe reads."""
         read = dict(recipe.reads)
-        return [read.get(value) for value in self.program.inputs]
+        return [read.get(value) for value in self.graph.inputs]
 
     def run(
         self,
@@ -112,15 +113,15 @@ class Body:
         """The wanted boxes of the outputs, from the boxes that `needs` said."""
         values = [
             value if box is not None else None
-            for value, box in zip(self.program.outputs, wanted, strict=True)
+            for value, box in zip(self.graph.outputs, wanted, strict=True)
         ]
-        given = dict(zip(self.program.inputs, inputs, strict=True))
-        given.update(self.program.constants)
+        given = dict(zip(self.graph.inputs, inputs, strict=True))
+        given.update(self.graph.constants)
         place = sum(step.start_count for step in recipe.static.steps)
         reads = []
         for value, box in recipe.reads:
             read = given[value]
-            if value in self.program.constants:
+            if value in self.graph.constants:
                 begin = [starts[place + k] for k in range(len(box))]
                 place += len(box)
                 read = lax.dynamic_slice(jnp.asarray(read), begin, shape_of(box))
@@ -192,7 +193,7 @@ def fits(needs: Boxes, carry: Boxes) -> tuple[Box | None, ...]:
 
 
 def only_first(
-    value: jax.Array, part: Part | None, first: Mapping[Any, jax.Array]
+    value: jax.Array, part: Partial | None, first: Mapping[Any, jax.Array]
 ) -> jax.Array:
     """What is complete, among parts that combine: in the first shard only.
 

@@ -13,9 +13,9 @@ from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.engine.work import Unions
 from shardmap.plan.lax.control.body import (
-    Body,
     Boxes,
     Frozen,
+    InnerBody,
     as_carried,
     fit,
     fits,
@@ -23,7 +23,7 @@ from shardmap.plan.lax.control.body import (
     shapes_of,
 )
 from shardmap.plan.lax.control.inner import Inner
-from shardmap.plan.lax.control.parts import Part
+from shardmap.plan.lax.control.parts import Partial
 
 
 class Branches(NamedTuple):
@@ -49,7 +49,9 @@ class Cond(Inner):
 
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
         super().__init__(node)
-        self.bodies = [Body(jaxpr, table, calls) for jaxpr in node.params["branches"]]
+        self.bodies = [
+            InnerBody(jaxpr, table, calls) for jaxpr in node.params["branches"]
+        ]
         named = []
         for body in self.bodies:
             self.name_loops(
@@ -130,11 +132,11 @@ class Cond(Inner):
 
             def branch(
                 *operands: jax.Array,
-                body: Body = body,
+                body: InnerBody = body,
                 recipe: Recipe = recipe,
                 needs: Boxes = needs,
                 own: Sequence[Any] = own,
-                lacking: Sequence[Part | None] = [
+                lacking: Sequence[Partial | None] = [
                     None if part else combined
                     for part, combined in zip(parts, joint, strict=True)
                 ],

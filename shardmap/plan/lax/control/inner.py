@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import jax
 
 from shardmap.plan.engine.nodes import Node, Value
+from shardmap.plan.engine.recipe import Intervals
 from shardmap.plan.engine.rules import (
     UNCUT,
     Contraction,
@@ -19,8 +20,8 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Interval
-from shardmap.plan.lax.control.body import Body, Intervals
-from shardmap.plan.lax.control.parts import Part, Sums
+from shardmap.plan.lax.control.body import InnerBody
+from shardmap.plan.lax.control.parts import Partial, Sums
 
 ALONG = Reason(
     "each step of the loop needs the one before it", "cut an axis inside of a step"
@@ -29,10 +30,6 @@ ELSEWHERE = "cut an axis that the body treats index by index"
 MIXED = Reason("the body of the loop or branch mixes this axis", ELSEWHERE)
 Names: TypeAlias = list[list[Hashable | None]]
 """Per operand or result, and axis: which loop it is, None where it is needed whole."""
-
-
-Place: TypeAlias = tuple[str, int, int]
-"""An axis: "in" or "out", the number of the operand or result, and which it is."""
 
 
 class Inner(Rule):
@@ -48,13 +45,13 @@ class Inner(Rule):
         self.ins: Names = [[None] * len(s) for s in node.in_shapes]
         self.outs: Names = [[None] * len(s) for s in node.out_shapes]
         # Per body: its sums, and what it calls the loop of each place.
-        self._inside: list[tuple[Sums, dict[Place, Any]]] = []
+        self._inside: list[tuple[Sums, dict[Link, Any]]] = []
         # Operand and axis: why it is needed whole.
         self.why: dict[tuple[int, int], Reason] = {}
 
     def name_loops(
         self,
-        body: Body,
+        body: InnerBody,
         pairs: Sequence[tuple[int, int]],
         ins: Mapping[int, tuple[int, int | None]],
         outs: Mapping[int, tuple[int, int | None]],
@@ -70,7 +67,7 @@ class Inner(Rule):
           looked: inputs of the body that something else needs complete.
         """
         unions, broken, found = body.loops()
-        inputs, outputs = body.program.inputs, body.program.outputs
+        inputs, outputs = body.graph.inputs, body.graph.outputs
         for out, into in pairs:
             value = outputs[out]
             for axis in range(len(inputs[into].shape)):
@@ -78,7 +75,7 @@ class Inner(Rule):
                 if isinstance(value, Value):
                     unions.unite((value.number, axis), key)
         bad = {unions.find(key): node for key, node in reversed(broken.items())}
-        sums = Sums(body.program, body.rules, unions, found, pairs, looked)
+        sums = Sums(body.graph, body.rules, unions, found, pairs, looked)
         lengths = sums.loops
         for v in (*inputs, *outputs):
             if not isinstance(v, Value):
@@ -89,7 +86,7 @@ class Inner(Rule):
             loop = unions.find(each.key)
             if len(lengths[loop]) > 1 or sums.parts(frozenset({loop})) is None:
                 bad.setdefault(loop, body.nodes[each.node])
-        places: dict[Place, Any] = {}
+        places: dict[Link, Any] = {}
         for side, operands, numbers, names in (
             ("in", inputs, ins, self.ins),
             ("out", outputs, outs, self.outs),
@@ -103,7 +100,7 @@ class Inner(Rule):
                     place = axis + (without is not None and axis >= without)
                     if root not in bad:
                         names[number][place] = root
-                        places[side, number, place] = root
+                        places[Link(side, number, place)] = root
                     elif side == "in":
                         at = f"{bad[root].name} ({bad[root].source})"
                         why = Reason(f"{MIXED.why} at {at}", MIXED.remedy)
@@ -120,7 +117,7 @@ class Inner(Rule):
                 found[root] = name
         return found
 
-    def parts(self, names: Iterable[Any]) -> list[list[Part | None]] | None:
+    def parts(self, names: Iterable[Any]) -> list[list[Partial | None]] | None:
         """Per body, what its outputs are parts of if these are cut; None: they cannot.
 
         Bodies are branches of which one runs: what is a part in one of them is one in
@@ -133,7 +130,7 @@ class Inner(Rule):
             parts = sums.parts(frozenset(inner) & frozenset(sums.loops))
             if parts is None:
                 return None
-            row: list[Part | None] = []
+            row: list[Partial | None] = []
             for part in parts:
                 if part is None:
                     row.append(None)
@@ -143,7 +140,7 @@ class Inner(Rule):
                 # meet only the same pieces of the other.
                 if len(loops) < len(part.loops):
                     return None
-                row.append(Part(part.combiner, loops))
+                row.append(Partial(part.combiner, loops))
             found.append(row)
         for column in zip(*found, strict=True):
             if len({part for part in column if part is not None}) > 1:
@@ -167,7 +164,7 @@ class Inner(Rule):
 
     def first_ones(
         self, body: int, limited: Sequence[Factor], starts: Sequence[jax.Array]
-    ) -> tuple[list[Part | None], dict[Factor, jax.Array]]:
+    ) -> tuple[list[Partial | None], dict[Factor, jax.Array]]:
         """What a body's results are parts of, and along which loops a shard is first.
 
         Args:

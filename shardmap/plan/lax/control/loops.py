@@ -14,9 +14,9 @@ from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
 from shardmap.plan.lax.control.body import (
-    Body,
     Boxes,
     Frozen,
+    InnerBody,
     as_carried,
     fit,
     fits,
@@ -59,7 +59,7 @@ class Scan(Inner):
         super().__init__(node)
         params = node.params
         self.consts, self.carries = scan_counts(params)
-        self.body = Body(params["jaxpr"], table, calls)
+        self.body = InnerBody(params["jaxpr"], table, calls)
         first = self.consts + self.carries
         self.name_loops(
             self.body,
@@ -204,15 +204,15 @@ class While(Inner):
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
         super().__init__(node)
         params = node.params
-        self.test = Body(params["cond_jaxpr"], table, calls)
-        self.body = Body(params["body_jaxpr"], table, calls)
+        self.test = InnerBody(params["cond_jaxpr"], table, calls)
+        self.body = InnerBody(params["body_jaxpr"], table, calls)
         self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
         self.front = self.tests + self.consts
-        self.rank = len(self.test.program.outputs[0].shape)
+        self.rank = len(self.test.graph.outputs[0].shape)
         carries = len(node.outs)
         consts = {k: (self.tests + k, None) for k in range(self.consts)}
         entering = {self.consts + k: (self.front + k, None) for k in range(carries)}
-        shape = self.test.program.outputs[0].shape
+        shape = self.test.graph.outputs[0].shape
         self.looked = self.test.needs(self.test.trace([whole(shape)]))
         self.name_loops(
             self.body,
@@ -249,7 +249,7 @@ class While(Inner):
     def _name_what_it_takes(self, known: set[Any]) -> None:
         """Names the axes of what only the condition takes, by those of its result."""
         unions, broken, _ = self.test.loops()
-        inputs, [result] = self.test.program.inputs, self.test.program.outputs
+        inputs, [result] = self.test.graph.inputs, self.test.graph.outputs
         if not isinstance(result, Value):
             return
         roots = {unions.find((result.number, k)): k for k in range(self.rank)}

@@ -19,7 +19,7 @@ from shardmap.plan.engine.nodes import Calls, Node
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of
-from shardmap.plan.lax.control.body import Body, Boxes, Frozen, shapes_of
+from shardmap.plan.lax.control.body import Boxes, Frozen, InnerBody, shapes_of
 from shardmap.plan.lax.control.inner import Inner
 
 
@@ -51,7 +51,7 @@ class Mapped(Inner):
         self.independent = not (
             params["call_jaxpr"].effects or uses_axis(params["call_jaxpr"], self.name)
         )
-        self.body = Body(params["call_jaxpr"], table, calls)
+        self.body = InnerBody(params["call_jaxpr"], table, calls)
         self.name_loops(
             self.body,
             [],

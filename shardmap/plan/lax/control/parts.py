@@ -8,10 +8,10 @@ gradient of a loop adds to the gradients of its weights in every step.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardmap.plan.engine.nodes import Node, Operand, Program, Value
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import Cut, Factor, Link, Rule
 from shardmap.plan.engine.slices import Interval
-from shardmap.plan.engine.work import Key, Unions
+from shardmap.plan.engine.work import AxisKey, Unions
 
 
 class Sum(NamedTuple):
@@ -27,12 +27,12 @@ class Sum(NamedTuple):
 
     node: int
     factor: Factor
-    key: Key
+    key: AxisKey
     size: int
     outs: Mapping[int, str]
 
 
-class Part(NamedTuple):
+class Partial(NamedTuple):
     """What a value is a part of.
 
     Attributes:
@@ -70,14 +70,14 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-State = Part | Unknown | None
+State = Partial | Unknown | None
 
 
 class Sums:
     """The sums of a body.
 
     Args:
-      program: the body.
+      graph: the body.
       rules: its rules, by node number.
       unions: which of its axes are one loop.
       sums: what it sums over.
@@ -87,17 +87,17 @@ class Sums:
 
     def __init__(
         self,
-        program: Program,
+        graph: Graph,
         rules: Mapping[int, Rule],
         unions: Unions,
         sums: Sequence[Sum],
         pairs: Sequence[tuple[int, int]],
         looked: Iterable[int] = (),
     ) -> None:
-        self._program, self._rules, self._pairs = program, rules, pairs
+        self._program, self._rules, self._pairs = graph, rules, pairs
         self._looked = frozenset(looked)
         self._sums = [(each, unions.find(each.key)) for each in sums]
-        self._known: dict[frozenset[Any], list[Part | None] | None] = {}
+        self._known: dict[frozenset[Any], list[Partial | None] | None] = {}
 
     @property
     def loops(self) -> dict[Any, set[int]]:
@@ -117,7 +117,7 @@ class Sums:
                 found.setdefault(each.node, {})[each.factor] = loops[loop]
         return found
 
-    def parts(self, loops: frozenset[Any]) -> list[Part | None] | None:
+    def parts(self, loops: frozenset[Any]) -> list[Partial | None] | None:
         """What each output is a part of, if these loops are cut; None: they cannot be.
 
         A carried value that is a part enters as one.
@@ -126,20 +126,20 @@ class Sums:
             self._known[loops] = self._fixed_point(loops)
         return self._known[loops]
 
-    def _fixed_point(self, loops: frozenset[Any]) -> list[Part | None] | None:
+    def _fixed_point(self, loops: frozenset[Any]) -> list[Partial | None] | None:
         entering: dict[int, State] = {into: UNKNOWN for _, into in self._pairs}
         outs = self._outputs(loops, entering, strict=False)
         assert outs is not None
         for out, into in self._pairs:
             found = outs[out]
-            entering[into] = found if isinstance(found, Part) else None
+            entering[into] = found if isinstance(found, Partial) else None
         for _ in range(len(self._pairs) + 2):
             outs = self._outputs(loops, entering, strict=True)
             if outs is None or any(entering.get(k) for k in self._looked):
                 return None
             leaving = {into: outs[out] for out, into in self._pairs}
             if leaving == entering:
-                return [each if isinstance(each, Part) else None for each in outs]
+                return [each if isinstance(each, Partial) else None for each in outs]
             if any(entering[k] and not leaving[k] for k in leaving):
                 return None
             entering = dict(leaving)
@@ -172,10 +172,10 @@ class Sums:
                     how = each.outs.get(k)
                     if how is None:
                         continue
-                    if not isinstance(found, Part):
-                        found = Part(how, frozenset({loop}))
+                    if not isinstance(found, Partial):
+                        found = Partial(how, frozenset({loop}))
                     elif found.combiner == how and loop not in found.loops:
-                        found = Part(how, found.loops | {loop})
+                        found = Partial(how, found.loops | {loop})
                     elif strict:
                         return None
                 states[out] = found
@@ -183,7 +183,7 @@ class Sums:
 
     def _passed(self, node: Node, ins: Sequence[State]) -> State | str:
         """What the operands make of the results; a text: they may not be parts."""
-        pending = {k: each for k, each in enumerate(ins) if isinstance(each, Part)}
+        pending = {k: each for k, each in enumerate(ins) if isinstance(each, Partial)}
         unknown = {k for k, each in enumerate(ins) if isinstance(each, Unknown)}
         if not pending:
             return UNKNOWN if unknown else None
@@ -194,5 +194,5 @@ class Sums:
         for which in ({*pending, *unknown}, {*pending}):
             combiner = rule.passes(first.combiner, frozenset(which))
             if combiner is not None:
-                return Part(combiner, first.loops)
+                return Partial(combiner, first.loops)
         return "not linear"

@@ -2,7 +2,7 @@
 
 A loop of known length becomes its steps, one after the other, so that what a step sums
 over ends a stage. A branch becomes all branches and a choice between their results. A
-map whose elements talk becomes the same program of all elements.
+map whose elements talk becomes one function of all elements.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,9 @@ from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import Batch
 from shardmap.plan.engine.nodes import (
     Calls,
+    Graph,
     Node,
     Operand,
-    Program,
     Rewrite,
     traced,
 )
@@ -42,13 +42,13 @@ def rewrite(nodes: Sequence[Node], calls: Callable[[], Calls]) -> dict[Any, Rewr
 
     def writer(write: Callable[..., Any]) -> Rewrite:
         def written(
-            program: Program, equation: Equation, ins: Sequence[Operand], source: str
+            graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
         ) -> Sequence[Operand] | None:
             if id(equation.params) not in chosen:
                 return None
 
             def inline(jaxpr: AnyJaxpr, operands: Sequence[Operand]) -> list[Operand]:
-                return program.inline(jaxpr, operands, source, calls())
+                return graph.inline(jaxpr, operands, source, calls())
 
             found: Sequence[Operand] | None = write(equation.params, ins, inline)
             return found
@@ -127,7 +127,7 @@ def every_branch(
 def all_elements(
     params: Mapping[str, Any], ins: Sequence[Operand], inline: Inline
 ) -> list[Operand] | None:
-    """A map as one program of all its elements."""
+    """A map as one function of all its elements."""
     batch = Batch(params["axis_name"], params["axis_size"])
     mapped = batch.vectorize(
         params["call_jaxpr"], params["in_axes"], list(params["out_axes"])

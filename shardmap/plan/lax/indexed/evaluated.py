@@ -3,7 +3,7 @@
 It is computed with NumPy, as a plan may be made while JAX traces or lowers a function.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
+from shardmap._jax.types import Params
 from shardmap.plan.engine.nodes import Node, Operand, Scalar, Value
 
 MOST_ELEMENTS = 2**20
@@ -18,8 +19,6 @@ MOST_ELEMENTS = 2**20
 
 MOST_NODES = 128
 """Of how many equations."""
-
-Params = Mapping[str, Any]
 
 
 def evaluated(operand: Operand) -> np.ndarray | None:

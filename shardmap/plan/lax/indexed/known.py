@@ -16,28 +16,28 @@ from jax.extend.core import primitives as p
 from shardmap._jax.lax_primitives import SCATTER_SUB
 from shardmap._jax.types import Equation
 from shardmap.plan.engine.keys import is_key
-from shardmap.plan.engine.nodes import Operand, Program, Scalar, traced
+from shardmap.plan.engine.nodes import Graph, Operand, Scalar, traced
 
 
-def known_places(program: Program, operand: Operand) -> list[int] | None:
+def known_places(graph: Graph, operand: Operand) -> list[int] | None:
     """The elements of a small vector of indices; None if they are not known."""
     if isinstance(operand, Scalar):
         return _numbers(operand.value)
     if len(operand.shape) > 1 or operand.size > MOST_PLACES:
         return None
-    if operand in program.constants:
-        return _numbers(program.constants[operand])
+    if operand in graph.constants:
+        return _numbers(graph.constants[operand])
     node = operand.producer
     if node is None or not jnp.issubdtype(operand.aval.dtype, jnp.integer):
         return None
     if node.primitive is p.concatenate_p:
-        parts = [known_places(program, each) for each in node.ins]
+        parts = [known_places(graph, each) for each in node.ins]
         if any(part is None for part in parts):
             return None
         return [n for part in parts for n in part or ()]
     if node.primitive is not p.broadcast_in_dim_p or len(node.ins) != 1:
         return None
-    found = known_places(program, node.ins[0])
+    found = known_places(graph, node.ins[0])
     return found * operand.size if found is not None and len(found) == 1 else found
 
 
@@ -51,13 +51,13 @@ def _numbers(array: Any) -> list[int] | None:
 
 
 def _starts(
-    program: Program, ins: Sequence[Operand], axes: Sequence[int], taken: Sequence[int]
+    graph: Graph, ins: Sequence[Operand], axes: Sequence[int], taken: Sequence[int]
 ) -> list[int] | None:
     """Where the only window starts along each axis; None: not known, or outside."""
     operand, indices = ins[0], ins[1]
     if len(indices.shape) != 1 or is_key(operand.aval):
         return None
-    places = known_places(program, indices)
+    places = known_places(graph, indices)
     if places is None or len(places) != len(axes):
         return None
     starts = [0] * len(operand.shape)
@@ -71,14 +71,14 @@ def _starts(
 
 
 def one_slice(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """A ``gather`` of one window."""
     numbers, taken = (
         equation.params["dimension_numbers"],
         equation.params["slice_sizes"],
     )
-    starts = _starts(program, ins, numbers.start_index_map, taken)
+    starts = _starts(graph, ins, numbers.start_index_map, taken)
     if starts is None or numbers.operand_batching_dims:
         return None
     limits = [a + n for a, n in zip(starts, taken, strict=True)]
@@ -87,11 +87,11 @@ def one_slice(
     def sliced(x: jax.Array) -> jax.Array:
         return lax.squeeze(lax.slice(x, starts, limits), gone)
 
-    return program.inline(traced(sliced, ins[:1]), ins[:1], source)
+    return graph.inline(traced(sliced, ins[:1]), ins[:1], source)
 
 
 def one_update(
-    program: Program, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
 ) -> list[Operand] | None:
     """A ``scatter`` of one window."""
     numbers = equation.params["dimension_numbers"]
@@ -104,7 +104,7 @@ def one_update(
     rest = iter(updates.shape)
     taken = [1 if k in inserted else next(rest) for k in range(len(operand.shape))]
     axes = numbers.scatter_dims_to_operand_dims
-    starts = _starts(program, ins, axes, taken)
+    starts = _starts(graph, ins, axes, taken)
     if starts is None:
         return None
     combine = COMBINE[equation.primitive]
@@ -129,7 +129,7 @@ def one_update(
         return lax.select(here, new, x)
 
     operands = [operand, updates]
-    return program.inline(traced(updated, operands), operands, source)
+    return graph.inline(traced(updated, operands), operands, source)
 
 
 COMBINE: dict[Any, Callable[[jax.Array, jax.Array], jax.Array]] = {

@@ -14,13 +14,13 @@ from shardmap.plan.lax.indexed.hulls import Hulls, stretch
 
 
 @dataclass(frozen=True)
-class Places(Window):
+class OrderedPlaces(Window):
     """A window through which result ``i`` sees the ``i``-th of some ascending places.
 
     Attributes:
       content: the places, as bytes; from last to first where ``reverse`` is set.
 
-    >>> ahead = Places.of(np.array([1, 1, 4, 9]), size=10)
+    >>> ahead = OrderedPlaces.of(np.array([1, 1, 4, 9]), size=10)
     >>> ahead.reads((1, 3)), ahead.moves([2, 5], 4)
     (((1, 5), 0, 0), (2, 3))
     """
@@ -28,7 +28,9 @@ class Places(Window):
     content: bytes = b""
 
     @classmethod
-    def of(cls, places: np.ndarray, size: int, reverse: bool = False) -> "Places":
+    def of(
+        cls, places: np.ndarray, size: int, reverse: bool = False
+    ) -> "OrderedPlaces":
         return cls(size, reverse=reverse, content=places.astype(np.int64).tobytes())
 
     @property
@@ -71,12 +73,12 @@ class Places(Window):
 
 
 @dataclass(frozen=True)
-class Landings(Places):
+class Landings(OrderedPlaces):
     """A window through which a place sees the updates that go there.
 
     Attributes:
       size: how many updates there are.
-      content: where they go, ascending, as `Places` has it.
+      content: where they go, ascending, as `OrderedPlaces` has it.
 
     >>> ahead = Landings.of(np.array([1, 1, 4, 9]), size=4)
     >>> ahead.reads((1, 5)), ahead.reads((5, 9)), ahead.moves([2, 3], 10)
@@ -84,7 +86,7 @@ class Landings(Places):
     """
 
     @classmethod
-    def along(cls, places: Places) -> "Landings":
+    def along(cls, places: OrderedPlaces) -> "Landings":
         """Where updates go that have these places."""
         count = len(places.places)
         return cls(count, reverse=places.reverse, content=places.content)
@@ -159,20 +161,20 @@ def lines(
     return found
 
 
-def ordered(line: Line, size: int) -> Places | None:
+def ordered(line: Line, size: int) -> OrderedPlaces | None:
     """What is looked at along an axis of this size, if that is in order."""
     if line.varies:
         return None
     places = line.places[:, 0]
     steps = np.diff(places)
     if (steps >= 0).all():
-        return Places.of(places, size)
+        return OrderedPlaces.of(places, size)
     if (steps <= 0).all():
-        return Places.of(places[::-1], size, reverse=True)
+        return OrderedPlaces.of(places[::-1], size, reverse=True)
     return None
 
 
-def looked_at(line: Line, size: int, taken: int) -> Places | Hulls | None:
+def looked_at(line: Line, size: int, taken: int) -> OrderedPlaces | Hulls | None:
     """What a gather looks at along an axis of this size, if pieces look at pieces.
 
     Args:

@@ -30,10 +30,11 @@ def as_int32(index: ArrayLike) -> jax.Array:
     """
     index = jnp.asarray(index)
     limits = np.iinfo(np.int32)
-    if index.dtype.itemsize > 4:
-        index = jnp.clip(index, limits.min, limits.max)
-    elif index.dtype == jnp.uint32:
+    if index.dtype in (jnp.uint32, jnp.uint64):
+        # Clipped, their least number would be that of int32, which they wrap around.
         index = jnp.minimum(index, limits.max)
+    elif index.dtype.itemsize > 4:
+        index = jnp.clip(index, limits.min, limits.max)
     return index.astype(jnp.int32)
 
 

@@ -1,1 +1,1 @@
-"""What takes a stage of its own, and cuts that begin inside of a program."""
+"""What takes a stage of its own, and cuts that begin inside of a graph."""

@@ -1,6 +1,6 @@
 """Cuts that begin at results: an identity at which the cuts that are asked for appear.
 
-What a program makes of no argument that is cut, such as random numbers of a key, is
+What a function makes of no argument that is cut, such as random numbers of a key, is
 then made piece by piece.
 """
 
@@ -8,28 +8,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node, Program, Step, Value
+from shardmap.plan.engine.nodes import Graph, Node, PlanPrimitive, Value
 from shardmap.plan.engine.rules import Cut, Forward, Rule, meet
 
-ASKED = Step("asked cuts")
+ASKED = PlanPrimitive("asked cuts")
 
 
-def ask(program: Program, cuts: Sequence[Sequence[Cut]]) -> None:
-    """Cuts the outputs of a program.
+def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
+    """Cuts the outputs of a graph.
 
     Args:
-      program: the program, whose outputs are replaced.
+      graph: the graph, whose outputs are replaced.
       cuts: of each output's axes.
     """
-    for k, (output, row) in enumerate(zip(program.outputs, cuts, strict=True)):
+    for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=True)):
         if isinstance(output, Value) and any(cut.at for cut in row):
             params = {"cuts": tuple(cut.at for cut in row)}
-            [program.outputs[k]] = program.add(
+            [graph.outputs[k]] = graph.add(
                 ASKED, params, [output], [output.aval], "out_slices"
             )
 
 
-class Asked(Factors):
+class AskedCuts(Factors):
     """All axes pass, and get cuts of their own."""
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
@@ -39,7 +39,7 @@ class Asked(Factors):
 
 def rule(node: Node) -> Rule:
     axes = range(len(node.in_shapes[0]))
-    return Asked(
+    return AskedCuts(
         node,
         [axes],
         [axes],

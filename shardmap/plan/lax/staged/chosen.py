@@ -47,7 +47,7 @@ class Chosen:
             values = [v for v in node.ins if isinstance(v, Value)]
             return meet([analysis.cuts[v][axis] for v in values])
 
-        selected = select.selections(analysis.program, new([p.sort_p], self.recut))
+        selected = select.selections(analysis.graph, new([p.sort_p], self.recut))
         if selected.sorts:
             self.selected.append(selected)
         changed = {

@@ -15,11 +15,11 @@ import numpy as np
 from jax import lax
 
 from shardmap.plan.engine.factors import Factors, Local
-from shardmap.plan.engine.nodes import Node, Operand, Program, Step, traced
+from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, traced
 from shardmap.plan.engine.rules import Factor, Need, Reason, RuleMaker
 from shardmap.plan.engine.slices import Box, Interval
 
-COUNTED, DIGITS = Step("elements counted"), Step("next digit")
+COUNTED, DIGITS = PlanPrimitive("elements counted"), PlanPrimitive("next digit")
 
 DIGIT = 4
 """The bits of a digit: with more of them stages are fewer, and count more."""
@@ -34,12 +34,12 @@ COUNTABLE = frozenset(
 
 
 def counted_out(
-    program: Program, operand: Operand, ranks: Operand, axis: int, source: str
+    graph: Graph, operand: Operand, ranks: Operand, axis: int, source: str
 ) -> Operand:
     """The elements that would stand at places of an axis if it were sorted.
 
     Args:
-      program: where this is written.
+      graph: where this is written.
       operand: what is not sorted.
       ranks: the places, of the operand's shape but along the axis; other axes may be 1.
       axis: the axis.
@@ -50,13 +50,13 @@ def counted_out(
     shape[axis] = ranks.shape[axis]
     key = jax.core.ShapedArray(tuple(shape), _bits(dtype))
     count = jax.core.ShapedArray((2**DIGIT - 1, *shape), np.dtype("int32"))
-    [low] = program.inline(traced(lambda: jnp.zeros(shape, key.dtype), []), [], source)
+    [low] = graph.inline(traced(lambda: jnp.zeros(shape, key.dtype), []), [], source)
     for shift in reversed(range(0, 8 * dtype.itemsize, DIGIT)):
         params = {"axis": axis, "shift": shift}
-        [below] = program.add(COUNTED, params, [operand, low], [count], source)
-        [low] = program.add(DIGITS, params, [low, below, ranks], [key], source)
+        [below] = graph.add(COUNTED, params, [operand, low], [count], source)
+        [low] = graph.add(DIGITS, params, [low, below, ranks], [key], source)
     jaxpr = traced(lambda low: from_ordered(low, dtype), [low])
-    [found] = program.inline(jaxpr, [low], source)
+    [found] = graph.inline(jaxpr, [low], source)
     return found
 
 

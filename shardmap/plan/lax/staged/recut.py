@@ -12,11 +12,11 @@ from typing import Any
 from shardmap._jax.types import Equation
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import (
+    Graph,
     Node,
     Operand,
-    Program,
+    PlanPrimitive,
     Rewrite,
-    Step,
     Value,
     avals,
 )
@@ -24,7 +24,7 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Link, Origins, Rule
 from shardmap.plan.lax import batched
 
-RECUT = Step("change of cut")
+RECUT = PlanPrimitive("change of cut")
 
 
 def changes(analysis: Analysis) -> dict[int, tuple[Node, int, Cut]]:
@@ -71,16 +71,16 @@ def rewrite(chosen: Mapping[int, tuple[Node, int, Cut]]) -> dict[Any, Rewrite]:
     """Rewrites the equations that these nodes come from."""
 
     def with_change(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         if id(equation.params) not in chosen:
             return None
         _, axis, cut = chosen[id(equation.params)]
         [operand] = ins
         params = {"axis": axis, "at": cut.at, "origins": sorted(cut.origins)}
-        changed = program.add(RECUT, params, ins, [operand.aval], source)
+        changed = graph.add(RECUT, params, ins, [operand.aval], source)
         made = avals(equation.outvars)
-        return program.add(equation.primitive, equation.params, changed, made, source)
+        return graph.add(equation.primitive, equation.params, changed, made, source)
 
     return {node.primitive: with_change for node, _, _ in chosen.values()}
 

@@ -14,9 +14,9 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Equation
 from shardmap.plan.engine.nodes import (
+    Graph,
     Node,
     Operand,
-    Program,
     Rewrite,
     Scalar,
     Value,
@@ -43,14 +43,14 @@ class Selections(NamedTuple):
     readers: Mapping[int, Node]
 
 
-def selections(program: Program, ended: Iterable[Node]) -> Selections:
+def selections(graph: Graph, ended: Iterable[Node]) -> Selections:
     """Of sorts at which cuts end, those of which only single places are taken."""
     users: dict[Operand, list[Node]] = {}
-    for node in program.nodes:
+    for node in graph.nodes:
         for operand in node.ins:
             if isinstance(operand, Value):
                 users.setdefault(operand, []).append(node)
-    outputs = {each for each in program.outputs if isinstance(each, Value)}
+    outputs = {each for each in graph.outputs if isinstance(each, Value)}
     sorts = {id(node.params): node for node in ended if _can_be_counted(node)}
     # An equation may stand in several places: all or none of them are written anew.
     while True:
@@ -58,7 +58,7 @@ def selections(program: Program, ended: Iterable[Node]) -> Selections:
         sort_of: dict[int, int] = {}
         known: set[int] = set()
         bad: set[int] = set()
-        for node in program.nodes:
+        for node in graph.nodes:
             key = id(node.params)
             if key in sorts:
                 found = _readers(node, users, outputs)
@@ -68,7 +68,7 @@ def selections(program: Program, ended: Iterable[Node]) -> Selections:
                     if sort_of.setdefault(id(each.params), key) != key:
                         bad |= {key}
                     known.add(each.number)
-        for node in program.nodes:
+        for node in graph.nodes:
             if id(node.params) in readers and node.number not in known:
                 bad.add(sort_of[id(node.params)])
         if not bad:
@@ -181,17 +181,17 @@ def rewrites(chosen: Selections) -> dict[Any, Rewrite]:
     }
 
     def not_sorted(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         return list(ins) if id(equation.params) in chosen.sorts else None
 
     def taken(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         if id(equation.params) not in chosen.readers:
             return None
         node = chosen.readers[id(equation.params)]
-        return _taken(program, node, axis_of[id(equation.params)], ins, source)
+        return _taken(graph, node, axis_of[id(equation.params)], ins, source)
 
     if not chosen.sorts:
         return {}
@@ -200,16 +200,16 @@ def rewrites(chosen: Selections) -> dict[Any, Rewrite]:
 
 
 def _taken(
-    program: Program, node: Node, axis: int, ins: Sequence[Operand], source: str
+    graph: Graph, node: Node, axis: int, ins: Sequence[Operand], source: str
 ) -> Sequence[Operand]:
     """What a node takes of an operand that is not sorted, as if it were."""
     operand, *places = ins
     shape, params = operand.shape, node.params
-    inline = program.inline
+    inline = graph.inline
     if node.primitive is p.gather_p:
         how = _Gathered(node, axis)
         [wanted] = inline(traced(how.ranks, places), places, source)
-        found = counted_out(program, operand, wanted, axis, source)
+        found = counted_out(graph, operand, wanted, axis, source)
         return inline(traced(how.out, [found, *places]), [found, *places], source)
     limits = list(params.get("limit_indices", shape))
     count = node.out_shapes[0][axis]
@@ -236,7 +236,7 @@ def _taken(
         return lax.slice(found, first, limits, steps)
 
     [wanted] = inline(traced(ranks, places), places, source)
-    found = counted_out(program, operand, wanted, axis, source)
+    found = counted_out(graph, operand, wanted, axis, source)
     return inline(traced(rest, [found, *places]), [found, *places], source)
 
 

@@ -18,7 +18,14 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Equation
 from shardmap.plan.engine.crop import crop, crops
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, traced
+from shardmap.plan.engine.nodes import (
+    Graph,
+    Node,
+    Operand,
+    PlanPrimitive,
+    Rewrite,
+    traced,
+)
 from shardmap.plan.engine.rules import (
     Cut,
     Factor,
@@ -31,10 +38,10 @@ from shardmap.plan.engine.rules import (
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
 from shardmap.plan.lax.indexed.iotas import iota_of
-from shardmap.plan.lax.prefix import Step, common_cuts
+from shardmap.plan.lax.prefix import common_cuts
 from shardmap.plan.lax.staged.recut import RECUT
 
-RUNS, MERGED = Step("sorted pieces"), Step("merged pairs of pieces")
+RUNS, MERGED = PlanPrimitive("sorted pieces"), PlanPrimitive("merged pairs of pieces")
 
 
 def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> Rewrite:
@@ -42,34 +49,34 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> Rewrite:
     chosen = common_cuts(cuts)
 
     def by_pieces(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         cut = chosen.get(id(equation.params))
         if cut is None:
             return None
         axis, count = equation.params["dimension"], len(ins)
         keys = equation.params["num_keys"]
-        operands, ordered = with_places(program, ins, axis, keys, source)
+        operands, ordered = with_places(graph, ins, axis, keys, source)
         size = ins[0].shape[axis]
         edges = coalesced((0, *cut.at, size))
         avals = [operand.aval for operand in operands]
         shared = {"axis": axis, "keys": ordered, "origins": sorted(cut.origins)}
         params: dict[str, Any] = {**shared, "edges": edges}
-        runs: Sequence[Operand] = program.add(RUNS, params, operands, avals, source)
+        runs: Sequence[Operand] = graph.add(RUNS, params, operands, avals, source)
         for pairs in layers(edges):
             params = {**shared, "pairs": pairs}
-            runs = program.add(MERGED, params, [*runs, *runs], avals, source)
+            runs = graph.add(MERGED, params, [*runs, *runs], avals, source)
         params = {"axis": axis, "at": cut.at, "origins": shared["origins"]}
         made = runs if len(runs) == count else [*runs[:keys], *runs[keys + 1 :]]
         return [
-            program.add(RECUT, params, [each], [each.aval], source)[0] for each in made
+            graph.add(RECUT, params, [each], [each.aval], source)[0] for each in made
         ]
 
     return by_pieces
 
 
 def with_places(
-    program: Program, ins: Sequence[Operand], axis: int, keys: int, source: str
+    graph: Graph, ins: Sequence[Operand], axis: int, keys: int, source: str
 ) -> tuple[list[Operand], int]:
     """The operands with the elements' places as the last key, and how many keys.
 
@@ -87,7 +94,7 @@ def with_places(
     def places() -> jax.Array:
         return lax.broadcasted_iota(dtype, shape, axis)
 
-    [found] = program.inline(traced(places, []), [], source)
+    [found] = graph.inline(traced(places, []), [], source)
     return [*ins[:keys], found, *ins[keys:]], keys + 1
 
 

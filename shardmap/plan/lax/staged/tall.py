@@ -19,9 +19,10 @@ from shardmap._jax.types import Equation
 from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import (
+    Graph,
     Node,
     Operand,
-    Program,
+    PlanPrimitive,
     Rewrite,
     Value,
     avals,
@@ -39,10 +40,10 @@ from shardmap.plan.engine.rules import (
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
 from shardmap.plan.lax.batched import CORE
-from shardmap.plan.lax.prefix import Step, common_cuts
+from shardmap.plan.lax.prefix import common_cuts
 
 TRIANGLES, ONE_TRIANGLE, ROWS = map(
-    Step, ("triangles of pieces", "triangle of all", "orthogonal rows")
+    PlanPrimitive, ("triangles of pieces", "triangle of all", "orthogonal rows")
 )
 
 
@@ -74,7 +75,7 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     chosen = common_cuts(cuts)
 
     def by_triangles(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         cut = chosen.get(id(equation.params))
         if cut is None:
@@ -84,35 +85,35 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
         if len(edges) < 3:
             return None
         if equation.primitive is p.qr_p:
-            return _qr(program, operand, edges, source)
-        q, r = _qr(program, operand, edges, source)
+            return _qr(graph, operand, edges, source)
+        q, r = _qr(graph, operand, edges, source)
         # What svd gives: singular values, and with vectors u and the transposed v.
         [_, *sides] = made = avals(equation.outvars)
         columns = operand.shape[1]
         small = [jax.core.ShapedArray((columns, columns), each.dtype) for each in sides]
-        values, *vectors = program.add(
+        values, *vectors = graph.add(
             p.svd_p, equation.params, [r], [made[0], *small], source
         )
         if not vectors:
             return [values]
         u, v = vectors
-        [left] = program.inline(traced(lambda q, u: q @ u, [q, u]), [q, u], source)
+        [left] = graph.inline(traced(lambda q, u: q @ u, [q, u]), [q, u], source)
         return [values, left, v]
 
     return {p.qr_p: by_triangles, p.svd_p: by_triangles} if chosen else {}
 
 
 def _qr(
-    program: Program, operand: Operand, edges: tuple[int, ...], source: str
+    graph: Graph, operand: Operand, edges: tuple[int, ...], source: str
 ) -> list[Value]:
     columns, dtype = operand.shape[1], operand.aval.dtype
     params = {"edges": edges}
     few = jax.core.ShapedArray((len(edges) - 1, columns, columns), dtype)
     small = jax.core.ShapedArray((columns, columns), dtype)
-    found = program.add(TRIANGLES, params, [operand], [few, few], source)
-    turns, r = program.add(ONE_TRIANGLE, params, found, [few, small], source)
+    found = graph.add(TRIANGLES, params, [operand], [few, few], source)
+    turns, r = graph.add(ONE_TRIANGLE, params, found, [few, small], source)
     whole = [operand.aval]
-    return [*program.add(ROWS, params, [operand, turns], whole, source), r]
+    return [*graph.add(ROWS, params, [operand, turns], whole, source), r]
 
 
 class _Tall(Rule):

@@ -15,7 +15,14 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Equation
 from shardmap.plan.engine.crop import crop, crops
-from shardmap.plan.engine.nodes import Node, Operand, Program, Rewrite, avals
+from shardmap.plan.engine.nodes import (
+    Graph,
+    Node,
+    Operand,
+    PlanPrimitive,
+    Rewrite,
+    avals,
+)
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -28,9 +35,12 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, hull_of
-from shardmap.plan.lax.prefix import Step, cut_points
+from shardmap.plan.lax.prefix import cut_points
 
-EACH_PIECE, ALL_PIECES = Step("largest of pieces"), Step("largest of all")
+EACH_PIECE, ALL_PIECES = (
+    PlanPrimitive("largest of pieces"),
+    PlanPrimitive("largest of all"),
+)
 
 
 def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
@@ -38,7 +48,7 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
     points = cut_points(cuts)
 
     def by_pieces(
-        program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         [operand] = ins
         k = equation.params["k"]
@@ -49,8 +59,8 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
         params = {**equation.params, "edges": edges}
         shape = (*operand.shape[:-1], len(edges) - 1, k)
         few = [jax.core.ShapedArray(shape, aval.dtype) for aval in made]
-        found = program.add(EACH_PIECE, params, ins, few, source)
-        return program.add(ALL_PIECES, params, found, made, source)
+        found = graph.add(EACH_PIECE, params, ins, few, source)
+        return graph.add(ALL_PIECES, params, found, made, source)
 
     return {p.top_k_p: by_pieces} if points else {}
 

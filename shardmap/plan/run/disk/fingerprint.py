@@ -30,15 +30,15 @@ CALLED = "callback"
 
 def fingerprint(cut_program: CutProgram) -> str:
     """The same for plans that have the same shards, and hardly for others."""
-    program = cut_program.program
+    graph = cut_program.graph
     digest = Digest()
     for stage in cut_program.stages:
         digest.add([loop.pieces for loop in stage.loops])
         digest.add([(result.axes, result.combiner) for result in stage.results])
-    digest.add([str(value.aval) for value in program.inputs])
-    for value, constant in program.constants.items():
+    digest.add([str(value.aval) for value in graph.inputs])
+    for value, constant in graph.constants.items():
         digest.add((value.number, constant))
-    for node in program.nodes:
+    for node in graph.nodes:
         operands = [v.value if isinstance(v, Scalar) else v.number for v in node.ins]
         digest.add((node.name, operands))
         digest.add_params(node.params)

@@ -107,4 +107,4 @@ def test_a_node_has_all_its_parts_in_the_unit():
     assert whole == [0] * 6 + [1] * 15 + [1] * 2 + [0] * 12
     assert [own[1] for own in found] == [None] * 290
     [one] = [own[0] for own in partial_results.parts_of(rows(*range(512)))[255:256]]
-    assert one == partial_results.Part((7, ((0, 1),)), 2, True)
+    assert one == partial_results.PartialResult((7, ((0, 1),)), 2, True)

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap.plan.lax.control.body import Body, Frozen, fit, fits
+from shardmap.plan.lax.control.body import Frozen, InnerBody, fit, fits
 from shardmap.plan.lax.table import CALLS, TABLE
 
 X = jax.ShapeDtypeStruct((4, 6), np.float32)
 
 
 def body(fun, *avals):
-    return Body(jax.make_jaxpr(fun)(*avals), TABLE, CALLS)
+    return InnerBody(jax.make_jaxpr(fun)(*avals), TABLE, CALLS)
 
 
 def unbroken(made, value):
@@ -26,13 +26,13 @@ def unbroken(made, value):
 
 def test_an_axis_is_a_loop_until_something_mixes_it():
     made = body(lambda x, y: jnp.sin(x) + jnp.cumsum(y, 1), X, X)
-    x, y = made.program.inputs
+    x, y = made.graph.inputs
     assert unbroken(made, x) == [0, 1]
     assert unbroken(made, y) == [0]
     made = body(lambda x: jnp.sin(x).T, X)
-    assert unbroken(made, made.program.inputs[0]) == [0, 1]
+    assert unbroken(made, made.graph.inputs[0]) == [0, 1]
     made = body(lambda x: x.sum(0), X)
-    assert unbroken(made, made.program.inputs[0]) == [1]
+    assert unbroken(made, made.graph.inputs[0]) == [1]
 
 
 def test_a_body_runs_for_a_box():

@@ -24,8 +24,8 @@ KNOWN = {
 
 
 def found(function, *args):
-    program = flatten(jax.make_jaxpr(function)(*args), CALLS)
-    return evaluated(program.outputs[0])
+    graph = flatten(jax.make_jaxpr(function)(*args), CALLS)
+    return evaluated(graph.outputs[0])
 
 
 @pytest.mark.few(3)

@@ -93,7 +93,7 @@ def test_one_sort_whose_elements_are_all_needed_is_made():
 
     made = plan(fun, TALL, in_slices=CUT)
     assert_same(made.run(TALL), fun(TALL), 0)
-    assert "sorted pieces" in {node.name for node in made._cut_program.program.nodes}
+    assert "sorted pieces" in {node.name for node in made._cut_program.graph.nodes}
 
 
 @examples(2)

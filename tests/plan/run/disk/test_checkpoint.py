@@ -1,6 +1,5 @@
 """A run that was stopped goes on from its checkpoint."""
 
-import errno
 import json
 import os
 import pathlib
@@ -34,18 +33,6 @@ def test_a_checkpoint_goes_on_where_it_stopped(made, tmp_path):
     assert done.reads == []
 
 
-def test_a_half_written_shard_is_not_done(made, tmp_path):
-    want = made.run(X, W, checkpoint=tmp_path)
-    path = tmp_path / "0-3.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    pathlib.Path(tmp_path / "0-4.part").write_bytes(b"half")
-    x = Recorded(X)
-    got = made.run(x, W, checkpoint=tmp_path)
-    assert len(x.reads) == 1
-    for a, b in zip(got, want, strict=True):
-        assert a.tobytes() == b.tobytes()
-
-
 def test_the_checkpoint_of_another_plan_is_refused(made, tmp_path):
     made.run(X, W, checkpoint=tmp_path)
     other = plan(columns, X, W, in_slices=({0: 4}, None))
@@ -69,67 +56,6 @@ def test_the_checkpoint_of_other_arguments_is_refused(made, tmp_path):
         noisy.run(key, 3.0, checkpoint=tmp_path / "noisy")
 
 
-def _typed_key(seed):
-    key = jax.random.key(seed)
-    return lambda x: x + jax.random.uniform(key)
-
-
-def _inside_a_loop(seed):
-    inner = jax.jit(lambda x: x * np.full((1, 8), seed, np.float32))
-    return lambda x: jax.lax.scan(lambda s, _: (inner(s), None), x, None, length=2)[0]
-
-
-def _callback(seed):
-    def host(x):
-        return x + np.float32(seed)
-
-    def fun(x):
-        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    return fun
-
-
-@pytest.mark.parametrize("make", [_typed_key, _inside_a_loop, _callback])
-def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
-    first, same, other = (plan(make(k), X, in_slices=({0: 8},)) for k in (1, 1, 2))
-    want = first.run(X, checkpoint=tmp_path)
-    assert same.run(X, checkpoint=tmp_path).tobytes() == want.tobytes()
-    with pytest.raises(ValueError, match="belongs to another plan"):
-        other.run(X, checkpoint=tmp_path)
-
-
-def _flipped(folder):
-    path = folder / "0-3.bin"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def _zeros(folder):
-    path = folder / "0-3.bin"
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def _swapped(folder):
-    one, other = folder / "0-3.bin", folder / "0-4.bin"
-    one.rename(folder / "third")
-    other.rename(one)
-    (folder / "third").rename(other)
-
-
-@pytest.mark.parametrize(
-    ("damage", "reads"), [(_flipped, 1), (_zeros, 1), (_swapped, 2)]
-)
-def test_a_damaged_shard_is_computed_again(damage, reads, made, tmp_path):
-    want = made.run(X, W, checkpoint=tmp_path)
-    damage(tmp_path)
-    x = Recorded(X)
-    got = made.run(x, W, checkpoint=tmp_path)
-    assert len(x.reads) == reads
-    for a, b in zip(got, want, strict=True):
-        assert a.tobytes() == b.tobytes()
-
-
 def test_a_damaged_folder_is_told(made, tmp_path):
     made.run(X, W, checkpoint=tmp_path)
     told = json.loads((tmp_path / "plan.json").read_text())
@@ -138,41 +64,6 @@ def test_a_damaged_folder_is_told(made, tmp_path):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(ValueError, match=r"plan.json is damaged.*an empty folder"):
             made.run(X, W, checkpoint=tmp_path)
-
-
-def test_a_file_is_no_folder(made, tmp_path):
-    path = tmp_path / "file"
-    path.write_text("mine")
-    for given in (path, path / "below"):
-        with pytest.raises(ValueError, match=r"must be a folder, but .*file is a file"):
-            made.run(X, W, checkpoint=given)
-    assert path.read_text() == "mine"
-
-
-def test_links_are_not_followed(made, tmp_path):
-    other = tmp_path / "other"
-    other.write_text("mine")
-    folder = tmp_path / "done"
-    made.run(X, W, checkpoint=folder)
-    (folder / "0-3.bin").unlink()
-    (folder / "0-3.bin").symlink_to(other)
-    with pytest.raises(ValueError, match=r"0-3.bin is no plain file"):
-        made.run(X, W, checkpoint=folder)
-    assert other.read_text() == "mine"
-
-
-def test_a_full_disk_is_told_and_leaves_no_draft(made, tmp_path, monkeypatch):
-    synced = []
-
-    def full(number):
-        synced.append(number)
-        if len(synced) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
-    with pytest.raises(OSError, match=r"cannot take .* bytes of 0-1.bin \(No space"):
-        made.run(X, W, checkpoint=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0.bin", "plan.json"]
 
 
 def test_two_runs_share_a_folder(made, tmp_path):

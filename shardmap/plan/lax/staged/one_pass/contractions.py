@@ -15,15 +15,15 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Params as EquationParams
+from shardmap._jax.types import Params
 from shardmap.plan.engine.keys import itemsize
-from shardmap.plan.engine.nodes import Node, Operand, Program, Value, traced
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, traced
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import meet
 from shardmap.plan.lax.staged.one_pass.products import (
     PRODUCTS,
     Dims,
-    Params,
+    ProductParams,
     all_centred,
     all_weighted,
 )
@@ -31,8 +31,8 @@ from shardmap.plan.lax.staged.one_pass.statistics import (
     EXPONENTIALS,
     SQUARES,
     TOGETHER,
-    Edges,
-    Kind,
+    EdgesOfAxes,
+    Statistic,
     constant_along,
     short,
     unmoved,
@@ -42,7 +42,7 @@ SMALLER = 8
 """How much smaller than what would be read again the products of all pieces are."""
 
 Perm = tuple[int, ...]
-Part = Callable[[int], Operand]
+NumberOf = Callable[[int], Operand]
 """Gives one of the numbers of all pieces."""
 
 
@@ -59,12 +59,12 @@ class Side(NamedTuple):
 
     value: Value
     perm: Perm
-    kind: Kind | None = None
+    kind: Statistic | None = None
     centre: tuple[Operand, Perm] | None = None
     divisor: tuple[Operand, Perm] | None = None
 
 
-class Contraction(NamedTuple):
+class Product(NamedTuple):
     """A sum of products.
 
     Attributes:
@@ -113,8 +113,8 @@ def _side(operand: Value, axes: Sequence[int]) -> Side:
 
 
 def recognised(
-    primitive: Any, params: EquationParams, ins: Sequence[Operand]
-) -> Contraction | None:
+    primitive: Any, params: Params, ins: Sequence[Operand]
+) -> Product | None:
     """The equation as a contraction that can be taken in one pass; None if not."""
     if primitive is p.dot_general_p:
         pair, dims, precision = ins, params["dimension_numbers"], params["precision"]
@@ -140,18 +140,18 @@ def recognised(
     sides = _side(a, dims[0][0]), _side(b, dims[0][1])
     kinds = [side.kind for side in sides]
     if kinds == [SQUARES, SQUARES] and None not in kinds:
-        return Contraction(sides, dims, precision)
+        return Product(sides, dims, precision)
     if kinds.count(EXPONENTIALS) == 1:
         # The other one is taken as it is, whatever it is made of.
         whole = [
             side if side.kind is EXPONENTIALS else Side(v, tuple(range(len(v.shape))))
             for side, v in zip(sides, (a, b), strict=True)
         ]
-        return Contraction((whole[0], whole[1]), dims, precision)
+        return Product((whole[0], whole[1]), dims, precision)
     return None
 
 
-def params_of(analysis: Analysis, node: Node, found: Contraction) -> Params | None:
+def params_of(analysis: Analysis, node: Node, found: Product) -> ProductParams | None:
     """How the products of pieces are taken; None if two passes read less."""
     [out] = node.outs
     values = [side.value for side in found.sides]
@@ -175,12 +175,12 @@ def params_of(analysis: Analysis, node: Node, found: Contraction) -> Params | No
     kinds = tuple(side.kind for side in found.sides)
     assert len(kinds) == 2
     one, other = (side.perm for side in found.sides)
-    return Params(found.dims, (one, other), kinds, place, edges, found.precision)
+    return ProductParams(found.dims, (one, other), kinds, place, edges, found.precision)
 
 
-def edges_of_sides(found: Contraction, params: Params) -> list[Edges | None]:
+def edges_of_sides(found: Product, params: ProductParams) -> list[EdgesOfAxes | None]:
     """Where the pieces of each side's value lie; None for one taken as it is."""
-    made: list[Edges | None] = []
+    made: list[EdgesOfAxes | None] = []
     for side, axes in zip(found.sides, params.dims[0], strict=True):
         own: list[tuple[int, ...]] = [()] * len(side.perm)
         for k, axis in enumerate(axes):
@@ -191,16 +191,16 @@ def edges_of_sides(found: Contraction, params: Params) -> list[Edges | None]:
 
 
 def write(
-    program: Program,
-    found: Contraction,
-    params: Params,
-    parts: Callable[[Operand, Kind, Edges], Part],
+    graph: Graph,
+    found: Product,
+    params: ProductParams,
+    parts: Callable[[Operand, Statistic, EdgesOfAxes], NumberOf],
     source: str,
 ) -> Sequence[Operand]:
     """Adds the products of pieces, and what puts them together.
 
     Args:
-      program: where.
+      graph: where.
       found: the contraction.
       params: how its products are taken.
       parts: gives the statistics of the pieces of a value.
@@ -215,8 +215,8 @@ def write(
         ),
     )
     made = jax.core.ShapedArray((len(params.edges) - 1, *one.shape), one.dtype)
-    [own] = program.add(PRODUCTS, {"params": params}, operands, [made], source)
-    [products] = program.add(TOGETHER, {"axes": (0,)}, [own], [made], source)
+    [own] = graph.add(PRODUCTS, {"params": params}, operands, [made], source)
+    [products] = graph.add(TOGETHER, {"axes": (0,)}, [own], [made], source)
     numbers = [
         None
         if edges is None or side.kind is None
@@ -224,16 +224,16 @@ def write(
         for side, edges in zip(found.sides, edges_of_sides(found, params), strict=True)
     ]
     if None not in params.kinds:
-        return _centred(program, found, params, products, numbers, source)
-    return _weighted(program, found, params, products, numbers, source)
+        return _centred(graph, found, params, products, numbers, source)
+    return _weighted(graph, found, params, products, numbers, source)
 
 
 def _centred(
-    program: Program,
-    found: Contraction,
-    params: Params,
+    graph: Graph,
+    found: Product,
+    params: ProductParams,
     products: Operand,
-    numbers: Sequence[Part | None],
+    numbers: Sequence[NumberOf | None],
     source: str,
 ) -> Sequence[Operand]:
     counts = np.diff(params.edges)
@@ -260,15 +260,15 @@ def _centred(
     operands += [side.centre[0] for side in found.sides if side.centre is not None]
     for number in (2, 3):
         operands += [part(number) for part in numbers if part is not None]
-    return program.inline(traced(together, operands), operands, source)
+    return graph.inline(traced(together, operands), operands, source)
 
 
 def _weighted(
-    program: Program,
-    found: Contraction,
-    params: Params,
+    graph: Graph,
+    found: Product,
+    params: ProductParams,
     products: Operand,
-    numbers: Sequence[Part | None],
+    numbers: Sequence[NumberOf | None],
     source: str,
 ) -> Sequence[Operand]:
     [number] = [k for k, kind in enumerate(params.kinds) if kind is not None]
@@ -294,4 +294,4 @@ def _weighted(
     operands = [products, part(1), part(2), centre_of]
     if side.divisor is not None:
         operands.append(side.divisor[0])
-    return program.inline(traced(together, operands), operands, source)
+    return graph.inline(traced(together, operands), operands, source)

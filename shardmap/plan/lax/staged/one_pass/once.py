@@ -20,9 +20,9 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Equation
 from shardmap.plan.engine.nodes import (
+    Graph,
     Node,
     Operand,
-    Program,
     Rewrite,
     Value,
     avals,
@@ -32,15 +32,15 @@ from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.lax.reduce import places_fit
 from shardmap.plan.lax.staged.one_pass import contractions
-from shardmap.plan.lax.staged.one_pass.contractions import Contraction
-from shardmap.plan.lax.staged.one_pass.products import Params
+from shardmap.plan.lax.staged.one_pass.contractions import Product
+from shardmap.plan.lax.staged.one_pass.products import ProductParams
 from shardmap.plan.lax.staged.one_pass.statistics import (
     EXPONENTIALS,
     OF_PIECES,
     SQUARES,
     TOGETHER,
-    Edges,
-    Kind,
+    EdgesOfAxes,
+    Statistic,
     all_exponentials,
     all_places,
     all_squares,
@@ -70,13 +70,13 @@ class Change(NamedTuple):
     """
 
     node: Node
-    kind: Kind
-    edges: Edges
-    products: Params | None = None
+    kind: Statistic
+    edges: EdgesOfAxes
+    products: ProductParams | None = None
 
 
 Known = tuple[int, str, bool]
-"""What tells a reduction from others when the program is written anew: the id of its
+"""What tells a reduction from others when the graph is written anew: the id of its
 parameters, which JAX shares between those of one shape, where it stands, and whether it
 is the first of the numbers of pieces that is reduced, as it is."""
 
@@ -90,7 +90,7 @@ class Found(NamedTuple):
       centre: ``c``.
     """
 
-    kind: Kind
+    kind: Statistic
     operand: Value
     centre: Operand
 
@@ -147,12 +147,12 @@ class _Changes:
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
         self.found: dict[Known, Change] = {}
-        self.kinds: dict[Along, dict[Kind, None]] = {}
+        self.kinds: dict[Along, dict[Statistic, None]] = {}
 
-    def _edges(self, x: Value, axes: Sequence[int]) -> Edges | None:
+    def _edges(self, x: Value, axes: Sequence[int]) -> EdgesOfAxes | None:
         return edges_of(x.shape, self.analysis.cuts[x], axes)
 
-    def add(self, node: Node, kind: Kind, x: Value) -> None:
+    def add(self, node: Node, kind: Statistic, x: Value) -> None:
         axes = tuple(node.params["axes"])
         edges = self._edges(x, axes)
         if edges is not None:
@@ -160,7 +160,7 @@ class _Changes:
             self.found[id(node.params), node.source, False] = change
             self.kinds.setdefault(_along(x, axes), {})[kind] = None
 
-    def add_product(self, node: Node, product: Contraction) -> None:
+    def add_product(self, node: Node, product: Product) -> None:
         params = contractions.params_of(self.analysis, node, product)
         if params is None:
             return
@@ -212,7 +212,7 @@ class _Changes:
 
 def changes(analysis: Analysis) -> dict[Known, Change] | None:
     """The reductions to take in one pass; None if two passes read less."""
-    nodes = analysis.program.nodes
+    nodes = analysis.graph.nodes
     reduced = [nodes[k] for k in dict.fromkeys(r.node for r in analysis.reductions)]
     made = _Changes(analysis)
     for node in reduced:
@@ -228,7 +228,7 @@ def changes(analysis: Analysis) -> dict[Known, Change] | None:
 
 def edges_of(
     shape: Sequence[int], cuts: Sequence[Cut], axes: Sequence[int]
-) -> Edges | None:
+) -> EdgesOfAxes | None:
     """The pieces of reduced axes; None if they are too small, or there is one."""
     edges = tuple(
         (0, *cuts[axis].at, size) if axis in axes else ()
@@ -265,38 +265,38 @@ class _Writer:
         self._complete: dict[Operand, Operand] = {}
 
     def _parts(
-        self, program: Program, x: Operand, kind: Kind, edges: Edges, source: str
+        self, graph: Graph, x: Operand, kind: Statistic, edges: EdgesOfAxes, source: str
     ) -> Callable[[int], Operand]:
         """Gives the numbers of all pieces."""
         assert isinstance(x, Value)
         of, perm = unmoved(x)
         edges = tuple(edges[perm.index(axis)] for axis in range(len(perm)))
-        key = program, of, kind, edges
+        key = graph, of, kind, edges
         if key not in self._made:
-            self._made[key] = _of_pieces(program, of, kind, edges, source)
+            self._made[key] = _of_pieces(graph, of, kind, edges, source)
 
         def part(k: int) -> Operand:
             own = self._made[key][k]
             if own not in self._complete:
                 params = {"axes": axes_of(edges)}
-                [whole] = program.add(TOGETHER, params, [own], [own.aval], source)
+                [whole] = graph.add(TOGETHER, params, [own], [own.aval], source)
                 self._complete[own] = whole
-            return moved(program, self._complete[own], perm, source)
+            return moved(graph, self._complete[own], perm, source)
 
         return part
 
     def plain(
-        self, program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        self, graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         change = self._chosen.get((id(equation.params), source, True))
         if change is None:
             return None
-        first = self._parts(program, ins[0], change.kind, change.edges, source)(0)
+        first = self._parts(graph, ins[0], change.kind, change.edges, source)(0)
         out = avals(equation.outvars)
-        return program.add(equation.primitive, equation.params, [first], out, source)
+        return graph.add(equation.primitive, equation.params, [first], out, source)
 
     def product(
-        self, program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        self, graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         change = self._chosen.get((id(equation.params), source, False))
         if change is None or change.products is None:
@@ -304,19 +304,19 @@ class _Writer:
         found = contractions.recognised(equation.primitive, equation.params, ins)
         if found is None:
             return None
-        own = functools.partial(self._parts, program, source=source)
-        return contractions.write(program, found, change.products, own, source)
+        own = functools.partial(self._parts, graph, source=source)
+        return contractions.write(graph, found, change.products, own, source)
 
     def in_one_pass(
-        self, program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        self, graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         change = self._chosen.get((id(equation.params), source, False))
-        if (made := self.product(program, equation, ins, source)) is not None:
+        if (made := self.product(graph, equation, ins, source)) is not None:
             return made
         axes = equation.params["axes"]
         if change is None or (known := _recognised(ins[0], axes)) is None:
-            return self.plain(program, equation, ins, source)
-        part = self._parts(program, known.operand, known.kind, change.edges, source)
+            return self.plain(graph, equation, ins, source)
+        part = self._parts(graph, known.operand, known.kind, change.edges, source)
         counts = counts_of(change.edges, axes)
         numbers = range(1, known.kind.numbers)
 
@@ -327,24 +327,24 @@ class _Writer:
             return all_exponentials(centre, axes, *parts)
 
         operands = [known.centre, *map(part, numbers)]
-        return program.inline(traced(together, operands), operands, source)
+        return graph.inline(traced(together, operands), operands, source)
 
     def place(
-        self, program: Program, equation: Equation, ins: Sequence[Operand], source: str
+        self, graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
     ) -> Sequence[Operand] | None:
         change = self._chosen.get((id(equation.params), source, False))
         if change is None:
             return None
         [axis] = equation.params["axes"]
         largest = equation.primitive is p.argmax_p
-        part = self._parts(program, ins[0], change.kind, change.edges, source)
+        part = self._parts(graph, ins[0], change.kind, change.edges, source)
         operands = [part(0), part(1)]
         whole = functools.partial(all_places, largest, axis)
-        return program.inline(traced(whole, operands), operands, source)
+        return graph.inline(traced(whole, operands), operands, source)
 
 
 def _of_pieces(
-    program: Program, x: Operand, kind: Kind, edges: Edges, source: str
+    graph: Graph, x: Operand, kind: Statistic, edges: EdgesOfAxes, source: str
 ) -> Sequence[Operand]:
     """The numbers of all pieces."""
     shape = tuple(
@@ -357,4 +357,4 @@ def _of_pieces(
         jax.ShapeDtypeStruct(x.shape, x.aval.dtype),
     )
     made = [jax.core.ShapedArray(shape, each.dtype) for each in like]
-    return program.add(OF_PIECES, params, [x], made, source)
+    return graph.add(OF_PIECES, params, [x], made, source)

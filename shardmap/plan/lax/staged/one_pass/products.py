@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap.plan.engine.nodes import Node, Step
+from shardmap.plan.engine.nodes import Node, PlanPrimitive
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -37,16 +37,16 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, Window
-from shardmap.plan.lax.staged.one_pass.statistics import Kind, Pieces, away
+from shardmap.plan.lax.staged.one_pass.statistics import PieceNumbers, Statistic, away
 
-PRODUCTS = Step("products of pieces")
+PRODUCTS = PlanPrimitive("products of pieces")
 
 Axes = tuple[int, ...]
 Dims = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
 """The dimension numbers of a ``dot_general``: contracted axes, then batch axes."""
 
 
-class Params(NamedTuple):
+class ProductParams(NamedTuple):
     """What tells the products of one equation from those of another.
 
     Attributes:
@@ -60,7 +60,7 @@ class Params(NamedTuple):
 
     dims: Dims
     perms: tuple[Axes, Axes]
-    kinds: tuple[Kind | None, Kind | None]
+    kinds: tuple[Statistic | None, Statistic | None]
     place: int
     edges: tuple[int, ...]
     precision: Any
@@ -85,7 +85,7 @@ def dot(a: jax.Array, b: jax.Array, dims: Dims, precision: Any) -> jax.Array:
     return lax.transpose(total, [left.index(axis) for axis in batch])
 
 
-def of_piece(x: jax.Array, y: jax.Array, params: Params) -> jax.Array:
+def of_piece(x: jax.Array, y: jax.Array, params: ProductParams) -> jax.Array:
     """The product of one piece, which has a number of its own in front.
 
     The values are not moved, as copies of them would take memory: the result is.
@@ -116,7 +116,7 @@ def of_piece(x: jax.Array, y: jax.Array, params: Params) -> jax.Array:
 
 
 def all_centred(
-    params: Params,
+    params: ProductParams,
     counts: np.ndarray,
     products: jax.Array,
     centres: Sequence[jax.Array],
@@ -134,7 +134,7 @@ def all_centred(
 
 
 def all_weighted(
-    params: Params,
+    params: ProductParams,
     products: jax.Array,
     centre: jax.Array,
     divisor: jax.Array | None,
@@ -152,7 +152,7 @@ def all_weighted(
     return total / _in_front(divisor, params, side, products.ndim)[0]
 
 
-def _in_front(x: jax.Array, params: Params, side: int, rank: int) -> jax.Array:
+def _in_front(x: jax.Array, params: ProductParams, side: int, rank: int) -> jax.Array:
     """Its axes as in the products: that of pieces first, others of the operand."""
     contracted, batch = params.dims[0][side], params.dims[1][side]
     cut = contracted[params.place]
@@ -172,7 +172,7 @@ class Products(Rule):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.params: Params = node.params["params"]
+        self.params: ProductParams = node.params["params"]
         self.edges = Edges(self.params.edges)
         dims, perms = self.params.dims, self.params.perms
         # Of each axis of the result, the operands' axes that it is.
@@ -208,7 +208,7 @@ class Products(Rule):
         ]
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
-        through = Pieces.of(self.params.edges)
+        through = PieceNumbers.of(self.params.edges)
         return [(Link("in", *each), through, Link("out", 0, 0)) for each in self._cut]
 
     def backward(

@@ -30,7 +30,14 @@ from jax.extend.core import primitives as p
 from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.emitting import running
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Node, Operand, Program, Step, Value, traced
+from shardmap.plan.engine.nodes import (
+    Graph,
+    Node,
+    Operand,
+    PlanPrimitive,
+    Value,
+    traced,
+)
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -41,16 +48,15 @@ from shardmap.plan.engine.rules import (
     Rule,
     RuleMaker,
 )
-from shardmap.plan.engine.slices import Box, Interval, Window, hull_of
-from shardmap.plan.engine.slices import Edges as EdgesOf
+from shardmap.plan.engine.slices import Box, Edges, Interval, Window, hull_of
 
-OF_PIECES, TOGETHER = Step("statistics of pieces"), Step("all pieces")
+OF_PIECES, TOGETHER = PlanPrimitive("statistics of pieces"), PlanPrimitive("all pieces")
 
-Edges = tuple[tuple[int, ...], ...]
+EdgesOfAxes = tuple[tuple[int, ...], ...]
 """Where the pieces of each axis begin, and its end; of an axis not reduced, none."""
 
 
-def axes_of(edges: Edges) -> tuple[int, ...]:
+def axes_of(edges: EdgesOfAxes) -> tuple[int, ...]:
     return tuple(axis for axis, each in enumerate(edges) if each)
 
 
@@ -97,15 +103,15 @@ def unmoved(x: Value) -> tuple[Value, tuple[int, ...]]:
     return x, perm
 
 
-def moved(program: Program, x: Operand, perm: tuple[int, ...], source: str) -> Operand:
+def moved(graph: Graph, x: Operand, perm: tuple[int, ...], source: str) -> Operand:
     """A transpose of a value, or the value itself."""
     if perm == tuple(range(len(perm))):
         return x
     move = functools.partial(lax.transpose, permutation=perm)
-    return program.inline(traced(move, [x]), [x], source)[0]
+    return graph.inline(traced(move, [x]), [x], source)[0]
 
 
-class Kind(NamedTuple):
+class Statistic(NamedTuple):
     """A statistic.
 
     Attributes:
@@ -179,7 +185,7 @@ def _exponentials(
     return largest, sums, centre
 
 
-def away(x: jax.Array, axes: tuple[int, ...], kind: "Kind") -> jax.Array:
+def away(x: jax.Array, axes: tuple[int, ...], kind: "Statistic") -> jax.Array:
     """A piece around its own centre, of an exponential its exponentials."""
     if kind is SQUARES:
         return x - _like(x, _mean(x, axes)[1])
@@ -202,12 +208,12 @@ def all_exponentials(
     return lax.reduce_sum(lax.select(sums == 0, sums, scaled), axes)
 
 
-SQUARES = Kind("squares", 4, _squares, (p.reduce_sum_p,))
-EXPONENTIALS = Kind("exponentials", 3, _exponentials, (p.reduce_max_p,))
+SQUARES = Statistic("squares", 4, _squares, (p.reduce_sum_p,))
+EXPONENTIALS = Statistic("exponentials", 3, _exponentials, (p.reduce_max_p,))
 
 
 @functools.cache
-def place_of(largest: bool, dtype: Any) -> Kind:
+def place_of(largest: bool, dtype: Any) -> Statistic:
     """The statistic of an argmax, of that index type."""
     arg = lax.argmax if largest else lax.argmin
 
@@ -220,7 +226,7 @@ def place_of(largest: bool, dtype: Any) -> Kind:
         return best, place + jnp.asarray(start).astype(dtype)
 
     plain = p.reduce_max_p if largest else p.reduce_min_p
-    return Kind(str(plain), 2, of_piece, (plain,))
+    return Statistic(str(plain), 2, of_piece, (plain,))
 
 
 def all_places(
@@ -232,7 +238,7 @@ def all_places(
     return lax.reduce_max(lax.select(found, places, lax.full_like(places, 0)), (axis,))
 
 
-def counts_of(edges: Edges, axes: Sequence[int]) -> np.ndarray:
+def counts_of(edges: EdgesOfAxes, axes: Sequence[int]) -> np.ndarray:
     """How many elements each piece has."""
     rank = len(edges)
     found = np.ones((1,) * rank)
@@ -243,7 +249,7 @@ def counts_of(edges: Edges, axes: Sequence[int]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Pieces(Window):
+class PieceNumbers(Window):
     """Whole pieces as one element each: no piece looks into another one.
 
     Attributes:
@@ -253,7 +259,7 @@ class Pieces(Window):
     edges: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, edges: tuple[int, ...]) -> "Pieces":
+    def of(cls, edges: tuple[int, ...]) -> "PieceNumbers":
         mean = -(-edges[-1] // (len(edges) - 1))
         return cls(edges[-1], stride=mean, extent=mean, edges=edges)
 
@@ -265,10 +271,10 @@ class OfPieces(Rule):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.kind: Kind = node.params["kind"]
-        edges: Edges = node.params["edges"]
+        self.kind: Statistic = node.params["kind"]
+        edges: EdgesOfAxes = node.params["edges"]
         self.axes = axes_of(edges)
-        self.edges = {axis: EdgesOf(edges[axis]) for axis in self.axes}
+        self.edges = {axis: Edges(edges[axis]) for axis in self.axes}
         self.rank = len(node.in_shapes[0])
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
@@ -288,9 +294,9 @@ class OfPieces(Rule):
         ]
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
-        edges: Edges = self.node.params["edges"]
+        edges: EdgesOfAxes = self.node.params["edges"]
         return [
-            (Link("in", 0, axis), Pieces.of(edges[axis]), Link("out", k, axis))
+            (Link("in", 0, axis), PieceNumbers.of(edges[axis]), Link("out", k, axis))
             for axis in self.axes
             for k in range(len(self.node.outs))
         ]

@@ -45,7 +45,7 @@ def whitened(x):
 
 def times_read(made, cut):
     """How often the arguments that are cut are read, the most of them."""
-    inputs = made._cut_program.program.inputs
+    inputs = made._cut_program.graph.inputs
     read = dict.fromkeys((inputs[k] for k in cut), 0)
     for stage in made.stages:
         for number in range(stage.num_shards):

@@ -45,7 +45,7 @@ CASES = {
 
 
 def times_read(made):
-    inputs = made._cut_program.program.inputs
+    inputs = made._cut_program.graph.inputs
     elements = sum(
         np.prod([stop - start for start, stop in box])
         for stage in made.stages

@@ -1,0 +1,104 @@
+"""Digests of plans and arguments: all that counts is in them, and nothing else."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.cutting import cut_function
+from shardmap.plan.plan import plan
+from shardmap.plan.run.disk import fingerprint as digests
+from shardmap.plan.run.disk.fingerprint import Digest, fingerprint, fingerprints
+from tests.plan.run.checks import X
+
+
+def _typed_key(seed):
+    key = jax.random.key(seed)
+    return lambda x: x + jax.random.uniform(key)
+
+
+def _inside_a_loop(seed):
+    inner = jax.jit(lambda x: x * np.full((1, 8), seed, np.float32))
+    return lambda x: jax.lax.scan(lambda s, _: (inner(s), None), x, None, length=2)[0]
+
+
+def _callback(seed):
+    def host(x):
+        return x + np.float32(seed)
+
+    def fun(x):
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    return fun
+
+
+@pytest.mark.parametrize("make", [_typed_key, _inside_a_loop, _callback])
+def test_what_a_function_holds_tells_it_from_others(make, tmp_path):
+    first, same, other = (plan(make(k), X, in_slices=({0: 8},)) for k in (1, 1, 2))
+    want = first.run(X, checkpoint=tmp_path)
+    assert same.run(X, checkpoint=tmp_path).tobytes() == want.tobytes()
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        other.run(X, checkpoint=tmp_path)
+
+
+def digest(*things):
+    found = Digest()
+    for thing in things:
+        found.add(thing, called=True)
+    return found.text()
+
+
+class Table:
+    """What a callback may hold: equal ones print their addresses, which differ."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, x):
+        return x + self.number
+
+
+OTHER = [
+    (Table(1), Table(1), Table(2)),
+    (functools.partial(max, 1), functools.partial(max, 1), functools.partial(min, 1)),
+    (np.arange(3, dtype=np.int32), jnp.arange(3), np.arange(3.0)),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 2, "b": 1}),
+    ({"a", "b"}, {"b", "a"}, {"a"}),
+    ((1, (2, 3)), (1, (2, 3)), ((1, 2), 3)),
+    (Table(1).__call__, Table(1).__call__, Table(2).__call__),
+]
+
+
+@pytest.mark.parametrize(("one", "same", "other"), OTHER)
+def test_what_is_equal_has_one_digest(one, same, other):
+    assert digest(one) == digest(same) != digest(other)
+
+
+def test_what_holds_itself_has_a_digest():
+    ring = [1]
+    ring.append(ring)
+    assert digest(ring) == digest(ring)
+
+
+def test_plans_of_other_cuts_and_constants_differ():
+    def of(fun, pieces):
+        return fingerprint(cut_function(fun, (X,), ({0: pieces},)))
+
+    def plus(table):
+        return lambda x: x + table
+
+    ones, twos = (np.full((64, 8), k, np.float32) for k in (1, 2))
+    assert of(plus(ones), 8) == of(plus(ones.copy()), 8)
+    assert len({of(plus(ones), 8), of(plus(twos), 8), of(plus(ones), 4)}) == 3
+    assert of(lambda x: x.sum(0), 8) != of(lambda x: x.max(0), 8)
+
+
+def test_large_arguments_are_not_compared(monkeypatch):
+    small, same, other, text = fingerprints([1.0, np.float64(1.0), 2.0, "a"])
+    assert small == same != other
+    assert text is None
+    monkeypatch.setattr(digests, "COMPARED", 8)
+    assert fingerprints([np.zeros(9, np.int8), np.zeros(8, np.int8)])[0] is None
+    assert fingerprints([np.zeros(8, np.int8)])[0] is not None

@@ -1,0 +1,117 @@
+"""Files of results that are there in full and those of their shard, or not at all."""
+
+import errno
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from shardmap.plan.run.disk import results
+from shardmap.plan.run.disk.results import Folder, Results
+from tests.plan.run.checks import Recorded, W, X
+
+
+def test_a_half_written_shard_is_not_done(made, tmp_path):
+    want = made.run(X, W, checkpoint=tmp_path)
+    path = tmp_path / "0-3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    pathlib.Path(tmp_path / "0-4.part").write_bytes(b"half")
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == 1
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def _flipped(folder):
+    path = folder / "0-3.bin"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _zeros(folder):
+    path = folder / "0-3.bin"
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _swapped(folder):
+    one, other = folder / "0-3.bin", folder / "0-4.bin"
+    one.rename(folder / "third")
+    other.rename(one)
+    (folder / "third").rename(other)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reads"), [(_flipped, 1), (_zeros, 1), (_swapped, 2)]
+)
+def test_a_damaged_shard_is_computed_again(damage, reads, made, tmp_path):
+    want = made.run(X, W, checkpoint=tmp_path)
+    damage(tmp_path)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert len(x.reads) == reads
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_a_file_is_no_folder(made, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    for given in (path, path / "below"):
+        with pytest.raises(ValueError, match=r"must be a folder, but .*file is a file"):
+            made.run(X, W, checkpoint=given)
+    assert path.read_text() == "mine"
+
+
+def test_links_are_not_followed(made, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("mine")
+    folder = tmp_path / "done"
+    made.run(X, W, checkpoint=folder)
+    (folder / "0-3.bin").unlink()
+    (folder / "0-3.bin").symlink_to(other)
+    with pytest.raises(ValueError, match=r"0-3.bin is no plain file"):
+        made.run(X, W, checkpoint=folder)
+    assert other.read_text() == "mine"
+
+
+def test_a_full_disk_is_told_and_leaves_no_draft(made, tmp_path, monkeypatch):
+    synced = []
+
+    def full(number):
+        synced.append(number)
+        if len(synced) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results.os, "fsync", full)
+    with pytest.raises(OSError, match=r"cannot take .* bytes of 0-1.bin \(No space"):
+        made.run(X, W, checkpoint=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0.bin", "plan.json"]
+
+
+def test_a_file_is_that_of_one_shard_of_one_plan(tmp_path):
+    folder = Folder(tmp_path, "checkpoint")
+    mine, other = Results(folder, "a plan"), Results(folder, "another")
+    made = [np.arange(6.0).reshape(2, 3), np.array(7, np.int32)]
+    mine.save("0-1.bin", made)
+    parts = [(part.shape, part.dtype) for part in made]
+    for got, want in zip(mine.load("0-1.bin", parts), made, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert mine.load("0-2.bin", parts) is None
+    assert other.load("0-1.bin", parts) is None
+    assert mine.load("0-1.bin", parts[:1]) is None
+    assert mine.load("0-1.bin", [*parts, ((1,), np.int8)]) is None
+    os.rename(tmp_path / "0-1.bin", tmp_path / "0-2.bin")
+    assert mine.load("0-2.bin", parts) is None
+
+
+def test_whoever_writes_first_keeps_the_file_if_it_is_to_be_new(tmp_path):
+    folder = Folder(tmp_path, "checkpoint")
+    assert folder.write("plan.json", b"first", anew=True)
+    assert not folder.write("plan.json", b"second", anew=True)
+    assert folder.read("plan.json") == b"first"
+    assert folder.write("plan.json", b"third")
+    assert folder.read("plan.json") == b"third"
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

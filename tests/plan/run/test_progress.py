@@ -1,0 +1,40 @@
+"""The bar, and the bytes that it tells."""
+
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.plan.cutting import cut_function
+from shardmap.plan.run.progress import bar, moved
+from shardmap.plan.run.shards import Shards
+from tests.plan.run.checks import W, X
+
+
+def test_a_bar_needs_tqdm(made, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ImportError, match="pip install tqdm"):
+        made.run(X, W, progress=True)
+
+
+def test_a_bar(made, capsys):
+    pytest.importorskip("tqdm")
+    made.run(X, W, progress=True)
+    assert "16/16" in capsys.readouterr().err
+
+
+def test_a_shard_moves_what_it_reads_and_writes():
+    made = cut_function(jnp.dot, (X, W), ({0: (10, 54)}, None))
+    first, last = Shards(made, made.stages)
+    assert moved(first) == 4 * (10 * 8 + 8 * 4 + 10 * 4)
+    assert moved(last) == 4 * (54 * 8 + 8 * 4 + 54 * 4)
+
+
+def test_the_bytes_that_are_done_are_told(capsys):
+    pytest.importorskip("tqdm")
+    made = cut_function(jnp.sin, (np.ones((1024, 256), np.float32),), ({0: 2},))
+    with bar(made, True) as done:
+        for shard in Shards(made, made.stages):
+            done(shard)
+    assert "2.0 MiB, " in capsys.readouterr().err
