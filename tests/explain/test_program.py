@@ -1,0 +1,61 @@
+"""What becomes of a function: its devices, arrays and notes, compiled or not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType
+
+import shardmap as sm
+from shardmap.explain.program import program_of
+
+X = np.ones((8, 4), np.float32)
+
+
+def of(fun, *args, **kwargs):
+    return program_of(fun, args, kwargs)
+
+
+def test_a_map_is_compiled_for_its_devices():
+    program = of(sm.spmap(lambda x: lax.psum(x, "i"), "i"), X)
+    assert not program.is_abstract
+    assert (program.num_devices, program.available) == (8, jax.local_device_count())
+    assert program.mesh == (("i", 8),)
+    assert program.devices == ()
+    assert [array.path for array in program.arrays] == ["x", "result"]
+    assert [each.operations for each in program.collectives] == [("psum",)]
+    assert program.notes(False) == []
+
+
+def test_devices_are_named_where_they_are_unusual():
+    program = of(sm.spmap(jnp.sin, "i", devices=jax.devices()[:1:-1][:4]), X)
+    assert program.devices == (7, 6, 5, 4)
+
+
+def test_a_plain_function_is_on_one_device():
+    program = of(jnp.sin, X)
+    assert (program.num_devices, program.mesh) == (1, ())
+    assert program.collectives == []
+    assert program.donates is False
+    assert of(jax.jit(jnp.sin, donate_argnums=0), X).donates is True
+
+
+@pytest.mark.parametrize("by_partitioner", [False, True])
+def test_over_an_abstract_mesh_nothing_is_compiled(by_partitioner):
+    mesh = AbstractMesh((16,), ("i",), axis_types=(AxisType.Auto,))
+    program = of(sm.spmap(jnp.sin, "i", mesh=mesh, mesh_axes="i"), np.ones((16, 2)))
+    assert program.is_abstract
+    assert (program.num_devices, program.device_kind) == (16, None)
+    assert (program.collectives, program.available, program.largest) == (None, None, ())
+    first, *others = program.notes(by_partitioner)
+    assert first.startswith("Nothing was compiled: the mesh is abstract.")
+    assert len(others) == by_partitioner
+
+
+def test_steps_that_nobody_knows_are_said():
+    def fun(x):
+        return lax.while_loop(lambda x: x.sum() < 9, lambda x: x * 2, x)
+
+    (note,) = of(fun, X).notes(False)
+    assert note.startswith("The steps of a loop whose length only the running program")

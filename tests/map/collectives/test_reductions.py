@@ -1,0 +1,59 @@
+"""Reductions of blocks, as the collective of all elements, and in parts."""
+
+import jax
+import numpy as np
+import pytest
+
+from shardmap.map.collectives.reductions import MAX, MIN, REDUCTIONS, SUM
+from shardmap.map.collectives.split_axis import SplitAxis
+
+AXIS = SplitAxis("i", 5, (), 1, 8)
+# The last three are in empty places.
+BLOCK = np.array(
+    [[3, -1], [7, 2], [-5, 4], [0, 0], [1, 9], [100, -100], [99, -99], [0, -9]],
+    np.int32,
+)
+NUMPY = {"sum": (SUM, np.sum), "max": (MAX, np.max), "min": (MIN, np.min)}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+def test_of_the_elements_that_are_there(name, dtype):
+    reduction, expected = NUMPY[name]
+    block = BLOCK.astype(dtype)
+    result, differs = reduction(AXIS, block, axes=("i",))
+    assert (result.dtype, differs) == (dtype, False)
+    np.testing.assert_array_equal(result, expected(block[:5], 0))
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_of_groups(name):
+    reduction, expected = NUMPY[name]
+    groups = [[0, 3], [4, 1, 2]]
+    result, differs = reduction(AXIS, BLOCK, axes=("i",), axis_index_groups=groups)
+    assert differs
+    for group in groups:
+        for k in group:
+            np.testing.assert_array_equal(result[k], expected(BLOCK[group], 0))
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_in_parts(name):
+    reduction, expected = NUMPY[name]
+    so_far = reduction.start(jax.core.ShapedArray((2,), BLOCK.dtype))
+    for first in (0, 4):
+        part, numbers = BLOCK[first : first + 4], np.arange(first, first + 4)
+        so_far = reduction.accumulate(so_far, part, numbers < 5)
+    np.testing.assert_array_equal(so_far, expected(BLOCK[:5], 0))
+
+
+def test_complex_numbers_are_ordered_by_their_real_parts():
+    block = np.array([1 + 5j, 2 - 1j, 2 + 3j, 0, 0, 9, 9, 9], np.complex64)
+    assert MAX(AXIS, block, axes=("i",))[0] == 2 + 3j
+    assert MIN(AXIS, -block, axes=("i",))[0] == -2 - 3j
+
+
+def test_collectives_that_reduce_have_one():
+    names = {primitive.name: reduction for primitive, reduction in REDUCTIONS.items()}
+    assert (names["pmax"], names["pmin"]) == (MAX, MIN)
+    assert SUM in names.values()

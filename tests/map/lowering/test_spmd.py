@@ -1,0 +1,57 @@
+"""Maps that the partitioner cuts: padded to whole blocks, and laid on the mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+
+MESH = sm.make_mesh({"x": 8})
+
+
+@pytest.mark.parametrize("size", [8, 16, 5, 11])
+def test_elements_are_laid_in_blocks_and_padding_is_taken_off(size):
+    x = np.arange(2.0 * size, dtype=np.float32).reshape(size, 2)
+    mapped = sm.spmap(
+        lambda x: (x * 2, lax.pmax(x, "i")),
+        "i",
+        lowering="spmd",
+        mesh=MESH,
+        mesh_axes="x",
+        out_axes=(1, None),
+    )
+    doubled, most = mapped(x)
+    np.testing.assert_array_equal(doubled, 2 * x.T)
+    np.testing.assert_array_equal(most, x.max(0))
+    text = mapped.lower(x).as_text()
+    # Of what does not divide the last is there again, behind.
+    padded = -(-size // 8) * 8
+    assert (f"tensor<{padded}x2xf32>" in text) or size % 8 == 0
+
+
+def test_the_program_is_written_for_all_elements():
+    mapped = sm.spmap(jnp.sin, "i", lowering="spmd", mesh=MESH, mesh_axes="x")
+    text = mapped.lower(np.ones((16, 2), np.float32)).as_text()
+    assert "stablehlo.sine" in text
+    assert "tensor<16x2xf32>" in text
+    assert "manual_computation" not in text
+
+
+def test_taps_in_maps_inside_know_where_they_are():
+    seen = []
+
+    def note(value, device):
+        seen.append((float(value), device.id))
+
+    def inner(x):
+        return sm.tap(note, x, with_device=True)
+
+    def outer(x):
+        return sm.spmap(inner, "j", mesh=MESH, mesh_axes=())(x)
+
+    mapped = sm.spmap(outer, "i", lowering="spmd", mesh=MESH, mesh_axes="x")
+    jax.block_until_ready(mapped(np.arange(8.0, dtype=np.float32)[:, None]))
+    sm.taps_barrier()
+    assert sorted(seen) == [(float(k), k) for k in range(8)]
