@@ -17,9 +17,12 @@ ROOT = pathlib.Path(__file__).parent.parent
 JAX = "import jax"
 MAPS = "import shardmap as sm; sm.spmap"
 ALL = f"{MAPS}, sm.mesh_map, sm.sharded_jit, sm.plan, sm.explain"
-TIMED = (
-    "import time; start = time.perf_counter()\n{}\nprint(time.perf_counter() - start)"
-)
+TIMED = """
+import time
+start = time.perf_counter()
+{}
+print(time.perf_counter() - start)
+"""
 
 
 def seconds(program: str) -> float:

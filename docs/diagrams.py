@@ -77,7 +77,7 @@ def nested() -> str:
     result = both(np.arange(16.0).reshape(4, 4))
     mesh = result.sharding.mesh
     rows, columns = mesh.axis_names
-    pieces = {shard.device: shard for shard in result.addressable_shards}
+    shards = {shard.device: shard for shard in result.addressable_shards}
     wide = 150
     parts: list[Box | Label] = []
     for (row, column), device in np.ndenumerate(mesh.devices):
@@ -87,7 +87,7 @@ def nested() -> str:
             parts.append(Label(x + wide / 2, 2 * LINE, name, "middle"))
         if column == 0:
             parts.append(Label(0, y + HIGH / 2, f"{rows!r} {row}"))
-        values = np.asarray(pieces[device].data).ravel()
+        values = np.asarray(shards[device].data).ravel()
         for k, value in enumerate(values):
             part = wide / len(values)
             parts.append(Box(x + k * part, y, part, f"{value:.0f}", device.id))

@@ -1,10 +1,24 @@
-"""What is imported when it is first used: public names, and what notebooks show."""
+"""What is imported when it is first used: public names, drawings, the log."""
 
 import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+
+class _Module:
+    """A module that is imported when something of it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+logging = _Module("absl.logging")
+"""Nothing is logged before the first call of a map."""
 
 _drawers: list[str] = []
 
@@ -17,7 +31,7 @@ def draw_in(module: str) -> None:
     _drawers[:] = [module]
 
 
-def html_of(value: Any) -> str:
+def html_of(value: object) -> str:
     """What a notebook shows of a value of ours."""
     [module] = _drawers
     text: str = importlib.import_module(module).html_of(value)

@@ -46,6 +46,15 @@ def test_a_subpackage_does_not_hide_a_name(package):
     assert package.plan() == "planned"
 
 
+def test_a_module_is_imported_when_something_of_it_is_used(package):
+    module = later._Module("later_example.plan.plan")
+    assert "later_example.plan.plan" not in sys.modules
+    assert module.plan() == "planned"
+    assert module.RULES == 1
+    with pytest.raises(AttributeError, match=r"'later_example.plan.plan' has no"):
+        module.other  # noqa: B018
+
+
 def test_dir_is_what_is_public(package):
     assert dir(attached(package)) == ["RULES", "other", "plan"]
 

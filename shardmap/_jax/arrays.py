@@ -68,7 +68,7 @@ def varying_axes(aval: Aval) -> tuple[str, ...]:
     return tuple(sorted(aval.manual_axis_type.varying))
 
 
-def varying_like(value: jax.Array, like: Any) -> jax.Array:
+def varying_like(value: jax.Array, like: Aval) -> jax.Array:
     """``value``, said to differ along the axes of a `jax.shard_map` that ``like`` does.
 
     The results of all branches of `jax.lax.cond` have to be of one type, and say so.

@@ -8,7 +8,7 @@ import contextlib
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.extend.core as jex_core
@@ -22,6 +22,9 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from shardmap._jax import other_jax
 from shardmap._jax.types import AnyMesh, Aval, Equation, Value
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _HELD = {
     "axis_context": mlir.ModuleContext,
@@ -190,12 +193,12 @@ def _has_no_mesh(noted_mesh: Any) -> bool:
     return noted_mesh is _NOTHING or noted_mesh is None or bool(noted_mesh.empty)
 
 
-def apart(run: Callable[..., Any], *args: Any) -> Any:
+def apart(run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What ``run`` gives where nothing is noted."""
     before, line = noted(), LINES.context
     try:
         put_back((_NOTHING,) * 5, source_info_util.new_source_info())
-        return run(*args)
+        return run(*args, **kwargs)
     finally:
         put_back(before, line)
 
@@ -238,7 +241,7 @@ _check_equation_contexts()
 LoweringContext = mlir.LoweringRuleContext
 
 
-def program_of(ctx: LoweringContext) -> object:
+def module_of(ctx: LoweringContext) -> object:
     """An object that there is one of for each program that is lowered."""
     return ctx.module_context.host_callbacks
 

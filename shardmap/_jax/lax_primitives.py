@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, r
 
 from shardmap._jax import other_jax
 from shardmap._jax.primitives import equation_of, primitive_of, scan_counts
-from shardmap._jax.types import AnyJaxpr, Equation, Primitive, Value
+from shardmap._jax.types import AnyJaxpr, Equation, Primitive
 from shardmap._jax.walk import opened
 
 _SQUARE = np.zeros((2, 2), np.float32)
@@ -56,7 +56,7 @@ NEWER: list[Primitive] = [
 
 def _custom_vmap() -> Primitive:
     @jax.custom_batching.custom_vmap
-    def same(x: Value) -> Any:
+    def same(x: jax.Array) -> jax.Array:
         return x
 
     same.def_vmap(lambda size, batched, x: (x, batched[0]))
@@ -69,7 +69,7 @@ CUSTOM_VMAP = _custom_vmap()
 # Random keys
 
 
-def _keys(seed: Value) -> Any:
+def _keys(seed: jax.Array) -> tuple[jax.Array, jax.Array]:
     key = jax.random.key(seed)
     data = jax.random.key_data(key)
     return jax.random.wrap_key_data(data), jax.random.clone(key)
@@ -108,7 +108,7 @@ def linear_solve(equation: Equation) -> tuple[AnyJaxpr, list[int]]:
 
 
 def _check_linear_solve() -> None:
-    def use(x: Value, y: Value) -> Any:
+    def use(x: jax.Array, y: jax.Array) -> Any:
         return lax.custom_linear_solve(
             lambda v: v * x, x + y, lambda _, b: b / x, lambda _, b: b / x
         )
@@ -134,7 +134,7 @@ def gamma_of_one(dtype: np.dtype, log_space: bool, impl: str) -> AnyJaxpr:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl=impl), 2))
     alphas = jax.ShapeDtypeStruct((2,), dtype)
 
-    def draw(keys: Value, alphas: Value) -> Any:
+    def draw(keys: jax.Array, alphas: jax.Array) -> Any:
         return p.random_gamma_p.impl(keys, alphas, log_space=log_space)
 
     scan = equation_of("scan", draw, keys, alphas)

@@ -1,10 +1,11 @@
-"""Primitives of JAX that have no public name, found by tracing what binds them.
+"""Primitives of JAX that have no public name, and what equations keep beside them.
 
-The collectives of `jax.lax`, `jax.shard_map` and so on. Tables of rules need them.
+The collectives of `jax.lax`, `jax.shard_map` and so on are found by tracing what binds
+them. Tables of rules need them.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -75,6 +76,44 @@ PURE_CALLBACK = primitive_of(
 def walked_axes(equation: Equation) -> frozenset[str]:
     """The mesh axes along which the program of a shard_map is written per device."""
     return frozenset(equation.params["newly_manual_axes"])
+
+
+# Where an equation was traced
+
+
+def vmaps_around(equation: Equation) -> int:
+    """In how many vmaps of its jaxpr an equation stands."""
+    # They are in the text alone: JAX has no other names for what it does.
+    return str(equation.source_info.name_stack).count("vmap(")
+
+
+def is_transposed(equation: Equation) -> bool:
+    """Whether the equation was made by transposing another."""
+    return "transpose(" in str(equation.source_info.name_stack)
+
+
+def frames_of(equation: Equation) -> Iterator[tuple[str, int, str]]:
+    """File, line and function of each frame that made an equation, innermost first."""
+    traceback: Any = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        yield frame.file_name, frame.line_num, frame.function_name
+
+
+def _check_sources() -> None:
+    def back(x: Value) -> Any:
+        return jax.linear_transpose(lax.neg, x)(x)
+
+    equation = equation_of("neg", jax.vmap(back), np.zeros(1, np.float32))
+    said = vmaps_around(equation), is_transposed(equation)
+    functions = [function for _, _, function in frames_of(equation)]
+    if said != (1, True) or "neg" not in functions:
+        raise other_jax(
+            "shardmap reads under which transformations equations stand, and which "
+            f"line made them, but of one that it knows JAX says {said} and {functions}"
+        )
+
+
+_check_sources()
 
 
 # Parameters

@@ -9,7 +9,7 @@ import jax.api_util
 from shardmap._jax import other_jax
 
 
-def copy_stage(stage: Any, into: Any) -> None:
+def copy_stage(stage: object, into: object) -> None:
     """Makes an object of a derived class the same stage.
 
     The stages of `jax.stages` are classes to derive from, but what makes them is not

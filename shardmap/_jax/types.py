@@ -61,7 +61,7 @@ def aval_of(atom: Atom) -> Aval:
     return cast(Aval, atom.aval)
 
 
-def with_shape(aval: Any, shape: Sequence[int]) -> Aval:
+def with_shape(aval: Aval, shape: Sequence[int]) -> Aval:
     """The aval of another shape, which does not say how the array is sharded.
 
     The space of memory stays: arithmetic of arrays in two of them is an error.
@@ -74,7 +74,7 @@ def with_shape(aval: Any, shape: Sequence[int]) -> Aval:
     )
 
 
-def is_typed(aval: Any) -> bool:
+def is_typed(aval: object) -> bool:
     """Whether an aval says how the array is sharded, along Explicit axes."""
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types

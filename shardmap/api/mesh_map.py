@@ -4,11 +4,10 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, overload
 
-import jax
 from jax.sharding import Mesh, NamedSharding
 
 from shardmap._jax.types import PyTree
-from shardmap.api.blocks.axes import is_axes, sharding_of
+from shardmap.api.blocks.axes import check_names, sharding_of
 from shardmap.api.blocks.calls import Options
 from shardmap.api.blocks.programs import BlockPrograms
 from shardmap.api.calls import options
@@ -147,36 +146,19 @@ def mesh_map(
             "shardmap.make_mesh makes a mesh; axes of {} cut nothing."
         )
     options.check_mesh(mesh, "mesh_map")
-    for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
-        for leaf in jax.tree.leaves(axes, is_leaf=is_axes):
-            if not is_axes(leaf):
-                raise TypeError(
-                    f"mesh_map {name} must be dicts of mesh axis names and dimensions, "
-                    f"or (nested) containers of them, but got {leaf!r} in {axes}."
-                )
-            if unknown := set(leaf) - set(mesh.axis_names):
-                raise ValueError(
-                    f"mesh_map {name} names {sorted(unknown)}, but the mesh has the "
-                    f"axes {mesh.axis_names}."
-                )
-            if min(leaf.values(), default=0) < 0:
-                raise ValueError(
-                    f"mesh_map {name} has a dimension below 0 in {leaf}; count from "
-                    "the front."
-                )
+    check_names("in_axes", in_axes, mesh)
+    check_names("out_axes", out_axes, mesh)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
-    static = options.index_tuple("static_argnums", static_argnums, "mesh_map")
-    donated = options.index_tuple("donate_argnums", donate_argnums, "mesh_map")
-    options.check_donated("mesh_map", fun, donated)
-    options.check_apart("mesh_map", "static_argnums", static, donated)
+    given_static = "static_argnums", static_argnums
+    static, donated = options.positions("mesh_map", fun, given_static, donate_argnums)
     return MeshMappedFunction(
         fun,
         Options(
             mesh=auto_mesh(mesh),
             in_axes=in_axes,
             out_axes=out_axes,
-            static_argnums=tuple(sorted(static)),
+            static_argnums=static,
             donate_argnums=donated,
             lowering=options.lowering(lowering, None, "mesh_map"),
         ),

@@ -187,10 +187,10 @@ def sharded_jit(
         ),
     ):
         check_leaves(f"sharded_jit {name}", parts)
-    static = options.index_tuple("static_argnums", static_argnums, "sharded_jit", True)
-    donated = options.index_tuple("donate_argnums", donate_argnums, "sharded_jit")
-    options.check_donated("sharded_jit", fun, donated)
-    options.check_apart("sharded_jit", "static_argnums", static, donated)
+    given_static = "static_argnums", static_argnums
+    static, donated = options.positions(
+        "sharded_jit", fun, given_static, donate_argnums, from_end=True
+    )
     in_parts, local_in_parts = (
         tuple(parts) if isinstance(parts, list) else parts
         for parts in (in_parts, local_in_parts)
@@ -204,7 +204,7 @@ def sharded_jit(
             local_in_parts,
             local_out_parts,
             local_num_partitions,
-            tuple(sorted(static)),
+            static,
             donated,
         ),
     )

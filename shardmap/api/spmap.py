@@ -195,12 +195,8 @@ def spmap(
         devices = check_devices("spmap", devices)
         if not devices:
             raise ValueError("'devices' argument to spmap must be non-empty, or None.")
-    static = options.index_tuple(
-        "static_broadcasted_argnums", static_broadcasted_argnums
-    )
-    donated = options.index_tuple("donate_argnums", donate_argnums)
-    options.check_donated("spmap", fun, donated)
-    options.check_apart("spmap", "static_broadcasted_argnums", static, donated)
+    given_static = "static_broadcasted_argnums", static_broadcasted_argnums
+    static, donated = options.positions("spmap", fun, given_static, donate_argnums)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     batch, allowed = element_options.batch_size(batch_size, memory)
@@ -208,7 +204,7 @@ def spmap(
         axis_name=UNNAMED if axis_name is None else options.axis_name(axis_name),
         in_axes=in_axes,
         out_axes=out_axes,
-        static_argnums=tuple(sorted(static)),
+        static_argnums=static,
         devices=devices,
         backend=backend,
         axis_size=options.axis_size(axis_size),

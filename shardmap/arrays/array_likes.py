@@ -118,7 +118,7 @@ def _handler(cls: type) -> Handler | None:
     return next((_handlers[base] for base in cls.__mro__ if base in _handlers), None)
 
 
-def is_array_like(value: Value) -> bool:
+def is_array_like(value: object) -> bool:
     """Whether `lay_out` is for this value, and `jax.device_put` is not."""
     if isinstance(value, np.generic):
         return False

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 from jax.sharding import Sharding
 
 from shardmap._jax.types import Aval, Value
 from shardmap.arrays import array_likes
 from shardmap.arrays.programs.running import map_jit
+from shardmap.later import logging
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
 
@@ -71,7 +71,7 @@ def memory_kind(aval: Aval) -> str | None:
     return "pinned_host" if on_host else None
 
 
-def has_no_bytes(value: Value) -> bool:
+def has_no_bytes(value: object) -> bool:
     """Whether these are tangents of integers: NumPy arrays, on no device."""
     return getattr(value, "dtype", None) == jax.dtypes.float0
 

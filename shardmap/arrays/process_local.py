@@ -116,7 +116,7 @@ def shardings_of(sharding: NamedSharding) -> ProcessShardings:
     return ProcessShardings(local, sharding, factors, devices, is_copied)
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: str | Sequence[str] | None) -> tuple[str, ...]:
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(entry)
@@ -136,7 +136,7 @@ def parts_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
 # Concrete arrays
 
 
-def is_global_array(value: Value) -> bool:
+def is_global_array(value: object) -> bool:
     """Whether this is a global array, of which other processes hold parts."""
     if isinstance(value, jax.core.Tracer):
         return False
@@ -181,7 +181,7 @@ def to_global(value: Value, shardings: ProcessShardings, donate: bool = False) -
     )
 
 
-def to_local(array: Value, shardings: ProcessShardings) -> Any:
+def to_local(array: jax.Array, shardings: ProcessShardings) -> Any:
     """The process-local part of a global array of that sharding."""
     shape = shardings.local_shape(array.shape)
     if placement.has_no_bytes(array):
@@ -212,7 +212,7 @@ class _GlobalArrays:
         gone = weakref.ref(local, lambda _: self._kept.pop(key, None))
         self._kept[key] = gone, global_array
 
-    def get(self, value: Value) -> jax.Array | None:
+    def get(self, value: object) -> jax.Array | None:
         """The global array of this one; None if there is none or it was deleted."""
         if id(value) not in self._kept:
             return None
@@ -224,7 +224,7 @@ class _GlobalArrays:
             return None
         return global_array
 
-    def forget(self, value: Value) -> None:
+    def forget(self, value: object) -> None:
         """Lets go of the memory that is the array's own."""
         self._kept.pop(id(value), None)
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -169,14 +169,14 @@ def _take(
     return taken
 
 
-def _hashable(i: Any) -> Index:
+def _hashable(i: SupportsIndex | slice | tuple[SupportsIndex | slice, ...]) -> Index:
     """An index that `cuts_for` takes."""
     if isinstance(i, tuple):
         return tuple(_item(one) for one in i)
     return (_item(i),) if isinstance(i, slice) else operator.index(i)
 
 
-def _item(one: Any) -> int | Span:
+def _item(one: SupportsIndex | slice) -> int | Span:
     if not isinstance(one, slice):
         return operator.index(one)
     if one.step not in (None, 1):

@@ -1,7 +1,7 @@
 """Putting arrays together: one shard for each device, with no stacked copy."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +163,7 @@ class _Layout:
             return tuple(element)
         return (*element[: self.axis], self.size, *element[self.axis :])
 
-    def shard(self, array: Value, expand_dims: Any) -> Any:
+    def shard(self, array: Value, expand_dims: Callable[..., Any]) -> Any:
         """The shard of a device: the array with the new axis, of length 1."""
         return array if self.axis is None else expand_dims(array, (self.axis,))
 
@@ -295,7 +295,7 @@ class _Expand:
 
     axes: tuple[int, ...]
 
-    def __call__(self, *arrays: Value) -> list[Any]:
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         return [
             jax.lax.expand_dims(array, (axis,))
             for array, axis in zip(arrays, self.axes, strict=True)

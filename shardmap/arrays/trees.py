@@ -10,7 +10,7 @@ import numpy as np
 from shardmap._jax.types import PyTree, TreeDef, Value
 
 
-def is_none(value: Value) -> bool:
+def is_none(value: object) -> bool:
     """Whether ``value`` is None, which pytrees do not count as a leaf."""
     return value is None
 
@@ -131,7 +131,7 @@ def advice_on_lists(names: Sequence[str], args: PyTree) -> str:
       args: the pytree of these leaves.
     """
 
-    def is_list(value: Any) -> bool:
+    def is_list(value: object) -> bool:
         return isinstance(value, list) and all(
             isinstance(leaf, bool | int | float | complex | np.generic)
             for leaf in jax.tree.leaves(value)
@@ -150,7 +150,7 @@ def advice_on_lists(names: Sequence[str], args: PyTree) -> str:
     return ""
 
 
-def _depth(value: Any) -> int:
+def _depth(value: object) -> int:
     return 1 + _depth(value[0]) if isinstance(value, list) and value else 0
 
 

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from shardmap._jax.types import PyTree, Value
 from shardmap.api.taps import tap, taps_barrier
 
 __all__ = [
@@ -52,14 +53,14 @@ class CallbackFlavor(enum.Enum):
 
 def id_tap(
     tap_func: Callable[..., Any],
-    arg: Any,
+    arg: PyTree,
     *,
-    result: Any = None,
+    result: PyTree = None,
     tap_with_device: bool = False,
     device_index: int = 0,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> PyTree:
     """Calls ``tap_func(arg, transforms)`` on the host, and gives ``arg`` back.
 
     Args:
@@ -84,16 +85,16 @@ def id_tap(
 
 
 def id_print(
-    arg: Any,
+    arg: PyTree,
     *,
-    result: Any = None,
+    result: PyTree = None,
     tap_with_device: bool = False,
     device_index: int = 0,
     output_stream: TextIO | None = None,
     threshold: int | None = None,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> PyTree:
     """Prints ``arg`` on the host, under a line of the other arguments, and returns it.
 
     Args:
@@ -119,13 +120,13 @@ def id_print(
 
 def call(
     callback_func: Callable[..., Any],
-    arg: Any,
+    arg: PyTree,
     *,
-    result_shape: Any = None,
+    result_shape: PyTree = None,
     call_with_device: bool = False,
     device_index: int = 0,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
-) -> Any:
+) -> PyTree:
     """Calls ``callback_func(arg)`` on the host, and returns what it returns.
 
     Args:
@@ -152,12 +153,14 @@ def call(
     return _tap(host, arg, device_index, result_shape=shapes)
 
 
-def _shape_of(leaf: Any) -> Any:
+def _shape_of(leaf: Value) -> Value:
     is_number = isinstance(leaf, bool | int | float | complex)
     return jax.typeof(leaf) if is_number else leaf
 
 
-def _tap(host: Callable[..., Any], arg: Any, device_index: int, **results: Any) -> Any:
+def _tap(
+    host: Callable[..., PyTree], arg: PyTree, device_index: int, **results: PyTree
+) -> PyTree:
     with _as_callback_exceptions():
         return tap(
             host, arg, with_device=True, device_index=device_index or None, **results
@@ -178,13 +181,13 @@ def barrier_wait(logging_name: str | None = None) -> None:
 
 
 @contextlib.contextmanager
-def outfeed_receiver(*_: Any, **__: Any) -> Iterator[None]:
+def outfeed_receiver(*_: object, **__: object) -> Iterator[None]:
     """What taps needed around them until 2020: waits for them at its end."""
     yield
     barrier_wait()
 
 
-def _fixed(kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _fixed(kwargs: dict[str, object]) -> tuple[tuple[str, object], ...]:
     return tuple(sorted(kwargs.items()))
 
 
@@ -192,13 +195,13 @@ def _fixed(kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 class _HostTap:
     func: Callable[..., Any]
     device_name: str
-    kwargs: tuple[tuple[str, Any], ...]
+    kwargs: tuple[tuple[str, object], ...]
 
     @property
     def __name__(self) -> str:
         return getattr(self.func, "__name__", repr(self.func))
 
-    def __call__(self, value: Any, device: jax.Device) -> None:
+    def __call__(self, value: PyTree, device: jax.Device) -> None:
         named = dict(self.kwargs)
         if self.device_name:
             named[self.device_name] = device
@@ -211,7 +214,7 @@ class _HostTap:
             self.func(value, **named)
 
 
-def _accepts(func: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+def _accepts(func: Callable[..., Any], *args: object, **kwargs: object) -> bool:
     try:
         inspect.signature(func).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -228,20 +231,20 @@ class _Call:
     def __name__(self) -> str:
         return getattr(self.func, "__name__", repr(self.func))
 
-    def __call__(self, value: Any, device: jax.Device) -> Any:
+    def __call__(self, value: PyTree, device: jax.Device) -> PyTree:
         return self.func(value, device=device) if self.with_device else self.func(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Print:
-    kwargs: tuple[tuple[str, Any], ...]
+    kwargs: tuple[tuple[str, object], ...]
     with_device: bool
     stream: TextIO | None
     threshold: int | None
 
     __name__ = "id_print"
 
-    def __call__(self, value: Any, device: jax.Device) -> None:
+    def __call__(self, value: PyTree, device: jax.Device) -> None:
         named = dict(self.kwargs)
         if self.with_device:
             named["device"] = device
@@ -261,7 +264,7 @@ BRACKETS: dict[type, tuple[str, str]] = {
 }
 
 
-def _lines(value: Any) -> list[str]:
+def _lines(value: PyTree) -> list[str]:
     """A value as text; a tuple, list or dict has each part on a line of its own.
 
     >>> _lines({"a": (), "b": 1})

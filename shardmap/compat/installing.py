@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from jax import Array
+
 from shardmap._jax.arrays import ArrayType
 from shardmap.compat.edits import Form, Use, without_repetitions
 from shardmap.compat.names import (
@@ -195,7 +197,7 @@ def _give_arrays(name: str) -> None:
     """Gives arrays an attribute that they have lost."""
     before = vars(ArrayType).get(name)
 
-    def attribute(array: Any) -> Any:
+    def attribute(array: Array) -> Any:
         _note(f"jax.Array.{name}")
         if name == "sharding_spec":
             return spec_of(array)

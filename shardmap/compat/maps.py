@@ -3,13 +3,14 @@
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from shardmap._jax.arrays import current_mesh
+from shardmap._jax.types import PyTree
 from shardmap.api.spmap import spmap
 
 __all__ = ["Mesh", "SerialLoop", "mesh", "serial_loop", "thread_resources", "xmap"]
@@ -20,6 +21,12 @@ class SerialLoop(NamedTuple):
 
     length: int
 
+
+Resource: TypeAlias = str | SerialLoop
+Resources: TypeAlias = Mapping[Hashable, Resource | tuple[Resource, ...]]
+
+NamedAxes: TypeAlias = dict[int, Hashable] | Sequence[Hashable]
+"""Which axes of an array have names."""
 
 _loops: dict[str, SerialLoop] = {}
 
@@ -60,11 +67,11 @@ def mesh(devices: np.ndarray, axis_names: Sequence[str]) -> Mesh:
 
 def xmap(
     fun: Callable[..., Any],
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: PyTree,
+    out_axes: PyTree,
     *,
     axis_sizes: Mapping[Hashable, int] | None = None,
-    axis_resources: Mapping[Hashable, Any] | None = None,
+    axis_resources: Resources | None = None,
     donate_argnums: int | Sequence[int] = (),
     backend: str | None = None,
 ) -> Callable[..., Any]:
@@ -114,10 +121,10 @@ class _Mapped:
     def __init__(
         self,
         fun: Callable[..., Any],
-        in_axes: Any,
-        out_axes: Any,
+        in_axes: PyTree,
+        out_axes: PyTree,
         sizes: Mapping[Hashable, int] | None,
-        resources: Mapping[Hashable, Any] | None,
+        resources: Resources | None,
         donated: Sequence[int],
     ) -> None:
         functools.update_wrapper(self, fun)
@@ -127,15 +134,15 @@ class _Mapped:
         self._donated = donated
         self._made: dict[Hashable, Any] = {}
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: PyTree) -> PyTree:
         return self._program(args)(*args)
 
-    def lower(self, *args: Any) -> jax.stages.Lowered:
+    def lower(self, *args: PyTree) -> jax.stages.Lowered:
         """The program for such arguments, as `jax.jit` gives it."""
         lowered: jax.stages.Lowered = self._program(args).lower(*args)
         return lowered
 
-    def _program(self, args: Sequence[Any]) -> Any:
+    def _program(self, args: Sequence[PyTree]) -> Any:
         ins = self._in_axes
         ins = (ins,) * len(args) if _is_axes(ins) else ins
         sizes = _sizes(ins, args, self._given)
@@ -168,12 +175,18 @@ class _Way(NamedTuple):
     batch_size: int | None
 
 
-def _way(name: Hashable, resources: Any, size: int, around: Mesh) -> _Way | None:
+def _way(
+    name: Hashable,
+    resources: Resource | tuple[Resource, ...] | None,
+    size: int,
+    around: Mesh,
+) -> _Way | None:
     """The way of the axis ``name``; None: vectorised."""
     if resources is None:
         return None
-    entries = resources if type(resources) is tuple else (resources,)
-    entries = tuple(_loops.get(e, e) if isinstance(e, str) else e for e in entries)
+    is_one = isinstance(resources, SerialLoop) or not isinstance(resources, tuple)
+    given = (resources,) if is_one else resources
+    entries = tuple(_loops.get(e, e) if isinstance(e, str) else e for e in given)
     mesh_axes = tuple(e for e in entries if isinstance(e, str))
     steps = int(np.prod([e.length for e in entries if isinstance(e, SerialLoop)]))
     if missing := [axis for axis in mesh_axes if axis not in around.shape]:
@@ -200,8 +213,8 @@ def _on_free(way: _Way | None, free: Mapping[str, int]) -> _Way | None:
 
 def _nested(
     fun: Callable[..., Any],
-    ins: Any,
-    outs: Any,
+    ins: PyTree,
+    outs: PyTree,
     sizes: Mapping[Hashable, int],
     ways: Mapping[Hashable, _Way | None],
     around: Mesh,
@@ -233,7 +246,7 @@ def _nested(
             **place,
         )
 
-    def checked(*args: Any) -> Any:
+    def checked(*args: PyTree) -> PyTree:
         result = mapped(*args)
         check = functools.partial(_check_ranks, "a result")
         jax.tree.map(check, outs, result, is_leaf=_is_axes)
@@ -242,14 +255,14 @@ def _nested(
     return jax.jit(checked, donate_argnums=tuple(donated))
 
 
-def _axes_of(names: Sequence[Hashable], k: int, axes: Any) -> Any:
+def _axes_of(names: Sequence[Hashable], k: int, axes: PyTree) -> PyTree:
     """Where arrays have the axis ``names[k]`` when those before it are gone.
 
     >>> _axes_of(["a", "b"], 1, (["a", "b", ...], {2: "b"}, {}))
     (0, 2, None)
     """
 
-    def position(leaf: Any) -> int | None:
+    def position(leaf: NamedAxes) -> int | None:
         places = {name: place for place, name in _as_dict(leaf).items()}
         if names[k] not in places:
             return None
@@ -260,7 +273,7 @@ def _axes_of(names: Sequence[Hashable], k: int, axes: Any) -> Any:
     return jax.tree.map(position, axes, is_leaf=_is_axes)
 
 
-def _is_axes(axes: Any) -> bool:
+def _is_axes(axes: PyTree) -> bool:
     """Whether this says of one array which axes have names.
 
     >>> [_is_axes(a) for a in ({}, {0: "a"}, ["a", ...], (["a"], {}), {"w": {}})]
@@ -273,7 +286,7 @@ def _is_axes(axes: Any) -> bool:
     )
 
 
-def _as_dict(axes: Any) -> dict[int, Hashable]:
+def _as_dict(axes: NamedAxes) -> dict[int, Hashable]:
     """
     >>> _as_dict(["a", None, "b", ...])
     {0: 'a', 2: 'b'}
@@ -287,7 +300,7 @@ def _as_dict(axes: Any) -> dict[int, Hashable]:
     }
 
 
-def _check_prefix(ins: Any, args: Any) -> None:
+def _check_prefix(ins: PyTree, args: PyTree) -> None:
     """Refuses axes whose pytree is no prefix of that of the arguments."""
     try:
         jax.tree.map(lambda *_: None, ins, args, is_leaf=_is_axes)
@@ -299,7 +312,7 @@ def _check_prefix(ins: Any, args: Any) -> None:
         ) from None
 
 
-def _check_ranks(what: str, axes: Any, part: Any) -> None:
+def _check_ranks(what: str, axes: NamedAxes, part: PyTree) -> None:
     """Refuses axes that the arrays of a part do not have."""
     for array in jax.tree.leaves(part):
         rank = np.ndim(array)
@@ -311,18 +324,18 @@ def _check_ranks(what: str, axes: Any, part: Any) -> None:
             )
 
 
-def _names(axes: Any) -> set[Hashable]:
+def _names(axes: PyTree) -> set[Hashable]:
     leaves = jax.tree.leaves(axes, is_leaf=_is_axes)
     return {name for leaf in leaves for name in _as_dict(leaf).values()}
 
 
 def _sizes(
-    ins: Any, args: Sequence[Any], given: Mapping[Hashable, int]
+    ins: PyTree, args: Sequence[PyTree], given: Mapping[Hashable, int]
 ) -> dict[Hashable, int]:
     """The size of each axis that has a name, in the order of the arguments."""
     sizes: dict[Hashable, int] = {}
 
-    def read(leaf: Any, part: Any) -> None:
+    def read(leaf: NamedAxes, part: PyTree) -> None:
         _check_ranks("an argument", leaf, part)
         for place, name in _as_dict(leaf).items():
             for array in jax.tree.leaves(part):

@@ -1,9 +1,15 @@
 """What ``jax.ops`` and ``jax.lax`` had in their first years."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from shardmap._jax.types import PyTree
+
+T = TypeVar("T")
 
 __all__ = [
     "index_add",
@@ -16,7 +22,9 @@ __all__ = [
 ]
 
 
-def index_update(x: Any, idx: Any, y: Any, *_: Any, **__: Any) -> jax.Array:
+def index_update(
+    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
+) -> jax.Array:
     """``x.at[idx].set(y)``.
 
     >>> index_update(jnp.zeros(3), 1, 5)
@@ -25,27 +33,35 @@ def index_update(x: Any, idx: Any, y: Any, *_: Any, **__: Any) -> jax.Array:
     return jnp.asarray(x).at[idx].set(y)
 
 
-def index_add(x: Any, idx: Any, y: Any, *_: Any, **__: Any) -> jax.Array:
+def index_add(
+    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
+) -> jax.Array:
     """``x.at[idx].add(y)``."""
     return jnp.asarray(x).at[idx].add(y)
 
 
-def index_mul(x: Any, idx: Any, y: Any, *_: Any, **__: Any) -> jax.Array:
+def index_mul(
+    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
+) -> jax.Array:
     """``x.at[idx].multiply(y)``."""
     return jnp.asarray(x).at[idx].multiply(y)
 
 
-def index_min(x: Any, idx: Any, y: Any, *_: Any, **__: Any) -> jax.Array:
+def index_min(
+    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
+) -> jax.Array:
     """``x.at[idx].min(y)``."""
     return jnp.asarray(x).at[idx].min(y)
 
 
-def index_max(x: Any, idx: Any, y: Any, *_: Any, **__: Any) -> jax.Array:
+def index_max(
+    x: ArrayLike, idx: Any, y: ArrayLike, *_: object, **__: object
+) -> jax.Array:
     """``x.at[idx].max(y)``."""
     return jnp.asarray(x).at[idx].max(y)
 
 
-def tie_in(x: Any, y: Any) -> Any:
+def tie_in(x: object, y: T) -> T:
     """``y``, of which ``x`` was to be a part until JAX 0.2.
 
     >>> tie_in(1, 2)
@@ -54,7 +70,9 @@ def tie_in(x: Any, y: Any) -> Any:
     return y
 
 
-def xla_computation(fun: Any, *_: Any, **options: Any) -> Any:
+def xla_computation(
+    fun: Callable[..., PyTree], *_: object, **options: Any
+) -> Callable[..., Any]:
     """What gives the XLA program of a function, which has ``as_hlo_text``.
 
     Args:
@@ -71,7 +89,7 @@ def xla_computation(fun: Any, *_: Any, **options: Any) -> Any:
     }
     jitted = jax.jit(fun, **known)
 
-    def computation(*args: Any, **kwargs: Any) -> Any:
+    def computation(*args: PyTree, **kwargs: PyTree) -> Any:
         return jitted.lower(*args, **kwargs).compiler_ir("hlo")
 
     return computation

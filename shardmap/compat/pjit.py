@@ -1,7 +1,7 @@
 """What ``jax.experimental.pjit`` had: `pjit` with the parameters that it had."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,17 +9,18 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.arrays import current_mesh
+from shardmap._jax.types import PyTree
 
 __all__ = ["PartitionSpec", "pjit", "with_sharding_constraint"]
 
 
 def pjit(
-    fun: Callable[..., Any],
-    in_axis_resources: Any = None,
-    out_axis_resources: Any = None,
-    *args: Any,
+    fun: Callable[..., PyTree],
+    in_axis_resources: PyTree = None,
+    out_axis_resources: PyTree = None,
+    *args: int | Sequence[int],
     **kwargs: Any,
-) -> Any:
+) -> "PartitionedFunction":
     """`jax.jit`, told by partition specs where the mesh around it cuts arrays.
 
     Args:
@@ -46,19 +47,19 @@ def pjit(
 class PartitionedFunction:
     """A function compiled for the mesh around each call; what `pjit` returns."""
 
-    def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, fun: Callable[..., PyTree], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
         self._fun, self._options = fun, options
-        self._made: dict[Mesh, Any] = {}
+        self._made: dict[Mesh, jax.stages.Wrapped] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self._on_mesh()(*args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """Lowers the function for these arguments, as `jax.jit` does."""
         return self._on_mesh().lower(*args, **kwargs)
 
-    def _on_mesh(self) -> Any:
+    def _on_mesh(self) -> jax.stages.Wrapped:
         mesh = current_mesh()
         if mesh not in self._made:
             options = dict(self._options)
@@ -68,11 +69,11 @@ class PartitionedFunction:
         return self._made[mesh]
 
 
-def _is_spec(spec: Any) -> bool:
+def _is_spec(spec: object) -> bool:
     return spec is None or isinstance(spec, PartitionSpec)
 
 
-def _replicated(resources: Any) -> Any:
+def _replicated(resources: PyTree) -> PyTree:
     """``resources`` with the spec of replicated arrays for None.
 
     >>> _replicated((None, PartitionSpec("x"))) == (PartitionSpec(), PartitionSpec("x"))
@@ -85,7 +86,7 @@ def _replicated(resources: Any) -> Any:
     )
 
 
-def _on(mesh: Mesh, specs: Any) -> Any:
+def _on(mesh: Mesh, specs: PyTree) -> PyTree:
     """``specs`` as shardings of a mesh, where there is one."""
     return jax.tree.map(
         lambda spec: (

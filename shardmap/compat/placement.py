@@ -1,12 +1,12 @@
 """`PmapSharding`, `replicate` and `make_sharded_device_array`: arrays for a map."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from shardmap._jax.types import Aval, PyTree
 from shardmap.arrays.stacking import device_put_replicated
 from shardmap.sharding.entries import ShardedAxis, Unstacked
 from shardmap.sharding.spec import ShardingSpec, pmap_sharding
@@ -43,10 +43,10 @@ class PmapSharding:
 
 
 def make_sharded_device_array(
-    aval: Any,
+    aval: Aval | jax.ShapeDtypeStruct,
     sharding_spec: ShardingSpec | None,
     device_buffers: Sequence[jax.Array],
-    indices: Sequence[Any] | None = None,
+    indices: Sequence[object] | None = None,
 ) -> jax.Array:
     """Makes one array of arrays that are on a device each.
 
@@ -93,13 +93,13 @@ def make_sharded_device_array(
 
 
 def replicate(
-    val: Any,
+    val: PyTree,
     axis_size: int,
     nrep: int,
     devices: Sequence[jax.Device] | None = None,
     backend: str | None = None,
     in_axis: int | None = 0,
-) -> Any:
+) -> PyTree:
     """`shardmap.device_put_replicated` with the parameters of ``pxla.replicate``.
 
     Args:

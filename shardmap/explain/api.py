@@ -20,7 +20,7 @@ from shardmap.explain.program import Program, program_of
 from shardmap.explain.read import loops, sharded, vmaps
 from shardmap.explain.read.axes import Axes, axes_of
 from shardmap.explain.read.collectives import collectives_of, has
-from shardmap.explain.read.hlo.collectives import Compiled
+from shardmap.explain.read.hlo.collectives import CompiledCollective
 from shardmap.explain.read.hlo.vectorised import Shapes
 from shardmap.explain.read.matching import reported
 from shardmap.explain.read.remarks.on_program import remarks_on
@@ -153,7 +153,9 @@ def _explain(
 
 
 def _sent(
-    program: Program, compiled: Sequence[Compiled] | None, wires: Interconnect | None
+    program: Program,
+    compiled: Sequence[CompiledCollective] | None,
+    wires: Interconnect | None,
 ) -> tuple[tuple[Collective, ...], list[str]]:
     """The collectives, and what is not known of them and of all else."""
     of_program = collectives_of(program.jaxpr, definition_of(program.fun))
@@ -170,8 +172,8 @@ def _sent(
 def _remarks(
     program: Program,
     axes: Sequence[Axis],
-    cuts: Sequence[sharded.Cut],
-    compiled: Sequence[Compiled] | None,
+    cuts: Sequence[sharded.ShardedDimension],
+    compiled: Sequence[CompiledCollective] | None,
 ) -> tuple[Remark, ...]:
     closed, count = program.traced.jaxpr, program.num_devices
     return (
@@ -183,7 +185,9 @@ def _remarks(
     )
 
 
-def _axes(program: Program, cuts: Sequence[sharded.Cut]) -> tuple[Axis, ...]:
+def _axes(
+    program: Program, cuts: Sequence[sharded.ShardedDimension]
+) -> tuple[Axis, ...]:
     """The axes, and what devices they are on."""
     axes, made, over = _axes_of(program)
     paths = [array.path for array in program.arrays]

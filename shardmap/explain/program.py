@@ -15,8 +15,11 @@ from shardmap.explain.read import arrays
 from shardmap.explain.read.asked import asked_in
 from shardmap.explain.read.compiled import cost_of, layouts_of
 from shardmap.explain.read.hlo import threads
-from shardmap.explain.read.hlo.collectives import Compiled, compiled_collectives
-from shardmap.explain.read.hlo.cost import Loops, Work, loops_of
+from shardmap.explain.read.hlo.collectives import (
+    CompiledCollective,
+    compiled_collectives,
+)
+from shardmap.explain.read.hlo.cost import CostAnalysis, Loops, loops_of
 from shardmap.explain.read.hlo.live import largest_at_peak
 from shardmap.explain.read.hlo.text import Module, module_of
 from shardmap.explain.read.meshes import (
@@ -120,7 +123,7 @@ class Program:
         )
 
     @functools.cached_property
-    def collectives(self) -> list[Compiled] | None:
+    def collectives(self) -> list[CompiledCollective] | None:
         """Those of what was compiled; None if nothing was."""
         if self.module is None:
             return None
@@ -181,6 +184,6 @@ def program_of(
     compiled = lowered.compile()
     text = compiled.as_text()
     module = module_of(text) if text else None
-    steps = Loops(Work(1, 1, 1), False) if module is None else loops_of(module)
+    steps = Loops(CostAnalysis(1, 1, 1), False) if module is None else loops_of(module)
     layouts = layouts_of(lowered, compiled, traced)
     return Program(*given, *layouts, False, module, cost_of(compiled, steps), steps)

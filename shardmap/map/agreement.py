@@ -20,13 +20,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap.arrays.processes import TIME_LIMIT, ended, gone, time_limit
 from shardmap.arrays.programs.running import SECONDS_TO_WAIT_SILENTLY
+from shardmap.later import logging
+from shardmap.map.tracing import per_jaxpr
 
 _MESSAGE_BYTES = 1024
 
@@ -49,17 +50,18 @@ def description(params: dict[str, Any]) -> str:
 
 def operations(jaxpr: Jaxpr) -> str:
     """Eight digits that tell what a jaxpr is made of."""
-    return hashlib.sha256("\n".join(_steps(jaxpr)).encode()).hexdigest()[:8]
+    return _digest(jaxpr)[:8]
 
 
-def _steps(jaxpr: Jaxpr) -> list[str]:
+@per_jaxpr
+def _digest(jaxpr: Jaxpr) -> str:
+    # Another process may share other jaxprs: all are told where they are called.
     steps = []
     for equation in jaxpr.eqns:
         results = " ".join(var.aval.str_short() for var in equation.outvars)
         steps.append(f"{equation.primitive} {results} {_who_talks(equation.params)}")
-        for inner in jaxprs_in(equation.params):
-            steps += _steps(inner)
-    return steps
+        steps += map(_digest, jaxprs_in(equation.params))
+    return hashlib.sha256("\n".join(steps).encode()).hexdigest()
 
 
 def _who_talks(params: dict[str, Any]) -> str:
@@ -105,6 +107,8 @@ def agree(mesh: Mesh, what: str, text: str) -> None:
     _agreed.add((mesh, text))
 
 
+# Never forgotten: one process alone would ask again for what it has forgotten, and
+# wait for the others.
 _agreed: set[tuple[Mesh, str]] = set()
 
 

@@ -161,7 +161,7 @@ def constrain(
     total: int | None = None,
     what: str = "with_sharding_constraint",
     alone: bool = False,
-    program: str = "",
+    agreed_on: str = "",
 ) -> Any:
     """Cuts a value into partitions.
 
@@ -170,7 +170,7 @@ def constrain(
       parts: the counts; None: every device has the whole value.
       total: how many devices; needed where ``parts`` does not tell.
       what, alone: see `partition_mesh`.
-      program: what other processes have to run as well, if they do not tell by this
+      agreed_on: what other processes have to run as well, if they do not tell by this
         value.
     """
     if parts is None:
@@ -184,7 +184,7 @@ def constrain(
         if isinstance(x, jax.core.Tracer):
             _check_devices(mesh, what)
     x = typed.untyped(x)
-    return _bind(x, parts=parts, total=total, mesh=mesh, what=what, program=program)
+    return _bind(x, parts=parts, total=total, mesh=mesh, what=what, agreed_on=agreed_on)
 
 
 def _is_inside_map() -> bool:
@@ -270,12 +270,14 @@ def _lowering(
     total: int | None,
     mesh: AnyMesh,
     what: str,
-    program: str,
+    agreed_on: str,
     **_: object,
 ) -> Any:
     (aval,) = ctx.avals_in
     agreement.agree_to_lower(
-        mesh, what, lambda: program or f"{what} of {aval.str_short()}, parts {parts}"
+        mesh,
+        what,
+        lambda: agreed_on or f"{what} of {aval.str_short()}, parts {parts}",
     )
     if mesh is None:
         mesh = auto_mesh(jax.sharding.get_abstract_mesh())

@@ -6,12 +6,11 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.arrays import types_unchecked, varying_axes, without_varying_axes
@@ -25,12 +24,15 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
+from shardmap.later import logging
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
+
+Make = TypeVar("Make", bound=Callable[..., Any])
 
 _INSIDE = "_inside_spmap"
 
@@ -209,7 +211,7 @@ def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> A
     return given
 
 
-def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
+def per_jaxpr(make: Make) -> Make:
     """Keeps what ``make`` gives for a jaxpr as long as that jaxpr lives.
 
     ``make`` takes the jaxpr and hashable arguments, and must not put the jaxpr itself
@@ -224,7 +226,7 @@ def per_jaxpr(make: Callable[..., Any]) -> Callable[..., Any]:
             values[key] = make(jaxpr, *key)
         return values[key]
 
-    return kept
+    return cast(Make, kept)
 
 
 _checked = per_jaxpr(checked_collectives)

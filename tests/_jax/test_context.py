@@ -26,7 +26,7 @@ look_p.def_abstract_eval(lambda aval: aval)
 def _lowering(ctx, x):
     CALLS.append(
         (
-            context.program_of(ctx),
+            context.module_of(ctx),
             context.mesh_around(ctx),
             context.manual_axes(ctx),
             context.device_count(ctx),

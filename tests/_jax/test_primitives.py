@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend import source_info_util
 
 from shardmap._jax import lax_primitives, primitives
 from shardmap._jax.types import Primitive
@@ -101,3 +102,26 @@ def test_what_is_written_in_terms_of_others_is_expanded():
         operands = jax.tree.unflatten(tree, [x, x])
         result = lax_primitives.expansion(equation)(*operands)
         np.testing.assert_array_equal(jax.tree.leaves(result)[0], [0, 1, 2])
+
+
+def test_an_equation_tells_the_transformations_around_it():
+    def fun(x):
+        return jax.vmap(jax.grad(lambda x: jnp.sin(2 * x)))(x).sum()
+
+    jaxpr = jax.make_jaxpr(fun)(X[0]).jaxpr
+    told = {
+        (e.primitive.name, primitives.vmaps_around(e), primitives.is_transposed(e))
+        for e in equations(jaxpr)
+    }
+    assert {("cos", 1, False), ("mul", 1, True), ("reduce_sum", 0, False)} <= told
+
+
+def test_an_equation_tells_the_line_that_made_it():
+    def fun(x):
+        return lax.sin(x)
+
+    equation = primitives.equation_of("sin", fun, 1.0)
+    line = fun.__code__.co_firstlineno + 1
+    assert (__file__, line) in [frame[:2] for frame in primitives.frames_of(equation)]
+    unknown = equation.replace(source_info=source_info_util.new_source_info())
+    assert [*primitives.frames_of(unknown)] == []

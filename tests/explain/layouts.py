@@ -14,16 +14,16 @@ def layouts(draw):
     )
     sharding, shape, sharded = [], [], 0
     for kind in kinds:
-        pieces = draw(st.integers(1, 3))
+        count = draw(st.integers(1, 3))
         if kind == "whole":
             sharding.append(None)
             shape.append(draw(st.integers(0, 3)))
         elif kind == "chunked":
-            sharding.append(Chunked(pieces))
-            shape.append(pieces * draw(st.integers(1, 3)))
+            sharding.append(Chunked(count))
+            shape.append(count * draw(st.integers(1, 3)))
         else:
-            sharding.append(Unstacked(pieces))
-            shape.append(pieces)
+            sharding.append(Unstacked(count))
+            shape.append(count)
         sharded += kind != "whole"
     mapping = [ShardedAxis(axis) for axis in range(sharded)]
     mapping += [Replicated(n) for n in draw(st.lists(st.integers(1, 2), max_size=2))]

@@ -8,8 +8,10 @@ from jax import lax
 
 import shardmap as sm
 from shardmap._jax.walk import equations
+from shardmap.map import agreement
 from shardmap.map.agreement import description, operations
 from shardmap.map.primitives.map_primitive import spmap_p
+from tests.shared_jaxprs import at_most, nested
 
 X = np.zeros((8, 3), np.float32)
 
@@ -55,6 +57,19 @@ def test_a_text_says_what_is_mapped():
 def test_what_differs_is_told_apart(one, other):
     texts = [text(fun) for fun in (one, other)]
     assert len({each.rpartition("operations ")[2] for each in texts}) == 2
+
+
+def test_what_is_shared_is_read_once_and_told_as_if_it_were_not(monkeypatch):
+    monkeypatch.setattr(agreement, "jaxprs_in", at_most(200, agreement.jaxprs_in))
+    sines, cosines = (nested(30, leaf, X) for leaf in (jnp.sin, jnp.cos))
+    assert operations(sines) != operations(cosines)
+    shared = jax.jit(jnp.sin)
+    apart = [jax.jit(lambda x: jnp.sin(x)) for _ in range(2)]
+    one, other = (
+        jax.make_jaxpr(lambda x, f=f, g=g: f(g(x)))(X).jaxpr
+        for f, g in ((shared, shared), apart)
+    )
+    assert operations(one) == operations(other)
 
 
 def test_objects_in_parameters_are_not_told():

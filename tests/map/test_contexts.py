@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.map.contexts import on_prime_axes
-from tests.map.lowering.test_lowering import mesh_of, nest, step
+from tests.map.lowering.test_register import mesh_of, nest, step
 from tests.map_programs import assert_same, both_lowerings, float_index, mixed, spread
 
 AROUND = {

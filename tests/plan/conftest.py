@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def dask_client():
     distributed = pytest.importorskip("distributed", reason="a Dask cluster needs it")
     pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")

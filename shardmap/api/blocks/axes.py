@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.types import AnyMesh, Aval, Value, is_typed, with_shape
+from shardmap._jax.types import AnyMesh, Aval, PyTree, Value, is_typed, with_shape
 from shardmap.map.primitives import typed
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
@@ -22,6 +22,32 @@ def is_axes(value: object) -> bool:
         isinstance(name, str) and type(dimension) is int
         for name, dimension in value.items()
     )
+
+
+def check_names(parameter: str, axes: PyTree, mesh: AnyMesh) -> None:
+    """Refuses what are no axes of ``mesh``, in a pytree that was given.
+
+    Raises:
+      TypeError: leaves of other types.
+      ValueError: axes that the mesh does not have, or dimensions below 0.
+    """
+    for leaf in jax.tree.leaves(axes, is_leaf=is_axes):
+        if not is_axes(leaf):
+            raise TypeError(
+                f"mesh_map {parameter} must be dicts of mesh axis names and "
+                f"dimensions, or (nested) containers of them, but got {leaf!r} in "
+                f"{axes}."
+            )
+        if unknown := set(leaf) - set(mesh.axis_names):
+            raise ValueError(
+                f"mesh_map {parameter} names {sorted(unknown)}, but the mesh has the "
+                f"axes {mesh.axis_names}."
+            )
+        if min(leaf.values(), default=0) < 0:
+            raise ValueError(
+                f"mesh_map {parameter} has a dimension below 0 in {leaf}; count from "
+                "the front."
+            )
 
 
 def dimensions_of(axes: Axes, ndim: int) -> list[tuple[str, ...]]:

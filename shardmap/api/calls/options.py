@@ -115,7 +115,41 @@ def check_mesh(mesh: AnyMesh | None, caller: str = "spmap") -> None:
         check_devices(caller, mesh.devices.flat, "mesh.devices")
 
 
-def check_donated(caller: str, fun: Callable[..., Any], donated: Sequence[int]) -> None:
+def positions(
+    caller: str,
+    fun: Callable[..., Any],
+    static: tuple[str, int | Iterable[int]],
+    donate_argnums: int | Iterable[int],
+    from_end: bool = False,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The positions of static arguments, in order, and of those that are donated.
+
+    Args:
+      caller: what they were given to.
+      fun: the function whose arguments they are.
+      static: the parameter that names static arguments, and what was given.
+      donate_argnums: what was given.
+      from_end: whether static ones may be below 0, counted from the last argument.
+
+    Raises:
+      TypeError: something else than ints.
+      ValueError: donated arguments that the function does not have, or that are static.
+    """
+    name, given = static
+    static_argnums = index_tuple(name, given, caller, from_end)
+    donated = index_tuple("donate_argnums", donate_argnums, caller)
+    _check_donated(caller, fun, donated)
+    if both := sorted(set(static_argnums) & set(donated)):
+        raise ValueError(
+            f"{caller} {name} {static_argnums} and donate_argnums {donated} "
+            f"both have {both}: a static argument has no buffer to donate."
+        )
+    return tuple(sorted(static_argnums)), donated
+
+
+def _check_donated(
+    caller: str, fun: Callable[..., Any], donated: Sequence[int]
+) -> None:
     """Refuses donated arguments that the function does not have."""
     try:
         parameters = inspect.signature(fun).parameters.values()
@@ -131,20 +165,6 @@ def check_donated(caller: str, fun: Callable[..., Any], donated: Sequence[int]) 
             f"{caller} donate_argnums is {tuple(donated)}, but "
             f"{getattr(fun, '__name__', fun)} takes {count} positional "
             f"argument{'' if count == 1 else 's'}, counted from 0."
-        )
-
-
-def check_apart(
-    caller: str,
-    static_parameter: str,
-    static: Sequence[int],
-    donated: Sequence[int],
-) -> None:
-    """Refuses arguments that are static and donated."""
-    if both := sorted(set(static) & set(donated)):
-        raise ValueError(
-            f"{caller} {static_parameter} {static} and donate_argnums {donated} "
-            f"both have {both}: a static argument has no buffer to donate."
         )
 
 

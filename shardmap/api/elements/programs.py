@@ -36,6 +36,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
     def __init__(self, fun: Callable[..., object], options: Options) -> None:
         super().__init__(fun, options)
         self._elements: kept.Kept[Element] = kept.Kept()
+        # Never forgotten, as nobody could know whether all processes have.
         self._agreed: set[str] = set()
 
     def read(

@@ -31,7 +31,7 @@ class PartitionCall(Call):
       whole_in_avals, out_avals: the kinds of leaves and results, as global arrays.
       own_in, own_out: for each leaf whether it is process-local data.
       jaxpr: what the function computes.
-      program: what other processes have to run as well, where there are such.
+      agreed_on: what other processes have to run as well, where there are such.
       is_alone: whether it is a program of its own, and no part of another.
     """
 
@@ -43,7 +43,7 @@ class PartitionCall(Call):
     own_in: Sequence[bool]
     own_out: Sequence[bool]
     jaxpr: ClosedJaxpr
-    program: str
+    agreed_on: str
     is_alone: bool = False
 
     def alone(self) -> "PartitionCall":

@@ -125,7 +125,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
             given.is_local,
             made.is_local,
             traced.jaxpr,
-            self._described(total, given.avals, given.parts, made.parts, traced.jaxpr)
+            self._description(total, given.avals, given.parts, made.parts, traced.jaxpr)
             if jax.process_count() > 1
             else "",
         )
@@ -216,7 +216,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         traced: jax.stages.Traced = self._jitted(arguments).trace(*args, **kwargs)
         return traced
 
-    def _described(
+    def _description(
         self,
         total: int | None,
         avals: Sequence[Aval],
@@ -248,7 +248,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
             return self.bind_call(call, leaves)
         # JAX runs step by step what it differentiates.
         mesh = partition_mesh((), call.total or 1, WHAT)
-        agreement.agree_to_lower(mesh, WHAT, lambda: call.program)
+        agreement.agree_to_lower(mesh, WHAT, lambda: call.agreed_on)
         call = call.alone()
         local = call.process_local
         assert local is not None
@@ -265,7 +265,12 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         def cut(values: Sequence[Value], parts: Sequence[Counts]) -> list[Value]:
             return [
                 constrain(
-                    value, value_parts, call.total, WHAT, call.is_alone, call.program
+                    value,
+                    value_parts,
+                    call.total,
+                    WHAT,
+                    call.is_alone,
+                    call.agreed_on,
                 )
                 for value, value_parts in zip(values, parts, strict=True)
             ]

@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from absl import logging
 
 from shardmap._jax.context import config_value
 from shardmap._jax.primitives import PURE_CALLBACK
@@ -34,6 +33,7 @@ from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.arrays.programs.jits import Jits
+from shardmap.later import logging
 
 SECONDS_TO_WAIT_SILENTLY = 30.0
 
@@ -228,7 +228,7 @@ def map_jit(
 
 
 def run_and_convert(
-    program: Any,
+    program: Callable[..., Any],
     convert: Callable[[Any], Any],
     args: Sequence[Value],
     kwargs: Mapping[str, Value],
@@ -273,7 +273,9 @@ def _tracing_is_off() -> bool:
     return bool(config_value("jax_disable_jit"))
 
 
-def _compile(jitted: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:
+def _compile(
+    jitted: jax.stages.Wrapped, args: Sequence[Value], kwargs: Mapping[str, Value]
+) -> bool:
     """Compiles a program for its next call; whether it may call the host."""
     # A finalizer may compile while another program runs, or is compiled.
     before = _compiling.allowed, _compiling.failed

@@ -44,7 +44,7 @@ Index: TypeAlias = int | tuple[int | Span, ...] | Literal["first"] | None
 all elements one by one."""
 
 
-class Step(NamedTuple):
+class DeviceStep(NamedTuple):
     """What one device does."""
 
     run: Callable[..., list[jax.Array]]
@@ -67,7 +67,7 @@ class Join(NamedTuple):
 class Cuts(NamedTuple):
     lengths: Sequence[int]
     """How many parts each leaf gives."""
-    steps: Sequence[Step]
+    steps: Sequence[DeviceStep]
     joins: Sequence[Join]
     indexed: Sequence[tuple[int, Sequence[tuple[int | slice, ...]]]]
     """Leaf that is on no device, and the indices of its parts."""
@@ -97,7 +97,7 @@ def cuts_for(
     """
     lengths, indexed, joins = [], [], []
     # One program for all that is on a device.
-    work: dict[jax.Device, list[_Part]] = {}
+    work: dict[jax.Device, list[_ShardSlice]] = {}
     for number, (kind, sharding) in enumerate(leaves):
         try:
             wanted = _wanted(kind.shape, sharding, axis, index)
@@ -117,9 +117,9 @@ def cuts_for(
     for device, parts in work.items():
         operands = [part.operand for part in parts]
         offsets = [np.int32(offset) for part in parts for offset in part.offsets]
-        cut = _Cut(tuple((part.windows, part.dropped) for part in parts))
+        cut = _SliceProgram(tuple((part.windows, part.dropped) for part in parts))
         steps.append(
-            Step(
+            DeviceStep(
                 program(device, cut, (*operands, *map(operand, offsets))),
                 [(part.leaf, part.shard) for part in parts],
                 offsets,
@@ -211,7 +211,7 @@ def _axis(shape: tuple[int, ...], axis: int) -> int:
     return axis % len(shape)
 
 
-class _Part(NamedTuple):
+class _ShardSlice(NamedTuple):
     """What is wanted of one shard of a leaf."""
 
     leaf: int
@@ -229,7 +229,7 @@ class _Part(NamedTuple):
 
 def _parts(
     leaf: int, kind: Operand, sharding: Sharding, wanted: _Wanted
-) -> Iterator[_Part]:
+) -> Iterator[_ShardSlice]:
     """What each device gives; of copies, the first that is on this process."""
     shape, bounds, dropped = kind.shape, wanted.bounds, wanted.dropped
     held = sharding.shard_shape(shape)
@@ -267,7 +267,7 @@ def _parts(
         }
         part = _number([block[d] - blocks[d][0] for d in wanted.kept], per_result)
         places = [[k - bounds[d][0] for k in range(*inside[d])] for d in dropped]
-        yield _Part(
+        yield _ShardSlice(
             leaf,
             *holders[block],
             operand=kind._replace(shape=held),
@@ -296,7 +296,7 @@ def _number(place: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def _join(
-    leaf: int, sharding: Sharding, wanted: _Wanted, parts: Sequence[_Part]
+    leaf: int, sharding: Sharding, wanted: _Wanted, parts: Sequence[_ShardSlice]
 ) -> Join:
     """The arrays that a leaf's parts make, cut as the leaf is."""
     shape = tuple(
@@ -352,13 +352,13 @@ def _mesh_axes(sharding: Sharding, dimension: int, count: int) -> dict[str, int]
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _SliceProgram:
     """A program that cuts shards: they come first, then where the windows begin."""
 
     shards: tuple[tuple[tuple[tuple[int, int], ...], tuple[int, ...]], ...]
-    """The windows and the dropped dimensions of each, as `_Part` has them."""
+    """The windows and the dropped dimensions of each, as `_ShardSlice` has them."""
 
-    def __call__(self, *args: Value) -> list[Any]:
+    def __call__(self, *args: jax.Array) -> list[Any]:
         offsets = iter(args[len(self.shards) :])
         parts = []
         for shard, (windows, dropped) in zip(args, self.shards, strict=False):
@@ -369,7 +369,7 @@ class _Cut:
         return parts
 
 
-def _element(shard: Value, index: dict[int, int]) -> Any:
+def _element(shard: jax.Array, index: dict[int, int]) -> jax.Array:
     starts = [index.get(d, 0) for d in range(shard.ndim)]
     stops = [index.get(d, n - 1) + 1 for d, n in enumerate(shard.shape)]
     return jax.lax.squeeze(jax.lax.slice(shard, starts, stops), tuple(index))

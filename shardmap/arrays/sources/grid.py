@@ -1,11 +1,9 @@
 """Where the chunks of arrays begin that lie in stores in chunks."""
 
-from typing import Any
-
 import numpy as np
 
 
-def borders(array: Any, axis: int) -> tuple[int, ...] | None:
+def borders(array: object, axis: int) -> tuple[int, ...] | None:
     """Where the chunks begin along an axis, but for the first; None: it has none.
 
     Chunks of zarr's that lie together in a shard are read as one.

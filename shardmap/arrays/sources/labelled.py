@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.registry import (
     About,
     Kind,
@@ -23,7 +24,7 @@ from shardmap.arrays.sources.registry import (
 WRAPPERS = ("MemoryCachedArray", "CopyOnWriteArray")
 
 
-def is_labelled(value: Any) -> bool:
+def is_labelled(value: object) -> bool:
     """Whether a value is of xarray, which may not be installed."""
     return any(
         cls.__module__.partition(".")[0] == "xarray"
@@ -32,11 +33,11 @@ def is_labelled(value: Any) -> bool:
     )
 
 
-def is_dataset(value: Any) -> bool:
+def is_dataset(value: object) -> bool:
     return is_labelled(value) and hasattr(value, "data_vars")
 
 
-def plain(tree: Any) -> Any:
+def plain(tree: PyTree) -> PyTree:
     """A pytree with the arrays under labels in the place of what has labels."""
     return jax.tree.map(
         lambda leaf: _plain(leaf) if is_labelled(leaf) else leaf,
@@ -77,7 +78,7 @@ class Lazy:
         return np.asarray(self.variable[index].values)
 
 
-class Part:
+class View:
     """A part of something that can be sliced."""
 
     def __init__(self, parent: Any, slices: Sequence[slice]) -> None:
@@ -122,7 +123,7 @@ def _reopen(about: About, writable: bool) -> Any:
     kind = kind_named(about["kind"])
     assert kind is not None
     parent = kind.reopen(about["about"], writable)
-    return Part(parent, [slice(*part) for part in about["parts"]])
+    return View(parent, [slice(*part) for part in about["parts"]])
 
 
 register_kind(type_name(Lazy), Kind("xarray", _describe, _reopen))

@@ -74,7 +74,7 @@ def kind_named(name: str) -> Kind | None:
     return next((kind for kind in _kinds.values() if kind.name == name), None)
 
 
-def away(value: Any) -> Away | None:
+def away(value: object) -> Away | None:
     """The value for other processes, None if it cannot travel."""
     for cls in type(value).__mro__:
         kind = _kinds.get(type_name(cls))

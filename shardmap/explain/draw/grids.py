@@ -2,7 +2,7 @@
 
 A grid has the last two cut dimensions of an array as rows and columns; one alone goes
 down, as rows do, unless it is the array's last. Where more are cut, there is one grid
-for each piece of the others.
+for each shard of the others.
 """
 
 import itertools
@@ -20,7 +20,7 @@ GAP = "..."
 
 
 class Cell(NamedTuple):
-    """A piece.
+    """A shard.
 
     Attributes:
       devices: those that hold it; () for a gap.
@@ -32,7 +32,7 @@ class Cell(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Pieces in rows and columns.
+    """Shards in rows and columns.
 
     Attributes:
       place: of the whole grid in the array, such as ``[0:2, :, :]``; "" if it is all.
@@ -84,7 +84,7 @@ def grids_of(
       shape: the array's shape.
       devices: the numbers of the devices, in the order of the spec's mesh; () stands
         for 0, 1, 2 and so on.
-      max_pieces: how many pieces of a dimension to draw; the others become `...`.
+      max_pieces: how many shards of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
 
     Raises:
@@ -103,16 +103,16 @@ def grids_of(
     cut = [dim for dim, count in enumerate(spec.tile_counts) if count > 1]
     down, across = _directions(cut[-2:], len(shape))
     holders = _holders(spec, devices)
-    pieces = _pieces(spec, shape, holders, cut[:-2], down, across)
-    rows, columns = (_shown(len(each), max_pieces) for each in pieces.labels)
+    shards = _shards(spec, shape, holders, cut[:-2], down, across)
+    rows, columns = (_shown(len(each), max_pieces) for each in shards.labels)
     grids = [
         Grid(
             name,
-            _picked(pieces.labels[0], rows),
-            _picked(pieces.labels[1], columns),
+            _picked(shards.labels[0], rows),
+            _picked(shards.labels[1], columns),
             [[_cell(holders, row, column) for column in columns] for row in rows],
         )
-        for name, holders in itertools.islice(pieces.grids, max_grids)
+        for name, holders in itertools.islice(shards.grids, max_grids)
     ]
     several = "" if spec.num_shards == 1 else "s"
     header = f"{shape} on {spec.num_shards} device{several}, "
@@ -125,16 +125,16 @@ def grids_of(
         across,
         _size(shape, down, across),
         grids,
-        pieces.total - len(grids),
+        shards.total - len(grids),
     )
 
 
-class _Pieces(NamedTuple):
-    """The pieces of an array, as grids.
+class _Shards(NamedTuple):
+    """The shards of an array, as grids.
 
     Attributes:
       labels: what all rows are called, and all columns.
-      grids: where each grid is in the array, and the devices of its pieces.
+      grids: where each grid is in the array, and the devices of its shards.
       total: how many grids there are.
     """
 
@@ -143,15 +143,15 @@ class _Pieces(NamedTuple):
     total: int
 
 
-def _pieces(
+def _shards(
     spec: ShardingSpec,
     shape: tuple[int, ...],
     holders: np.ndarray,
     outer: Sequence[int],
     down: int | None,
     across: int | None,
-) -> _Pieces:
-    """The pieces of an array, in a grid for each piece of its dimensions ``outer``."""
+) -> _Shards:
+    """The shards of an array, in a grid for each shard of its dimensions ``outer``."""
     counts = spec.tile_counts
     labels = [
         _labels(entry, size, count)
@@ -165,7 +165,7 @@ def _pieces(
         (_place(labels, dict(zip(outer, place, strict=True))), holders[place])
         for place in np.ndindex(*places)
     )
-    return _Pieces((rows, columns), grids, math.prod(places))
+    return _Shards((rows, columns), grids, math.prod(places))
 
 
 def _ways(down: int | None, across: int | None) -> str:
@@ -184,18 +184,18 @@ def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:
     return next((dim for dim in cut if dim != across), None), across
 
 
-def _place(labels: Sequence[Sequence[str]], pieces: Mapping[int, int]) -> str:
+def _place(labels: Sequence[Sequence[str]], chosen: Mapping[int, int]) -> str:
     """Where a grid is in the array; "" if that is cut along no other dimension."""
-    if not pieces:
+    if not chosen:
         return ""
     index = [
-        labels[dim][pieces[dim]] if dim in pieces else ":" for dim in range(len(labels))
+        labels[dim][chosen[dim]] if dim in chosen else ":" for dim in range(len(labels))
     ]
     return f"[{', '.join(index)}]"
 
 
-def _picked(labels: Sequence[str], pieces: Sequence[int | None]) -> list[str]:
-    return [GAP if piece is None else labels[piece] for piece in pieces]
+def _picked(labels: Sequence[str], shards: Sequence[int | None]) -> list[str]:
+    return [GAP if shard is None else labels[shard] for shard in shards]
 
 
 def _cell(holders: np.ndarray, row: int | None, column: int | None) -> Cell:
@@ -221,7 +221,7 @@ def _size(
 
 
 def _holders(spec: ShardingSpec, numbers: Sequence[int]) -> np.ndarray:
-    """The devices of each piece: one dimension per array dimension, then the copies."""
+    """The devices of each shard: one dimension per array dimension, then the copies."""
     devices = np.array(numbers or range(spec.num_shards)).reshape(spec.mesh_shape)
     mesh_dim_of = {
         entry.axis: mesh_dim
@@ -233,19 +233,19 @@ def _holders(spec: ShardingSpec, numbers: Sequence[int]) -> np.ndarray:
     return devices.transpose(sharded + copies).reshape(*spec.tile_counts, -1)
 
 
-def _labels(entry: object, size: int, pieces: int) -> list[str]:
-    """What each piece of a dimension is called: an index or a slice."""
+def _labels(entry: object, size: int, count: int) -> list[str]:
+    """What each shard of a dimension is called: an index or a slice."""
     if isinstance(entry, Unstacked):
-        return [str(index) for index in range(pieces)]
-    step = size // pieces
-    return [f"{index * step}:{(index + 1) * step}" for index in range(pieces)]
+        return [str(index) for index in range(count)]
+    step = size // count
+    return [f"{index * step}:{(index + 1) * step}" for index in range(count)]
 
 
-def _shown(pieces: int, most: int) -> list[int | None]:
-    """Which pieces to draw; None stands for those left out before the last one."""
-    if pieces <= most:
-        return list(range(pieces))
-    return [*range(most - 2), None, pieces - 1]
+def _shown(count: int, most: int) -> list[int | None]:
+    """Which shards to draw; None stands for those left out before the last one."""
+    if count <= most:
+        return list(range(count))
+    return [*range(most - 2), None, count - 1]
 
 
 def ranges(numbers: np.ndarray) -> str:

@@ -211,7 +211,7 @@ def layout(array: ArrayLayout, *others: ArrayLayout) -> str:
     if array.spec is not None:
         if array.spec.num_shards > 1:
             drawn = svg.array(array.path, array.spec, array.shape, array.devices)
-            parts.append(box(drawn.picture, f"pieces of {array.path}"))
+            parts.append(box(drawn.picture, f"shards of {array.path}"))
             if drawn.caption:
                 parts.append(f'<p class="quiet">{escape(drawn.caption)}</p>')
         parts.append(f'<p class="quiet">{code(array.spec)}</p>')

@@ -187,9 +187,9 @@ def _array(lines: _Writer, alike: Sequence[ArrayLayout]) -> None:
     if array.spec is None or array.spec.num_shards == 1:
         return
     lines.add(repr(array.spec), 6, _FAINT)
-    for pieces in (8, 6, 4, 3):
+    for most in (8, 6, 4, 3):
         drawn = picture(
-            array.spec, array.shape, array.devices, max_pieces=pieces, max_grids=2
+            array.spec, array.shape, array.devices, max_pieces=most, max_grids=2
         )
         # What it is about is said above.
         _, _, boxes = drawn.partition("\n")

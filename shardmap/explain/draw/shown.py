@@ -23,12 +23,12 @@ def html_of(value: Any) -> str:
 
 
 def _spec(spec: ShardingSpec) -> str:
-    """A spec has no shape: each piece is drawn with the length 1."""
-    drawn = svg.array("pieces", spec, spec.tile_counts)
+    """A spec has no shape: each shard is drawn with the length 1."""
+    drawn = svg.array("shards", spec, spec.tile_counts)
     caption = f'<p class="quiet">{escape(drawn.caption)}</p>' if drawn.caption else ""
     return (
         f"<p>{tables.code(spec)}</p><p>{escape(describe(spec).capitalize())}.</p>"
-        f"{tables.box(drawn.picture, 'pieces')}{caption}"
+        f"{tables.box(drawn.picture, 'shards')}{caption}"
     )
 
 

@@ -1,8 +1,8 @@
 """Pictures of meshes and of arrays on devices, as SVG.
 
-A box is a piece, and the numbers in it are the devices that hold it. It is as high and
-as wide as the piece is, as far as its numbers leave room for that. A device has the
-same colour in all pictures, and a piece with copies the colours of several. They
+A box is a shard, and the numbers in it are the devices that hold it. It is as high and
+as wide as the shard is, as far as its numbers leave room for that. A device has the
+same colour in all pictures, and a shard with copies the colours of several. They
 repeat, and everything that they say is written too. The colours themselves are in the
 style of the page, so that they follow its light or dark scheme.
 """
@@ -16,8 +16,8 @@ from shardmap.sharding.entries import ShardedAxis, Unstacked
 from shardmap.sharding.spec import ShardingSpec
 
 COLOURS = 8
-# How many pieces of a dimension to draw: as many as fit on a phone.
-PIECES = (8, 6, 5, 4, 3)
+# How many shards of a dimension to draw: as many as fit on a phone.
+MOST_SHARDS = (8, 6, 5, 4, 3)
 MAX_GRIDS = 4
 WIDTH = 272
 # How high the boxes of a grid are together, but for those that numbers make higher.
@@ -83,9 +83,9 @@ def mesh(axes: Sequence[tuple[str, int]], devices: Sequence[int] = ()) -> Drawin
 
 
 def _fitting(spec: ShardingSpec, shape: Sequence[int], devices: Sequence[int]) -> Grids:
-    """As many pieces as have room, or as few as still make sense."""
-    for pieces in PIECES:
-        found = grids_of(spec, shape, devices, max_pieces=pieces, max_grids=MAX_GRIDS)
+    """As many shards as have room, or as few as still make sense."""
+    for most in MOST_SHARDS:
+        found = grids_of(spec, shape, devices, max_pieces=most, max_grids=MAX_GRIDS)
         if all(_grid(grid, 0, (None, None))[1] <= WIDTH for grid in found.grids):
             break
     return found
@@ -161,7 +161,7 @@ def _grid(
                 parts.append(_text(x + box / 2, middle, cell.holders, "label"))
                 continue
             parts.append(
-                f'<g class="piece">{_boxes(cell.devices, x, y, box, high)}'
+                f'<g class="shard">{_boxes(cell.devices, x, y, box, high)}'
                 f"{_text(x + box / 2, middle, cell.holders, 'holders')}</g>"
             )
         y += high + GAP_BETWEEN

@@ -11,8 +11,8 @@
     3:6 |  2  |  3  |
         +-----+-----+
 
-Each box is one piece of the array. The numbers in it are the devices that hold it,
-counted row-major over the mesh, so a box with several numbers is a piece with copies:
+Each box is one shard of the array. The numbers in it are the devices that hold it,
+counted row-major over the mesh, so a box with several numbers is a shard with copies:
 
 >>> print(picture(ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4))), (6,)))
 (6,) on 8 devices, (3,) on each: dimension 0 across
@@ -36,10 +36,10 @@ def picture(
     max_pieces: int = 8,
     max_grids: int = 4,
 ) -> str:
-    """Draws which devices hold which piece of an array.
+    """Draws which devices hold which shard of an array.
 
     The last two cut dimensions make a grid, rows and columns; one alone goes down,
-    unless it is the array's last. Where more are cut, there is one grid for each piece
+    unless it is the array's last. Where more are cut, there is one grid for each shard
     of the others.
 
     Args:
@@ -47,7 +47,7 @@ def picture(
       shape: the array's shape.
       devices: the numbers of the devices, in the order of the spec's mesh; () stands
         for 0, 1, 2 and so on.
-      max_pieces: how many pieces of a dimension to draw; the others become `...`.
+      max_pieces: how many shards of a dimension to draw; the others become `...`.
       max_grids: how many grids to draw.
 
     Returns:
@@ -79,7 +79,7 @@ def picture(
 
 
 def _boxes(grid: Grid) -> list[str]:
-    """Lays pieces out in boxes, with a label left of each row and above each column."""
+    """Lays shards out in boxes, with a label left of each row and above each column."""
     texts = [[cell.holders for cell in row] for row in grid.cells]
     width = max(len(text) for row in [*texts, grid.columns] for text in row)
     margin = 4 + max(map(len, grid.rows))

@@ -16,6 +16,7 @@ from shardmap.explain.read.meshes import devices_of, if_unusual
 from shardmap.explain.report import ArrayLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
+from shardmap.map.tracing import per_jaxpr
 from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
@@ -126,7 +127,8 @@ def describe(spec: ShardingSpec) -> str:
     return ", ".join(cuts) + (f", each on {copies:,} devices" if copies > 1 else "")
 
 
-def shardings_in(jaxpr: Jaxpr) -> tuple[list[Any], list[Any]]:
+@per_jaxpr
+def shardings_in(jaxpr: Jaxpr) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """How inputs and outputs of a program are sharded, as far as its maps say it.
 
     An input that goes straight to a map lies as the map wants it, and a result that
@@ -153,8 +155,8 @@ def shardings_in(jaxpr: Jaxpr) -> tuple[list[Any], list[Any]]:
         return known.get(atom, UNKNOWN)
 
     return (
-        [layout(var, taken) for var in jaxpr.invars],
-        [layout(atom, made) for atom in jaxpr.outvars],
+        tuple(layout(var, taken) for var in jaxpr.invars),
+        tuple(layout(atom, made) for atom in jaxpr.outvars),
     )
 
 

@@ -13,7 +13,7 @@ from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
 
 
-class Asked(NamedTuple):
+class LayoutConstraint(NamedTuple):
     """A layout that a value is to have, as `jax.lax.with_sharding_constraint` says.
 
     Attributes:
@@ -28,13 +28,24 @@ class Asked(NamedTuple):
     lines: frozenset[str | None]
 
 
-def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[Asked]:
+def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[LayoutConstraint]:
     """The layouts that a program asks for.
+
+    Those of a jaxpr that is shared are given once for each line that is around it.
 
     Args:
       jaxpr: the program.
       around: the line of what is around it.
     """
+    return _asked_in(jaxpr, around, set())
+
+
+def _asked_in(
+    jaxpr: Jaxpr, around: str | None, seen: set[tuple[int, str | None]]
+) -> Iterator[LayoutConstraint]:
+    if (id(jaxpr), around) in seen:
+        return
+    seen.add((id(jaxpr), around))
     lines = [source_of(equation) or around for equation in jaxpr.eqns]
     made_at: dict[Var, str | None] = {}
     taken_at: dict[Var, set[str | None]] = {}
@@ -53,13 +64,13 @@ def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[Asked]:
             maker = around
             if not isinstance(before, jex_core.Literal):
                 maker = made_at.get(before, around)
-            yield Asked(
+            yield LayoutConstraint(
                 _on_a_device(aval_of(after).shape, layout),
                 line,
                 frozenset({line, maker, *taken_at.get(after, ())} - {None}),
             )
         for inner in jaxprs_in(equation.params):
-            yield from asked_in(inner, line)
+            yield from _asked_in(inner, line, seen)
 
 
 def _layout(equation: Equation) -> NamedSharding | None:

@@ -6,7 +6,12 @@ from typing import Any, NamedTuple
 
 from jax.extend.core.primitives import scan_p, while_p
 
-from shardmap._jax.primitives import SHARD_MAP, walked_axes
+from shardmap._jax.primitives import (
+    SHARD_MAP,
+    is_transposed,
+    vmaps_around,
+    walked_axes,
+)
 from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read import loops, vmaps
@@ -110,7 +115,7 @@ class _Walk:
         size, devices, vectorised, steps = layout
         source = source_of(equation) or around.line
         text = None if name is None or name == UNNAMED else str(name)
-        backward = vmaps.is_backward(equation)
+        backward = is_transposed(equation)
         key = (around.axis, kind, text, layout, running, None if backward else source)
         # Differentiation repeats an axis, on the way back.
         forward = (around.axis, kind, text, layout, running, None)
@@ -146,14 +151,14 @@ class _Walk:
         rest_of_loop = False
         for number, equation in enumerate(jaxpr.eqns):
             self._origins.note(equation)
-            depth = vmaps.levels(equation)
+            depth = vmaps_around(equation)
             rest_of_loop &= depth > 0
             if rest_of_loop:
                 continue
             del stack[depth + 1 :]
             while stack[-1][1] <= number:
                 stack.pop()
-            if vmaps.is_backward(equation):
+            if is_transposed(equation):
                 # The way back goes through the same vmaps.
                 stack += opened[len(stack) : depth + 1]
             if depth >= len(stack):

@@ -34,6 +34,7 @@ from shardmap.map.lowering.blocks import block_function, on_one_device
 from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.lowering.manual import one_block_of_whole
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.tracing import per_jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +140,20 @@ def _walk(jaxpr: Jaxpr, around: _Scope, found: list[Sent]) -> None:
             elif primitive is while_p:
                 steps = None
             inner = dataclasses.replace(scope, count=times(scope.count, steps))
-            for body in jaxprs_in(params):
+            for body in filter(_sends, jaxprs_in(params)):
                 _walk(body, inner, found)
+
+
+_SENDERS = {*ALL_COLLECTIVES, spmap_p, SHARD_MAP}
+
+
+@per_jaxpr
+def _sends(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr holds anything that may go between devices."""
+    return any(
+        equation.primitive in _SENDERS or any(map(_sends, jaxprs_in(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _sent(equation: Equation, scope: _Scope) -> Sent | None:

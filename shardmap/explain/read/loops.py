@@ -8,12 +8,12 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.extend.core.primitives import dynamic_slice_p, gather_p, slice_p
 
-from shardmap._jax.primitives import scan_counts
+from shardmap._jax.primitives import scan_counts, vmaps_around
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
-from shardmap.explain.read.vmaps import levels
 from shardmap.explain.report import Axis, Remark
+from shardmap.map.tracing import per_jaxpr
 
 UNTIL_THE_SLOWEST = "until the slowest of those that are vectorised together is done"
 
@@ -66,13 +66,14 @@ def goes_over(scan: Equation) -> list[Atom]:
     """
     body: Jaxpr = scan.params["jaxpr"]
     first, count = scan_counts(scan.params)
-    constants = zip(scan.invars[:first], body.invars[:first], strict=True)
-    indexed = [atom for atom, var in constants if _is_indexed(body, var)]
+    indexed = [scan.invars[k] for k in range(first) if _is_indexed(body, k)]
     return [*scan.invars[first + count :], *indexed]
 
 
-def _is_indexed(jaxpr: Jaxpr, var: Any) -> bool:
-    """Whether a part of a variable is taken along its first dimension, by an index."""
+@per_jaxpr
+def _is_indexed(jaxpr: Jaxpr, number: int) -> bool:
+    """Whether a part of an input is taken along its first dimension, by an index."""
+    var = jaxpr.invars[number]
     for equation in jaxpr.eqns:
         operands: list[Any] = list(equation.invars)
         places = [k for k, atom in enumerate(operands) if atom is var]
@@ -83,7 +84,7 @@ def _is_indexed(jaxpr: Jaxpr, var: Any) -> bool:
                 return True
         for inner in jaxprs_in(equation.params):
             if len(inner.invars) == len(operands):
-                if _is_indexed(inner, inner.invars[places[0]]):
+                if _is_indexed(inner, places[0]):
                     return True
     return False
 
@@ -165,7 +166,7 @@ def batch_of_map(
     """
     length = equation.params["length"]
     body = equation.params["jaxpr"]
-    if not body.eqns or any(levels(inner) == 0 for inner in body.eqns):
+    if not body.eqns or any(vmaps_around(inner) == 0 for inner in body.eqns):
         return None
     for atom, var in zip(equation.invars, body.invars, strict=True):
         if isinstance(atom, jex_core.Literal) or aval_of(var).ndim == 0:

@@ -8,7 +8,7 @@ from shardmap._jax.collectives import ALL_COLLECTIVES
 from shardmap.explain.counts import total
 from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.explain.read.collectives import Sent
-from shardmap.explain.read.hlo.collectives import Compiled
+from shardmap.explain.read.hlo.collectives import CompiledCollective
 from shardmap.explain.report import Collective
 
 _FUNCTIONS = {primitive.name: each.name for primitive, each in ALL_COLLECTIVES.items()}
@@ -17,7 +17,7 @@ _FUNCTIONS = {primitive.name: each.name for primitive, each in ALL_COLLECTIVES.i
 
 def reported(
     sent: Sequence[Sent],
-    by_xla: Sequence[Compiled] | None,
+    by_xla: Sequence[CompiledCollective] | None,
     wires: Interconnect | None,
 ) -> tuple[tuple[Collective, ...], list[str]]:
     """The collectives of both, each once, and what differs, in sentences.
@@ -36,7 +36,7 @@ def reported(
         if not those:
             found.append(_of_program(each, wires, None if by_xla is None else False))
         # Copies of one operation, such as those of an unrolled loop, are one line.
-        sizes: dict[tuple[int, int], list[Compiled]] = {}
+        sizes: dict[tuple[int, int], list[CompiledCollective]] = {}
         for other in those:
             sizes.setdefault((other.bytes_in, other.bytes_out), []).append(other)
         found += [_of_both(each, copies, wires) for copies in sizes.values()]
@@ -46,11 +46,11 @@ def reported(
 
 
 def _matched(
-    sent: Sequence[Sent], by_xla: Sequence[Compiled]
-) -> tuple[list[list[Compiled]], list[Compiled]]:
+    sent: Sequence[Sent], by_xla: Sequence[CompiledCollective]
+) -> tuple[list[list[CompiledCollective]], list[CompiledCollective]]:
     """For each of the program's the compiled ones, and those that are left."""
     left = list(by_xla)
-    matches: list[list[Compiled]] = [[] for _ in sent]
+    matches: list[list[CompiledCollective]] = [[] for _ in sent]
     # Whoever agrees in everything comes first.
     for fits in (_all, _all_but_count, _all_but_source, *_LOOSER):
         for each, those in zip(sent, matches, strict=True):
@@ -67,30 +67,30 @@ def _matched(
     return matches, left
 
 
-def _same_group(each: Sent, other: Compiled) -> bool:
+def _same_group(each: Sent, other: CompiledCollective) -> bool:
     # A permutation may leave devices out.
     return each.kind == other.kind and (
         each.kind == "collective-permute" or each.group_size == other.group_size
     )
 
 
-def _all(each: Sent, other: Compiled) -> bool:
+def _all(each: Sent, other: CompiledCollective) -> bool:
     return _all_but_count(each, other) and each.count == other.count
 
 
-def _all_but_count(each: Sent, other: Compiled) -> bool:
+def _all_but_count(each: Sent, other: CompiledCollective) -> bool:
     return _same_line(each, other) and _same_bytes(each, other)
 
 
-def _all_but_source(each: Sent, other: Compiled) -> bool:
+def _all_but_source(each: Sent, other: CompiledCollective) -> bool:
     return _same_operation(each, other) and _same_bytes(each, other)
 
 
-def _same_line(each: Sent, other: Compiled) -> bool:
+def _same_line(each: Sent, other: CompiledCollective) -> bool:
     return each.source == other.source and _same_operation(each, other)
 
 
-def _same_operation(each: Sent, other: Compiled) -> bool:
+def _same_operation(each: Sent, other: CompiledCollective) -> bool:
     """Whether it may be of that operation.
 
     Of several values that XLA sends as one it says only where one of them is from, and
@@ -105,17 +105,17 @@ def _same_operation(each: Sent, other: Compiled) -> bool:
     )
 
 
-def _same_bytes(each: Sent, other: Compiled) -> bool:
+def _same_bytes(each: Sent, other: CompiledCollective) -> bool:
     return each.bytes_in == other.bytes_in
 
 
-def _free(each: Sent, other: Compiled) -> bool:
+def _free(each: Sent, other: CompiledCollective) -> bool:
     """For those of which XLA does not say, or cannot say, where they are from."""
     is_free = each.by_partitioner or not other.operations
     return is_free and each.bytes_in == other.bytes_in
 
 
-def _partitioned(each: Sent, other: Compiled) -> bool:
+def _partitioned(each: Sent, other: CompiledCollective) -> bool:
     """The partitioner may do it in its own way."""
     return each.by_partitioner
 
@@ -123,7 +123,9 @@ def _partitioned(each: Sent, other: Compiled) -> bool:
 _LOOSER = (_same_line, _same_operation, _free, _partitioned)
 
 
-def _is_copy(each: Sent, those: Sequence[Compiled], other: Compiled) -> bool:
+def _is_copy(
+    each: Sent, those: Sequence[CompiledCollective], other: CompiledCollective
+) -> bool:
     """Whether a loop that XLA unrolled explains one more of the same."""
     if not those or not _all_but_source(each, other):
         return False
@@ -157,7 +159,7 @@ def _of_program(
 
 
 def _of_both(
-    each: Sent, copies: Sequence[Compiled], wires: Interconnect | None
+    each: Sent, copies: Sequence[CompiledCollective], wires: Interconnect | None
 ) -> Collective:
     """One of the program, as the compiler does it."""
     count = _count(each, copies)
@@ -177,13 +179,13 @@ def _of_both(
     )
 
 
-def _count(each: Sent, copies: Sequence[Compiled]) -> int | None:
+def _count(each: Sent, copies: Sequence[CompiledCollective]) -> int | None:
     """How often it runs: XLA may know it of a while loop, or not of a scan."""
     together = total([copy.count for copy in copies])
     return each.count if together is None else together
 
 
-def _of_compiler(other: Compiled, wires: Interconnect | None) -> Collective:
+def _of_compiler(other: CompiledCollective, wires: Interconnect | None) -> Collective:
     """One that is nowhere in the program, or not so."""
     seconds, link_bytes = _costs(other, other.count, other.together, wires)
     operations = [_FUNCTIONS.get(name) for name in other.operations]
@@ -210,7 +212,10 @@ def _of_compiler(other: Compiled, wires: Interconnect | None) -> Collective:
 
 
 def _costs(
-    each: Sent | Compiled, count: int | None, together: int, wires: Interconnect | None
+    each: Sent | CompiledCollective,
+    count: int | None,
+    together: int,
+    wires: Interconnect | None,
 ) -> tuple[float | None, int | None]:
     """Seconds and bytes; values that are sent as one share the time of that."""
     if count is None:
@@ -224,8 +229,8 @@ def _costs(
 
 def _differences(
     sent: Sequence[Sent],
-    matches: Sequence[list[Compiled]],
-    by_xla: Sequence[Compiled],
+    matches: Sequence[list[CompiledCollective]],
+    by_xla: Sequence[CompiledCollective],
 ) -> list[str]:
     notes = []
     gone = matches.count([])

@@ -23,7 +23,7 @@ _CHANGE = (
 )
 
 
-class Cut(NamedTuple):
+class ShardedDimension(NamedTuple):
     """A dimension of an array that is cut.
 
     Attributes:
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 
 def cuts_of(
     arrays: Sequence[ArrayLayout], layouts: Sequence[Any], meshes: Sequence[Any] = ()
-) -> list[Cut]:
+) -> list[ShardedDimension]:
     """The cut dimensions of inputs and outputs.
 
     Args:
@@ -62,12 +62,14 @@ def cuts_of(
 
 def _cuts(
     path: str, shape: tuple[int, ...], layout: Any, meshes: Sequence[Any]
-) -> Iterator[Cut]:
+) -> Iterator[ShardedDimension]:
     for dimension, sizes in enumerate(_sizes(shape, layout, meshes)):
         if sizes:
             counts, names = tuple(sizes.values()), tuple(sizes)
             shards = math.prod(counts)
-            yield Cut(path, dimension, shape[dimension], names, shards, counts)
+            yield ShardedDimension(
+                path, dimension, shape[dimension], names, shards, counts
+            )
 
 
 def _sizes(
@@ -127,7 +129,7 @@ def _sizes_by_places(
 
 def with_devices(
     axes: Sequence[Axis],
-    cuts: Sequence[Cut],
+    cuts: Sequence[ShardedDimension],
     shards: Mapping[int, Sequence[int]] | None = None,
     mesh: Sequence[tuple[str, int]] = (),
 ) -> tuple[Axis, ...]:
@@ -158,7 +160,7 @@ def with_devices(
     # These two say by themselves what their mesh axes are for.
     if any(axis.kind in ("spmap", "mesh_map") for axis in axes):
         return tuple(crossed)
-    left: dict[str, list[Cut]] = {}
+    left: dict[str, list[ShardedDimension]] = {}
     for cut in cuts:
         for name in cut.names:
             if name not in used:
@@ -206,7 +208,7 @@ class _Devices(NamedTuple):
 
 def _devices_of(
     axis: Axis,
-    cuts: Sequence[Cut],
+    cuts: Sequence[ShardedDimension],
     counts: Sequence[int],
     used: Set[str | None],
     mesh: Sequence[tuple[str, int]],
@@ -271,7 +273,7 @@ def _step_on_devices(axis: Axis, shards: int) -> Axis:
     return dataclasses.replace(axis, devices=shards, vectorised=each, running=running)
 
 
-def _mesh_axis(name: str, cuts: Sequence[Cut]) -> Axis:
+def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
     cut = cuts[0]
     size = cut.sizes[cut.names.index(name)]
     more = f", and {len(cuts) - 1:,} more" if len(cuts) > 1 else ""
@@ -293,7 +295,7 @@ def _mesh_axis(name: str, cuts: Sequence[Cut]) -> Axis:
     )
 
 
-def looped(axes: Sequence[Axis], cuts: Sequence[Cut]) -> list[Remark]:
+def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:
     """Loops over a dimension that is cut: every device does all of their steps."""
     return [
         Remark(
@@ -313,9 +315,9 @@ def looped(axes: Sequence[Axis], cuts: Sequence[Cut]) -> list[Remark]:
     ]
 
 
-def constraints_in(jaxpr: Jaxpr, meshes: Sequence[Any]) -> list[Cut]:
+def constraints_in(jaxpr: Jaxpr, meshes: Sequence[Any]) -> list[ShardedDimension]:
     """The dimensions that a program itself says how to cut, on its way."""
-    found: list[Cut] = []
+    found: list[ShardedDimension] = []
     for equation in equations(jaxpr):
         asked = equation.params.get("sharding", equation.params.get("dst_sharding"))
         if isinstance(asked, NamedSharding) and equation.outvars:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.primitives import frames_of
 from shardmap._jax.types import Equation
 
 # Frames in here are not the user's.
@@ -28,11 +29,7 @@ _INSTALLED = tuple(
 
 def source_of(equation: Equation) -> str | None:
     """The innermost line of the user's program, as ``file:line (function)``."""
-    traceback: Any = equation.source_info.traceback
-    return user_line(
-        (frame.file_name, frame.line_num, frame.function_name)
-        for frame in (traceback.frames if traceback is not None else ())
-    )
+    return user_line(frames_of(equation))
 
 
 def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:

@@ -16,6 +16,7 @@ import jax
 import jax.extend.core as jex_core
 from jax.interpreters import ad
 
+from shardmap._jax.primitives import vmaps_around
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Equation, Jaxpr, PyTree, Value
 from shardmap._jax.walk import jaxprs_in
@@ -69,16 +70,6 @@ def marked(tree: PyTree, layers: int) -> Any:
     )
 
 
-def levels(equation: Equation) -> int:
-    """In how many vmaps of its jaxpr an equation stands."""
-    return str(equation.source_info.name_stack).count("vmap(")
-
-
-def is_backward(equation: Equation) -> bool:
-    """Whether the equation was made by transposing another."""
-    return "transpose(" in str(equation.source_info.name_stack)
-
-
 class Begun(NamedTuple):
     """The vmaps that begin at an equation.
 
@@ -101,8 +92,10 @@ def begin(jaxpr: Jaxpr, first: int, depth: int) -> Begun:
       first: the number of the equation.
       depth: how many vmaps of this jaxpr are around it already.
     """
-    wanted = levels(jaxpr.eqns[first])
-    run = list(itertools.takewhile(lambda e: levels(e) >= wanted, jaxpr.eqns[first:]))
+    wanted = vmaps_around(jaxpr.eqns[first])
+    run = list(
+        itertools.takewhile(lambda e: vmaps_around(e) >= wanted, jaxpr.eqns[first:])
+    )
     marks = [k for k, equation in enumerate(run) if equation.primitive is mark_p]
     if marks[:1] == [0] and (own := _marked_vmaps(run[0], wanted)):
         others = [k for k in marks if _marked_vmaps(run[k], wanted) != own]
@@ -134,8 +127,8 @@ def _reach(run: list[Any], results: set[Any], size: int | None) -> int:
 def _marked_vmaps(mark: Equation, count: int) -> list[tuple[str | None, int | None]]:
     """The ``count`` outermost vmaps of the jaxpr that a mark is in, or []."""
     # The innermost comes first; those around the jaxpr come last.
-    inside = mark.params["vmaps"][: levels(mark)]
-    return list(reversed(inside))[:count] if len(inside) == levels(mark) else []
+    inside = mark.params["vmaps"][: vmaps_around(mark)]
+    return list(reversed(inside))[:count] if len(inside) == vmaps_around(mark) else []
 
 
 def _independent(run: list[Any]) -> list[tuple[int, list[Any]]]:

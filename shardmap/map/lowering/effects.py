@@ -45,6 +45,7 @@ from shardmap.map.rules.while_loops import with_condition_in_body
 from shardmap.map.tracing import (
     Batch,
     batched_results_of,
+    per_jaxpr,
     trace_body,
     vectorize_some,
 )
@@ -213,8 +214,13 @@ def _inside(equation: Equation) -> list[Any]:
 def _holds(equation: Equation, axis: SplitAxis) -> bool:
     """Whether an equation is for a block of ``axis``, or holds one that is."""
     return _is_for(equation, axis) or any(
-        _holds(inner, axis) for jaxpr in _inside(equation) for inner in jaxpr.eqns
+        _has_some(jaxpr, axis) for jaxpr in _inside(equation)
     )
+
+
+@per_jaxpr
+def _has_some(jaxpr: Jaxpr, axis: SplitAxis) -> bool:
+    return any(_holds(equation, axis) for equation in jaxpr.eqns)
 
 
 _TAKEN_APART = {*CALLS, while_p, cond_p, scan_p, spmap_p, each_p}
@@ -229,22 +235,26 @@ def evaluate_alone(
 
 def can_be_alone(params: Mapping[str, Any], axis: SplitAxis) -> bool:
     """Whether one element needs no other to compute what the jaxprs say."""
-    for jaxpr in jaxprs_in(params):
-        for equation in jaxpr.eqns:
-            if not _holds(equation, axis):
-                continue
-            if equation.primitive is split_p:
-                if equation.params["collective"] is not AXIS_INDEX.primitive:
-                    return False
-                continue
-            given = equation.params
-            if equation.primitive is each_p:
-                given = dict(given["params"])
-            elif equation.primitive not in _TAKEN_APART:
+    return all(_is_alone(jaxpr, axis) for jaxpr in jaxprs_in(params))
+
+
+@per_jaxpr
+def _is_alone(jaxpr: Jaxpr, axis: SplitAxis) -> bool:
+    for equation in jaxpr.eqns:
+        if not _holds(equation, axis):
+            continue
+        if equation.primitive is split_p:
+            if equation.params["collective"] is not AXIS_INDEX.primitive:
                 return False
-            # Branches for platforms are chosen by JAX.
-            if "branches_platforms" in given or not can_be_alone(given, axis):
-                return False
+            continue
+        given = equation.params
+        if equation.primitive is each_p:
+            given = dict(given["params"])
+        elif equation.primitive not in _TAKEN_APART:
+            return False
+        # Branches for platforms are chosen by JAX.
+        if "branches_platforms" in given or not can_be_alone(given, axis):
+            return False
     return True
 
 

@@ -20,7 +20,7 @@ from shardmap._jax.context import (
     lower_inside,
     manual_axes,
     mesh_around,
-    program_of,
+    module_of,
 )
 from shardmap._jax.types import AnyMesh, Param, Value, without_sharding
 from shardmap.map import agreement
@@ -54,7 +54,7 @@ def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
     if decided.branch == "partitioned":
         return _lower_on_mesh(ctx, args, params, decided, partitioned)
     if not manual:
-        check_meshes(program_of(ctx), map_text(params), mesh)
+        check_meshes(module_of(ctx), map_text(params), mesh)
         if any(mesh.shape[axis] > 1 for axis in {*mesh.shape} - {*decided.manual_axes}):
             check_arguments(map_text(params), mesh, argument_meshes(ctx))
     return _lower_on_mesh(ctx, args, params, decided, per_device)

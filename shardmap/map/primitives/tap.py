@@ -19,7 +19,6 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from jax.experimental import io_callback
 from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, Mesh
@@ -28,6 +27,7 @@ from shardmap._jax.context import LoweringContext, devices_of, manual_axes, mesh
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import AnyMesh, Jaxpr, Param, PyTree, Value
+from shardmap.later import logging
 from shardmap.map.primitives import typed
 from shardmap.map.primitives.axis import REPLICAS
 
@@ -123,7 +123,9 @@ class TapCall:
             arrays.append(leaf.astype(promised.dtype))
         return arrays
 
-    def in_program(self, places: "Places", *values: Value) -> tuple[np.ndarray, ...]:
+    def in_program(
+        self, places: "CallingDevices", *values: Value
+    ) -> tuple[np.ndarray, ...]:
         """The callback of a compiled program: never raises."""
         count = len(places.numbered)
         device = places.device([int(number) for number in values[:count]])
@@ -147,7 +149,7 @@ def _missing(result: jax.ShapeDtypeStruct, skipped: bool) -> np.ndarray:
     return np.full(result.shape, np.nan if is_number else 0, result.dtype)
 
 
-class Places(NamedTuple):
+class CallingDevices(NamedTuple):
     """Which device a call is from, by numbers that the program gives.
 
     Attributes:
@@ -174,7 +176,7 @@ class Places(NamedTuple):
                     return None
         return self.devices[tuple(found.get(name, 0) for name in self.axes)]
 
-    def only(self, chosen: np.ndarray) -> "Places":
+    def only(self, chosen: np.ndarray) -> "CallingDevices":
         """The same with calls from ``chosen`` devices alone."""
         devices = self.devices.copy()
         devices[~chosen] = None
@@ -280,7 +282,7 @@ def _places(
     call: TapCall,
     mesh: AnyMesh,
     mesh_axes: tuple[tuple[str, ...], ...],
-) -> Places:
+) -> CallingDevices:
     """Which devices call from this place in a program.
 
     Inside `jax.shard_map` every device calls, with its instance of the value. Outside,
@@ -290,11 +292,13 @@ def _places(
     around = mesh_around(ctx)
     if around is None:
         if mesh is not None:
-            return _chosen(Places(mesh.devices, mesh.axis_names, mesh_axes), call)
-        all_devices = Places(np.array(devices_of(ctx), dtype=object))
+            return _chosen(
+                CallingDevices(mesh.devices, mesh.axis_names, mesh_axes), call
+            )
+        all_devices = CallingDevices(np.array(devices_of(ctx), dtype=object))
         whole = call if call.device_index else dataclasses.replace(call, device_index=0)
         [device] = filter(None, _chosen(all_devices, whole).devices)
-        return Places(np.array([device], dtype=object))
+        return CallingDevices(np.array([device], dtype=object))
     names = around.axis_names
     known = isinstance(around, Mesh) and AxisType.Manual not in around.axis_types
     if not known or manual_axes(ctx) != frozenset(names):
@@ -303,7 +307,7 @@ def _places(
             "mesh, or inside two of them. Taps work inside one jax.shard_map over all "
             "axes of a jax.sharding.Mesh, and inside maps of shardmap at any depth."
         )
-    places = Places(around.devices, names, (names, *mesh_axes))
+    places = CallingDevices(around.devices, names, (names, *mesh_axes))
     copies = [k for k, name in enumerate(names) if name.startswith(REPLICAS)]
     if copies:
         is_first = np.indices(around.devices.shape)[copies].max(0) == 0
@@ -311,7 +315,7 @@ def _places(
     return _chosen(places, call)
 
 
-def _chosen(places: Places, call: TapCall) -> Places:
+def _chosen(places: CallingDevices, call: TapCall) -> CallingDevices:
     """Where only one device of the program is asked for, only that one."""
     index, count = call.device_index, places.devices.size
     if index is None:

@@ -63,11 +63,11 @@ function probe(doc) {
           findings.push(`'${a.node.data}' and '${b.node.data}' overlap`);
       }
 
-  for (const piece of doc.querySelectorAll("g.piece")) {
-    const box = piece.querySelector("rect").getBoundingClientRect();
-    const text = piece.querySelector("text").getBoundingClientRect();
+  for (const shard of doc.querySelectorAll("g.shard")) {
+    const box = shard.querySelector("rect").getBoundingClientRect();
+    const text = shard.querySelector("text").getBoundingClientRect();
     if (text.left < box.left || text.right > box.right)
-      findings.push(`'${piece.textContent}' sticks out of its box`);
+      findings.push(`'${shard.textContent}' sticks out of its box`);
   }
   for (const text of doc.querySelectorAll("svg text")) {
     const inner = text.getBoundingClientRect();
@@ -89,8 +89,8 @@ function probe(doc) {
     return (light + 0.05) / (dark + 0.05);
   };
   const background = (element) => {
-    const piece = element.closest("g.piece");
-    if (piece) return style(piece.querySelector("rect")).fill;
+    const shard = element.closest("g.shard");
+    if (shard) return style(shard.querySelector("rect")).fill;
     for (const e of ancestors(element)) {
       const colour = style(e).backgroundColor;
       if (numbers(colour)[3] !== 0) return colour;

@@ -186,7 +186,7 @@ def boxes(picture):
     return re.findall(r'<text class="holders"[^>]*>([^<]*)', picture)
 
 
-def test_a_picture_has_the_devices_of_each_piece():
+def test_a_picture_has_the_devices_of_each_shard():
     drawn = svg.array("x", explanations.BOTH, (16, 64))
     assert boxes(drawn.picture) == ["0", "2", "4", "6", "1", "3", "5", "7"]
     assert drawn.caption == "dimension 0 down, 1 across"
@@ -222,7 +222,7 @@ def test_a_large_picture_is_shortened():
     assert "... and 4 more" in drawn.picture
     assert boxes(drawn.picture)[0] == "0"
     assert "127" not in boxes(drawn.picture)
-    assert len(boxes(drawn.picture)) <= svg.MAX_GRIDS * svg.PIECES[0] ** 2
+    assert len(boxes(drawn.picture)) <= svg.MAX_GRIDS * svg.MOST_SHARDS[0] ** 2
 
 
 def test_eight_devices_are_all_drawn():
@@ -232,13 +232,13 @@ def test_eight_devices_are_all_drawn():
 def test_a_device_has_one_colour_and_copies_have_several():
     for spec, shape in ((explanations.ROWS, (8, 64)), (explanations.BOTH, (16, 64))):
         picture = svg.array("x", spec, shape).picture
-        for piece in re.findall(r'<g class="piece">.*?</g>', picture):
-            first, _, last = boxes(piece)[0].partition("-")
-            colours = [int(n) for n in re.findall(r"colour(\d)", piece)]
+        for shard in re.findall(r'<g class="shard">.*?</g>', picture):
+            first, _, last = boxes(shard)[0].partition("-")
+            colours = [int(n) for n in re.findall(r"colour(\d)", shard)]
             assert colours == list(range(int(first), int(last or first) + 1))
 
 
-def test_pieces_next_to_each_other_differ_in_colour():
+def test_shards_next_to_each_other_differ_in_colour():
     picture = svg.array("x", explanations.BOTH, (16, 64)).picture
     colours = re.findall(r'<rect class="(colour\d)"', picture)
     assert len(set(colours)) == len(colours) == svg.COLOURS

@@ -17,14 +17,14 @@ COPIES = ShardingSpec((None, None), (Replicated(8),))
 
 
 def boxes(picture):
-    """Left, top, width and height of each piece."""
-    pieces = re.findall(r'<g class="piece"><rect[^>]*>', picture)
-    found = [re.findall(r'(?:x|y|width|height)="([\d.]+)"', each) for each in pieces]
+    """Left, top, width and height of each shard."""
+    shards = re.findall(r'<g class="shard"><rect[^>]*>', picture)
+    found = [re.findall(r'(?:x|y|width|height)="([\d.]+)"', each) for each in shards]
     return [[float(number) for number in each[:4]] for each in found]
 
 
 def size_of(picture):
-    """How wide and how high all pieces are together."""
+    """How wide and how high all shards are together."""
     found = boxes(picture)
     left, top = (min(each[k] for each in found) for k in (0, 1))
     return (
@@ -37,7 +37,7 @@ def size_of(picture):
 @pytest.mark.parametrize("shape", [(64, 64), (128, 64), (64, 128)])
 def test_an_array_is_drawn_to_scale(spec, shape):
     width, height = size_of(svg.array("x", spec, shape).picture)
-    # There is room between the pieces, and for numbers in them.
+    # There is room between the shards, and for numbers in them.
     assert height / width == pytest.approx(shape[0] / shape[1], rel=0.3)
 
 
@@ -74,7 +74,7 @@ def test_different_layouts_of_a_shape_have_different_pictures(one, data):
 
 
 def turned(spec):
-    """The same pieces, on other devices."""
+    """The same shards, on other devices."""
     mapping = spec.mesh_mapping
     for k in range(1, len(mapping)):
         yield ShardingSpec(spec.sharding, mapping[k:] + mapping[:k])
@@ -89,13 +89,13 @@ def seen(drawing):
 def test_a_device_has_its_colour_wherever_it_is(layout):
     spec, shape = layout
     picture = svg.array("x", spec, shape).picture
-    for piece in re.findall(r'<g class="piece">.*?</g>', picture):
-        (said,) = re.findall(r'<text class="holders"[^>]*>([^<]*)', piece)
+    for shard in re.findall(r'<g class="shard">.*?</g>', picture):
+        (said,) = re.findall(r'<text class="holders"[^>]*>([^<]*)', shard)
         if "..." in said:
             continue
         devices = []
         for run in said.split(","):
             first, _, last = run.partition("-")
             devices += range(int(first), int(last or first) + 1)
-        colours = [int(n) for n in re.findall(r"colour(\d)", piece)]
+        colours = [int(n) for n in re.findall(r"colour(\d)", shard)]
         assert colours == list(dict.fromkeys(k % svg.COLOURS for k in devices))

@@ -62,7 +62,7 @@ def test_many_scattered_copies_are_shortened():
     assert "| 0,2,...,16 | 1,3,...,17 |" in picture(spec, (4,))
 
 
-def test_three_cut_dimensions_make_one_grid_per_outer_piece():
+def test_three_cut_dimensions_make_one_grid_per_outer_shard():
     spec = ShardingSpec(
         (Chunked(2), None, Chunked(2), Unstacked(2)),
         (ShardedAxis(0), ShardedAxis(1), ShardedAxis(2)),
@@ -136,7 +136,7 @@ def test_every_device_is_drawn_once(layout):
 
 @hypothesis.given(layouts())
 def test_boxes_follow_the_indices(layout):
-    """Reading the boxes in order walks the pieces in the order of their indices."""
+    """Reading the boxes in order walks the shards in the order of their indices."""
     spec, shape = layout
     holders = {}
     for device, index in enumerate(spec.indices(shape).reshape(-1)):

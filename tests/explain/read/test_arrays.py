@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -13,6 +14,7 @@ import shardmap as sm
 from shardmap.explain.read import arrays
 from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.spec import ShardingSpec
+from tests.shared_jaxprs import at_most, nested
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
 AVAL = jax.ShapeDtypeStruct((16, 8), np.float32)
@@ -111,7 +113,7 @@ def test_a_program_over_an_abstract_mesh_says_how_its_maps_want_arrays():
     ins, outs = arrays.shardings_in(
         jax.make_jaxpr(lambda x: mapped(x + 1) * 2)(x).jaxpr
     )
-    assert (ins, outs) == ([arrays.UNKNOWN], [arrays.UNKNOWN])
+    assert (ins, outs) == ((arrays.UNKNOWN,), (arrays.UNKNOWN,))
 
 
 @pytest.mark.parametrize(
@@ -124,3 +126,10 @@ def test_a_program_over_an_abstract_mesh_says_how_its_maps_want_arrays():
 )
 def test_how_many_devices_a_layout_has(layout, count):
     assert arrays.device_count(layout) == count
+
+
+def test_what_is_shared_is_read_once(monkeypatch):
+    monkeypatch.setattr(arrays, "jaxprs_in", at_most(200, arrays.jaxprs_in))
+    mapped = sm.spmap(jnp.sin)
+    ins, outs = arrays.shardings_in(nested(30, lambda x: mapped(x), np.ones(8)))
+    assert [sharding.num_devices for sharding in (*ins, *outs)] == [8, 8]

@@ -8,7 +8,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap.explain.read import asked as reading
 from shardmap.explain.read.asked import asked_in
+from tests.shared_jaxprs import at_most, nested
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
 EXPLICIT = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
@@ -109,3 +111,9 @@ def test_what_only_notes_a_sharding_does_not_ask():
     """Such as conversions, with one of another rank perhaps."""
     piecewise = sm.chunked(lambda x: jnp.tanh(x @ x.T).sum(), {0: 4})
     assert asked(jax.hessian(piecewise), X) == []
+
+
+def test_what_is_shared_is_read_once_for_each_line_around(monkeypatch):
+    monkeypatch.setattr(reading, "source_of", at_most(200, reading.source_of))
+    found = asked_in(nested(30, lambda x: constrained(x, "data"), X))
+    assert {each.shape for each in found} == {(4, 8)}

@@ -13,8 +13,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap.explain.read import collectives as reading
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.text import module_of
+from tests.shared_jaxprs import at_most, nested
 from tests.strategies import examples
 
 DEVICES = 8
@@ -388,3 +390,8 @@ def test_sources():
     for each, comment in zip(found, ("# First.", "# Second."), strict=True):
         number = int(each.source.split(" ")[0].rpartition(":")[2])
         assert lines[number - 1].strip().endswith(comment)
+
+
+def test_what_is_shared_and_sends_nothing_is_read_once(monkeypatch):
+    monkeypatch.setattr(reading, "source_of", at_most(200, reading.source_of))
+    assert reading.collectives_of(nested(30, jnp.sin, np.ones(3))) == []

@@ -5,7 +5,7 @@ import pytest
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.read.collectives import Sent
 from shardmap.explain.read.hlo.causes import Cause
-from shardmap.explain.read.hlo.collectives import Compiled
+from shardmap.explain.read.hlo.collectives import CompiledCollective
 from shardmap.explain.read.matching import reported
 
 LINE = "train.py:3 (step)"
@@ -40,7 +40,7 @@ def compiled(**changes):
         "instruction": 0,
         "together": 64,
     }
-    return Compiled(**{**fields, **changes})
+    return CompiledCollective(**{**fields, **changes})
 
 
 def test_what_agrees_is_one():

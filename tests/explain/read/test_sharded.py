@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explain.read.sharded import Cut, with_devices
+from shardmap.explain.read.sharded import ShardedDimension, with_devices
 
 LINE = sm.make_mesh({"i": 8})
 MESH = sm.make_mesh({"data": 4, "model": 2})
@@ -155,7 +155,7 @@ def test_a_map_over_some_axes_leaves_the_others_their_lines():
 def test_without_a_compiled_program_two_ways_to_cut_a_length_leave_it_open():
     axis = sm.explain(jax.vmap(score))(jnp.ones((64, 64))).axes[0]
     cuts = [
-        Cut(*cut)
+        ShardedDimension(*cut)
         for cut in (("x", 0, 64, ("a",), 4, (4,)), ("w", 1, 64, ("b",), 2, (2,)))
     ]
     (open_one, *_) = [a for a in with_devices([axis], cuts) if a.kind == "vmap"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shardmap._jax.collectives import ALL_COLLECTIVES
-from shardmap.explain.read.asked import Asked
+from shardmap.explain.read.asked import LayoutConstraint
 from shardmap.explain.read.hlo.cost import POINTWISE
 from shardmap.explain.read.hlo.groups import pairs_of
 from shardmap.explain.read.hlo.operands import becomes
@@ -73,7 +73,7 @@ class _Seen(NamedTuple):
     operation: str
     takers: list[_Taker]
     becomes: str
-    asked: Asked | None
+    asked: LayoutConstraint | None
 
     @property
     def is_for_layout(self) -> bool:
@@ -85,7 +85,7 @@ def cause_of(
     sent: Instruction,
     kind: str,
     one: tuple[int, str] | None = None,
-    asked: Sequence[Asked] = (),
+    asked: Sequence[LayoutConstraint] = (),
 ) -> Cause | None:
     """The cause of a collective; None for what the user's own program sends.
 
@@ -111,8 +111,11 @@ def cause_of(
 
 
 def _layout_of(
-    module: Module, sent: Instruction, place: int | None, asked: Sequence[Asked]
-) -> Asked | None:
+    module: Module,
+    sent: Instruction,
+    place: int | None,
+    asked: Sequence[LayoutConstraint],
+) -> LayoutConstraint | None:
     """The layout that is asked for near by and that a device has afterwards."""
     if not sent.opcode.startswith(_MOVES):
         return None

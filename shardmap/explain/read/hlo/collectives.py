@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from shardmap.explain.read.asked import Asked
+from shardmap.explain.read.asked import LayoutConstraint
 from shardmap.explain.read.hlo.causes import Cause, cause_of
 from shardmap.explain.read.hlo.groups import (
     axes_of_groups,
@@ -23,7 +23,7 @@ _KINDS = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledCollective:
     """One value that a compiled program sends between devices.
 
     Attributes:
@@ -61,8 +61,8 @@ class Compiled:
 def compiled_collectives(
     module: Module,
     mesh: Sequence[tuple[str, int]] = (),
-    asked: Sequence[Asked] = (),
-) -> list[Compiled]:
+    asked: Sequence[LayoutConstraint] = (),
+) -> list[CompiledCollective]:
     """The collectives of a program between different devices, in XLA's order.
 
     Args:
@@ -70,7 +70,7 @@ def compiled_collectives(
       mesh: the names and sizes of the mesh axes, if they are known.
       asked: the layouts that the program asks for on its way.
     """
-    found: list[Compiled] = []
+    found: list[CompiledCollective] = []
     for number, (instruction, count) in enumerate(module.runs()):
         kind = _KINDS.fullmatch(instruction.opcode)
         if kind is not None:
@@ -85,8 +85,8 @@ def _read(
     count: int | None,
     number: int,
     mesh: Sequence[tuple[str, int]],
-    asked: Sequence[Asked],
-) -> list[Compiled]:
+    asked: Sequence[LayoutConstraint],
+) -> list[CompiledCollective]:
     group_size, axes = _devices(module, instruction.line, kind, mesh)
     if group_size <= 1:
         return []
@@ -104,7 +104,7 @@ def _read(
         if source is None and names:
             source = module.source_of_value(instruction, names[place], place)
         found.append(
-            Compiled(
+            CompiledCollective(
                 kind,
                 axes,
                 group_size,

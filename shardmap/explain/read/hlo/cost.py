@@ -21,7 +21,7 @@ _NO_MEMORY = frozenset(
 )
 
 
-class Work(NamedTuple):
+class CostAnalysis(NamedTuple):
     """What is done, in the same units as XLA's, about.
 
     Attributes:
@@ -44,7 +44,7 @@ class Loops(NamedTuple):
         is not count once.
     """
 
-    factors: Work
+    factors: CostAnalysis
     all_known: bool
 
 
@@ -71,7 +71,7 @@ def loops_of(module: Module) -> Loops:
 
     visit(module.entry, 1, False)
     factors = (b / a if a else 1.0 for a, b in zip(once, often, strict=True))
-    return Loops(Work(*factors), all_known)
+    return Loops(CostAnalysis(*factors), all_known)
 
 
 def _work(
@@ -79,18 +79,18 @@ def _work(
     by_name: dict[str, Instruction],
     is_fused: bool,
     module: Module,
-) -> Work:
+) -> CostAnalysis:
     moved = 0
     if not is_fused and each.opcode not in _NO_MEMORY:
         moved = _moved(each, by_name, module)
     count = sum(math.prod(shape) for _, shape in each.shapes)
     if each.opcode in _TRANSCENDENTAL:
-        return Work(0, count, moved)
+        return CostAnalysis(0, count, moved)
     if each.opcode in _ELEMENTWISE:
-        return Work(count, 0, moved)
+        return CostAnalysis(count, 0, moved)
     if each.opcode in ("dot", "convolution", "reduce", "reduce-window"):
-        return Work(count * _depth(each, by_name), 0, moved)
-    return Work(0, 0, moved)
+        return CostAnalysis(count * _depth(each, by_name), 0, moved)
+    return CostAnalysis(0, 0, moved)
 
 
 def _moved(each: Instruction, by_name: dict[str, Instruction], module: Module) -> int:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from shardmap.explain.read.hlo.collectives import Compiled
+from shardmap.explain.read.hlo.collectives import CompiledCollective
 from shardmap.explain.report import Remark
 from shardmap.units import size
 
 
-def rematerialised(sent: Sequence[Compiled]) -> list[Remark]:
+def rematerialised(sent: Sequence[CompiledCollective]) -> list[Remark]:
     """A remark for each line that has such arrays."""
     found: dict[str | None, Remark] = {}
     for each in sent:

@@ -17,7 +17,7 @@ SMALLEST_PART = 10
 """Less than a tenth of all operations is no loop that counts."""
 
 
-class Block(NamedTuple):
+class Repetition(NamedTuple):
     """Operations that are there several times, one after another.
 
     Attributes:
@@ -48,7 +48,7 @@ def unrolled(jaxpr: Jaxpr) -> list[Remark]:
     return found
 
 
-def _remark(scope: Jaxpr, block: Block, count: int, total: int) -> Remark:
+def _remark(scope: Jaxpr, block: Repetition, count: int, total: int) -> Remark:
     """Of a block of ``count`` operations, in a scope of ``total``."""
     operations = "operation" if count == 1 else f"{count:,} operations"
     return Remark(
@@ -70,7 +70,7 @@ def _operations_in(equation: Equation) -> int:
 
 def blocks(
     signatures: Sequence[Any], weights: Sequence[int] | None = None
-) -> Iterator[Block]:
+) -> Iterator[Repetition]:
     """The repeated blocks of a list, the one that covers most first.
 
     Args:
@@ -78,7 +78,7 @@ def blocks(
       weights: how many operations each is. Default: one.
 
     >>> list(blocks("x" + "abcd" * 10 + "y"))
-    [Block(start=1, length=4, rounds=10)]
+    [Repetition(start=1, length=4, rounds=10)]
     """
     numbers: dict[Any, int] = {}
     each = np.array([numbers.setdefault(s, len(numbers)) for s in signatures], int)
@@ -94,7 +94,7 @@ def blocks(
         parts += [(offset + end, part[end:]), (offset, part[: block.start])]
 
 
-def _best(part: np.ndarray, before: np.ndarray) -> Block | None:
+def _best(part: np.ndarray, before: np.ndarray) -> Repetition | None:
     """The block that covers most operations, the shortest of those.
 
     Args:
@@ -111,7 +111,7 @@ def _best(part: np.ndarray, before: np.ndarray) -> Block | None:
         start = int(ends[longest]) + 1
         count = int(before[start + rounds * length] - before[start])
         if rounds >= LEAST_ROUNDS and count > covered:
-            best, covered = Block(start, length, rounds), count
+            best, covered = Repetition(start, length, rounds), count
     return best
 
 

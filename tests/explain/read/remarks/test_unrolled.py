@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.explain.read.remarks.unrolled import Block, blocks
+from shardmap.explain.read.remarks.unrolled import Repetition, blocks
 
 X = np.ones((200, 16), np.float32)
 
@@ -104,10 +104,10 @@ def test_what_is_no_loop_in_python_is_not(fun):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("abcd" * 10, [Block(0, 4, 10)]),
-        ("a" * 40, [Block(0, 1, 40)]),
-        ("x" + "ab" * 20 + "y", [Block(1, 2, 20)]),
-        ("ab" * 30 + "cde" * 20, [Block(0, 2, 30), Block(60, 3, 20)]),
+        ("abcd" * 10, [Repetition(0, 4, 10)]),
+        ("a" * 40, [Repetition(0, 1, 40)]),
+        ("x" + "ab" * 20 + "y", [Repetition(1, 2, 20)]),
+        ("ab" * 30 + "cde" * 20, [Repetition(0, 2, 30), Repetition(60, 3, 20)]),
         ("abcd" * 7, []),
         ("abc" * 10, []),
         ("", []),

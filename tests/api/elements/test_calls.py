@@ -1,0 +1,55 @@
+"""One call of `spmap`, read: where its arrays are, and what tells the next one."""
+
+import jax
+import numpy as np
+import pytest
+
+import shardmap as sm
+
+X = np.ones((8, 3), np.float32)
+
+
+def read(fun, *args, **options):
+    mapped = sm.spmap(fun, "i", **options)
+    return mapped._programs.read(args, {})
+
+
+def test_a_call_knows_its_devices_arrays_and_what_it_is():
+    call = read(lambda x: x.sum(), X)
+    assert [device.id for device in call.devices] == list(range(8))
+    assert [s.spec for s in call.shardings.operands] == [jax.P("i")]
+    operands, results = call.global_avals
+    assert [aval.shape for aval in (*operands, *results)] == [(8, 3), (8,)]
+    assert call.described == (
+        "axis 'i' of 8 elements on devices [0, 1, 2, 3, 4, 5, 6, 7], elements "
+        "['float32[3]']"
+    )
+    assert not call.communicates
+    assert call.process_local is None
+
+
+def test_constants_are_no_arguments():
+    held = jax.numpy.ones(3)
+    call = read(lambda x: jax.lax.psum(x * held, "i"), X)
+    assert len(call.body.constants) == 1
+    assert len(call.shardings.operands) == 1
+    assert call.communicates
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "args", "place"),
+    [
+        (0, (X,), (0, None, 0, 8)),
+        ((None, 1), (X, X.T), (1, None, 1, 8)),
+        (({"a": None, "b": 0},), ({"a": X, "b": X},), (0, 1, 0, 8)),
+    ],
+)
+def test_a_probe_looks_at_the_first_that_is_mapped(in_axes, args, place):
+    probe = read(lambda *args: 0, *args, in_axes=in_axes).probe()
+    assert probe[:4] == place
+    assert probe.fits(args)
+
+
+def test_without_mapped_arguments_there_is_no_probe():
+    call = read(lambda x: x, X, in_axes=None, out_axes=None, axis_size=8)
+    assert call.probe() is None
