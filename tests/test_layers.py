@@ -156,6 +156,74 @@ def test_no_folder_has_too_many_files():
     assert {folder: n for folder, n in counts.items() if n > MOST_FILES} == {}
 
 
+# Modules that have no tests by their own name, and where those are that hold them.
+TESTED_ELSEWHERE = {
+    # Run in a process of its own, as a user does.
+    "__main__": "commands/test_main.py",
+    "commands.run_script": "commands/test_run.py",
+    "demo": "commands/test_main.py",
+    # What each command refuses.
+    "commands.parsing": "commands/test_main.py",
+    # Two modules of one kind.
+    "_jax.lax_primitives": "_jax/test_primitives.py",
+    # It takes several processes.
+    "api.calls.across": "arrays/test_processes.py",
+}
+
+
+def decides(source):
+    """Whether a module does one thing or another."""
+    kinds = ast.If | ast.IfExp | ast.While | ast.Match | ast.BoolOp | ast.Compare
+    return any(isinstance(node, kinds) for node in ast.walk(ast.parse(source)))
+
+
+def is_shown(source):
+    """Whether examples, which are run, show all that a module does for others."""
+    body = ast.parse(source).body
+    public = [
+        node
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+    ]
+    return all(
+        ">>> " in (ast.get_docstring(node) or "")
+        for node in public
+        if isinstance(node, ast.FunctionDef)
+        or any(isinstance(each, ast.FunctionDef) for each in node.body)
+    )
+
+
+def file_of_tests(module):
+    *folders, name = module.split(".")
+    return ROOT.joinpath("tests", *folders, f"test_{name}.py")
+
+
+def test_a_module_that_decides_has_tests_of_its_name():
+    without = {
+        module
+        for module, source in SOURCES.items()
+        if PACKAGE.joinpath(*module.split(".")).with_suffix(".py").exists()
+        and decides(source)
+        and not is_shown(source)
+        and not file_of_tests(module).exists()
+        and not module.startswith("plan.")
+    }
+    assert without == {*TESTED_ELSEWHERE}
+    assert all((ROOT / "tests" / path).exists() for path in TESTED_ELSEWHERE.values())
+
+
+def test_what_decides_and_what_is_shown():
+    assert decides("def f(x):\n    return x if x else 0")
+    assert not decides("LONGEST = 3\nclass A:\n    x: int = 0")
+    example = 'def f(x):\n    """Doc.\n\n    >>> f(1)\n    1\n    """\n    return x'
+    assert is_shown(f"{example}\n\nclass Data:\n    x: int")
+    assert not is_shown(f"{example}\n\ndef g(x):\n    return x")
+    assert not is_shown(f"{example}\n\nclass A:\n    def g(self): pass")
+    assert is_shown(f"{example}\n\ndef _g(x):\n    return x")
+    assert file_of_tests("map.rules.remat") == ROOT / "tests/map/rules/test_remat.py"
+
+
 # What leans on how JAX is made: its private modules, and public objects whose insides
 # nobody has promised.
 TOUCHES = {
