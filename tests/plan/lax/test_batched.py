@@ -1,14 +1,17 @@
-"""Batch axes are cut, core axes are whole and say so."""
+"""Batch axes and right-hand sides are cut, core axes are whole and say so."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax import lax
 
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same, check_cut
+from tests.plan.checks import assert_same, check_cut, cuts
 from tests.plan.plan_programs import SQUARES, SYMMETRIC, X, reals
+from tests.strategies import examples
 
 CASES = {
     "cholesky": (jnp.linalg.cholesky, SYMMETRIC),
@@ -63,3 +66,84 @@ def test_several_arrays_are_sorted_together():
         return lax.sort((x, y), dimension=0)
 
     check_cut(fun, np.round(X), X, in_slices=({1: 2}, {1: 3}))
+
+
+# Linear solves
+
+REGULAR = reals(5, 3, 3) + 3 * np.eye(3, dtype=np.float32)
+DEFINITE = REGULAR @ REGULAR.swapaxes(1, 2)
+RIGHT, SIDES = reals(5, 3, 2, seed=1), reals(3, 7, seed=2)
+BATCH = {0: (1, 2, 2)}
+
+
+def log_density(x, covariance):
+    mean = jnp.zeros(3)
+    return jax.scipy.stats.multivariate_normal.logpdf(x, mean, covariance)
+
+
+BATCHED = {
+    "solve": (jnp.linalg.solve, (REGULAR, RIGHT)),
+    "inv": (jnp.linalg.inv, (REGULAR,)),
+    "expm": (jax.scipy.linalg.expm, (REGULAR * 0.1,)),
+    "det": (jnp.linalg.det, (REGULAR,)),
+    "logpdf": (jax.vmap(log_density), (reals(5, 3), DEFINITE)),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "name",
+    ["solve", "inv", "det", "logpdf", pytest.param("expm", marks=pytest.mark.deep)],
+)
+def test_each_piece_of_a_batch_is_solved_alone(name):
+    fun, args = BATCHED[name]
+    made = check_cut(fun, *args, in_slices=(BATCH,) * len(args), tolerance=2e-4)
+    assert (made.num_shards, len(made.stages)) == (3, 1)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["solve", "logpdf"])
+def test_the_gradient_of_a_solve(name):
+    fun, args = BATCHED[name]
+    gradient = jax.grad(lambda *args: (fun(*args) ** 2).sum(), (0, 1))
+    made = check_cut(gradient, *args, in_slices=(BATCH, BATCH), tolerance=2e-3)
+    assert (made.num_shards, len(made.stages)) == (3, 1)
+
+
+def by_cholesky(a, b):
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), b)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("fun", [jnp.linalg.solve, by_cholesky])
+@pytest.mark.parametrize("how", ["call", "gradient"])
+def test_right_hand_sides_are_solved_alone(fun, how):
+    if how == "gradient":
+        inner = fun
+        fun = jax.grad(lambda a, b: (inner(a, b) ** 2).sum(), 1)
+    args = DEFINITE[0], SIDES
+    made = check_cut(fun, *args, in_slices=(None, {1: (2, 1, 4)}), tolerance=2e-3)
+    assert made.num_shards == 3
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_rows_of_a_triangular_solve(left):
+    def fun(a, b):
+        return jax.lax.linalg.triangular_solve(a, b, left_side=left, lower=True)
+
+    b = SIDES if left else SIDES.T
+    check_cut(fun, DEFINITE[0], b, in_slices=(None, {int(left): (2, 5)}))
+
+
+def test_densities_of_points():
+    fun = jax.vmap(log_density, (0, None))
+    args = reals(7, 3), DEFINITE[0]
+    check_cut(fun, *args, in_slices=({0: (2, 5)}, None), tolerance=2e-4)
+
+
+@examples(2)
+@given(st.data(), st.sampled_from(["det", "inv", "solve"]))
+def test_solves_under_any_cut(data, name):
+    fun, args = BATCHED[name]
+    made = plan(fun, *args, in_slices=data.draw(cuts(args)))
+    assert_same(made.run(*args), jax.jit(fun)(*args), 1e-3)

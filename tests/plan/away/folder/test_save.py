@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardmap.plan.away.folder.job import Job, JobError
-from shardmap.plan.away.folder.work import Worker, results
+from shardmap.plan.away.folder.work import Worker
 from shardmap.plan.plan import plan
 from tests.plan.away.folder.checks import W, X, assert_made
 
@@ -56,33 +56,6 @@ def test_keys_constants_and_halves(tmp_path):
     data = np.asarray(jax.random.key_data(want[2]))
     assert np.load(tmp_path / "out/2.npy").tobytes() == data.tobytes()
     assert np.load(tmp_path / "out/3.npy") == 3.0
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
-def test_types_that_numpy_does_not_know(name, tmp_path):
-    dtype = np.dtype(name)
-    x = np.arange(-4, 4).astype(dtype).reshape(4, 2)
-    lying = np.memmap(tmp_path / "x", dtype, "w+", shape=x.shape)
-    lying[:] = x
-    y = np.memmap(tmp_path / "y", dtype, "w+", shape=x.shape)
-
-    def fun(x, z):
-        return x + z, x.max(0), x.max(), dtype.type(1)
-
-    made = plan(fun, lying, x, in_slices={0: 2})
-    want = made.run(lying, x)
-    for job, out in (("kept", None), ("put", (y, None, None, None))):
-        made.save(tmp_path / job, lying, x, out=out)
-        Worker(Job(tmp_path / job)).run()
-        assert Worker(Job(tmp_path / job)).check() == 0
-        for k, value in enumerate(want[out is not None :], out is not None):
-            stored = np.load(tmp_path / job / f"out/{k}.npy")
-            assert stored.dtype == np.dtype(f"u{dtype.itemsize}")
-            np.testing.assert_array_equal(stored.view(dtype), value)
-        told = [each.dtype for each in results(Job(tmp_path / job)).values()]
-        assert told == [dtype] * 4
-    np.testing.assert_array_equal(y, want[0])
 
 
 def test_what_cannot_be_saved(made, x, tmp_path):
