@@ -207,7 +207,6 @@ def test_a_module_that_decides_has_tests_of_its_name():
         and decides(source)
         and not is_shown(source)
         and not file_of_tests(module).exists()
-        and not module.startswith("plan.")
     }
     assert without == {*TESTED_ELSEWHERE}
     assert all((ROOT / "tests" / path).exists() for path in TESTED_ELSEWHERE.values())
