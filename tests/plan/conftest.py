@@ -3,7 +3,8 @@
 import pytest
 
 
-@pytest.fixture(scope="session")
+# A cluster that has nothing to do takes time too: it ends with the module.
+@pytest.fixture(scope="module")
 def dask_client():
     distributed = pytest.importorskip("distributed", reason="a Dask cluster needs it")
     pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
