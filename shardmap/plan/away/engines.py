@@ -11,7 +11,7 @@ from shardmap.plan.away.cores import take_next_share
 from shardmap.plan.away.dask import Dask, is_client
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.ray import RayExecutor, is_ray
-from shardmap.plan.run.workers import Engine, Here, Threads, Workers
+from shardmap.plan.run.workers import Engine, Here, InThreads, Workers
 
 
 def engine_of(executor: Any, readers: int = 1) -> Engine:
@@ -29,7 +29,7 @@ def engine_of(executor: Any, readers: int = 1) -> Engine:
     if isinstance(executor, int) and not isinstance(executor, bool) and executor > 0:
         return functools.partial(_own_processes, executor)
     if isinstance(executor, ThreadPoolExecutor):
-        return functools.partial(_by, Threads, executor)
+        return functools.partial(_by, InThreads, executor)
     if is_client(executor):
         return functools.partial(_by, Dask, executor)
     if is_ray(executor):

@@ -167,7 +167,7 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
         along.PIECE: lambda node: along.Piece(node, TABLE, CALLS),
         along.JOINED: along.Joined,
         p.while_p: lambda node: loops.While(node, TABLE, CALLS),
-        spmap_p: lambda node: mapped.Mapped(node, TABLE, CALLS),
+        spmap_p: lambda node: mapped.Map(node, TABLE, CALLS),
     },
 }
 

@@ -208,7 +208,7 @@ def bytes_read(stage: Stage) -> int:
     return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
 
 
-class Threads(Workers):
+class InThreads(Workers):
     """Every thread reads, computes and waits for its shard."""
 
     def submit(self, shard: Shard) -> Future[Any]:

@@ -11,11 +11,11 @@ import pytest
 
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.run.shards import Accumulator, Shards
-from shardmap.plan.run.workers import Here, ShardError, Threads
+from shardmap.plan.run.workers import Here, InThreads, ShardError
 from tests.plan.run.checks import Recorded, W, X
 
 
-@pytest.mark.parametrize("kind", [Here, Threads])
+@pytest.mark.parametrize("kind", [Here, InThreads])
 def test_threads_give_what_the_function_gives(kind):
     def fun(x):
         return jnp.sin(x) + jnp.arange(64.0)[:, None]
@@ -28,7 +28,7 @@ def test_threads_give_what_the_function_gives(kind):
     np.testing.assert_allclose(acc.result(), jax.jit(fun)(X), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [Here, Threads])
+@pytest.mark.parametrize("kind", [Here, InThreads])
 def test_a_thread_has_the_settings_of_the_one_that_asked(kind):
     seen = []
 

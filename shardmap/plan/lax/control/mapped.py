@@ -39,7 +39,7 @@ class Elements(NamedTuple):
     crops: Crops
 
 
-class Mapped(Inner):
+class Map(Inner):
     """``spmap``: the mapped axis, and the axes of its body."""
 
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:

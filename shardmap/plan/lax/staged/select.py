@@ -127,7 +127,7 @@ def _is_uniform(operand: Operand) -> bool:
     )
 
 
-class Placed(NamedTuple):
+class PlacesTaken(NamedTuple):
     """How places are taken of a sorted axis.
 
     Attributes:
@@ -139,14 +139,14 @@ class Placed(NamedTuple):
     along: Mapping[int, int]
 
 
-def _placed(node: Node, operand: Operand, axis: int) -> Placed | None:
+def _placed(node: Node, operand: Operand, axis: int) -> PlacesTaken | None:
     """How a node takes places; None if it takes too many, or something else."""
     if node.ins[0] is not operand or operand in node.ins[1:]:
         return None
     shape = node.in_shapes[0]
     if node.primitive in (p.slice_p, p.dynamic_slice_p):
         count = node.out_shapes[0][axis]
-        return Placed(count, {}) if 0 < count <= MOST_PLACES else None
+        return PlacesTaken(count, {}) if 0 < count <= MOST_PLACES else None
     if node.primitive is not p.gather_p:
         return None
     numbers, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
@@ -168,7 +168,7 @@ def _placed(node: Node, operand: Operand, axis: int) -> Placed | None:
         return None
     batch = node.in_shapes[1][:-1]
     count = math.prod(n for k, n in enumerate(batch) if k not in along.values())
-    return Placed(count, along) if 0 < count <= MOST_PLACES else None
+    return PlacesTaken(count, along) if 0 < count <= MOST_PLACES else None
 
 
 def rewrites(chosen: Selections) -> dict[Any, Rewrite]:
