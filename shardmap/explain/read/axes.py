@@ -16,10 +16,9 @@ from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read import loops, vmaps
 from shardmap.explain.read.hlo.vectorised import Made
-from shardmap.explain.read.meshes import is_pmap, tells_apart
+from shardmap.explain.read.meshes import is_pmap, map_place, tells_apart
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import Axis, AxisKind
-from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
@@ -99,6 +98,7 @@ class _Walk:
         self.over: dict[int, frozenset[int]] = {}
         self._origins = origins
         self._seen: dict[Any, int] = {}
+        self._walked: set[Any] = set()
 
     def _add(
         self,
@@ -142,6 +142,11 @@ class _Walk:
 
     def scope(self, jaxpr: Jaxpr, around: _Around, open_vmaps: int = 0) -> None:
         """Adds the axes in a jaxpr, but its outermost ``open_vmaps`` vmaps."""
+        origins = tuple(map(self._origins.of, jaxpr.invars))
+        key = (id(jaxpr), around, open_vmaps, origins)
+        if key in self._walked:
+            return
+        self._walked.add(key)
         made_by = {var: e for e in jaxpr.eqns for var in e.outvars}
         # The jaxpr itself, then the vmaps around an equation, with where they end.
         stack: list[tuple[_Around, int]] = [(around, len(jaxpr.eqns))] * (
@@ -377,21 +382,3 @@ def _how_it_runs(spread: Spread, branch: decision.Branch, replicas: int = 1) -> 
     elif spread.vectorised > 1:
         parts.append(f"{spread.vectorised:,} elements are one batched operation")
     return ", ".join(parts)
-
-
-def map_place(
-    equation: Equation, mesh: Any, inner_axes: tuple[str, ...]
-) -> tuple[Any, MeshWalk | None]:
-    """The mesh of a map, and where on it the map goes; None: on each device whole.
-
-    Args:
-      equation: the map's.
-      mesh: that of the outermost map around it, or None.
-      inner_axes: the mesh axes left for maps inside.
-    """
-    params = equation.params
-    if mesh is not None:
-        return mesh, inner_walk(equation, mesh, inner_axes)
-    if params["mesh"] is None:
-        return None, None
-    return params["mesh"], MeshWalk(params["mesh_axes"], params["inner_axes"])

@@ -25,8 +25,8 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.counts import times
-from shardmap.explain.read.axes import map_place
 from shardmap.explain.read.hlo.operands import types
+from shardmap.explain.read.meshes import map_place
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.lowering import decision

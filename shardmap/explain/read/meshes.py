@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
 from shardmap._jax.types import Equation, Jaxpr, PyTree, aval_of
 from shardmap._jax.walk import equations
+from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.primitives.axis import REPLICAS
 
 _GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
@@ -120,3 +121,21 @@ def is_pmap(jaxpr: Jaxpr, equation: Equation) -> bool:
     return bool(mapped) and all(
         var in first_use and first_use[var].primitive is squeeze_p for var in mapped
     )
+
+
+def map_place(
+    equation: Equation, mesh: Any, inner_axes: tuple[str, ...]
+) -> tuple[Any, MeshWalk | None]:
+    """The mesh of a map, and where on it the map goes; None: on each device whole.
+
+    Args:
+      equation: the map's.
+      mesh: that of the outermost map around it, or None.
+      inner_axes: the mesh axes left for maps inside.
+    """
+    params = equation.params
+    if mesh is not None:
+        return mesh, inner_walk(equation, mesh, inner_axes)
+    if params["mesh"] is None:
+        return None, None
+    return params["mesh"], MeshWalk(params["mesh_axes"], params["inner_axes"])

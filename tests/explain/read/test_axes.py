@@ -8,6 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from shardmap.explain.read import axes as reading
+from tests.shared_jaxprs import at_most, nested
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
 
@@ -321,3 +323,15 @@ def test_replicas_in_a_program_of_several_maps():
     outer, inner = sm.explain(jax.jit(nested))(np.ones((2, 2), np.float32)).axes
     assert outer.running == "on 2 devices at once, 2 replicas of each"
     assert inner.running == "on 2 devices at once"
+
+
+def test_what_is_shared_is_walked_once_for_what_it_is_of(monkeypatch):
+    monkeypatch.setattr(reading, "source_of", at_most(200, reading.source_of))
+
+    def summed(x):
+        return x * lax.scan(lambda c, row: (c + row, None), x[0], x)[0].sum()
+
+    found = reading.axes_of(nested(30, summed, np.ones((5, 2))))
+    (loop,) = found.axes
+    assert (loop.kind, loop.size) == ("loop", 5)
+    assert found.over == {0: {0}}
