@@ -116,7 +116,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [4, 11])
 @pytest.mark.parametrize(

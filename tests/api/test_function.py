@@ -185,6 +185,7 @@ class Counted:
         return x + 1
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_equal_calls_run_the_function_once(kind):
     counted = Counted()
@@ -201,6 +202,7 @@ def test_equal_calls_run_the_function_once(kind):
     assert counted.runs == once
 
 
+@pytest.mark.few(3)
 @every_kind
 @pytest.mark.parametrize("is_set", [False, True], ids=["alone", "under set_mesh"])
 def test_a_call_is_read_once(kind, is_set, monkeypatch):

@@ -79,7 +79,7 @@ CASES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("name", CASES)
@@ -95,6 +95,7 @@ def test_as_shard_map(name, lowering):
     )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", CASES)
 def test_without_collectives_nothing_goes_between_devices(name):
     # Such programs do not take turns.
@@ -134,7 +135,7 @@ def test_pytrees_and_prefixes(lowering):
     np.testing.assert_array_equal(x, np.ones((4, 2)))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("axes", [{"x": 0}, {"x": 0, "y": 1}], ids=["one", "two"])
 def test_gradient_of_what_the_function_closes_over(axes, lowering):
@@ -250,7 +251,7 @@ def test_what_is_lowered_takes_the_arguments_as_the_map_does():
 # Elements of a map over axes of a given mesh
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(
     ("mesh_axes", "size"), [("x", 2), ("y", 4), (("x", "y"), 8), (("y", "x"), 16)]
@@ -267,7 +268,7 @@ def test_a_map_over_given_mesh_axes(mesh_axes, size, lowering):
     assert result.sharding.is_equivalent_to(wanted, 2)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 8), (3, 5)])

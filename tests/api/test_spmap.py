@@ -215,7 +215,7 @@ def test_backend_names_whose_devices(spmap):
 # Inputs from anywhere
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize(
@@ -246,6 +246,7 @@ def test_inputs_may_lie_anywhere(spmap, place, keyword):
         assert result.sharding.is_equivalent_to(sharded(x).sharding, 2)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_inputs_that_vary_from_call_to_call(spmap):
     traces = []
@@ -361,7 +362,7 @@ def test_debug_nans_names_the_operation(spmap):
         np.testing.assert_allclose(mapped(EIGHT + 2), np.log(EIGHT + 1), rtol=1e-6)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize(
     "place",

@@ -101,6 +101,7 @@ def test_map_of_map_with_work_around(recorder):
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(2, 3, 2), (2, 4), (4, 2), (3, 2)])
 def test_map_of_map_with_work_around_on_more_devices(recorder, shape):
     """What the outer function computes is there on each device of its element."""

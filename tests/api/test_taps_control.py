@@ -199,7 +199,7 @@ def test_in_nested_maps(shape, lowering):
     assert calls.wait() == expected_calls
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", [with_index_in_loop, with_sums_of_equal_loops])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "batch_size"])
@@ -338,6 +338,7 @@ def test_forward_mode_through_a_tapped_loop(options):
     assert calls.wait() == expected_calls
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"lowering": "spmd"}])
 def test_vmap_of_a_map_with_a_tapped_loop(options):
     x = np.arange(22, dtype=np.int32).reshape(2, 11) % 7 - 3

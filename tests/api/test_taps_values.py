@@ -52,7 +52,7 @@ def test_vmap_over_nothing_tapped_is_one_call(recorder):
     assert recorder.wait() == {0: [1]}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("jit", [jax.jit, lambda f: f])
 @pytest.mark.parametrize(
     "inner", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"]

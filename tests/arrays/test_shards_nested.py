@@ -48,6 +48,7 @@ def test_an_element_of_a_map_in_a_map(lowering):
             assert not piece.committed
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("spec", "index", "names"),
     [

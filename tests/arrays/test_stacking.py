@@ -150,6 +150,7 @@ def host_peak(make, value):
     return peak / value.nbytes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_host_memory(dtype):
     """Narrowing to float32 takes half a copy; the rows themselves take none."""

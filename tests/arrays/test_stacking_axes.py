@@ -37,7 +37,7 @@ def cut(axis, size, copies=1):
     )
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("on_device", [False, True])
@@ -51,6 +51,7 @@ def test_replicated_along_an_axis(axis, on_device, dtype):
     check(array, np.stack([value] * 8, axis), cut(axis % 3, 8)(3), devices)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize(("size", "axis"), [(4, 0), (2, 1), (4, -1), (1, 0), (8, 1)])
 def test_neighbours_have_the_same_element(size, axis, on_device):
@@ -86,6 +87,7 @@ def test_trees_with_arrays_of_several_ranks(axis):
     assert device_put_replicated({}, jax.devices(), axis=1) == {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_keys(axis):
     keys = jax.random.split(jax.random.key(0), 3)
@@ -107,6 +109,7 @@ def test_sharded_along_an_axis(axis):
     check(made, value, cut(axis % 3, 4)(3), devices)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("axis", [0, 1, None])
 def test_inside_jit_and_grad(axis):
     def put(x):

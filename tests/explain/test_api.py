@@ -255,6 +255,7 @@ def test_what_the_partitioner_would_do_is_not_claimed():
     assert "may do the collectives" in report.notes[1]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "map_over",
     [

@@ -31,6 +31,7 @@ def test_it_has_the_fields_of_a_report_and_no_other():
     assert [name for name in names if f"\n  {name}: " not in documented] == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", explanations.BY_NAME)
 def test_it_prints_shows_and_saves_itself(name, tmp_path):
     explanation = explanations.BY_NAME[name]()

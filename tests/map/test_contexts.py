@@ -50,6 +50,7 @@ def test_nests_under_a_mesh_that_is_set(spmap, mesh):
         assert_same(jax.jit(nest(spmap, step))(x, w), expected)
 
 
+@pytest.mark.few(2)
 @both_lowerings
 @pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
 def test_operands_typed_with_an_explicit_mesh(spmap, transform):

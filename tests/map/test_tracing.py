@@ -95,6 +95,7 @@ def test_users_classes_are_only_made_of_arrays():
     assert jax.tree.unflatten(structure, leaves).tree == tree
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_closed_over_arrays(spmap):
     elsewhere = jax.device_put(jnp.arange(3.0), jax.devices()[5])

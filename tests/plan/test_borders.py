@@ -156,6 +156,7 @@ def stored_away(monkeypatch):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("cut", "at_once"), [(4, True), ((31, 1, 31, 1), False)])
 def test_moved_pieces_are_written_at_the_same_time(cut, at_once, stored_away):
     """Each writing waits for another one, which one writer would never see."""

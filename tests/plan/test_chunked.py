@@ -124,6 +124,7 @@ def test_second_derivatives():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_inside_a_map_with_a_collective(lowering):
     def fun(x, w):
@@ -177,7 +178,7 @@ CLOSING = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("transformation", "remat"),
     # What keeps residuals has no forward-mode derivative.
@@ -273,6 +274,7 @@ def local_energy(x, w, _):
     return jax.vmap(lambda x: -jnp.trace(jax.hessian(wave)(x)))(x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fun", "shapes"),
     [

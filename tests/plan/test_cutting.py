@@ -22,6 +22,7 @@ W = np.ones((16, 4), np.float32)
 ROWS = ({0: sm.AUTO}, None)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("in_slices", [None, ROWS])
 def test_a_plan_is_in_as_few_pieces_as_fit(in_slices):
     made = sm.plan(score, X, W, in_slices=in_slices, memory="20 kB")

@@ -138,6 +138,7 @@ def train_step(params, images, labels):
     return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cut", [{0: 4}, {1: 2}, {0: 2, 2: 3}])
 def test_a_convolutional_net(cut):
     made = plan(net, NET, IMAGES, in_slices=(None, cut))

@@ -39,7 +39,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_nan_is_a_floating_point_error(program):
     with (

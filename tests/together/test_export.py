@@ -92,7 +92,7 @@ WITH_SYMBOLS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("name", WITH_SYMBOLS)
 def test_sizes_that_are_not_mapped_may_be_symbols(spmap, name):

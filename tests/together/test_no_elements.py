@@ -29,6 +29,7 @@ def several(x, w):
     return {"sum": x.sum(), "rows": (x * w, lax.psum(x, "i")), "index": i, "w": w}
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_shapes_and_dtypes_are_those_of_vmap(spmap):
     options = {"in_axes": (0, None), "axis_name": "i"}
@@ -60,6 +61,7 @@ def test_collectives_are_those_of_vmap(spmap, collective):
     assert_same_as(spmap(collective, "i")(X), jax.vmap(collective, axis_name="i")(X))
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_results_without_the_axis(spmap):
     def totals(x, w):
@@ -84,6 +86,7 @@ def test_axes(spmap, in_axis, out_axis):
     assert_same_as(spmap(total, **options)(x), jax.vmap(total, **options)(x))
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_gradients(spmap):
     def loss(mapped, x, w):
@@ -106,7 +109,7 @@ def test_under_vmap_scan_and_cond(spmap):
     assert lax.cond(True, f, lambda x: x, jnp.asarray(X)).shape == (0, 3)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("shape", [(0, 4, 2), (4, 0, 2), (0, 0, 2)])
 def test_nested(spmap, shape):

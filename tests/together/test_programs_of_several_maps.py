@@ -36,7 +36,7 @@ def mesh_in_a_program(fun, *args):
     return dict(equation.params["mesh"].shape)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("other", SIZES)
@@ -211,6 +211,7 @@ def test_maps_that_cut_the_devices_otherwise_are_refused():
     assert_same(got, (np.sin(x), np.sin(y)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "mapped"),
     [
@@ -269,7 +270,7 @@ def effects_of(seen):
     }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [

@@ -97,7 +97,7 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_numbers_are_sent(spmap, name):

@@ -47,6 +47,7 @@ def test_an_explicit_mesh_is_taken_as_its_twin(lowering):
         np.testing.assert_allclose(gradient, 2 * (X - X.mean()), rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_explicit_meshes_of_nested_maps_and_blocks(lowering):
     nested = sm.spmap(
@@ -126,7 +127,7 @@ def test_arrays_of_explicit_meshes(name, spec):
         )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", ["plain", "on a mesh", "mesh_map", "sharded_jit"])
 def test_a_vmap_with_a_name_around(name, mesh):
@@ -174,7 +175,7 @@ def test_a_tap_that_returns_in_a_vmap_along_an_axis_of_an_explicit_mesh():
     np.testing.assert_allclose(result, np.sin(-2 * rows) + rows, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MAPS)
 def test_arrays_from_elsewhere_under_an_explicit_mesh(name):
     fun = MAPS[name]

@@ -88,6 +88,7 @@ def test_every_device_sums_one():
     assert float(jax.jit(total)(np.arange(8, dtype=np.float32))) == 112
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_axis_that_nothing_uses_costs_nothing(lowering):
     mapped = sm.mesh_map(
@@ -260,6 +261,7 @@ def test_a_vectorised_map_on_a_mesh_of_one_device():
 # Maps beside each other
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_maps_beside_each_other_walk_one_axis(lowering):
     def walk(fun, name, axis):

@@ -86,7 +86,7 @@ def test_donated_leaves_fit_where_their_memory_is_used():
     assert not donated.fits((x, X))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @every_kind
 @pytest.mark.parametrize("where", ["as wanted", "elsewhere", "copied"])
 def test_donated_arguments_give_their_memory_back(kind, where):

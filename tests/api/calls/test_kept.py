@@ -31,6 +31,7 @@ def test_the_same_function_and_key_find_the_same_value():
     assert kept_for(lambda: None, "key", Value) is not value
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "mapped", [sm.spmap, lambda f: sm.sharded_jit(f, None, None, 2)]
 )

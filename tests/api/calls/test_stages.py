@@ -62,6 +62,7 @@ def names_in(lowered):
     return arguments, results
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_names_in_the_text_are_those_of_jit(kind):
     for args, kwargs in calls(kind):
@@ -161,6 +162,7 @@ def passed(x, y):
     return x, y["k"], x.sum(), 3.0, np.float32(2)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_results_without_jit_are_jax_arrays(spmap):
     with jax.disable_jit():

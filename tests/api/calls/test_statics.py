@@ -53,7 +53,7 @@ def without_jit(f, k):
         return f(X, k)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("called", "wrapped"),

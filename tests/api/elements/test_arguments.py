@@ -38,7 +38,7 @@ def check(result, a=X, b=X + 5):
     np.testing.assert_array_equal(result.b, a + 1)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_class_that_converts(spmap, around):

@@ -41,6 +41,7 @@ def test_the_more_memory_the_more_elements_at_once():
     assert 1 <= sizes[0] < sizes[1] < sizes[2] < 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "element",
     [lambda x: jnp.tanh(jnp.sin(x) * 2 + jnp.cos(x)), lambda x: (x * 2).sum()],

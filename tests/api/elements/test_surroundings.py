@@ -154,7 +154,7 @@ def test_what_a_map_closes_over_where_types_are_checked(change):
     same_unchecked(fun, CHANGES[change])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("change", ["jit", "grad"])
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
@@ -183,6 +183,7 @@ def test_maps_in_control_flow_where_types_are_checked():
     same_unchecked(fun, CHANGES["jit"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", [jax.jit, CHANGES["grad"]])
 def test_types_are_checked_beside_explicit_axes(change):
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)

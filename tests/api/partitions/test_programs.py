@@ -63,7 +63,7 @@ def with_constants(x, y):
     return x @ y + np.ones((4, 4), np.float32) + jnp.ones((4, 4))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_a_map_of_a_product(pair, replicated):
@@ -77,7 +77,7 @@ def test_a_map_of_a_product(pair, replicated):
         assert spec_of(got) == spec_inside_a_map(out, 2, replicas)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("pair", PAIRS[1:], ids=str)
 def test_a_map_with_several_results(pair, replicated):
@@ -85,7 +85,7 @@ def test_a_map_with_several_results(pair, replicated):
     check_map(three, pair, out, *FOUR, count=2 * math.prod(pair[0]))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("pair", PAIRS[1:], ids=str)
 def test_a_map_with_constant_arrays(pair, replicated):
@@ -149,6 +149,7 @@ def with_collectives(x):
     return total @ jax.lax.all_gather(x, "i")[0] + jax.lax.ppermute(x, "i", SWAP)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_collectives_go_over_the_mapped_axis_only(lowering):
     sharded = sharded_jit(with_collectives, (2, 2), (4, 1))
@@ -158,6 +159,7 @@ def test_collectives_go_over_the_mapped_axis_only(lowering):
     assert len(buffers(got)) == 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1, 3, 4, 6])
 def test_more_elements_than_devices_for_them_share_these(size):
     x = spread(size, 4, 4)
@@ -233,7 +235,7 @@ def test_transformed(transform):
     assert_close(transform(SHARDED)(x, y), jax.jit(transform(plain))(x, y))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transform", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
 def test_transformed_inside_a_map(transform):
     got = spmap(transform(SHARDED))(*FOUR)
@@ -300,6 +302,7 @@ def test_the_same_function_alone_and_in_a_map():
             assert_close(spmap(transform)(FOUR[0]), jnp.sin(FOUR[0]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("option", [jax.disable_jit, jax.debug_nans])
 def test_debugging_options(option):
     with option(True):
@@ -360,7 +363,7 @@ def test_a_mesh_that_is_given_has_no_axes_for_partitions(fun, kind, lowering):
         on_rows(fun, kind, lowering)(FOUR_ROWS)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 @pytest.mark.parametrize("kind", ["spmap", "mesh_map"])
 @pytest.mark.parametrize("mesh", [MESH, MESH.abstract_mesh], ids=["mesh", "abstract"])

@@ -33,6 +33,7 @@ PERMUTED = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4).T, ("data", "
 LAST = sm.make_mesh({"i": 4}, jax.devices()[4:])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("fun", "ids"),
     [

@@ -325,6 +325,7 @@ def test_the_partitioner_does_the_reductions_of_a_map(operation):
     assert report.collectives[0].in_compiled
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_nothing_that_the_partitioner_does_is_left_out(operation):
     _, fun, _ = COLLECTIVES[operation]

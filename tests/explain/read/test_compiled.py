@@ -125,6 +125,7 @@ def compiled_program(fun, args):
     return fun.lower(*args).compile()
 
 
+@pytest.mark.few(9)
 @programs
 def test_cost_is_what_the_compiler_says(name, explained):
     fun, *args = PROGRAMS[name]

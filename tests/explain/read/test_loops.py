@@ -66,6 +66,7 @@ def test_vectorised_elements_wait_for_the_slowest(fun):
     assert any("until the slowest" in each.text for each in report.remarks)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("fun", "x"),
     [

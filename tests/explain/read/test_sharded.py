@@ -113,6 +113,7 @@ CROSSED = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", CROSSED)
 def test_a_vmap_is_where_the_compiler_puts_it(name):
     fun, args, devices = CROSSED[name]
@@ -308,6 +309,7 @@ def solved(a, b):
     return jax.scipy.linalg.solve(a, b)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [solved, jax.scipy.linalg.solve])
 def test_a_vmap_of_jax_s_own_is_on_each_device_if_that_has_all_of_it(fun):
     """JAX keeps no line of the user's for what it vectorises in there."""

@@ -190,7 +190,7 @@ def test_what_needs_all_elements_in_a_map_is_refused(element):
         sm.spmap(sm.spmap(element, "j"), "i", batch_size=1)(X)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch_size", [1, 2, None])
 @pytest.mark.parametrize("size", [3, 12, 19])
 def test_what_is_tapped_after_a_reduction_is_by_each_element(size, batch_size):

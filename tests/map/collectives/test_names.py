@@ -104,6 +104,7 @@ def test_groups_over_several_names(spmap, shape, names):
         np.testing.assert_allclose(result, in_a_row(fun, values, names), rtol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @both_lowerings
 def test_groups_over_several_names_on_few_devices(spmap, devices):
@@ -116,6 +117,7 @@ def test_groups_over_several_names_on_few_devices(spmap, devices):
     np.testing.assert_array_equal(mapped(values.reshape(2, 4)), [[12, 16] * 2] * 2)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_groups_as_in_shard_map(spmap):
     groups = [[0, 5], [1, 2, 3, 4, 6, 7]]
@@ -131,7 +133,7 @@ def test_groups_as_in_shard_map(spmap):
     np.testing.assert_array_equal(np.ravel(got), expected)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", [*LOWERINGS, "disable_jit"])
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_groups_of_different_sizes(lowering, devices):
@@ -158,6 +160,7 @@ def test_groups_and_results_that_are_alike():
     np.testing.assert_array_equal(grouped, [3] * 4)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("length", [2, 11])
 def test_groups_of_one_map_in_blocks_of_another(spmap, length):
@@ -214,6 +217,7 @@ def test_a_permutation_over_several_names_is_one_collective():
     assert " all-gather(" not in text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("names", ORDERS, ids=["xy", "yx"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_permutations_in_mesh_map(names, lowering):
@@ -293,6 +297,7 @@ def test_an_inner_map_over_mesh_axes_in_another_order(spmap, size):
             np.testing.assert_allclose(result[k], answer, rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_a_map_called_as_the_mesh_calls_another_axis(spmap):
     mesh, values = sm.make_mesh({"data": 4, "model": 2}), array(4, 2)

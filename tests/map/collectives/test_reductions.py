@@ -16,6 +16,7 @@ BLOCK = np.array(
 NUMPY = {"sum": (SUM, np.sum), "max": (MAX, np.max), "min": (MIN, np.min)}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NUMPY)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
 def test_of_the_elements_that_are_there(name, dtype):
@@ -26,6 +27,7 @@ def test_of_the_elements_that_are_there(name, dtype):
     np.testing.assert_array_equal(result, expected(block[:5], 0))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NUMPY)
 def test_of_groups(name):
     reduction, expected = NUMPY[name]

@@ -36,7 +36,7 @@ def test_collective(name, size, lowering):
 WITHOUT_GRADIENT = ["pmax", "pmin", "in a while", "all_to_all to another axis"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [3, 17])
 @pytest.mark.parametrize("name", sorted(set(BODIES) - set(WITHOUT_GRADIENT)))
@@ -58,7 +58,7 @@ def test_tangents_through_a_while_loop():
     assert_close(jax.jvp(mapped, (x,), (x + 1,)), jax.jvp(expected, (x,), (x + 1,)))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["psum", "ppermute reversed", "all_to_all tiled"])
@@ -71,7 +71,7 @@ def test_over_given_devices(name, devices):
     assert result.sharding.device_set == set(jax.devices()[-devices:][:used])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(4)
 @both_lowerings
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ NESTED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("shape", "lowering"),
@@ -306,7 +306,7 @@ def test_nested(name, shape, lowering):
     assert_close(mapped(x), expected)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2)])
 def test_nested_where_vmap_has_no_rule(shape):
     outer, inner = shape

@@ -21,6 +21,7 @@ def vectorized(fun, axis_env=(), name="i"):
     return result
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fun", "expected"),
     [

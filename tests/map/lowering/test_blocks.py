@@ -190,7 +190,7 @@ def test_soft_all_to_all():
     np.testing.assert_array_equal(result, x.T)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "schedule",
     [

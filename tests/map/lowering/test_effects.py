@@ -34,6 +34,7 @@ def test_a_debug_callback_sees_each_element_once(size, batch_size):
     assert seen_by(mapped, x) == {2.0 * k: 1 for k in range(size)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [7, 13])
 def test_in_control_flow_and_in_jit(size):
     def mapped(seen):
@@ -80,6 +81,7 @@ def test_an_inner_map_of_more_elements_than_devices():
     assert seen_by(mapped, x) == {float(k): 1 for k in range(21)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [5, 8, 11, 16])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 1}, {"lowering": "spmd"}])
@@ -160,7 +162,7 @@ EACH_DEVICE = {("tap", "outer"): 4, ("tap", "part of a mesh"): 2}
 EACH_DEVICE |= {("tap's result", place): n for (_, place), n in EACH_DEVICE.items()}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
@@ -180,7 +182,7 @@ def test_each_element_calls_once(kind, place, capfd):
         assert collections.Counter(seen) == dict.fromkeys(x.tolist(), times)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "debug.print"])
 @pytest.mark.parametrize("place", ["one each", "several", "spmd, several", "nested"])
@@ -250,6 +252,7 @@ def test_io_callbacks_in_loops_with_collectives():
         sm.spmap(f, "i", devices=jax.devices()[:2])(x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["tap", "io_callback", "debug.callback"])
 def test_beside_partitions(kind):
     seen = []

@@ -122,7 +122,7 @@ def test_a_collective_in_the_middle_of_a_loop_is_refused(body):
         sm.spmap(body, "i", batch_size=2)(array(40, 3))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 @pytest.mark.parametrize(
     "element",

@@ -15,6 +15,7 @@ def between_devices(mapped, *args):
     return {kind: found.count(kind) for kind in set(found)}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -11,6 +11,7 @@ import shardmap as sm
 MESH = sm.make_mesh({"x": 8})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [8, 16, 5, 11])
 def test_elements_are_laid_in_blocks_and_padding_is_taken_off(size):
     x = np.arange(2.0 * size, dtype=np.float32).reshape(size, 2)

@@ -26,7 +26,7 @@ X = np.arange(24, dtype=np.float32).reshape(8, 3)
 MESH = sm.make_mesh({"a": 4, "b": 2})
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -57,6 +57,7 @@ def test_in_a_map(options, transform):
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shape", [(2, 4, 3), (4, 2, 3), (1, 8, 3)])
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 def test_in_nested_maps(shape, lowering):

@@ -95,6 +95,7 @@ def test_a_name_of_an_axis_around_leaves_the_map(spmap):
     assert {effect.name for effect in jaxpr.effects} == {"outer"}
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_bind(spmap):
     params = one_map(spmap(mixed), X, X).params
@@ -143,7 +144,7 @@ def test_dtypes_in_through_and_out(dtype):
     same_under_vmap(build, x)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["int8", "int32", "complex64", "bfloat16", "float16"])
 def test_sums_of_dtypes(dtype):
     x = jnp.asarray(np.arange(8).reshape(4, 2) % 3).astype(dtype)
@@ -267,6 +268,7 @@ def test_results_that_are_operands_or_constants(spmap):
     assert number.tolist() == [2.0] * 4
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_no_tracer_leaks(spmap):
     with jax.checking_leaks():
@@ -278,7 +280,7 @@ def test_no_tracer_leaks(spmap):
 # Effects
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("out_axes", [0, None])
@@ -327,6 +329,7 @@ def test_pure_callback():
     same_under_vmap(build, X)
 
 
+@pytest.mark.few(2)
 @both_lowerings
 @pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
 def test_io_callback(spmap, transform):
@@ -349,7 +352,7 @@ def test_pbroadcast(spmap):
     assert_same(mapped(X), jnp.asarray(np.stack([X[2]] * 4)))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
 @pytest.mark.parametrize("size", [8, 20])
 def test_elements_may_make_references(lowering, size):

@@ -72,7 +72,7 @@ def test_over_mesh_axes_that_the_map_leaves(spmap, transformation, size):
     assert_same(got, transform(on_other_axes(jax.vmap))(x), 1e-4)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize("fun", [looped, across])

@@ -36,7 +36,7 @@ def numbers(*shape):
 # Under the partitioner
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1, 4, 8, 11])
 def test_the_partitioner_lays_elements_where_taps_say(size):
     by_lowering = [

@@ -226,6 +226,7 @@ def test_custom_vjp_with_static_and_integer_arguments():
     same_under_vmap(build, X)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_custom_vjp_sees_the_cotangent_of_its_own_element(spmap):
     # As under jax.pmap. jax.vmap adds the cotangents of what no element owns.

@@ -53,6 +53,7 @@ def test_a_batch_lies_along_its_mesh_axis(lowering):
     assert along(BATCH).sharding == along(BATCH).sharding
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_batches_elsewhere_and_of_any_length(lowering):
     mapped = centered(lowering)

@@ -19,7 +19,7 @@ from tests.reference import loop_map
 X = spread((4, 3))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
@@ -110,7 +110,7 @@ def test_the_maps_name_hides_a_vmapped_one():
     same_under_vmap(build, X)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @both_lowerings
 @pytest.mark.parametrize("batch_axis", [0, 1, 2, 3])
@@ -124,6 +124,7 @@ def test_psum_scatter_with_the_batch_anywhere(spmap, scattered, batch_axis):
     assert_same(jax.vmap(mapped, in_axes=batch_axis)(batch), expected)
 
 
+@pytest.mark.few(1)
 @both_lowerings
 def test_spmd_axis_name(spmap):
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("batch", "i"))

@@ -83,6 +83,7 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("pieces", "there"), [(4, True), (16, False), (5, True), ((30, 34), False)]
 )

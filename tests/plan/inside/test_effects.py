@@ -122,6 +122,7 @@ def twice(x):
     return jnp.stack([x, x + 100])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("remat", [True, False])
 def test_a_gradient_shows_what_the_function_shows(seen, remat):
     def loss(x):
@@ -150,7 +151,7 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformations(seen, name):
     def fun(x):
@@ -218,6 +219,7 @@ def in_a_branch(seen, x):
     return lax.cond(x.sum() > 0, show, lambda x: x, x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("show", [in_a_loop, in_a_branch])
 def test_loops_and_branches_with_effects_are_whole(seen, show):
     def fun(x):

@@ -81,7 +81,7 @@ def some(names, quick):
     return [n if n in quick else pytest.param(n, marks=pytest.mark.deep) for n in names]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", some(ALL, QUICK))
 def test_the_compiler_counts_at_most_what_the_model_says(name):
     points = tuple(np.linspace(0, ROWS, PIECES + 1).astype(int)[1:-1].tolist())

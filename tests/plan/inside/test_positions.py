@@ -18,6 +18,7 @@ def positions_of(fun, shape, in_slices):
         yield stage, group, Positions(group.members)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("shape", "in_slices", "looked_up"),
     [

@@ -85,7 +85,7 @@ AROUND = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", AROUND)
 def test_programs_around_it(name):
     change, x = AROUND[name]
@@ -219,6 +219,7 @@ def test_float0():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cuts", [{0: 1}, {0: sm.AUTO}, {1: 2}])
 def test_no_elements(cuts):
     def reduced(x):

@@ -27,7 +27,7 @@ CASES = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_axis_is_cut(name):
     fun, x = CASES[name]
@@ -90,7 +90,7 @@ BATCHED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     ["solve", "inv", "det", "logpdf", pytest.param("expm", marks=pytest.mark.deep)],
@@ -114,7 +114,7 @@ def by_cholesky(a, b):
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), b)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [jnp.linalg.solve, by_cholesky])
 @pytest.mark.parametrize("how", ["call", "gradient"])
 def test_right_hand_sides_are_solved_alone(fun, how):

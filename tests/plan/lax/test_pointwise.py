@@ -8,6 +8,7 @@ from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "fun",
     [

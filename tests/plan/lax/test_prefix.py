@@ -16,7 +16,7 @@ from tests.strategies import examples
 ODD = np.where(X > 1, np.nan, np.where(X < -1.5, -np.inf, X))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("reverse", [False, True])
@@ -41,6 +41,7 @@ def test_any_cut_of_a_running_reduction(name, reverse, x):
     check()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
 def test_small_floats_are_rounded_once(dtype):
     x = (np.abs(np.concatenate([X, X + 1, X * 3])) + 1).astype(dtype)

@@ -40,7 +40,7 @@ def test_places_that_no_int32_says_are_not_looked_for_in_pieces():
     assert "its places do not fit into the type of its result (lax.argmax" in str(made)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize(
     "fun",

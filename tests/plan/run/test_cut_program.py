@@ -90,6 +90,7 @@ def test_steps_of_a_loop_share_their_functions():
     assert twice == (5, 17)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_all_digits_of_a_median_are_counted_by_one_function(dtype):
     x = np.arange(64 * 8).reshape(64, 8).astype(dtype)

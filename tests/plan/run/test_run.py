@@ -16,7 +16,11 @@ from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded, W, X, columns
 
 
-@pytest.fixture(params=["here", "threads", "processes", "dask"], scope="module")
+# To start processes takes seconds; `tests/plan/away/test_engines.py` has them too.
+STARTED = [pytest.param(name, marks=pytest.mark.deep) for name in ("processes", "dask")]
+
+
+@pytest.fixture(params=["here", "threads", *STARTED], scope="module")
 def executor(request):
     if request.param == "here":
         yield None

@@ -16,6 +16,7 @@ def test_one_that_does_all_gives_the_same_bytes(path, made, x):
     assert_made(path, made.run(x, W))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1,)])
 def test_tasks_in_any_order_give_the_same_bytes(order, path, made, x):
     for task in order:
@@ -52,6 +53,7 @@ def test_a_checkpoint_is_the_same(path, made, x, monkeypatch):
     assert np.load(folder / "out/0.npy").tobytes() == want.tobytes()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("harm", [damage, shorten])
 @pytest.mark.parametrize("name", ["0-3.bin", "1-5.bin"])
 def test_damaged_results_are_made_again(name, harm, path, made, x):

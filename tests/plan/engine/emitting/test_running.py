@@ -62,7 +62,7 @@ def test_sums_over_rows_are_what_they_were(name):
     assert_same(sm.chunked(fun, {0: 3})(FIELD), want, tolerance=1e-4)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("length", [2, 7, 8, 9, 63, 64, 65, 300])
 def test_any_number_of_rows_is_summed_as_accurately(length):
     rows = np.random.default_rng(1).random((length, 256), np.float32)

@@ -11,6 +11,7 @@ from tests.plan.checks import assert_same, check_cut
 from tests.plan.plan_programs import X, Y, reals
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_scan_is_cut_across_its_carry(reverse):
     def fun(x):
@@ -107,6 +108,7 @@ def test_elements_of_a_mapped_loop_stop_on_their_own():
     assert len(np.unique(np.asarray(counts))) > 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("of", [({0: 4}, None), (None, {0: 4}), ({0: 4}, {0: (5, 3)})])
 def test_what_only_the_condition_takes_is_cut_with_it(of):
     def one(row, bound):

@@ -9,6 +9,7 @@ from tests.plan.checks import check_cut
 from tests.plan.plan_programs import X, Y, reals
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("axes", [(0, 0), (1, 1), (-1, 0), (0, 1)])
 def test_elements_and_the_axes_of_one_are_cut(axes):
     into, out = axes

@@ -158,7 +158,7 @@ def test_a_loop_of_unknown_length_adds():
     assert made.num_shards == 4
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("which", [True, False])
 @pytest.mark.parametrize("how", ["call", "gradient"])
 def test_a_branch_that_sums(which, how):

@@ -13,7 +13,7 @@ from tests.plan.plan_programs import X, reals
 BYTES = np.array([2, 5, 200], np.uint8)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("start", [-3, 0, 2, 6, 40])
 def test_a_dynamic_slice_gathers_its_parts(start):
     def fun(x, i):

@@ -14,7 +14,7 @@ FAR = np.array([3, -9, 7, 0, 25, -1], np.int32)
 MODES = ["fill", "clip", "wrap"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint16", "bool", "complex64"])

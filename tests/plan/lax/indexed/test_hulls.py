@@ -29,7 +29,7 @@ TAKEN = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TAKEN)
 def test_pieces_look_at_pieces(name):
     def fun(a):

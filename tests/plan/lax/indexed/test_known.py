@@ -29,7 +29,7 @@ UPDATES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", UPDATES)
 def test_a_window_is_updated_in_pieces(name):
     made = check_cut(UPDATES[name], TABLE, in_slices=({0: (3, 4, 5)},))

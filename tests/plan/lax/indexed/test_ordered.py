@@ -23,7 +23,7 @@ TAKEN = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TAKEN)
 def test_only_what_is_looked_at_is_read(name):
     cuts = {0: (2, 3, 7), 1: (5, 7)}
@@ -74,7 +74,7 @@ PUT = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PUT)
 def test_a_piece_reads_the_updates_that_go_there(name):
     fun = PUT[name]
@@ -85,7 +85,7 @@ def test_a_piece_reads_the_updates_that_go_there(name):
     assert read <= (3 if name == "in no order" else 1)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [name for name in PUT if name != "in no order"])
 def test_cuts_of_updates_pass_to_where_they_go(name):
     fun = PUT[name]

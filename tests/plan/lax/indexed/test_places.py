@@ -20,6 +20,7 @@ EXTREMES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", EXTREMES)
 def test_what_is_far_outside_stays_far_outside(dtype):
     """Also when the start of a box is subtracted from it."""
@@ -53,6 +54,7 @@ def test_keys_and_places_that_are_no_int32_are_no_parts():
     assert combiner_of(gather_of(np.int8, 2**31)) is None
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", EXTREMES)
 def test_places_of_any_integers(dtype):
     numbers = lax.GatherDimensionNumbers((), (0,), (0,))

@@ -25,6 +25,7 @@ def numbers(dtype):
     return np.array([info.min, *range(max(info.min, -2), 3), info.max], dtype)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", sorted(COUNTABLE, key=str), ids=str)
 def test_bits_have_the_order_of_a_sort_and_come_back(dtype):
     with jax.enable_x64(True):

@@ -26,6 +26,7 @@ def filtered(x):
     return jnp.fft.irfft2(jnp.fft.rfft2(x) * 0.5, s=(12, 9))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fun", [sorted_twice, filtered])
 def test_rows_and_then_columns(fun):
     made = check_cut(fun, IMAGE, in_slices=({0: (3, 4, 5)},), tolerance=1e-4)

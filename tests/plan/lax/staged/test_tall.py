@@ -45,7 +45,7 @@ def test_least_squares():
     assert made.stages[0].num_shards == 4
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_signs_are_those_of_reflections(seed, dtype):

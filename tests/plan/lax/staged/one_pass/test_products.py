@@ -55,6 +55,7 @@ def test_covariances_around_any_centres():
         np.testing.assert_allclose(got, (x - c).T @ (y - d), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("is_divided", [True, False])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_weights_of_a_softmax(is_divided, scale):
@@ -76,6 +77,7 @@ def test_axes_that_are_neither_summed_over_nor_batches():
     assert free_axes(dims, 1, 3) == [1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", [((), ()), ((1,), (0,)), ((0, 2), (2, 0))])
 def test_without_free_axes_it_is_a_sum(batch):
     shape = (4, 3, 2)

@@ -76,6 +76,7 @@ def test_a_piece_of_nothing_but_minus_infinity_adds_nothing():
     np.testing.assert_allclose(got, np.exp(both - np.asarray(centre)).sum(0), rtol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("largest", [True, False])
 def test_of_equal_extrema_in_several_pieces_the_first_is_found(largest):
     x = np.array([1, 0, 2, 2, 0, 0, 2, 1, 0, 1, 2], np.float32)[:, None]
