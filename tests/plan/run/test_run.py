@@ -15,7 +15,6 @@ from tests.plan.checks import assert_same
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded, W, X, columns
 
-
 # To start processes takes seconds; `tests/plan/away/test_engines.py` has them too.
 STARTED = [pytest.param(name, marks=pytest.mark.deep) for name in ("processes", "dask")]
 
