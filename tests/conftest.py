@@ -67,6 +67,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 START = time.monotonic()
+# Until all tests are collected there is no garbage to speak of.
+gc.disable()
 LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -110,10 +112,11 @@ def pytest_collection_modifyitems(config, items):
         random.Random(order).shuffle(files)
         place = {path: k for k, path in enumerate(files)}
         items.sort(key=lambda item: place[item.path])
-    # All that is there by now stays; looking at it in each collection takes its time,
-    # and tracing makes many objects, of which few are garbage.
+    # All that is there by now stays; looking at it again and again takes its time, and
+    # tracing makes many objects, of which few are garbage.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    gc.enable()
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         for name, (kept, deep) in thinned.items():
             if values(deep) - values(kept):

@@ -28,6 +28,7 @@ def test_the_package_shows_exactly_its_public_names():
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("program", "others"),
     [

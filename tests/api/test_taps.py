@@ -246,6 +246,7 @@ def test_taps_in_loops_are_in_order(recorder):
     }
 
 
+@pytest.mark.deep
 def test_large_values_on_all_devices_do_not_hang(recorder):
     """The copies must not wait for a thread: all of them are in callbacks."""
     calls = []

@@ -45,10 +45,6 @@ FEW_PROGRAMS = [
     "check_maps_in_a_jit_are_told_apart",
     "check_partitions_are_told_apart",
     "check_parts_of_this_process",
-    "check_parts_cut_two_dimensions_between_processes",
-    "check_tangents_of_integers",
-    "check_collectives_in_every_dtype",
-    "check_gather_along_a_mesh",
     "check_a_traced_map_is_evaluated",
     "check_callbacks_of_this_process",
 ]

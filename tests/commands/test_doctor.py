@@ -39,6 +39,7 @@ def test_a_machine_where_all_is_well():
     assert "BROKEN" not in result.stdout
 
 
+@pytest.mark.deep
 def test_a_flag_that_ends_the_process_is_found():
     result = shardmap("doctor", XLA_FLAGS="--xla_no_such_flag=1")
     assert result.stderr == ""

@@ -119,6 +119,7 @@ def test_it_ends_as_under_python(folder, end):
     assert result.stderr == as_python.stderr
 
 
+@pytest.mark.deep
 def test_what_was_used_is_told_with_the_edits_also_when_it_fails(folder):
     write(
         folder,
@@ -211,6 +212,7 @@ def test_uses_of_installed_packages_are_told_by_package():
     ]
 
 
+@pytest.mark.deep
 def test_there_is_no_such_module():
     result = shardmap("old", "-m", "no.such.module")
     assert (result.returncode, result.stdout) == (2, "")

@@ -122,6 +122,7 @@ def test_replicate_wants_so_many_devices():
         compat.replicate(1.0, 4, 4, jax.devices()[:2])
 
 
+@pytest.mark.deep
 def test_importing_changes_nothing_in_jax():
     code = (
         "import jax, jax.sharding\n"

@@ -63,6 +63,7 @@ def test_a_report_says_what_the_compiled_program_does(seed):
     assert disagreements(report, program.compiled(), program.names) == []
 
 
+@pytest.mark.deep
 def test_all_kinds_of_collectives_are_tried_of_both_origins():
     """Those of the quick programs; the others only add to them."""
     kinds = {

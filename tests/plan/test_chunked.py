@@ -117,6 +117,7 @@ def test_transformations(name, transformation):
     assert_close(result, change(fun)(X, W))
 
 
+@pytest.mark.deep
 def test_second_derivatives():
     loss = squared(PROGRAMS["rows"])
     assert_close(

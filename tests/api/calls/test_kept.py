@@ -236,6 +236,7 @@ print(len(met), sorted(met)[0])
 """
 
 
+@pytest.mark.deep
 def test_no_lock_is_held_while_hooks_of_users_run():
     """In a process of its own, as it would never end."""
     done = subprocess.run(

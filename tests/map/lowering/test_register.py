@@ -109,7 +109,7 @@ def test_sibling_maps_under_one_jit():
     same_under_vmap(build, spread((4, 4)))
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(2, 3), (4, 4), (8, 3), (3, 5), (16, 2)])
 @pytest.mark.parametrize("name", ["i", frozenset("i")], ids=str)
@@ -223,6 +223,7 @@ def test_loops_that_differ_between_devices():
     same_under_vmap(build, 1 + np.arange(8, dtype=np.float32).reshape(4, 2))
 
 
+@pytest.mark.deep
 def test_inner_maps_in_custom_rules_and_checkpoint():
     def build(map_):
         @jax.custom_vjp

@@ -14,7 +14,7 @@ NAMES = [
 STATUS = pathlib.Path("/proc/self/status")
 
 
-@pytest.mark.few(1)
+@pytest.mark.deep
 @pytest.mark.skipif(not STATUS.exists(), reason="reads anonymous memory from /proc")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_takes_at_most_what_its_plan_says(name, tmp_path):
