@@ -95,3 +95,17 @@ def test_a_device_is_one_of_the_mesh_or_where_an_array_lies():
     assert device_of([], [HALF]) == jax.devices()[4]
     assert device_of([SingleDeviceSharding(jax.devices()[3])], []) == jax.devices()[3]
     assert device_of([], []) == jax.devices()[0]
+
+
+@pytest.mark.parametrize("lowering", ["manual", "spmd"])
+def test_a_map_inside_may_be_called_as_the_mesh_axis_of_the_one_around(lowering):
+    def shifted(x):
+        pairs = [(k, (k + 1) % 8) for k in range(8)]
+        return lax.psum(x, "i"), lax.ppermute(x, ("data", "i"), pairs)
+
+    inside = sm.spmap(shifted, "data", lowering=lowering)
+    fun = sm.spmap(inside, "i", lowering=lowering, mesh=GRID, mesh_axes="data")
+    report = sm.explain(fun)(X[:4, :2])
+    over = {(each.operation, each.axes, each.group_size) for each in report.collectives}
+    assert ("psum", ("data",), 4) in over
+    assert {axes for _, axes, _ in over} == {("data",)}
