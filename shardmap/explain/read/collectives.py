@@ -28,7 +28,7 @@ from shardmap.explain.counts import times
 from shardmap.explain.read.hlo.operands import types
 from shardmap.explain.read.meshes import map_place
 from shardmap.explain.read.source import source_of
-from shardmap.map.collectives.names import told_apart
+from shardmap.map.collectives.names import for_mesh
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.blocks import block_function, on_one_device
@@ -211,7 +211,7 @@ def _written_out(equation: Equation, scope: _Scope) -> tuple[Any, _Scope]:
     mesh, walk = map_place(equation, scope.mesh, scope.inner_axes)
     decided = decision.decide(params, mesh, walk, scope.program)
     if decided.mesh_axes:
-        name, jaxpr = told_apart(name, jaxpr, mesh.axis_names)
+        name, jaxpr = for_mesh(name, jaxpr, mesh)
     spread = decided.spread
     sizes = scope.sizes | {axis: mesh.shape[axis] for axis in decided.mesh_axes}
     inner = dataclasses.replace(

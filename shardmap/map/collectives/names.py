@@ -70,6 +70,15 @@ def told_apart(
     return new_name(axis_name, rewrite_jaxpr(jaxpr, None, change))
 
 
+def for_mesh(axis_name: Hashable, jaxpr: Jaxpr, mesh: AnyMesh) -> tuple[Hashable, Any]:
+    """A map's axis name and its jaxpr as they are on the devices of a mesh.
+
+    No map is called as an axis of the mesh, and permutations are in the mesh's order.
+    """
+    name, jaxpr = told_apart(axis_name, jaxpr, mesh.axis_names)
+    return name, in_mesh_order(jaxpr, mesh)
+
+
 Pairs = Sequence[tuple[int, int]]
 
 

@@ -24,7 +24,7 @@ from shardmap._jax.context import (
 )
 from shardmap._jax.types import AnyMesh, Param, Value, without_sharding
 from shardmap.map import agreement
-from shardmap.map.collectives.names import in_mesh_order, told_apart
+from shardmap.map.collectives.names import for_mesh
 from shardmap.map.layout import MeshWalk
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.blocks import on_one_device
@@ -87,10 +87,7 @@ def _lower_on_mesh(
 ) -> Any:
     """A map on the devices of its mesh, as ``lower`` makes it of its parameters."""
     mesh = with_manual_axes(params["mesh"], manual_axes(ctx))
-    axis_name, jaxpr = told_apart(
-        params["axis_name"], params["call_jaxpr"], mesh.axis_names
-    )
-    jaxpr = in_mesh_order(jaxpr, mesh)
+    axis_name, jaxpr = for_mesh(params["axis_name"], params["call_jaxpr"], mesh)
     changed = {"mesh": mesh, "axis_name": axis_name, "call_jaxpr": jaxpr}
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         run = lower(decision=decided, **params | changed)
