@@ -213,7 +213,8 @@ def _views(jaxpr: Jaxpr, owned: Collection[Var]) -> set[Var]:
     for equation in jaxpr.eqns:
         if equation.primitive is p.reshape_p:
             # An argument that nothing writes over, in another shape.
-            if equation.invars[0] in there and equation.outvars[0] not in results:
+            given = set(_variables(equation.invars))
+            if given and given <= there and equation.outvars[0] not in results:
                 found.add(equation.outvars[0])
                 there.add(equation.outvars[0])
             continue

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+import shardmap as sm
 from shardmap.plan.inside.choice import cut_jaxpr, loops_peak
 from shardmap.plan.inside.liveness import peak
 from shardmap.plan.inside.stage_loops import run_in_loops
@@ -119,3 +121,22 @@ def test_a_branch_may_write_over_what_it_is_given(branch, copies):
         return jax.lax.cond(flag, branch, lambda each: each, held).sum()
 
     assert peak(jax.make_jaxpr(fun)(True).jaxpr).bytes // 4000 == copies
+
+
+def ramp(x):
+    return x * jnp.linspace(-1, 1, 64)[:, None]
+
+
+def filled(x):
+    return lax.dynamic_update_slice(x, jnp.reshape(jnp.float32(1), (1, 1)), (0, 0))
+
+
+@pytest.mark.parametrize("fun", [ramp, filled])
+def test_a_literal_may_be_reshaped(fun):
+    x = np.ones((64, 8), np.float32)
+    made = sm.plan(fun, x, in_slices={0: 4})
+    assert made.peak_bytes >= x.nbytes // 4
+    assert "stage 0" in made.explain()
+    assert sm.plan(fun, x, memory="10 kB").peak_bytes <= 10_000
+    got = sm.chunked(fun, memory="10 kB")(x)
+    np.testing.assert_allclose(got, fun(x), rtol=1e-6)
