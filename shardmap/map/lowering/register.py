@@ -24,7 +24,7 @@ from shardmap._jax.context import (
 )
 from shardmap._jax.types import AnyMesh, Param, Value, without_sharding
 from shardmap.map import agreement
-from shardmap.map.collectives.names import for_mesh
+from shardmap.map.collectives.names import for_mesh, in_mesh_order
 from shardmap.map.layout import MeshWalk
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.blocks import on_one_device
