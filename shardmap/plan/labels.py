@@ -187,6 +187,8 @@ def named_cuts(in_slices: Any, args: tuple[PyTree, ...]) -> Any:
     Raises:
       ValueError: a name is no dimension of the argument.
     """
+    if in_slices is None:
+        return None
     if isinstance(in_slices, tuple) and len(in_slices) == len(args):
         return tuple(map(_named, in_slices, args))
     if not _has_names(in_slices):

@@ -76,8 +76,9 @@ def plan(
       partial: whether to cut axes that the function sums over, or reduces otherwise.
         Shards then give partial results.
       memory: the bytes that a shard may hold at once with what is kept for later
-        stages, a number or a text such as ``"2 GB"``: at least `ShardPlan.peak_bytes`.
-        Where that is too little, what can be computed again is not kept.
+        stages, a number or a text such as ``"2 GB"``: at least `ShardPlan.peak_bytes`,
+        with cuts that are given too. Where that is too little, what can be computed
+        again is not kept.
       scratch: where runs keep what later stages need, each value of more than 1 MiB: a
         folder, or a group of zarr. Default: in memory.
       static_argnums: the positions of arguments that are no arrays, as for `jax.jit`;
@@ -92,8 +93,9 @@ def plan(
 
     Raises:
       TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit, ``memory`` is
-        no size or is too little however small the pieces are, ``scratch`` is no place,
-        or the function has an effect or a collective, which no shard can run alone.
+        no size or is too little for these cuts or however small the pieces are,
+        ``scratch`` is no place, or the function has an effect or a collective, which no
+        shard can run alone.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -60,6 +60,37 @@ def test_too_little_memory_names_what_needs_it():
         sm.plan(score, X, W, in_slices=ROWS, memory=100)
 
 
+def standard(x):
+    y = jnp.sort(x, 1)
+    return y - y.max(0)[None]
+
+
+def test_given_cuts_hold_the_memory_or_are_refused():
+    kept = sm.plan(standard, X, in_slices={0: 8}).peak_bytes
+    fits = sm.plan(standard, X, in_slices={0: 8}, memory=kept - 1)
+    assert fits.peak_bytes < kept
+    assert_same(fits.run(X), jax.jit(standard)(X))
+    with pytest.raises(
+        ValueError,
+        match=r"memory=9.8 KiB is too little: in the pieces that in_slices gives .* "
+        "more pieces: AUTO is as many as it takes",
+    ):
+        sm.plan(standard, X, in_slices={0: 8}, memory="10 kB")
+
+
+def test_what_is_only_read_has_no_place():
+    for what, make in {
+        "in 1,000 pieces the function still holds 128 B at once.": lambda: sm.plan(
+            jnp.sin, X, memory=1
+        ),
+        "holds .* at once, of it 4 B in int32[]. Give as much": lambda: sm.chunked(
+            lambda x: x, {0: 4}, memory=1
+        )(X),
+    }.items():
+        with pytest.raises(ValueError, match=what.replace("[]", r"\[\]")):
+            make()
+
+
 @pytest.mark.parametrize(
     ("memory", "error", "match"),
     [

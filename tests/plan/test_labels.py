@@ -83,6 +83,13 @@ def test_several_arguments_and_plain_ones(ds):
     np.testing.assert_allclose(cut.run(*args)["y"], got["y"], rtol=1e-6)
 
 
+def test_memory_chooses_axes_as_of_the_arrays(ds):
+    bare = plan(lambda t: t - t.mean(0)[None], ds.t.values, memory=200)
+    made = plan(lambda t: t - t.mean("time", skipna=False), ds.t, memory=200)
+    assert made.num_shards == bare.num_shards > 1
+    assert made.peak_bytes <= 200
+
+
 def test_a_name_that_is_no_dimension_is_told(ds):
     for in_slices in ({"tme": 2}, ({"tme": 2},)):
         with pytest.raises(ValueError, match=r"'tme', .* it has \['time', 'x'\]"):

@@ -153,9 +153,11 @@ def resolved(
         for axis, points in enumerate(row)
         if isinstance(points, Auto)
     ]
-    if not sizes or memory is None:
+    if memory is None:
         return asked, partial
     model = Model(jaxpr, partial, measure, keeps)
+    if not sizes:
+        return asked, model.best(asked, memory)[1]
 
     def best(count: int) -> tuple[Peak, bool]:
         return model.best(_with_pieces(jaxpr, asked, count, chunks), memory)
@@ -192,7 +194,7 @@ def _fewest(held: Callable[[int], Peak], length: int, memory: int) -> int:
         doubled = (too_few[-1] << k for k in range(1, most.bit_length()))
         count = next((k for k in doubled if k < most and fits(k)), 0)
         if not count:
-            raise _TooLittle(_too_little(memory, held(most), most))
+            raise _TooLittle(_at_most(memory, held(most), most))
     below, halves = too_few[-1], False
     while count - below > max(1, count // 16):
         middle = (below + count) // 2
@@ -232,13 +234,19 @@ def _with_pieces(
     )
 
 
-def _too_little(memory: int, least: Peak, count: int) -> str:
+def _too_little(memory: int, least: Peak, pieces: str, remedy: str) -> str:
+    place = f" made at {least.source}" if least.source else ""
+    value = f", of it {size(least.largest)} in {least.shape}{place}"
+    held = size(least.bytes) + " at once" + (value if least.largest else "")
     return (
-        f"memory={size(memory)} is too little: in {count:,} pieces the function still "
-        f"holds {size(least.bytes)} at once, of it "
-        f"{size(least.largest)} in {least.shape} made at {least.source}. Give as much, "
-        "or cut other axes."
+        f"memory={size(memory)} is too little: {pieces} the function still holds "
+        f"{held}. Give as much, or {remedy}."
     )
+
+
+def _at_most(memory: int, least: Peak, count: int) -> str:
+    pieces = f"in {count:,} pieces" if count > 1 else "as a whole"
+    return _too_little(memory, least, pieces, "cut other axes")
 
 
 def asked_of(
@@ -269,8 +277,15 @@ def asked_of(
         if memory is not None:
             return chosen_axes(jaxpr, partial, memory, measure, keeps)
         return tuple(((),) * len(aval.shape) for aval in jaxpr.in_avals)
-    if memory is None and any(isinstance(n, Auto) for row in asked for n in row):
+    has_auto = any(isinstance(n, Auto) for row in asked for n in row)
+    if memory is None and has_auto:
         raise ValueError(f"{who}: a cut that is AUTO needs memory=, such as '2 GB'")
+    if memory is not None and not has_auto:
+        least, _ = Model(jaxpr, partial, measure, keeps).best(asked, memory)
+        if least.bytes > memory:
+            remedy = "cut into more pieces: AUTO is as many as it takes"
+            pieces = "in the pieces that in_slices gives"
+            raise _TooLittle(_too_little(memory, least, pieces, remedy))
     return asked
 
 
@@ -310,7 +325,7 @@ def chosen_axes(
         least = model.best(_with_pieces(jaxpr, asked, count), memory)[0]
     if least.bytes <= memory:
         return asked
-    raise _TooLittle(_too_little(memory, least, count))
+    raise _TooLittle(_at_most(memory, least, count))
 
 
 LEAVES_TRIED = 8
