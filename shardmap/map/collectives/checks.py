@@ -16,9 +16,13 @@ from shardmap._jax.collectives import (
     PBROADCAST,
     PPERMUTE,
     axis_names,
+    named_axes,
 )
+from shardmap._jax.effects import axes_used
 from shardmap._jax.types import DType, Equation, Jaxpr, aval_of
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.map_primitive import MapPrimitive
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 
@@ -36,9 +40,11 @@ def checked_collectives(
       ``jaxpr`` whose permutations count from the front; None if they all did.
 
     Raises:
+      NotImplementedError: a primitive over the axis is not in the table.
       ValueError: names the collective, its axes and their size, and what is wrong.
       TypeError: it adds what cannot be added.
     """
+    _check_known(jaxpr, axis_name, axis_size)
     changed = False
 
     def change(equation: Equation, shadowed: bool) -> Any:
@@ -78,6 +84,32 @@ def checked_collectives(
     # Maps inside were traced on their own.
     new = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
     return new if changed else None
+
+
+def _check_known(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> None:
+    """Refuses collectives that are not in the table.
+
+    They would combine devices, and leave out the elements that share one.
+    """
+
+    def binds(equation: Equation) -> bool:
+        is_map = isinstance(equation.primitive, MapPrimitive)
+        return is_map and equation.params["axis_name"] == axis_name
+
+    for equation in equations(jaxpr, lambda equation: not binds(equation)):
+        if equation.primitive in COLLECTIVES or binds(equation):
+            continue
+        inside = jaxprs_in(equation.params)
+        used = axes_used(equation.effects).difference(
+            *(axes_used(inner.effects) for inner in inside)
+        )
+        # Not every collective has the effect.
+        if axis_name in used or (not inside and axis_name in named_axes(equation)):
+            raise NotImplementedError(
+                f"{equation.primitive} over {axis_text(axis_name)} of size "
+                f"{axis_size}: maps do not know this collective. Combine the values "
+                "that jax.lax.all_gather gives instead."
+            )
 
 
 def _axes_text(names: Sequence[Hashable]) -> str:

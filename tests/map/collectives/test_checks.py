@@ -1,5 +1,6 @@
 """What is asked of collectives where a body is traced."""
 
+import functools
 import re
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
+from tests.map.collectives.pprod import pprod_primitive
 from tests.map.map_checks import array
 from tests.map_programs import LOWERINGS, both_lowerings
 
@@ -106,3 +108,62 @@ def test_what_is_refused_of_several_axes(around):
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         outer(sm.spmap(body, "y"), axis_name="x")(array(2, 3))
+
+
+def with_own_jvp(f):
+    own = jax.custom_jvp(f)
+    own.defjvp(lambda primals, tangents: (own(*primals), f(*tangents)))
+    return own
+
+
+UNKNOWN = {
+    "at once": lambda f, x: f(x),
+    "in jit": lambda f, x: jax.jit(f)(x),
+    "in a loop": lambda f, x: lax.fori_loop(0, 3, lambda _, v: f(v), x),
+    "in a scan": lambda f, x: lax.scan(lambda c, _: (f(c), None), x, length=3)[0],
+    "in a branch": lambda f, x: lax.cond(x > 0, f, lambda v: v, x),
+    "in checkpoint": lambda f, x: jax.checkpoint(f)(x),
+    "in a function with a derivative of its own": lambda f, x: with_own_jvp(f)(x),
+    "in a map inside": lambda f, x: sm.spmap(f, "y")(jnp.stack([x, x])),
+    "in a vmap inside": lambda f, x: jax.vmap(f)(jnp.stack([x, x])),
+    "in a derivative": lambda f, x: jax.jvp(f, (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("says_axis", [True, False])
+@pytest.mark.parametrize("place", UNKNOWN)
+@both_lowerings
+def test_an_unknown_collective_is_refused(spmap, place, says_axis):
+    pprod_p = pprod_primitive(says_axis)
+
+    def body(v):
+        return UNKNOWN[place](lambda v: pprod_p.bind(v, axes=("i",)), v)
+
+    values = np.full(16, 2, np.float32)
+    message = r"^pprod over axis 'i' of size 16: maps do not know this collective\. Com"
+    mapped = spmap(body, "i")
+    planned = functools.partial(sm.plan, mapped)
+    by_parts = sm.spmap(body, "i", batch_size=1)
+    uses = [jax.jit(mapped), jax.grad(mapped), mapped.explain, by_parts]
+    for use in [mapped, *uses, sm.chunked(mapped, {0: 2}), planned]:
+        with pytest.raises(NotImplementedError, match=message):
+            use(values)
+
+
+NEWER = [name for name in dir(lax) if name in ("psum_scatter_start", "ppermute_start")]
+
+
+@pytest.mark.filterwarnings("ignore:jax.lax.psend is deprecated")
+@pytest.mark.parametrize("name", ["psend", *NEWER])
+def test_those_of_jax_that_maps_do_not_know_are_refused(name):
+    args = {"psum_scatter_start": {"tiled": True}}.get(name, {"perm": [(0, 1)]})
+    mapped = sm.spmap(lambda v: getattr(lax, name)(v, "i", **args), "i")
+    with pytest.raises(NotImplementedError, match="over axis 'i' of size 4: maps do"):
+        mapped(np.ones((4, 4), np.float32))
+
+
+def test_a_primitive_over_the_axis_of_a_vmap_is_left_to_its_rule():
+    pprod_p = pprod_primitive()
+    mapped = sm.spmap(lambda v: pprod_p.bind(v, axes=("v",)), "i")
+    both = jax.vmap(mapped, axis_name="v")(np.full((3, 16), 2, np.float32))
+    np.testing.assert_array_equal(both, np.full((3, 16), 8))
