@@ -20,7 +20,8 @@ from shardmap.plan.run.disk.results import Folder, Results, result_name
 from shardmap.plan.run.remote import run_exported
 
 FORMAT = 3
-SUM = ((hashlib.sha256().digest_size,), np.dtype("uint8"))
+SUM = np.dtype([("sha256", f"V{hashlib.sha256().digest_size}")])
+"""The dtype of a checksum, which no result has."""
 
 
 class JobError(ValueError):
@@ -221,7 +222,7 @@ class Job:
     def load(self, stage: int, row: Row) -> list[np.ndarray] | None:
         """What a shard kept, or the checksum of what it wrote, for each result."""
         parts = [
-            SUM if self.goes(write) else self.part(*write[:2]) for write in row.writes
+            ((1,), SUM) if self.goes(write) else self.part(*write[:2]) for write in row.writes
         ]
         return self.results.load(result_name(stage, row.number), parts)
 
@@ -272,4 +273,4 @@ class Job:
 
 def part_sum(part: np.ndarray) -> np.ndarray:
     content = np.ascontiguousarray(part).tobytes()
-    return np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+    return np.frombuffer(hashlib.sha256(content).digest(), SUM)

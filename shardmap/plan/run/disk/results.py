@@ -14,12 +14,15 @@ import pathlib
 import secrets
 import stat
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 DRAFT = ".part"
 FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+Part: TypeAlias = tuple[Sequence[int], Any]
+"""The shape and dtype of an array in a file of results."""
 
 
 class Folder:
@@ -120,35 +123,34 @@ class Results:
     def __init__(self, folder: Folder, plan: str) -> None:
         self._folder, self._plan = folder, plan
 
-    def _sum(self, name: str, content: bytes) -> bytes:
-        """Tells a whole file of this shard and plan from any other."""
-        return hashlib.sha256(f"{self._plan} {name} ".encode() + content).digest()
+    def _sum(self, name: str, parts: Iterable[Part], content: bytes) -> bytes:
+        """Tells a whole file of this shard and plan, with these parts, from others."""
+        told = [(list(shape), str(np.dtype(dtype))) for shape, dtype in parts]
+        head = f"{self._plan} {name} {told} "
+        return hashlib.sha256(head.encode() + content).digest()
 
-    def load(
-        self, name: str, parts: Iterable[tuple[Sequence[int], Any]]
-    ) -> list[np.ndarray] | None:
+    def load(self, name: str, parts: Sequence[Part]) -> list[np.ndarray] | None:
         """The parts of a result, of these shapes and dtypes; None if it is not done."""
         content = self._folder.read(name)
         if content is None:
             return None
         length = hashlib.sha256().digest_size
         told, content = content[:length], content[length:]
-        if self._sum(name, content) != told:
+        if self._sum(name, parts, content) != told:
             return None
         found, position = [], 0
         for shape, dtype in parts:
             size = math.prod(shape) * np.dtype(dtype).itemsize
-            if position + size > len(content):
-                return None
             part = np.frombuffer(content[position : position + size], dtype)
             found.append(part.reshape(shape))
             position += size
-        return found if position == len(content) else None
+        return found
 
-    def save(self, name: str, result: Iterable[np.ndarray]) -> None:
+    def save(self, name: str, result: Sequence[np.ndarray]) -> None:
         """Keeps a result; it is on disk when this returns."""
+        parts = [(part.shape, part.dtype) for part in result]
         content = b"".join(np.ascontiguousarray(part).tobytes() for part in result)
-        self._folder.write(name, self._sum(name, content) + content)
+        self._folder.write(name, self._sum(name, parts, content) + content)
 
 
 def result_name(stage: int, number: int) -> str:

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from shardmap.commands import work
 from shardmap.plan.away.folder.job import Job
 from shardmap.plan.away.folder.work import Worker, results
 from shardmap.plan.plan import plan
+from tests import command_line
 from tests.plan.away.folder.checks import W, assert_made, damage, shorten
 
 pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
@@ -51,6 +53,17 @@ def test_a_checkpoint_is_the_same(path, made, x, monkeypatch):
     monkeypatch.setattr(Job, "run", None)
     Worker(Job(folder)).run()
     assert np.load(folder / "out/0.npy").tobytes() == want.tobytes()
+
+
+def test_a_result_as_long_as_a_checksum_is_not_taken_for_one(tmp_path):
+    """A run keeps its results in the folder, a task the checksums of what it wrote."""
+    x = np.arange(1, 17, dtype=np.float32)
+    double = plan(lambda x: x * 2, x, in_slices={0: 2})  # Each shard gives 32 bytes.
+    double.run(x, checkpoint=tmp_path)
+    double.save(tmp_path, x)
+    assert command_line.call(work.main, str(tmp_path)).returncode == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out/0.npy"), x * 2)
+    np.testing.assert_array_equal(double.run(x, checkpoint=tmp_path), x * 2)
 
 
 @pytest.mark.few(1)
