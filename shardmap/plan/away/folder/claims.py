@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from shardmap.plan.run.disk.owned import is_alive
 from shardmap.plan.run.disk.results import Folder
 
 LEASE = 60.0
@@ -83,7 +84,7 @@ class Claims:
             host, pid = who["host"], int(who["pid"])
         except (ValueError, KeyError, TypeError):
             return False  # Until nobody has touched it for long enough.
-        return host == socket.gethostname() and not _is_alive(pid)
+        return host == socket.gethostname() and not is_alive(pid)
 
     def _now(self) -> float:
         """The time by the clock of whoever holds the folder."""
@@ -103,16 +104,6 @@ class Claims:
             return False
         aside.unlink(missing_ok=True)
         return True
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def pause(seconds: float) -> None:

@@ -222,7 +222,8 @@ class Job:
     def load(self, stage: int, row: Row) -> list[np.ndarray] | None:
         """What a shard kept, or the checksum of what it wrote, for each result."""
         parts = [
-            ((1,), SUM) if self.goes(write) else self.part(*write[:2]) for write in row.writes
+            ((1,), SUM) if self.goes(write) else self.part(*write[:2])
+            for write in row.writes
         ]
         return self.results.load(result_name(stage, row.number), parts)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,12 @@ from shardmap.plan.run.disk.results import Folder, Results, result_name
 from shardmap.plan.run.shards import Shard
 
 MANIFEST = "plan.json"
+
+MOMENT = 1.0
+"""How many seconds a manifest may be empty, while another run writes it.
+
+It is never seen so where file systems have hard links.
+"""
 
 
 class Checkpoint:
@@ -39,6 +46,7 @@ class Checkpoint:
         self.plan = fingerprint(cut_program)
         self.results = Results(self.folder, self.plan)
         self.folder.make()
+        self.folder.clear()
         arguments = fingerprints(leaves)
         theirs = self._manifest()
         if theirs is None:
@@ -70,7 +78,9 @@ class Checkpoint:
 
     def _manifest(self) -> dict[str, Any] | None:
         """What the folder says that it is for, None if it is new."""
-        content = self.folder.read(MANIFEST)
+        end = time.monotonic() + MOMENT
+        while (content := self.folder.read(MANIFEST)) == b"" and time.monotonic() < end:
+            time.sleep(0.01)
         if content is None:
             return None
         try:

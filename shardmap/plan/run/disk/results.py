@@ -11,12 +11,13 @@ import hashlib
 import math
 import os
 import pathlib
-import secrets
 import stat
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from shardmap.plan.run.disk.owned import is_left, own_name
 
 DRAFT = ".part"
 FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -51,6 +52,12 @@ class Folder:
                 f"{self.what} must be a folder, but {file} is a file: give another path"
             ) from None
 
+    def clear(self) -> None:
+        """Removes the drafts of processes that were killed."""
+        for path in self.path.glob(f"*{DRAFT}"):
+            if is_left(path.name):
+                path.unlink(missing_ok=True)
+
     def is_empty(self) -> bool:
         """Whether nothing but drafts is in it."""
         return all(path.suffix == DRAFT for path in self.path.iterdir())
@@ -83,21 +90,15 @@ class Folder:
           Whether the file is this one.
         """
         path = self.path / name
-        draft = self.path / f"{name}.{secrets.token_hex(8)}{DRAFT}"
+        draft = self.path / f"{name}.{own_name()}{DRAFT}"
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS
-            with open(os.open(draft, flags, 0o666), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            # Both appear at once; linked, a file never replaces another one.
-            if anew and hasattr(os, "link"):
-                try:
-                    os.link(draft, path)
-                except FileExistsError:
-                    return False
-            else:
+            _write(draft, content)
+            if not anew:
                 draft.replace(path)
+            elif not _link(draft, path):
+                _write(path, content)
+        except FileExistsError:
+            return False
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -110,6 +111,36 @@ class Folder:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
         return True
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file that is not there yet, onto the disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS
+    with open(os.open(path, flags, 0o666), "wb") as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink()
+            raise
+
+
+def _link(draft: pathlib.Path, path: pathlib.Path) -> bool:
+    """Gives a file a second name, if its file system can.
+
+    FAT cannot, nor can SMB and some of FUSE.
+
+    Raises:
+      FileExistsError: the name is taken.
+    """
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 class Results:

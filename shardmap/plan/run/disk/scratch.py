@@ -1,7 +1,7 @@
 """What later stages need, in files or a store instead of memory.
 
 A run has a place of its own there, under a random name that nobody has made before, and
-takes it away when it ends, however it ends.
+takes it away when it ends. The place of a run that was killed is removed by the next.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import errno
 import math
 import os
 import pathlib
-import secrets
 import shutil
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +21,11 @@ from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.stages import Result, Stage
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.disk.owned import is_left, own_name
 from shardmap.plan.run.disk.results import Folder
 from shardmap.units import size
+
+PREFIX = "shardmap-"
 
 CELL = 2**27
 """The most bytes of one cell of a store."""
@@ -69,7 +71,7 @@ def scratch_arrays(
     if scratch is None or not results:
         yield found, lambda value: None
         return
-    name = f"shardmap-{secrets.token_hex(8)}"
+    name = PREFIX + own_name()
     place: Place = (
         _Files(scratch, name)
         if isinstance(scratch, pathlib.Path)
@@ -161,6 +163,9 @@ class _Files:
 
     def __init__(self, folder: pathlib.Path, name: str) -> None:
         Folder(folder, "scratch").make()
+        for path in folder.glob(f"{PREFIX}*"):
+            if is_left(path.name) and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
         self._path = folder / name
         self._path.mkdir(mode=0o700)
 
@@ -198,6 +203,10 @@ class _Group:
 
     def __init__(self, group: Any, name: str) -> None:
         self._group, self._name = group, name
+        for key in list(group):
+            if key.startswith(PREFIX) and is_left(key):
+                with contextlib.suppress(KeyError):  # Another run was faster.
+                    del group[key]
         self._own = group.create_group(name)
 
     def make(

@@ -1,8 +1,11 @@
 """A run that was stopped goes on from its checkpoint."""
 
+import errno
+import importlib
 import json
 import os
 import pathlib
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,6 +17,7 @@ import pytest
 from shardmap.plan.plan import plan
 from shardmap.plan.run.disk import checkpoint
 from shardmap.plan.run.workers import ShardError
+from tests import command_line
 from tests.plan.run.checks import Recorded, W, X, columns
 
 
@@ -100,6 +104,7 @@ def test_two_plans_that_begin_at_once(made, tmp_path, monkeypatch):
 
 SLOW = """
 import sys, time
+from tests import command_line
 from tests.plan.run.checks import W, X, Recorded, columns
 from shardmap.plan.plan import plan
 
@@ -138,3 +143,72 @@ def test_an_interrupted_run_stops_and_goes_on(made, tmp_path):
     assert len(x.reads) == 16 - kept
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+KILLED = """
+import os, signal, sys
+import jax.numpy as jnp
+import numpy as np
+import shardmap as sm
+
+def spectrum(x):
+    return jnp.sort(jnp.sort(x, 1), 0)
+
+calls, fsync = [], os.fsync
+
+def killing(file):
+    calls.append(file)
+    if len(calls) == 3:  # The manifest, the first shard, the second.
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(file)
+
+def main(checkpoint, scratch):
+    x = np.arange(2.0**19, dtype=np.float32).reshape(512, 1024)
+    made = sm.plan(spectrum, x, in_slices={0: 4}, scratch=scratch)
+    made.run(x, checkpoint=checkpoint)
+
+if __name__ == "__main__":
+    os.fsync = killing
+    place = sys.argv[2]
+    if sys.argv[3] == "zarr":
+        import zarr
+        place = zarr.open_group(place)
+    main(sys.argv[1], place)
+"""
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", ["folder", "zarr"])
+def test_what_a_killed_run_leaves_is_removed_by_the_next(kind, tmp_path):
+    if kind == "zarr":
+        pytest.importorskip("zarr", reason="a store of zarr")
+    (tmp_path / "killed.py").write_text(KILLED)
+    folder, scratch = tmp_path / "done", tmp_path / "scratch"
+    folder.mkdir()
+    (folder / "mine.part").touch()
+    arguments = tmp_path / "killed.py", folder, scratch, kind
+    assert command_line.python(*arguments).returncode == -signal.SIGKILL
+    assert len(list(folder.glob("*.part"))) == 2
+    assert len(list(scratch.glob("shardmap-*"))) == 1
+    place = scratch
+    if kind == "zarr":
+        place = importlib.import_module("zarr").open_group(scratch)
+    runpy.run_path(tmp_path / "killed.py")["main"](folder, place)
+    assert [path.name for path in folder.glob("*.part")] == ["mine.part"]
+    assert list(scratch.glob("shardmap-*")) == []
+
+
+def test_a_file_system_without_hard_links(made, tmp_path, monkeypatch):
+    def refused(*names):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    want = made.run(X, W, checkpoint=tmp_path)
+    x = Recorded(X)
+    got = made.run(x, W, checkpoint=tmp_path)
+    assert x.reads == []
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == b.tobytes()
+    other = plan(columns, X, W, in_slices=({0: 4}, None))
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        other.run(X, W, checkpoint=tmp_path)

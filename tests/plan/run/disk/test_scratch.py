@@ -187,7 +187,7 @@ def test_what_is_not_needed_any_more_is_removed(tmp_path):
 
 
 def test_a_name_that_is_there_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratch.secrets, "token_hex", lambda count: "0")
+    monkeypatch.setattr(scratch, "own_name", lambda: "0")
     other = tmp_path / "other"
     other.mkdir()
     (tmp_path / "shardmap-0").symlink_to(other)
