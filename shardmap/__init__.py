@@ -62,7 +62,6 @@ __all__ = [
 
 # Each is imported when it is first asked for: the command line asks for few.
 if TYPE_CHECKING:
-    from shardmap.api.blocks.axes import mesh_sharding_spec
     from shardmap.api.mesh_map import mesh_map
     from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
     from shardmap.api.spmap import spmap
@@ -80,17 +79,16 @@ if TYPE_CHECKING:
     from shardmap.plan.notation import register_rule, rules_of
     from shardmap.plan.plan import ShardPlan, plan
     from shardmap.plan.run.shards import Shard
-    from shardmap.sharding.entries import (
+    from shardmap.sharding.conversions import pmap_sharding
+    from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
+    from shardmap.sharding.spec import (
         Chunked,
         NoSharding,
         Replicated,
         ShardedAxis,
-        Unstacked,
-    )
-    from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
-    from shardmap.sharding.spec import (
         ShardingSpec,
-        pmap_sharding,
+        Unstacked,
+        mesh_sharding_spec,
         spec_of,
         spec_to_indices,
     )
@@ -99,7 +97,6 @@ else:
     __getattr__, __dir__ = later.attach(
         __name__,
         {
-            "shardmap.api.blocks.axes": ["mesh_sharding_spec"],
             "shardmap.api.mesh_map": ["mesh_map"],
             "shardmap.api.sharded_jit": ["sharded_jit", "with_sharding_constraint"],
             "shardmap.api.spmap": ["spmap"],
@@ -117,17 +114,16 @@ else:
             "shardmap.plan.notation": ["register_rule", "rules_of"],
             "shardmap.plan.plan": ["ShardPlan", "plan"],
             "shardmap.plan.run.shards": ["Shard"],
-            "shardmap.sharding.entries": [
+            "shardmap.sharding.conversions": ["pmap_sharding"],
+            "shardmap.sharding.mesh": ["Mesh", "local_mesh", "make_mesh", "submesh"],
+            "shardmap.sharding.spec": [
                 "Chunked",
                 "NoSharding",
                 "Replicated",
                 "ShardedAxis",
-                "Unstacked",
-            ],
-            "shardmap.sharding.mesh": ["Mesh", "local_mesh", "make_mesh", "submesh"],
-            "shardmap.sharding.spec": [
                 "ShardingSpec",
-                "pmap_sharding",
+                "Unstacked",
+                "mesh_sharding_spec",
                 "spec_of",
                 "spec_to_indices",
             ],

@@ -177,7 +177,7 @@ def show_layout(state: State, images: np.ndarray, labels: np.ndarray) -> None:
     print("labels")
     print(picture(labels_spec, labels.shape))
     print(f"\nThe images' spec\n     {images_spec}\nand its OpSharding proto")
-    for line in str(images_spec.sharding_proto()).splitlines():
+    for line in str(images_spec.hlo_sharding().to_proto()).splitlines():
         if ": " in line:  # Not the note that protobuf puts above the fields.
             print(f"     {line}")
     print()

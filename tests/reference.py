@@ -9,7 +9,7 @@ import math
 import jax
 import numpy as np
 
-from shardmap.sharding.entries import Chunked, ShardedAxis, Unstacked
+from shardmap.sharding.spec import Chunked, ShardedAxis, Unstacked
 
 
 def loop_indices(shape, spec):

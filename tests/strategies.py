@@ -5,13 +5,13 @@ import math
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from shardmap.sharding.entries import (
+from shardmap.sharding.spec import (
     Chunked,
     Replicated,
     ShardedAxis,
+    ShardingSpec,
     Unstacked,
 )
-from shardmap.sharding.spec import ShardingSpec
 
 
 def examples(count: int) -> settings:

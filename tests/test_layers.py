@@ -147,7 +147,7 @@ def test_a_circle_is_found():
 # What leans on how JAX is made: its private modules, and public objects whose insides
 # nobody has promised.
 TOUCHES = {
-    r"jax\._src|jaxlib\._": "import jax._src.core",
+    r"jax\._src|jaxlib\.(?:_|xla_client)": "from jaxlib.xla_client import OpSharding",
     r"module_context|host_callbacks|axis_context": "ctx.module_context.axis_context",
     r"\btokens_(?:in|out)\b|TokenSet": "ctx.replace(tokens_out=None)",
     r"jaxprs_in_params|custom_typechecks": "jex_core.jaxprs_in_params(params)",

@@ -13,8 +13,7 @@ from shardmap._jax.types import Aval, Value
 from shardmap.arrays import array_likes
 from shardmap.arrays.programs.running import map_jit
 from shardmap.later import logging
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
 
 # Types of which `jax.jit` itself gives each device its part.
 _LEFT_TO_JIT = frozenset([np.ndarray, bool, int, float, complex])

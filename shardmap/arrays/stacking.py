@@ -18,8 +18,13 @@ from shardmap.arrays.stacking_checks import (
     check_structures,
     some_devices,
 )
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, positive
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.mesh import positive
+from shardmap.sharding.spec import (
+    Chunked,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+)
 
 
 def device_put_sharded(

@@ -14,14 +14,14 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from shardmap.commands.parsing import Parser, evaluate
 from shardmap.explain.draw.grids import GAP
 from shardmap.explain.draw.text import picture
-from shardmap.sharding.entries import (
+from shardmap.sharding.spec import (
     Chunked,
     NoSharding,
     Replicated,
     ShardedAxis,
+    ShardingSpec,
     Unstacked,
 )
-from shardmap.sharding.spec import ShardingSpec
 
 EXAMPLES = (
     """python -m shardmap show "P('data', None)" --shape 8,64 --mesh data=4,model=2""",
@@ -224,9 +224,12 @@ def _forms(
             f"map,\n{outside!r}"
         )
     yield "\nOpSharding proto"
-    # Protobuf prints a note above the fields, and no field for the kind of number 0.
+    # In the compact form. Protobuf prints a note above the fields, and no field for
+    # the kind of number 0.
     fields = [
-        line for line in str(outside.sharding_proto()).split("\n") if ": " in line
+        line
+        for line in str(outside.hlo_sharding().to_proto()).split("\n")
+        if ": " in line
     ]
     yield from _indented(fields or ["type: REPLICATED"])
     yield "\nHLO"

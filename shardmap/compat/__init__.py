@@ -20,14 +20,15 @@ from shardmap.compat.placement import (
     make_sharded_device_array,
     replicate,
 )
-from shardmap.sharding.entries import (
+from shardmap.sharding.spec import (
     Chunked,
     NoSharding,
     Replicated,
     ShardedAxis,
+    ShardingSpec,
     Unstacked,
+    spec_to_indices,
 )
-from shardmap.sharding.spec import ShardingSpec, spec_to_indices
 
 __all__ = [
     "Chunked",

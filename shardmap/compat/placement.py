@@ -8,8 +8,8 @@ from jax.sharding import NamedSharding
 
 from shardmap._jax.types import Aval, PyTree
 from shardmap.arrays.stacking import device_put_replicated
-from shardmap.sharding.entries import ShardedAxis, Unstacked
-from shardmap.sharding.spec import ShardingSpec, pmap_sharding
+from shardmap.sharding.conversions import pmap_sharding
+from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
 
 __all__ = ["PmapSharding", "make_sharded_device_array", "replicate"]
 

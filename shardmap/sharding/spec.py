@@ -26,31 +26,194 @@ is one, in the order of the array's dimensions, and dimensions that are not cut 
 passed over. In the example the columns are sharded axis 0. `Chunked((2, 3))` is two
 sharded axes, of sizes 2 and 3, whose 6 shards are numbered row-major.
 
+The shards are also called *tiles* and numbered row-major over the array. Which devices
+hold which tile is one transposition of the mesh (`tile_assignment`): its dimensions are
+put in the order of the array's, copies last. Indices and protos follow from it.
+
 The idea, the names and the fields are those of `ShardingSpec` in JAX 0.2.6 to 0.9.
-model.py has what a spec means by itself; here are its ways to and from XLA's protos and
-JAX's shardings.
+Everything here is Python and NumPy. conversions.py translates specs to and from JAX's
+and XLA's shardings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
-from jaxlib.xla_client import HloSharding, OpSharding
 
-from shardmap._jax.types import Value
+from shardmap._jax.protos import HloSharding, OpSharding
+from shardmap._jax.types import Aval, Value
 from shardmap.later import html_of
-from shardmap.sharding import named
-from shardmap.sharding import proto as protos
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
-from shardmap.sharding.model import Index, SpecModel
+from shardmap.sharding import conversions
+from shardmap.sharding.mesh import integer, positive
+
+Index: TypeAlias = tuple[int | slice, ...]
+
+_set = object.__setattr__
+_NO_EMPTY_MESH = ": a mesh dimension has at least one device"
+_MOST_LISTED = 1024
+"""A proto lists as many devices as this."""
+
+
+def _as_code(value: Any) -> str:
+    """The code that builds an entry or a spec: its type, and its fields by position."""
+    fields = [repr(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return f"{type(value).__name__}({', '.join(fields)})"
+
+
+# The entries: immutable, compared and hashed by type and value.
 
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
-class ShardingSpec(SpecModel):
+class Chunked:
+    """The dimension is cut into `prod(chunks)` equal shards and stays a dimension.
+
+    Several numbers mean that several mesh dimensions cut this one array dimension,
+    major to minor. `Chunked(())` is not cut, and a spec stores None for it.
+
+    Attributes:
+      chunks: the numbers of chunks, stored as a tuple. One number may be given bare.
+
+    Raises:
+      TypeError: a number of chunks is no integer.
+      ValueError: one is below 1.
+
+    >>> Chunked(2) == Chunked([2])
+    True
+    >>> Chunked((2, 4))
+    Chunked((2, 4))
+    """
+
+    chunks: tuple[int, ...]
+
+    def __init__(self, chunks: int | Iterable[int]) -> None:
+        numbers = tuple(chunks) if isinstance(chunks, Iterable) else (chunks,)
+        what = "a number of chunks in Chunked"
+        _set(self, "chunks", tuple(positive(n, what, _NO_EMPTY_MESH) for n in numbers))
+
+    __repr__ = _as_code
+
+
+@dataclass(frozen=True, repr=False, slots=True)
+class Unstacked:
+    """The dimension is cut into shards of length 1 and does not exist inside the map.
+
+    What `jax.pmap` does to a mapped axis.
+
+    Attributes:
+      size: the size of the dimension.
+
+    Raises:
+      TypeError: `size` is no integer.
+      ValueError: `size` is below 1. A dimension of size 0 has no shards, and a mesh has
+        at least one device: leave it uncut.
+
+    >>> ShardingSpec((Unstacked(2),), (ShardedAxis(0),)).indices((2,)).tolist()
+    [(0,), (1,)]
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        size = positive(self.size, "the size in Unstacked", _NO_EMPTY_MESH)
+        _set(self, "size", size)
+
+    __repr__ = _as_code
+
+
+@dataclass(frozen=True, slots=True)
+class NoSharding:
+    """The dimension is not cut: another way to write None, as JAX 0.4 wrote it.
+
+    >>> ShardingSpec((NoSharding(),), ())
+    ShardingSpec((None,), ())
+    """
+
+
+@dataclass(frozen=True, repr=False, slots=True)
+class ShardedAxis:
+    """This mesh dimension walks the shards of one sharded axis.
+
+    Attributes:
+      axis: the number of the sharded axis, from 0. Dimensions that are not cut are not
+        counted, and each number in a `Chunked` counts as one.
+
+    Raises:
+      TypeError: `axis` is no integer.
+      ValueError: `axis` is negative.
+
+    >>> ShardingSpec((None, Chunked(4)), (ShardedAxis(0),)).mesh_shape
+    (4,)
+    """
+
+    axis: int
+
+    def __post_init__(self) -> None:
+        _set(self, "axis", integer(self.axis, "the axis in ShardedAxis"))
+        if self.axis < 0:
+            raise ValueError(
+                f"the axis in ShardedAxis must be at least 0, got {self.axis}: sharded "
+                "axes are counted from the first"
+            )
+
+    __repr__ = _as_code
+
+
+@dataclass(frozen=True, repr=False, slots=True)
+class Replicated:
+    """The devices along this mesh dimension hold copies.
+
+    Attributes:
+      replicas: the number of copies, which is the size of the mesh dimension.
+
+    Raises:
+      TypeError: `replicas` is no integer.
+      ValueError: `replicas` is below 1.
+
+    >>> ShardingSpec((), (Replicated(3),)).num_shards
+    3
+    """
+
+    replicas: int
+
+    def __post_init__(self) -> None:
+        what = "the number of replicas in Replicated"
+        _set(self, "replicas", positive(self.replicas, what, _NO_EMPTY_MESH))
+
+    __repr__ = _as_code
+
+
+AvalDimSharding: TypeAlias = Chunked | Unstacked | NoSharding | None
+MeshDimAssignment: TypeAlias = ShardedAxis | Replicated
+
+
+def _stored(entry: Any) -> Chunked | Unstacked | None:
+    if entry is None or isinstance(entry, NoSharding) or entry == Chunked(()):
+        return None
+    if isinstance(entry, Chunked | Unstacked):
+        return entry
+    raise TypeError(
+        "an entry of sharding must be Chunked, Unstacked, NoSharding or None, got "
+        f"{entry!r}"
+    )
+
+
+def _axis_sizes(entry: Chunked | Unstacked | None) -> tuple[int, ...]:
+    """The sizes of the sharded axes of one array dimension."""
+    if entry is None:
+        return ()
+    return entry.chunks if isinstance(entry, Chunked) else (entry.size,)
+
+
+@dataclass(frozen=True, repr=False, init=False, slots=True)
+class ShardingSpec:
     """How an array is cut, and how its shards are laid on a mesh of devices.
 
     See the top of this file for a worked example. As `ShardingSpec` in JAX 0.4.
@@ -71,8 +234,218 @@ class ShardingSpec(SpecModel):
     ((4, 2), 8, (2, 3))
     """
 
+    sharding: tuple[Chunked | Unstacked | None, ...]
+    mesh_mapping: tuple[MeshDimAssignment, ...]
+
+    def __init__(
+        self,
+        sharding: Iterable[AvalDimSharding],
+        mesh_mapping: Iterable[MeshDimAssignment],
+    ) -> None:
+        for what, entries, of in (
+            ("sharding", sharding, "array dimension, such as (Chunked(2), None)"),
+            ("mesh_mapping", mesh_mapping, "mesh dimension, such as (ShardedAxis(0),)"),
+        ):
+            if not isinstance(entries, Iterable):
+                raise TypeError(
+                    f"ShardingSpec {what} must be a sequence of one entry per {of}, "
+                    f"got {entries!r}"
+                )
+        _set(self, "sharding", tuple(_stored(entry) for entry in sharding))
+        _set(self, "mesh_mapping", tuple(mesh_mapping))
+        for assignment in self.mesh_mapping:
+            if not isinstance(assignment, ShardedAxis | Replicated):
+                raise TypeError(
+                    "an entry of mesh_mapping must be ShardedAxis or Replicated, got "
+                    f"{assignment!r}"
+                )
+        self._check_each_axis_is_used_once()
+
+    def _check_each_axis_is_used_once(self) -> None:
+        sizes = self.sharded_axis_sizes
+        users: dict[int, list[int]] = {axis: [] for axis in range(len(sizes))}
+        for dimension, assignment in enumerate(self.mesh_mapping):
+            if isinstance(assignment, ShardedAxis):
+                users.setdefault(assignment.axis, []).append(dimension)
+        problems = []
+        for axis, dimensions in users.items():
+            if axis >= len(sizes):
+                problems.append(
+                    f"mesh dimension {dimensions[0]} is ShardedAxis({axis}), but there "
+                    f"are only {len(sizes)} sharded axes, counted from 0"
+                )
+            elif not dimensions:
+                problems.append(
+                    f"sharded axis {axis} of size {sizes[axis]} is used by no mesh "
+                    f"dimension: add ShardedAxis({axis}) to mesh_mapping"
+                )
+            elif len(dimensions) > 1:
+                problems.append(
+                    f"sharded axis {axis} of size {sizes[axis]} is used by mesh "
+                    f"dimensions {dimensions}: use it once, and Replicated for copies"
+                )
+        if problems:
+            raise ValueError(f"{self!r} is no layout: {'; '.join(problems)}")
+
+    __repr__ = _as_code
+
     def _repr_html_(self) -> str:
         return html_of(self)
+
+    @property
+    def sharded_axis_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes that `ShardedAxis` counts.
+
+        >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
+        >>> spec.sharded_axis_sizes
+        (2, 3)
+        """
+        return tuple(size for entry in self.sharding for size in _axis_sizes(entry))
+
+    @property
+    def tile_counts(self) -> tuple[int, ...]:
+        """The number of shards of each array dimension, 1 where it is not cut.
+
+        >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
+        >>> spec.tile_counts
+        (6,)
+        """
+        return tuple(math.prod(_axis_sizes(entry)) for entry in self.sharding)
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """The shape of the device mesh: one size per entry of `mesh_mapping`."""
+        sizes = self.sharded_axis_sizes
+        return tuple(
+            sizes[assignment.axis]
+            if isinstance(assignment, ShardedAxis)
+            else assignment.replicas
+            for assignment in self.mesh_mapping
+        )
+
+    @property
+    def num_shards(self) -> int:
+        """The number of devices, copies counted."""
+        return math.prod(self.mesh_shape)
+
+    @property
+    def tile_order(self) -> list[int]:
+        """The mesh dimensions in the order of the array's dimensions, copies last.
+
+        >>> ShardingSpec((None, Chunked(2)), (Replicated(3), ShardedAxis(0))).tile_order
+        [1, 0]
+        """
+        places = [
+            assignment.axis if isinstance(assignment, ShardedAxis) else math.inf
+            for assignment in self.mesh_mapping
+        ]
+        return sorted(range(len(places)), key=places.__getitem__)
+
+    @property
+    def dim_shardings(self) -> tuple[tuple[int, ...], ...]:
+        """For each array dimension, the mesh dimensions that cut it, major to minor.
+
+        >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
+        >>> spec.dim_shardings
+        ((1, 0),)
+        """
+        in_order = iter(self.tile_order)
+        return tuple(
+            tuple(itertools.islice(in_order, len(_axis_sizes(entry))))
+            for entry in self.sharding
+        )
+
+    def _piece_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The size of a shard in each dimension; ValueError if `shape` does not fit."""
+        shape = tuple(integer(size, "a dimension of the shape") for size in shape)
+        if len(shape) != len(self.sharding):
+            raise ValueError(
+                f"shape {shape} has {len(shape)} dimensions, but {self!r} has "
+                f"{len(self.sharding)} entries in sharding: give one per dimension, "
+                "None where it is not cut"
+            )
+        problems = []
+        for dimension, (size, entry, shards) in enumerate(
+            zip(shape, self.sharding, self.tile_counts, strict=True)
+        ):
+            if size < 0:
+                problems.append(f"dimension {dimension} has the negative size {size}")
+            elif isinstance(entry, Unstacked) and size != entry.size:
+                problems.append(
+                    f"dimension {dimension} has size {size}, but its entry is "
+                    f"{entry!r}: write Unstacked({size}), or Chunked for shards longer "
+                    "than 1"
+                )
+            elif size % shards:
+                problems.append(
+                    f"dimension {dimension} has size {size}, which {entry!r} does not "
+                    f"divide into {shards} equal shards: pad it to "
+                    f"{-(-size // shards) * shards} or cut it into fewer shards"
+                )
+        if problems:
+            raise ValueError(
+                f"shape {shape} does not fit {self!r}: {'; '.join(problems)}"
+            )
+        return tuple(
+            size // shards for size, shards in zip(shape, self.tile_counts, strict=True)
+        )
+
+    def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one shard of an array of shape `shape`.
+
+        `Unstacked` dimensions are left out: inside the map they do not exist.
+
+        Raises:
+          ValueError: `shape` has another rank, a dimension is not divisible, or an
+            `Unstacked` has another size.
+
+        >>> ShardingSpec((Unstacked(4), None), (ShardedAxis(0),)).shard_shape((4, 8))
+        (8,)
+        """
+        return tuple(
+            size
+            for size, entry in zip(self._piece_sizes(shape), self.sharding, strict=True)
+            if not isinstance(entry, Unstacked)
+        )
+
+    def indices(self, shape: Sequence[int]) -> np.ndarray:
+        """Which part of an array of shape `shape` each device holds.
+
+        Args:
+          shape: the shape of the whole array.
+
+        Returns:
+          An object array of shape `mesh_shape`. Each entry is a tuple that indexes the
+          array, with one item per dimension: `slice(None)` where it is not cut,
+          `slice(start, stop)` for `Chunked`, an int for `Unstacked`.
+
+        Raises:
+          ValueError: as `shard_shape`.
+
+        >>> mapping = (ShardedAxis(1), ShardedAxis(0))
+        >>> spec = ShardingSpec((Unstacked(2), Chunked(2)), mapping)
+        >>> spec.indices((2, 4))[1, 0]
+        (0, slice(2, 4, None))
+        """
+        shards: list[list[int | slice]] = []
+        for entry, size, count in zip(
+            self.sharding, self._piece_sizes(shape), self.tile_counts, strict=True
+        ):
+            if entry is None:
+                shards.append([slice(None)])
+            elif isinstance(entry, Unstacked):
+                shards.append(list(range(count)))
+            else:
+                shards.append([slice(i * size, (i + 1) * size) for i in range(count)])
+        tiles = np.fromiter(
+            itertools.product(*shards), dtype=object, count=math.prod(self.tile_counts)
+        ).reshape(self.sharded_axis_sizes)
+        # From the order of the array's dimensions to the order of the mesh, where a
+        # replicated dimension is first one of size 1 and then repeats what it holds.
+        order = [a.axis for a in self.mesh_mapping if isinstance(a, ShardedAxis)]
+        copied = tuple(self.tile_order[len(order) :])
+        on_mesh = np.expand_dims(tiles.transpose(order), copied)
+        return np.broadcast_to(on_mesh, self.mesh_shape).copy()
 
     def stacked(self) -> ShardingSpec:
         """The same layout seen from outside: `Unstacked(n)` becomes `Chunked((n,))`.
@@ -86,6 +459,70 @@ class ShardingSpec(SpecModel):
         ]
         return ShardingSpec(sharding, self.mesh_mapping)
 
+    def check_stacked(self, wanted: str) -> None:
+        """Raises ValueError if a dimension is `Unstacked`: `wanted` cannot say it."""
+        for dimension, entry in enumerate(self.sharding):
+            if isinstance(entry, Unstacked):
+                raise ValueError(
+                    f"{self!r} has no {wanted}: dimension {dimension} is {entry!r}, "
+                    "which does not exist inside the map. spec.stacked() is the same "
+                    "layout as seen from outside"
+                )
+
+    def tile_assignment(self) -> np.ndarray:
+        """Which device holds which tile, as the proto says it.
+
+        Returns:
+          The numbers of the devices, in an array of one dimension per array dimension,
+          and a last one for copies if anything is `Replicated`.
+
+        Raises:
+          ValueError: a dimension is `Unstacked`; use `spec.stacked()`.
+
+        >>> spec = ShardingSpec((Chunked(2),), (Replicated(2), ShardedAxis(0)))
+        >>> spec.tile_assignment()
+        array([[0, 2],
+               [1, 3]])
+        """
+        self.check_stacked("tile assignment")
+        devices = np.arange(self.num_shards).reshape(self.mesh_shape)
+        is_copied = len(self.mesh_mapping) > len(self.sharded_axis_sizes)
+        return devices.transpose(self.tile_order).reshape(
+            [*self.tile_counts, *[-1] * is_copied]
+        )
+
+    def sharding_proto(self) -> OpSharding:
+        """The equal `OpSharding` proto, as JAX 0.4 made it.
+
+        It lists the devices, up to 1,024 of them. For more it has the compact form,
+        whose size does not depend on their number.
+
+        Raises:
+          ValueError: a dimension is `Unstacked`; use `spec.stacked()`.
+
+        >>> spec = ShardingSpec((Chunked(2),), (Replicated(2), ShardedAxis(0)))
+        >>> proto = spec.sharding_proto()
+        >>> proto.tile_assignment_dimensions, proto.tile_assignment_devices
+        ([2, 2], [0, 2, 1, 3])
+        >>> ShardingSpec((None,), (Replicated(2),)).sharding_proto().type.name
+        'REPLICATED'
+        """
+        self.check_stacked("proto")
+        if self.num_shards > _MOST_LISTED:
+            return self.hlo_sharding().to_proto()
+        proto = OpSharding()
+        if not self.sharded_axis_sizes:
+            proto.type = OpSharding.Type.REPLICATED
+            return proto
+        devices = self.tile_assignment()
+        proto.type = OpSharding.Type.OTHER
+        proto.tile_assignment_dimensions = devices.shape
+        proto.tile_assignment_devices = devices.reshape(-1).tolist()
+        proto.replicate_on_last_tile_dim = devices.ndim > len(self.sharding)
+        return proto
+
+    # To and from JAX's and XLA's shardings: see conversions.py.
+
     def hlo_sharding(self) -> HloSharding:
         """The equal `HloSharding`, XLA's own form of this layout.
 
@@ -96,30 +533,7 @@ class ShardingSpec(SpecModel):
         >>> spec.hlo_sharding()
         {devices=[4,1,2]<=[8] last_tile_dim_replicate}
         """
-        return protos.hlo_sharding(self)
-
-    def sharding_proto(self, *, tile_assignment_devices: bool = False) -> OpSharding:
-        """The equal `OpSharding` proto, in the compact form that lists no devices.
-
-        Args:
-          tile_assignment_devices: list the devices in the proto's field of this name,
-            as JAX did before there was the compact form. Like there, a `Chunked` or a
-            `Replicated` of 1 counts: with any `Chunked` the type is OTHER. The compact
-            form is JAX's of today, of type REPLICATED wherever there is one tile.
-
-        Raises:
-          ValueError: a dimension is `Unstacked`; use `spec.stacked()`.
-
-        >>> ShardingSpec((None,), (Replicated(2),)).sharding_proto().type.name
-        'REPLICATED'
-        >>> spec = ShardingSpec((Chunked(2),), (Replicated(2), ShardedAxis(0)))
-        >>> proto = spec.sharding_proto(tile_assignment_devices=True)
-        >>> list(proto.tile_assignment_devices)
-        [0, 2, 1, 3]
-        """
-        if tile_assignment_devices:
-            return protos.listed_proto(self)
-        return self.hlo_sharding().to_proto()
+        return conversions.hlo_sharding(self)
 
     def sdy(self, axis_names: Sequence[str] | None = None) -> str:
         """The layout as Shardy text: the mesh on one line, the sharding on the next.
@@ -135,7 +549,7 @@ class ShardingSpec(SpecModel):
         sdy.mesh @mesh = <["x"=4]>
         #sdy.sharding<@mesh, [{"x"}, {}]>
         """
-        return protos.sdy(self, axis_names)
+        return conversions.sdy(self, axis_names)
 
     def named_sharding(
         self,
@@ -157,7 +571,24 @@ class ShardingSpec(SpecModel):
         >>> tuple(spec.named_sharding(jax.devices()[:1], ["x"]).spec)
         (None, 'x')
         """
-        return named.named_sharding(self, devices, axis_names)
+        return conversions.named_sharding(self, devices, axis_names)
+
+    @classmethod
+    def _on_mesh(
+        cls, mesh_shape: Sequence[int], dim_shardings: Sequence[Sequence[int]]
+    ) -> ShardingSpec:
+        """The spec with this `mesh_shape` and these `dim_shardings`."""
+        cutting = [d for dimensions in dim_shardings for d in dimensions]
+        return cls(
+            [
+                Chunked(mesh_shape[d] for d in dimensions)
+                for dimensions in dim_shardings
+            ],
+            [
+                ShardedAxis(cutting.index(d)) if d in cutting else Replicated(size)
+                for d, size in enumerate(mesh_shape)
+            ],
+        )
 
     @classmethod
     def from_proto(
@@ -184,7 +615,7 @@ class ShardingSpec(SpecModel):
         >>> ShardingSpec.from_proto(spec.sharding_proto()) == spec
         True
         """
-        return cls(*protos.from_proto(proto, ndim, num_devices))
+        return cls._on_mesh(*conversions.from_proto(proto, ndim, num_devices))
 
     @classmethod
     def from_named_sharding(cls, sharding: NamedSharding, ndim: int) -> ShardingSpec:
@@ -206,7 +637,7 @@ class ShardingSpec(SpecModel):
         >>> ShardingSpec.from_named_sharding(sharding, ndim=1)
         ShardingSpec((Chunked((2, 4)),), (ShardedAxis(1), ShardedAxis(0)))
         """
-        return cls(*named.from_named_sharding(sharding, ndim))
+        return cls._on_mesh(*conversions.from_named_sharding(sharding, ndim))
 
     @classmethod
     def from_sharding(cls, sharding: Sharding, shape: Sequence[int]) -> ShardingSpec:
@@ -223,7 +654,7 @@ class ShardingSpec(SpecModel):
         >>> ShardingSpec.from_sharding(sharding, (4, 8))
         ShardingSpec((None, None), ())
         """
-        return cls(*named.from_sharding(sharding, shape))
+        return cls._on_mesh(*conversions.from_sharding(sharding, shape))
 
 
 def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Index, ...]:
@@ -263,70 +694,63 @@ def spec_of(array: Value) -> ShardingSpec:
     """
     if isinstance(array, np.ndarray | np.generic):
         return ShardingSpec((None,) * array.ndim, ())
-    if isinstance(array, jax.core.Tracer):
-        raise TypeError(
-            f"spec_of needs an array with values, got the tracer {array}: where it "
-            "lies is only known once the program is compiled"
-        )
-    sharding = getattr(array, "sharding", None)
-    if not isinstance(sharding, Sharding):
-        raise TypeError(
-            f"spec_of needs an array, got {array!r} of type {type(array).__name__}, "
-            "which has no sharding"
-        )
-    return ShardingSpec.from_sharding(sharding, array.shape)
+    return ShardingSpec.from_sharding(conversions.sharding_of(array), array.shape)
 
 
-def pmap_sharding(
-    shape: Sequence[int],
-    sharded_dim: int | None = 0,
-    devices: Sequence[jax.Device] | np.ndarray | None = None,
-) -> NamedSharding:
-    """The layout `jax.pmap` gives an array: one dimension, one index per device.
+def mesh_sharding_spec(
+    axis_sizes: dict[str, int], axis_names: Sequence[str]
+) -> Callable[[int | Aval | jax.ShapeDtypeStruct, dict[str, int]], ShardingSpec]:
+    """How arrays are laid on a mesh whose axes have names, as specs.
 
-    What `jax.sharding.PmapSharding.default` gave up to JAX 0.9, as a NamedSharding: the
-    dimension stays, cut into shards of length 1.
+    JAX had this as `pxla.mesh_sharding_specs`.
 
     Args:
-      shape: the shape of the array.
-      sharded_dim: the dimension that is spread over the devices; negative counts from
-        the end. None: every device holds the whole array.
-      devices: as many devices as the dimension is long. By default the first of
-        `jax.local_devices()`, with `sharded_dim=None` all of them.
+      axis_sizes: the size of each mesh axis.
+      axis_names: the mesh axes in the order of the mesh.
+
+    Returns:
+      A function that gives the `ShardingSpec` of an array. It takes the array's rank,
+      or its aval, whose shape must divide; and its axes, as `mesh_map` takes them: a
+      dict of mesh axis names and the dimensions that they cut. Several mesh axes on
+      one dimension cut it in the order of the dict.
 
     Raises:
-      ValueError: `sharded_dim` is out of range, or the number of devices is not the
-        size of the dimension.
+      ValueError: a mesh axis has no size.
 
-    >>> pmap_sharding((1, 5)).shard_shape((1, 5))
-    (1, 5)
+    Example:
+      >>> import shardmap as sm
+      >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
+      >>> spec(2, {"y": 0})
+      ShardingSpec((Chunked((4,)), None), (Replicated(2), ShardedAxis(0)))
+      >>> spec(jax.ShapeDtypeStruct((8, 3), np.float32), {"y": 0}) == spec(2, {"y": 0})
+      True
     """
-    if not isinstance(shape, Iterable):
-        raise TypeError(
-            f"pmap_sharding shape must be a tuple of ints, such as ({shape!r},), but "
-            f"got {shape!r}"
-        )
-    shape = tuple(shape)
-    if devices is not None:
-        devices = np.asarray(devices, dtype=object).reshape(-1)
-    if sharded_dim is None:
-        devices = jax.local_devices() if devices is None else devices
-        copied = ShardingSpec((None,) * len(shape), (Replicated(len(devices)),))
-        return copied.named_sharding(devices)
-    if not -len(shape) <= sharded_dim < len(shape):
+    if missing := [name for name in axis_names if name not in axis_sizes]:
         raise ValueError(
-            f"sharded_dim {sharded_dim} is out of range for shape {shape} of "
-            f"{len(shape)} dimensions"
+            f"mesh_sharding_spec got axis_names {tuple(axis_names)}, but axis_sizes "
+            f"{dict(axis_sizes)} has no size of {missing}."
         )
-    size = shape[sharded_dim]
-    if devices is None:
-        devices = jax.local_devices()[:size]
-    if len(devices) != size:
-        raise ValueError(
-            f"dimension {sharded_dim} of shape {shape} has size {size} and needs one "
-            f"device per index, got {len(devices)} devices. Cut it into longer shards "
-            "with a ShardingSpec and Chunked, or pass as many devices"
+    order = {name: dimension for dimension, name in enumerate(axis_names)}
+
+    def spec(
+        aval: int | Aval | jax.ShapeDtypeStruct, axes: dict[str, int]
+    ) -> ShardingSpec:
+        ndim = aval if isinstance(aval, int) else len(aval.shape)
+        for name, dimension in axes.items():
+            if name not in order or not 0 <= dimension < ndim:
+                raise ValueError(
+                    f"axes {axes} do not fit an array of rank {ndim} on a mesh with "
+                    f"axes {tuple(axis_names)}: {name!r} cuts dimension {dimension}."
+                )
+        dim_shardings = [
+            [order[name] for name, where in axes.items() if where == dimension]
+            for dimension in range(ndim)
+        ]
+        made = ShardingSpec._on_mesh(
+            [axis_sizes[name] for name in order], dim_shardings
         )
-    entries: list[Chunked | None] = [None] * len(shape)
-    entries[sharded_dim] = Chunked(size)
-    return ShardingSpec(entries, (ShardedAxis(0),)).named_sharding(devices)
+        if not isinstance(aval, int):
+            made.shard_shape(aval.shape)
+        return made
+
+    return spec

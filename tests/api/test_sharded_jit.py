@@ -15,8 +15,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
-from shardmap.sharding.spec import ShardingSpec, spec_of
+from shardmap.sharding.spec import (
+    Chunked,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    spec_of,
+)
 from tests.api.partition_checks import assert_close, buffers, spread
 
 X, Y = spread(8, 8), np.cos(spread(8, 8))

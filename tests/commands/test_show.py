@@ -105,7 +105,7 @@ def test_any_spec_is_shown(spec_and_shape):
     assert "\n  ".join(["Shardy", *outside.sdy().splitlines()]) in text
     assert ("have no Unstacked" in text) == ("Unstacked" in repr(spec))
     fields = text.partition("OpSharding proto\n")[2].partition("\n\n")[0]
-    kind = outside.sharding_proto().type.name
+    kind = outside.hlo_sharding().to_proto().type.name
     assert fields.startswith(f"  type: {kind}")
 
 

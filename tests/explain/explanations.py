@@ -9,8 +9,13 @@ from shardmap.explain.report import (
     Cost,
     Remark,
 )
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import (
+    Chunked,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
 
 LONG = "a_name_that_is_much_longer_than_any_that_a_person_would_ever_want_to_read_" * 2
 MARKUP = "</title></style><script>alert('x')</script><img src=x onerror=alert(1)>\"'&"

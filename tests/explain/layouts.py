@@ -2,8 +2,13 @@
 
 import hypothesis.strategies as st
 
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import (
+    Chunked,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
 
 
 @st.composite

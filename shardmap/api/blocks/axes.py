@@ -10,8 +10,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Aval, PyTree, Value, is_typed, with_shape
 from shardmap.map.primitives import typed
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
-from shardmap.sharding.spec import ShardingSpec
 
 Axes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
@@ -133,60 +131,3 @@ def scaled(
         for size, names in zip(aval.shape, dimensions_of(axes, aval.ndim), strict=True)
     ]
     return with_shape(aval, shape)
-
-
-def mesh_sharding_spec(
-    axis_sizes: dict[str, int], axis_names: Sequence[str]
-) -> Callable[[int, Axes], ShardingSpec]:
-    """How the blocks of arrays are laid on a mesh, as specs.
-
-    JAX had this as `pxla.mesh_sharding_specs`.
-
-    Args:
-      axis_sizes: the size of each mesh axis.
-      axis_names: the mesh axes in the order of the mesh.
-
-    Returns:
-      A function of the array's rank and its axes, as `mesh_map` takes them, that gives
-      the `ShardingSpec`. Several mesh axes on one dimension cut it in the order of the
-      dict.
-
-    Raises:
-      ValueError: a mesh axis has no size.
-
-    Example:
-      >>> import shardmap as sm
-      >>> spec = sm.mesh_sharding_spec({"x": 2, "y": 4}, ("x", "y"))
-      >>> spec(2, {"y": 0})
-      ShardingSpec((Chunked((4,)), None), (Replicated(2), ShardedAxis(0)))
-    """
-
-    if missing := [name for name in axis_names if name not in axis_sizes]:
-        raise ValueError(
-            f"mesh_sharding_spec got axis_names {tuple(axis_names)}, but axis_sizes "
-            f"{dict(axis_sizes)} has no size of {missing}."
-        )
-
-    def spec(ndim: int, axes: Axes) -> ShardingSpec:
-        for name, dimension in axes.items():
-            if name not in axis_names or not 0 <= dimension < ndim:
-                raise ValueError(
-                    f"axes {axes} do not fit an array of rank {ndim} on a mesh with "
-                    f"axes {tuple(axis_names)}: {name!r} cuts dimension {dimension}."
-                )
-        dimensions = dimensions_of(axes, ndim)
-        in_order = [name for names in dimensions for name in names]
-        return ShardingSpec(
-            [
-                Chunked([axis_sizes[name] for name in names]) if names else None
-                for names in dimensions
-            ],
-            [
-                ShardedAxis(in_order.index(name))
-                if name in axes
-                else Replicated(axis_sizes[name])
-                for name in axis_names
-            ],
-        )
-
-    return spec

@@ -14,8 +14,7 @@ from jax.sharding import NamedSharding, Sharding
 from shardmap._jax.types import Value
 from shardmap.arrays.array_likes import boxes
 from shardmap.arrays.programs.on_device import Operand, operand, program
-from shardmap.sharding.entries import Chunked, ShardedAxis
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
 
 class Placed(NamedTuple):

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardmap.sharding.entries import ShardedAxis, Unstacked
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
 
 # Stands for what is left out of a picture.
 GAP = "..."
@@ -90,7 +89,7 @@ def grids_of(
     Raises:
       ValueError: the shape does not fit the spec.
 
-    >>> from shardmap.sharding.entries import Chunked, Replicated
+    >>> from shardmap.sharding.spec import Chunked, Replicated
     >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4)))
     >>> found = grids_of(spec, (6,))
     >>> found.header

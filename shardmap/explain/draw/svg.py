@@ -12,8 +12,7 @@ from html import escape
 from typing import NamedTuple
 
 from shardmap.explain.draw.grids import GAP, Grid, Grids, grids_of
-from shardmap.sharding.entries import ShardedAxis, Unstacked
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
 
 COLOURS = 8
 # How many shards of a dimension to draw: as many as fit on a phone.
@@ -50,7 +49,7 @@ def array(
       devices: the numbers of the devices, in the order of the spec's mesh; () stands
         for 0, 1, 2 and so on.
 
-    >>> from shardmap.sharding.entries import Chunked, Replicated
+    >>> from shardmap.sharding.spec import Chunked, Replicated
     >>> spec = ShardingSpec((None, Chunked(3)), (ShardedAxis(0), Replicated(2)))
     >>> array("x", spec, (4, 6)).caption
     'dimension 1 across'

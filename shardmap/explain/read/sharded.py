@@ -13,8 +13,7 @@ from shardmap._jax.types import Jaxpr, aval_of
 from shardmap._jax.walk import equations
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Remark
-from shardmap.sharding.entries import Chunked, ShardedAxis
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
 _OF_MAPS = ("spmap", "mesh_map", "shard_map", "pmap")
 _CHANGE = (

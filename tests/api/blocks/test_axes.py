@@ -56,11 +56,3 @@ def test_what_are_no_axes_of_the_mesh_is_refused(given, error, message):
     axes.check_names("in_axes", ({"x": 0, "y": 3}, {}), MESH)
     with pytest.raises(error, match=message):
         axes.check_names("in_axes", given, MESH)
-
-
-def test_axes_without_a_size_or_a_dimension_are_refused():
-    with pytest.raises(ValueError, match=r"has no size of \['y'\]"):
-        axes.mesh_sharding_spec({"x": 2}, ("x", "y"))
-    spec = axes.mesh_sharding_spec({"x": 2}, ("x",))
-    with pytest.raises(ValueError, match=r"rank 1 .*: 'x' cuts dimension 1"):
-        spec(1, {"x": 1})

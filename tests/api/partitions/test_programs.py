@@ -16,9 +16,14 @@ from jax.sharding import PartitionSpec as P
 from shardmap.api.mesh_map import mesh_map
 from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
 from shardmap.api.spmap import spmap
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
 from shardmap.sharding.mesh import make_mesh
-from shardmap.sharding.spec import ShardingSpec, spec_of
+from shardmap.sharding.spec import (
+    Chunked,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    spec_of,
+)
 from tests.api.partition_checks import assert_close, buffers, spread
 from tests.map_programs import float_index
 

@@ -7,8 +7,7 @@ import hypothesis.strategies as st
 import pytest
 
 from shardmap.explain.draw import svg
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
 from tests.explain.layouts import layouts, places_of
 
 ROWS = ShardingSpec((Chunked(4), None), (ShardedAxis(0),))

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from shardmap.explain.draw.text import picture
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis, Unstacked
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import (
+    Chunked,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
 from tests.explain.layouts import layouts, places_of
 
 

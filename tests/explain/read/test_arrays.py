@@ -12,8 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.explain.read import arrays
-from shardmap.sharding.entries import Chunked, Replicated, ShardedAxis
-from shardmap.sharding.spec import ShardingSpec
+from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
 from tests.shared_jaxprs import at_most, nested
 
 MESH = sm.make_mesh({"data": 4, "model": 2})

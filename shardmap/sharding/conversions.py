@@ -1,0 +1,414 @@
+"""A sharding in JAX's and XLA's words: `NamedSharding`, `HloSharding`, protos, Shardy.
+
+All say the shape of a mesh of devices, and for each dimension of the array which mesh
+dimensions cut it, major to minor: a `Layout`. The functions to a sharding read it from
+a `ShardingSpec`, those from a sharding return it.
+
+A `NamedSharding` and Shardy give mesh dimensions names. XLA says a layout the other way
+round: an array of *tiles*, one dimension per array dimension and a last one for copies,
+whose entries are device numbers. The way there is a transposition: number the devices
+row-major over the mesh (an iota), move the mesh dimensions into the order of the
+array's dimensions, copies last, and reshape. The iota form of the proto stores just
+that recipe, so its size does not depend on the number of devices.
+
+The way back asks, for each mesh dimension, what one step along it does to the *tile
+number* (tiles counted row-major). There is a layout just when device numbers are such
+steps added up: each mesh dimension has a size and a step, 0 for copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from shardmap._jax.protos import HloSharding, OpSharding
+from shardmap._jax.types import Value
+from shardmap.sharding.mesh import check_devices, positive
+
+Layout: TypeAlias = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""`ShardingSpec.mesh_shape` and `ShardingSpec.dim_shardings`."""
+
+NO_SPEC = (
+    "the devices are in an order that no ShardingSpec expresses: it is no "
+    "transposition of a mesh"
+)
+
+
+class _Spec(Protocol):
+    """What is read of a `ShardingSpec`, whose file imports this one."""
+
+    @property
+    def tile_counts(self) -> tuple[int, ...]: ...
+    @property
+    def tile_order(self) -> list[int]: ...
+    @property
+    def mesh_shape(self) -> tuple[int, ...]: ...
+    @property
+    def dim_shardings(self) -> tuple[tuple[int, ...], ...]: ...
+    def check_stacked(self, wanted: str) -> None: ...
+
+
+# Shardings whose mesh dimensions have names
+
+
+def named_sharding(
+    spec: _Spec,
+    devices: Sequence[jax.Device] | np.ndarray,
+    axis_names: Sequence[str] | None,
+) -> NamedSharding:
+    """See `ShardingSpec.named_sharding`."""
+    spec.check_stacked("NamedSharding")
+    flat = np.asarray(devices, dtype=object).reshape(-1)
+    needed = math.prod(spec.mesh_shape)
+    if flat.size != needed:
+        raise ValueError(
+            f"{spec!r} needs {needed} devices (a mesh of shape {spec.mesh_shape}), got "
+            f"{flat.size}"
+        )
+    check_devices("named_sharding", flat)
+    names = _axis_names(spec, axis_names)
+    partitions = [
+        tuple(names[d] for d in dimensions)
+        if len(dimensions) > 1
+        else names[dimensions[0]]
+        if dimensions
+        else None
+        for dimensions in spec.dim_shardings
+    ]
+    mesh = Mesh(flat.reshape(spec.mesh_shape), names)
+    return NamedSharding(mesh, PartitionSpec(*partitions))
+
+
+def sdy(spec: _Spec, axis_names: Sequence[str] | None) -> str:
+    """See `ShardingSpec.sdy`."""
+    spec.check_stacked("Shardy text")
+    names = _axis_names(spec, axis_names)
+    # A mesh without dimensions is called so when JAX lowers it.
+    mesh = "@mesh" if names else "@empty_mesh"
+    sizes = ", ".join(
+        f'"{name}"={size}' for name, size in zip(names, spec.mesh_shape, strict=True)
+    )
+    cuts = ", ".join(
+        "{" + ", ".join(f'"{names[d]}"' for d in dimensions) + "}"
+        for dimensions in spec.dim_shardings
+    )
+    return f"sdy.mesh {mesh} = <[{sizes}]>\n#sdy.sharding<{mesh}, [{cuts}]>"
+
+
+def _axis_names(spec: _Spec, axis_names: Sequence[str] | None) -> tuple[str, ...]:
+    """A name per mesh dimension: the names given, or "axis0", "axis1", ..."""
+    count = len(spec.mesh_shape)
+    if axis_names is None:
+        return tuple(f"axis{dimension}" for dimension in range(count))
+    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    if len(names) != count or len(set(names)) != count:
+        raise ValueError(
+            f"axis_names must be {count} different names, one per mesh dimension of "
+            f"{spec!r}, got {len(names)}: {names}"
+        )
+    return names
+
+
+def from_named_sharding(sharding: NamedSharding, ndim: int) -> Layout:
+    """See `ShardingSpec.from_named_sharding`."""
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(f"expected a NamedSharding, got {sharding!r}")
+    mesh, pspec = sharding.mesh, sharding.spec
+    partitions = pspec.partitions
+    if len(partitions) > ndim:
+        raise ValueError(
+            f"{pspec} has {len(partitions)} entries, but the array has only "
+            f"{ndim} dimensions"
+        )
+    if PartitionSpec.UNCONSTRAINED in partitions:
+        raise ValueError(
+            f"no ShardingSpec expresses {pspec}: an UNCONSTRAINED dimension is "
+            "left to the compiler. Name its mesh axes, or None"
+        )
+    if pspec.unreduced:
+        raise ValueError(
+            f"no ShardingSpec expresses {pspec}: its devices hold terms of a sum, "
+            "which is still to be reduced"
+        )
+    if AxisType.Manual in mesh.axis_types:
+        raise ValueError(
+            f"no ShardingSpec expresses a sharding over {mesh}: it has MANUAL axes"
+        )
+    dim_shardings = []
+    for entry in (*partitions, *(None,) * (ndim - len(partitions))):
+        names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+        dim_shardings.append([mesh.axis_names.index(name) for name in names])
+    return tuple(mesh.shape.values()), dim_shardings
+
+
+# Any sharding of JAX's, by what each device holds
+
+
+def sharding_of(array: Value) -> Sharding:
+    """The sharding of a `jax.Array`, or of a description of one."""
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(
+            f"spec_of needs an array with values, got the tracer {array}: where it "
+            "lies is only known once the program is compiled"
+        )
+    sharding = getattr(array, "sharding", None)
+    if not isinstance(sharding, Sharding):
+        raise TypeError(
+            f"spec_of needs an array, got {array!r} of type {type(array).__name__}, "
+            "which has no sharding"
+        )
+    return sharding
+
+
+def from_sharding(sharding: Sharding, shape: Sequence[int]) -> Layout:
+    """See `ShardingSpec.from_sharding`."""
+    if isinstance(sharding, NamedSharding):
+        return from_named_sharding(sharding, len(shape))
+    if not isinstance(sharding, Sharding):
+        raise TypeError(f"expected a jax.sharding.Sharding, got {sharding!r}")
+    held = list(sharding.devices_indices_map(tuple(shape)).values())
+    tile_counts = []
+    tiles = np.zeros(len(held), dtype=int)
+    for dimension, size in enumerate(shape):
+        ranges = [index[dimension].indices(size)[:2] for index in held]
+        shards = sorted(set(ranges))
+        shard = size // len(shards)
+        if shards != [(i * shard, (i + 1) * shard) for i in range(len(shards))]:
+            raise ValueError(
+                f"no ShardingSpec expresses {sharding!r}: it cuts dimension "
+                f"{dimension} of size {size} into unequal shards {shards}"
+            )
+        tile_counts.append(len(shards))
+        tiles = tiles * len(shards) + [shards.index(r) for r in ranges]
+    return _layout_of_tiles(tile_counts, tiles)
+
+
+def pmap_sharding(
+    shape: Sequence[int],
+    sharded_dim: int | None = 0,
+    devices: Sequence[jax.Device] | np.ndarray | None = None,
+) -> NamedSharding:
+    """The layout `jax.pmap` gives an array: one dimension, one index per device.
+
+    What `jax.sharding.PmapSharding.default` gave up to JAX 0.9, as a NamedSharding: the
+    dimension stays, cut into shards of length 1.
+
+    Args:
+      shape: the shape of the array.
+      sharded_dim: the dimension that is spread over the devices; negative counts from
+        the end. None: every device holds the whole array.
+      devices: as many devices as the dimension is long. By default the first of
+        `jax.local_devices()`, with `sharded_dim=None` all of them.
+
+    Raises:
+      ValueError: `sharded_dim` is out of range, or the number of devices is not the
+        size of the dimension.
+
+    >>> pmap_sharding((1, 5)).shard_shape((1, 5))
+    (1, 5)
+    """
+    if not isinstance(shape, Iterable):
+        raise TypeError(
+            f"pmap_sharding shape must be a tuple of ints, such as ({shape!r},), but "
+            f"got {shape!r}"
+        )
+    shape = tuple(shape)
+    names: list[str | None] = [None] * len(shape)
+    size = None
+    if sharded_dim is not None:
+        if not -len(shape) <= sharded_dim < len(shape):
+            raise ValueError(
+                f"sharded_dim {sharded_dim} is out of range for shape {shape} of "
+                f"{len(shape)} dimensions"
+            )
+        size = positive(shape[sharded_dim], f"dimension {sharded_dim} of shape {shape}")
+        names[sharded_dim] = "axis0"
+    if devices is None:
+        devices = jax.local_devices()[:size]
+    used = check_devices("pmap_sharding", np.asarray(devices, dtype=object).flat)
+    if size is not None and len(used) != size:
+        raise ValueError(
+            f"dimension {sharded_dim} of shape {shape} has size {size} and needs one "
+            f"device per index, got {len(used)} devices. Cut it into longer shards "
+            "with a ShardingSpec and Chunked, or pass as many devices"
+        )
+    return NamedSharding(Mesh(np.array(used), "axis0"), PartitionSpec(*names))
+
+
+# Tiles
+
+
+def hlo_sharding(spec: _Spec) -> HloSharding:
+    """See `ShardingSpec.hlo_sharding`."""
+    spec.check_stacked("proto")
+    tiles = math.prod(spec.tile_counts)
+    if tiles == 1:
+        return HloSharding.replicate()
+    copies = math.prod(spec.mesh_shape) // tiles
+    last_tile_dims = [OpSharding.Type.REPLICATED] if copies > 1 else []
+    return HloSharding.iota_tile(
+        (*spec.tile_counts, copies) if copies > 1 else spec.tile_counts,
+        reshape_dims=spec.mesh_shape,
+        transpose_perm=spec.tile_order,
+        subgroup_types=last_tile_dims,
+    )
+
+
+def from_proto(
+    proto: OpSharding | HloSharding, ndim: int | None, num_devices: int | None
+) -> Layout:
+    """See `ShardingSpec.from_proto`."""
+    if isinstance(proto, HloSharding):
+        proto = proto.to_proto()
+    if not isinstance(proto, OpSharding):
+        raise TypeError(
+            f"expected an OpSharding proto or an HloSharding, got {proto!r}"
+        )
+    if proto.type == OpSharding.Type.REPLICATED:
+        if ndim is None or num_devices is None:
+            raise ValueError(
+                "a REPLICATED proto holds neither rank nor devices: pass ndim (got "
+                f"{ndim}) and num_devices (got {num_devices})"
+            )
+        return () if num_devices == 1 else (num_devices,), ((),) * ndim
+    if proto.type != OpSharding.Type.OTHER:
+        raise ValueError(
+            f"no ShardingSpec expresses a proto of type {proto.type.name}: it can say "
+            "REPLICATED and OTHER (tiles)"
+        )
+    tile_counts, copies_per_tile = _tiles_of(proto)
+    devices = math.prod(tile_counts) * copies_per_tile
+    for what, given, held in (
+        ("ndim", ndim, len(tile_counts)),
+        ("num_devices", num_devices, devices),
+    ):
+        if given is not None and given != held:
+            raise ValueError(f"{what} is {given}, but the proto is for {held}")
+    if proto.tile_assignment_devices:
+        tiles = _tile_of_each_device(proto.tile_assignment_devices, copies_per_tile)
+        return _layout_of_tiles(tile_counts, tiles)
+    return _layout_of_steps(tile_counts, _mesh_of_iota(proto, copies_per_tile))
+
+
+def _tiles_of(proto: OpSharding) -> tuple[tuple[int, ...], int]:
+    """The number of tiles per array dimension, and how many devices hold each tile."""
+    kinds = list(proto.last_tile_dims)
+    for kind in kinds:
+        if kind != OpSharding.Type.REPLICATED:
+            raise ValueError(
+                "no ShardingSpec expresses a proto with a last tile dimension of type "
+                f"{OpSharding.Type(kind).name}: it can say REPLICATED"
+            )
+    sizes = tuple(proto.tile_assignment_dimensions)
+    rank = len(sizes) - (len(kinds) or int(proto.replicate_on_last_tile_dim))
+    listed = len(proto.tile_assignment_devices) or math.prod(proto.iota_reshape_dims)
+    if rank < 0 or not sizes or math.prod(sizes) != listed:
+        raise ValueError(
+            f"the proto is malformed: its tile dimensions {list(sizes)} have "
+            f"{math.prod(sizes)} entries, but it gives {listed} devices"
+        )
+    return sizes[:rank], math.prod(sizes[rank:])
+
+
+def _tile_of_each_device(devices: Sequence[int], copies: int) -> np.ndarray:
+    """Turns "which devices hold tile t" into "which tile does device k hold"."""
+    numbers = np.asarray(devices)
+    if not np.array_equal(np.sort(numbers), np.arange(numbers.size)):
+        raise ValueError(
+            f"the proto must list the devices 0 to {numbers.size - 1} once each, got "
+            f"{numbers.tolist()}"
+        )
+    tiles = np.empty_like(numbers)
+    tiles[numbers] = np.arange(numbers.size) // copies
+    return tiles
+
+
+class _MeshDimension(NamedTuple):
+    """One step along this mesh dimension is `step` tiles further; 0 is a copy."""
+
+    size: int
+    step: int
+
+
+def _mesh_of_iota(proto: OpSharding, copies: int) -> list[_MeshDimension]:
+    """The mesh dimensions of the iota form, read off without making the iota."""
+    sizes, order = proto.iota_reshape_dims, proto.iota_transpose_perm
+    steps, step = {}, 1
+    for dimension in reversed(order):
+        steps[dimension] = step
+        step *= sizes[dimension]
+    mesh = [_MeshDimension(size, steps[d]) for d, size in enumerate(sizes)]
+    # These steps count devices in tile order, `copies` of them to one tile.
+    return [_MeshDimension(size, step // copies) for size, step in _split(mesh, copies)]
+
+
+def _layout_of_tiles(tile_counts: Sequence[int], tiles: np.ndarray) -> Layout:
+    """The layout under which device k holds tile `tiles[k]`.
+
+    Tiles are numbered row-major over `tile_counts`. Mesh dimensions are found from the
+    last: as long as one more device is the same number of tiles further, it is the same
+    mesh dimension.
+
+    Raises:
+      ValueError: no spec expresses this.
+    """
+    mesh: list[_MeshDimension] = []
+    rest = tiles
+    while rest.size > 1:
+        step = int(rest[1])
+        differs = np.flatnonzero(rest != step * np.arange(rest.size))
+        size = int(differs[0]) if differs.size else rest.size
+        if not size:  # Device 0 does not hold tile 0.
+            raise ValueError(NO_SPEC)
+        mesh.insert(0, _MeshDimension(size, step))
+        rest = rest[::size]
+    expected = np.zeros((), dtype=int)
+    for size, step in mesh:
+        expected = np.add.outer(expected, step * np.arange(size))
+    if not np.array_equal(expected.reshape(-1), tiles):
+        raise ValueError(NO_SPEC)
+    return _layout_of_steps(tile_counts, mesh)
+
+
+def _split(mesh: Sequence[_MeshDimension], boundary: int) -> list[_MeshDimension]:
+    """Cuts the mesh dimension that steps across `boundary` tiles into two at it."""
+    result = []
+    for size, step in mesh:
+        if step < boundary < size * step:
+            if boundary % step:
+                raise ValueError(NO_SPEC)
+            # If `boundary` does not divide the rest, `_layout_of_steps` misses tiles.
+            result.append(_MeshDimension(size * step // boundary, boundary))
+            size = boundary // step
+        result.append(_MeshDimension(size, step))
+    return result
+
+
+def _layout_of_steps(
+    tile_counts: Sequence[int], mesh: Sequence[_MeshDimension]
+) -> Layout:
+    """The layout whose mesh dimensions take these steps through the tiles."""
+    # A mesh dimension may run over several array dimensions; cut it where one ends.
+    place = 1
+    for count in reversed(tile_counts):
+        place *= count
+        mesh = _split(mesh, place)
+    mesh = [dimension for dimension in mesh if dimension.size > 1]
+    # The steps must be the places of a number system that counts all the tiles: each
+    # mesh dimension ends where the next larger step begins.
+    major_to_minor = sorted(
+        (d for d, (_, step) in enumerate(mesh) if step), key=lambda d: -mesh[d].step
+    )
+    ends = [place, *(mesh[d].step for d in major_to_minor)]
+    if ends != [*(mesh[d].size * mesh[d].step for d in major_to_minor), 1]:
+        raise ValueError(NO_SPEC)
+    dim_shardings = []
+    for count in tile_counts:
+        end, place = place, place // count
+        dim_shardings.append([d for d in major_to_minor if place <= mesh[d].step < end])
+    return [size for size, _ in mesh], dim_shardings
