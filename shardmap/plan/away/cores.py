@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 USED = 0.9
@@ -41,15 +40,6 @@ def take_share(index: int, count: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, own)
     os.environ.setdefault(FRACTION, f"{USED / count:.3f}")
-
-
-def take_next_share(numbers: Any, count: int) -> None:
-    """As `take_share`, where processes number themselves as they start."""
-    with numbers.get_lock():
-        index = numbers.value
-        numbers.value += 1
-    # One that takes the place of another has the share of some other one.
-    take_share(index % count, count)
 
 
 def where() -> tuple[str, int]:

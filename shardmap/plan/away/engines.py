@@ -2,13 +2,12 @@
 
 import contextlib
 import functools
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from shardmap.plan.away.cores import take_next_share
 from shardmap.plan.away.dask import Dask, is_client
+from shardmap.plan.away.own_processes import own_processes
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.ray import RayExecutor, is_ray
 from shardmap.plan.run.workers import Engine, Here, InThreads, Workers
@@ -57,11 +56,6 @@ def _by(kind: type[Workers], executor: Any, *args: Any) -> Iterator[Workers]:
 
 @contextlib.contextmanager
 def _own_processes(count: int, *args: Any) -> Iterator[Workers]:
-    """Processes of this run only, each with its share of the machine."""
-    context = multiprocessing.get_context("spawn")
-    numbers = context.Value("i", 0)
-    with ProcessPoolExecutor(
-        count, context, initializer=take_next_share, initargs=(numbers, count)
-    ) as pool:
+    with own_processes(count) as pool:
         cut_program, leaves, acc, keeps = args
         yield Elsewhere(cut_program, leaves, acc, pool, keeps)

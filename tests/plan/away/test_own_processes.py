@@ -1,0 +1,58 @@
+"""The processes of ``executor=1``: what a script needs for them, and when they end."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import command_line
+
+pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
+
+SCRIPT = """
+import time
+import numpy as np
+import shardmap as sm
+
+class Out:
+    shape, dtype = (64, 8), np.dtype("float32")
+
+    def __setitem__(self, index, part):
+        print("a shard is done", flush=True)
+        time.sleep(100)
+
+def main():
+    x = np.ones((64, 8), np.float32)
+    sm.plan(lambda x: x + 1, x, in_slices={0: 8}).run(x, out=Out(), executor=1)
+
+"""
+
+
+@pytest.mark.deep
+def test_a_script_that_workers_cannot_import(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(f"{SCRIPT}main()")
+    result = command_line.python(path)
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback") == 1
+    assert result.stderr.splitlines()[-1] == (
+        "RuntimeError: no process of executor=1 could start. Each of them imports the "
+        "script that runs here: put what the script does under "
+        'if __name__ == "__main__":'
+    )
+
+
+def test_workers_end_with_a_program_that_is_killed(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(f'{SCRIPT}if __name__ == "__main__": main()')
+    with subprocess.Popen(
+        [sys.executable, path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(command_line.ROOT)},
+    ) as process:
+        assert process.stdout.readline() == b"a shard is done\n"
+        process.kill()
+        # The workers have the same stdout, which ends with the last of them.
+        assert process.communicate(timeout=20) == (b"", None)
