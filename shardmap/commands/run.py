@@ -33,6 +33,8 @@ EXAMPLES = (
 )
 SCRIPT_RUNNER = pathlib.Path(__file__).with_name("run_script.py")
 GRACE = 5.0
+MOST = 1024
+"""The most processes, and devices of each. On one machine more are a slip."""
 HERE = "127.0.0.1"
 # Those of other launchers, which JAX would ask before SLURM's.
 OTHER_LAUNCHERS = re.compile("OMPI_|PMIX_|SLURM_")
@@ -71,14 +73,14 @@ def _parser() -> Parser:
     parser.add_argument(
         "-n",
         "--processes",
-        type=_positive,
+        type=_count,
         required=True,
         metavar="N",
         help="how many processes",
     )
     parser.add_argument(
         "--devices-per-process",
-        type=_positive,
+        type=_count,
         default=1,
         metavar="D",
         help="how many devices each has: virtual ones on CPU (default 1)",
@@ -100,7 +102,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _positive(text: str) -> int:
+def _count(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -109,6 +111,8 @@ def _positive(text: str) -> int:
         ) from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    if number > MOST:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST:,}, got {number:,}")
     return number
 
 
@@ -247,7 +251,11 @@ class Launch:
         parent, held = os.pipe()
         ended = tempfile.mkdtemp(prefix="shardmap-")
         try:
-            self._start(parent, ended)
+            try:
+                self._start(parent, ended)
+            except (OSError, RuntimeError) as error:  # Too many files, or threads.
+                self._say(f"process {len(self._processes)} cannot start: {error}")
+                return 2
             return self._wait(grace)
         finally:
             self._send(signal.SIGKILL)
@@ -280,6 +288,9 @@ class Launch:
             for thread in streams:
                 thread.start()
             threading.Thread(target=self._watch, args=(number, streams)).start()
+            if self._signal is not None:  # It may have come while this one started.
+                _send_to_group(process, signal.SIGTERM)
+                return
 
     def _started(
         self, parent: int, environment: Mapping[str, str], cores: Sequence[int] | None
@@ -307,8 +318,14 @@ class Launch:
             for line in source:
                 text = line.decode(errors="replace").rstrip("\n")
                 with self._writing:
-                    if not self._is_over:
+                    if self._is_over:
+                        continue
+                    try:
                         print(f"[{number}] {text}", file=to, flush=True)
+                    except BrokenPipeError:  # Nobody reads on, as after ``| head``.
+                        self._is_over = True
+                        self._signal = signal.SIGPIPE
+                        self._send(signal.SIGTERM)
 
     def _watch(self, number: int, streams: Sequence[threading.Thread]) -> None:
         process = self._processes[number]

@@ -1,5 +1,6 @@
 """`python -m shardmap run`, with scripts that do not import JAX."""
 
+import errno
 import os
 import pathlib
 import re
@@ -192,6 +193,53 @@ def test_signals_are_passed_on(number, code, script):
     assert are_gone(ids)
 
 
+def test_a_signal_ends_the_start(script, monkeypatch):
+    begun = []
+
+    class Interrupting(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            begun.append(self)
+            if len(begun) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupting)
+    assert run.main(["-n", "20", script("time.sleep(60)")]) == 130
+    assert len(begun) == 2
+    assert all(process.returncode for process in begun)
+
+
+def test_too_many_processes_for_this_machine(script, monkeypatch, capfd):
+    begun = []
+
+    class Full(subprocess.Popen):
+        def __init__(self, *args, **options):
+            if len(begun) == 1:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            super().__init__(*args, **options)
+            begun.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Full)
+    assert run.main(["-n", "3", script("time.sleep(60)")]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("python -m shardmap run: process 1 cannot start: [Errno 24]")
+    assert begun[0].returncode == -signal.SIGKILL
+
+
+def test_a_reader_that_goes_away_ends_all(script):
+    path = script("while True: print(os.getpid()); time.sleep(0.01)")
+    with subprocess.Popen(
+        [sys.executable, "-m", "shardmap", "run", "-n", "2", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="looks into /proc")
 def test_a_killed_command_leaves_no_process_behind(script):
     path = script(
@@ -274,6 +322,10 @@ def test_jaxlib_gets_threads_enough_unless_told():
             for text in ("-1", "nan", "soon")
         ),
         (["-n", "2", "nowhere.py"], "run: there is no file nowhere.py"),
+        (
+            ["-n", "100000", "x.py"],
+            "argument -n/--processes: must be at most 1,024, got 100,000",
+        ),
         (["-n", "0", "x.py"], "argument -n/--processes: must be at least 1, got 0"),
         (
             ["-n", "x", "x.py"],
