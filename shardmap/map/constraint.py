@@ -28,12 +28,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement
 from shardmap.map import agreement, contexts, tracing
-from shardmap.map.primitives import typed
-from shardmap.map.primitives.axis import UNNAMED
-from shardmap.map.primitives.map_primitive import mesh_jaxpr
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.sharding.mesh import auto_mesh
-from shardmap.sharding.partitions import (
+from shardmap.map.partition_axes import (
     AXIS_PREFIX,
     Parts,
     partition_axes,
@@ -41,6 +36,11 @@ from shardmap.sharding.partitions import (
     prime_factors,
     total_partitions,
 )
+from shardmap.map.primitives import typed
+from shardmap.map.primitives.axis import UNNAMED
+from shardmap.map.primitives.map_primitive import mesh_jaxpr
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.sharding.mesh import auto_mesh
 
 """A count for each dimension; None: the partitioner may cut it as it likes."""
 

@@ -21,7 +21,7 @@ from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.programs.running import map_jit
 from shardmap.map import tracing
-from shardmap.sharding.partitions import prime_factors
+from shardmap.map.partition_axes import prime_factors
 
 NO_MESH = Mesh(np.empty((), dtype=object), ())
 

@@ -22,9 +22,9 @@ from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.map.constraint import axes_for_partitions
+from shardmap.map.partition_axes import is_partition_axis
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread, map_text
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.sharding.partitions import is_partition_axis
 
 
 def devices_for(axis_size: int, available: int) -> int:

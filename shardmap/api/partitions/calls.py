@@ -15,8 +15,8 @@ from shardmap.api.partitions.parts import Counts, is_leaf
 from shardmap.arrays import placement, processes
 from shardmap.arrays.process_local import ProcessShardings, shardings_of
 from shardmap.map.constraint import alone, partition_mesh
+from shardmap.map.partition_axes import partition_sharding
 from shardmap.map.shardings import MapShardings
-from shardmap.sharding.partitions import partition_sharding
 
 WHAT = "sharded_jit"
 

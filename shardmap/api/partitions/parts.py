@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from shardmap._jax.types import Aval, PyTree, with_shape
 from shardmap.arrays import trees
 from shardmap.map.constraint import partition_mesh
-from shardmap.sharding.partitions import total_partitions
+from shardmap.map.partition_axes import total_partitions
 
 Counts = tuple[int, ...] | None
 """Of partitions along each dimension; None: every device has the whole value."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardmap.sharding import partitions
+from shardmap.map import partition_axes as partitions
 
 FREE = P.UNCONSTRAINED
 
