@@ -204,12 +204,28 @@ def _read(value: Value, sharding: Sharding) -> jax.Array:
         holders.setdefault(bounds, []).append(device)
     arrays: dict[jax.Device, jax.Array] = {}
     for bounds, devices in holders.items():
-        part = np.asarray(value[tuple(slice(*pair) for pair in bounds)], dtype)
-        put = jax.device_put([part] * len(devices), devices)
+        part = np.asarray(value[tuple(slice(*pair) for pair in bounds)])
+        refuse_other_dtype(value, part)
+        put = jax.device_put([np.asarray(part, dtype)] * len(devices), devices)
         arrays.update(zip(devices, put, strict=True))
     return jax.make_array_from_single_device_arrays(
         shape, sharding, [arrays[device] for device in held]
     )
+
+
+def refuse_other_dtype(value: Value, part: np.ndarray) -> None:
+    """Refuses a slice that its array-like's dtype cannot hold.
+
+    Raises:
+      ValueError: the slice would be truncated or rounded to that dtype.
+    """
+    said = getattr(value, "dtype", part.dtype)
+    if not np.can_cast(part.dtype, said, "safe"):
+        raise ValueError(
+            f"its dtype is {said}, but its __getitem__ gave {part.dtype}: wrap it in a "
+            "class whose dtype is that of its slices, or have it give its own dtype, "
+            "as netCDF4's variable.set_auto_maskandscale(False) does"
+        )
 
 
 def box(index: Value, shape: Sequence[int]) -> Box:

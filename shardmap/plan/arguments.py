@@ -52,6 +52,17 @@ def aval_of(leaf: Any, name: str) -> Any:
     return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype)
 
 
+def narrowed_dtype(leaf: Any) -> tuple[np.dtype, np.dtype] | None:
+    """The 64-bit dtype of an array and the 32-bit one that JAX makes of it, or None."""
+    if isinstance(leaf, np.generic) or not hasattr(leaf, "dtype"):
+        return None
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return None
+    given = np.dtype(leaf.dtype).newbyteorder("=")
+    taken = device_dtype(given)
+    return None if taken == given else (given, taken)
+
+
 OPTIONS = frozenset(
     {
         *("out", "executor", "max_in_flight", "progress", "retries", "checkpoint"),

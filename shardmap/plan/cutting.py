@@ -8,7 +8,7 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.grid import borders
-from shardmap.plan.arguments import aval_of
+from shardmap.plan.arguments import aval_of, narrowed_dtype
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
@@ -43,6 +43,11 @@ def cut_function(
     for by_name in args[len(cut_args) :]:
         names += _names("kwargs", by_name)
     avals = list(map(aval_of, leaves, names))
+    narrowed = {
+        name: dtypes
+        for name, leaf in zip(names, leaves, strict=True)
+        if (dtypes := narrowed_dtype(leaf)) is not None
+    }
     count = len(jax.tree.leaves(cut_args))
     given = asked_points("plan", in_slices, cut_args, avals[:count])
     given += tuple(((),) * np.ndim(aval) for aval in avals[count:])
@@ -67,7 +72,7 @@ def cut_function(
         def cut(cuts: list[list[Cut]]) -> CutProgram:
             analysis = analysed(closed, cuts, reduced, out_cuts, keeps=keeps)
             made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
-            made.scratch = scratch
+            made.scratch, made.narrowed = scratch, narrowed
             return made
 
         return cut(cuts_at(asked))

@@ -12,6 +12,7 @@ array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 """
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -91,6 +92,10 @@ def plan(
     Returns:
       The plan, which runs nothing yet.
 
+    Warns:
+      UserWarning: arguments have 64 bits, which JAX takes in 32, as ``jax_enable_x64``
+        is off.
+
     Raises:
       TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit, ``memory`` is
         no size or is too little for these cuts or however small the pieces are,
@@ -121,6 +126,12 @@ def plan(
         function, own, in_slices, partial, room, out_slices, place, len(args)
     )
     made.given = given.given
+    if narrowed := report.narrowed(made):
+        warnings.warn(
+            f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
+            "True), or give 32-bit arrays.",
+            stacklevel=3,  # `left_whole` is between.
+        )
     # Weakly: whoever keeps a plan does not mean to keep what it was made for.
     return ShardPlan(made, Remembered(given.args), labels, room)
 

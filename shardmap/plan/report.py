@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -108,6 +108,7 @@ def summary(cut_program: CutProgram) -> str:
         lines.append(
             f"  {cut_program.names[leaf]} {_cut(cut_program, leaf, axis)}; {fate}"
         )
+    lines += [f"  {line}" for line in narrowed(cut_program)]
     lines += [f"  {line}" for line in _scratch(cut_program)]
     for place, stage in enumerate(cut_program.stages):
         if stages > 1:
@@ -133,6 +134,7 @@ def explain(cut_program: CutProgram) -> str:
                 continue
             lines.append(f"  {_cut(cut_program, leaf, axis)}")
             lines += [f"    {line}" for line in _fate(cut_program, leaf, axis)]
+    lines += narrowed(cut_program)
     lines += _scratch(cut_program)
     for place, stage in enumerate(cut_program.stages):
         lines.append(_stage(cut_program, stage) + _costs(cut_program, place))
@@ -141,6 +143,18 @@ def explain(cut_program: CutProgram) -> str:
         lines += _drawn_whole(cut_program, stage)
     lines += _shared(cut_program)
     return "\n".join(lines)
+
+
+def narrowed(cut_program: CutProgram) -> list[str]:
+    """The arguments that JAX takes in 32 bits instead of 64, by their dtypes."""
+    groups: dict[tuple[Any, Any], list[str]] = {}
+    for name, dtypes in cut_program.narrowed.items():
+        groups.setdefault(dtypes, []).append(name)
+    return [
+        f"{', '.join(_grouped(names))}: {given}, computed in {taken}, as "
+        "jax_enable_x64 is off"
+        for (given, taken), names in groups.items()
+    ]
 
 
 def _scratch(cut_program: CutProgram) -> list[str]:

@@ -129,6 +129,7 @@ def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
     assert "48 B are read by the workers (memmap)" in str(made.traffic())
 
 
+@pytest.mark.filterwarnings("ignore:plan. args.*float64, computed in float32")
 def test_encodings_of_what_lies_alike(ds, tmp_path):
     pytest.importorskip("zarr", reason="writes the store")
     encoding = {

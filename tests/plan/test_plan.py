@@ -1,5 +1,7 @@
 """The plan as users see it: cuts in, shards out, reasons told."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,8 +92,47 @@ def test_what_has_a_shape_is_enough_to_plan():
     assert made.peak_bytes == moved + computed + computed // 32
 
 
-def test_double_precision_arguments_are_taken_as_jax_takes_them():
-    check(lambda x: x * 2, X.astype(np.float64), in_slices=({0: 2},))
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        (np.float64, "float64, computed in float32"),
+        (np.int64, "int64, computed in int32"),
+        (">f8", "float64, computed in float32"),
+    ],
+)
+def test_64_bits_that_jax_makes_32_are_told_once(dtype, text, tmp_path):
+    file = np.memmap(tmp_path / "x", dtype, "w+", shape=X.shape)
+    file[:] = X
+    text = rf"args\[1\]\['a'\]: {text}, as jax_enable_x64 is off"
+    with pytest.warns(UserWarning, match=f"^plan: {text}") as warned:
+        made = plan(lambda s, x: s * x["a"], 2, {"a": file}, in_slices=(None, {0: 2}))
+    assert [each.filename for each in warned] == [__file__]
+    np.testing.assert_allclose(made.run(2, {"a": file}), 2 * file)
+    for told in (str(made), made.explain()):
+        assert re.search(text, told)
+    with jax.enable_x64(True):
+        wide = plan(lambda x: x * 2, file, in_slices={0: 2})
+    assert "jax_enable_x64" not in str(wide)
+
+
+class Packed:
+    """As a netCDF4.Variable with a scale factor."""
+
+    shape, dtype = (8,), np.dtype(np.int16)
+    values = np.arange(8) * 0.25
+
+    def __getitem__(self, index):
+        return self.values[index]
+
+
+@pytest.mark.parametrize("run", [lambda x: plan(jnp.sin, x).run(x), spmap(jnp.sin)])
+def test_slices_that_the_dtype_cannot_hold_are_refused(run):
+    with pytest.raises(
+        (ValueError, RuntimeError),
+        match=r"its dtype is int16, but its __getitem__ gave float64: .*"
+        r"set_auto_maskandscale\(False\)",
+    ):
+        run(Packed())
 
 
 def test_bad_arguments_are_named():
@@ -131,7 +172,7 @@ def test_masked_elements_are_refused():
     np.testing.assert_array_equal(got, made.run(X))
 
 
-@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2"])
+@pytest.mark.parametrize("dtype", [">f4", ">i4", ">i2"])
 def test_the_other_byte_order_is_converted(dtype, tmp_path):
     x = np.arange(12).reshape(4, 3)
     file = np.memmap(tmp_path / "x", dtype, "w+", shape=x.shape)
@@ -209,7 +250,7 @@ class Everything(Squares):
     """Can be sliced besides."""
 
     def __getitem__(self, index):
-        return np.arange(8.0)[index] ** 2
+        return np.arange(8, dtype=np.float32)[index] ** 2
 
 
 @pytest.fixture

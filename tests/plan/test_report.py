@@ -96,15 +96,19 @@ def test_no_shard_moves_more_than_there_is():
 
 
 def test_what_a_slice_leaves_out_is_no_news_of_a_cut_that_arrives():
-    made = plan(lambda x: jnp.roll(x, 1), np.arange(12.0), in_slices=({0: 3},))
+    made = plan(
+        lambda x: jnp.roll(x, 1), np.arange(12, dtype=np.float32), in_slices=({0: 3},)
+    )
     assert "reaches axis 0 of result" in made.explain()
     assert "beside" not in made.explain()
-    lost = plan(lambda x: x[:2], np.arange(12.0), in_slices=({0: (6, 6)},))
+    lost = plan(
+        lambda x: x[:2], np.arange(12, dtype=np.float32), in_slices=({0: (6, 6)},)
+    )
     assert "every cut lies beside" in lost.explain()
 
 
 def test_a_plan_is_short_where_it_is_shown():
-    made = plan(jnp.sin, np.arange(12.0), in_slices=({0: 3},))
+    made = plan(jnp.sin, np.arange(12, dtype=np.float32), in_slices=({0: 3},))
     assert repr(made) == "<ShardPlan: 3 shards in 1 stage>"
 
 
@@ -150,5 +154,9 @@ def test_how_many_functions_are_compiled():
     assert told in str(every)
     assert told in every.explain()
     # The first, the last, and those between them.
-    halo = plan(lambda x: jnp.diff(jnp.pad(x, 1)), np.ones(9000), in_slices={0: 1000})
+    halo = plan(
+        lambda x: jnp.diff(jnp.pad(x, 1)),
+        np.ones(9000, np.float32),
+        in_slices={0: 1000},
+    )
     assert "about 3 functions compiled" in halo.explain()

@@ -34,7 +34,7 @@ def depends_on_part(x, params):
 
 
 def plan_with(cut):
-    return sm.plan(double, np.ones(16), in_slices={0: cut})
+    return sm.plan(double, np.ones(16, np.float32), in_slices={0: cut})
 
 
 CASES = {
@@ -299,7 +299,7 @@ CASES = {
     ),
     # Plans
     "a name for an executor": (
-        lambda: plan_with(2).run(np.ones(16), executor="threads"),
+        lambda: plan_with(2).run(np.ones(16, np.float32), executor="threads"),
         TypeError,
         r"executor must be None, a number of processes, a concurrent.futures.Executor "
         r"or a distributed.Client, got 'threads' of type str",

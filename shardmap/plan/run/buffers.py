@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from shardmap._jax.context import config_value
 from shardmap._jax.types import Aval
-from shardmap.arrays.array_likes import device_dtype
+from shardmap.arrays.array_likes import device_dtype, refuse_other_dtype
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Value
@@ -195,7 +195,7 @@ def read_box(array: Any, box: Box, aval: Aval) -> Any:
     """A box of an array-like, as NumPy or JAX array of the aval's dtype.
 
     Raises:
-      ValueError: what came has another shape, or is masked.
+      ValueError: what came has another shape or dtype, or is masked.
     """
     part = array
     if box:
@@ -216,4 +216,6 @@ def read_box(array: Any, box: Box, aval: Aval) -> Any:
         return jax.random.key_data(part)
     if isinstance(part, jax.Array):
         return part
+    part = np.asarray(part)
+    refuse_other_dtype(array, part)
     return np.asarray(part, aval.dtype)

@@ -51,6 +51,8 @@ class CutProgram:
     Attributes:
       given: how arguments of the function become those of the graph.
       scratch: where large values that later stages need are kept, None for memory.
+      narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
+        both dtypes.
       parts: of how many partial results each value is put together, box by box.
     """
 
@@ -70,6 +72,7 @@ class CutProgram:
         self.in_tree, self.out_tree = in_tree, out_tree
         self.cuts, self.names, self.again = cuts, names, again
         self.given: Given = in_order
+        self.narrowed: Mapping[str, tuple[np.dtype, np.dtype]] = {}
         self.stages = stages_of(analysis)
         self.parts = {
             result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)

@@ -50,7 +50,7 @@ class Shard:
     Example:
       >>> import jax.numpy as jnp, numpy as np
       >>> import shardmap as sm
-      >>> x = np.arange(5.0)
+      >>> x = np.arange(5, dtype=np.float32)
       >>> made = sm.plan(lambda x: x[1:] - x[:-1], x, in_slices=({0: 2},))
       >>> out = np.zeros(4, np.float32)
       >>> for shard in made.shards:

@@ -110,7 +110,8 @@ def test_a_checkpoint_wants_results_here(mapped, tmp_path):
 def test_64_bit_files_are_read_as_they_were_planned(tmp_path):
     x = np.memmap(tmp_path / "x", np.float64, "w+", shape=(8, 2))
     x[:] = 1 + 1e-12
-    made = plan(scaled, x, in_slices={0: 2})
+    with pytest.warns(UserWarning, match="float64, computed in float32"):
+        made = plan(scaled, x, in_slices={0: 2})
     assert made.run(x, executor=PicklingExecutor()).dtype == np.float32
     with jax.enable_x64(True):
         made = plan(scaled, x, in_slices={0: 2})

@@ -181,9 +181,9 @@ def test_another_shape_than_asked_for_is_told():
 
 
 def test_masked_elements_are_told():
-    part = np.ma.MaskedArray(np.ones((2, 2)), [[0, 1], [0, 0]])
+    part = np.ma.MaskedArray(np.ones((2, 2), np.float32), [[0, 1], [0, 0]])
     with pytest.raises(ValueError, match=r"1 of 4 elements are masked.*filled\("):
         read_box(Reader(part), BOX, value(4, 3).aval)
-    part = np.ma.MaskedArray(np.ones((2, 2)), False)
+    part = np.ma.MaskedArray(np.ones((2, 2), np.float32), False)
     got = read_box(Reader(part), BOX, value(4, 3).aval)
     assert type(got) is np.ndarray

@@ -59,7 +59,7 @@ def test_the_axes_of_a_gather_that_are_one_loop_with_its_indices():
     def taken(x, i):
         return x[jnp.arange(6), i]
 
-    i = np.array([3, 1, 0, 2, 2, 1])
+    i = np.array([3, 1, 0, 2, 2, 1], np.int32)
     graph = flatten(jax.make_jaxpr(taken)(X, i), CALLS)
     [gather] = [node for node in graph.nodes if node.name == "gather"]
     assert counted(gather, (0, 1)) == {0: 0}
