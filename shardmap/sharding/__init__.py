@@ -1,5 +1,5 @@
-"""What a sharding is: the model, and its way to and from protos, JAX and meshes.
+"""What a sharding is.
 
-`spec` is what users build, on the `model` of entries and indices. `proto` and `named`
-say the same in XLA's and in JAX's words. `mesh` makes meshes and takes parts of them.
+`spec` is the sharding model, `conversions` its ways to and from JAX's shardings, XLA's
+protos and Shardy, `mesh` makes meshes and takes parts of them.
 """

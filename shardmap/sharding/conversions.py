@@ -50,7 +50,7 @@ class _Spec(Protocol):
     def mesh_shape(self) -> tuple[int, ...]: ...
     @property
     def dim_shardings(self) -> tuple[tuple[int, ...], ...]: ...
-    def check_stacked(self, wanted: str) -> None: ...
+    def _check_stacked(self, wanted: str) -> None: ...
 
 
 # Shardings whose mesh dimensions have names
@@ -62,7 +62,7 @@ def named_sharding(
     axis_names: Sequence[str] | None,
 ) -> NamedSharding:
     """See `ShardingSpec.named_sharding`."""
-    spec.check_stacked("NamedSharding")
+    spec._check_stacked("NamedSharding")
     flat = np.asarray(devices, dtype=object).reshape(-1)
     needed = math.prod(spec.mesh_shape)
     if flat.size != needed:
@@ -86,7 +86,7 @@ def named_sharding(
 
 def sdy(spec: _Spec, axis_names: Sequence[str] | None) -> str:
     """See `ShardingSpec.sdy`."""
-    spec.check_stacked("Shardy text")
+    spec._check_stacked("Shardy text")
     names = _axis_names(spec, axis_names)
     # A mesh without dimensions is called so when JAX lowers it.
     mesh = "@mesh" if names else "@empty_mesh"
@@ -245,7 +245,7 @@ def pmap_sharding(
 
 def hlo_sharding(spec: _Spec) -> HloSharding:
     """See `ShardingSpec.hlo_sharding`."""
-    spec.check_stacked("proto")
+    spec._check_stacked("proto")
     tiles = math.prod(spec.tile_counts)
     if tiles == 1:
         return HloSharding.replicate()

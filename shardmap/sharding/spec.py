@@ -195,9 +195,11 @@ MeshDimAssignment: TypeAlias = ShardedAxis | Replicated
 
 
 def _stored(entry: Any) -> Chunked | Unstacked | None:
-    if entry is None or isinstance(entry, NoSharding) or entry == Chunked(()):
+    if entry is None or isinstance(entry, NoSharding):
         return None
-    if isinstance(entry, Chunked | Unstacked):
+    if isinstance(entry, Chunked):
+        return entry if entry.chunks else None
+    if isinstance(entry, Unstacked):
         return entry
     raise TypeError(
         "an entry of sharding must be Chunked, Unstacked, NoSharding or None, got "
@@ -459,7 +461,7 @@ class ShardingSpec:
         ]
         return ShardingSpec(sharding, self.mesh_mapping)
 
-    def check_stacked(self, wanted: str) -> None:
+    def _check_stacked(self, wanted: str) -> None:
         """Raises ValueError if a dimension is `Unstacked`: `wanted` cannot say it."""
         for dimension, entry in enumerate(self.sharding):
             if isinstance(entry, Unstacked):
@@ -484,7 +486,7 @@ class ShardingSpec:
         array([[0, 2],
                [1, 3]])
         """
-        self.check_stacked("tile assignment")
+        self._check_stacked("tile assignment")
         devices = np.arange(self.num_shards).reshape(self.mesh_shape)
         is_copied = len(self.mesh_mapping) > len(self.sharded_axis_sizes)
         return devices.transpose(self.tile_order).reshape(
@@ -507,7 +509,7 @@ class ShardingSpec:
         >>> ShardingSpec((None,), (Replicated(2),)).sharding_proto().type.name
         'REPLICATED'
         """
-        self.check_stacked("proto")
+        self._check_stacked("proto")
         if self.num_shards > _MOST_LISTED:
             return self.hlo_sharding().to_proto()
         proto = OpSharding()
