@@ -65,7 +65,8 @@ def register_shard_handler(
         written is written by the process that runs the plan.
 
     Raises:
-      TypeError: ``cls`` is no type, or something else is not callable.
+      TypeError: ``cls`` is no type, something else is not callable, or ``handler``
+        does not take two arguments.
       ValueError: ``cls`` is a type that JAX lays out itself.
 
     Example:
@@ -100,6 +101,13 @@ def register_shard_handler(
             "register_shard_handler takes a function of a value and a sharding, got "
             f"{handler!r} for {cls.__name__}."
         )
+    if handler is not None and not _takes_two(handler):
+        raise TypeError(
+            "register_shard_handler takes a function of a value and a sharding, but "
+            f"the one for {cls.__name__} takes {inspect.signature(handler)}. A handler "
+            "of a value, devices and indices, as JAX had them, is registered by "
+            f"shardmap.compat.shard_arg_handlers[{cls.__name__}] = handler."
+        )
     if issubclass(cls, jax.Array | np.generic | bool | int | float | complex) or (
         cls is np.ndarray
     ):
@@ -112,6 +120,16 @@ def register_shard_handler(
     if describe is not None and reopen is not None:
         name = type_name(cls)
         register_kind(name, Kind(name, describe, reopen, grain))
+
+
+def _takes_two(function: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except ValueError:  # Python does not know what it takes.
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def _handler(cls: type) -> Handler | None:

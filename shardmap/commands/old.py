@@ -11,10 +11,11 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from shardmap.commands.cpu_threads import enough_threads
-from shardmap.commands.old_check import python_files, uses_in
+from shardmap.commands.old_check import python_files
 from shardmap.commands.parsing import Parser
-from shardmap.compat.edits import Use, told, without_repetitions
-from shardmap.compat.installing import PACKAGES, install, uninstall, uses
+from shardmap.compat.edits import PACKAGES, Use, told
+from shardmap.compat.installing import install, uninstall, uses
+from shardmap.compat.sources import unknown_in, uses_in
 
 EXAMPLES = (
     "python -m shardmap old train.py --steps 100",
@@ -75,7 +76,8 @@ def check(paths: Sequence[str]) -> int:
     lines, unread = [], []
     for file in python_files(paths):
         try:
-            found, others = uses_in(str(file), file.read_bytes())
+            source = file.read_bytes()
+            found, others = uses_in(str(file), source), unknown_in(source)
         except (SyntaxError, ValueError, RecursionError) as error:
             unread.append(f"{file} cannot be read: {error}")
             continue
@@ -152,7 +154,7 @@ def report(found: Sequence[Use]) -> list[str]:
             "python -m shardmap old: old names that were used, and the edits that make "
             "them permanent"
         )
-        lines += [f"  {told(use, _short(use.file))}" for use in _with_imports(own)]
+        lines += [f"  {told(use, _short(use.file))}" for use in own]
     if installed:
         lines.append(
             "python -m shardmap old: installed packages that use old names, which this "
@@ -165,18 +167,6 @@ def report(found: Sequence[Use]) -> list[str]:
             packages.setdefault(name, set()).add(use.name)
         lines += [f"  {name}: {', '.join(sorted(packages[name]))}" for name in packages]
     return lines
-
-
-def _with_imports(found: Sequence[Use]) -> list[Use]:
-    """With the lines ``import jax.api`` of these files, which ask for no name."""
-    result = list(found)
-    for file in {use.file for use in found}:
-        try:
-            there, _ = uses_in(file, Path(file).read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            continue
-        result += [use for use in there if use.form == "import"]
-    return without_repetitions(result)
 
 
 def _short(file: str) -> str:

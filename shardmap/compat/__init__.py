@@ -2,26 +2,32 @@
 
     from shardmap.compat import pmap, device_put_replicated
 
-Most are other names for what `shardmap` has. Those of `host_callback`, `maps`, `pjit`
-and `util` have the parameters of the modules of these names. `install` puts all of them
-where JAX had them. docs/migrating.md goes through them.
+Most are other names for what `shardmap` has. Those of `host_callback`, `maps`, `pjit`,
+`pxla` and `util` have the parameters of the modules of these names. `install` puts all
+of them where JAX had them. docs/migrating.md goes through them.
 """
 
 from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
-from shardmap.api.spmap import spmap as pmap
 from shardmap.api.spmap import spmap as soft_pmap
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
-from shardmap.compat import host_callback, maps, pjit, util
+from shardmap.compat import host_callback, maps, pjit, pxla, util
+from shardmap.compat.api import pmap
 from shardmap.compat.host_callback import barrier_wait, call, id_print, id_tap
 from shardmap.compat.installing import install, uninstall, uses
 from shardmap.compat.maps import SerialLoop, xmap
-from shardmap.compat.placement import (
+from shardmap.compat.pxla import (
     PmapSharding,
+    ShardedDeviceArray,
+    _pmap_sharding_spec,
     make_sharded_device_array,
+    partitioned_sharding_spec,
     replicate,
+    shard_arg_handlers,
 )
 from shardmap.sharding.spec import (
+    AvalDimSharding,
     Chunked,
+    MeshDimAssignment,
     NoSharding,
     Replicated,
     ShardedAxis,
@@ -31,14 +37,18 @@ from shardmap.sharding.spec import (
 )
 
 __all__ = [
+    "AvalDimSharding",
     "Chunked",
+    "MeshDimAssignment",
     "NoSharding",
     "PmapSharding",
     "Replicated",
     "SerialLoop",
     "ShardedAxis",
+    "ShardedDeviceArray",
     "ShardingSpec",
     "Unstacked",
+    "_pmap_sharding_spec",
     "barrier_wait",
     "call",
     "device_put_replicated",
@@ -49,9 +59,12 @@ __all__ = [
     "install",
     "make_sharded_device_array",
     "maps",
+    "partitioned_sharding_spec",
     "pjit",
     "pmap",
+    "pxla",
     "replicate",
+    "shard_arg_handlers",
     "sharded_jit",
     "soft_pmap",
     "spec_to_indices",

@@ -1,53 +1,62 @@
 """Where old names are used, and the edit that puts the new one there."""
 
+import functools
+import sys
+import sysconfig
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from shardmap.compat.names import ATTRIBUTES, MODULES, new_name
 
-# `import a.b`, `from a import b` (and `import a.b as c`), or `a.b` in an expression.
+PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_STANDARD = sysconfig.get_path("stdlib")
+_OURS = str(Path(__file__).parent.parent)
+
+# `import a.b`, `from a import b`, or `a.b` in an expression.
 Form = Literal["import", "from", "name"]
 
 
 class Use(NamedTuple):
-    """Where an old name is used."""
+    """Where an old name is used; an import may give it another name."""
 
     file: str
     line: int
     name: str
     form: Form
+    asname: str | None = None
 
 
-def edit(old: str, form: Form) -> str:
+def edit(old: str, form: Form, asname: str | None = None) -> str:
     """The edit that puts the new name for an old one.
 
     >>> edit("jax.tree_map", "name")
     'jax.tree_map -> jax.tree.map'
-    >>> edit("jax.pmap", "from")
-    'from jax import pmap -> from shardmap import spmap as pmap'
-    >>> edit("jax.experimental.maps", "from")
-    'from jax.experimental import maps -> from shardmap.compat import maps'
-    >>> edit("jax.experimental.maps", "import")
-    'import jax.experimental.maps -> import shardmap.compat.maps'
+    >>> edit("jax.tree_multimap", "from")
+    'from jax import tree_multimap -> from jax.tree import map as tree_multimap'
+    >>> edit("jax.linear_util", "import", "lu")
+    'import jax.linear_util as lu -> import jax.extend.linear_util as lu'
     """
     if old.startswith("jax.Array."):
-        name = old.removeprefix("jax.Array.")
-        return f"x.{name} -> {ATTRIBUTES[name]}"
+        return ATTRIBUTES[old.removeprefix("jax.Array.")]
     new = new_name(old)
     old_module, _, old_name = old.rpartition(".")
+    renamed = f" as {asname}" if asname else ""
     statement = {
         "name": old,
-        "import": f"import {old}",
-        "from": f"from {old_module} import {old_name}",
+        "import": f"import {old}{renamed}",
+        "from": f"from {old_module} import {old_name}{renamed}",
     }[form]
     if new is None:
         return f"{statement} -> leave it out, with the new names in their places"
-    if form != "from":
-        return f"{statement} -> {'import ' * (form == 'import')}{new}"
+    if form == "name":
+        return f"{statement} -> {new}"
+    if form == "import":
+        return f"{statement} -> import {new}{renamed}"
     module, _, name = new.rpartition(".")
-    renamed = "" if name == old_name else f" as {old_name}"
+    kept = asname or old_name
     start = f"from {module} " if module else ""
-    return f"{statement} -> {start}import {name}{renamed}"
+    return f"{statement} -> {start}import {name}" + (f" as {kept}" * (name != kept))
 
 
 def without_repetitions(found: Iterable[Use]) -> list[Use]:
@@ -59,7 +68,9 @@ def without_repetitions(found: Iterable[Use]) -> list[Use]:
     ['jax.api']
     """
     uses = set(found)
-    imported = {(use.file, use.name) for use in uses if use.form == "from"}
+    imported = {
+        (use.file, use.name) for use in uses if use.form == "from" or use.asname
+    }
     longer = {(use.file, use.line, use.name.rpartition(".")[0]) for use in uses}
 
     def is_repeated(use: Use) -> bool:
@@ -71,7 +82,7 @@ def without_repetitions(found: Iterable[Use]) -> list[Use]:
         same = new_name(use.name) == f"{MODULES.get(module)}.{name}"
         return same and (use.file, module) in imported
 
-    return sorted(use for use in uses if not is_repeated(use))
+    return sorted((use for use in uses if not is_repeated(use)), key=lambda u: u[:4])
 
 
 def told(use: Use, file: str) -> str:
@@ -80,4 +91,22 @@ def told(use: Use, file: str) -> str:
     >>> told(Use("/home/train.py", 3, "jax.tree_map", "name"), "train.py")
     'train.py:3: jax.tree_map -> jax.tree.map'
     """
-    return f"{file}:{use.line}: {edit(use.name, use.form)}"
+    return f"{file}:{use.line}: {edit(use.name, use.form, use.asname)}"
+
+
+def caller() -> tuple[str, int]:
+    """The file and line of the program that has called into this package.
+
+    Calls that pass through Python's own modules are those of their caller.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+@functools.cache
+def _is_machinery(file: str) -> bool:
+    return file.startswith(("<frozen", _OURS)) or (
+        file.startswith(_STANDARD) and not file.startswith(PACKAGES)
+    )

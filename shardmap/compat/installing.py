@@ -5,42 +5,37 @@ that does not gets a stand-in in `sys.modules`. Both note who asks for what, so 
 places to edit are known in the end.
 """
 
-import dis
 import functools
 import importlib
+import linecache
 import sys
-import sysconfig
 import types
 import warnings
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from typing import Any
 
-from jax import Array
+import jax
+import numpy as np
 
 from shardmap._jax.arrays import ArrayType
-from shardmap.compat.edits import Form, Use, without_repetitions
+from shardmap.compat.edits import Use, caller, without_repetitions
 from shardmap.compat.names import (
     ATTRIBUTES,
     GONE,
     MODULES,
     NAMES,
     REPLACED,
+    exists,
     new_name,
+    value_of,
 )
-from shardmap.sharding.spec import spec_of
-
-STANDARD = sysconfig.get_path("stdlib")
-PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-OURS = str(Path(__file__).parent.parent)
-# Instructions that ask a module for a name.
-IMPORT_FROM = dis.opmap["IMPORT_FROM"]
-IMPORT_STAR = dis.opmap.get("IMPORT_STAR"), dis.opmap.get("CALL_INTRINSIC_1")
-
+from shardmap.compat.sources import uses_in
+from shardmap.sharding.spec import spec_of, spec_to_indices
 
 _undo: list[Callable[[], None]] = []
-_uses: dict[Use, None] = {}
+# The lines and names of each file that has used old names.
+_noted: dict[str, set[tuple[int, str]]] = {}
 
 
 def install() -> None:
@@ -60,7 +55,7 @@ def install() -> None:
     """
     if _undo:
         return
-    _uses.clear()
+    _noted.clear()
     names: dict[str, set[str]] = {}
     for old in (*NAMES, *GONE):
         module, _, name = old.rpartition(".")
@@ -88,7 +83,11 @@ def uninstall() -> None:
 
 
 def uses() -> list[Use]:
-    """Where old names have been used since `install`, in the order of the files.
+    """Where old names are in files that have used them since `install`, in their order.
+
+    A name that a program has used stands for all its places in that file. Where the
+    source cannot be read, or does not have the name, its place is where it was asked
+    for.
 
     >>> import jax
     >>> install()
@@ -97,37 +96,27 @@ def uses() -> list[Use]:
     >>> [use.name for use in uses()]
     ['jax.tree_map']
     """
-    return without_repetitions(list(_uses))
+    found: list[Use] = []
+    for file, noted in list(_noted.items()):
+        written = _written_in(file)
+        known = {use.name for use in written}
+        stars = {(use.line, use.name) for use in written if use.form == "from"}
+        names = {name for _, name in noted}
+        found += [use for use in written if use.name in names or use.form == "import"]
+        found += [
+            Use(file, line, name, "name")
+            for line, name in noted
+            # `from module import *` asks for all names of the module.
+            if name not in known and (line, name.rpartition(".")[0]) not in stars
+        ]
+    return without_repetitions(found)
 
 
-@functools.cache
-def _value(new: str) -> Any:
-    """What a dotted name means.
-
-    >>> _value("jax.config").__class__.__name__
-    'Config'
-    """
-    first, *rest = new.split(".")
-    path, found = first, importlib.import_module(first)
-    for part in rest:
-        path = f"{path}.{part}"
-        if not hasattr(found, part):
-            importlib.import_module(path)
-        found = getattr(found, part)
-    return found
-
-
-def exists(new: str) -> bool:
-    """Whether a dotted name means anything.
-
-    >>> exists("jax.numpy.sin"), exists("jax.numpy.sine")
-    (True, False)
-    """
+def _written_in(file: str) -> list[Use]:
     try:
-        _value(new)
-    except (AttributeError, ImportError):
-        return False
-    return True
+        return uses_in(file, "".join(linecache.getlines(file)))
+    except SyntaxError:
+        return []
 
 
 def _stand_in(name: str) -> None:
@@ -138,19 +127,19 @@ def _stand_in(name: str) -> None:
 
     def names() -> list[str]:
         own = {old.rpartition(".")[2] for old in NAMES if old.startswith(f"{name}.")}
-        there = vars(_value(instead)) if instead else {}
+        there = vars(value_of(instead)) if instead else {}
         return sorted(own | {each for each in there if not each.startswith("_")})
 
     def attribute(asked: str) -> Any:
         old = f"{name}.{asked}"
         if asked == "__all__":
-            _note(name, is_import=True)
+            _note(name)
             return names()
         new = new_name(old)
         if asked.startswith("__") or new is None or not exists(new):
             raise AttributeError(f"module {name!r} has no attribute {asked!r}")
         _note(old)
-        return _value(new)
+        return value_of(new)
 
     # Python looks there for what a module does not have.
     vars(module).update(__getattr__=attribute, __dir__=names)
@@ -172,7 +161,7 @@ def _amend(module: types.ModuleType, names: set[str]) -> None:
         old = f"{module.__name__}.{asked}"
         if asked in instead:
             _note(old)
-            return sys.modules[old] if old in GONE else _value(new_name(old) or "")
+            return sys.modules[old] if old in GONE else value_of(new_name(old) or "")
         if before is not None:
             return before(asked)
         raise AttributeError(f"module {module.__name__!r} has no attribute {asked!r}")
@@ -193,16 +182,26 @@ def _has(module: types.ModuleType, name: str) -> bool:
         return hasattr(module, name)
 
 
+_ATTRIBUTES: dict[str, Callable[[jax.Array], Any]] = {
+    "copy_to_device": lambda x: functools.partial(jax.device_put, x),
+    "device_buffer": lambda x: x.addressable_data(0),
+    "device_buffers": lambda x: [shard.data for shard in x.addressable_shards],
+    "indices": lambda x: spec_to_indices(x.shape, spec_of(x)),
+    "one_replica_buffer_indices": lambda x: [
+        k for k, shard in enumerate(x.addressable_shards) if shard.replica_id == 0
+    ],
+    "sharding_spec": spec_of,
+    "to_py": lambda x: functools.partial(np.asarray, x),
+}
+
+
 def _give_arrays(name: str) -> None:
     """Gives arrays an attribute that they have lost."""
     before = vars(ArrayType).get(name)
 
-    def attribute(array: Array) -> Any:
+    def attribute(array: jax.Array) -> Any:
         _note(f"jax.Array.{name}")
-        if name == "sharding_spec":
-            return spec_of(array)
-        buffers = [shard.data for shard in array.addressable_shards]
-        return buffers if name == "device_buffers" else buffers[0]
+        return _ATTRIBUTES[name](array)
 
     setattr(ArrayType, name, property(attribute))
     _undo.append(
@@ -212,24 +211,7 @@ def _give_arrays(name: str) -> None:
     )
 
 
-def _note(name: str, is_import: bool = False) -> None:
-    """Notes that the caller's caller, or who asked it to, has used an old name."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return  # Looks whether it is there; who imports it asks once more.
-        frame = frame.f_back
-    instruction = frame.f_code.co_code[frame.f_lasti]
-    if instruction in IMPORT_STAR and not is_import:
-        return  # All names of a module are asked for, which has been noted.
-    is_import |= instruction == IMPORT_FROM
-    form: Form = "from" if is_import else "name"
-    _uses[Use(frame.f_code.co_filename, frame.f_lineno, name, form)] = None
-
-
-@functools.cache
-def _is_machinery(file: str) -> bool:
-    """Whether a file is Python's or ours, and asks for somebody else."""
-    return file.startswith(("<frozen", OURS)) or (
-        file.startswith(STANDARD) and not file.startswith(PACKAGES)
-    )
+def _note(name: str) -> None:
+    """Notes that the program has used an old name."""
+    file, line = caller()
+    _noted.setdefault(file, set()).add((line, name))

@@ -50,9 +50,15 @@ class _Environment:
         """The mesh of ``with Mesh(...):`` around here; perhaps an empty one."""
         return current_mesh()
 
+    @property
+    def shape(self) -> dict[str, int]:
+        """The size of each axis of that mesh, and of each `serial_loop`."""
+        loops = {name: loop.length for name, loop in _loops.items()}
+        return {**current_mesh().shape, **loops}
+
 
 class _ThreadResources:
-    """What ``thread_resources.env.physical_mesh`` is asked of."""
+    """What is around here is asked of ``thread_resources.env``."""
 
     env = _Environment()
 

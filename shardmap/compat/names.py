@@ -1,8 +1,12 @@
 """The old names that JAX has no more, and what has taken the place of each.
 
 The new name is also what the old one gives while `install` is in force: what a program
-gets is what its edit would give it. Imports nothing, so that a check is quick.
+gets is what its edit would give it. What has the new names is imported when asked for.
 """
+
+import functools
+import importlib
+from typing import Any
 
 PXLA = "jax.interpreters.pxla"
 SPECS = (
@@ -33,7 +37,7 @@ GONE = {
 
 # Names that are there, but not as old programs know them.
 REPLACED = {
-    "jax.pmap": "shardmap.spmap",
+    "jax.pmap": "shardmap.compat.pmap",
     "jax.experimental.pjit.pjit": "shardmap.compat.pjit.pjit",
 }
 
@@ -71,9 +75,17 @@ NAMES = {
     f"{PXLA}.Mesh": "jax.sharding.Mesh",
     f"{PXLA}.PartitionSpec": "jax.sharding.PartitionSpec",
     f"{PXLA}.PmapSharding": "shardmap.compat.PmapSharding",
-    f"{PXLA}.ShardedDeviceArray": "jax.Array",
-    f"{PXLA}.make_sharded_device_array": "shardmap.compat.make_sharded_device_array",
-    f"{PXLA}.replicate": "shardmap.compat.replicate",
+    **{
+        f"{PXLA}.{name}": f"shardmap.compat.pxla.{name}"
+        for name in (
+            *("AvalDimSharding", "MeshDimAssignment", "ShardedDeviceArray"),
+            *("_pmap_sharding_spec", "make_sharded_device_array"),
+            *("partitioned_sharding_spec", "replicate", "shard_arg_handlers"),
+            *("soft_pmap", "xla_pmap"),
+        )
+    },
+    f"{PXLA}.mesh_sharding_specs": "shardmap.mesh_sharding_spec",
+    f"{PXLA}.soft_pmap_p": "shardmap.spmap_p",
     f"{PXLA}.xla_pmap_p": "shardmap.spmap_p",
     "jax.interpreters.xla.DeviceArray": "jax.Array",
     "jax.interpreters.xla._DeviceArray": "jax.Array",
@@ -122,7 +134,9 @@ NAMES = {
     "jax.lib.xla_bridge.process_count": "jax.process_count",
     "jax.lib.xla_bridge.process_index": "jax.process_index",
     # Numbers
+    "jax.lax.pdot": "shardmap.compat.ops.pdot",
     "jax.lax.tie_in": "shardmap.compat.ops.tie_in",
+    "jax.lax.xeinsum": "shardmap.compat.ops.xeinsum",
     "jax.nn.normalize": "jax.nn.standardize",
     "jax.numpy.DeviceArray": "jax.Array",
     "jax.numpy.in1d": "jax.numpy.isin",
@@ -140,11 +154,18 @@ NAMES = {
     "jax.random.shuffle": "jax.random.permutation",
 }
 
-# Attributes that arrays had, and what to write instead for an array x.
+# Attributes that arrays had: the edit for an array x.
 ATTRIBUTES = {
-    "device_buffer": "x.addressable_data(0)",
-    "device_buffers": "[s.data for s in x.addressable_shards]",
-    "sharding_spec": "shardmap.spec_of(x)",
+    "copy_to_device": "x.copy_to_device(device) -> jax.device_put(x, device)",
+    "device_buffer": "x.device_buffer -> x.addressable_data(0)",
+    "device_buffers": "x.device_buffers -> [s.data for s in x.addressable_shards]",
+    "indices": "x.indices -> shardmap.spec_to_indices(x.shape, shardmap.spec_of(x))",
+    "one_replica_buffer_indices": (
+        "x.one_replica_buffer_indices -> "
+        "[k for k, s in enumerate(x.addressable_shards) if s.replica_id == 0]"
+    ),
+    "sharding_spec": "x.sharding_spec -> shardmap.spec_of(x)",
+    "to_py": "x.to_py() -> numpy.asarray(x)",
 }
 
 
@@ -163,3 +184,33 @@ def new_name(old: str) -> str | None:
         return None
     new = f"{MODULES[module]}.{name}"
     return NAMES.get(new, new)
+
+
+@functools.cache
+def value_of(new: str) -> Any:
+    """What a dotted name means.
+
+    >>> value_of("jax.config").__class__.__name__
+    'Config'
+    """
+    first, *rest = new.split(".")
+    path, found = first, importlib.import_module(first)
+    for part in rest:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            importlib.import_module(path)
+        found = getattr(found, part)
+    return found
+
+
+def exists(new: str) -> bool:
+    """Whether a dotted name means anything.
+
+    >>> exists("jax.numpy.sin"), exists("jax.numpy.sine")
+    (True, False)
+    """
+    try:
+        value_of(new)
+    except (AttributeError, ImportError):
+        return False
+    return True

@@ -1,6 +1,7 @@
 """What ``jax.ops`` and ``jax.lax`` had in their first years."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -17,7 +18,9 @@ __all__ = [
     "index_min",
     "index_mul",
     "index_update",
+    "pdot",
     "tie_in",
+    "xeinsum",
     "xla_computation",
 ]
 
@@ -68,6 +71,62 @@ def tie_in(x: object, y: T) -> T:
     2
     """
     return y
+
+
+def pdot(
+    x: ArrayLike,
+    y: ArrayLike,
+    axis_name: Hashable,
+    pos_contract: Sequence[Sequence[int]] = ((), ()),
+    pos_batch: Sequence[Sequence[int]] = ((), ()),
+    precision: Any = None,
+) -> jax.Array:
+    """The product of two arrays, summed over named axes and dimensions.
+
+    Args:
+      x: the first array.
+      y: the second.
+      axis_name: the name of a mapped axis, or several.
+      pos_contract: the dimensions of ``x`` and of ``y`` to sum over.
+      pos_batch: the dimensions of both that stay as one.
+      precision: as in `jax.lax.dot_general`.
+
+    >>> product = jax.vmap(lambda x, y: pdot(x, y, "i"), axis_name="i", out_axes=None)
+    >>> print(product(jnp.arange(3), jnp.arange(3)))
+    5
+    """
+    names = tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)
+    (contract_x, contract_y), (batch_x, batch_y) = pos_contract, pos_batch
+    product = jax.lax.dot_general(
+        jnp.asarray(x),
+        jnp.asarray(y),
+        ((contract_x, contract_y), (batch_x, batch_y)),
+        precision=precision,
+    )
+    return jax.lax.psum(product, names)
+
+
+def xeinsum(spec: str, *operands: ArrayLike) -> jax.Array:
+    """`jax.numpy.einsum`, in which ``{i,j}`` are names of mapped axes.
+
+    Args:
+      spec: for example ``"ab{i},bc{i}->ac"``. Named axes that the result does not have
+        are summed over.
+      *operands: the arrays.
+
+    >>> inner = lambda x, y: xeinsum("{i},{i}->", x, y)
+    >>> product = jax.vmap(inner, axis_name="i", out_axes=None)
+    >>> print(product(jnp.arange(3), jnp.arange(3)))
+    5
+    """
+    inputs, _, output = spec.replace(" ", "").partition("->")
+    of_inputs, of_output = (
+        [name for names in re.findall("{(.*?)}", part) for name in names.split(",")]
+        for part in (inputs, output)
+    )
+    product = jnp.einsum(re.sub("{.*?}", "", f"{inputs}->{output}"), *operands)
+    summed = dict.fromkeys(name for name in of_inputs if name not in of_output)
+    return jax.lax.psum(product, tuple(summed)) if summed else product
 
 
 def xla_computation(

@@ -233,6 +233,12 @@ def test_bad_registrations():
         register_shard_handler([], from_callback)
     with pytest.raises(TypeError, match="a value and a sharding, got 3 for Remote"):
         register_shard_handler(Remote, 3)
+    text = (
+        r"the one for Remote takes \(x, devices, indices\)\. .* is registered by "
+        r"shardmap\.compat\.shard_arg_handlers\[Remote\] = handler"
+    )
+    with pytest.raises(TypeError, match=text):
+        register_shard_handler(Remote, lambda x, devices, indices: [])
 
 
 # In calls

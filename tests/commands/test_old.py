@@ -8,8 +8,7 @@ import textwrap
 import pytest
 
 from shardmap.commands.old import report
-from shardmap.compat.edits import Use
-from shardmap.compat.installing import PACKAGES
+from shardmap.compat.edits import PACKAGES, Use
 from tests.command_line import ROOT, python, shardmap
 
 TITLE = (
@@ -145,10 +144,10 @@ def test_what_was_used_is_told_with_the_edits_also_when_it_fails(folder):
     )
     assert told.splitlines() == [
         "  prog.py:3: import jax.experimental.maps -> import shardmap.compat.maps",
-        "  prog.py:4: from jax import tree_multimap -> "
-        "from jax.tree import map as tree_multimap",
-        "  prog.py:5: from jax.experimental import host_callback -> "
-        "from shardmap.compat import host_callback",
+        "  prog.py:4: from jax import tree_multimap as tmap -> "
+        "from jax.tree import map as tmap",
+        "  prog.py:5: from jax.experimental import host_callback as hcb -> "
+        "from shardmap.compat import host_callback as hcb",
         "  prog.py:9: jax.experimental.maps.SerialLoop -> "
         "shardmap.compat.maps.SerialLoop",
     ]

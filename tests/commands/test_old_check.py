@@ -6,13 +6,14 @@ import jax
 import pytest
 
 from shardmap.commands import old
-from shardmap.commands.old_check import python_files, uses_in
+from shardmap.commands.old_check import python_files
+from shardmap.compat.sources import unknown_in, uses_in
 from tests.command_line import call, refusal
 
 
 def found(source):
-    uses, others = uses_in("f.py", textwrap.dedent(source))
-    return [use[1:] for use in uses], others
+    uses = uses_in("f.py", textwrap.dedent(source))
+    return [use[1:4] for use in uses], unknown_in(source)
 
 
 FORMS = {
@@ -20,7 +21,7 @@ FORMS = {
     "import jax as j; j.pmap": [(1, "jax.pmap", "name")],
     "from jax import tree_map as t": [(1, "jax.tree_map", "from")],
     "import jax.api": [(1, "jax.api", "import")],
-    "import jax.api as a; a.jit": [(1, "jax.api", "from")],
+    "import jax.api as a; a.jit": [(1, "jax.api", "import")],
     "import jax.api; jax.api.jit(f)": [
         (1, "jax.api", "import"),
         (1, "jax.api.jit", "name"),
@@ -40,6 +41,7 @@ FORMS = {
     ],
     "f(x).device_buffers[0].shape": [(1, "jax.Array.device_buffers", "name")],
     "y.sharding_spec": [(1, "jax.Array.sharding_spec", "name")],
+    "slice(3).indices(2), b.to_py()": [(1, "jax.Array.to_py", "name")],
     "import jax; jax.pmap(f)(x).device_buffer": [
         (1, "jax.Array.device_buffer", "name"),
         (1, "jax.pmap", "name"),
@@ -94,10 +96,45 @@ def folder(tmp_path):
     return tmp_path
 
 
+EDITS = {
+    "import jax.linear_util as lu": (
+        "import jax.linear_util as lu -> import jax.extend.linear_util as lu"
+    ),
+    "from jax import tree_map as t": (
+        "from jax import tree_map as t -> from jax.tree import map as t"
+    ),
+    "import jax.api as a": "import jax.api as a -> import jax as a",
+    "from jax.interpreters import pxla\npxla.mesh_sharding_specs": (
+        "jax.interpreters.pxla.mesh_sharding_specs -> shardmap.mesh_sharding_spec"
+    ),
+    "x.copy_to_device(d)": "x.copy_to_device(device) -> jax.device_put(x, device)",
+} | {
+    f"from jax.interpreters.pxla import {name}": (
+        f"from jax.interpreters.pxla import {name} -> {new}"
+    )
+    for name, new in {
+        "shard_arg_handlers": "from shardmap.compat.pxla import shard_arg_handlers",
+        "soft_pmap": "from shardmap.compat.pxla import soft_pmap",
+        "soft_pmap_p": "from shardmap import spmap_p as soft_pmap_p",
+        "xla_pmap": "from shardmap.compat.pxla import xla_pmap",
+        "ShardedDeviceArray": "from shardmap.compat.pxla import ShardedDeviceArray",
+    }.items()
+}
+
+
+@pytest.mark.parametrize("source", EDITS)
+def test_the_line_and_its_edit(tmp_path, source):
+    file = tmp_path / "program.py"
+    file.write_text(source)
+    code, out, _ = call(old.main, "--check", str(file))
+    assert code == 1
+    assert out.partition(": ")[2] == EDITS[source] + "\n"
+
+
 def test_a_folder_is_listed_and_not_run(folder):
     assert call(old.main, "--check", str(folder)) == (
         1,
-        f"{folder}/a.py:1: from jax import pmap -> from shardmap import spmap as pmap\n"
+        f"{folder}/a.py:1: from jax import pmap -> from shardmap.compat import pmap\n"
         f"{folder}/sub/b.py:2: jax.tree_leaves -> jax.tree.leaves\n"
         f"{folder}/sub/b.py:2: jax.mask -> not in this JAX, and shardmap knows no "
         "other\n",

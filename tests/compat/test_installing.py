@@ -1,5 +1,6 @@
 """`install` puts old names in place and notes who uses them; `uninstall` undoes it."""
 
+import linecache
 import subprocess
 import sys
 import textwrap
@@ -14,12 +15,13 @@ import pytest
 import shardmap as sm
 from shardmap import compat
 from shardmap._jax.arrays import ArrayType
+from shardmap.compat import ops
 from shardmap.compat.edits import Use
 
 # Each imports, and makes `found`.
 FORMS = {
-    "from jax import pmap as found": sm.spmap,
-    "import jax; found = jax.pmap": sm.spmap,
+    "from jax import pmap as found": compat.pmap,
+    "import jax; found = jax.pmap": compat.pmap,
     "from jax.api import jit as found": jax.jit,
     "from jax.config import config as found": jax.config,
     "import jax.experimental.maps as m; found = m.xmap": compat.xmap,
@@ -37,6 +39,17 @@ FORMS = {
         jax.extend.linear_util.wrap_init
     ),
     "from jax.core import MapPrimitive as found": sm.MapPrimitive,
+    "from jax.lax import pdot as found": ops.pdot,
+    "import jax.linear_util as lu; found = lu.wrap_init": (
+        jax.extend.linear_util.wrap_init
+    ),
+    "from jax.interpreters.pxla import mesh_sharding_specs as found": (
+        sm.mesh_sharding_spec
+    ),
+    "from jax.interpreters.pxla import soft_pmap_p as found": sm.spmap_p,
+    "from jax.interpreters.pxla import shard_arg_handlers as found": (
+        compat.shard_arg_handlers
+    ),
     "from jax.random import KeyArray as found": jax.Array,
     "from jax.tree_util import tree_multimap as found": jax.tree_util.tree_map,
 }
@@ -52,6 +65,9 @@ def installed():
 def run(program):
     """What a program's global names are in the end."""
     space = {"__name__": "program"}
+    # As notebooks do with their cells.
+    lines = program.splitlines(keepends=True)
+    linecache.cache["program.py"] = len(program), None, lines, "program.py"
     exec(compile(program, "program.py", "exec"), space)
     return space
 
@@ -178,7 +194,7 @@ def test_mock_replaces_an_old_name_and_puts_it_back(installed):
     """As chex does with `jax.pmap`."""
     with mock.patch("jax.pmap") as fake:
         assert jax.pmap is fake
-    assert jax.pmap is sm.spmap
+    assert jax.pmap is compat.pmap
 
 
 def test_arrays_have_what_they_had(installed):
@@ -187,6 +203,13 @@ def test_arrays_have_what_they_had(installed):
     assert [buffer.shape for buffer in x.device_buffers] == [(1, 2)] * 8
     assert x.device_buffers[3].devices() == {jax.devices()[3]}
     np.testing.assert_array_equal(jnp.ones(3).device_buffer, np.ones(3))
+    assert x.indices == sm.spec_to_indices(x.shape, sm.spec_of(x))
+    moved = x.device_buffers[3].copy_to_device(jax.devices()[5])
+    assert moved.devices() == {jax.devices()[5]}
+    assert type(moved.to_py()) is np.ndarray
+    np.testing.assert_array_equal(moved.to_py(), [[12, 14]])
+    copies = sm.device_put_replicated(np.arange(4.0), jax.devices(), axis_size=4)
+    assert copies.one_replica_buffer_indices == [0, 2, 4, 6]
     compat.uninstall()
     assert not hasattr(x, "sharding_spec")
     with pytest.raises(AttributeError, match="has been deprecated"):
@@ -224,6 +247,6 @@ def test_a_failure_half_way_is_undone(monkeypatch):
         raise OSError(name)
 
     monkeypatch.setattr("shardmap.compat.installing._give_arrays", fail)
-    with pytest.raises(OSError, match="device_buffer"):
+    with pytest.raises(OSError, match="copy_to_device"):
         compat.install()
     assert state() == before

@@ -209,8 +209,9 @@ def test_refusals(options, args, error):
 
 def test_the_mesh_around():
     assert maps.thread_resources.env.physical_mesh.empty
-    with two_by_two() as mesh:
+    with two_by_two() as mesh, serial_loop("l", 3):
         assert maps.thread_resources.env.physical_mesh is mesh
+        assert maps.thread_resources.env.shape == {"x": 2, "y": 2, "l": 3}
     assert isinstance(mesh, Mesh)
 
 

@@ -7,7 +7,6 @@ import jax
 import pytest
 
 from shardmap.compat import names
-from shardmap.compat.installing import _value
 
 
 def is_in_jax(name):
@@ -23,7 +22,7 @@ def is_in_jax(name):
 @pytest.mark.parametrize("old", sorted({*names.NAMES, *names.MODULES}))
 def test_an_old_name_has_a_new_one(old):
     new = names.new_name(old)
-    assert _value(new) is not None
+    assert names.value_of(new) is not None
     assert new not in names.NAMES
     if new.startswith("jax."):
         assert is_in_jax(new)
@@ -48,7 +47,7 @@ def test_a_replaced_name_is_there_and_is_another_thing(old):
     assert is_in_jax(old)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert _value(old) is not _value(names.REPLACED[old])
+        assert names.value_of(old) is not names.value_of(names.REPLACED[old])
 
 
 def test_each_gone_module_is_in_the_list():

@@ -60,7 +60,7 @@ def test_data_parallel_training(tmp_path, as_users):
     found, result = saved("data_parallel.py", tmp_path)
     assert result.stdout == "8\n"
     assert (
-        "data_parallel.py:8: from jax import pmap -> from shardmap import spmap as pmap"
+        "data_parallel.py:8: from jax import pmap -> from shardmap.compat import pmap"
         in places(result)
     )
 

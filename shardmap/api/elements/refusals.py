@@ -7,6 +7,10 @@ from shardmap.arrays import trees
 from shardmap.map import tracing
 
 
+class UnmappedResultsDiffer(ValueError):
+    """A result differs between elements, though its ``out_axes`` is None."""
+
+
 def unmapped_that_differ(
     out_axes: Axes,
     body: tracing.Body,
@@ -32,9 +36,9 @@ def unmapped_that_differ(
     ]
 
 
-def unmapped(name: str, results: Sequence[str]) -> ValueError:
+def unmapped(name: str, results: Sequence[str]) -> UnmappedResultsDiffer:
     """The error for such results of a function, by their key paths."""
-    return ValueError(
+    return UnmappedResultsDiffer(
         "spmap has mapped output but out_axes is None: these results of "
         f"{name} can differ between the elements of the axis:{trees.bullets(results)}"
         "\nCombine them with a collective over the axis, such as jax.lax.pmean, or "

@@ -11,13 +11,13 @@ import shardmap as sm
 from shardmap import compat
 
 MAPS = {"pmap", "soft_pmap"}
-MODULES = {"host_callback", "maps", "pjit", "util"}
+MODULES = {"host_callback", "maps", "pjit", "pxla", "util"}
 OF_MODULES = {
     *("SerialLoop", "xmap"),
     *("barrier_wait", "call", "id_print", "id_tap"),
     *("install", "uninstall", "uses"),
 }
-OWN = {"PmapSharding", "make_sharded_device_array", "replicate"} | MODULES | OF_MODULES
+OWN = MODULES | OF_MODULES | {*compat.pxla.__all__}
 
 
 @pytest.mark.parametrize("name", sorted(set(compat.__all__) - OWN - MAPS))
@@ -25,11 +25,8 @@ def test_names_are_aliases(name):
     assert getattr(compat, name) is getattr(sm, name)
 
 
-def test_pmap_is_spmap():
-    assert compat.pmap is sm.spmap
+def test_soft_pmap_is_spmap():
     assert compat.soft_pmap is sm.spmap
-    f = compat.pmap(lambda x: x / jax.lax.psum(x, "i"), axis_name="i")
-    np.testing.assert_allclose(f(np.ones(8)), np.full(8, 1 / 8))
 
 
 def test_default_pmap_sharding():
@@ -101,6 +98,103 @@ def test_an_array_is_made_of_rows():
     aval = jax.core.ShapedArray((8, 4), rows[0].dtype)
     with pytest.raises(ValueError, match=text):
         compat.make_sharded_device_array(aval, None, rows)
+
+
+def test_an_array_is_made_by_its_class():
+    rows = [jax.device_put(np.full(3, k), d) for k, d in enumerate(jax.devices())]
+    aval = jax.core.ShapedArray((8, 3), rows[0].dtype)
+    spec = sm.ShardingSpec((sm.Unstacked(8), None), (sm.ShardedAxis(0),))
+    for array in (
+        compat.ShardedDeviceArray(aval, rows),
+        compat.ShardedDeviceArray(aval, spec, rows),
+        compat.ShardedDeviceArray(aval, sharding_spec=spec, device_buffers=rows),
+    ):
+        assert isinstance(array, compat.ShardedDeviceArray)
+        np.testing.assert_array_equal(array, np.arange(8)[:, None].repeat(3, 1))
+        assert sm.spec_of(array) == spec.stacked()
+    assert not isinstance(np.ones(3), compat.ShardedDeviceArray)
+
+
+class Rows:
+    """Eight rows that only its handler can read."""
+
+    shape, dtype = (8, 2), np.dtype(np.float32)
+
+
+ROWS = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+
+def old_handler(x, devices, indices):
+    return [jax.device_put(ROWS[i], d) for d, i in zip(devices, indices, strict=True)]
+
+
+@pytest.mark.parametrize("in_axes", [0, 1, None])
+def test_an_old_shard_arg_handler_reads_each_part(in_axes):
+    compat.shard_arg_handlers[Rows] = old_handler
+    assert compat.shard_arg_handlers[Rows] is old_handler
+    f = sm.spmap(lambda x: 2 * x, in_axes=in_axes, axis_size=Rows.shape[in_axes or 0])
+    expected = jax.vmap(lambda x: 2 * x, in_axes, axis_size=Rows.shape[in_axes or 0])
+    np.testing.assert_array_equal(f(Rows()), expected(ROWS))
+
+
+def test_a_mapped_dimension_was_indexed_by_an_int():
+    seen = []
+
+    def handler(x, devices, indices):
+        seen.extend(indices)
+        return old_handler(x, devices, indices)
+
+    compat.shard_arg_handlers[Rows] = handler
+    sm.spmap(lambda x: x)(Rows())
+    assert seen == [(k, slice(None)) for k in range(8)]
+
+
+def test_specs_of_partitions():
+    aval = jax.ShapeDtypeStruct((4, 6), np.float32)
+    assert compat.partitioned_sharding_spec(1, None, aval) == sm.ShardingSpec(
+        (None, None), ()
+    )
+    assert compat.partitioned_sharding_spec(3, None, aval) == sm.ShardingSpec(
+        (None, None), (sm.Replicated(3),)
+    )
+    assert compat.partitioned_sharding_spec(6, (2, 3), aval) == sm.ShardingSpec(
+        (sm.Chunked([2]), sm.Chunked([3])), (sm.ShardedAxis(0), sm.ShardedAxis(1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("nrep", "parts", "map_axis", "spec"),
+    [
+        (4, None, 0, ((sm.Unstacked(4), None, None), (sm.ShardedAxis(0),))),
+        (
+            8,
+            None,
+            1,
+            ((None, sm.Unstacked(4), None), (sm.ShardedAxis(0), sm.Replicated(2))),
+        ),
+        (8, None, None, ((None, None), (sm.Replicated(4), sm.Replicated(2)))),
+        (
+            4,
+            (2, 3),
+            1,
+            (
+                (sm.Chunked([2]), sm.Unstacked(4), sm.Chunked([3])),
+                (sm.ShardedAxis(1), sm.ShardedAxis(0), sm.ShardedAxis(2)),
+            ),
+        ),
+    ],
+)
+def test_specs_of_maps(nrep, parts, map_axis, spec):
+    aval = jax.ShapeDtypeStruct((4, 6), np.float32)
+    npart = int(np.prod(parts)) if parts else 1
+    found = compat._pmap_sharding_spec(nrep, 4, npart, parts, aval, map_axis)
+    assert found == sm.ShardingSpec(*spec)
+
+
+def test_a_map_needs_as_many_devices_for_each_element():
+    aval = jax.ShapeDtypeStruct((4, 6), np.float32)
+    with pytest.raises(ValueError, match="nrep 6 is not a multiple of axis_size 4"):
+        compat._pmap_sharding_spec(6, 4, 1, None, aval, 0)
 
 
 @pytest.mark.parametrize("in_axis", [0, 1, None])

@@ -1,0 +1,144 @@
+"""What ``jax.api`` had: `pmap` with the parameters that it had."""
+
+import functools
+import types
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardmap._jax.types import PyTree
+from shardmap.api.elements.refusals import UnmappedResultsDiffer
+from shardmap.api.spmap import MappedFunction, spmap
+from shardmap.compat.edits import caller
+
+__all__ = ["pmap"]
+
+
+def pmap(
+    fun: Callable[..., PyTree],
+    axis_name: Hashable = None,
+    *,
+    in_axes: PyTree = 0,
+    out_axes: PyTree = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    global_arg_shapes: None = None,
+) -> Any:
+    """`shardmap.spmap` with the parameters of `jax.pmap`.
+
+    Where ``out_axes`` is None for a result that differs between elements, the result is
+    that of element 0, with a warning. `shardmap.spmap` refuses it.
+
+    Args:
+      fun: the function of one element.
+      axis_name: as for `shardmap.spmap`, like all parameters but the last.
+      in_axes: which axis of each argument is mapped.
+      out_axes: where results have the mapped axis.
+      static_broadcasted_argnums: positions of compile-time constants.
+      devices: the devices to use.
+      backend: whose devices to use.
+      axis_size: the number of elements.
+      donate_argnums: positions of arguments whose memory the results may use.
+      global_arg_shapes: only None.
+
+    Raises:
+      ValueError: ``global_arg_shapes`` is not None; or as `shardmap.spmap`.
+
+    >>> pmap(lambda x: x + 1)(jnp.zeros((1, 2)))
+    Array([[1., 1.]], dtype=float32)
+    """
+    if global_arg_shapes is not None:
+        raise ValueError(
+            f"pmap global_arg_shapes is {global_arg_shapes!r}, but must be None: "
+            "arrays know their global shapes. Leave it out, and give arguments that "
+            "are cut across processes as jax.make_array_from_process_local_data does."
+        )
+    options = {
+        "in_axes": in_axes,
+        "static_broadcasted_argnums": static_broadcasted_argnums,
+        "devices": devices,
+        "backend": backend,
+        "axis_size": axis_size,
+        "donate_argnums": donate_argnums,
+    }
+    mapped = spmap(fun, axis_name, out_axes=out_axes, **options)
+    if None not in jax.tree.leaves(out_axes, is_leaf=_is_none):
+        return mapped
+    name = "pmap" if axis_name is None else axis_name
+    element = _with_results_of_first(fun, name, out_axes)
+    first = spmap(element, name, out_axes=out_axes, **options)
+    return PmappedFunction(fun, mapped, first)
+
+
+class PmappedFunction:
+    """A mapped function with results that have no mapped axis; what `pmap` returns."""
+
+    def __init__(
+        self,
+        fun: Callable[..., PyTree],
+        mapped: MappedFunction[..., PyTree],
+        first: MappedFunction[..., PyTree],
+    ) -> None:
+        functools.update_wrapper(self, fun)
+        self._mapped, self._first = mapped, first
+        self._file, self._line = caller()
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        return self._ask(MappedFunction.__call__, *args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
+        """Lowers the function for these arguments, as `jax.jit` does."""
+        return self._ask(MappedFunction.lower, *args, **kwargs)
+
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
+        """Traces the function for these arguments, as `jax.jit` does."""
+        return self._ask(MappedFunction.trace, *args, **kwargs)
+
+    def _ask(self, method: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> Any:
+        try:
+            return method(self._mapped, *args, **kwargs)
+        except UnmappedResultsDiffer as error:
+            result = method(self._first, *args, **kwargs)
+            self._mapped = self._first
+            warnings.warn_explicit(
+                f"{error}\nThe result is that of element 0, as with jax.pmap. The "
+                "edit: out_axes=0 instead of None, and shardmap.unreplicate(result).",
+                UserWarning,
+                self._file,
+                self._line,
+            )
+            return result
+
+
+def _is_none(axis: object) -> bool:
+    return axis is None
+
+
+def _with_results_of_first(
+    fun: Callable[..., PyTree], axis_name: Hashable, out_axes: PyTree
+) -> Callable[..., PyTree]:
+    """``fun``, with results of element 0 where ``out_axes`` is None."""
+
+    def of_first(result: jax.Array) -> jax.Array:
+        result = jnp.asarray(result)
+        is_first = jax.lax.axis_index(axis_name) == 0
+        shared = jnp.where(is_first, result, jnp.zeros_like(result))
+        return jax.lax.psum(shared, axis_name).astype(result.dtype)
+
+    @functools.wraps(fun)
+    def element(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        def taken(axis: int | None, part: PyTree) -> PyTree:
+            return part if axis is not None else jax.tree.map(of_first, part)
+
+        return jax.tree.map(taken, out_axes, fun(*args, **kwargs), is_leaf=_is_none)
+
+    return element

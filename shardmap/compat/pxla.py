@@ -1,0 +1,278 @@
+"""What ``jax.interpreters.pxla`` had: arrays made of buffers, and their specs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
+
+from shardmap._jax.types import Aval, PyTree, Value
+from shardmap.arrays.array_likes import register_shard_handler
+from shardmap.arrays.stacking import device_put_replicated
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.sharding.conversions import pmap_sharding
+from shardmap.sharding.spec import (
+    AvalDimSharding,
+    Chunked,
+    MeshDimAssignment,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
+
+__all__ = [
+    "AvalDimSharding",
+    "MeshDimAssignment",
+    "PmapSharding",
+    "ShardedDeviceArray",
+    "_pmap_sharding_spec",
+    "make_sharded_device_array",
+    "partitioned_sharding_spec",
+    "replicate",
+    "shard_arg_handlers",
+    "soft_pmap",
+    "xla_pmap",
+]
+
+xla_pmap = soft_pmap = spmap_p.bind
+
+
+class PmapSharding:
+    """Makes the `jax.sharding.NamedSharding` that lays out arrays as PmapSharding did.
+
+    There are no objects of this type, so ``isinstance(x.sharding, PmapSharding)`` is
+    False. Ask `shardmap.spec_of` how an array is sharded.
+
+    >>> PmapSharding.default((1, 5)).shard_shape((1, 5))
+    (1, 5)
+    """
+
+    default = staticmethod(pmap_sharding)
+
+    # The old class was called to make one; JAX has only `NamedSharding` for it now.
+    def __new__(  # type: ignore[misc]
+        cls,
+        devices: Sequence[jax.Device] | np.ndarray,
+        sharding_spec: ShardingSpec,
+    ) -> NamedSharding:
+        """The layout of a spec over devices, ``Unstacked`` dimensions included.
+
+        >>> import shardmap as sm
+        >>> spec = sm.ShardingSpec((sm.Unstacked(1), None), (sm.ShardedAxis(0),))
+        >>> PmapSharding(jax.local_devices()[:1], spec).shard_shape((1, 5))
+        (1, 5)
+        """
+        return sharding_spec.stacked().named_sharding(devices)
+
+
+def make_sharded_device_array(
+    aval: Aval | jax.ShapeDtypeStruct,
+    sharding_spec: ShardingSpec | None,
+    device_buffers: Sequence[jax.Array],
+    indices: Sequence[object] | None = None,
+) -> jax.Array:
+    """Makes one array of arrays that are on a device each.
+
+    Args:
+      aval: has the ``shape`` of the whole array; its dtype is that of the buffers.
+      sharding_spec: how the array is cut over the devices, in the order of its mesh
+        mapping; None: it is stacked along dimension 0, a row for each device.
+      device_buffers: for each device an array of the shape that the spec gives it.
+        Dimensions that are ``Unstacked`` may be missing, as they were in old buffers.
+      indices: what each device has; it follows from the spec, and is not looked at.
+
+    Returns:
+      An array over the devices of the buffers, which are not copied unless a dimension
+      is missing.
+
+    Raises:
+      ValueError: the spec does not cut the shape, or cuts it for another number of
+        devices, or into parts of other shapes.
+
+    >>> import shardmap as sm
+    >>> spec = sm.ShardingSpec((sm.Unstacked(1), None), (sm.ShardedAxis(0),))
+    >>> aval = jax.ShapeDtypeStruct((1, 3), np.float32)
+    >>> make_sharded_device_array(aval, spec, [jax.numpy.ones(3)]).shape
+    (1, 3)
+    """
+    shape = tuple(aval.shape)
+    devices = [next(iter(buffer.devices())) for buffer in device_buffers]
+    rows = (Unstacked(len(devices)), *[None] * (len(shape) - 1))
+    spec = sharding_spec or ShardingSpec(rows, (ShardedAxis(0),))
+    sharding = PmapSharding(devices, spec)
+    part = sharding.shard_shape(shape)
+    entries = zip(part, spec.sharding, strict=True)
+    kept = tuple(n for n, entry in entries if not isinstance(entry, Unstacked))
+    for index, buffer in enumerate(device_buffers):
+        if buffer.shape not in (part, kept):
+            raise ValueError(
+                f"make_sharded_device_array device_buffers[{index}] has shape "
+                f"{buffer.shape}, but each of the {len(devices)} devices has {part} of "
+                f"an array of shape {shape}. Give a buffer of that shape for each."
+            )
+    return jax.make_array_from_single_device_arrays(
+        shape, sharding, [buffer.reshape(part) for buffer in device_buffers]
+    )
+
+
+class _IsArray(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, jax.Array)
+
+
+class ShardedDeviceArray(metaclass=_IsArray):
+    """Makes a `jax.Array` of arrays on a device each; every array is an instance.
+
+    >>> import jax, numpy as np
+    >>> aval = jax.ShapeDtypeStruct((1, 3), np.float32)
+    >>> x = ShardedDeviceArray(aval, [jax.numpy.ones(3)])
+    >>> x.shape, isinstance(x, ShardedDeviceArray)
+    ((1, 3), True)
+    """
+
+    def __new__(  # type: ignore[misc]
+        cls,
+        aval: Aval | jax.ShapeDtypeStruct,
+        sharding_spec: Any,
+        device_buffers: Sequence[jax.Array] | None = None,
+        indices: Sequence[object] | None = None,
+    ) -> jax.Array:
+        """As `make_sharded_device_array`; the spec may be left out."""
+        if device_buffers is None:
+            return make_sharded_device_array(aval, None, device_buffers=sharding_spec)
+        return make_sharded_device_array(aval, sharding_spec, device_buffers, indices)
+
+
+OldHandler: TypeAlias = Callable[..., Sequence[jax.Array]]
+
+
+class _ShardArgHandlers(dict[type, OldHandler]):
+    """``shard_arg_handlers[T] = handler`` registers a handler of three arguments."""
+
+    def __setitem__(self, cls: type, handler: OldHandler) -> None:
+        def put(value: Value, sharding: Sharding) -> jax.Array:
+            shape = tuple(value.shape)
+            held = sharding.addressable_devices_indices_map(shape)
+            part = sharding.shard_shape(shape)
+            indices = [tuple(map(_old_index, cuts or ())) for cuts in held.values()]
+            buffers = handler(value, list(held), indices)
+            return jax.make_array_from_single_device_arrays(
+                shape, sharding, [buffer.reshape(part) for buffer in buffers]
+            )
+
+        register_shard_handler(cls, put)
+        super().__setitem__(cls, handler)
+
+
+def _old_index(cut: slice) -> int | slice:
+    """A mapped dimension was indexed by an int."""
+    is_one = cut != slice(None) and cut.stop - cut.start == 1
+    return int(cut.start) if is_one else cut
+
+
+shard_arg_handlers = _ShardArgHandlers()
+"""``handler(value, devices, indices)`` gives a buffer for each device."""
+
+
+def partitioned_sharding_spec(
+    num_partitions: int, partitions: Sequence[int] | None, aval: Aval
+) -> ShardingSpec:
+    """The spec of an array that `shardmap.sharded_jit` cuts.
+
+    Args:
+      num_partitions: how many devices hold the array if it is not cut.
+      partitions: how many parts each dimension is cut into; None: it is not cut.
+      aval: the array's shape and dtype.
+
+    >>> aval = jax.ShapeDtypeStruct((4, 2), np.float32)
+    >>> partitioned_sharding_spec(4, (2, 2), aval).mesh_shape
+    (2, 2)
+    """
+    if partitions is None:
+        copies = (Replicated(num_partitions),) if num_partitions > 1 else ()
+        return ShardingSpec((None,) * len(aval.shape), copies)
+    axes = map(ShardedAxis, range(len(partitions)))
+    return ShardingSpec(map(Chunked, partitions), axes)
+
+
+def _pmap_sharding_spec(
+    nrep: int,
+    axis_size: int,
+    npart: int,
+    parts: Sequence[int] | None,
+    sharded_aval: Aval,
+    map_axis: int | None,
+) -> ShardingSpec:
+    """The spec of an argument or a result of a map.
+
+    Args:
+      nrep: the number of devices of the map and those inside it.
+      axis_size: the size of the mapped axis.
+      npart: into how many parts `shardmap.sharded_jit` cuts each element.
+      parts: how many parts along each dimension; None: it is not cut.
+      sharded_aval: one element's shape and dtype.
+      map_axis: where the mapped axis is; None: there is none.
+
+    >>> aval = jax.ShapeDtypeStruct((3,), np.float32)
+    >>> _pmap_sharding_spec(8, 4, 1, None, aval, 0)
+    ShardingSpec((Unstacked(4), None), (ShardedAxis(0), Replicated(2)))
+    """
+    copies, rest = divmod(nrep, axis_size)
+    if rest:
+        raise ValueError(
+            f"_pmap_sharding_spec nrep {nrep} is not a multiple of axis_size "
+            f"{axis_size}: each element needs as many devices."
+        )
+    element = partitioned_sharding_spec(npart, parts, sharded_aval)
+    inner = (Replicated(copies),) if copies > 1 else ()
+    if map_axis is None:
+        mapping = (Replicated(axis_size), *inner, *element.mesh_mapping)
+        return ShardingSpec(element.sharding, mapping)
+    before, after = element.sharding[:map_axis], element.sharding[map_axis:]
+    number = sum(entry is not None for entry in before)
+    moved = (
+        ShardedAxis(entry.axis + (entry.axis >= number))
+        if isinstance(entry, ShardedAxis)
+        else entry
+        for entry in element.mesh_mapping
+    )
+    return ShardingSpec(
+        (*before, Unstacked(axis_size), *after), (ShardedAxis(number), *inner, *moved)
+    )
+
+
+def replicate(
+    val: PyTree,
+    axis_size: int,
+    nrep: int,
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    in_axis: int | None = 0,
+) -> PyTree:
+    """`shardmap.device_put_replicated` with the parameters of ``pxla.replicate``.
+
+    Args:
+      val: an array or a pytree of arrays.
+      axis_size: how long the new axis is; it divides ``nrep``.
+      nrep: how many devices get a copy.
+      devices: these devices, by default the first of `jax.local_devices`.
+      backend: whose local devices, if ``devices`` is None.
+      in_axis: where the new axis is; None: there is none.
+
+    Raises:
+      ValueError: there are not ``nrep`` devices; or as `device_put_replicated`.
+
+    >>> replicate(np.ones(3), 1, 1, in_axis=1).shape
+    (3, 1)
+    """
+    if devices is None:
+        devices = jax.local_devices(backend=backend)[:nrep]
+    if len(devices) != nrep:
+        raise ValueError(
+            f"Cannot replicate across {nrep} replicas because {len(devices)} devices "
+            "are given, or are on this process. Make nrep the number of devices."
+        )
+    size = None if in_axis is None else axis_size
+    return device_put_replicated(val, devices, axis=in_axis, axis_size=size)

@@ -1,0 +1,124 @@
+"""Which old names a Python source uses, by reading it: nothing of it is run."""
+
+import ast
+import importlib
+import types
+import warnings
+
+from shardmap.compat.edits import Form, Use, without_repetitions
+from shardmap.compat.names import ATTRIBUTES, GONE, exists, new_name
+
+
+def uses_in(file: str, source: str | bytes) -> list[Use]:
+    """The uses of old names.
+
+    Raises:
+      SyntaxError: the source is not Python's.
+
+    >>> uses_in("train.py", "import jax\\njax.tree_map(f, x)\\njax.mask(f)")
+    [Use(file='train.py', line=2, name='jax.tree_map', form='name', asname=None)]
+    """
+    return without_repetitions(_Finder(file, source).uses)
+
+
+def unknown_in(source: str | bytes) -> list[tuple[int, str]]:
+    """The lines and names of JAX that neither this JAX nor shardmap has.
+
+    >>> unknown_in("import jax\\njax.tree_map(f, x)\\njax.mask(f)")
+    [(3, 'jax.mask')]
+    """
+    others = _Finder("", source).others
+    return sorted(place for place in others if not _is_in_jax(place[1]))
+
+
+class _Finder(ast.NodeVisitor):
+    def __init__(self, file: str, source: str | bytes) -> None:
+        self.file = file
+        self.uses: list[Use] = []
+        self.others: set[tuple[int, str]] = set()
+        # What names of the file mean: dotted names in JAX.
+        self.meanings: dict[str, str] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of odd strings.
+            self.visit(ast.parse(source))
+
+    def look(self, node: ast.alias | ast.Attribute, name: str, form: Form) -> bool:
+        """Notes the longest old name that ``name`` begins with."""
+        parts = name.split(".")
+        for k in range(len(parts), 1, -1):
+            if k < len(parts) and ".".join(parts[:k]) in GONE:
+                break
+            if self.note(node, ".".join(parts[:k]), form):
+                return True
+        self.others.add((node.lineno, name))
+        return False
+
+    def note(self, node: ast.alias | ast.Attribute, name: str, form: Form) -> bool:
+        new = new_name(name)
+        known = name in GONE if new is None else exists(new)
+        if known:
+            asname = node.asname if isinstance(node, ast.alias) else None
+            self.uses.append(Use(self.file, node.lineno, name, form, asname))
+        return known
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name.partition(".")[0] != "jax":
+                continue
+            if alias.asname is None:
+                self.meanings["jax"] = "jax"
+            else:
+                self.meanings[alias.asname] = alias.name
+            self.look(alias, alias.name, "import")
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        if node.level or module.partition(".")[0] != "jax":
+            return
+        for alias in node.names:
+            if alias.name == "*":
+                self.look(alias, module, "from")
+                continue
+            name = f"{module}.{alias.name}"
+            self.meanings[alias.asname or alias.name] = name
+            self.look(alias, name, "from")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        first, *rest = ast.unparse(node).split(".")
+        known = isinstance(_root(node), ast.Name) and first in self.meanings
+        if known and self.look(node, ".".join([self.meanings[first], *rest]), "name"):
+            return
+        # Slices have `indices` too: only a run tells which are an array's.
+        if node.attr in ATTRIBUTES and not hasattr(slice, node.attr):
+            name = f"jax.Array.{node.attr}"
+            self.uses.append(Use(self.file, node.lineno, name, "name"))
+        if not known:
+            self.generic_visit(node)
+
+
+def _root(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
+
+
+def _is_in_jax(name: str) -> bool:
+    """Whether JAX has a dotted name, as far as its modules go.
+
+    >>> _is_in_jax("jax.numpy.sin.anything"), _is_in_jax("jax.mask")
+    (True, False)
+    """
+    first, *rest = name.split(".")
+    found: object = importlib.import_module(first)
+    for part in rest:
+        if not isinstance(found, types.ModuleType):
+            return True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not hasattr(found, part):
+                try:
+                    importlib.import_module(f"{found.__name__}.{part}")
+                except ImportError:
+                    return False
+            found = getattr(found, part)
+    return True
