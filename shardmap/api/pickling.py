@@ -6,23 +6,12 @@ and are those of the process that reads them.
 """
 
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-
-
-class _Device(NamedTuple):
-    platform: str
-    id: int
-
-
-class _Mesh(NamedTuple):
-    devices: list[_Device]
-    shape: tuple[int, ...]
-    axis_names: tuple[str, ...]
 
 
 def reduced(mapped: Any, fun: Callable[..., Any], options: Any) -> Any:
@@ -31,7 +20,7 @@ def reduced(mapped: Any, fun: Callable[..., Any], options: Any) -> Any:
     Args:
       mapped: the mapped function, made from the other two.
       fun: the function.
-      options: a named tuple, in which devices and meshes may stand.
+      options: a named tuple, which may have ``devices`` and a ``mesh``.
     """
     module = getattr(mapped, "__module__", None)
     found: Any = sys.modules.get(module) if isinstance(module, str) else None
@@ -39,41 +28,41 @@ def reduced(mapped: Any, fun: Callable[..., Any], options: Any) -> Any:
         found = getattr(found, name, None)
     if found is mapped and module != "__main__":
         return mapped.__qualname__  # As functions of a module are, by its name.
-    return _restored, (type(mapped), fun, options._replace(**_packed(options)))
-
-
-def _packed(options: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     if devices := getattr(options, "devices", None):
-        fields["devices"] = tuple(map(_pack, devices))
+        by_name["devices"] = _names(devices)
     mesh = getattr(options, "mesh", None)
     if isinstance(mesh, Mesh):
-        devices = list(map(_pack, mesh.devices.flat))
-        fields["mesh"] = _Mesh(devices, mesh.devices.shape, mesh.axis_names)
-    return fields
+        by_name["mesh"] = _names(mesh.devices.flat), mesh.devices.shape, mesh.axis_names
+    rest = options._replace(**dict.fromkeys(by_name))
+    return _restored, (type(mapped), fun, rest, by_name)
 
 
-def _restored(kind: Any, fun: Callable[..., Any], options: Any) -> Any:
+def _restored(
+    kind: Any, fun: Callable[..., Any], options: Any, by_name: dict[str, Any]
+) -> Any:
     fields: dict[str, Any] = {}
-    if devices := getattr(options, "devices", None):
-        fields["devices"] = tuple(map(_unpack, devices))
-    mesh = getattr(options, "mesh", None)
-    if isinstance(mesh, _Mesh):
-        grid = np.asarray(list(map(_unpack, mesh.devices)), dtype=object)
-        fields["mesh"] = Mesh(grid.reshape(mesh.shape), mesh.axis_names)
+    if "devices" in by_name:
+        fields["devices"] = tuple(_devices(by_name["devices"]))
+    if "mesh" in by_name:
+        names, shape, axis_names = by_name["mesh"]
+        fields["mesh"] = Mesh(np.array(_devices(names)).reshape(shape), axis_names)
     return kind(fun, options._replace(**fields))
 
 
-def _pack(device: jax.Device) -> _Device:
-    return _Device(device.platform, device.id)
+def _names(devices: Iterable[jax.Device]) -> list[tuple[str, int]]:
+    return [(device.platform, device.id) for device in devices]
 
 
-def _unpack(device: _Device) -> jax.Device:
-    here = {other.id: other for other in jax.devices(device.platform)}
-    if device.id not in here:
-        raise ValueError(
-            f"a mapped function that was pickled names the {device.platform} device "
-            f"{device.id}, but this process has {sorted(here)}. Pickle one without "
-            "devices= and mesh=, or start this process with as many devices."
-        )
-    return here[device.id]
+def _devices(names: Iterable[tuple[str, int]]) -> list[jax.Device]:
+    found = []
+    for platform, number in names:
+        here = {device.id: device for device in jax.devices(platform)}
+        if number not in here:
+            raise ValueError(
+                f"a mapped function that was pickled names the {platform} device "
+                f"{number}, but this process has {sorted(here)}. Pickle one without "
+                "devices= and mesh=, or start this process with as many devices."
+            )
+        found.append(here[number])
+    return found

@@ -31,8 +31,8 @@ hold which tile is one transposition of the mesh (`tile_assignment`): its dimens
 put in the order of the array's, copies last. Indices and protos follow from it.
 
 The idea, the names and the fields are those of `ShardingSpec` in JAX 0.2.6 to 0.9.
-Everything here is Python and NumPy. conversions.py translates specs to and from JAX's
-and XLA's shardings.
+The model is Python and NumPy. conversions.py translates specs to and from the sharding
+objects of JAX and XLA.
 """
 
 from __future__ import annotations
