@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     from shardmap.explain.draw.text import picture
     from shardmap.explain.explanation import Explanation
     from shardmap.explain.interconnect import Interconnect
-    from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
+    from shardmap.map.lowering import spmap_p
+    from shardmap.map.primitives.map_primitive import MapPrimitive
     from shardmap.plan.chunked import chunked
     from shardmap.plan.in_slices import AS_CHUNKED, EACH, Pieces
     from shardmap.plan.notation import register_rule, rules_of
@@ -108,7 +109,8 @@ else:
             "shardmap.explain.draw.text": ["picture"],
             "shardmap.explain.explanation": ["Explanation"],
             "shardmap.explain.interconnect": ["Interconnect"],
-            "shardmap.map.primitives.map_primitive": ["MapPrimitive", "spmap_p"],
+            "shardmap.map.lowering": ["spmap_p"],
+            "shardmap.map.primitives.map_primitive": ["MapPrimitive"],
             "shardmap.plan.chunked": ["chunked"],
             "shardmap.plan.in_slices": ["AS_CHUNKED", "EACH", "Pieces"],
             "shardmap.plan.notation": ["register_rule", "rules_of"],

@@ -8,6 +8,9 @@ UNITS = {
     **{unit: 1024**k for k, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))},
 }
 
+_LONGEST_SHOWN = 400
+"""Characters of a value in an error message."""
+
 
 def bytes_of(what: str, value: int | str) -> int:
     """A number of bytes that is given as one, or as text.
@@ -39,6 +42,18 @@ def bytes_of(what: str, value: int | str) -> int:
     if count < 1:
         raise ValueError(f"{what} must be at least one byte, got {value!r}")
     return int(count)
+
+
+def shown(value: object) -> str:
+    """``repr(value)`` for an error message, cut where it is long.
+
+    >>> shown([0, 1]), len(shown(list(range(100_000)))) < 300
+    ('[0, 1]', True)
+    """
+    text = repr(value)
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    return f"{text[: _LONGEST_SHOWN // 2]}... ({len(text):,} characters)"
 
 
 def size(count: int) -> str:

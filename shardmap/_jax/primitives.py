@@ -5,6 +5,7 @@ them. Tables of rules need them.
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -76,6 +77,15 @@ PURE_CALLBACK = primitive_of(
 def walked_axes(equation: Equation) -> frozenset[str]:
     """The mesh axes along which the program of a shard_map is written per device."""
     return frozenset(equation.params["newly_manual_axes"])
+
+
+def is_pmap(equation: Equation) -> bool:
+    """Whether a shard_map is that of `jax.pmap`.
+
+    Nothing says so but where the function that it maps is from.
+    """
+    mapped = equation.params["jaxpr"].debug_info.func_src_info or ""
+    return os.path.join("jax", "_src", "pmap.") in mapped
 
 
 # Where an equation was traced

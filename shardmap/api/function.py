@@ -54,7 +54,10 @@ class Mapped(Generic[P, R]):
     _programs: Any
 
     def __init__(self, fun: Callable[P, R], options: Options) -> None:
-        functools.update_wrapper(self, fun)
+        functools.update_wrapper(self, fun, updated=())
+        # Not its methods: `jax.pmap` puts `lower` among the attributes of a function.
+        attributes = getattr(fun, "__dict__", {}).items()
+        vars(self).update({k: v for k, v in attributes if not hasattr(type(self), k)})
         self._programs = kept.kept_for(
             fun, (self._kind, options.key()), lambda: self._kind(fun, options)
         )

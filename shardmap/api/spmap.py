@@ -7,6 +7,7 @@ from typing import Any, Protocol, overload
 import jax
 from jax.sharding import Mesh
 
+from shardmap._jax.arrays import current_mesh
 from shardmap._jax.types import PyTree
 from shardmap.api.calls import options
 from shardmap.api.calls.options import Lowering
@@ -135,7 +136,9 @@ def spmap(
       mesh: a mesh to lay the axis on, instead of ``devices`` or ``backend``. Maps
         inside each other that name different axes of one mesh are one program.
       mesh_axes: the mesh axes for the elements, a name or several, major to minor. With
-        ``()`` every device has all elements, as one vectorised operation.
+        ``()`` every device has all elements, as one vectorised operation. Without
+        ``mesh`` they are those of the mesh of ``with mesh:`` or `jax.set_mesh` around
+        this call of ``spmap``.
       batch_size: how many elements a device works on at once, where it has more than
         one; it loops over the rest, as `jax.lax.map` does. `AUTO`: as many as fit into
         ``memory``. Default: all at once.
@@ -188,6 +191,9 @@ def spmap(
             check_replicas=check_replicas,
         )
     options.check_callable("spmap", fun)
+    if mesh is None and mesh_axes is not None:
+        around = current_mesh()
+        mesh = None if around.empty else around
     options.check_mesh(mesh)
     element_options.check_axes("in_axes", in_axes)
     element_options.check_axes("out_axes", out_axes)
@@ -206,7 +212,7 @@ def spmap(
         out_axes=out_axes,
         static_argnums=static,
         devices=devices,
-        backend=backend,
+        backend=options.backend(backend),
         axis_size=options.axis_size(axis_size),
         donate_argnums=donated,
         mesh=None if mesh is None else auto_mesh(mesh),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from shardmap._jax.effects import CALLBACK_JAXPR
 from shardmap.map.primitives.tap import TapCall, failures, tap_p
+from shardmap.units import shown
 
 
 def tap(
@@ -94,7 +95,7 @@ def tap(
       Array([  1.,  10., 100.], dtype=float32)
     """
     if not callable(func):
-        raise TypeError(f"tap expects a callable, but got {func!r}.")
+        raise TypeError(f"tap expects a callable, but got {shown(func)}.")
     if device_index is not None and operator.index(device_index) < 0:
         raise ValueError(f"tap expects a device_index from 0 on, got {device_index}.")
     promised: list[Any] = []
@@ -106,6 +107,7 @@ def tap(
                 "or what the function returns."
             )
         promised, result_tree = jax.tree.flatten(result_shape)
+    _check_arrays("tap_print" if isinstance(func, _Print) else "tap", x)
     leaves, tree = jax.tree.flatten(x)
     call = TapCall(
         func,
@@ -125,6 +127,19 @@ def tap(
     if result_tree is not None:
         return jax.tree.unflatten(result_tree, returned)
     return x if result is None else result
+
+
+def _check_arrays(caller: str, x: Any) -> None:
+    """Refuses what a program cannot hold."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        try:
+            jax.typeof(leaf)
+        except TypeError:
+            raise TypeError(
+                f"{caller} takes arrays, but x{jax.tree_util.keystr(path)} is "
+                f"{shown(leaf)} of type {type(leaf).__name__}. Leave it out of x; a "
+                "text can stand in fmt of tap_print."
+            ) from None
 
 
 def _promised(leaf: Any) -> jax.ShapeDtypeStruct:

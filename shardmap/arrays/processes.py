@@ -46,11 +46,17 @@ def by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
         groups.setdefault(device.process_index, []).append(device)
     together = [k for k, group in groups.items() for _ in group]
     sizes = {k: len(group) for k, group in groups.items()}
-    if order != together or len(set(sizes.values())) > 1:
+    if len(set(sizes.values())) > 1:
         raise ValueError(
-            "the devices of each process must stand together, and be equally many, as "
-            "each process has a contiguous part of the elements: got devices of "
-            f"processes {order}. Leave devices out, or sort them by process_index."
+            "each process must have equally many of the devices, as each has an equal "
+            f"part of the elements: got devices of processes {order}. Leave devices "
+            f"out, or give {min(sizes.values())} of each process."
+        )
+    if order != together:
+        raise ValueError(
+            "the devices of each process must stand together, as each has a contiguous "
+            f"part of the elements: got devices of processes {order}. Leave devices "
+            "out, or sort them by process_index."
         )
     return list(groups.values())
 

@@ -21,6 +21,7 @@ from shardmap.arrays.programs.shard_programs import (
     cuts_for,
     placed,
 )
+from shardmap.units import shown
 
 
 def shard_of(
@@ -173,16 +174,26 @@ def _hashable(i: SupportsIndex | slice | tuple[SupportsIndex | slice, ...]) -> I
     """An index that `cuts_for` takes."""
     if isinstance(i, tuple):
         return tuple(_item(one) for one in i)
-    return (_item(i),) if isinstance(i, slice) else operator.index(i)
+    return (_item(i),) if isinstance(i, slice) else _integer(i)
+
+
+def _integer(i: SupportsIndex) -> int:
+    try:
+        return operator.index(i)
+    except TypeError:
+        raise TypeError(
+            "shard_of takes an int, a slice or a tuple of these as i, but got "
+            f"{shown(i)} of type {type(i).__name__}."
+        ) from None
 
 
 def _item(one: SupportsIndex | slice) -> int | Span:
     if not isinstance(one, slice):
-        return operator.index(one)
+        return _integer(one)
     if one.step not in (None, 1):
         raise ValueError(f"shard_of takes slices without a step, got {one}.")
     edges = (one.start, one.stop)
-    return Span(*(None if edge is None else operator.index(edge) for edge in edges))
+    return Span(*(None if edge is None else _integer(edge) for edge in edges))
 
 
 def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:

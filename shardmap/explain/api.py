@@ -29,6 +29,7 @@ from shardmap.explain.read.remarks.unrolled import unrolled
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.report import Axis, Collective, Remark
 from shardmap.plan.inside.primitive import chunked_p
+from shardmap.units import shown
 
 
 @overload
@@ -90,7 +91,7 @@ def explain(
         return PlanExplanation(title, fun.explain(), fun.stage_costs)
     if not callable(fun):
         raise TypeError(
-            f"explain takes a function, got {fun!r} of type {type(fun).__name__}: "
+            f"explain takes a function, got {shown(fun)} of type {type(fun).__name__}: "
             "write explain(fun)(*args)"
         )
     wires = interconnect_named(interconnect)

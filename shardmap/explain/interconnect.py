@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import types
 from collections.abc import Mapping
 from typing import ClassVar
@@ -21,6 +22,7 @@ class Interconnect:
         magnitude, and a reason to measure your own.
 
     Raises:
+      TypeError: the bandwidth or the latency is no number.
       ValueError: the bandwidth is not above 0, or the latency is below 0.
 
     Example:
@@ -40,6 +42,14 @@ class Interconnect:
     source: str = "the caller"
 
     def __post_init__(self) -> None:
+        for name in ("bandwidth", "latency"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(
+                    f"the {name} of an Interconnect must be a number, got {value!r} of "
+                    f"type {type(value).__name__}: bytes per second and seconds, such "
+                    "as Interconnect(25e9, 2e-6)"
+                )
         if not self.bandwidth > 0 or not self.latency >= 0:
             raise ValueError(
                 "an Interconnect has a bandwidth above 0 bytes per second and a "

@@ -25,6 +25,7 @@ from shardmap.map.constraint import axes_for_partitions
 from shardmap.map.partition_axes import is_partition_axis
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread, map_text
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.sharding.mesh import is_mesh_axis_name
 
 
 def devices_for(axis_size: int, available: int) -> int:
@@ -183,14 +184,14 @@ def own_walk(mesh: Mesh) -> MeshWalk:
 def _mesh_axis_names(
     names: Sequence[Hashable], taken: set[Hashable]
 ) -> tuple[str, ...]:
-    """Strings, as the partitioner wants, all different.
+    """Strings that XLA can read, all different.
 
     A name that is not the map's own is one that no map has: another map's collectives
     would mean that one.
     """
     chosen: list[str] = []
     for level, name in enumerate(names):
-        if not isinstance(name, str) or name == UNNAMED or name in chosen:
+        if not is_mesh_axis_name(name) or name == UNNAMED or name in chosen:
             numbered = (f"axis{k}" for k in itertools.count(level))
             name = next(n for n in numbered if n not in taken and n not in chosen)
         chosen.append(name)

@@ -29,6 +29,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Value
 from shardmap.sharding.mesh import check_devices, positive
+from shardmap.units import shown
 
 Layout: TypeAlias = tuple[Sequence[int], Sequence[Sequence[int]]]
 """`ShardingSpec.mesh_shape` and `ShardingSpec.dim_shardings`."""
@@ -159,8 +160,8 @@ def sharding_of(array: Value) -> Sharding:
     sharding = getattr(array, "sharding", None)
     if not isinstance(sharding, Sharding):
         raise TypeError(
-            f"spec_of needs an array, got {array!r} of type {type(array).__name__}, "
-            "which has no sharding"
+            f"spec_of needs an array, got {shown(array)} of type "
+            f"{type(array).__name__}, which has no sharding"
         )
     return sharding
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardmap._jax.types import Value
+from shardmap.units import shown
 
 _MOST_VIRTUAL_DEVICES = 1024
 """More are no help on one CPU."""
@@ -51,14 +52,14 @@ jax.devices()[:4], but got 4.
         count = devices if isinstance(devices, int) and devices > 0 else 2
         raise TypeError(
             f"{caller} {what} must be a sequence of jax.Device, such as "
-            f"jax.devices()[:{count}], but got {devices!r}."
+            f"jax.devices()[:{count}], but got {shown(devices)}."
         )
     given = tuple(devices)
     for k, device in enumerate(given):
         if not isinstance(device, jax.Device):
             raise TypeError(
                 f"{caller} {what} must be a sequence of jax.Device, such as "
-                f"jax.devices()[:{len(given)}], but {what}[{k}] is {device!r}."
+                f"jax.devices()[:{len(given)}], but {what}[{k}] is {shown(device)}."
             )
     if len(set(given)) < len(given):
         twice = min(d.id for d in given if given.count(d) > 1)
@@ -67,6 +68,29 @@ jax.devices()[:4], but got 4.
             f"once in {[d.id for d in given]}."
         )
     return given
+
+
+def is_mesh_axis_name(name: object) -> TypeGuard[str]:
+    """Whether XLA can read this name of a mesh axis.
+
+    Of others it ends the process, or does not find the axis.
+
+    >>> is_mesh_axis_name("data"), is_mesh_axis_name("\u03bb"), is_mesh_axis_name("")
+    (True, False, False)
+    """
+    if not isinstance(name, str) or not name:
+        return False
+    return name.isascii() and not {"'", "\\"} & set(name)
+
+
+def check_axis_names(caller: str, names: Iterable[object]) -> None:
+    """Refuses mesh axes of names that XLA cannot read."""
+    for name in names:
+        if isinstance(name, str) and not is_mesh_axis_name(name):
+            raise ValueError(
+                f"{caller}: XLA cannot read the name of the mesh axis {name!r}. Use "
+                "ASCII characters other than ' and \\, such as 'data'."
+            )
 
 
 def make_mesh(
@@ -94,8 +118,9 @@ def make_mesh(
     if not isinstance(axis_sizes, Mapping):
         raise TypeError(
             "make_mesh takes a dict from the names of axes to their sizes, such as "
-            f"{{'data': 4, 'model': 2}}, but got {axis_sizes!r}."
+            f"{{'data': 4, 'model': 2}}, but got {shown(axis_sizes)}."
         )
+    check_axis_names("make_mesh", axis_sizes)
     numbers = [name for name in axis_sizes if isinstance(name, int)]
     if numbers:
         raise TypeError(
@@ -216,7 +241,7 @@ def names_of(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
 
 def _check_mesh(mesh: Mesh, caller: str) -> None:
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"{caller} takes a jax.sharding.Mesh, got {mesh!r}")
+        raise TypeError(f"{caller} takes a jax.sharding.Mesh, got {shown(mesh)}")
 
 
 def local_mesh(mesh: Mesh) -> Mesh:

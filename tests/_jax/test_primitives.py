@@ -19,6 +19,17 @@ def test_a_primitive_that_is_not_there_is_missed_loudly():
         primitives.primitive_of("sine", jnp.sin, 1.0)
 
 
+def test_pmap_is_told_from_shard_map():
+    def mapped(map_):
+        return primitives.equation_of("shard_map", map_, np.zeros(8, np.float32))
+
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.P("i")
+    by_hand = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    assert primitives.is_pmap(mapped(jax.pmap(jnp.sin, axis_name="i")))
+    assert not primitives.is_pmap(mapped(by_hand))
+
+
 def test_what_is_inside_of_jitted_functions_is_found_without_jit_too():
     with jax.disable_jit():
         found = primitives.equation_of("sin", jax.jit(lambda x: jnp.sin(x)), 1.0)

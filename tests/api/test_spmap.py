@@ -13,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 import shardmap as sm
 from tests.map_programs import both_lowerings
 
+MESH = sm.make_mesh({"a": 4, "b": 2})
+
 DEVICES = jax.devices()
 EIGHT = np.arange(8, dtype=np.float32)
 
@@ -212,6 +214,36 @@ def test_backend_names_whose_devices(spmap):
     assert {d.platform for d in result.sharding.device_set} == {"cpu"}
 
 
+@pytest.mark.filterwarnings("ignore:.with mesh:DeprecationWarning")
+@pytest.mark.parametrize("around", [lambda mesh: mesh, jax.set_mesh])
+def test_mesh_axes_are_those_of_the_mesh_around(around):
+    with around(MESH):
+        mapped = sm.spmap(lambda x: lax.psum(x, "i"), "i", mesh_axes=("b", "a"))
+    result = mapped(EIGHT)
+    np.testing.assert_array_equal(result, np.full(8, EIGHT.sum()))
+    assert result.sharding == NamedSharding(MESH, PartitionSpec(("b", "a")))
+    with pytest.raises(ValueError, match=r"that of jax.set_mesh or .* around it"):
+        sm.spmap(abs, mesh_axes="a")
+
+
+# Axis names
+
+
+@pytest.mark.parametrize("name", ["\u03bb", "", "a'b", "a\\b"])
+@both_lowerings
+def test_axis_names_that_xla_cannot_read(spmap, name):
+    """It ended the process for some of them."""
+    result = spmap(lambda x: x / lax.psum(x, name), name)(EIGHT)
+    np.testing.assert_allclose(result, EIGHT / 28)
+
+
+@both_lowerings
+def test_names_of_maps_in_maps_that_xla_cannot_read(spmap):
+    inner = spmap(lambda x: lax.psum(x, ("\u03bb", "\u03bc")), "\u03bc")
+    result = spmap(inner, "\u03bb")(EIGHT.reshape(4, 2))
+    np.testing.assert_allclose(result, np.full((4, 2), 28))
+
+
 # Inputs from anywhere
 
 
@@ -348,6 +380,34 @@ def test_disable_jit_runs_the_function_op_by_op(spmap):
             assert len(seen) == calls
         jax.eval_shape(mapped, EIGHT)
         assert len(seen) == 3
+
+
+WITHOUT_JIT = {
+    "an element a device": lambda: sm.spmap(lambda x: x + 1)(EIGHT),
+    "fewer elements": lambda: sm.spmap(lambda x: x + 1)(EIGHT[:4]),
+    "an unmapped result": lambda: sm.spmap(
+        lambda x: lax.psum(x, "i"), "i", out_axes=None
+    )(EIGHT),
+    "reversed devices": lambda: sm.spmap(lambda x: x + 1, devices=jax.devices()[::-1])(
+        EIGHT
+    ),
+    "maps on one mesh": lambda: sm.spmap(
+        sm.spmap(lambda x: x + 1, mesh=MESH, mesh_axes="b"), mesh=MESH, mesh_axes="a"
+    )(EIGHT.reshape(4, 2)),
+    "results on some and on all devices": lambda: sm.spmap(
+        lambda x, y: x + y.sum(), in_axes=(0, None)
+    )(sm.spmap(jnp.sin)(EIGHT), sm.spmap(jnp.sin)(EIGHT[:4])),
+    "a gradient": lambda: jax.grad(lambda x: sm.spmap(jnp.sin)(x).sum())(EIGHT),
+    "keys": lambda: sm.spmap(lambda key: key)(jax.random.split(jax.random.key(0), 8)),
+}
+
+
+@pytest.mark.parametrize("call", WITHOUT_JIT.values(), ids=WITHOUT_JIT)
+def test_disable_jit_gives_results_on_the_same_devices(call):
+    expected = call()
+    with jax.disable_jit():
+        result = call()
+    assert result.sharding == expected.sharding
 
 
 @pytest.mark.few(1)

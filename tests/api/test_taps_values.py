@@ -236,5 +236,7 @@ def test_a_tap_wants_a_function(func):
 
 
 def test_a_tap_wants_arrays(recorder):
-    with pytest.raises(TypeError, match=r"'text'|<class 'str'>"):
+    with pytest.raises(TypeError, match=r"tap takes arrays, but x\['a'\] is 'text' of"):
         recorder.tap({"a": "text"})
+    with pytest.raises(TypeError, match="tap_print takes arrays, but x is 'a' of type"):
+        sm.tap_print("a")

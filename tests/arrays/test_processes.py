@@ -70,12 +70,19 @@ def test_devices_by_process():
     assert processes.by_process(devices) == [devices[:2], devices[2:]]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 0, 1), (0, 0, 1)])
-def test_devices_that_give_no_contiguous_rows_are_refused(order):
+@pytest.mark.parametrize(
+    ("order", "problem", "remedy"),
+    [
+        ((0, 1, 0, 1), "must stand together", "sort them by process_index"),
+        ((0, 0, 0, 1), "must have equally many", "give 1 of each process"),
+        ((0, 1, 0), "must have equally many", "give 1 of each process"),
+    ],
+)
+def test_devices_that_give_no_contiguous_rows_are_refused(order, problem, remedy):
     with pytest.raises(
         ValueError,
-        match=r"the devices of each process must stand together, and be equally many.*"
-        rf"got devices of processes {re.escape(str(list(order)))}",
+        match=rf"{problem}.*got devices of processes {re.escape(str(list(order)))}.*"
+        rf"Leave devices out, or {remedy}\.",
     ):
         processes.by_process(devices_of(*order))
 

@@ -88,6 +88,18 @@ def test_other_types_are_refused():
         interconnect(25e9)
 
 
+@pytest.mark.parametrize(
+    ("bandwidth", "latency", "message"),
+    [
+        ("a", "b", "the bandwidth of an Interconnect must be a number, got 'a' of"),
+        (1e9, None, "the latency of an Interconnect must be a number, got None of"),
+    ],
+)
+def test_what_is_no_number_is_refused(bandwidth, latency, message):
+    with pytest.raises(TypeError, match=message):
+        Interconnect(bandwidth, latency)
+
+
 @pytest.mark.parametrize(("bandwidth", "latency"), [(0, 1e-6), (1e9, -1), (-1, 0)])
 def test_impossible_numbers_are_refused(bandwidth, latency):
     with pytest.raises(ValueError, match="a bandwidth above 0 bytes per second"):

@@ -1,10 +1,13 @@
 """Meshes: making one, slices of one, and the part on this process."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+import shardmap as sm
 from shardmap.sharding.mesh import Mesh, local_box, local_mesh, make_mesh, submesh
 
 DEVICES = jax.devices()
@@ -51,6 +54,18 @@ def test_make_mesh_refuses_too_few_devices():
         make_mesh({"x": 4, "y": 3})
     with pytest.raises(ValueError, match="needs 4 devices, but there are only 3"):
         make_mesh({"x": 4}, DEVICES[:3])
+
+
+@pytest.mark.parametrize("name", ["\u03bb", "", "a'b", "a\\b"])
+def test_names_that_xla_cannot_read_are_refused(name):
+    message = rf"XLA cannot read the name of the mesh axis {re.escape(repr(name))}"
+    with pytest.raises(ValueError, match=f"make_mesh: {message}"):
+        make_mesh({"x": 2, name: 2})
+    mesh = Mesh(np.asarray(DEVICES[:2]), (name,))
+    with pytest.raises(ValueError, match=f"spmap: {message}"):
+        sm.spmap(abs, mesh=mesh, mesh_axes=name)
+    with pytest.raises(ValueError, match=f"mesh_map: {message}"):
+        sm.mesh_map(abs, mesh, {}, {})
 
 
 def test_make_mesh_refuses_sizes_that_are_none():

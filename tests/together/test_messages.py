@@ -144,6 +144,32 @@ CASES = {
         NameError,
         r"unbound axis name: j",
     ),
+    "a backend that is no name": (
+        lambda: sm.spmap(add, backend=3),
+        TypeError,
+        r"spmap backend must be a name such as 'cpu' or None, but got 3\. Give devices",
+    ),
+    "a long list for axes": (
+        lambda: sm.spmap(add, in_axes=[[0.5] * 300] * 300),
+        TypeError,
+        r"spmap in_axes must be an int, .{,300}\.\.\. \(450,600 characters\): "
+        r"in_axes\[0\]\[0\] is 0\.5\.$",
+    ),
+    "a long list for a function": (
+        lambda: sm.spmap([[0.5] * 300] * 300),
+        TypeError,
+        r"spmap expects a callable, but got .{,300}\(450,600 characters\)\.$",
+    ),
+    "a long list for a device": (
+        lambda: sm.spmap(add, devices=[[0] * 300] * 300),
+        TypeError,
+        r"devices\[0\] is .{,300}\(900 characters\)\.$",
+    ),
+    "a long list for an array": (
+        lambda: sm.spec_of([[0.5] * 300] * 300),
+        TypeError,
+        r"spec_of needs an array, got .{,300}\(450,600 characters\) of type list",
+    ),
     "no devices": (
         lambda: sm.spmap(add, devices=[]),
         ValueError,

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Aval, PyTree, Value, is_typed, with_shape
 from shardmap.map.primitives import typed
+from shardmap.units import shown
 
 Axes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
@@ -33,8 +34,8 @@ def check_names(parameter: str, axes: PyTree, mesh: AnyMesh) -> None:
         if not is_axes(leaf):
             raise TypeError(
                 f"mesh_map {parameter} must be dicts of mesh axis names and "
-                f"dimensions, or (nested) containers of them, but got {leaf!r} in "
-                f"{axes}."
+                f"dimensions, or (nested) containers of them, but got {shown(leaf)} in "
+                f"{shown(axes)}."
             )
         if unknown := set(leaf) - set(mesh.axis_names):
             raise ValueError(

@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax.types import AnyMesh, PyTree, TreeDef
-from shardmap.sharding.mesh import check_devices
+from shardmap.sharding.mesh import check_axis_names, check_devices
+from shardmap.units import shown
 
 Lowering = Literal["manual", "spmd"]
 
@@ -46,7 +47,7 @@ def index_tuple(
             least = "" if from_end else ", none below 0"
             raise (ValueError if is_number else TypeError)(
                 f"{caller} {name} must be an int or several{least}, but got "
-                f"{argnums!r}."
+                f"{shown(argnums)}."
             )
     return values
 
@@ -57,12 +58,23 @@ def axis_name(name: Hashable) -> Hashable:
         hash(name)
     except TypeError:
         raise TypeError(
-            f"spmap axis_name must be hashable, such as a string, but got {name!r}."
+            "spmap axis_name must be hashable, such as a string, but got "
+            f"{shown(name)}."
         ) from None
     if isinstance(name, int):
         raise TypeError(
             f"spmap axis_name must be no number, but got {name!r}: collectives take "
             "numbers for dimensions of an array. Give it a name, such as a string."
+        )
+    return name
+
+
+def backend(name: str | None) -> str | None:
+    """``name``, if it may be that of a backend."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(
+            f"spmap backend must be a name such as 'cpu' or None, but got "
+            f"{shown(name)}. Give devices as devices=."
         )
     return name
 
@@ -74,7 +86,7 @@ def axis_size(size: int | None) -> int | None:
     number = None if isinstance(size, bool) else _index(size)
     if number is None or number < 0:
         raise (TypeError if number is None else ValueError)(
-            f"spmap axis_size must be an int from 0 on or None, but got {size!r}."
+            f"spmap axis_size must be an int from 0 on or None, but got {shown(size)}."
         )
     return number
 
@@ -89,7 +101,7 @@ def _index(value: Any) -> int | None:
 def flag(name: str, value: bool) -> bool:
     """``value``, if it is one of two."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"spmap {name} must be True or False, but got {value!r}.")
+        raise TypeError(f"spmap {name} must be True or False, but got {shown(value)}.")
     return bool(value)
 
 
@@ -97,7 +109,7 @@ def check_callable(caller: str, fun: object) -> None:
     """Refuses what is no function."""
     if callable(fun) and not isinstance(fun, Mesh):
         return
-    text = f"{caller} expects a callable, but got {fun!r}."
+    text = f"{caller} expects a callable, but got {shown(fun)}."
     if isinstance(fun, str) and caller == "spmap":
         text += f" For a decorator, write @spmap(axis_name={fun!r})."
     raise TypeError(text)
@@ -108,11 +120,13 @@ def check_mesh(mesh: AnyMesh | None, caller: str = "spmap") -> None:
     if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
         made = f"make_mesh({mesh})" if isinstance(mesh, Mapping) else "make_mesh"
         raise TypeError(
-            f"{caller} mesh must be a jax.sharding.Mesh, but got {mesh!r}. "
+            f"{caller} mesh must be a jax.sharding.Mesh, but got {shown(mesh)}. "
             f"shardmap.{made} makes one."
         )
     if isinstance(mesh, Mesh):
         check_devices(caller, mesh.devices.flat, "mesh.devices")
+    if mesh is not None:
+        check_axis_names(caller, mesh.axis_names)
 
 
 def positions(
@@ -172,7 +186,7 @@ def lowering(name: Lowering, batch_size: object, caller: str = "spmap") -> Lower
     """``name``, if there is such a lowering and it can do what is asked."""
     if name != "manual" and name != "spmd":
         raise ValueError(
-            f"{caller} lowering must be 'manual' or 'spmd', but got {name!r}."
+            f"{caller} lowering must be 'manual' or 'spmd', but got {shown(name)}."
         )
     if name == "spmd" and batch_size is not None:
         raise ValueError(

@@ -9,7 +9,7 @@ from jax.sharding import Sharding
 
 from shardmap._jax import context
 from shardmap._jax.stages import copy_stage
-from shardmap._jax.types import Aval, PyTree
+from shardmap._jax.types import Aval, PyTree, without_sharding
 from shardmap.api.calls.call import Call
 from shardmap.api.calls.programs import Args, Kwargs, Programs
 from shardmap.api.calls.refusals import NeedsAnotherProgram
@@ -55,10 +55,20 @@ class Lowered(jax.stages.Lowered):
           across: gives, for the compiled function, one of what users pass.
         """
         copy_stage(lowered, self)
+        # As `jax.jit` has them for NumPy arrays: the specs say where arrays are.
+        self.args_info = jax.tree.map(
+            lambda info: jax.stages.ArgInfo(without_sharding(info._aval), info.donated),
+            lowered.args_info,
+        )
         self.in_specs = in_specs
         self.out_specs = out_specs
         self._agree = agree
         self._across = across
+
+    @property
+    def in_avals(self) -> PyTree:
+        """The avals of the arguments."""
+        return jax.tree.map(without_sharding, super().in_avals)
 
     def compile(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Compiled:
         """Compiles, as `jax.stages.Lowered.compile` does."""
@@ -79,6 +89,11 @@ class _Compiled(jax.stages.Compiled):
         self._run = across(compiled)
         several = jax.process_count() > 1
         self._agree: Callable[[], None] | None = agree if several else None
+
+    @property
+    def in_avals(self) -> PyTree:
+        """The avals of the arguments."""
+        return jax.tree.map(without_sharding, super().in_avals)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         if self._agree is not None:

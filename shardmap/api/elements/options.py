@@ -10,7 +10,7 @@ from shardmap.api.calls import statics
 from shardmap.api.calls.options import Lowering, hashable
 from shardmap.arrays import trees
 from shardmap.sharding.mesh import names_of
-from shardmap.units import Auto, bytes_of
+from shardmap.units import Auto, bytes_of, shown
 
 
 class Options(NamedTuple):
@@ -45,10 +45,12 @@ def check_axes(name: str, axes: PyTree) -> None:
     """Refuses anything but ints and None as the leaves of ``axes``."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(axes):
         if type(leaf) is not int:
-            where = f": {name}{jax.tree_util.keystr(path)} is {leaf!r}" if path else ""
+            where = (
+                f": {name}{jax.tree_util.keystr(path)} is {shown(leaf)}" if path else ""
+            )
             raise TypeError(
                 f"spmap {name} must be an int, None, or (nested) container with those "
-                f"types as leaves, but got {axes!r}{where}."
+                f"types as leaves, but got {shown(axes)}{where}."
             )
 
 
@@ -66,7 +68,7 @@ def batch_size(
         return size, bytes_of("spmap memory", memory)
     if size is not None and (type(size) is not int or size < 1):
         raise ValueError(
-            f"spmap batch_size must be an int above 0 or None, but got {size!r}."
+            f"spmap batch_size must be an int above 0 or None, but got {shown(size)}."
         )
     return size, None
 
@@ -89,7 +91,8 @@ def mesh_axes(
     if mesh is None or names is None:
         raise ValueError(
             "spmap takes mesh and mesh_axes together, but got "
-            f"mesh={mesh} and mesh_axes={names!r}."
+            f"mesh={mesh} and mesh_axes={names!r}. Without mesh it takes that of "
+            "jax.set_mesh or `with mesh:` around it, and there is none."
         )
     if devices is not None or backend is not None:
         raise ValueError(

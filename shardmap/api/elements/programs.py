@@ -155,7 +155,9 @@ class ElementPrograms(Programs[ElementCall, Options]):
         leaves = Arguments.of(args, kwargs).leaves
         if self.across_processes() and not tracing.inside_map():
             are_global = look(leaves)
-        call = self.read(args, kwargs, are_global, alone=False)
+        # Without jit no map is a part of another program.
+        alone = bool(context.config_value("jax_disable_jit"))
+        call = self.read(args, kwargs, are_global, alone)
         if are_global is not None:
             self.agree(call)
         return self.bind_call(call, leaves)

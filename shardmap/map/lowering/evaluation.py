@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax.context import config_value
 from shardmap._jax.types import Jaxpr, Param, Value
@@ -29,18 +30,38 @@ _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     """What the map's equation gives for arrays."""
     if any(map(config_value, _DEBUGGING)):
-        body = _without_calls(
-            params["call_jaxpr"], params["axis_name"], params["axis_size"]
-        )
-        in_axes = (None,) * len(body.constants) + params["in_axes"]
-        plain = params | {"call_jaxpr": body.jaxpr, "in_axes": in_axes}
-        return list(map(_as_array, on_one_device(**plain)(*body.constants, *args)))
+        return _evaluate_by_operations(args, params)
     if params["mesh"] is not None and contexts.has_mesh():
         return _program_under_mesh(**params)(*contexts.place(args))
     if REPLICAS in getattr(params["mesh"], "axis_names", ()):
         params = _as_operands_lie(args, params)
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
+
+
+def _evaluate_by_operations(args: Sequence[Value], params: dict[str, Any]) -> list[Any]:
+    """Runs a map on one device; its results are sharded as those of its program."""
+    body = _without_calls(
+        params["call_jaxpr"], params["axis_name"], params["axis_size"]
+    )
+    in_axes = (None,) * len(body.constants) + params["in_axes"]
+    run = on_one_device(**params | {"call_jaxpr": body.jaxpr, "in_axes": in_axes})
+    mesh = params["mesh"]
+    if not isinstance(mesh, Mesh) or mesh.is_multi_process or contexts.has_mesh():
+        return list(map(_as_array, run(*body.constants, *args)))
+    # What is evaluated in a map inside is on several devices already.
+    here = SingleDeviceSharding(mesh.devices.flat[0])
+    constants, operands = (
+        list(map(_put, xs, [here] * len(xs))) for xs in (body.constants, args)
+    )
+    results = map(_as_array, run(*constants, *operands))
+    return list(map(_put, results, map_shardings(params).results))
+
+
+def _put(value: Value, sharding: Sharding) -> Any:
+    """A `jax.Array` sharded so; NumPy's and scalars stay."""
+    is_jax = isinstance(value, jax.Array)
+    return jax.device_put(value, sharding) if is_jax else value
 
 
 def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,9 @@ class MapPrimitive(jex_core.Primitive):
                 f"{self.name}.bind needs the parameters that every map has: "
                 f"{', '.join(missing)} missing"
             )
+        return self._bind(*args, **params)
+
+    def _bind(self, *args: Value, **params: Param) -> list[Any]:
         return super().bind(*args, **params)
 
 
@@ -148,14 +151,18 @@ class _SpmapPrimitive(MapPrimitive):
 
     As every `MapPrimitive`, and with these parameters besides:
 
-    * ``name``: the name of the mapped function, for messages and profiles.
-    * ``mesh``: the devices; None for a map inside another that says nothing.
+    * ``name``: the name of the mapped function, for messages and profiles. Default:
+      "call_jaxpr".
+    * ``mesh``: the devices. Default None: those of the map around this one, or else one
+      device, which vectorises all elements.
     * ``mesh_axes``: the mesh axes that the elements are laid over, major to minor;
-      None together with ``mesh``.
-    * ``inner_axes``: the mesh axes for maps inside, one for each level.
-    * ``batch_size``: how many elements a device vectorises; None: all that it has.
-    * ``lowering``: "manual" or "spmd".
-    * ``kind``: what made the map, "spmap" or "mesh_map", for `explain`.
+      None together with ``mesh``. Default None.
+    * ``inner_axes``: the mesh axes for maps inside, one for each level. Default: none.
+    * ``batch_size``: how many elements a device vectorises. Default None: all that it
+      has.
+    * ``lowering``: "manual", the default, or "spmd".
+    * ``kind``: what made the map, "spmap" or "mesh_map", for `explain`. Default:
+      "spmap".
 
     `bind` adds two more: ``layout``, how the elements are laid out, in words, and
     ``mesh_jaxpr``, made from ``mesh``.
@@ -167,20 +174,31 @@ class _SpmapPrimitive(MapPrimitive):
       [True]
     """
 
-    def bind(self, *args: Value, **params: Param) -> list[Any]:
-        if "subfuns" not in params:
-            if not params["axis_size"]:
-                return _without_elements(args, **params)
-            params["layout"] = layout_text(**params)
-            around = jax.sharding.get_abstract_mesh().axis_types
-            explicit = AxisType.Explicit in around
-            params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"], not explicit)
-            if are_types_checked():
-                axes = _varying(args, params["call_jaxpr"])
-                typed = [varying_along(arg, axes) for arg in args]
-                results = super().bind(*typed, **params)
-                return [varying_along(result, axes) for result in results]
-        return super().bind(*args, **params)
+    def _bind(self, *args: Value, **params: Param) -> list[Any]:
+        if not params["axis_size"]:
+            return _without_elements(args, **params)
+        params = _DEFAULTS | params
+        params["layout"] = layout_text(**params)
+        around = jax.sharding.get_abstract_mesh().axis_types
+        explicit = AxisType.Explicit in around
+        params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"], not explicit)
+        if are_types_checked():
+            axes = _varying(args, params["call_jaxpr"])
+            typed = [varying_along(arg, axes) for arg in args]
+            results = super()._bind(*typed, **params)
+            return [varying_along(result, axes) for result in results]
+        return super()._bind(*args, **params)
+
+
+_DEFAULTS: dict[str, Param] = {
+    "name": "call_jaxpr",
+    "mesh": None,
+    "mesh_axes": None,
+    "inner_axes": (),
+    "batch_size": None,
+    "lowering": "manual",
+    "kind": "spmap",
+}
 
 
 def _varying(operands: Sequence[Any], call_jaxpr: Jaxpr) -> list[str]:

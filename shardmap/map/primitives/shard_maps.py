@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.primitives import SHARD_MAP, walked_axes
+from shardmap._jax.primitives import SHARD_MAP, is_pmap, walked_axes
 from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr
 from shardmap._jax.walk import equations, walk
 from shardmap.map.primitives.axis import axis_text, map_text
@@ -84,6 +84,13 @@ def check_shard_maps(params: dict[str, Any]) -> None:
             other_way = ", or give spmap lowering='spmd'"
         else:
             other_way = ""
+        if is_pmap(equation):
+            raise ValueError(
+                f"{map_text(params)} over {axis_text(params['axis_name'])} and the "
+                "jax.pmap inside it cannot be one program, as each names devices of "
+                "its own. Put shardmap.spmap in place of jax.pmap: nested maps share "
+                "the devices."
+            )
         problem = (
             f"both walk mesh axes {both}"
             if both

@@ -44,11 +44,6 @@ def calls(kind):
         yield (X,), {"y": {"hi": X}}
 
 
-def described(info):
-    """The kinds of arguments. Their avals hold a mesh too, and jit's have none."""
-    return jax.tree.map(repr, info)
-
-
 def names_in(lowered):
     """The names of arguments and results in the text."""
     text = lowered.as_text(debug_info=True)
@@ -78,8 +73,21 @@ def test_args_info_is_that_of_jit(kind):
     for args, kwargs in calls(kind):
         lowered = kinds()[kind].lower(*args, **kwargs)
         expected = jax.jit(fun).lower(*args, **kwargs)
-        assert described(lowered.args_info) == described(expected.args_info)
+        assert lowered.args_info == expected.args_info
+        assert lowered.in_avals == expected.in_avals
+        assert lowered.compile().in_avals == expected.in_avals
         assert lowered.in_tree == jax.tree.structure((args, kwargs))
+
+
+@every_kind
+def test_a_compiled_call_with_another_dtype_names_the_argument(kind):
+    compiled = kinds()[kind].lower(X, {"hi": X}).compile()
+    with pytest.raises(
+        TypeError,
+        match=r"Argument 'y\['hi'\]' compiled with float32\[8\] and called with "
+        r"int32\[8\]",
+    ):
+        compiled(X, {"hi": X.astype(np.int32)})
 
 
 def test_args_info_with_static_and_donated_arguments():
@@ -89,7 +97,7 @@ def test_args_info_with_static_and_donated_arguments():
     mapped = sm.spmap(scaled, static_broadcasted_argnums=0, donate_argnums=2)
     expected = jax.jit(scaled, static_argnums=0, donate_argnums=2).lower(3, X, X)
     lowered = mapped.lower(3, X, X)
-    assert described(lowered.args_info) == described(expected.args_info)
+    assert lowered.args_info == expected.args_info
     assert names_in(mapped.lower(3, X, X)) == names_in(expected)
     np.testing.assert_array_equal(mapped(3, X, X + 0), 4 * X)
 
@@ -108,7 +116,7 @@ def test_abstract_values_are_arguments(kind, weak_type):
         expected.out_specs,
     )
     traced = jax.jit(fun).lower(abstract, {"hi": abstract})
-    assert described(lowered.args_info) == described(traced.args_info)
+    assert lowered.args_info == traced.args_info
 
 
 @every_kind

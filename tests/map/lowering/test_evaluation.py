@@ -41,12 +41,12 @@ def test_a_short_axis_runs_where_its_operands_are(lie):
 
 
 @pytest.mark.parametrize("setting", [jax.disable_jit, jax.debug_nans, jax.debug_infs])
-def test_settings_that_look_at_operations_run_it_on_one_device(setting):
+def test_settings_that_look_at_operations_give_the_same_result(setting):
     found = equation(jax.jit(lambda x: x * 2))
     with setting(True):
         (result,) = bound(found, X)
     np.testing.assert_array_equal(result, 2 * X)
-    assert len(result.sharding.device_set) == 1
+    assert result.sharding == bound(found, X)[0].sharding
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """The map primitive: its equation, and everything that can flow through a map."""
 
+import subprocess
+import sys
+
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
@@ -101,6 +104,54 @@ def test_bind(spmap):
     params = one_map(spmap(mixed), X, X).params
     results = sm.spmap_p.bind(X, X, **params)
     assert_same(results, [mixed(jnp.asarray(X), X)])
+
+
+def own_map(x):
+    """A map bound by hand, with the parameters that every map has."""
+    element = jax.make_jaxpr(lambda x: x * lax.psum(x, "i"), axis_env=[("i", len(x))])(
+        x[0]
+    )
+    (result,) = sm.spmap_p.bind(
+        x,
+        axis_name="i",
+        axis_size=len(x),
+        in_axes=(0,),
+        out_axes=(0,),
+        call_jaxpr=element.jaxpr,
+    )
+    return result
+
+
+def test_bind_with_the_parameters_that_every_map_has():
+    expected = X * X.sum(0)
+    np.testing.assert_allclose(own_map(X), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(own_map)(X), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(own_map, 1, 1)(X), expected, rtol=1e-6)
+    gradient = jax.grad(lambda x: own_map(x).sum())(X)
+    np.testing.assert_allclose(gradient, np.stack([2 * X.sum(0)] * 4), rtol=1e-6)
+    inside = sm.spmap(own_map)(np.stack([X] * 8))
+    np.testing.assert_allclose(inside, np.stack([expected] * 8), rtol=1e-6)
+
+
+def test_bind_without_them():
+    with pytest.raises(TypeError, match=r"spmap.bind needs .*: in_axes, out_axes miss"):
+        sm.spmap_p.bind(X, axis_name="i", axis_size=4, call_jaxpr=None)
+
+
+def test_the_rules_come_with_the_primitive():
+    program = """
+import jax, numpy as np, shardmap as sm
+element = jax.make_jaxpr(lambda x: x * x)(0.0).jaxpr
+def square(x):
+    return sm.spmap_p.bind(x, axis_name="i", axis_size=2, in_axes=(0,), out_axes=(0,),
+                           call_jaxpr=element)[0]
+x = np.ones(2, np.float32)
+print(square(x), jax.jit(square)(x), jax.grad(lambda x: square(x).sum())(x))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert run.stdout == "[1. 1.] [1. 1.] [2. 2.]\n", run.stderr
 
 
 @both_lowerings

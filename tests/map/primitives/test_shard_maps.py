@@ -144,6 +144,18 @@ def test_an_axis_that_both_walk():
     )
 
 
+@pytest.mark.parametrize("axis_name", [None, "j"])
+def test_pmap_is_refused_by_its_name(axis_name):
+    mapped = sm.spmap(jax.pmap(lambda x: x + 1, axis_name=axis_name))
+    for call in (mapped, jax.jit(mapped), mapped.lower):
+        with pytest.raises(
+            ValueError,
+            match=r"the jax.pmap inside it cannot be one program, .* Put "
+            r"shardmap.spmap in place of jax.pmap",
+        ):
+            call(np.ones((4, 2), np.float32))
+
+
 def test_an_axis_that_a_map_between_walks():
     inner = sm.spmap(
         over(MESH, "data", lambda x: x * 2), "j", mesh=MESH, mesh_axes="data"
