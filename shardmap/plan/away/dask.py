@@ -5,10 +5,13 @@ once and are made again where a worker is lost. Partial results stay on the work
 are folded there, as the tree that they are folded as everywhere.
 """
 
+import importlib
 import itertools
 import secrets
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from typing import Any
 
 import numpy as np
@@ -22,13 +25,16 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices, volume
 from shardmap.plan.run.buffers import COMBINE, FOLDED, Fold, put, start_dtype
 from shardmap.plan.run.shards import Shard
-from shardmap.plan.run.workers import Saved, ShardError, failed
+from shardmap.plan.run.workers import Saved, ShardError, broke_down, failed
 
 SMALL = 2**10
 """Up to how many bytes an array travels with each task that needs it."""
 
 INSIDE = 2**22
 """Up to how many bytes an array is part of a task, from where it can be had again."""
+
+NO_WORKERS = "distributed.scheduler.no-workers-timeout"
+"""Dask's setting for how long work waits for workers; without one 5 minutes."""
 
 FETCHED = 400
 """Partial results come here when shards have read so many times their bytes."""
@@ -89,6 +95,32 @@ class Dask(Elsewhere):
                 if len(workers) > 1:
                     share = take_share_of_all
                     self.client.run(share, index, len(workers), workers=[worker])
+
+    def done(self, future: Any) -> Any:
+        """Waits until a future is done, and gives it.
+
+        Raises:
+          BrokenExecutor: the cluster has had no worker for too long.
+        """
+        dask, distributed = map(importlib.import_module, ("dask", "distributed"))
+        longest = dask.config.get(NO_WORKERS, None) or "5 minutes"
+        seen = time.monotonic()
+        while not future.done():
+            try:
+                distributed.wait(future, timeout=1)
+            except TimeoutError:
+                now = time.monotonic()
+                if self._threads():
+                    seen = now
+                elif now - seen > dask.utils.parse_timedelta(longest):
+                    raise BrokenExecutor(
+                        f"its cluster has had no worker for {now - seen:.0f} s; Dask's "
+                        f"setting {NO_WORKERS} says how long to wait for one"
+                    ) from None
+        return future
+
+    def result(self, shard: Shard, future: Any) -> Any:
+        return super().result(shard, self.done(future))
 
     def task(self, what: str, function: Any, *args: Any, retries: int = 0) -> Any:
         key = f"{self.name}-{what}-{next(self.numbers)}"
@@ -201,11 +233,13 @@ class Dask(Elsewhere):
     def _outcome(self, shard: Shard, future: Any, wanted: Any, retries: int) -> Any:
         try:
             if wanted is not None:
-                return wanted.result()
-            error = future.exception()  # When it is done, and nothing else.
+                return self.done(wanted).result()
+            error = self.done(future).exception()
             if error is not None:
                 raise error
             return [None for _ in shard.writes()]
+        except BrokenExecutor as error:
+            raise broke_down(shard, error) from error
         except Exception as error:
             raise failed(shard, retries + 1, error) from error
 
@@ -264,7 +298,7 @@ class _Fold:
         if self.coming is None:
             return
         try:
-            node = self.coming.result()
+            node = self.work.done(self.coming).result()
         except Exception as error:
             raise ShardError(
                 "partial results could not be put together on the cluster: "
