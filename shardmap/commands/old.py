@@ -78,8 +78,9 @@ def check(paths: Sequence[str]) -> int:
         try:
             source = file.read_bytes()
             found, others = uses_in(str(file), source), unknown_in(source)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            unread.append(f"{file} cannot be read: {error}")
+        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            unread.append(f"{file} cannot be read: {reason}")
             continue
         lines += [told(use, str(file)) for use in found]
         lines += [

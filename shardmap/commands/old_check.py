@@ -19,5 +19,6 @@ def python_files(paths: Iterable[str]) -> Iterator[Path]:
             continue
         for file in sorted(path.rglob("*.py")):
             inside = file.relative_to(path).parts[:-1]
-            if not any(part.startswith(".") for part in inside):
-                yield file
+            if file.is_dir() or any(part.startswith(".") for part in inside):
+                continue
+            yield file

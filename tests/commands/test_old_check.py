@@ -1,5 +1,7 @@
 """Old names are found by reading files, in every form, and nothing of theirs is run."""
 
+import errno
+import os
 import textwrap
 
 import jax
@@ -162,6 +164,21 @@ def test_a_file_that_is_not_python_is_said_and_the_rest_read(folder):
         f"python -m shardmap old: {folder}/aa.py cannot be read: Missing parentheses"
     )
     assert len(err.splitlines()) == 1
+
+
+def test_what_cannot_be_opened_is_said_and_the_rest_read(folder):
+    (folder / ".#a.py").symlink_to("me@host.1234:5678")  # As an editor locks a file.
+    (folder / "loop.py").symlink_to("loop.py")
+    (folder / "package.py").mkdir()
+    (folder / "package.py" / "c.py").write_text("from jax import pmap\n")
+    code, out, err = call(old.main, "--check", str(folder))
+    assert code == 1
+    assert len(out.splitlines()) == 4
+    assert f"{folder}/package.py/c.py:1: from jax import pmap" in out
+    assert err.splitlines() == [
+        f"python -m shardmap old: {folder}/{name} cannot be read: {os.strerror(number)}"
+        for name, number in [(".#a.py", errno.ENOENT), ("loop.py", errno.ELOOP)]
+    ]
 
 
 def test_a_refusal_leaves_jax_as_it_was():
