@@ -101,7 +101,7 @@ def register_shard_handler(
             "register_shard_handler takes a function of a value and a sharding, got "
             f"{handler!r} for {cls.__name__}."
         )
-    if handler is not None and not _takes_two(handler):
+    if handler is not None and not takes(2, handler):
         raise TypeError(
             "register_shard_handler takes a function of a value and a sharding, but "
             f"the one for {cls.__name__} takes {inspect.signature(handler)}. A handler "
@@ -122,9 +122,14 @@ def register_shard_handler(
         register_kind(name, Kind(name, describe, reopen, grain))
 
 
-def _takes_two(function: Callable[..., object]) -> bool:
+def takes(count: int, function: Callable[..., object]) -> bool:
+    """Whether a function can be called with so many positional arguments.
+
+    >>> takes(2, lambda value, sharding: value), takes(2, lambda x, devices, indices: x)
+    (True, False)
+    """
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(function).bind(*[None] * count)
     except ValueError:  # Python does not know what it takes.
         return True
     except TypeError:

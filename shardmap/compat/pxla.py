@@ -1,5 +1,6 @@
 """What ``jax.interpreters.pxla`` had: arrays made of buffers, and their specs."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -8,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from shardmap._jax.types import Aval, PyTree, Value
-from shardmap.arrays.array_likes import register_shard_handler
+from shardmap.arrays.array_likes import register_shard_handler, takes
 from shardmap.arrays.stacking import device_put_replicated
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.conversions import pmap_sharding
@@ -152,6 +153,14 @@ class _ShardArgHandlers(dict[type, OldHandler]):
     """``shard_arg_handlers[T] = handler`` registers a handler of three arguments."""
 
     def __setitem__(self, cls: type, handler: OldHandler) -> None:
+        if not takes(3, handler):
+            raise TypeError(
+                "shard_arg_handlers takes a function of a value, devices and indices, "
+                f"but the one for {cls.__name__} takes {inspect.signature(handler)}. "
+                "Register a function of a value and a sharding by "
+                "shardmap.register_shard_handler."
+            )
+
         def put(value: Value, sharding: Sharding) -> jax.Array:
             shape = tuple(value.shape)
             held = sharding.addressable_devices_indices_map(shape)

@@ -149,6 +149,15 @@ def test_a_mapped_dimension_was_indexed_by_an_int():
     assert seen == [(k, slice(None)) for k in range(8)]
 
 
+def test_a_handler_with_a_mode_is_told_what_changed():
+    text = (
+        r"the one for Rows takes \(x, devices, indices, mode\)\. Register a function "
+        "of a value and a sharding"
+    )
+    with pytest.raises(TypeError, match=text):
+        compat.shard_arg_handlers[Rows] = lambda x, devices, indices, mode: []
+
+
 def test_specs_of_partitions():
     aval = jax.ShapeDtypeStruct((4, 6), np.float32)
     assert compat.partitioned_sharding_spec(1, None, aval) == sm.ShardingSpec(
