@@ -56,6 +56,18 @@ def shown(value: object) -> str:
     return f"{text[: _LONGEST_SHOWN // 2]}... ({len(text):,} characters)"
 
 
+def printable(text: str) -> str:
+    """The text with control characters and direction marks written as escapes.
+
+    >>> print(printable("a\\x1b[31m b\\u202e"))
+    a\\x1b[31m b\\u202e
+    """
+    return "".join(
+        c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode()
+        for c in text
+    )
+
+
 def size(count: int) -> str:
     """A number of bytes for people.
 

@@ -9,6 +9,7 @@ from shardmap.explain import measured
 from shardmap.explain.draw import html, page, shown
 from shardmap.explain.measured import Measurement
 from shardmap.explain.report import Report
+from shardmap.units import printable
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -68,7 +69,7 @@ class Explanation(Report):
             (len(self.remarks), "remark"),
         )
         parts = ", ".join(_count(*each) for each in found)
-        return f"<Explanation of {self.name}: {parts}>"
+        return printable(f"<Explanation of {self.name}: {parts}>")
 
     def __getstate__(self) -> dict[str, Any]:
         # Functions seldom travel, and a report is of use without.
@@ -143,7 +144,7 @@ class PlanExplanation:
     stages: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.title}\n{self.text}"
+        return printable(f"{self.title}\n{self.text}")
 
     def __repr__(self) -> str:
         return f"<PlanExplanation of {self.title}>"

@@ -27,6 +27,26 @@ def center(x):
     return x - lax.pmean(x, "i")
 
 
+class Named:
+    """A key of a dict whose text would turn what a terminal shows."""
+
+    def __repr__(self):
+        return "\x1b[31mred\u202e"
+
+
+def test_names_cannot_steer_a_terminal():
+    def named(tree):
+        return tree
+
+    named.__name__ = "\x1b]0;title\x07"
+    tree = {Named(): ones(4)}
+    report, made = sm.explain(named)(tree), sm.plan(named, tree)
+    for text in (str(report), repr(report), str(sm.explain(made))):
+        assert text.replace("\n", "").isprintable()
+    assert r"\x1b]0;title\x07: 1 cpu device" in str(report)
+    assert r"tree[\x1b[31mred\u202e]: float32[4]" in str(report)
+
+
 # Nothing runs
 
 

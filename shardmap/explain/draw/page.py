@@ -17,7 +17,7 @@ from shardmap.explain.report import (
     Remark,
     Report,
 )
-from shardmap.units import duration, size
+from shardmap.units import duration, printable, size
 
 NARROWEST = 40
 _BOLD, _WARN, _FAINT, _PLAIN = "\033[1m", "\033[33m", "\033[2m", "\033[0m"
@@ -125,7 +125,7 @@ class _Writer:
     def add(self, text: str, indent: int = 0, style: str = "") -> None:
         """Adds a paragraph; its lines but the first go in a little more."""
         for line in textwrap.wrap(
-            text,
+            printable(text),
             self.width,
             initial_indent=" " * indent,
             subsequent_indent=" " * (indent + 2),
