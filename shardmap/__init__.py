@@ -42,6 +42,7 @@ __all__ = [
     "picture",
     "plan",
     "pmap_sharding",
+    "register_collective",
     "register_rule",
     "register_shard_handler",
     "rules_of",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from shardmap.explain.draw.text import picture
     from shardmap.explain.explanation import Explanation
     from shardmap.explain.interconnect import Interconnect
+    from shardmap.map.collectives.table import register_collective
     from shardmap.map.lowering import spmap_p
     from shardmap.map.primitives.map_primitive import MapPrimitive
     from shardmap.plan.chunked import chunked
@@ -109,6 +111,7 @@ else:
             "shardmap.explain.draw.text": ["picture"],
             "shardmap.explain.explanation": ["Explanation"],
             "shardmap.explain.interconnect": ["Interconnect"],
+            "shardmap.map.collectives.table": ["register_collective"],
             "shardmap.map.lowering": ["spmap_p"],
             "shardmap.map.primitives.map_primitive": ["MapPrimitive"],
             "shardmap.plan.chunked": ["chunked"],

@@ -1,10 +1,23 @@
-"""What changes nothing when values are combined."""
+"""How values are combined, by name, and what changes nothing then."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import DTypeLike
+
+COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "add": lax.add,
+    "and": lax.bitwise_and,
+    "max": lax.max,
+    "min": lax.min,
+    "mul": lax.mul,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+}
+"""The combiners, each for two arrays of one dtype."""
 
 
 def identity(combiner: str, dtype: DTypeLike) -> np.ndarray:

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 
 from shardmap._jax.types import Primitive, PyTree
+from shardmap.arrays.combining import COMBINE
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, flatten
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, Rule, RuleMaker
 from shardmap.plan.lax.table import CALLS, TABLE
 
 WHOLE = Reason("its rule says that this axis is needed whole")
-COMBINERS = ("add", "and", "max", "min", "mul", "or", "xor")
 
 
 def register_rule(
@@ -95,10 +95,10 @@ def _parse(text: str) -> tuple[list[list[str]], list[list[str]], dict[Factor, st
     contracted: dict[Factor, str] = {}
     for item in combined:
         words = item.split()
-        if len(words) != 2 or words[1] not in COMBINERS:
+        if len(words) != 2 or words[1] not in COMBINE:
             raise ValueError(
                 f"{item.strip()!r} in the rule {text!r} must be an axis and one of "
-                f"{', '.join(COMBINERS)}"
+                f"{', '.join(COMBINE)}"
             )
         contracted[words[0]] = words[1]
     ins = [part.split() for part in left.split(",")] if left.strip() else []

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend.core.primitives import scan_p, while_p
 
-from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
+from shardmap._jax.collectives import named_axes
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
 from shardmap._jax.types import (
@@ -30,6 +30,7 @@ from shardmap.explain.read.meshes import map_place
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.names import for_mesh
 from shardmap.map.collectives.split import uses_axis
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.blocks import block_function, on_one_device
 from shardmap.map.lowering.decision import ALONE, Around
@@ -115,7 +116,7 @@ def collectives_of(jaxpr: Jaxpr, source: str | None = None) -> list[Sent]:
 def _walk(jaxpr: Jaxpr, around: _Scope, found: list[Sent]) -> None:
     for equation in jaxpr.eqns:
         primitive, params = equation.primitive, equation.params
-        if primitive in ALL_COLLECTIVES:
+        if primitive in COLLECTIVES:
             sent = _sent(equation, around)
             if sent is not None:
                 found.append(sent)
@@ -145,20 +146,19 @@ def _walk(jaxpr: Jaxpr, around: _Scope, found: list[Sent]) -> None:
                 _walk(body, inner, found)
 
 
-_SENDERS = {*ALL_COLLECTIVES, spmap_p, SHARD_MAP}
-
-
 @per_jaxpr
 def _sends(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr holds anything that may go between devices."""
     return any(
-        equation.primitive in _SENDERS or any(map(_sends, jaxprs_in(equation.params)))
+        equation.primitive in COLLECTIVES
+        or equation.primitive in (spmap_p, SHARD_MAP)
+        or any(map(_sends, jaxprs_in(equation.params)))
         for equation in jaxpr.eqns
     )
 
 
 def _sent(equation: Equation, scope: _Scope) -> Sent | None:
-    collective = ALL_COLLECTIVES[equation.primitive]
+    collective = COLLECTIVES[equation.primitive]
     names = named_axes(equation)
     group_size = math.prod(scope.sizes.get(name, 1) for name in names)
     groups = equation.params.get("axis_index_groups")
@@ -222,7 +222,7 @@ def _written_out(equation: Equation, scope: _Scope) -> tuple[Any, _Scope]:
         program=decided.inside(mesh, scope.program),
         sources=scope.sources
         | {
-            ALL_COLLECTIVES[each.primitive].name: source_of(each)
+            COLLECTIVES[each.primitive].name: source_of(each)
             for each in uses_axis(jaxpr, name)
         },
     )

@@ -4,15 +4,18 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from shardmap._jax.collectives import ALL_COLLECTIVES
 from shardmap.explain.counts import total
 from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.explain.read.collectives import Sent
 from shardmap.explain.read.hlo.collectives import CompiledCollective
 from shardmap.explain.report import Collective
+from shardmap.map.collectives.table import COLLECTIVES
 
-_FUNCTIONS = {primitive.name: each.name for primitive, each in ALL_COLLECTIVES.items()}
-"""For what XLA calls the operations of JAX, their functions in `jax.lax`."""
+
+def _function(operation: str) -> str | None:
+    """For what XLA calls an operation of JAX, the function that binds it."""
+    names = (each.name for q, each in COLLECTIVES.items() if q.name == operation)
+    return next(names, None)
 
 
 def reported(
@@ -97,7 +100,7 @@ def _same_operation(each: Sent, other: CompiledCollective) -> bool:
     what a map makes of an operation is of the line of the map.
     """
     merged = other.together > other.bytes_in
-    return each.operation in map(_FUNCTIONS.get, other.operations) and (
+    return each.operation in map(_function, other.operations) and (
         merged
         or each.in_map
         or other.source is None
@@ -188,7 +191,7 @@ def _count(each: Sent, copies: Sequence[CompiledCollective]) -> int | None:
 def _of_compiler(other: CompiledCollective, wires: Interconnect | None) -> Collective:
     """One that is nowhere in the program, or not so."""
     seconds, link_bytes = _costs(other, other.count, other.together, wires)
-    operations = [_FUNCTIONS.get(name) for name in other.operations]
+    operations = list(map(_function, other.operations))
     operation = operations[0] if len(operations) == 1 else None
     return Collective(
         kind=other.kind,

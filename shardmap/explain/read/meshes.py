@@ -8,9 +8,10 @@ import jax.extend.core as jex_core
 from jax.extend.core.primitives import squeeze_p
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
-from shardmap._jax.collectives import ALL_COLLECTIVES, named_axes
+from shardmap._jax.collectives import named_axes
 from shardmap._jax.types import Equation, Jaxpr, PyTree, aval_of
 from shardmap._jax.walk import equations
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.primitives.axis import REPLICAS
 
@@ -93,8 +94,8 @@ def tells_apart(shard_map: Equation, name: str) -> bool:
     return name in jax.tree.leaves(specs) or any(
         name in named_axes(each)
         for each in equations(shard_map.params["jaxpr"])
-        if each.primitive in ALL_COLLECTIVES
-        and ALL_COLLECTIVES[each.primitive].kind not in _GIVE_ALL_THE_SAME
+        if each.primitive in COLLECTIVES
+        and COLLECTIVES[each.primitive].kind not in _GIVE_ALL_THE_SAME
     )
 
 

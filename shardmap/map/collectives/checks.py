@@ -10,17 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core.primitives import ppermute_p
 
-from shardmap._jax.collectives import (
-    COLLECTIVES,
-    PBROADCAST,
-    PPERMUTE,
-    axis_names,
-    named_axes,
-)
+from shardmap._jax.collectives import PBROADCAST, axis_names, named_axes
 from shardmap._jax.effects import axes_used
 from shardmap._jax.types import DType, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, jaxprs_in
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import MapPrimitive
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -65,15 +61,17 @@ def checked_collectives(
         where = f"{collective.name} over {_axes_text(names)} of size {total}"
         if repeated := _repeated(names):
             raise ValueError(f"{where} names {axis_text(repeated[0])} more than once.")
-        if collective.combiner == "sum" and collective is not PBROADCAST:
+        if collective.is_reduction:
+            _check_is_of_one_array(where, equation)
+        if collective.combiner == "add" and equation.primitive is not PBROADCAST:
             for atom in equation.invars:
                 _check_adds(where, aval_of(atom).dtype)
         groups = params.get("axis_index_groups")
         if groups is not None:
             _check_groups(where, groups, total, collective.of_equal_groups)
-        if collective is PBROADCAST:
+        if equation.primitive is PBROADCAST:
             _check_index(where, "source", params["source"], 0, total)
-        if collective is not PPERMUTE:
+        if equation.primitive is not ppermute_p:
             return equation
         pairs = _from_the_front(where, params["perm"], total)
         if pairs == tuple(params["perm"]):
@@ -104,11 +102,12 @@ def _check_known(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> None:
             *(axes_used(inner.effects) for inner in inside)
         )
         # Not every collective has the effect.
-        if axis_name in used or (not inside and axis_name in named_axes(equation)):
+        if axis_name in {*used, *named_axes(equation)}:
             raise NotImplementedError(
                 f"{equation.primitive} over {axis_text(axis_name)} of size "
-                f"{axis_size}: maps do not know this collective. Combine the values "
-                "that jax.lax.all_gather gives instead."
+                f"{axis_size}: maps do not know this collective. If it is yours, "
+                "register_collective tells them; else use one of jax.lax, such as "
+                "all_gather."
             )
 
 
@@ -126,6 +125,16 @@ def _check_adds(where: str, dtype: DType) -> None:
         raise TypeError(
             f"{where} adds, which values of dtype {dtype} cannot. Numbers can; "
             "jax.lax.all_gather gives each element all values."
+        )
+
+
+def _check_is_of_one_array(where: str, equation: Equation) -> None:
+    other = equation.params.keys() - {"axes", "axis_name", "axis_index_groups"}
+    if other or len(equation.invars) != 1:
+        raise ValueError(
+            f"{where} is a reduction by a combiner, which is of one array and knows "
+            f"its axes, but it has {len(equation.invars)} arrays and the parameters "
+            f"{sorted(equation.params)}. Register it without combiner=."
         )
 
 

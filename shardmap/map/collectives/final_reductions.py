@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax.extend.core as jex_core
+from jax.extend.core.primitives import axis_index_p
 
-from shardmap._jax.collectives import AXIS_INDEX
+from shardmap._jax.collectives import axis_names, with_axis_names
 from shardmap._jax.effects import (
     NO_AXIS,
     axis_of,
@@ -19,9 +20,9 @@ from shardmap._jax.effects import (
 )
 from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
 from shardmap.map.collectives.in_line import in_line
-from shardmap.map.collectives.reductions import REDUCTIONS
 from shardmap.map.collectives.split import is_collective, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 
 
@@ -132,7 +133,7 @@ class _Sorter:
     def _asked(self, equation: Equation) -> list[Any]:
         """The collectives over the axis, in an equation, that ask other elements."""
         used = uses_axis(self._jaxpr.replace(eqns=[equation]), self._axis.name)
-        return [e for e in used if e.primitive is not AXIS_INDEX.primitive]
+        return [e for e in used if e.primitive is not axis_index_p]
 
     def _add(self, equation: Equation) -> None:
         found, asked = self._found, self._asked(equation)
@@ -222,21 +223,20 @@ def _along(reduction: Equation, name: Any) -> tuple[list[Any], Any, Any]:
     Returns:
       The first one, or none; what is to be reduced by the second; the second.
     """
-    [value], names = reduction.invars, reduction.params["axes"]
+    [value], names = reduction.invars, axis_names(reduction.params)
     own: list[Any] = []
     if name in names:
         here = jex_core.Var(aval_of(value))
-        along = {axis_of(effect): effect for effect in reduction.effects}[name]
         own = [
             reduction.replace(
                 outvars=[here],
-                params=reduction.params | {"axes": (name,)},
-                effects={along},
+                params=with_axis_names(reduction.params, (name,)),
+                effects={e for e in reduction.effects if axis_of(e) == name},
             )
         ]
         value = here
     others = reduction.replace(
-        params=reduction.params | {"axes": tuple(n for n in names if n != name)},
+        params=with_axis_names(reduction.params, tuple(n for n in names if n != name)),
         effects=without_axis(reduction.effects, name),
     )
     return own, value, others
@@ -282,7 +282,7 @@ def _needed(equations: Sequence[Any], by: Sequence[Any]) -> list[Any]:
 
 def _is_plain_reduction(equation: Equation) -> bool:
     return (
-        equation.primitive in REDUCTIONS
-        and equation.params["axis_index_groups"] is None
-        and not any(isinstance(axis, int) for axis in equation.params["axes"])
+        COLLECTIVES[equation.primitive].is_reduction
+        and equation.params.get("axis_index_groups") is None
+        and not any(isinstance(axis, int) for axis in axis_names(equation.params))
     )

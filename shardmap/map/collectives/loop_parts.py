@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax.extend.core.primitives import axis_index_p
 
-from shardmap._jax.collectives import AXIS_INDEX
 from shardmap._jax.types import Atom, Jaxpr
 from shardmap.map.collectives.final_reductions import in_parts, is_in, part
 from shardmap.map.collectives.split import is_collective, is_split_inside
@@ -104,7 +104,7 @@ def _given_index(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
     index = jex_core.Var(jax.core.ShapedArray((), np.dtype(np.int32)))
     equations, indices = [], set()
     for equation in jaxpr.eqns:
-        asks = equation.primitive is AXIS_INDEX.primitive
+        asks = equation.primitive is axis_index_p
         if asks and is_collective(equation, axis.name):
             indices.update(equation.outvars)
         else:

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.extend.core.primitives import ppermute_p
 
-from shardmap._jax.collectives import COLLECTIVES, PPERMUTE, axis_names
+from shardmap._jax.collectives import axis_names, named_axes, with_axis_names
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -33,16 +34,11 @@ def rename_axis(jaxpr: Jaxpr, old: Hashable, new: Hashable) -> Any:
     """``jaxpr`` whose collectives over ``old`` are over ``new``."""
 
     def change(equation: Equation, shadowed: bool) -> Any:
-        if shadowed or equation.primitive not in COLLECTIVES:
+        if shadowed or old not in named_axes(equation):
             return equation
         names = axis_names(equation.params)
-        if old not in names:
-            return equation
-        key = "axes" if "axes" in equation.params else "axis_name"
-        renamed: Any = tuple(new if name == old else name for name in names)
-        if not isinstance(equation.params[key], tuple):
-            (renamed,) = renamed
-        return equation.replace(params=equation.params | {key: renamed})
+        renamed = tuple(new if name == old else name for name in names)
+        return equation.replace(params=with_axis_names(equation.params, renamed))
 
     return rewrite_jaxpr(jaxpr, old, change, renamed=[new])
 
@@ -98,7 +94,7 @@ def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
     """
 
     def change(equation: Equation, shadowed: bool) -> Any:
-        if equation.primitive is not PPERMUTE.primitive:
+        if equation.primitive is not ppermute_p:
             return equation
         names = axis_names(equation.params)
         if not set(names) <= set(mesh.shape):

@@ -1,46 +1,41 @@
 """Reductions over an axis whose elements are in blocks on devices."""
 
-import functools
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shardmap._jax.collectives import TABLE
-from shardmap._jax.types import Aval, Groups, Value
-from shardmap.arrays.combining import identity
+from shardmap._jax.collectives import axis_names
+from shardmap._jax.types import Aval, Param, Value
+from shardmap.arrays.combining import COMBINE, identity
 from shardmap.map.collectives.split_axis import SplitAxis
 
 
-class Reduction(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Reduction:
     """How elements combine.
 
     Attributes:
+      combiner: its name, one of `COMBINE`.
       local: over dimensions of one device's array.
       between: over mesh axes, as `jax.lax.psum`.
       segments: over groups of rows, as `jax.ops.segment_sum`.
-      combine: of two arrays.
-      identity: the value that changes nothing, for a dtype.
     """
 
+    combiner: str
     local: Callable[..., Any]
     between: Callable[..., Any]
     segments: Callable[..., Any]
-    combine: Callable[[Any, Any], Any]
-    identity: Callable[[Any], Any]
 
     def __call__(
-        self,
-        axis: SplitAxis,
-        block: Value,
-        *,
-        axes: Sequence[Any],
-        axis_index_groups: Groups | None = None,
+        self, axis: SplitAxis, block: Value, **params: Param
     ) -> tuple[Any, bool]:
         """The rule of the collective."""
-        present = axis.present(block, self.identity(block.dtype))
+        axes, axis_index_groups = axis_names(params), params.get("axis_index_groups")
+        present = axis.present(block, identity(self.combiner, block.dtype))
         if axis_index_groups is not None:
             groups, number, _ = axis.groups(axes, axis_index_groups)
             mine = jnp.asarray(number)[axis.positions(axes)]
@@ -51,14 +46,14 @@ class Reduction(NamedTuple):
 
     def start(self, aval: Aval) -> jax.Array:
         """What to accumulate parts of a block from."""
-        return jnp.full(aval.shape, self.identity(aval.dtype), aval.dtype)
+        return jnp.full(aval.shape, identity(self.combiner, aval.dtype), aval.dtype)
 
     def accumulate(self, before: Value, part: Value, present: Value) -> Any:
         """``before`` combined with the elements of a part that are ``present``."""
         shape = (-1,) + (1,) * (part.ndim - 1)
-        fill = lax.full_like(part, self.identity(part.dtype))
+        fill = lax.full_like(part, identity(self.combiner, part.dtype))
         values = jnp.where(present.reshape(shape), part, fill)
-        return self.combine(before, self.local(values, (0,)))
+        return COMBINE[self.combiner](before, self.local(values, (0,)))
 
     def finish(self, axis: SplitAxis, value: Value, axes: Sequence[Any]) -> Any:
         """This device's value combined with those of the others."""
@@ -67,20 +62,36 @@ class Reduction(NamedTuple):
         return self.between(value, names) if names else value
 
 
+def reduction(combiner: str) -> Reduction:
+    """The reduction by any combiner: devices gather the values that they combine."""
+
+    def local(block: Value, dimensions: Sequence[int]) -> Any:
+        nothing = identity(combiner, block.dtype)
+        return lax.reduce(block, nothing, COMBINE[combiner], dimensions)
+
+    def between(value: Value, names: Sequence[Any]) -> Any:
+        for name in names:
+            value = local(lax.all_gather(value, name), (0,))
+        return value
+
+    def segments(block: Value, numbers: Value, count: int) -> Any:
+        nothing = lax.full_like(block, identity(combiner, block.dtype))
+
+        def segment(number: Value) -> Any:
+            mine = jnp.expand_dims(numbers == number, range(1, block.ndim))
+            return local(jnp.where(mine, block, nothing), (0,))
+
+        return jax.vmap(segment)(jnp.arange(count, dtype=numbers.dtype))
+
+    return Reduction(combiner, local, between, segments)
+
+
 def add_up(block: Value, dimensions: Sequence[int]) -> Any:
     return jnp.sum(block, dimensions, dtype=block.dtype)
 
 
-def _extreme(
-    combiner: str,
-    reduce: Callable[..., Any],
-    between: Callable[..., Any],
-    combine: Callable[[Any, Any], Any],
-) -> Reduction:
+def _extreme(combiner: str, between: Callable[..., Any]) -> Reduction:
     """The reduction that keeps the largest or the smallest."""
-
-    def local(block: Value, dimensions: Sequence[int]) -> Any:
-        return reduce(block, dimensions, initial=identity(combiner, block.dtype))
 
     def segments(block: Value, numbers: Value, count: int) -> Any:
         # `jax.ops.segment_max` starts from an infinity that not all floats have.
@@ -102,34 +113,13 @@ def _extreme(
         return reduced
 
     return Reduction(
-        local=by_parts(local, jnp.expand_dims),
-        between=by_parts(between, lambda real, names: real),
-        segments=by_parts(segments, lambda real, numbers, count: real[numbers]),
-        combine=combine,
-        identity=functools.partial(identity, combiner),
+        combiner,
+        by_parts(reduction(combiner).local, jnp.expand_dims),
+        by_parts(between, lambda real, names: real),
+        by_parts(segments, lambda real, numbers, count: real[numbers]),
     )
 
 
-SUM = Reduction(
-    add_up,
-    lax.psum,
-    jax.ops.segment_sum,
-    jnp.add,
-    functools.partial(identity, "add"),
-)
-
-
-MAX = _extreme("max", jnp.max, lax.pmax, jnp.maximum)
-
-
-MIN = _extreme("min", jnp.min, lax.pmin, jnp.minimum)
-
-
-_BY_COMBINER = {"sum": SUM, "max": MAX, "min": MIN}
-
-
-REDUCTIONS: dict[Any, Reduction] = {
-    each.primitive: _BY_COMBINER[each.combiner]
-    for each in TABLE
-    if each.is_reduction and each.combiner is not None
-}
+SUM = Reduction("add", add_up, lax.psum, jax.ops.segment_sum)
+MAX = _extreme("max", lax.pmax)
+MIN = _extreme("min", lax.pmin)

@@ -10,12 +10,13 @@ import jax.extend.core.primitives as p
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap._jax.collectives import ALL_TO_ALL, COLLECTIVES, PSUM, PSUM_SCATTER
+from shardmap._jax.collectives import REDUCE_SCATTER
 from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
 from shardmap._jax.walk import opened
 from shardmap.map.collectives.in_line import copied
 from shardmap.map.collectives.split import uses_axis
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.evaluation import CALLS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import changed_effects, rewrite_jaxpr
@@ -41,11 +42,11 @@ def tile_collectives(jaxpr: Jaxpr) -> Any | None:
         if params.get("tiled", True):
             return equation
         tiled = equation.replace(params=params | {"tiled": True})
-        if equation.primitive is ALL_TO_ALL.primitive:
+        if equation.primitive is p.all_to_all_p:
             # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
             found = True
             return tiled
-        if equation.primitive is not PSUM_SCATTER.primitive:
+        if equation.primitive is not REDUCE_SCATTER:
             return equation
         found = True
         dimension = params["scatter_dimension"]
@@ -245,7 +246,7 @@ def merge_sums(jaxpr: Jaxpr, axis_name: Hashable) -> Any:
 def _is_sum(equation: Equation, axis_name: Hashable = None) -> bool:
     """Whether it adds up all elements, of that axis among others if it is given."""
     return (
-        equation.primitive is PSUM.primitive
+        equation.primitive is p.psum_p
         and axis_name in (None, *equation.params["axes"])
         and equation.params["axis_index_groups"] is None
         and len(equation.invars) == 1

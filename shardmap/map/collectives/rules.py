@@ -14,25 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardmap._jax.collectives import COLLECTIVES, axis_names
-from shardmap._jax.types import Groups, Value
+from shardmap._jax.collectives import axis_names, with_axis_names
+from shardmap._jax.types import Groups, Param, Primitive, Value
 from shardmap.map.collectives.names import permute
-from shardmap.map.collectives.reductions import REDUCTIONS, SUM, Reduction, add_up
+from shardmap.map.collectives.reductions import SUM, add_up
 from shardmap.map.collectives.split_axis import SplitAxis, pad_last
 from shardmap.map.primitives.axis import axis_text
 
 Rule = Callable[..., tuple[Any, bool]]
-"""Takes the axis, the block (elements in front) and the equation's parameters; gives
-the result and whether it differs between elements (these in front again)."""
-
-RULES: dict[str, Rule | Reduction] = {}
-"""By the name of the collective."""
+"""Takes the axis, the blocks of operands (elements in front) and the equation's
+parameters; gives the result, or a list, and whether it differs between elements (these
+in front again)."""
 
 
 # Reductions
 
 
-def _reduce_scatter_rule(
+def reduce_scatter_rule(
     axis: SplitAxis,
     block: Value,
     *,
@@ -74,7 +72,7 @@ def _merge(array: Value, dimension: int) -> Any:
     return array.reshape(*shape[:dimension], merged, *shape[dimension + 2 :])
 
 
-def _all_gather_rule(
+def all_gather_rule(
     axis: SplitAxis,
     block: Value,
     *,
@@ -95,7 +93,7 @@ def _all_gather_rule(
     return (_merge(result, dimension) if tiled else result), differs
 
 
-def _all_to_all_rule(
+def all_to_all_rule(
     axis: SplitAxis,
     block: Value,
     *,
@@ -132,7 +130,7 @@ def _all_to_all_rule(
     return _merge(result, concat_axis + 1), True
 
 
-def _ppermute_rule(
+def ppermute_rule(
     axis: SplitAxis, block: Value, *, axis_name: Sequence[Any], perm: Any
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
@@ -177,7 +175,7 @@ def _ppermute_rule(
     return result[: axis.block], True
 
 
-def _pbroadcast_rule(
+def pbroadcast_rule(
     axis: SplitAxis, block: Value, *, axis_name: Hashable, source: int
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
@@ -191,13 +189,11 @@ def _pbroadcast_rule(
     return SUM(axis, only, axes=names)
 
 
-def _axis_index_rule(
-    axis: SplitAxis, block: None, *, axis_name: Hashable
-) -> tuple[Any, bool]:
+def axis_index_rule(axis: SplitAxis, *, axis_name: Hashable) -> tuple[Any, bool]:
     return axis.indices(), True
 
 
-def _ragged_all_to_all_rule(
+def ragged_all_to_all_rule(
     axis: SplitAxis, *_: object, **__: object
 ) -> tuple[Any, bool]:
     raise NotImplementedError(
@@ -207,13 +203,20 @@ def _ragged_all_to_all_rule(
     )
 
 
-RULES.update((COLLECTIVES[q].name, reduction) for q, reduction in REDUCTIONS.items())
-RULES |= {
-    "all_gather": _all_gather_rule,
-    "all_to_all": _all_to_all_rule,
-    "axis_index": _axis_index_rule,
-    "pbroadcast": _pbroadcast_rule,
-    "ppermute": _ppermute_rule,
-    "psum_scatter": _reduce_scatter_rule,
-    "ragged_all_to_all": _ragged_all_to_all_rule,
-}
+# Others
+
+
+def rule_of_vmap(primitive: Primitive) -> Rule:
+    """The rule of a collective that `jax.vmap` knows: each device does all elements."""
+
+    def rule(axis: SplitAxis, *blocks: Value, **params: Param) -> tuple[Any, bool]:
+        names = axis_names(params)
+        alone = with_axis_names(params, (axis.vectorized_name,))
+        results = jax.vmap(
+            lambda *operands: primitive.bind(*operands, **alone),
+            axis_name=axis.vectorized_name,
+        )(*(axis.gather(block, names) for block in blocks))
+        mine = axis.positions(names)
+        return jax.tree.map(lambda result: result[mine], results), True
+
+    return rule

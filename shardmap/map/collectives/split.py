@@ -2,23 +2,24 @@
 
 JAX vectorises the function of one element, control flow and all. For that the
 collectives over the axis are replaced by equations of `split_p`, whose vectorisation
-rule finds the whole block in its hands and looks up what to do in `RULES`.
+rule finds the whole block in its hands and looks up what to do in the table.
 """
 
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 
-from shardmap._jax.collectives import COLLECTIVES, axis_names
+from shardmap._jax.collectives import axis_names
 from shardmap._jax.effects import without_axis
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Primitive, Value
 from shardmap._jax.walk import equations, jaxprs_in
-from shardmap.map.collectives.rules import RULES
 from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 from shardmap.map.primitives.shard_maps import has_shard_maps
 
@@ -108,14 +109,9 @@ def _batching_rule(
         else jnp.moveaxis(arg, dim, 0)
         for arg, dim in zip(args, dims, strict=True)
     ]
-    results, differs = [], []
-    for block in blocks or [None]:
-        result, differ = RULES[COLLECTIVES[collective].name](
-            axis, block, **dict(params)
-        )
-        results.append(result)
-        differs.append(0 if differ else None)
-    return results, differs
+    given, differ = COLLECTIVES[collective].rule(axis, *blocks, **dict(params))
+    results = jax.tree.leaves(given)
+    return results, [0 if differ else None] * len(results)
 
 
 def _typecheck(

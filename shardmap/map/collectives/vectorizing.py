@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax.extend.core.primitives import closed_call_p
+from jax.extend.core.primitives import all_to_all_p, closed_call_p
 
-from shardmap._jax.collectives import ALL_TO_ALL
 from shardmap._jax.rules import def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Param, Value, aval_of
@@ -36,7 +35,7 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
             found = True
             return _as_jit(equation)
         if (
-            equation.primitive is not ALL_TO_ALL.primitive
+            equation.primitive is not all_to_all_p
             or equation.params["axis_index_groups"] is None
         ):
             return equation
@@ -78,11 +77,11 @@ def _batching_rule(
         x = jnp.moveaxis(x, dim, 0)
         split_axis, concat_axis = split_axis + 1, concat_axis + 1
     axes = {"split_axis": split_axis, "concat_axis": concat_axis}
-    return ALL_TO_ALL.primitive.bind(x, **axes, **params), None if dim is None else 0
+    return all_to_all_p.bind(x, **axes, **params), None if dim is None else 0
 
 
 def _typecheck(*operands: Value, **params: Param) -> tuple[Any, Any]:
-    return type_equation(ALL_TO_ALL.primitive, operands, params)
+    return type_equation(all_to_all_p, operands, params)
 
 
 def_batching(grouped_p, _batching_rule)

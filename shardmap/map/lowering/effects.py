@@ -13,9 +13,8 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core.primitives import cond_p, scan_p, while_p
+from jax.extend.core.primitives import axis_index_p, cond_p, scan_p, while_p
 
-from shardmap._jax.collectives import AXIS_INDEX
 from shardmap._jax.effects import io_effects
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.rules import Vmap, def_batching
@@ -244,7 +243,7 @@ def _is_alone(jaxpr: Jaxpr, axis: SplitAxis) -> bool:
         if not _holds(equation, axis):
             continue
         if equation.primitive is split_p:
-            if equation.params["collective"] is not AXIS_INDEX.primitive:
+            if equation.params["collective"] is not axis_index_p:
                 return False
             continue
         given = equation.params

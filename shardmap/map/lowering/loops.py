@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from shardmap._jax.collectives import axis_names
 from shardmap._jax.types import Equation, Jaxpr, Value
 from shardmap.map.collectives.final_reductions import refuse
 from shardmap.map.collectives.loop_parts import loop_parts
-from shardmap.map.collectives.reductions import REDUCTIONS
 from shardmap.map.collectives.split import split_collectives, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering.effects import can_be_alone, evaluate_alone, if_present
 from shardmap.map.lowering.host_calls import has_effect
 
@@ -64,6 +65,9 @@ class _Loop:
         before = _with_indices_inside(parts.before, axis, batch_size)
         self._parts = parts._replace(before=before)
         self._axis = axis
+        self._reductions: list[Any] = [
+            COLLECTIVES[equation.primitive].rule for equation in parts.reductions
+        ]
         self._in_axes, self._out_axes = in_axes, out_axes
         self._batch_size = batch_size
         self._has_effect = any(map(has_effect, self._parts.before.eqns))
@@ -86,10 +90,10 @@ class _Loop:
                 elements.append(jnp.moveaxis(block, in_axis, 0))
         accumulated, results = self._scan(elements, unmapped)
         reduced = [
-            REDUCTIONS[equation.primitive].finish(
-                self._axis, value, equation.params["axes"]
+            reduction.finish(self._axis, value, axis_names(equation.params))
+            for reduction, equation, value in zip(
+                self._reductions, self._parts.reductions, accumulated, strict=True
             )
-            for equation, value in zip(self._parts.reductions, accumulated, strict=True)
         ]
         once = jax.core.eval_jaxpr(self._parts.after, (), *reduced, *unmapped)
         count = self._parts.made_by.count("after")
@@ -112,8 +116,10 @@ class _Loop:
         accumulated, stacked = lax.scan(
             batch,
             [
-                REDUCTIONS[equation.primitive].start(equation.invars[0].aval)
-                for equation in self._parts.reductions
+                reduction.start(equation.invars[0].aval)
+                for reduction, equation in zip(
+                    self._reductions, self._parts.reductions, strict=True
+                )
             ],
             [
                 array[:looped].reshape(steps, size, *array.shape[1:])
@@ -159,14 +165,14 @@ class _Loop:
         else:
             results = jax.vmap(element)(*given)
         present = indices < self._axis.size
-        reductions = self._parts.reductions
+        count = len(self._reductions)
         combined = [
-            REDUCTIONS[equation.primitive].accumulate(before, value, present)
-            for equation, before, value in zip(
-                reductions, accumulated, results[: len(reductions)], strict=True
+            reduction.accumulate(before, value, present)
+            for reduction, before, value in zip(
+                self._reductions, accumulated, results[:count], strict=True
             )
         ]
-        return combined, results[len(reductions) :]
+        return combined, results[count:]
 
     def _each_after(self, operands: Sequence[Value]) -> list[Any]:
         """The results of all elements, stacked, of what happens after a reduction."""

@@ -32,7 +32,7 @@ from shardmap._jax.arrays import (
     varying_axes,
     with_varying_axes,
 )
-from shardmap._jax.collectives import COLLECTIVES, axis_names
+from shardmap._jax.collectives import named_axes
 from shardmap._jax.context import NO_MESH, replicated_without_mesh
 from shardmap._jax.effects import axes_used, without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
@@ -210,10 +210,7 @@ def _varying(operands: Sequence[Any], call_jaxpr: Jaxpr) -> list[str]:
     around = jax.sharding.get_abstract_mesh().manual_axes
     # Some of JAX's collectives have no effect by which the axis could be told.
     used = axes_used(call_jaxpr.effects) | {
-        name
-        for equation in equations(call_jaxpr)
-        if equation.primitive in COLLECTIVES
-        for name in axis_names(equation.params)
+        name for equation in equations(call_jaxpr) for name in named_axes(equation)
     }
     axes = {axis for operand in operands for axis in varying_axes(jax.typeof(operand))}
     return sorted(axes | {axis for axis in around if axis in used})

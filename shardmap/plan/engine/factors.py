@@ -315,24 +315,31 @@ def taken_whole(node: Node, reason: Reason) -> Factors:
     )
 
 
-class RuleTable:
-    """Primitive -> what makes the rule of one of its equations."""
+def without_rule(node: Node) -> Factors:
+    """The rule of a primitive that has none: it is taken whole."""
+    why = f"there is no rule for {node.name}"
+    return taken_whole(node, Reason(why, "register_rule gives it one"))
 
-    def __init__(self, makers: Mapping[Primitive, RuleMaker] | None = None) -> None:
+
+class RuleTable:
+    """Primitive -> what makes the rule of one of its equations.
+
+    Args:
+      makers: by primitive.
+      otherwise: makes the rule for all other primitives.
+    """
+
+    def __init__(
+        self,
+        makers: Mapping[Primitive, RuleMaker] | None = None,
+        otherwise: RuleMaker = without_rule,
+    ) -> None:
         self.makers = dict(makers or {})
+        self._otherwise = otherwise
 
     def rule(self, node: Node) -> Rule:
-        """The rule of an equation; the whole one for a primitive without a rule."""
-        maker = self.makers.get(node.primitive)
-        if maker is None:
-            return taken_whole(
-                node,
-                Reason(
-                    f"there is no rule for {node.name}",
-                    "register_rule gives it one",
-                ),
-            )
-        return maker(node)
+        """The rule of an equation."""
+        return self.makers.get(node.primitive, self._otherwise)(node)
 
 
 def out_size(local: Local, axes: Sequence[Factor | None]) -> tuple[int, ...]:

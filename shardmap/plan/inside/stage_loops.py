@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.arrays import varying_like
-from shardmap.arrays.combining import identity
+from shardmap.arrays.combining import COMBINE, identity
 from shardmap.plan.engine.alike.classes import Alike
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
@@ -26,17 +26,6 @@ from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.positions import Positions
 from shardmap.plan.inside.samples import sample
 from shardmap.plan.run.cut_program import CutProgram
-
-COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "add": jnp.add,
-    "and": jnp.bitwise_and,
-    "max": jnp.maximum,
-    "min": jnp.minimum,
-    "mul": jnp.multiply,
-    "or": jnp.bitwise_or,
-    "xor": jnp.bitwise_xor,
-}
-
 
 WITH_PLACES = frozenset(
     {

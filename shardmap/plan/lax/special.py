@@ -4,9 +4,10 @@ from typing import Any
 
 from jax.extend.core import primitives as p
 
-from shardmap._jax.collectives import TABLE
+from shardmap._jax.collectives import axis_names
 from shardmap._jax.primitives import PURE_CALLBACK
-from shardmap.plan.engine.factors import Factors, taken_whole
+from shardmap.map.collectives.table import COLLECTIVES
+from shardmap.plan.engine.factors import Factors, taken_whole, without_rule
 from shardmap.plan.engine.nodes import Node, Refused
 from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
 
@@ -27,11 +28,16 @@ def whole_because(reason: Reason) -> RuleMaker:
     return rule
 
 
-def same_shape(node: Node) -> Factors:
-    """``psum`` and the like: the axes of one element are independent."""
+def collective(node: Node) -> Factors:
+    """Of the elements of a map; without a rule if it is none."""
+    entry = COLLECTIVES.get(node.primitive)
+    if entry is None:
+        return without_rule(node)
+    if not entry.is_elementwise:
+        return taken_whole(node, TALKS)
     # What was batched combines along axes of its operands, as a reduction does.
-    over = [k for k in node.params.get("axes", ()) if isinstance(k, int)]
-    own = REDUCTIONS.get(node.primitive)
+    over = [k for k in axis_names(node.params) if isinstance(k, int)]
+    own = entry.combiner if entry.is_reduction else None
     if over and not own:
         return taken_whole(node, TALKS)
     axes = [[(k, axis) for axis in range(len(s))] for k, s in enumerate(node.in_shapes)]
@@ -47,15 +53,6 @@ def same_shape(node: Node) -> Factors:
     return Factors(node, axes, outs, summed, commutes=passes, cheap=False)
 
 
-COMBINERS = {"sum": "add", "max": "max", "min": "min"}
-REDUCTIONS = {
-    each.primitive: COMBINERS[each.combiner]
-    for each in TABLE
-    if each.is_reduction and each.combiner
-}
-"""What combines over the elements of a map what they have."""
-
-
 def stateful(node: Node) -> Factors:
     raise Refused(
         f"{node.name} at {node.source} reads or changes state, and shards run in any "
@@ -66,10 +63,6 @@ def stateful(node: Node) -> Factors:
 STATEFUL = [p.after_all_p, p.create_token_p, p.get_p, p.swap_p]
 
 RULES: dict[Any, RuleMaker] = {
-    **{
-        each.primitive: same_shape if each.is_elementwise else whole_because(TALKS)
-        for each in TABLE
-    },
     **dict.fromkeys(STATEFUL, stateful),
     PURE_CALLBACK: whole_because(OUTSIDE),
     p.custom_lin_p: whole_because(TRANSPOSED),

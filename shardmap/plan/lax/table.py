@@ -15,6 +15,7 @@ from shardmap._jax.lax_primitives import (
     linear_solve,
 )
 from shardmap._jax.types import AnyJaxpr, Equation
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.plan.engine.factors import BESIDE, RuleTable
 from shardmap.plan.engine.nodes import (
@@ -143,7 +144,7 @@ WHEN_PARTIAL = {
     p.reduce_sum_p: reduce.wide_sum,
 }
 
-TABLE = RuleTable()
+TABLE = RuleTable(otherwise=special.collective)
 
 KINDS: dict[str, dict[Any, RuleMaker]] = {
     "each element from those at its place": pointwise.RULES,
@@ -182,6 +183,7 @@ def by_kind() -> dict[str, list[str]]:
     """
     kinds: dict[str, Any] = {
         **KINDS,
+        "whole or refused": {*special.RULES, *COLLECTIVES},
         "looked through": CALLS.jaxprs,
         "written as others": CALLS.rewrites,
     }

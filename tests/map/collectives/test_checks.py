@@ -140,7 +140,7 @@ def test_an_unknown_collective_is_refused(spmap, place, says_axis):
         return UNKNOWN[place](lambda v: pprod_p.bind(v, axes=("i",)), v)
 
     values = np.full(16, 2, np.float32)
-    message = r"^pprod over axis 'i' of size 16: maps do not know this collective\. Com"
+    message = r"^pprod over axis 'i' of size 16: maps do not know this collective\. If"
     mapped = spmap(body, "i")
     planned = functools.partial(sm.plan, mapped)
     by_parts = sm.spmap(body, "i", batch_size=1)

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from jax import lax
 
 import shardmap as sm
-from shardmap._jax.collectives import TABLE
-from shardmap.map.collectives.rules import RULES
 from tests.map.collectives.bodies import BODIES, both, ring
 from tests.map.map_checks import array, assert_close
 from tests.map_programs import assert_same, both_lowerings, float_index
@@ -333,10 +331,6 @@ def test_nested_where_vmap_has_no_rule(shape):
     expected = np.zeros_like(in_order)
     expected[-1], expected[0] = in_order[0], in_order[1]
     np.testing.assert_array_equal(moved, expected.reshape(x.shape))
-
-
-def test_every_collective_has_a_rule():
-    assert set(RULES) == {each.name for each in TABLE}
 
 
 @given(

@@ -4,14 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardmap._jax.collectives import ALL_COLLECTIVES
 from shardmap.explain.read.asked import LayoutConstraint
 from shardmap.explain.read.hlo.cost import POINTWISE
 from shardmap.explain.read.hlo.groups import pairs_of
 from shardmap.explain.read.hlo.operands import becomes
 from shardmap.explain.read.hlo.text import Instruction, Module
-
-_COLLECTIVES = frozenset(map(str, ALL_COLLECTIVES))
+from shardmap.map.collectives.table import COLLECTIVES
 
 _VIEWS = frozenset(
     "bitcast copy transpose reshape convert copy-start copy-done".split()
@@ -97,7 +95,7 @@ def cause_of(
       asked: the layouts that the program asks for.
     """
     place, operation = one or (None, module.made_for(sent).operation)
-    if operation in _COLLECTIVES:
+    if operation in map(str, COLLECTIVES):
         return None
     takers = list(_takers(module, sent))
     text = becomes(module, sent, operation, place)

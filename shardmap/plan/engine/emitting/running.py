@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardmap._jax.stages import SLOW_LEADING_SUMS
+from shardmap.arrays.combining import COMBINE
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, Scalar
 from shardmap.plan.engine.recipe import StaticRecipe, Step, take
@@ -28,12 +29,6 @@ LONG_ROW = 2**15
 
 BLOCK = 8
 """How many rows are added at once."""
-
-COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "add": lax.add,
-    "max": lax.max,
-    "min": lax.min,
-}
 
 
 def pays() -> bool:
@@ -96,7 +91,7 @@ def _is_reduction(node: Node, rule: Factors, step: Step) -> bool:
         return False
     dtype = node.outs[0].aval.dtype
     return (
-        rule.contracted[axes[0]] in COMBINE
+        rule.contracted[axes[0]] in ("add", "max", "min")
         and list(rule.outs[0]) == axes[leading:]
         and step.static.crops == (None,)
         and ref.shape[0] > 1

@@ -1,0 +1,172 @@
+"""The table of collectives, which map, plan and explain read where they meet one."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.extend.core.primitives as p
+import jax.numpy as jnp
+
+from shardmap._jax.collectives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
+from shardmap._jax.types import Aval, Primitive
+from shardmap.arrays.combining import COMBINE
+from shardmap.map.collectives import rules
+from shardmap.map.collectives.reductions import MAX, MIN, SUM, Reduction, reduction
+from shardmap.map.collectives.rules import Rule
+
+
+def _everywhere(aval: Aval, platform: str) -> bool:
+    return True
+
+
+def _nowhere(aval: Aval, platform: str) -> bool:
+    return False
+
+
+def _not_on_cpu(aval: Aval, platform: str) -> bool:
+    return platform != "cpu"
+
+
+def _of_ordered_numbers(aval: Aval, platform: str) -> bool:
+    return not jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
+def _of_numbers(aval: Aval, platform: str) -> bool:
+    """Not of random keys, and not of arrays without entries."""
+    return bool(aval.size) and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective.
+
+    Attributes:
+      name: that of the function, for messages and `explain`.
+      kind: as XLA calls it; None if nothing is sent.
+      rule: what it does over blocks of elements.
+      combiner: how values of several devices become one; None if they do not.
+      of_equal_groups: whether the groups of ``axis_index_groups`` must be of one size.
+      is_elementwise: whether the plan may cut the dimensions of an element.
+      lowers_per_device: whether JAX lowers it for one element on each device, of an
+        operand of that type, on that platform.
+    """
+
+    name: str
+    kind: str | None
+    rule: Rule
+    combiner: str | None = None
+    of_equal_groups: bool = False
+    is_elementwise: bool = False
+    lowers_per_device: Callable[[Aval, str], bool] = _everywhere
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether it combines values, and nothing else."""
+        return isinstance(self.rule, Reduction)
+
+
+def _reduction(
+    name: str,
+    kind: str,
+    rule: Reduction,
+    lowers_per_device: Callable[[Aval, str], bool] = _everywhere,
+) -> Collective:
+    return Collective(
+        name,
+        kind,
+        rule,
+        rule.combiner,
+        is_elementwise=True,
+        lowers_per_device=lowers_per_device,
+    )
+
+
+COLLECTIVES: dict[Primitive, Collective] = {
+    p.psum_p: _reduction("psum", "all-reduce", SUM),
+    PSUM_INVARIANT: _reduction("psum", "all-reduce", SUM),
+    p.pmax_p: _reduction("pmax", "all-reduce", MAX, _of_ordered_numbers),
+    p.pmin_p: _reduction("pmin", "all-reduce", MIN, _of_ordered_numbers),
+    REDUCE_SCATTER: Collective(
+        "psum_scatter",
+        "reduce-scatter",
+        rules.reduce_scatter_rule,
+        combiner="add",
+        of_equal_groups=True,
+    ),
+    p.all_gather_p: Collective(
+        "all_gather",
+        "all-gather",
+        rules.all_gather_rule,
+        of_equal_groups=True,
+        lowers_per_device=_of_numbers,
+    ),
+    p.all_to_all_p: Collective(
+        "all_to_all", "all-to-all", rules.all_to_all_rule, of_equal_groups=True
+    ),
+    p.ragged_all_to_all_p: Collective(
+        "ragged_all_to_all", "all-to-all", rules.ragged_all_to_all_rule
+    ),
+    p.ppermute_p: Collective(
+        "ppermute", "collective-permute", rules.ppermute_rule, is_elementwise=True
+    ),
+    PBROADCAST: Collective(
+        "pbroadcast",
+        "collective-permute",
+        rules.pbroadcast_rule,
+        combiner="add",  # Of the one and zeros for the others.
+        is_elementwise=True,
+        lowers_per_device=_not_on_cpu,
+    ),
+    p.axis_index_p: Collective("axis_index", None, rules.axis_index_rule),
+}
+
+
+def register_collective(primitive: Primitive, combiner: str | None = None) -> None:
+    """Has maps, `plan` and `explain` know a collective of your own.
+
+    The primitive names the mapped axes in its parameter ``axes`` or ``axis_name``, and
+    has a batching rule, with which `jax.vmap` computes it.
+
+    Args:
+      primitive: a `jax.extend.core.Primitive`.
+      combiner: for a reduction, how two values become one: "add", "mul", "max", "min",
+        "and", "or" or "xor". Each device combines its own elements, and sends one
+        value. The primitive takes one array, and besides its axes at most
+        ``axis_index_groups``. None: every device gets all values, and the batching rule
+        is applied to them.
+
+    Raises:
+      TypeError: ``primitive`` is not a primitive.
+      ValueError: it is known already, or ``combiner`` is not.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shardmap as sm
+      >>> from jax.extend.core import Primitive
+      >>> pprod_p = Primitive("pprod")
+      >>> _ = pprod_p.def_abstract_eval(lambda x, axes: x)
+      >>> sm.register_collective(pprod_p, "mul")
+      >>> mapped = sm.spmap(lambda x: pprod_p.bind(x, axes=("i",)), "i")
+      >>> print(mapped(jnp.full(16, 2.0))[0])
+      65536.0
+    """
+    if not isinstance(primitive, Primitive):
+        raise TypeError(
+            "register_collective takes a jax.extend.core.Primitive, got "
+            f"{primitive!r}. Give the primitive that the function binds."
+        )
+    if primitive in COLLECTIVES:
+        raise ValueError(f"register_collective: {primitive} is a collective already.")
+    if combiner is None:
+        rule = rules.rule_of_vmap(primitive)
+        made = Collective(
+            primitive.name, "all-gather", rule, lowers_per_device=_nowhere
+        )
+    elif combiner in COMBINE:
+        own = reduction(combiner)
+        made = _reduction(primitive.name, "all-gather", own, _nowhere)
+    else:
+        raise ValueError(
+            f"register_collective: {primitive} has combiner={combiner!r}, which is not "
+            f"one of {', '.join(COMBINE)}. Leave it out, and its batching rule is used."
+        )
+    COLLECTIVES[primitive] = made
