@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import Aval, Param, Value
 from shardmap.arrays import placement
+from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.mesh import local_mesh
 
 
@@ -109,17 +110,11 @@ def shardings_of(sharding: NamedSharding) -> ProcessShardings:
     local = NamedSharding(_local_mesh(sharding.mesh), sharding.spec)
     factors = tuple(
         math.prod(sharding.mesh.shape[name] // local.mesh.shape[name] for name in names)
-        for names in map(_names, sharding.spec)
+        for names in map(axes_in, sharding.spec)
     )
     devices = local.mesh.size
     is_copied = devices > 1 and local.is_fully_replicated
     return ProcessShardings(local, sharding, factors, devices, is_copied)
-
-
-def _names(entry: str | Sequence[str] | None) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from shardmap.commands.parsing import Parser, evaluate
 from shardmap.explain.draw.grids import GAP
 from shardmap.explain.draw.text import picture
+from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import (
     Chunked,
     NoSharding,
@@ -147,8 +148,7 @@ def read_mesh(text: str) -> dict[str, int]:
 
 def _partition_spec(*entries: Any) -> PartitionSpec:
     for entry in entries:
-        names = entry if isinstance(entry, tuple) else (entry,)
-        if entry is not None and not all(isinstance(name, str) for name in names):
+        if not all(isinstance(name, str) for name in axes_in(entry)):
             raise ValueError(
                 "an entry of a PartitionSpec must be None, the name of a mesh axis or "
                 f"a tuple of names, got {entry!r}"
@@ -176,12 +176,7 @@ def _spec_of_partitions(
             "a PartitionSpec names the axes of a mesh: give their sizes, such as "
             "--mesh data=4,model=2"
         )
-    used = [
-        name
-        for entry in partitions
-        if entry is not None
-        for name in (entry if isinstance(entry, tuple) else (entry,))
-    ]
+    used = [name for entry in partitions for name in axes_in(entry)]
     for name in used:
         if name not in mesh:
             raise ValueError(

@@ -22,6 +22,7 @@ from shardmap.arrays import array_likes, placement
 from shardmap.arrays.programs.running import map_jit
 from shardmap.map import tracing
 from shardmap.map.partition_axes import prime_factors
+from shardmap.sharding.conversions import axes_in
 
 NO_MESH = Mesh(np.empty((), dtype=object), ())
 
@@ -97,17 +98,11 @@ def on_prime_axes(leaf: Value) -> Any:
         there.mesh.devices.reshape(sizes), [f"axis{k}" for k in range(len(sizes))]
     )
     entries = [
-        tuple(axis for name in _names(entry) for axis in axes[name])
+        tuple(axis for name in axes_in(entry) for axis in axes[name])
         for entry in there.spec
     ]
     finer = NamedSharding(mesh, PartitionSpec(*entries), memory_kind=there.memory_kind)
     return apart(jax.device_put, leaf, finer)
-
-
-def _names(entry: Any) -> tuple[Any, ...]:
-    if entry is None:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
 
 
 class UnderMesh:

@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh
+from shardmap.sharding.conversions import cut_spec
 
 Parts = tuple[int | None, ...]
 
@@ -85,9 +86,8 @@ def partition_cuts(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
 
 def partition_sharding(parts: Parts, mesh: AnyMesh) -> NamedSharding:
     """The sharding of a value with these parts."""
-    entries: list[Any] = [
-        PartitionSpec.UNCONSTRAINED if count is None else None for count in parts
-    ]
-    for dimension, names in partition_cuts(parts, mesh).items():
-        entries[dimension] = names[0] if len(names) == 1 else names
-    return NamedSharding(mesh, PartitionSpec(*entries))
+    cuts: dict[int, tuple[Any, ...]] = {
+        dimension: (PartitionSpec.UNCONSTRAINED,) if count is None else ()
+        for dimension, count in enumerate(parts)
+    }
+    return NamedSharding(mesh, cut_spec(cuts | partition_cuts(parts, mesh)))

@@ -13,6 +13,7 @@ from shardmap.map.constraint import constrain_p
 from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.partition_axes import partition_cuts
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.sharding.conversions import cut_spec
 
 
 class MapShardings(NamedTuple):
@@ -51,7 +52,7 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
         *(
             tuple(
                 NamedSharding(
-                    mesh, _spec(cut), memory_kind=placement.memory_kind(atom.aval)
+                    mesh, cut_spec(cut), memory_kind=placement.memory_kind(atom.aval)
                 )
                 for cut, atom in zip(cuts, atoms, strict=True)
             )
@@ -62,17 +63,10 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
 
 def partition_spec(mesh_axes: tuple[str, ...], axis: int | None) -> PartitionSpec:
     """The spec of an array whose dimension ``axis`` is cut along ``mesh_axes``."""
-    return _spec({} if axis is None else {axis: mesh_axes})
+    return cut_spec({} if axis is None else {axis: mesh_axes})
 
 
 _Cuts = dict[int, tuple[str, ...]]
-
-
-def _spec(cuts: _Cuts) -> PartitionSpec:
-    entries: list[Any] = [None] * (max(cuts, default=-1) + 1)
-    for dimension, mesh_axes in cuts.items():
-        entries[dimension] = mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes
-    return PartitionSpec(*entries)
 
 
 def _map_cuts(

@@ -19,8 +19,8 @@ steps added up: each mesh dimension has a size and a step, 0 for copies.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -57,6 +57,25 @@ class _Spec(Protocol):
 # Shardings whose mesh dimensions have names
 
 
+def cut_spec(cuts: Mapping[int, Sequence[Any]]) -> PartitionSpec:
+    """The `PartitionSpec` that cuts these dimensions along these mesh axes.
+
+    >>> cut_spec({1: ("x",), 2: ("y", "z"), 3: ()})
+    P(None, 'x', ('y', 'z'), None)
+    """
+    entries: list[Any] = [None] * (max(cuts, default=-1) + 1)
+    for dimension, names in cuts.items():
+        entries[dimension] = names[0] if len(names) == 1 else tuple(names) or None
+    return PartitionSpec(*entries)
+
+
+def axes_in(entry: Any) -> tuple[Any, ...]:
+    """The mesh axes in an entry of a `PartitionSpec`, major to minor."""
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
 def named_sharding(
     spec: _Spec,
     devices: Sequence[jax.Device] | np.ndarray,
@@ -73,16 +92,12 @@ def named_sharding(
         )
     check_devices("named_sharding", flat)
     names = _axis_names(spec, axis_names)
-    partitions = [
-        tuple(names[d] for d in dimensions)
-        if len(dimensions) > 1
-        else names[dimensions[0]]
-        if dimensions
-        else None
-        for dimensions in spec.dim_shardings
-    ]
+    cuts = {
+        dimension: [names[d] for d in cut_by]
+        for dimension, cut_by in enumerate(spec.dim_shardings)
+    }
     mesh = Mesh(flat.reshape(spec.mesh_shape), names)
-    return NamedSharding(mesh, PartitionSpec(*partitions))
+    return NamedSharding(mesh, cut_spec(cuts))
 
 
 def sdy(spec: _Spec, axis_names: Sequence[str] | None) -> str:
@@ -140,10 +155,10 @@ def from_named_sharding(sharding: NamedSharding, ndim: int) -> Layout:
         raise ValueError(
             f"no ShardingSpec expresses a sharding over {mesh}: it has MANUAL axes"
         )
-    dim_shardings = []
-    for entry in (*partitions, *(None,) * (ndim - len(partitions))):
-        names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-        dim_shardings.append([mesh.axis_names.index(name) for name in names])
+    dim_shardings = [
+        [mesh.axis_names.index(name) for name in axes_in(entry)]
+        for entry in (*partitions, *(None,) * (ndim - len(partitions)))
+    ]
     return tuple(mesh.shape.values()), dim_shardings
 
 

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, Sharding
 from shardmap._jax.types import Value
 from shardmap.arrays.array_likes import boxes
 from shardmap.arrays.programs.on_device import Operand, operand, program
+from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
 
@@ -339,10 +340,9 @@ def _mesh_axes(sharding: Sharding, dimension: int, count: int) -> dict[str, int]
         return {}
     if not isinstance(sharding, NamedSharding):
         return None
-    entry = sharding.spec[dimension]
     sizes = {
         name: sharding.mesh.shape[name]
-        for name in (entry if isinstance(entry, tuple) else (entry,))
+        for name in axes_in(sharding.spec[dimension])
         if sharding.mesh.shape[name] > 1
     }
     if len(sizes) == 1:

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
+from shardmap.sharding.conversions import axes_in
 
 
 class LayoutConstraint(NamedTuple):
@@ -85,7 +86,7 @@ def _on_a_device(shape: tuple[int, ...], layout: NamedSharding) -> tuple[int, ..
     """The shape of a shard, also along the mesh axes of a `jax.shard_map` around."""
     counts = [1] * len(shape)
     for dimension, entry in enumerate(layout.spec.partitions):
-        names = entry if isinstance(entry, tuple) else (entry,)
-        sizes = [layout.mesh.shape[name] for name in names if isinstance(name, str)]
+        names = [name for name in axes_in(entry) if isinstance(name, str)]
+        sizes = [layout.mesh.shape[name] for name in names]
         counts[dimension] = math.prod(sizes)
     return tuple(-(-size // count) for size, count in zip(shape, counts, strict=True))

@@ -13,6 +13,7 @@ from shardmap._jax.types import Jaxpr, aval_of
 from shardmap._jax.walk import equations
 from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Remark
+from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
 _OF_MAPS = ("spmap", "mesh_map", "shard_map", "pmap")
@@ -77,8 +78,8 @@ def _sizes(
     """For each dimension the mesh axes that cut it, with how many devices they have."""
     if isinstance(layout, NamedSharding):
         for entry in layout.spec.partitions:
-            names = entry if isinstance(entry, tuple) else (entry,)
-            sizes = {n: layout.mesh.shape[n] for n in names if isinstance(n, str)}
+            names = [name for name in axes_in(entry) if isinstance(name, str)]
+            sizes = {name: layout.mesh.shape[name] for name in names}
             yield {name: size for name, size in sizes.items() if size > 1}
         return
     for mesh in meshes:

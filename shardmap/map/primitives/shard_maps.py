@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from shardmap._jax.primitives import SHARD_MAP, is_pmap, walked_axes
 from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr
 from shardmap._jax.walk import equations, walk
 from shardmap.map.primitives.axis import axis_text, map_text
+from shardmap.sharding.conversions import axes_in
 
 
 def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
@@ -27,15 +28,15 @@ def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
         if equation.primitive is SHARD_MAP:
             walked |= walked_axes(equation)
         elif isinstance(sharding := params.get("sharding"), NamedSharding):
-            walked |= _axes_of(sharding.spec)
+            walked |= {
+                name
+                for entry in sharding.spec
+                for name in axes_in(entry)
+                if isinstance(name, str)
+            }
         elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
             walked |= set(params.get("mesh_axes") or ())
     return walked
-
-
-def _axes_of(spec: PartitionSpec) -> set[str]:
-    entries = [e if isinstance(e, tuple) else (e,) for e in spec]
-    return {name for names in entries for name in names if isinstance(name, str)}
 
 
 def has_shard_maps(jaxpr: Jaxpr) -> bool:
