@@ -1,6 +1,8 @@
 """Bytes and seconds, as people read and write them; and as much as fits."""
 
+import operator
 import re
+from typing import Any
 
 UNITS = {
     "": 1,
@@ -66,6 +68,37 @@ def printable(text: str) -> str:
         c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def integer_of(what: str, value: Any, least: int | None = None) -> int:
+    """An integer, of NumPy or of Python.
+
+    Raises:
+      TypeError: it is none.
+      ValueError: it is less than ``least``.
+
+    >>> integer_of("retries", 2, least=0)
+    2
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{what} must be an integer, got {shown(value)}")
+    if least is not None and number < least:
+        raise ValueError(f"{what} must be at least {least}, got {number}")
+    return number
+
+
+def refuse_no_bool(what: str, value: Any) -> None:
+    """Refuses what is neither True nor False.
+
+    Raises:
+      TypeError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, got {shown(value)}")
 
 
 def size(count: int) -> str:

@@ -23,7 +23,7 @@ from shardmap.plan.inside.choice import asked_of, in_memory
 from shardmap.plan.inside.primitive import Options, chunked_p, without_tracers
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.units import bytes_of
+from shardmap.units import bytes_of, refuse_no_bool
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -256,9 +256,9 @@ def chunked(
       fun: a function of arrays that JAX can trace.
       in_slices: how the positional arguments are cut: a pytree prefix of them whose
         leaves are None (whole), `EACH`, or a dict {axis: cut}. A cut is a number of
-        near-equal pieces, a tuple of lengths, a list of (start, stop) pairs, `Pieces`
-        of a length, `EACH`, or `AUTO`: as few pieces as fit into ``memory``. Keyword
-        arguments are whole.
+        near-equal pieces, a tuple of lengths, a list of (start, stop) pairs or slices,
+        `Pieces` of a length, `EACH`, or `AUTO`: as few pieces as fit into ``memory``.
+        Keyword arguments are whole.
         Default: with ``memory``, the axes that save the most; else nothing is cut.
       memory: the bytes that a call may hold at once besides its arguments and results:
         a number, or a text such as ``"2 GB"``. It is an upper bound for what the loops
@@ -300,5 +300,12 @@ def chunked(
         )
     if not callable(fun):
         raise TypeError(f"chunked takes a function, got {fun!r}")
+    refuse_no_bool("partial", partial)
+    refuse_no_bool("strict", strict)
+    if not (isinstance(remat, bool) or callable(remat)):
+        raise TypeError(
+            "remat must be True, False or one of jax.checkpoint_policies, got "
+            f"{remat!r}"
+        )
     options = Options(partial, None if memory is None else bytes_of("memory", memory))
     return ChunkedFunction(fun, in_slices, options, remat, strict)

@@ -1,7 +1,6 @@
 """What users write in ``in_slices``, checked and brought to one form."""
 
 import bisect
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,7 +11,7 @@ import numpy as np
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.grid import borders
 from shardmap.plan.engine.rules import UNCUT, Cut
-from shardmap.units import Auto
+from shardmap.units import Auto, integer_of
 
 
 def input_cuts(
@@ -105,7 +104,7 @@ def asked_points(
             f"{who} cannot cut {_NAMES[what]} as {option} says:\n"
             + "\n".join(problems)
             + "\nA cut of an axis is a number of pieces, a tuple of lengths, a list of "
-            "(start, stop) pairs, Pieces(length), AS_CHUNKED, or EACH."
+            "(start, stop) pairs or slices, Pieces(length), AS_CHUNKED, or EACH."
         ) from None
     return tuple(asked)
 
@@ -213,7 +212,7 @@ class Pieces:
     length: int
 
     def __post_init__(self) -> None:
-        length = _integer(self.length, "the length of pieces")
+        length = integer_of("the length of pieces", self.length)
         if length < 1:
             raise ValueError(f"the length of pieces must be at least 1, got {length}")
 
@@ -242,7 +241,7 @@ AS_CHUNKED = _AsChunked()
 AxisCut: TypeAlias = (
     int
     | tuple[int, ...]
-    | list[tuple[int, int]]
+    | list[tuple[int, int] | slice]
     | _Each
     | _AsChunked
     | Pieces
@@ -271,15 +270,6 @@ InSlices: TypeAlias = LeafCuts | Sequence[Any] | Mapping[Any, Any]
 """What users write: `LeafCuts` in a prefix of the arguments' pytree."""
 
 
-def _integer(value: Any, what: str) -> int:
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise TypeError(f"{what} must be an integer, got {value!r}")
-
-
 def cut_points(
     cut: AxisCut, size: int, chunks: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
@@ -287,8 +277,8 @@ def cut_points(
 
     Args:
       cut: a number of near-equal pieces (at the most ``size``), a tuple of lengths, a
-        list of (start, stop) pairs, `Pieces`, `AS_CHUNKED`, `EACH`, or None for no
-        cut.
+        list of (start, stop) pairs or slices, `Pieces`, `AS_CHUNKED`, `EACH`, or None
+        for no cut.
       size: the size of the axis.
       chunks: where its chunks begin, but for the first; None: it lies in none. A number
         of pieces, as long as there are no more than chunks, begins where these do.
@@ -325,7 +315,7 @@ def cut_points(
             f"{cut!r} is no cut: give the lengths of the pieces, such as "
             f"{_halves(size)}, or [(0, {size // 2}), ({size // 2}, {size})]"
         )
-    count = _integer(cut, "a cut (a number, a tuple, a list, Pieces, EACH or AUTO)")
+    count = integer_of("a cut (a number, a tuple, a list, Pieces, EACH or AUTO)", cut)
     if count < 1:
         raise ValueError(f"a number of pieces must be at least 1, got {count}")
     count = min(count, max(size, 1))
@@ -357,7 +347,7 @@ def _halves(size: int) -> tuple[int, int]:
 
 
 def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:
-    lengths = [_integer(n, "a piece length") for n in cut]
+    lengths = [integer_of("a piece length", n) for n in cut]
     if any(n < 0 for n in lengths) or sum(lengths) != size:
         raise ValueError(
             f"piece lengths {cut} sum to {sum(lengths)}, but the axis has size {size}"
@@ -374,9 +364,11 @@ def _from_lengths(cut: tuple[Any, ...], size: int) -> tuple[int, ...]:
 def _from_pairs(cut: list[Any], size: int) -> tuple[int, ...]:
     pairs = []
     for pair in cut:
+        if isinstance(pair, slice) and pair.step in (None, 1):
+            pair = pair.indices(size)[:2]
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise TypeError(f"a list of cuts holds (start, stop) pairs, got {pair!r}")
-        pairs.append(tuple(_integer(n, "a start or stop") for n in pair))
+        pairs.append(tuple(integer_of("a start or stop", n) for n in pair))
     position = 0
     for start, stop in sorted(pairs):
         if start != position or stop < start:

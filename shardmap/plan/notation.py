@@ -1,5 +1,6 @@
 """Rules written as text, and `register_rule`."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 
 from shardmap._jax.types import Primitive, PyTree
 from shardmap.arrays.combining import COMBINE
-from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node, flatten
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, Rule, RuleMaker
 from shardmap.plan.lax.table import CALLS, TABLE
@@ -82,7 +83,14 @@ def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
 def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:
     def make(node: Node) -> Rule:
         made = rule(node)
-        return factors(node, made) if isinstance(made, str) else made
+        if isinstance(made, Rule):
+            return made
+        if not isinstance(made, str):
+            raise TypeError(
+                f"the function that is the rule of {node.name} must return text such "
+                f"as 'i j -> i; j add', got {made!r}"
+            )
+        return factors(node, made)
 
     return make
 
@@ -100,10 +108,25 @@ def _parse(text: str) -> tuple[list[list[str]], list[list[str]], dict[Factor, st
                 f"{item.strip()!r} in the rule {text!r} must be an axis and one of "
                 f"{', '.join(COMBINE)}"
             )
-        contracted[words[0]] = words[1]
+        if contracted.setdefault(words[0], words[1]) != words[1]:
+            raise ValueError(
+                f"the rule {text!r} combines {words[0]!r} both by "
+                f"{contracted[words[0]]} and by {words[1]}: give one of them"
+            )
     ins = [part.split() for part in left.split(",")] if left.strip() else []
     outs = [part.split() for part in right.split(",")]
     named = {name for part in ins for name in part}
+    for axis in itertools.chain(*ins, *outs):
+        if not (axis in ("*", "...") or axis.isidentifier()):
+            raise ValueError(
+                f"{axis!r} in the rule {text!r} is no axis: give a name, * or ..."
+            )
+    for axis in itertools.chain(*outs):
+        if axis not in named and axis != "*":
+            raise ValueError(
+                f"the results have the axis {axis!r} in the rule {text!r}, but no "
+                "operand has: write * for an axis that is always whole"
+            )
     for name in contracted:
         if name not in named or any(name in part for part in outs):
             raise ValueError(f"{name!r} is not summed over in the rule {text!r}")
@@ -142,20 +165,34 @@ def factors(node: Node, text: str) -> Factors:
                     wide[axis] = None
                 elif sizes.setdefault(name, shape[axis]) != shape[axis]:
                     raise ValueError(
-                        f"axis {name!r} of {node.name} has the sizes {sizes[name]} "
-                        f"and {shape[axis]}"
+                        f"the rule {text!r} of {node.name} does not fit: axis "
+                        f"{name!r} has the sizes {sizes[name]} and {shape[axis]}"
                     )
             found.append(wide)
         return found
 
     results = spread("results", outs, node.out_shapes)
     operands = spread("operands", ins, node.in_shapes)
+
+    def emit(local: Local) -> Sequence[Any]:
+        made = bind(node, local.values, node.params)
+        for axes, result in zip(results, made, strict=True):
+            said = tuple(1 if axis is None else local.sizes[axis] for axis in axes)
+            if result.shape != said:
+                raise ValueError(
+                    f"the rule {text!r} of {node.name} says that a piece of its result "
+                    f"has the shape {said}, but the primitive gives {result.shape}: "
+                    "correct the rule"
+                )
+        return made
+
     return Factors(
         node,
         operands,
         results,
         contracted=contracted,
         wholes=wholes,
+        emitter=emit,
         cheap=False,
         each=MANY,
     )

@@ -36,8 +36,8 @@ from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
-from shardmap.plan.run.shards import Shards
-from shardmap.units import bytes_of
+from shardmap.plan.run.shards import Shards, index_of
+from shardmap.units import bytes_of, integer_of, refuse_no_bool
 
 
 # Ctrl-C while the function is traced would else leave JAX in the midst of it.
@@ -66,11 +66,11 @@ def plan(
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
         pieces (at the most as many as the axis is long), a tuple of lengths, a list of
-        (start, stop) pairs, `Pieces` of a length, `AS_CHUNKED`, `EACH`, or `AUTO`: as
-        few pieces as fit into ``memory``. A number of pieces of an array that lies in
-        chunks begin where chunks do, if these are not fewer. An axis of xarray's is the
-        name of its dimension. Default: with ``memory``, the
-        axes that save the most; else nothing is cut.
+        (start, stop) pairs or slices, `Pieces` of a length, `AS_CHUNKED`, `EACH`, or
+        `AUTO`: as few pieces as fit into ``memory``. A number of pieces of an array
+        that lies in chunks begin where chunks do, if these are not fewer. An axis of
+        xarray's is the name of its dimension. Default: with ``memory``, the axes that
+        save the most; else nothing is cut.
       out_slices: how the results are cut besides, in the same form, a pytree prefix of
         the results: for what is made of no argument that is cut, such as random numbers
         of a key.
@@ -114,6 +114,7 @@ def plan(
     """
     if not callable(fun):
         raise TypeError(f"plan takes a function, got {fun!r}")
+    refuse_no_bool("partial", partial)
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
     given = CallArguments(fun, args, kwargs, static_argnums, static_argnames)
@@ -173,7 +174,9 @@ class ShardPlan:
 
     def stage_shards(self, number: int) -> Shards:
         """The shards of one stage."""
-        return Shards(self._cut_program, [self._cut_program.stages[number]])
+        stages = self._cut_program.stages
+        place = index_of("stages", number, len(stages))
+        return Shards(self._cut_program, [stages[place]])
 
     @property
     def num_shards(self) -> int:
@@ -356,12 +359,16 @@ class ShardPlan:
           ValueError: ``out`` or the arguments do not fit, or the checkpoint is another
             plan's or was made with other arguments.
         """
+        if max_in_flight is not None:
+            max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
+        retries = integer_of("retries", retries, least=0)
+        refuse_no_bool("progress", progress)
         bare = self._bare(out)
         made = run(
             self._borders.moved(bare),
             self._cut_program.given(args, kwargs),
             bare,
-            engine=engine_of(executor, max(max_in_flight or 1, 1)),
+            engine=engine_of(executor, max_in_flight or 1),
             max_in_flight=max_in_flight,
             progress=progress,
             retries=retries,

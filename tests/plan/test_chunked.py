@@ -302,9 +302,12 @@ def test_one_piece_if_that_fits():
         ({"memory": -1}, ValueError, "memory must be at least one byte, got -1"),
         ({"memory": "lots"}, ValueError, "such as '2 GB', '1.5 GiB' or '900MB', got"),
         ({"memory": 1.5}, TypeError, "memory must be a number of bytes or a text"),
+        ({"remat": "x"}, TypeError, "remat must be True, False or one of jax.checkp"),
+        ({"strict": "a"}, TypeError, "strict must be True or False, got 'a'"),
+        ({"partial": 2}, TypeError, "partial must be True or False, got 2"),
     ],
 )
-def test_no_size(options, error, match):
+def test_wrong_options_are_refused(options, error, match):
     with pytest.raises(error, match=match):
         sm.chunked(attention, **options)
 

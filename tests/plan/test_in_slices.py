@@ -46,6 +46,8 @@ def test_bad_cuts_are_named(in_slices, kind, message):
         ((0, 4, 0), 4, ()),
         ([(0, 1), (1, 4)], 4, (1,)),
         ([(1, 4), (0, 1)], 4, (1,)),
+        ([slice(0, 1), slice(1, 4)], 4, (1,)),
+        ([slice(None, 1), (1, 2), slice(2, None, 1)], 4, (1, 2)),
         (EACH, 4, (1, 2, 3)),
         (EACH, 1, ()),
         (Pieces(4), 10, (4, 8)),
@@ -68,12 +70,22 @@ def test_cuts(cut, size, points):
         ([(0, 2), (3, 5)], ValueError, "gap, overlap or run backwards at 2"),
         ([(0, 3), (2, 5)], ValueError, "gap, overlap"),
         ([(0, 3)], ValueError, "end at 3, but the axis has size 5"),
+        ([slice(0, 2), slice(3, 5)], ValueError, "gap, overlap or run backwards at 2"),
+        ([slice(0, 5, 2)], TypeError, r"pairs, got slice\(0, 5, 2\)"),
         ([3], TypeError, r"\(start, stop\) pairs, got 3"),
     ],
 )
 def test_bad_cuts(cut, kind, message):
     with pytest.raises(kind, match=message):
         cut_points(cut, 5)
+
+
+def test_slices_of_shards_are_cuts():
+    made = plan(jnp.cos, jnp.ones((5, 2)), in_slices={0: (1, 3, 1)})
+    rows = [shard.in_slices[0][0] for shard in made.shards]
+    assert rows == [slice(0, 1), slice(1, 4), slice(4, 5)]
+    again = plan(jnp.cos, jnp.ones((5, 2)), in_slices={0: rows})
+    assert again.out_slices == made.out_slices
 
 
 def test_each_prints_and_is_one_object():

@@ -43,6 +43,10 @@ def test_an_unknown_primitive_is_whole_until_it_has_a_rule():
         ("i -> -> j", "has the form"),
         ("i j -> i; j plus", "must be an axis and one of"),
         ("i j -> i; i add", "'i' is not summed over"),
+        ("a -> b", r"have the axis 'b' in the rule 'a -> b', .* write \* for an axis"),
+        ("* -> ...", r"the results have the axis '...' in the rule"),
+        ("~a -> a", r"'~a' in the rule '~a -> a' is no axis: give a name, \* or ..."),
+        ("i j -> i; j add; j max", "combines 'j' both by add and by max: give one"),
     ],
 )
 def test_bad_rules_are_refused_when_they_are_registered(rule, message):
@@ -53,6 +57,23 @@ def test_bad_rules_are_refused_when_they_are_registered(rule, message):
 def test_a_rule_is_text_or_a_function():
     with pytest.raises(TypeError, match="text or a function of an equation, got 3"):
         register_rule(jex_core.Primitive("never"), 3)
+
+
+def test_a_rule_that_contradicts_the_primitive_is_refused():
+    same_p = new_primitive("same", lambda x: x.shape, lambda x: x)
+    register_rule(same_p, "i j -> j i")
+    with pytest.raises(ValueError, match=r"'i j -> j i' of same does not fit: axis '"):
+        plan(same_p.bind, X)
+    made = plan(same_p.bind, X[:6], in_slices={0: 2})
+    with pytest.raises(
+        (ValueError, RuntimeError),
+        match=r"the rule 'i j -> j i' of same says that a piece of its result has the "
+        r"shape \(6, 3\), but the primitive gives \(3, 6\): correct the rule",
+    ):
+        made.run(X[:6])
+    register_rule(same_p, lambda node: 3)
+    with pytest.raises(TypeError, match="is the rule of same must return text such as"):
+        plan(same_p.bind, X)
 
 
 def test_a_rule_that_does_not_fit_is_named():

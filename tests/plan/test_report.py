@@ -112,6 +112,14 @@ def test_a_plan_is_short_where_it_is_shown():
     assert repr(made) == "<ShardPlan: 3 shards in 1 stage>"
 
 
+def test_stages_are_shown_with_what_they_make():
+    made = plan(lambda x: x - x.mean(0)[None], X, in_slices=({0: 4},))
+    assert [repr(stage) for stage in made.stages] == [
+        "<Stage 0: 4 shards make float32[6]>",
+        "<Stage 1: 4 shards make float32[8,6]>",
+    ]
+
+
 def test_many_leaves_of_one_tree_are_counted():
     params = {f"w{k}": np.ones((2, 3), np.float32) for k in range(5)}
 

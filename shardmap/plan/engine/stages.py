@@ -116,6 +116,13 @@ class Stage:
             if (one := analysis.one_reduction(k)) in self._loop_of
         ]
 
+    def __repr__(self) -> str:
+        made = [each.value.aval.str_short() for each in self.results[:4]]
+        made += ["..."] * (len(self.results) > 4)
+        return (
+            f"<Stage {self.number}: {self.num_shards:,} shards make {', '.join(made)}>"
+        )
+
     def _results(self, values: Sequence[Value]) -> list[Result]:
         """Finds the loops, and what each result has of them."""
         pending = self.analysis.pending

@@ -44,10 +44,6 @@ def run(
             "which takes the same in_slices"
         )
     places = outputs(cut_program, out, leaves)
-    if max_in_flight is not None and max_in_flight < 1:
-        raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
-    if not isinstance(retries, int) or retries < 0:
-        raise ValueError(f"retries must be at least 0, got {retries}")
     leaves = list(map(sliceable, leaves))
     saved = None if checkpoint is None else Checkpoint(checkpoint, cut_program, leaves)
     given = {value: array for value, array in places if value}

@@ -18,6 +18,7 @@ from shardmap.plan.run import buffers
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import misfits
 from shardmap.plan.run.remote import arg_avals, exported
+from shardmap.units import integer_of
 
 
 class ExportedShard(NamedTuple):
@@ -245,6 +246,21 @@ class Shard:
         )
 
 
+def index_of(what: str, index: SupportsIndex, count: int) -> int:
+    """An index, counted from the beginning.
+
+    Raises:
+      TypeError: it is no integer.
+      IndexError: there are not so many.
+    """
+    number = integer_of(f"the index of {what}", index)
+    if not -count <= number < count:
+        raise IndexError(
+            f"the index {number} is out of range of {what}, of which there are {count}"
+        )
+    return number % count
+
+
 class Shards(Sequence[Shard]):
     """The shards of some stages, made when they are asked for."""
 
@@ -261,7 +277,7 @@ class Shards(Sequence[Shard]):
     def __getitem__(self, index: SupportsIndex | slice) -> Shard | list[Shard]:
         if isinstance(index, slice):
             return [self[k] for k in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
+        number = index_of("shards", index, len(self))
         for stage in self._stages:
             if number < stage.num_shards:
                 return Shard(self._cut_program, stage, number)

@@ -232,7 +232,33 @@ def test_wrong_options_are_refused(tmp_path):
     made = plan(lambda x: x + 1, X, in_slices={0: 2})
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ValueError, match="retries must be at least 0, got -1"):
-        made.run(X, retries=-1)
+    for options, error, match in (
+        ({"retries": -1}, ValueError, "retries must be at least 0, got -1"),
+        ({"retries": "a"}, TypeError, "retries must be an integer, got 'a'"),
+        (
+            {"max_in_flight": "a"},
+            TypeError,
+            "max_in_flight must be an integer, got 'a'",
+        ),
+        (
+            {"max_in_flight": 2.5},
+            TypeError,
+            "max_in_flight must be an integer, got 2.5",
+        ),
+        ({"progress": "a"}, TypeError, "progress must be True or False, got 'a'"),
+        (
+            {"checkpoint": 3},
+            TypeError,
+            "checkpoint must be the path of a folder, got 3",
+        ),
+        (
+            {"checkpoint": ""},
+            ValueError,
+            "checkpoint must be the path of a folder, got",
+        ),
+        ({"scratch": ""}, ValueError, "scratch must be the path of a folder, got ''"),
+    ):
+        with pytest.raises(error, match=match):
+            made.run(X, **options)
     with pytest.raises(ValueError, match=r"must be a folder, but .* is a file"):
         made.run(X, checkpoint=file)

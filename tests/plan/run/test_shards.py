@@ -142,3 +142,18 @@ def test_a_function_as_bytes(made):
         np.testing.assert_array_equal(a, b)
     later = made.stage_shards(1)[0].export()
     assert any(feed.startswith("a value that was kept[") for feed in later.feeds)
+
+
+def test_a_shard_that_is_not_there_is_named():
+    made = plan(jnp.sin, X, in_slices={0: 4})
+    assert made.shards[-1].number == made.shards[np.int64(3)].number == 3
+    with pytest.raises(
+        IndexError, match=r"99 is out of range of shards, .* there are 4"
+    ):
+        made.shards[99]
+    with pytest.raises(IndexError, match="the index 1 is out of range of stages"):
+        made.stage_shards(1)
+    with pytest.raises(
+        TypeError, match="the index of shards must be an integer, got 'a"
+    ):
+        made.shards["a"]

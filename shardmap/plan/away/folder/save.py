@@ -38,9 +38,10 @@ from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.checkpoint import Checkpoint
-from shardmap.plan.run.disk.results import Folder
+from shardmap.plan.run.disk.results import Folder, path_of
 from shardmap.plan.run.out import outputs
 from shardmap.plan.run.shards import Shard
+from shardmap.units import integer_of
 
 MOST_TASKS = 1000
 SECRET = re.compile("key|secret|token|password|credential", re.IGNORECASE)
@@ -60,9 +61,8 @@ def save(
     most = max((stage.num_shards for stage in cut_program.stages), default=1)
     if tasks is None:
         tasks = min(most, MOST_TASKS)
-    if not isinstance(tasks, int) or tasks < 1:
-        raise ValueError(f"tasks must be at least 1, got {tasks!r}")
-    _Saving(cut_program, pathlib.Path(folder), leaves, out).all(tasks)
+    tasks = integer_of("tasks", tasks, least=1)
+    _Saving(cut_program, path_of("folder", folder), leaves, out).all(tasks)
 
 
 class _Saving:

@@ -26,6 +26,23 @@ Part: TypeAlias = tuple[Sequence[int], Any]
 """The shape and dtype of an array in a file of results."""
 
 
+def path_of(what: str, value: Any) -> pathlib.Path:
+    """The path of a folder that was given.
+
+    Raises:
+      TypeError: it is no path.
+      ValueError: it is empty.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(
+            f"{what} must be the path of a folder, got {value!r} of type "
+            f"{type(value).__name__}"
+        )
+    if not os.fspath(value):
+        raise ValueError(f"{what} must be the path of a folder, got {value!r}")
+    return pathlib.Path(value)
+
+
 class Folder:
     """A folder of files that are whole.
 
@@ -35,7 +52,7 @@ class Folder:
     """
 
     def __init__(self, path: str | os.PathLike[str], what: str) -> None:
-        self.path, self.what = pathlib.Path(path), what
+        self.path, self.what = path_of(what, path), what
 
     def make(self) -> None:
         """Makes the folder.

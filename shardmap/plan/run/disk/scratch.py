@@ -22,7 +22,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.stages import Result, Stage
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.owned import is_left, own_name
-from shardmap.plan.run.disk.results import Folder
+from shardmap.plan.run.disk.results import Folder, path_of
 from shardmap.units import size
 
 PREFIX = "shardmap-"
@@ -46,11 +46,12 @@ def checked(scratch: Any) -> Any:
 
     Raises:
       TypeError: it is neither.
+      ValueError: it is an empty path.
     """
     if scratch is None or hasattr(scratch, "create_array"):
         return scratch
     if isinstance(scratch, str | os.PathLike):
-        return pathlib.Path(scratch)
+        return path_of("scratch", scratch)
     raise TypeError(
         "scratch must be a folder or a group of zarr, got "
         f"{scratch!r} of type {type(scratch).__name__}"
