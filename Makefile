@@ -6,14 +6,13 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 RUN := $(VENV)/bin/python -m
 
-.PHONY: help demo test test-deep explained stress docs site lint types format bench dist clean
+.PHONY: help demo test test-deep explained docs site lint types format bench dist clean
 
 help:
 	@echo "make demo    train a digit classifier over 8 virtual devices"
 	@echo "make test    run the tests (ARGS='-k name' to choose, ARGS='-n 0' for one process)"
 	@echo "make test-deep  run what 'make test' leaves out: more cases, more random programs"
 	@echo "make explained  hold explain against the compiled text of the tests' own programs"
-	@echo "make stress  random maps, threads and interrupts for MINUTES=20"
 	@echo "make docs    run the examples of README.md, of docs/ and of the docstrings"
 	@echo "make site    build the pages of docs/ into build/site"
 	@echo "make lint    check style and format ('make format' mends them)"
@@ -46,9 +45,6 @@ test-deep: $(STAMP)
 
 explained: $(STAMP)
 	@$(RUN) pytest -q -n 0 -p tests.explain.caught $(or $(ARGS),tests)
-
-stress: $(STAMP)
-	@$(VENV)/bin/python tests/stress.py $(or $(MINUTES),20)
 
 docs: $(STAMP)
 	@$(RUN) pytest tests/test_docs.py $(ARGS)

@@ -6,25 +6,20 @@ No public name of JAX leads to these. Of what a lowering rule is given,
 
 import contextlib
 import re
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax._src import config, core, source_info_util, xla_bridge
-from jax._src import mesh as mesh_lib
+from jax._src import config, xla_bridge
 from jax._src.sharding import IndivisibleError as IndivisibleError
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from shardmap._jax import other_jax
 from shardmap._jax.types import AnyMesh, Aval, Equation, Value
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _HELD = {
     "axis_context": mlir.ModuleContext,
@@ -46,6 +41,9 @@ if not hasattr(xla_bridge, "backends_are_initialized"):
 
 NO_MESH = AbstractMesh((), ())
 """With `jax.sharding.use_abstract_mesh`: as if no mesh were set around."""
+
+EMPTY_MESH = Mesh(np.empty((), dtype=object), ())
+"""With `jax.set_mesh`, where nothing is traced: as if no mesh were set around."""
 
 with jax.core.eval_context():
     TOP_LEVEL = jex_core.find_top_trace(())
@@ -75,148 +73,6 @@ def casts_refused() -> Iterator[None]:
             "is typed by the axes that it differs along. Leave the cast out; what it "
             "gives is its argument."
         ) from error
-
-
-# What JAX notes for each thread, and what comes in between
-
-
-def _of_thread(name: str) -> Any:
-    for module in (core, mesh_lib, config):  # Releases differ in where it is.
-        state = getattr(module, name, None)
-        if hasattr(state, "get_local") and hasattr(state, "set_local"):
-            return state
-    raise other_jax(
-        "shardmap puts back what JAX notes for a thread, as an interrupt may leave JAX "
-        f"tracing, but there is no {name}"
-    )
-
-
-_OF_THREAD = [
-    _of_thread("trace_state"),
-    _of_thread("trace_state_strong_ref"),
-    _of_thread("axis_env_state"),
-    _of_thread("abstract_mesh_context_manager"),
-    _of_thread("device_context"),
-]
-_trace, _trace_itself, _axes, _mesh, _devices = (each.get_local for each in _OF_THREAD)
-
-LINES: Any = getattr(source_info_util, "_source_info_context", None)
-"""Its ``context`` is the scope that equations are made in, and for which line.
-
-That is not the line that runs where JAX makes them of others.
-"""
-
-
-def _check_lines() -> None:
-    with jax.named_scope("a scope"):
-        inside = getattr(LINES, "context", None)
-    if "a scope" not in str(getattr(inside, "name_stack", None)):
-        raise other_jax(
-            "shardmap puts back for which line JAX makes equations, as an interrupt "
-            "may leave it at another, but there is no _source_info_context that knows "
-            "of jax.named_scope"
-        )
-
-
-_check_lines()
-
-_NOTHING = config.config_ext.unset
-_NO_TRACES = TOP_LEVEL, _NOTHING
-_NO_AXES = core.top_axis_env, _NOTHING
-
-Noted = tuple[Any, Any, Any, Any, Any]
-
-
-def noted() -> Noted:
-    """What JAX notes for this thread: its trace, axes and mesh.
-
-    JAX leaves a trace in methods written in Python. An interrupt may come as one of
-    them begins, and then what it would have put back stays as it is.
-    """
-    return _trace(), _trace_itself(), _axes(), _mesh(), _devices()
-
-
-AT_REST: Noted = (
-    weakref.ref(TOP_LEVEL),
-    TOP_LEVEL,
-    core.top_axis_env,
-    _NOTHING,
-    _NOTHING,
-)
-"""What is `noted` where nothing is traced and no mesh is set."""
-
-_NO_TRACES_BY_REFERENCE = AT_REST[0], _NOTHING
-
-
-def is_at_rest() -> bool:
-    """Whether nothing is traced and no mesh is set; of new threads nothing is noted."""
-    # Each call of a map asks. These are the same objects, so that nothing is compared.
-    return (
-        _mesh() is _NOTHING
-        and _devices() is _NOTHING
-        and _trace() in _NO_TRACES_BY_REFERENCE
-        and _trace_itself() in _NO_TRACES
-        and _axes() in _NO_AXES
-    )
-
-
-def put_back(before: Noted, line: object) -> None:
-    """Makes JAX note for this thread what it did before.
-
-    Args:
-      before: what was `noted`.
-      line: what `LINES` had as its ``context``.
-    """
-    LINES.context = line
-    for state, value in zip(_OF_THREAD, before, strict=True):
-        state.set_local(value)
-
-
-@contextlib.contextmanager
-def left_whole() -> Iterator[None]:
-    """While something runs that an error or an interrupt may end at any moment."""
-    before, line = noted(), LINES.context
-    try:
-        yield
-    except BaseException:
-        put_back(before, line)
-        raise
-
-
-def is_amid(now: Noted) -> bool:
-    """Whether JAX is in the midst of work of its own, and traces nothing.
-
-    Python runs finalizers between any two steps of any function. While JAX lowers a
-    program, or hands a primitive to a trace, what one of them calls is no part of that.
-    """
-    _, trace, axes, mesh, devices = now
-    if trace is not None and trace not in _NO_TRACES:
-        return False
-    if trace is None or not any(axes is none for none in _NO_AXES):
-        return True
-    return _has_no_mesh(devices) and not _has_no_mesh(mesh)
-
-
-def is_mesh_set() -> bool:
-    """Whether there are devices for the mesh here: whether it is of `jax.set_mesh`.
-
-    JAX sets one without devices while it makes a `jax.shard_map`.
-    """
-    return not _has_no_mesh(_devices())
-
-
-def _has_no_mesh(noted_mesh: Any) -> bool:
-    return noted_mesh is _NOTHING or noted_mesh is None or bool(noted_mesh.empty)
-
-
-def apart(run: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What ``run`` gives where nothing is noted."""
-    before, line = noted(), LINES.context
-    try:
-        put_back((_NOTHING,) * 5, source_info_util.new_source_info())
-        return run(*args, **kwargs)
-    finally:
-        put_back(before, line)
 
 
 # Equations

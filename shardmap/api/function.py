@@ -19,14 +19,13 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax import context
-from shardmap._jax.context import AT_REST, LINES, is_at_rest
+from shardmap._jax.context import nothing_is_traced
+from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap.api import pickling
 from shardmap.api.calls import kept, stages
-from shardmap.api.calls.call import Ready
 from shardmap.api.calls.options import Options
-from shardmap.api.calls.programs import Args, Kwargs, called_user
-from shardmap.api.calls.refusals import NeedsAnotherProgram
+from shardmap.api.calls.programs import Args, CompiledEntry, Kwargs
 from shardmap.api.calls.statics import wrap_statics
 from shardmap.map import contexts
 
@@ -37,9 +36,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Q = ParamSpec("Q")
 S = TypeVar("S")
-
-# So many calls that the program tried first is not for, and it is looked up at once.
-_MOST_REFUSALS = 8
 
 
 class Mapped(Generic[P, R]):
@@ -64,44 +60,26 @@ class Mapped(Generic[P, R]):
         # They find the function by a weak reference, to an equal one perhaps.
         self._fun = self._programs.fun()
         self._static = options.static_argnums
+        self._donates = bool(options.donate_argnums)
         # The last program for each number of arguments is tried first. It refuses what
-        # it is not for; where that happens often, every call is looked up.
-        self._recent: dict[int, Ready] = {}
-        self._refusals = 0
+        # it is not for.
+        self._recent: dict[int, CompiledEntry] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
-        before, line = AT_REST, LINES.context
-        if not is_at_rest():
-            before = context.noted()
-            if context.is_amid(before):
-                return context.apart(self._call, given, kwargs)
-            if not context.nothing_is_traced():
-                if contexts.has_mesh():
-                    return self._programs.bind_part(given, kwargs)
-                return self._programs.bind(given, kwargs)
-        try:
-            return self._call(given, kwargs)
-        except BaseException:
-            context.put_back(before, line)
-            raise
-
-    def _call(self, given: Args, kwargs: Kwargs) -> Any:
+        if not nothing_is_traced():
+            if contexts.has_mesh():
+                return self._programs.bind_part(given, kwargs)
+            return self._programs.bind(given, kwargs)
         if not kwargs:
-            # Each step here counts. Of meshes that are set, JAX knows: it traces anew.
-            ready = self._recent.get(len(given))
-            if ready is not None:
-                program, fits, _, _ = ready
-                if fits is None or fits(given):
-                    try:
-                        return program(*given)
-                    except NeedsAnotherProgram:
-                        pass
-                    except (TypeError, ValueError) as error:
-                        if called_user(error):
-                            raise
-                    self._recent.pop(len(given), None)
-                    self._refusals += 1
+            entry = self._recent.get(len(given))
+            if entry is not None:
+                if self._donates:
+                    self._programs.check_donated(entry, given, kwargs)
+                try:
+                    return entry.call(*given)
+                except (TypeError, ValueError, FoundNaN):
+                    pass  # It is for other arguments, or another configuration of JAX.
         return self._run(given, kwargs)
 
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
@@ -110,15 +88,10 @@ class Mapped(Generic[P, R]):
             return programs.under_mesh(self._run, args, kwargs)
         if context.config_value("jax_disable_jit"):
             return programs.bind(args, kwargs)
-        results, prepared = programs.run(args, kwargs)
-        ready = prepared.ready
-        # Numbers of leaves among static arguments would not be those of the map.
-        varies = self._refusals >= _MOST_REFUSALS or bool(
-            self._static and any(ready.donated)
-        )
-        varies |= self._look_at(results)
-        if not (prepared.moved or kwargs or varies):
-            self._recent[len(args)] = ready
+        results, entry = programs.run(args, kwargs)
+        looks_always = self._look_at(results)
+        if not (entry is None or kwargs or looks_always):
+            self._recent[len(args)] = entry
         return results
 
     def _look_at(self, results: PyTree) -> bool:
@@ -136,8 +109,7 @@ class Mapped(Generic[P, R]):
           A `jax.stages.Lowered` with ``in_specs`` and ``out_specs``.
         """
         given = wrap_statics(args, self._static)
-        with context.left_whole():
-            return stages.lower(self._programs, given, kwargs)
+        return stages.lower(self._programs, given, kwargs)
 
     def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
@@ -146,8 +118,7 @@ class Mapped(Generic[P, R]):
             jitted = jax.jit(self, static_argnums=self.static_argnums)
             return jitted.trace(*args, **kwargs)
         given = wrap_statics(args, self._static)
-        with context.left_whole():
-            return stages.trace(self._programs, given, kwargs)
+        return stages.trace(self._programs, given, kwargs)
 
     def explain(self, *args: PyTree, **kwargs: PyTree) -> "Explanation":
         """What runs in parallel for these arguments, and at what cost.

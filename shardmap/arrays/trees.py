@@ -176,6 +176,13 @@ def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
         return None
 
 
+def takes_anything(*trees: TreeDef) -> bool:
+    """Whether such pytrees can be made of leaves that are no arrays."""
+    return all(
+        with_leaves(tree, [object()] * tree.num_leaves) is not None for tree in trees
+    )
+
+
 def result_names(out_tree: TreeDef) -> list[str]:
     """The key path of each leaf of a result, such as ``result['w'][0]``."""
     count = out_tree.num_leaves

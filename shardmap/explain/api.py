@@ -9,7 +9,6 @@ from typing import Any, overload
 import jax
 from jax.extend.core.primitives import cond_p
 
-from shardmap._jax.context import left_whole
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explain import functions
@@ -118,7 +117,6 @@ def _as_function(fun: Callable[..., Any]) -> Any:
     return bound
 
 
-@left_whole()
 def _explain(
     fun: Callable[..., Any],
     wires: Interconnect | None,

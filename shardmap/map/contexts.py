@@ -12,19 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.arrays import concrete_mesh
-from shardmap._jax.context import IndivisibleError, apart, is_mesh_set
+from shardmap._jax.context import EMPTY_MESH, IndivisibleError
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.programs.running import map_jit
 from shardmap.map import tracing
 from shardmap.map.partition_axes import prime_factors
 from shardmap.sharding.conversions import axes_in
-
-NO_MESH = Mesh(np.empty((), dtype=object), ())
 
 
 class CutOtherwise(NotImplementedError):
@@ -39,7 +36,8 @@ def has_mesh() -> bool:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return False
-    return is_mesh_set() and not tracing.inside_map()
+    # JAX sets one without devices while it makes a `jax.shard_map`.
+    return not concrete_mesh().empty and not tracing.inside_map()
 
 
 def mesh_devices() -> list[jax.Device]:
@@ -71,9 +69,9 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
     misplaced = [k for k, leaf in enumerate(leaves) if not fits(leaf)]
     placed = list(leaves)
-    for k in misplaced:
-        # Moving is a program of its own.
-        placed[k] = apart(placement.move, leaves[k], everywhere)
+    with jax.set_mesh(EMPTY_MESH):
+        for k in misplaced:
+            placed[k] = placement.move(leaves[k], everywhere)
     return placed
 
 
@@ -102,7 +100,8 @@ def on_prime_axes(leaf: Value) -> Any:
         for entry in there.spec
     ]
     finer = NamedSharding(mesh, PartitionSpec(*entries), memory_kind=there.memory_kind)
-    return apart(jax.device_put, leaf, finer)
+    with jax.set_mesh(EMPTY_MESH):
+        return jax.device_put(leaf, finer)
 
 
 class UnderMesh:

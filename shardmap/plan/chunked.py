@@ -9,7 +9,6 @@ import jax
 import jax.extend.core
 
 from shardmap._jax.arrays import are_types_checked
-from shardmap._jax.context import left_whole
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.map.primitives.axis import UNNAMED
@@ -67,8 +66,7 @@ class ChunkedFunction(Generic[P, R]):
         self._jitted = jax.jit(self._bind)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        with left_whole():
-            return self._jitted(*args, **kwargs)
+        return self._jitted(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -77,7 +75,6 @@ class ChunkedFunction(Generic[P, R]):
         name = getattr(self._fun, "__name__", type(self._fun).__name__)
         return f"<chunked {name}>"
 
-    @left_whole()
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """For each axis: into how many pieces, and what they reach; or why it is whole.
 
@@ -87,7 +84,6 @@ class ChunkedFunction(Generic[P, R]):
         """
         return report.explain(self._cut_program(args, kwargs))
 
-    @left_whole()
     def stage_costs(
         self, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[report.StageCost, ...]:

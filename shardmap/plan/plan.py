@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardmap._jax.context import left_whole
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import plain
 from shardmap.later import html_of
@@ -41,7 +40,6 @@ from shardmap.units import bytes_of, integer_of, refuse_no_bool
 
 
 # Ctrl-C while the function is traced would else leave JAX in the midst of it.
-@left_whole()
 def plan(
     fun: Callable[..., PyTree],
     *args: PyTree,
@@ -308,7 +306,6 @@ class ShardPlan:
         """
         return to_dask(self._cut_program, self._again(args, kwargs))
 
-    @left_whole()
     def run(
         self,
         *args: PyTree,

@@ -3,7 +3,6 @@
 import functools
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.extend.core as jex_core
@@ -56,30 +55,6 @@ def test_nothing_is_traced_outside_of_traces_only():
     jax.grad(lambda x: look(x).sum())(X)
     assert seen == [False] * 3
     assert context.nothing_is_traced()
-
-
-def test_what_is_noted_outside_of_traces_and_meshes_only_is_at_rest():
-    """A call is quick there: it has nothing else to ask."""
-    seen = []
-
-    def look(x):
-        seen.append(context.is_at_rest())
-        return x
-
-    look(X)
-    thread = threading.Thread(target=look, args=(X,))
-    thread.start()
-    thread.join()
-    assert seen == [True] * 2
-    jax.make_jaxpr(look)(X)
-    jax.vmap(look)(X)
-    with jax.set_mesh(Mesh(jax.devices()[:1], "i")):
-        look(X)
-    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("i",))):
-        look(X)
-    assert seen == [True] * 2 + [False] * 4
-    look(X)
-    assert seen[-1]
 
 
 def test_a_lowering_outside_of_shard_map_has_no_mesh():

@@ -5,12 +5,11 @@ from typing import Any
 
 import jax
 
+from shardmap._jax.stages import Refused
 from shardmap._jax.types import PyTree, Value
 from shardmap.api.calls.call import Arguments, Call
-from shardmap.api.calls.refusals import NeedsAnotherProgram
 from shardmap.arrays import placement
 from shardmap.arrays.process_local import is_global_array, to_global, to_local
-from shardmap.arrays.programs.running import run_and_convert
 
 
 class AcrossProcesses:
@@ -20,7 +19,6 @@ class AcrossProcesses:
       program: a function of global arrays.
       call: a call that it is for, with process-local data.
       donated: which leaves are donated.
-      takes_statics: whether it is called with the static arguments.
     """
 
     def __init__(
@@ -28,11 +26,9 @@ class AcrossProcesses:
         program: Callable[..., Any],
         call: Call,
         donated: Sequence[bool],
-        takes_statics: bool,
     ) -> None:
         self._program = program
         self._in_tree = call.arguments.in_tree
-        self._statics = call.arguments.statics if takes_statics else ()
         assert call.process_local is not None
         assert call.shardings is not None
         operands, are_global, self._results = call.process_local
@@ -42,20 +38,23 @@ class AcrossProcesses:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         arguments = Arguments.of(args, kwargs)
-        if (arguments.in_tree, arguments.statics) != (self._in_tree, self._statics):
-            raise NeedsAnotherProgram
+        if arguments.in_tree != self._in_tree:
+            raise Refused("compiled for arguments of another structure")
         leaves: list[Value] = []
         for leaf, (local, sharding, is_global, donate) in zip(
             arguments.leaves, self._operands, strict=True
         ):
             if is_global is not None and is_global_array(leaf) is not is_global:
-                raise NeedsAnotherProgram
+                raise Refused(
+                    "compiled for global arrays where these are process-local data, or "
+                    "the other way round"
+                )
             if local is None:
                 leaves += placement.place([leaf], [sharding], True, [donate])
             else:
                 leaves.append(to_global(leaf, local, donate))
         global_args, kwargs = arguments.with_leaves(leaves)
-        return run_and_convert(self._program, self._convert, global_args, kwargs)
+        return self._convert(self._program(*global_args, **kwargs))
 
     def _convert(self, results: PyTree) -> PyTree:
         if not any(self._results):

@@ -10,12 +10,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Sharding
 
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
-from shardmap.api.calls.refusals import repeated
 from shardmap.api.calls.statics import Static
-from shardmap.arrays import array_likes
 from shardmap.arrays.process_local import ProcessShardings
 from shardmap.map.shardings import MapShardings
 
@@ -47,7 +44,9 @@ class Arguments(NamedTuple):
     def kind(self) -> Hashable:
         """Equal for calls that read the same in one configuration of JAX."""
         kinds = tuple(
-            (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else type(leaf)
+            (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False))
+            if hasattr(leaf, "dtype")
+            else type(leaf)
             for leaf in self.leaves
         )
         return self.in_tree, kinds, self.statics
@@ -149,26 +148,16 @@ class Call(abc.ABC):
         local = self.process_local
         return local is not None and (False in local.are_global or any(local.results))
 
-    def probe(self) -> "Probe | None":
-        """What tells whether another call can have the same program."""
-        return None
-
-    def is_equal_to(self, arguments: Arguments) -> bool:
-        """Whether a call with these arguments reads the same."""
-        return (
-            not self.has_process_local
-            and arguments.in_tree == self.arguments.in_tree
-            and arguments.statics == self.arguments.statics
-            and all(
-                (mine.shape, mine.dtype, mine.weak_type)
-                == (its.shape, its.dtype, its.weak_type)
-                for mine, its in zip(
-                    self.in_avals,
-                    map(array_likes.leaf_aval, arguments.leaves),
-                    strict=True,
-                )
+    def structs(self) -> list[jax.ShapeDtypeStruct]:
+        """What the program takes: global arrays, whatever users pass."""
+        assert self.shardings is not None
+        avals, _ = self.global_avals
+        return [
+            jax.ShapeDtypeStruct(
+                aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
             )
-        )
+            for aval, sharding in zip(avals, self.shardings.operands, strict=True)
+        ]
 
 
 class ProcessLocal(NamedTuple):
@@ -187,119 +176,26 @@ class ProcessLocal(NamedTuple):
     results: Sequence[ProcessShardings | None]
 
 
-class Probe(NamedTuple):
-    """Where to look whether a call has as many elements as another.
-
-    Attributes:
-      argnum: the position of a mapped argument.
-      leaf: the number of the leaf in it, or None if it is an array itself.
-      axis: where the leaf is mapped.
-      axis_size: how many elements there were.
-      is_global: whether it was a global array.
-    """
-
-    argnum: int
-    leaf: int | None
-    axis: int
-    axis_size: int
-    is_global: bool = False
-
-    def fits(self) -> "Fits":
-        """What tells whether a call with some arguments has ``axis_size`` elements."""
-        argnum, leaf, axis, axis_size, is_global = self
-
-        # Most calls have arrays. This is asked in every call, and is to be quick.
-        def array_fits(args: Sequence[PyTree]) -> bool:
-            shape = getattr(args[argnum], "shape", ())
-            return len(shape) > axis and shape[axis] == axis_size
-
-        def leaf_fits(args: Sequence[PyTree]) -> bool:
-            arg = args[argnum]
-            if leaf is not None:
-                arg = jax.tree.leaves(arg)[leaf]
-            if is_global and getattr(arg, "is_fully_addressable", True):
-                return False
-            shape = getattr(arg, "shape", ())
-            return len(shape) > axis and shape[axis] == axis_size
-
-        return array_fits if leaf is None and not is_global else leaf_fits
-
-
-Fits = Callable[[Sequence[PyTree]], bool]
+def without_statics(args: Sequence[PyTree]) -> list[PyTree]:
+    """The positional arguments that are not static."""
+    return [arg for arg in args if type(arg) is not Static]
 
 
 def with_statics(
-    statics: Sequence[tuple[int, Static]], others_fit: Fits | None
-) -> Fits | None:
-    """Whether positional arguments have these constants, and the others fit.
+    statics: Sequence[tuple[int, Static]], program: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A compiled program, called with its static arguments as well.
 
     Args:
-      statics: the static arguments, by position.
-      others_fit: what tells of the other arguments; None: any may.
+      statics: their values, by position; others are refused with TypeError.
+      program: takes the other arguments.
     """
     if not statics:
-        return others_fit
+        return program
 
-    def fits(args: Sequence[PyTree]) -> bool:
+    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
         if any(args[k] != static for k, static in statics):
-            return False
-        return others_fit is None or others_fit(args)
+            raise TypeError("compiled for other static arguments")
+        return program(*without_statics(args), **kwargs)
 
-    return fits
-
-
-class SameShapes(NamedTuple):
-    """The shapes of all leaves, where another call's errors have to speak of its own.
-
-    Attributes:
-      shapes: of the leaves that are not static.
-    """
-
-    shapes: Sequence[tuple[int, ...]]
-
-    def fits(self, args: Sequence[PyTree]) -> bool:
-        """Whether these positional arguments have the same shapes."""
-        leaves = Arguments.of(args, {}).leaves
-        return [getattr(leaf, "shape", ()) for leaf in leaves] == self.shapes
-
-
-class Donated(NamedTuple):
-    """Where donated leaves are to be for their memory to be used.
-
-    Attributes:
-      shardings: the number of each such leaf and the sharding that it must have.
-      others_fit: what tells of the other arguments; None: any may.
-    """
-
-    shardings: Sequence[tuple[int, Sharding]]
-    others_fit: Fits | None
-
-    def fits(self, args: Sequence[PyTree]) -> bool:
-        """Whether the donated leaves have these shardings."""
-        leaves = jax.tree.leaves(args)
-        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
-            return False  # The program would crash; who looks it up says so.
-        twice = repeated(leaves)
-        if twice and any(id(leaves[k]) in twice for k, _ in self.shardings):
-            return False
-        return all(
-            getattr(leaves[k], "sharding", None) == sharding and leaves[k].committed
-            for k, sharding in self.shardings
-        ) and (self.others_fit is None or self.others_fit(args))
-
-
-class Ready(NamedTuple):
-    """A program, and what it takes: enough to run calls of one kind.
-
-    Attributes:
-      program: a `jax.jit`, called with what the user passes.
-      fits: tells of positional arguments, by one look, whether the program may be tried
-        on them; it refuses what it is not for. None if any may.
-      shardings: of the leaves; None: the program lays them out itself.
-      donated: which leaves are donated.
-    """
-
-    program: Callable[..., Any]
-    fits: Fits | None
-    shardings: Sequence[Sharding] | None
-    donated: Sequence[bool]
+    return run

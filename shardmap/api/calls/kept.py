@@ -9,7 +9,7 @@ import collections
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Generic, TypeVar
 
 MOST = 1024
@@ -126,10 +126,18 @@ def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) -> V
     return kept.keep(key, make()) if value is None else value
 
 
-def described_like(run: Any, fun: Callable[..., Any], name: str) -> Any:
+def described_like(
+    run: Any, fun: Callable[..., Any], name: str, dropped: Collection[int] = ()
+) -> Any:
     """``run``, with the name and the arguments' names of ``fun``, which JAX prints.
 
     Of defaults, which may hold ``fun``, it says only that there are some.
+
+    Args:
+      run: the function to describe.
+      fun: the user's.
+      name: of ``fun``.
+      dropped: the positions of its arguments that ``run`` does not take.
     """
     run.__name__ = run.__qualname__ = name
     try:
@@ -140,7 +148,8 @@ def described_like(run: Any, fun: Callable[..., Any], name: str) -> Any:
     run.__signature__ = inspect.Signature(
         [
             p.replace(annotation=empty, default=empty if p.default is empty else None)
-            for p in signature.parameters.values()
+            for k, p in enumerate(signature.parameters.values())
+            if k not in dropped or p.kind is p.VAR_POSITIONAL
         ]
     )
     return run

@@ -1,35 +1,33 @@
 """From a call to a program: the same way for every kind of map.
 
 A call is read: its arguments checked, the function traced. Then it is bound, if JAX is
-tracing, or run by a `jax.jit` made for calls of its kind.
+tracing, or compiled ahead of time and run.
 """
 
 import abc
-import contextvars
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
+from jax.sharding import Sharding
 
+from shardmap._jax.context import EMPTY_MESH, configuration
+from shardmap._jax.stages import FoundNaN, Refused
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, refusals
 from shardmap.api.calls.across import AcrossProcesses
-from shardmap.api.calls.as_jit import jit_options
 from shardmap.api.calls.call import (
     Arguments,
     Call,
-    Donated,
-    Ready,
-    SameShapes,
     with_statics,
+    without_statics,
 )
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.arrays.process_local import is_global_array
-from shardmap.arrays.programs.running import map_jit
+from shardmap.arrays.programs import running
 from shardmap.map import contexts, tracing
-from shardmap.map.shardings import MapShardings
 
 C = TypeVar("C", bound=Call)
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -38,27 +36,19 @@ Args = Sequence[PyTree]
 Kwargs = dict[str, PyTree]
 
 
-class Prepared(NamedTuple):
-    """A call ready to run.
+class CompiledEntry(NamedTuple):
+    """A compiled program and what calls it is for.
 
     Attributes:
-      ready: its program.
-      args, kwargs: the arguments, laid out.
-      moved: whether any of them had another sharding.
-      call: the call, if it has been read just now.
+      call: runs it on positional and keyword arguments as the user passes them, static
+        ones included; raises TypeError or ValueError, before it runs, for others.
+      shardings: of the leaves; None if it lays them out itself.
+      donated: which leaves are donated.
     """
 
-    ready: Ready
-    args: Args
-    kwargs: Kwargs
-    moved: bool
-    call: Call | None
-
-
-# While a call is handed to the tracing of its program, which need not read it.
-_just_read: contextvars.ContextVar[tuple[Any, Call] | None] = contextvars.ContextVar(
-    "just_read", default=None
-)
+    call: Callable[..., Any]
+    shardings: Sequence[Sharding] | None
+    donated: Sequence[bool]
 
 
 class Programs(abc.ABC, Generic[C, OptionsT]):
@@ -77,8 +67,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.options = options
         self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
-        self._ready: kept.Kept[Ready] = kept.Kept()
-        self._jits: kept.Kept[jax.stages.Wrapped] = kept.Kept()
+        self._entries: kept.Kept[CompiledEntry] = kept.Kept()
 
     # What each kind of map says
 
@@ -126,64 +115,48 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
 
     # Calls
 
-    def prepare(self, args: Args, kwargs: Kwargs, anew: bool = False) -> Prepared:
-        """The program for a call, and the arguments laid out for it.
+    def run(self, args: Args, kwargs: Kwargs) -> tuple[PyTree, CompiledEntry | None]:
+        """Runs a call on arguments with any shardings.
 
-        Args:
-          args, kwargs: the arguments.
-          anew: whether the one that is kept for such calls has refused this one.
+        Returns:
+          The results; and the program, if it takes these arguments as they are.
         """
         arguments = Arguments.of(args, kwargs)
         leaves, statics = arguments.leaves, arguments.statics
-        if statics:
-            refusals.check_hashable(self._named(), self.static_parameter, statics)
+        refusals.check_hashable(self._named(), self.static_parameter, statics)
         are_global = self._are_global(leaves)
-        key = arguments.kind(), are_global
-        call = None
-        if anew:
-            self._ready.drop(key)
-        ready = self._ready.get(key)
-        if ready is None:
+        key = arguments.kind(), are_global, configuration()
+        entry = self._entries.get(key)
+        if entry is None:
             call = self.read(args, kwargs, are_global)
-            ready = self._ready.keep(key, self._made_ready(call, bool(kwargs)))
-        if any(ready.donated):
-            refusals.check_there(
-                self._named(),
-                leaves,
-                ready.donated,
-                lambda: trees.leaf_names(
-                    self.fun(),
-                    arguments.argnums,
-                    tuple(args[k] for k in arguments.argnums),
-                    kwargs,
-                ),
-            )
-        # `jax.jit` lays out positional arguments, but not keyword arguments.
-        placed = placement.place(leaves, ready.shardings, bool(kwargs), ready.donated)
+            entry = self._entries.keep(key, self._compiled(call))
+        if any(entry.donated):
+            self.check_donated(entry, args, kwargs)
+        placed = placement.place(leaves, entry.shardings, donate=entry.donated)
         moved = any(a is not b for a, b in zip(leaves, placed, strict=True))
         if moved:
             args, kwargs = arguments.with_leaves(placed)
-        return Prepared(ready, args, kwargs, moved, call)
-
-    def run(self, args: Args, kwargs: Kwargs) -> tuple[PyTree, Prepared]:
-        """Runs a call on arguments with any shardings."""
-        prepared = self.prepare(args, kwargs)
         try:
-            return self._run(prepared), prepared
-        except refusals.NeedsAnotherProgram:
-            pass  # JAX has another configuration than when it was kept.
-        prepared = self.prepare(args, kwargs, anew=True)
-        return self._run(prepared), prepared
+            results = entry.call(*args, **kwargs)
+        except FoundNaN:
+            # As `jax.jit`: bound eagerly, it runs operation by operation.
+            return self.bind(args, kwargs), None
+        return results, None if moved else entry
 
-    def _run(self, prepared: Prepared) -> PyTree:
-        ready, args, kwargs, _, call = prepared
-        if call is None:
-            return ready.program(*args, **kwargs)
-        token = _just_read.set((self, call))
-        try:
-            return ready.program(*args, **kwargs)
-        finally:
-            _just_read.reset(token)
+    def check_donated(self, entry: CompiledEntry, args: Args, kwargs: Kwargs) -> None:
+        """Refuses deleted arrays, and a donated one that is passed twice."""
+        arguments = Arguments.of(args, kwargs)
+        refusals.check_there(
+            self._named(),
+            arguments.leaves,
+            entry.donated,
+            lambda: trees.leaf_names(
+                self.fun(),
+                arguments.argnums,
+                tuple(args[k] for k in arguments.argnums),
+                kwargs,
+            ),
+        )
 
     def under_mesh(
         self,
@@ -193,7 +166,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
     ) -> PyTree:
         """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
         if self.has_other_devices(args, kwargs):
-            with jax.set_mesh(contexts.NO_MESH):
+            with jax.set_mesh(EMPTY_MESH):
                 return alone(args, kwargs)
         return self.program_under_mesh(args, kwargs)
 
@@ -236,18 +209,9 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         refusals.check_hashable(self._named(), self.static_parameter, statics)
         return self.read(args, kwargs, self._are_global(arguments.leaves))
 
-    def across(
-        self, call: C, program: Callable[..., Any], takes_statics: bool = False
-    ) -> AcrossProcesses:
-        """A program over several processes, to be called as in this call.
-
-        Args:
-          call: the call.
-          program: a function of global arrays.
-          takes_statics: whether it is called with the static arguments.
-        """
-        donated = self._donated(call.arguments)
-        return AcrossProcesses(program, call, donated, takes_statics)
+    def across(self, call: C, program: Callable[..., Any]) -> AcrossProcesses:
+        """A program of global arrays, called as in this call over several processes."""
+        return AcrossProcesses(program, call, self._donated(call.arguments))
 
     def _named(self) -> str:
         return f"{self.what} of {self.name}"
@@ -259,128 +223,92 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
     def _donated(self, arguments: Arguments) -> list[bool]:
         return arguments.donated(self.options.donate_argnums, self.donate_argnames)
 
-    def _made_ready(self, call: C, has_keywords: bool) -> Ready:
-        # All processes trace what they call; what is lowered, one of them alone.
-        agrees = call.process_local is not None
-        program = self.program(call, has_keywords, agrees)
-        donated, statics = self._donated(call.arguments), call.arguments.statics
-        if call.has_process_local:
-            # This lays out its arguments itself, and knows what it is for.
-            shapes = SameShapes([aval.shape for aval in call.in_avals])
-            across = self.across(call, program, True)
-            return Ready(across, with_statics(statics, shapes.fits), None, donated)
-        shardings = call.shardings and call.shardings.operands
-        probe = call.probe()
-        fits = None if probe is None else probe.fits()
-        if any(donated):
-            wanted = [(k, s) for k, s in enumerate(shardings or ()) if donated[k]]
-            fits = Donated(wanted, fits).fits
-        return Ready(program, with_statics(statics, fits), shardings, donated)
-
     # Programs
 
-    def program(
-        self, call: C, has_keywords: bool, agrees: bool = False
-    ) -> jax.stages.Wrapped:
-        """The `jax.jit` that runs calls like this one.
+    def _compiled(self, call: C) -> CompiledEntry:
+        """Compiles a call."""
+        if call.process_local is not None:
+            self.agree(call)
+        arguments, structs = call.arguments, call.structs()
+        compiled = functools.partial(
+            running.compiled, devices=call.devices, communicates=call.communicates
+        )
+        if trees.takes_anything(arguments.in_tree, call.out_tree):
+            args, kwargs = arguments.with_leaves(structs)
+            program = compiled(self.jitted(call), without_statics(args), kwargs)
+        else:
+            program = compiled(self._jitted_by_leaves(call), structs, {})
+            program = _by_leaves(program, arguments.in_tree, call.out_tree)
+        shardings = call.shardings and call.shardings.operands
+        if call.has_process_local:
+            program, shardings = self.across(call, program), None
+        program = with_statics(arguments.statics, program)
+        return CompiledEntry(program, shardings, self._donated(arguments))
 
-        There is one for each value of the static arguments: a `jax.jit` keeps what it
-        has compiled for all of them, and is forgotten as a whole.
+    def jitted(self, call: C) -> jax.stages.Wrapped:
+        """A call as `jax.jit`, to be traced for the call's `structs`.
 
-        Args:
-          call: the call.
-          has_keywords: whether arguments are passed by keyword.
-          agrees: whether it makes sure, when it is traced, that other processes do the
-            same. It must then be traced by calls only, which all of them make.
+        It takes the arguments that are not static.
         """
         arguments = call.arguments
-        devices = () if call.shardings is None else tuple(call.devices)
-        key = (
-            arguments.in_tree,
-            arguments.static_argnums,
-            call.out_tree,
-            call.shardings,
-            devices,
-            call.communicates,
-            has_keywords,
-        )
-        if call.process_local is not None and not agrees:
-            # Agreement is found by lowering: what is kept is not lowered again.
-            return self._make_program(agrees, *key)
-        kept_key = (*key, arguments.statics)
-        program = self._jits.get(kept_key)
-        if program is None:
-            program = self._jits.keep(kept_key, self._make_program(agrees, *key))
-        return program
 
-    def traced(self, call: C, args: Args, kwargs: Kwargs) -> jax.stages.Traced:
-        """The program of a call, traced for arguments of which it is the reading."""
-        program = self.program(call, bool(kwargs))
-        token = _just_read.set((self, call))
-        try:
-            return program.trace(*args, **kwargs)
-        finally:
-            _just_read.reset(token)
-
-    def _make_program(
-        self,
-        agrees: bool,
-        in_tree: TreeDef,
-        static: tuple[int, ...],
-        out_tree: TreeDef,
-        shardings: MapShardings | None,
-        devices: Sequence[jax.Device],
-        communicates: bool,
-        has_keywords: bool,
-    ) -> jax.stages.Wrapped:
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            return self.trace_call(args, kwargs, shardings, out_tree, agrees)
+            return self.bind_call(call, jax.tree.leaves((args, kwargs)))
 
-        kept.described_like(run, self.fun(), self.name)
-        options = jit_options(in_tree, static, out_tree, shardings, has_keywords)
-        count = len(in_tree.children()[0].children()) + len(static)
-        options |= {
-            "donate_argnums": [k for k in self.options.donate_argnums if k < count],
-            "donate_argnames": self.donate_argnames,
-        }
-        if shardings is None:
-            return jax.jit(run, **options)
-        if not devices:
+        kept.described_like(run, self.fun(), self.name, arguments.static_argnums)
+        return jax.jit(
+            run,
+            donate_argnums=[
+                k
+                for k, argnum in enumerate(arguments.argnums)
+                if argnum in self.options.donate_argnums
+            ],
+            donate_argnames=self.donate_argnames,
+            **self._jit_options(call, call.out_tree),
+        )
+
+    def _jitted_by_leaves(self, call: C) -> jax.stages.Wrapped:
+        """The same for flat leaves and results."""
+
+        def run(*leaves: Value) -> list[Value]:
+            return jax.tree.leaves(self.bind_call(call, leaves))
+
+        run.__name__ = run.__qualname__ = self.name
+        donated = self._donated(call.arguments)
+        results = jax.tree.structure([0] * call.out_tree.num_leaves)
+        return jax.jit(
+            run,
+            donate_argnums=[k for k, donate in enumerate(donated) if donate],
+            **self._jit_options(call, results),
+        )
+
+    def _jit_options(self, call: C, out_tree: TreeDef) -> dict[str, Any]:
+        if call.shardings is None:
+            return {}
+        if not call.devices:
             raise ValueError(
                 f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
                 "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
             )
-        program: jax.stages.Wrapped = map_jit(run, devices, communicates, **options)
-        return program
-
-    def trace_call(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        shardings: MapShardings | None,
-        out_tree: TreeDef,
-        agrees: bool,
-    ) -> PyTree:
-        """What JAX traces: the call that was just read, or another, read now."""
-        if _just_read.get() is None and contexts.has_mesh():
-            raise refusals.NeedsAnotherProgram  # One under that mesh.
-        arguments = Arguments.of(args, kwargs)
-        call = self._take_just_read(arguments) or self.read(args, kwargs)
-        if call.shardings != shardings or call.out_tree != out_tree:
-            raise refusals.NeedsAnotherProgram
-        if agrees:
-            self.agree(call)
         tracing.log_compile("%s: %s", self.name, call.described)
-        return self.bind_call(call, arguments.leaves)
-
-    def _take_just_read(self, arguments: Arguments) -> C | None:
-        made_by, call = _just_read.get() or (None, None)
-        if made_by is not self or call is None or not call.is_equal_to(arguments):
-            return None
-        _just_read.set(None)
-        return cast(C, call)
+        return {
+            "out_shardings": trees.with_leaves(out_tree, call.shardings.results),
+            "compiler_options": running.compiler_options(call.devices),
+        }
 
 
-def called_user(error: Exception) -> bool:
-    """Whether an error of a program comes from its tracing, and not from JAX before."""
-    return refusals.has_entered(error, Programs.trace_call)
+def _by_leaves(
+    program: Callable[..., Any], in_tree: TreeDef, out_tree: TreeDef
+) -> Callable[..., Any]:
+    """A compiled program of leaves, for classes that JAX cannot describe.
+
+    JAX makes such an object of what it says about its leaves, which are no arrays.
+    """
+
+    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != in_tree:
+            raise Refused("compiled for arguments of another structure")
+        return jax.tree.unflatten(out_tree, program(*leaves))
+
+    return run

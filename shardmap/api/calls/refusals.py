@@ -1,30 +1,13 @@
-"""What a call of a mapped function is refused for, and by whom.
-
-A user's mistake is a ValueError or a TypeError, for the user. A program that is not for
-calls like this one is `NeedsAnotherProgram`, for whoever looks up another.
-"""
+"""What a call of a mapped function is refused for."""
 
 import collections
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from shardmap._jax.types import Aval, Value
 from shardmap.api.calls.statics import Static
-
-
-class NeedsAnotherProgram(Exception):
-    """A call is refused by a program that is not for calls of its kind."""
-
-
-def has_entered(error: Exception, fun: Callable[..., Any]) -> bool:
-    """Whether an error comes from ``fun``, or from what it has called."""
-    code = fun.__code__
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code is code for frame, _ in frames)
 
 
 def check_hashable(

@@ -9,10 +9,9 @@ from jax.sharding import Sharding
 
 from shardmap._jax import context
 from shardmap._jax.stages import copy_stage
-from shardmap._jax.types import Aval, PyTree, without_sharding
-from shardmap.api.calls.call import Call
+from shardmap._jax.types import PyTree, without_sharding
+from shardmap.api.calls.call import Call, without_statics
 from shardmap.api.calls.programs import Args, Kwargs, Programs
-from shardmap.api.calls.refusals import NeedsAnotherProgram
 from shardmap.arrays import placement
 from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
@@ -102,14 +101,7 @@ class _Compiled(jax.stages.Compiled):
         if context.config_value("jax_disable_jit"):
             with jax.disable_jit(False):
                 return self._run(*args, **kwargs)
-        try:
-            return self._run(*args, **kwargs)
-        except NeedsAnotherProgram:
-            raise TypeError(
-                "this compiled map was lowered for arguments of another structure, or "
-                "for global arrays where these are process-local data, or the other "
-                "way round"
-            ) from None
+        return self._run(*args, **kwargs)
 
 
 def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
@@ -124,8 +116,7 @@ def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
             f"{programs.what} of {programs.name} cannot be lowered inside another map: "
             "it is part of that map's program. Lower the outermost one."
         )
-    structs = _structs(call)
-    traced = programs.traced(call, *call.arguments.with_leaves(structs))
+    traced = _traced(programs, call, *call.arguments.with_leaves(call.structs()))
     with agreement.lowering_to_look() as agree:
         lowered = traced.lower()
     in_specs, out_specs = (
@@ -155,21 +146,14 @@ def trace(
     """Traces the program of a call of a mapped function."""
     call = programs.read_alone(args, kwargs)
     if call.shardings is not None:
-        args, kwargs = call.arguments.with_leaves(_structs(call))
-    return programs.traced(call, args, kwargs)
+        args, kwargs = call.arguments.with_leaves(call.structs())
+    return _traced(programs, call, args, kwargs)
 
 
-def _structs(call: Call) -> list[jax.ShapeDtypeStruct]:
-    """What the program takes: global arrays, whatever users pass."""
-
-    def struct(aval: Aval, sharding: Sharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(
-            aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
-        )
-
-    assert call.shardings is not None
-    avals, _ = call.global_avals
-    return list(map(struct, avals, call.shardings.operands))
+def _traced(
+    programs: Programs[Any, Any], call: Call, args: Args, kwargs: Kwargs
+) -> jax.stages.Traced:
+    return programs.jitted(call).trace(*without_statics(args), **kwargs)
 
 
 def _any_sharding(call: Call, compiled: Callable[..., Any]) -> Callable[..., Any]:

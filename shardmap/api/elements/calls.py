@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from shardmap._jax.types import Aval, TreeDef, Value, with_shape
 from shardmap.api.calls import kept
-from shardmap.api.calls.call import Arguments, Call, Probe, ProcessLocal
+from shardmap.api.calls.call import Arguments, Call, ProcessLocal
 from shardmap.api.calls.statics import Static, apply_statics
 from shardmap.arrays.process_local import ProcessShardings, parts_along, shardings_along
 from shardmap.map import tracing
@@ -144,25 +144,6 @@ class ElementCall(Call):
             [None if each.factors is None else is_global for each in operands],
             [None if is_global else each for each in results],
         )
-
-    def probe(self) -> Probe | None:
-        """A probe of the first mapped positional argument; None if there is none."""
-        in_axes = iter(self.params["in_axes"][len(self.body.constants) :])
-        positional, _ = self.arguments.in_tree.children()
-        for argnum, tree in zip(
-            self.arguments.argnums, positional.children(), strict=True
-        ):
-            for leaf in range(tree.num_leaves):
-                axis = next(in_axes)
-                if axis is not None:
-                    return Probe(
-                        argnum,
-                        None if tree.num_nodes == 1 else leaf,
-                        axis,
-                        self.params["axis_size"],
-                        self.is_across_processes,
-                    )
-        return None
 
 
 def _with_axis(aval: Aval, axis: int | None, size: int) -> Aval:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 
+from shardmap._jax.context import EMPTY_MESH
 from shardmap._jax.types import (
     Aval,
     ClosedJaxpr,
@@ -308,7 +309,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         key = arguments.kind()
         devices = self._devices_alone.get(key)
         if devices is None:
-            with jax.set_mesh(contexts.NO_MESH):
+            with jax.set_mesh(EMPTY_MESH):
                 devices = self.read_alone(args, kwargs).devices
             devices = self._devices_alone.keep(key, devices)
         return devices

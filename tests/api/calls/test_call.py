@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardmap.api.calls.call import Arguments, Donated, Probe, SameShapes, with_statics
+from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.statics import known
 from tests.api.kinds import MESH, SHARDED, X, every_kind, mapped
 
@@ -48,42 +48,6 @@ def test_calls_of_a_kind_read_the_same():
     assert kind(X, "a") == kind(X + 1, "a") == kind(jax.numpy.asarray(X), "a")
     others = [(X, "b"), (X[:2], "a"), (X.astype(int), "a"), ([X], "a"), (1.0, "a")]
     assert len({kind(X, "a"), *(kind(*other) for other in others)}) == 6
-
-
-@pytest.mark.parametrize(
-    ("probe", "fits"),
-    [
-        (Probe(0, None, 0, 8), True),
-        (Probe(0, None, 0, 4), False),
-        (Probe(0, None, 1, 8), False),
-        (Probe(2, 0, 0, 8), True),
-        (Probe(0, None, 0, 8, is_global=True), False),
-    ],
-)
-def test_a_look_at_one_argument_tells_how_many_elements_there_are(probe, fits):
-    assert probe.fits()((X, "a", {"y": X})) is fits
-
-
-def test_shapes_and_constants_of_another_call():
-    shapes = SameShapes([(8,)])
-    assert shapes.fits((X + 1,))
-    assert not shapes.fits((X[:4],))
-    fits = with_statics([(1, known("a"))], shapes.fits)
-    assert fits((X, known("a")))
-    assert not fits((X, known("b")))
-    assert with_statics((), None) is None
-
-
-def test_donated_leaves_fit_where_their_memory_is_used():
-    donated = Donated([(0, SHARDED)], None)
-    x = jax.device_put(X, SHARDED)
-    assert donated.fits((x, X))
-    assert not donated.fits((jax.device_put(X, NamedSharding(MESH, P())), X))
-    assert not donated.fits((X, x))
-    assert not donated.fits((x, x))
-    assert not Donated([(0, SHARDED)], Probe(0, None, 0, 4).fits()).fits((x, X))
-    x.delete()
-    assert not donated.fits((x, X))
 
 
 @pytest.mark.few(2)

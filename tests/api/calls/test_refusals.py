@@ -11,18 +11,6 @@ from shardmap.api.calls.statics import Static
 X = np.ones(3, np.float32)
 
 
-def fails():
-    raise ValueError("inside")
-
-
-def test_an_error_tells_whether_a_function_was_entered():
-    with pytest.raises(ValueError, match="inside") as raised:
-        fails()
-    assert refusals.has_entered(raised.value, fails)
-    assert not refusals.has_entered(raised.value, test_positions_of_what_has_no_hash)
-    assert not refusals.has_entered(ValueError(), fails)
-
-
 def test_positions_of_what_has_no_hash():
     refusals.check_hashable("spmap of f", "static", [(0, Static((1, 2)))])
     with pytest.raises(ValueError, match=r"spmap of f: argument 2 of type .*'list'>\."):

@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 
 import shardmap as sm
 
@@ -34,22 +33,3 @@ def test_constants_are_no_arguments():
     assert len(call.body.constants) == 1
     assert len(call.shardings.operands) == 1
     assert call.communicates
-
-
-@pytest.mark.parametrize(
-    ("in_axes", "args", "place"),
-    [
-        (0, (X,), (0, None, 0, 8)),
-        ((None, 1), (X, X.T), (1, None, 1, 8)),
-        (({"a": None, "b": 0},), ({"a": X, "b": X},), (0, 1, 0, 8)),
-    ],
-)
-def test_a_probe_looks_at_the_first_that_is_mapped(in_axes, args, place):
-    probe = read(lambda *args: 0, *args, in_axes=in_axes).probe()
-    assert probe[:4] == place
-    assert probe.fits()(args)
-
-
-def test_without_mapped_arguments_there_is_no_probe():
-    call = read(lambda x: x, X, in_axes=None, out_axes=None, axis_size=8)
-    assert call.probe() is None

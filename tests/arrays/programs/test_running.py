@@ -11,11 +11,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from absl import logging
 from jax import lax
 
 import shardmap as sm
-from shardmap.arrays.programs import running
 from tests.command_line import python
 
 EIGHT = np.arange(8, dtype=np.float32)
@@ -73,19 +71,6 @@ def test_a_callback_that_needs_the_turn_of_its_own_program_is_told(kind):
     assert result.stdout.endswith("[4. 4. 4. 4.]\n")
 
 
-def test_a_program_is_compiled_before_it_takes_its_turn():
-    seen = []
-
-    @sm.spmap(axis_name="i")
-    def total(x):
-        seen.append(running._turn.name)
-        return lax.psum(x, "i")
-
-    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
-    np.testing.assert_array_equal(jax.grad(lambda x: total(x).sum())(ROWS), 8 * ROWS)
-    assert set(seen) == {None}
-
-
 def test_a_program_is_compiled_once():
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -96,75 +81,6 @@ def test_a_program_is_compiled_once():
         total(ROWS)
     events = [event for event in compiled if "backend_compile" in event]
     assert len(events) == 1
-
-
-def test_who_waits_long_says_so(monkeypatch):
-    monkeypatch.setattr(running, "SECONDS_TO_WAIT_SILENTLY", 0.05)
-    said = threading.Event()
-    lines = []
-    monkeypatch.setattr(
-        logging, "warning", lambda text, *args: (lines.append(text % args), said.set())
-    )
-    turn = running._Turn()
-    running_now = threading.Event()
-
-    def slow():
-        running_now.set()
-        assert said.wait(60)
-
-    holder = threading.Thread(target=turn.run, args=("slow", False, slow), name="T")
-    holder.start()
-    assert running_now.wait(60)
-    assert turn.run("next", False, lambda: 3) == 3
-    holder.join()
-    (line,) = lines
-    assert line.startswith(
-        "shardmap: next has waited 0.05 s for its turn: slow has it, in thread T. "
-    )
-    assert turn.name is None
-
-
-def test_an_interrupted_wait_is_not_told_of(monkeypatch):
-    turn, ended, holds = running._Turn(), threading.Event(), threading.Event()
-    timers = []
-
-    class Interrupted(threading.Timer):
-        def start(self):
-            super().start()
-            timers.append(self)
-            raise KeyboardInterrupt("while its thread begins")
-
-    monkeypatch.setattr(running.threading, "Timer", Interrupted)
-
-    def hold():
-        holds.set()
-        ended.wait(60)
-
-    holder = threading.Thread(target=turn.run, args=("slow", False, hold))
-    holder.start()
-    assert holds.wait(60)
-    with pytest.raises(KeyboardInterrupt, match="while its thread begins"):
-        turn.run("next", False, lambda: None)
-    ended.set()
-    holder.join()
-    (timer,) = timers
-    assert timer.finished.is_set()
-
-
-def test_a_run_of_several_processes_that_does_not_end_is_told_once(monkeypatch):
-    monkeypatch.setattr(running, "SECONDS_TO_WAIT_SILENTLY", 0.05)
-    lines, said = [], threading.Event()
-    monkeypatch.setattr(
-        logging, "warning", lambda text, *args: (lines.append(text % args), said.set())
-    )
-    turn = running._Turn()
-    turn.watch()
-    turn.run("total", False, lambda: (said.wait(60), time.sleep(0.3)))
-    (line,) = lines
-    assert line == (
-        "shardmap: process 0 has waited more than 0.05 s for the end of a run of "
-        "total, which may wait for the other processes to run it too."
-    )
 
 
 def assert_runs_to_its_end(program, timeout):
@@ -260,56 +176,34 @@ def test_runs_from_several_threads_take_turns():
         np.testing.assert_array_equal(results[-1], np.full(8, 28.0 * k))
 
 
-def test_an_interrupt_while_a_run_is_waited_for_keeps_the_turn(monkeypatch):
-    total = sm.spmap(lambda x: lax.psum(x, "i"), "i")
-    total(ROWS)
-    turns, wait = [], jax.block_until_ready
+def test_the_next_run_waits_for_one_that_was_interrupted():
+    """Otherwise both are in flight, and may wait for each other for good."""
+    begun, ended = threading.Event(), []
 
-    def interrupted_twice(results):
-        turns.append(running._turn.name)
-        if len(turns) <= 2:
-            raise KeyboardInterrupt("by the user")
-        return wait(results)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(running.jax, "block_until_ready", interrupted_twice)
-        with pytest.raises(KeyboardInterrupt, match="by the user"):
-            total(ROWS)
-    assert turns == ["<lambda>"] * 3
-    assert running._turn.name is None
-    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
-
-
-def test_an_interrupt_while_a_program_is_started_waits_for_its_end():
-    """JAX starts a program for the first time in many steps of Python."""
-    handler = signal.getsignal(signal.SIGINT)
-    ended = []
-
-    def interrupt(x):
-        if not ended:
-            os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
-        ended.append(x)
+    def slow(x):
+        begun.set()
+        time.sleep(0.3)
+        ended.append(1)
         return np.asarray(x)
 
     @sm.spmap(axis_name="i")
     def total(x):
-        return jax.pure_callback(interrupt, x, lax.psum(x, "i"))
+        return jax.pure_callback(slow, x, lax.psum(x, "i"))
 
+    def interrupt():
+        begun.wait(60)
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    total(ROWS[:2])
+    begun.clear()
+    ended.clear()
+    other = sm.spmap(lambda x: lax.psum(x, "i"), "i")
+    other(ROWS)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt, match=r"^$"):
-        total(ROWS)
-    assert len(ended) == 8
-    assert running._turn.name is None
-    assert signal.getsignal(signal.SIGINT) is handler
-    np.testing.assert_array_equal(total(ROWS), 8 * ROWS)
-
-
-def test_a_run_that_fails_after_an_interrupt_is_waited_for():
-    def fail(_):
-        raise ValueError("of the run's own")
-
-    class Results:
-        def block_until_ready(self):
-            fail(self)
-
-    running._wait_for([Results()])
+        total(ROWS[:2])
+    thread.join()
+    np.testing.assert_array_equal(other(ROWS), 8 * ROWS)
+    assert len(ended) == 2
