@@ -1,6 +1,5 @@
 """Arguments that are compile-time constants."""
 
-import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -38,28 +37,6 @@ class Static:
         return repr(self.value)
 
 
-_known: "weakref.WeakKeyDictionary[Static, weakref.ref[Static]]" = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def known(value: Hashable) -> Static:
-    """The one `Static` of all equal values, as long as it is part of a key.
-
-    Users' ``__hash__`` and ``__eq__`` run here, and no more while the program runs that
-    has it as a static argument: that program may have the turn.
-    """
-    static = Static(value)
-    try:
-        reference = _known.get(static)
-    except TypeError:  # It has no hash, which is told where it is asked for.
-        return static
-    if reference is not None and (found := reference()) is not None:
-        return found
-    _known[static] = weakref.ref(static)
-    return static
-
-
 def typed(value: Hashable) -> Hashable:
     """What is equal only for equal values of equal types.
 
@@ -79,7 +56,7 @@ def wrap_statics(args: tuple[Any, ...], argnums: Collection[int]) -> tuple[Any, 
         return args
     count = len(args)
     static = {argnum % count for argnum in argnums if -count <= argnum < count}
-    return tuple(known(a) if k in static else a for k, a in enumerate(args))
+    return tuple(Static(a) if k in static else a for k, a in enumerate(args))
 
 
 def apply_statics(

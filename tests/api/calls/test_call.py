@@ -7,25 +7,25 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardmap.api.calls.call import Arguments
-from shardmap.api.calls.statics import known
+from shardmap.api.calls.statics import Static
 from tests.api.kinds import MESH, SHARDED, X, every_kind, mapped
 
 
 def arguments():
-    return Arguments.of((X, known("a"), {"y": X}), {"z": X})
+    return Arguments.of((X, Static("a"), {"y": X}), {"z": X})
 
 
 def test_static_arguments_are_set_apart_by_position():
     read = arguments()
     assert len(read.leaves) == 3
-    assert read.statics == ((1, known("a")),)
+    assert read.statics == ((1, Static("a")),)
     assert (read.static_argnums, read.argnums) == ((1,), [0, 2])
     assert read.num_positional == 3
 
 
 def test_other_leaves_go_where_the_arguments_were():
     args, kwargs = arguments().with_leaves([1, 2, 3])
-    assert args == [1, known("a"), {"y": 2}]
+    assert args == [1, Static("a"), {"y": 2}]
     assert kwargs == {"z": 3}
 
 
@@ -43,7 +43,7 @@ def test_donated_leaves_are_those_of_positions_and_names(argnums, names, donated
 
 def test_calls_of_a_kind_read_the_same():
     def kind(x, how):
-        return Arguments.of((x, known(how)), {}).kind()
+        return Arguments.of((x, Static(how)), {}).kind()
 
     assert kind(X, "a") == kind(X + 1, "a") == kind(jax.numpy.asarray(X), "a")
     others = [(X, "b"), (X[:2], "a"), (X.astype(int), "a"), ([X], "a"), (1.0, "a")]
