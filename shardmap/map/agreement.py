@@ -29,7 +29,7 @@ from shardmap.later import logging
 from shardmap.map.tracing import per_jaxpr
 
 _MESSAGE_BYTES = 1024
-_SECONDS_TO_WAIT_SILENTLY = 30.0
+_SECONDS_BEFORE_ASKING = 30.0
 
 
 def description(params: dict[str, Any]) -> str:
@@ -179,7 +179,7 @@ def _within_time_limit(
     # mesh and no trace of its caller's.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(min(limit, _SECONDS_TO_WAIT_SILENTLY))
+    thread.join(min(limit, _SECONDS_BEFORE_ASKING))
     taking_part = sorted(device.process_index for device in devices)
     if thread.is_alive() and (at_the_end := ended(taking_part)):
         raise RuntimeError(
@@ -187,18 +187,7 @@ def _within_time_limit(
             f"and do not call it too: {text}. All of processes {taking_part} must make "
             "the same calls; a shorter last batch in one of them is the usual reason."
         )
-    if thread.is_alive() and limit > _SECONDS_TO_WAIT_SILENTLY:
-        logging.warning(
-            "shardmap: %s: process %d has waited %g s for processes %s to call it too: "
-            "%s. It goes on for %g s.",
-            what,
-            jax.process_index(devices[0].client),
-            _SECONDS_TO_WAIT_SILENTLY,
-            taking_part,
-            text,
-            limit,
-        )
-        thread.join(limit - _SECONDS_TO_WAIT_SILENTLY)
+    thread.join(max(0, limit - _SECONDS_BEFORE_ASKING))
     if thread.is_alive():
         raise RuntimeError(
             f"{what}: waited {limit:g} s for the other processes to call it "

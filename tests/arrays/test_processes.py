@@ -9,7 +9,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import threading
 
 import jax
 import numpy as np
@@ -193,23 +192,6 @@ def test_the_time_limit(monkeypatch):
         monkeypatch.setenv(processes.TIME_LIMIT, text)
         with pytest.raises(ValueError, match=f"a number of seconds, but is '{text}'"):
             processes.time_limit()
-
-
-def test_who_waits_for_the_others_says_for_what(monkeypatch, caplog):
-    lines, said = [], threading.Event()
-    monkeypatch.setattr(
-        agreement.logging,
-        "warning",
-        lambda text, *args: (lines.append(text % args), said.set()),
-    )
-    monkeypatch.setattr(agreement, "SECONDS_TO_WAIT_SILENTLY", 0.05)
-    monkeypatch.setattr(agreement, "_exchange", lambda *_: {0: said.wait(60) and "it"})
-    agreement.agree(sm.make_mesh({"i": 8}), "total", "total, axis 'i' of 8")
-    (line,) = lines
-    assert line == (
-        "shardmap: total: process 0 has waited 0.05 s for processes [0] to call it "
-        "too: total, axis 'i' of 8. It goes on for 600 s."
-    )
 
 
 def test_without_a_time_limit_nobody_is_asked(monkeypatch):

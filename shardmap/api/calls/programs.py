@@ -250,10 +250,11 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
 
         It takes the arguments that are not static.
         """
-        arguments = call.arguments
+        arguments, of_global_arrays = call.arguments, self._of_global_arrays(call)
 
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            return self.bind_call(call, jax.tree.leaves((args, kwargs)))
+            leaves = jax.tree.leaves((args, kwargs))
+            return self.bind_call(of_global_arrays, leaves)
 
         kept.described_like(run, self.fun(), self.name, arguments.static_argnums)
         return jax.jit(
@@ -270,8 +271,10 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
     def _jitted_by_leaves(self, call: C) -> jax.stages.Wrapped:
         """The same for flat leaves and results."""
 
+        of_global_arrays = self._of_global_arrays(call)
+
         def run(*leaves: Value) -> list[Value]:
-            return jax.tree.leaves(self.bind_call(call, leaves))
+            return jax.tree.leaves(self.bind_call(of_global_arrays, leaves))
 
         run.__name__ = run.__qualname__ = self.name
         donated = self._donated(call.arguments)
@@ -281,6 +284,12 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             donate_argnums=[k for k, donate in enumerate(donated) if donate],
             **self._jit_options(call, results),
         )
+
+    def _of_global_arrays(self, call: C) -> C:
+        """A call of this process's data, as the call of global arrays that is run."""
+        if not call.has_process_local:
+            return call
+        return self.read(*call.arguments.with_leaves(call.structs()))
 
     def _jit_options(self, call: C, out_tree: TreeDef) -> dict[str, Any]:
         if call.shardings is None:
