@@ -328,9 +328,9 @@ def test_indices_of_another_kind_are_refused():
     y = nested()
     with pytest.raises(ValueError, match=r"without a step, got slice\(0, 2, 2\)"):
         shard_of(y, slice(0, 2, 2))
-    with pytest.raises(TypeError, match="'float' object cannot be interpreted"):
+    with pytest.raises(TypeError, match=r"as i, but got 1\.0 of type float"):
         shard_of(y, (0, 1.0))
-    with pytest.raises(TypeError, match="'ellipsis' object cannot be interpreted"):
+    with pytest.raises(TypeError, match="as i, but got Ellipsis of"):
         shard_of(y, (..., 1))
     with pytest.raises(ValueError, match=r"x of shape \(2, 4, 3\) has no axis 3"):
         shard_of(y, (0, 0), axis=2)
