@@ -97,12 +97,14 @@ def _check_known(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> None:
     for equation in equations(jaxpr, lambda equation: not binds(equation)):
         if equation.primitive in COLLECTIVES or binds(equation):
             continue
-        inside = jaxprs_in(equation.params)
-        used = axes_used(equation.effects).difference(
-            *(axes_used(inner.effects) for inner in inside)
-        )
-        # Not every collective has the effect.
-        if axis_name in {*used, *named_axes(equation)}:
+        # Not every collective has the effect, and what holds one has it too.
+        if axis_name in named_axes(equation) or (
+            axis_name in axes_used(equation.effects)
+            and not any(
+                axis_name in axes_used(inner.effects)
+                for inner in jaxprs_in(equation.params)
+            )
+        ):
             raise NotImplementedError(
                 f"{equation.primitive} over {axis_text(axis_name)} of size "
                 f"{axis_size}: maps do not know this collective. If it is yours, "

@@ -62,7 +62,7 @@ class Reduction:
         return self.between(value, names) if names else value
 
 
-def reduction(combiner: str) -> Reduction:
+def _by_gathering(combiner: str) -> Reduction:
     """The reduction by any combiner: devices gather the values that they combine."""
 
     def local(block: Value, dimensions: Sequence[int]) -> Any:
@@ -114,12 +114,18 @@ def _extreme(combiner: str, between: Callable[..., Any]) -> Reduction:
 
     return Reduction(
         combiner,
-        by_parts(reduction(combiner).local, jnp.expand_dims),
+        by_parts(_by_gathering(combiner).local, jnp.expand_dims),
         by_parts(between, lambda real, names: real),
         by_parts(segments, lambda real, numbers, count: real[numbers]),
     )
 
 
 SUM = Reduction("add", add_up, lax.psum, jax.ops.segment_sum)
-MAX = _extreme("max", lax.pmax)
-MIN = _extreme("min", lax.pmin)
+
+REDUCTIONS: dict[str, Reduction] = {
+    **{combiner: _by_gathering(combiner) for combiner in COMBINE},
+    "add": SUM,
+    "max": _extreme("max", lax.pmax),
+    "min": _extreme("min", lax.pmin),
+}
+"""By combiner."""

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from shardmap._jax.collectives import PBROADCAST, PSUM_INVARIANT, REDUCE_SCATTER
 from shardmap._jax.types import Aval, Primitive
-from shardmap.arrays.combining import COMBINE
 from shardmap.map.collectives import rules
-from shardmap.map.collectives.reductions import MAX, MIN, SUM, Reduction, reduction
+from shardmap.map.collectives.reductions import REDUCTIONS, Reduction
 from shardmap.map.collectives.rules import Rule
 
 
@@ -66,26 +65,23 @@ class Collective:
 
 
 def _reduction(
-    name: str,
-    kind: str,
-    rule: Reduction,
-    lowers_per_device: Callable[[Aval, str], bool] = _everywhere,
+    name: str, combiner: str, lowers_per_device: Callable[[Aval, str], bool]
 ) -> Collective:
     return Collective(
         name,
-        kind,
-        rule,
-        rule.combiner,
+        "all-reduce",
+        REDUCTIONS[combiner],
+        combiner,
         is_elementwise=True,
         lowers_per_device=lowers_per_device,
     )
 
 
 COLLECTIVES: dict[Primitive, Collective] = {
-    p.psum_p: _reduction("psum", "all-reduce", SUM),
-    PSUM_INVARIANT: _reduction("psum", "all-reduce", SUM),
-    p.pmax_p: _reduction("pmax", "all-reduce", MAX, _of_ordered_numbers),
-    p.pmin_p: _reduction("pmin", "all-reduce", MIN, _of_ordered_numbers),
+    p.psum_p: _reduction("psum", "add", _everywhere),
+    PSUM_INVARIANT: _reduction("psum", "add", _everywhere),
+    p.pmax_p: _reduction("pmax", "max", _of_ordered_numbers),
+    p.pmin_p: _reduction("pmin", "min", _of_ordered_numbers),
     REDUCE_SCATTER: Collective(
         "psum_scatter",
         "reduce-scatter",
@@ -156,17 +152,15 @@ def register_collective(primitive: Primitive, combiner: str | None = None) -> No
         )
     if primitive in COLLECTIVES:
         raise ValueError(f"register_collective: {primitive} is a collective already.")
-    if combiner is None:
-        rule = rules.rule_of_vmap(primitive)
-        made = Collective(
-            primitive.name, "all-gather", rule, lowers_per_device=_nowhere
-        )
-    elif combiner in COMBINE:
-        own = reduction(combiner)
-        made = _reduction(primitive.name, "all-gather", own, _nowhere)
-    else:
+    if combiner not in (None, *REDUCTIONS):
         raise ValueError(
             f"register_collective: {primitive} has combiner={combiner!r}, which is not "
-            f"one of {', '.join(COMBINE)}. Leave it out, and its batching rule is used."
+            f"one of {', '.join(REDUCTIONS)}. Leave it out, and its batching rule is "
+            "used."
         )
-    COLLECTIVES[primitive] = made
+    name, rule = primitive.name, rules.rule_of_vmap(primitive)
+    COLLECTIVES[primitive] = (
+        Collective(name, "all-gather", rule, lowers_per_device=_nowhere)
+        if combiner is None
+        else _reduction(name, combiner, _nowhere)
+    )
