@@ -75,8 +75,7 @@ if TYPE_CHECKING:
     from shardmap.explain.explanation import Explanation
     from shardmap.explain.interconnect import Interconnect
     from shardmap.map.collectives.table import register_collective
-    from shardmap.map.lowering import spmap_p
-    from shardmap.map.primitives.map_primitive import MapPrimitive
+    from shardmap.map.lowering import MapPrimitive, spmap_p
     from shardmap.plan.chunked import chunked
     from shardmap.plan.in_slices import AS_CHUNKED, EACH, Pieces
     from shardmap.plan.notation import register_rule, rules_of
@@ -112,8 +111,7 @@ else:
             "shardmap.explain.explanation": ["Explanation"],
             "shardmap.explain.interconnect": ["Interconnect"],
             "shardmap.map.collectives.table": ["register_collective"],
-            "shardmap.map.lowering": ["spmap_p"],
-            "shardmap.map.primitives.map_primitive": ["MapPrimitive"],
+            "shardmap.map.lowering": ["MapPrimitive", "spmap_p"],
             "shardmap.plan.chunked": ["chunked"],
             "shardmap.plan.in_slices": ["AS_CHUNKED", "EACH", "Pieces"],
             "shardmap.plan.notation": ["register_rule", "rules_of"],

@@ -29,7 +29,7 @@ from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.primitives.axis import UNNAMED
-from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis, spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 Make = TypeVar("Make", bound=Callable[..., Any])
@@ -383,10 +383,15 @@ def vectorize_some(
 
 
 def bind_map(
-    body: Body, args: Sequence[Any], in_axes: Any, out_axes: Any, params: dict[str, Any]
+    body: Body,
+    args: Sequence[Any],
+    in_axes: Any,
+    out_axes: Any,
+    params: dict[str, Any],
+    primitive: MapPrimitive = spmap_p,
 ) -> list[Any]:
     """Binds a map of ``body``; its constants go to every element whole."""
-    return spmap_p.bind(
+    return primitive.bind(
         *body.constants,
         *args,
         in_axes=(None,) * len(body.constants) + tuple(in_axes),

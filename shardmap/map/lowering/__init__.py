@@ -1,10 +1,10 @@
 """How a map becomes a program of its devices. Importing registers it.
 
-`spmap_p` is public from here: whoever has it has all of its rules.
+`MapPrimitive` and `spmap_p` are public from here: whoever has them has their rules.
 """
 
 from shardmap.map import rules
 from shardmap.map.lowering import register
-from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 
-__all__ = ["register", "rules", "spmap_p"]
+__all__ = ["MapPrimitive", "register", "rules", "spmap_p"]

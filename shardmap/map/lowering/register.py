@@ -35,7 +35,7 @@ from shardmap.map.lowering.one_program import check_arguments, check_meshes
 from shardmap.map.lowering.spmd import partitioned
 from shardmap.map.lowering.under_mesh import under_mesh
 from shardmap.map.primitives.axis import map_text
-from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.sharding.mesh import with_manual_axes
 
 
@@ -96,5 +96,15 @@ def _lower_on_mesh(
         return lower_inside(ctx, run, avals, args)
 
 
+def _register(primitive: MapPrimitive) -> None:
+    """Lowers a map of one's own to what it does where it runs."""
+
+    def run(*args: Value, **params: Param) -> Any:
+        return primitive.impl(*args, **params)
+
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+
+
+MapPrimitive.def_rules(_register)
 spmap_p.def_impl(evaluate_map)
 mlir.register_lowering(spmap_p, _lowering)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax.extend.linear_util import WrappedFun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.arrays import (
@@ -65,33 +66,46 @@ class MapPrimitive(jex_core.Primitive):
 
     and with whatever else its rules want.
 
-    A primitive of one's own can be bound, and seen in jaxprs: the shapes and effects of
-    its results follow from the parameters. How it runs is told as for any primitive, by
-    ``def_impl`` and the tables of `jax.interpreters`: there are no rules but those that
-    are registered.
+    ``def_impl`` tells how a primitive of one's own runs, and `jax.jit` compiles what
+    that does. `jax.vmap`, `jax.jvp` and transposition bind it again on the transformed
+    ``call_jaxpr``; other rules can be put into the tables of `jax.interpreters`.
+    Transposition adds up over the axis by `jax.lax.psum`.
 
     Args:
       name: what jaxprs print.
 
     Example:
       >>> import jax, shardmap as sm
-      >>> loop_p = sm.MapPrimitive("loop")
-      >>> def loop(x):
+      >>> batch_p = sm.MapPrimitive("batch")
+      >>> @batch_p.def_impl
+      ... def run(*args, axis_name, in_axes, out_axes, call_jaxpr, **params):
+      ...     element = lambda *args: jax.core.eval_jaxpr(call_jaxpr, (), *args)
+      ...     mapped = jax.vmap(element, in_axes, list(out_axes), axis_name=axis_name)
+      ...     return mapped(*args)
+      >>> def batched(x):
       ...     element = jax.make_jaxpr(lambda x: x.sum())(x[0])
-      ...     return loop_p.bind(x, axis_name="i", axis_size=len(x), in_axes=(0,),
-      ...                        out_axes=(0,), call_jaxpr=element.jaxpr)
-      >>> jax.eval_shape(loop, jax.numpy.ones((4, 3)))
-      [ShapeDtypeStruct(shape=(4,), dtype=float32)]
+      ...     return batch_p.bind(x, axis_name="i", axis_size=len(x), in_axes=(0,),
+      ...                         out_axes=(0,), call_jaxpr=element.jaxpr)
+      >>> jax.jit(batched)(jax.numpy.ones((4, 3)))
+      [Array([3., 3., 3., 3.], dtype=float32)]
     """
 
     multiple_results = True
     map_primitive = True
     _function_bind: ClassVar[Callable[..., list[Any]]]
+    _rules: ClassVar[list[Callable[["MapPrimitive"], None]]] = []
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.def_effectful_abstract_eval(functools.partial(_abstract_eval, name))
         register_typecheck(self, self._typecheck)
+        for register in self._rules:
+            register(self)
+
+    @classmethod
+    def def_rules(cls, register: Callable[["MapPrimitive"], None]) -> None:
+        """Has ``register`` called with each map primitive that is made from now on."""
+        cls._rules.append(register)
 
     @classmethod
     def def_function_bind(cls, rule: Callable[..., list[Any]]) -> None:
@@ -120,8 +134,11 @@ class MapPrimitive(jex_core.Primitive):
         """Binds the primitive: runs it, or adds its equation to a jaxpr being traced.
 
         Args:
-          *args: the operands, flat, mapped axes included.
-          **params: see the class.
+          *args: the operands, flat, mapped axes included. Before them may stand the
+            function of one element instead of ``call_jaxpr``; it takes and gives flat
+            values.
+          **params: see the class. With a function, ``out_axes_thunk`` may give
+            ``out_axes`` once it has been traced.
 
         Returns:
           The results, flat, as a list.
@@ -129,9 +146,9 @@ class MapPrimitive(jex_core.Primitive):
         Raises:
           TypeError: a parameter that every map has is missing.
         """
-        if subfuns := params.pop("subfuns", ()):
-            [function] = subfuns
-            return self._function_bind(self.bind, function, args, params)
+        args = (*params.pop("subfuns", ()), *args)
+        if args and (callable(args[0]) or isinstance(args[0], WrappedFun)):
+            return self._function_bind(self.bind, args[0], args[1:], params)
         if missing := [name for name in _OF_EVERY_MAP if name not in params]:
             raise TypeError(
                 f"{self.name}.bind needs the parameters that every map has: "

@@ -1,4 +1,4 @@
-"""Maps under `jax.experimental.checkify`.
+"""Maps bound with a function, as `jax.experimental.checkify` does.
 
 checkify binds a primitive whose equation has a ``call_jaxpr`` anew: without it, with
 the error so far as the first operands, and with a function, ``subfuns[0]``, that takes
@@ -19,16 +19,17 @@ from shardmap.map.tracing import trace_body
 
 def bind_function(
     bind: Callable[..., list[Any]],
-    function: WrappedFun,
+    function: WrappedFun | Callable[..., Any],
     operands: Sequence[Any],
     params: dict[str, Any],
 ) -> list[Any]:
-    """Binds a map of ``function``: `checkify`'s way to functionalise a map's checks.
+    """Binds a map of ``function``.
 
     Args:
       bind: the map primitive's own bind.
       function: of one element, over flat operands.
-      operands: the error's leaves, which every element gets, then the map's operands.
+      operands: the leaves of checkify's error, if any, which every element gets, then
+        the map's operands.
       params: the map's parameters, without ``call_jaxpr``.
 
     Returns:
@@ -37,12 +38,15 @@ def bind_function(
     errors = len(operands) - len(params["in_axes"])
     in_axes = (None,) * errors + params["in_axes"]
     avals = list(map(remove_axis, map(jax.typeof, operands), in_axes))
+    call = function.call_wrapped if isinstance(function, WrappedFun) else function
     body = trace_body(
-        lambda *args: function.call_wrapped(*args),
+        lambda *args: call(*args),
         avals,
         params["axis_name"],
         params["axis_size"],
     )
+    if "out_axes_thunk" in params:
+        params["out_axes"] = tuple(params.pop("out_axes_thunk")())
     count = len(body.jaxpr.outvars) - len(params["out_axes"])
     results = bind(
         *body.constants,

@@ -24,7 +24,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.rewrites import merge_sums, without_sums_of_shared
 from shardmap.map.collectives.split import uses_axis
-from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 from shardmap.map.rules.while_loops import without_taps_in_loops
 from shardmap.map.tracing import (
     Batch,
@@ -140,7 +140,7 @@ def _residual_axes(
     """For each result of the forward map, if it were a residual, where its axis is."""
     name, size = params["axis_name"], params["axis_size"]
     count = len(forward.jaxpr.outvars)
-    if params["batch_size"] is None:
+    if params.get("batch_size") is None:
         differ = set(in_axes) != {None} or uses_axis(forward.jaxpr, name)
         return (0 if differ else None,) * count
     # Elements that run one after the other must find what they agree on at once.
@@ -156,6 +156,7 @@ def _is_zero(tangent: Value) -> bool:
 
 
 def _jvp_rule(
+    primitive: MapPrimitive,
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
@@ -166,7 +167,7 @@ def _jvp_rule(
 ) -> tuple[list[Any], list[Any]]:
     nonzero = tuple(not _is_zero(tangent) for tangent in tangents)
     if not any(nonzero):
-        results = spmap_p.bind(
+        results = primitive.bind(
             *primals,
             call_jaxpr=call_jaxpr,
             in_axes=in_axes,
@@ -180,7 +181,9 @@ def _jvp_rule(
     )
     forward = linearized.forward
     computed_axes = _residual_axes(forward, in_axes, params)[len(out_axes) :]
-    values = bind_map(forward, primals, in_axes, out_axes + computed_axes, params)
+    values = bind_map(
+        forward, primals, in_axes, out_axes + computed_axes, params, primitive
+    )
     results, residuals = values[: len(out_axes)], values[len(out_axes) :]
 
     known = {
@@ -202,6 +205,7 @@ def _jvp_rule(
             [axis for _, axis in linear],
             [axis for axis, i in zip(out_axes, inexact, strict=True) if i],
             params,
+            primitive,
         )
     )
     return results, [
@@ -303,6 +307,7 @@ def _transpose(
 
 
 def _transpose_rule(
+    primitive: MapPrimitive,
     cotangents: Sequence[Any],
     *args: Value,
     call_jaxpr: Jaxpr,
@@ -334,10 +339,16 @@ def _transpose_rule(
         [*residual_axes, *(a for a, w in zip(out_axes, wanted, strict=True) if w)],
         [a for a, lin in zip(in_axes, linear, strict=True) if lin],
         params,
+        primitive,
     )
     given = iter(results)
     return [next(given) if lin else None for lin in linear]
 
 
-ad.primitive_jvps[spmap_p] = _jvp_rule
-ad.primitive_transposes[spmap_p] = _transpose_rule
+def _register(primitive: MapPrimitive) -> None:
+    ad.primitive_jvps[primitive] = functools.partial(_jvp_rule, primitive)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose_rule, primitive)
+
+
+_register(spmap_p)
+MapPrimitive.def_rules(_register)

@@ -1,5 +1,6 @@
 """How `jax.vmap` treats a map: the batch goes to the function of one element."""
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap.map.primitives import typed
-from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis, spmap_p
 from shardmap.map.rules.mesh_batches import batch_along_mesh
 from shardmap.map.tracing import (
     Batch,
@@ -46,6 +47,7 @@ def _batch(
 
 
 def _batching_rule(
+    primitive: MapPrimitive,
     vmap: Vmap,
     args: Sequence[Any],
     dims: Sequence[int | None],
@@ -55,7 +57,7 @@ def _batching_rule(
     out_axes: tuple[int | None, ...],
     **params: Param,
 ) -> tuple[list[Any], list[int | None]]:
-    if vmap.spmd_name is not None and params["mesh"] is not None:
+    if vmap.spmd_name is not None and params.get("mesh") is not None:
         return batch_along_mesh(
             vmap,
             args,
@@ -95,11 +97,16 @@ def _batching_rule(
         axis + 1 if is_batched and axis is not None else axis
         for axis, is_batched in zip(out_axes, batched, strict=True)
     ]
-    results = bind_map(body, args, map_axes, result_axes, params)
+    results = bind_map(body, args, map_axes, result_axes, params, primitive)
     out_dims = [0 if is_batched else None for is_batched in batched]
     if batch_type is not None:
         results = list(map(batch_type.named, results, out_dims))
     return results, out_dims
 
 
-def_batching(spmap_p, _batching_rule)
+def _register(primitive: MapPrimitive) -> None:
+    def_batching(primitive, functools.partial(_batching_rule, primitive))
+
+
+_register(spmap_p)
+MapPrimitive.def_rules(_register)

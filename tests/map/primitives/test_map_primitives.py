@@ -3,16 +3,19 @@
 import functools
 
 import jax
+import jax.api_util
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.extend import linear_util
 from jax.interpreters import ad, batching, mlir
 
 import shardmap as sm
 
+DEBUG_INFO = jax.api_util.debug_info("test", lambda x, w: x, (0, 0), {})
 X = np.arange(8 * 3, dtype=np.float32).reshape(8, 3) / 8
 
 soft_map_p = sm.MapPrimitive("soft_map")
@@ -121,6 +124,66 @@ def test_transformations_by_rules_of_ones_own():
         np.testing.assert_allclose(f(jnp.asarray(X)), 2 * np.cos(X), rtol=1e-6)
     both = jax.vmap(mapped)(jnp.stack([X, X + 1]))
     np.testing.assert_allclose(both, 2 * np.sin([X, X + 1]), rtol=1e-6)
+
+
+own_p = sm.MapPrimitive("own")
+
+
+@own_p.def_impl
+def run_own(*args, axis_name, axis_size, in_axes, out_axes, call_jaxpr, note):
+    def element(*args):
+        return jax.core.eval_jaxpr(call_jaxpr, (), *args)
+
+    return jax.vmap(
+        element, in_axes, list(out_axes), axis_name=axis_name, axis_size=axis_size
+    )(*args)
+
+
+def own(x, w):
+    """A map bound with a function, as `core.MapPrimitive` was."""
+    results = own_p.bind(
+        linear_util.wrap_init(lambda x, w: [plain(x) * w], debug_info=DEBUG_INFO),
+        x,
+        w,
+        axis_name="i",
+        axis_size=8,
+        in_axes=(0, None),
+        out_axes_thunk=lambda: (1,),
+        note="kept",
+    )
+    return results[0]
+
+
+W = np.float32([1, 2, 3])
+TRANSFORMED = {
+    "alone": lambda f: f(X, W),
+    "jit": lambda f: jax.jit(f)(X, W),
+    "vmap": lambda f: jax.vmap(f, (1, None), 1)(np.stack([X, X + 1], 1), W),
+    "grad": lambda f: jax.grad(lambda x, w: f(x, w).sum(), (0, 1))(X, W),
+    "jvp": lambda f: jax.jvp(lambda x: f(x, W), (X,), (X + 1,)),
+    "linear_transpose": lambda f: jax.linear_transpose(lambda w: f(X, w), W)(X.T),
+    "hessian": lambda f: jax.jit(jax.hessian(lambda w: (f(X, w) ** 2).sum()))(W),
+    "in a map": lambda f: sm.spmap(f, in_axes=(0, None))(np.stack([X, X + 1]), W),
+}
+
+
+@pytest.mark.parametrize("use", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_every_map_primitive_has_rules(use):
+    def expected(x, w):
+        return jax.vmap(lambda x, w: plain(x) * w, (0, None), 1)(x, w)
+
+    for result, right in zip(
+        jax.tree.leaves(use(own)), jax.tree.leaves(use(expected)), strict=True
+    ):
+        np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
+
+
+def test_transformed_maps_are_of_the_same_primitive():
+    jaxpr = jax.make_jaxpr(jax.vmap(own, (0, None)))(np.stack([X, X]), W)
+    (equation,) = jaxpr.eqns
+    assert equation.primitive is own_p
+    assert equation.params["note"] == "kept"
+    assert equation.params["in_axes"] == (1, None)
 
 
 def test_in_a_map_and_around_one():
