@@ -77,7 +77,9 @@ def plan(
       memory: the bytes that a shard may hold at once with what is kept for later
         stages, a number or a text such as ``"2 GB"``: at least `ShardPlan.peak_bytes`,
         with cuts that are given too. Where that is too little, what can be computed
-        again is not kept.
+        again is not kept. A run in this process has two shards under way at most, and
+        one where two do not fit; other processes, and threads of an executor, have as
+        much each.
       scratch: where runs keep what later stages need, each value of more than 1 MiB: a
         folder, or a group of zarr. Default: in memory.
       static_argnums: the positions of arguments that are no arrays, as for `jax.jit`;
@@ -156,7 +158,7 @@ class ShardPlan:
         memory: int | None = None,
     ) -> None:
         self._cut_program = cut_program
-        self._borders = Borders(cut_program, memory)
+        self._borders, self._memory = Borders(cut_program, memory), memory
         self._planned_for = planned_for
         self._labels = labels
 
@@ -336,7 +338,7 @@ class ShardPlan:
           max_in_flight: how many shards may be read or computed at once. In this
             process as many threads read, which hides the latency of remote stores. By
             default one thread reads, up to two shards ahead, or one that is larger
-            than 32 MiB.
+            than 32 MiB, or where ``memory`` of the plan has no room for two.
           progress: whether to show a bar, which needs tqdm.
           retries: how often a shard that fails is tried again.
           checkpoint: a folder for the results of shards. A run that was stopped goes
@@ -361,8 +363,12 @@ class ShardPlan:
         retries = integer_of("retries", retries, least=0)
         refuse_no_bool("progress", progress)
         bare = self._bare(out)
+        cut_program = self._borders.moved(bare)
+        if executor is None and max_in_flight is None and self._memory is not None:
+            if 2 * plan_peak(cut_program).bytes > self._memory:
+                max_in_flight = 1
         made = run(
-            self._borders.moved(bare),
+            cut_program,
             self._cut_program.given(args, kwargs),
             bare,
             engine=engine_of(executor, max_in_flight or 1),

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import jax
@@ -226,6 +227,26 @@ def test_a_plan_runs_in_several_threads_at_once(made):
         for got in pool.map(lambda _: made.run(X, W), range(3)):
             for a, b in zip(got, want, strict=True):
                 assert a.tobytes() == b.tobytes()
+
+
+def test_one_shard_at_a_time_where_memory_has_no_room_for_two():
+    order = []
+
+    class Noted:
+        shape, dtype = (64, 8), np.dtype(np.float32)
+
+        def __getitem__(self, index):
+            order.append("read")
+            return np.ones((64, 8), np.float32)[index]
+
+        def __setitem__(self, index, part):
+            time.sleep(0.02)  # Whoever reads ahead has done so by now.
+            order.append("written")
+
+    made = plan(jax.numpy.sin, Noted(), in_slices={0: 6}, memory=1000)
+    assert 500 < made.peak_bytes <= 1000
+    made.run(Noted(), out=Noted())
+    assert order == ["read", "written"] * 6
 
 
 def test_wrong_options_are_refused(tmp_path):
