@@ -22,7 +22,7 @@ from shardmap.plan.inside.choice import asked_of, in_memory
 from shardmap.plan.inside.primitive import Options, chunked_p, without_tracers
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.units import bytes_of, refuse_no_bool
+from shardmap.units import bytes_of, refuse_no_bool, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -295,7 +295,7 @@ def chunked(
             strict=strict,
         )
     if not callable(fun):
-        raise TypeError(f"chunked takes a function, got {fun!r}")
+        raise TypeError(f"chunked takes a function, got {shown(fun)}")
     refuse_no_bool("partial", partial)
     refuse_no_bool("strict", strict)
     if not (isinstance(remat, bool) or callable(remat)):

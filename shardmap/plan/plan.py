@@ -36,7 +36,7 @@ from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards, index_of
-from shardmap.units import bytes_of, integer_of, refuse_no_bool
+from shardmap.units import bytes_of, integer_of, refuse_no_bool, shown
 
 
 # Ctrl-C while the function is traced would else leave JAX in the midst of it.
@@ -113,7 +113,7 @@ def plan(
       (slice(4, 6, None), slice(6, 8, None))
     """
     if not callable(fun):
-        raise TypeError(f"plan takes a function, got {fun!r}")
+        raise TypeError(f"plan takes a function, got {shown(fun)}")
     refuse_no_bool("partial", partial)
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)

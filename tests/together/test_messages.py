@@ -160,6 +160,16 @@ CASES = {
         TypeError,
         r"spmap expects a callable, but got .{,300}\(450,600 characters\)\.$",
     ),
+    "a long list for a function of chunked": (
+        lambda: sm.chunked([[0.5] * 300] * 300),
+        TypeError,
+        r"chunked takes a function, got .{,300}\(450,600 characters\)$",
+    ),
+    "a long list for a function of plan": (
+        lambda: sm.plan([[0.5] * 300] * 300),
+        TypeError,
+        r"plan takes a function, got .{,300}\(450,600 characters\)$",
+    ),
     "a long list for a device": (
         lambda: sm.spmap(add, devices=[[0] * 300] * 300),
         TypeError,
