@@ -24,7 +24,6 @@ from shardmap.explain.read.hlo.vectorised import Shapes
 from shardmap.explain.read.matching import reported
 from shardmap.explain.read.remarks.on_program import remarks_on
 from shardmap.explain.read.remarks.rematerialised import rematerialised
-from shardmap.explain.read.remarks.unrolled import unrolled
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.report import Axis, Collective, Remark
 from shardmap.plan.inside.primitive import chunked_p
@@ -147,7 +146,6 @@ def _explain(
         largest=program.largest,
         available=program.available,
         call=(fun, program.donates),
-        threads=program.threads,
     )
 
 
@@ -179,7 +177,6 @@ def _remarks(
         *sharded.looped(axes, cuts),
         *remarks_on(closed, axes, program.arrays, count, program.available),
         *loops.slowest(axes),
-        *unrolled(program.jaxpr),
         *rematerialised(compiled or ()),
     )
 

@@ -33,8 +33,6 @@ class Explanation(Report):
       largest: the largest values alive where a device holds most, but its arguments.
       available: how many devices of that kind this process has; None if the mesh has
         no devices.
-      threads: in a sentence, how many threads a device has and who decides it; None
-        if nothing was compiled.
       pieces: of a function in pieces, what became of each cut, a line each.
       stages: and what each stage of it makes, reads and keeps.
       devices: the ids of the mesh's devices, in its order; () where they are 0, 1, 2
@@ -76,7 +74,7 @@ class Explanation(Report):
         return {**vars(self), "call": None}
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Measurement:
-        """Runs the function a few times: time, memory and bytes beside the predicted.
+        """Runs the function a few times: time and memory beside what was predicted.
 
         Args:
           *args: what the function is called with, arrays of the shapes that were
@@ -95,8 +93,8 @@ class Explanation(Report):
           >>> import jax.numpy as jnp, numpy as np, shardmap as sm
           >>> x = jnp.ones((64, 64))
           >>> found = sm.explain(lambda x: x @ x)(x).measure(x)
-          >>> len(found.seconds), found.numbers[2].measured, found.numbers[2].predicted
-          (5, 16384, 16384)
+          >>> len(found.seconds), found.predicted_bytes
+          (5, 32768)
         """
         if self.call is None or self.cost is None:
             raise ValueError(

@@ -14,7 +14,6 @@ from shardmap.explain import functions
 from shardmap.explain.read import arrays
 from shardmap.explain.read.asked import asked_in
 from shardmap.explain.read.compiled import cost_of, layouts_of
-from shardmap.explain.read.hlo import threads
 from shardmap.explain.read.hlo.collectives import (
     CompiledCollective,
     compiled_collectives,
@@ -134,13 +133,6 @@ class Program:
     def largest(self) -> tuple[Held, ...]:
         """The largest values at the peak of memory."""
         return () if self.module is None else largest_at_peak(self.module)
-
-    @property
-    def threads(self) -> str | None:
-        """In a sentence, how many threads a device has."""
-        if self._device is None or self.module is None:
-            return None
-        return threads.sentence(self.module, self._device.platform)
 
     def notes(self, by_partitioner: bool) -> list[str]:
         """What is not known, or is known in part."""

@@ -272,7 +272,6 @@ class Report:
     notes: tuple[str, ...]
     largest: tuple[Held, ...] = ()
     available: int | None = None
-    threads: str | None = None
     pieces: tuple[str, ...] = ()
     stages: tuple[Any, ...] = ()
     devices: tuple[int, ...] = ()

@@ -278,8 +278,6 @@ def _cost(report: Report) -> Iterator[str]:
         f"results {bytes_of(cost.output_bytes)}{donated}, temporary "
         f"{bytes_of(cost.temporary_bytes)}.</p>"
     )
-    if report.threads is not None:
-        yield f'<p class="quiet">{escape(report.threads)}</p>'
     for held, count in groups.counted(report.largest):
         where = f" {code(held.source)}" if held.source else ""
         yield (

@@ -104,8 +104,6 @@ def _costs(lines: "_Writer", report: Report) -> None:
         lines.add(
             f"{count}{size(held.bytes)}: {held.type} of {held.operation}{where}", 6
         )
-    if report.threads is not None:
-        lines.add(report.threads, 2)
 
 
 def _is_terminal() -> bool:
