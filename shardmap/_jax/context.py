@@ -13,7 +13,6 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 from jax._src import config, xla_bridge
-from jax._src.sharding import IndivisibleError as IndivisibleError
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding

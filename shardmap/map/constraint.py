@@ -257,9 +257,8 @@ def _batch(
 ) -> tuple[Any, int]:
     (x,), (dim,) = args, dims
     parts = (*parts[:dim], None, *parts[dim:])
-    result = constrain_p.bind(typed.untyped(x), parts=parts, **params)
-    batch_type = typed.BatchType.of(args, dims)
-    return batch_type.named(result, dim) if batch_type else result, dim
+    typed.check_batch("a sharding constraint", args, dims)
+    return constrain_p.bind(typed.untyped(x), parts=parts, **params), dim
 
 
 def _lowering(

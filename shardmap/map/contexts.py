@@ -15,13 +15,11 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.arrays import concrete_mesh
-from shardmap._jax.context import EMPTY_MESH, IndivisibleError
+from shardmap._jax.context import EMPTY_MESH
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.programs.running import map_jit
 from shardmap.map import tracing
-from shardmap.map.partition_axes import prime_factors
-from shardmap.sharding.conversions import axes_in
 
 
 class CutOtherwise(NotImplementedError):
@@ -75,35 +73,6 @@ def place(leaves: Sequence[Any]) -> list[Any]:
     return placed
 
 
-def on_prime_axes(leaf: Value) -> Any:
-    """An array as it lies, on a mesh that cuts the devices wherever it can.
-
-    No byte of it moves. Beside such a mesh there are more others in one program, and
-    JAX describes more layouts of results on it.
-    """
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
-        return leaf
-    there = leaf.sharding
-    if not isinstance(there, NamedSharding):
-        return leaf
-    sizes: list[int] = []
-    axes = {}
-    for name, size in there.mesh.shape.items():
-        before = len(sizes)
-        sizes += prime_factors(size)
-        axes[name] = tuple(f"axis{k}" for k in range(before, len(sizes)))
-    mesh = Mesh(
-        there.mesh.devices.reshape(sizes), [f"axis{k}" for k in range(len(sizes))]
-    )
-    entries = [
-        tuple(axis for name in axes_in(entry) for axis in axes[name])
-        for entry in there.spec
-    ]
-    finer = NamedSharding(mesh, PartitionSpec(*entries), memory_kind=there.memory_kind)
-    with jax.set_mesh(EMPTY_MESH):
-        return jax.device_put(leaf, finer)
-
-
 class UnderMesh:
     """A mapped function as a program under `jax.set_mesh`, which `jax.jit` makes."""
 
@@ -122,34 +91,17 @@ class UnderMesh:
         options["static_argnums"] = tuple(static_argnums)
         self._part = jax.jit(run, **options)
         self._program = map_jit(run, mesh_devices(), communicates=True, **options)
-        # Whether the arguments' own meshes were none for the program once.
-        self._on_prime_axes = False
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Runs the program on arguments that lie anywhere."""
         static = {k % len(args) for k in self.static_argnums if k < len(args)}
         argnums = [k for k in range(len(args)) if k not in static]
         leaves, tree = jax.tree.flatten(([args[k] for k in argnums], kwargs))
-        placed = place(leaves)
-
-        def run(leaves: Sequence[Any]) -> Any:
-            positional, by_name = jax.tree.unflatten(tree, leaves)
-            laid_out = dict(zip(argnums, positional, strict=True))
-            return self._program(
-                *(laid_out.get(k, arg) for k, arg in enumerate(args)), **by_name
-            )
-
-        def run_on_prime_axes() -> Any:
-            return run([on_prime_axes(leaf) for leaf in placed])
-
-        if self._on_prime_axes:
-            results = run_on_prime_axes()
-        else:
-            try:
-                results = run(placed)
-            except (CutOtherwise, IndivisibleError):
-                self._on_prime_axes = True
-                results = run_on_prime_axes()
+        positional, by_name = jax.tree.unflatten(tree, place(leaves))
+        laid_out = dict(zip(argnums, positional, strict=True))
+        results = self._program(
+            *(laid_out.get(k, arg) for k, arg in enumerate(args)), **by_name
+        )
         leaves, tree = jax.tree.flatten(results)
         return jax.tree.unflatten(tree, place(leaves))
 

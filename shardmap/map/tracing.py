@@ -263,11 +263,10 @@ def _without_constants(closed: ClosedJaxpr, axis_name: Hashable, axis_size: int)
 
 
 class Batch(NamedTuple):
-    """One vmap: the name and size of its axis, and the mesh axis it is put on."""
+    """One vmap: the name and size of its axis."""
 
     name: Hashable
     size: int
-    spmd_name: Any = None
 
     def vectorize(
         self, jaxpr: Jaxpr, in_dims: Sequence[int | None], out_dims: Any
@@ -294,7 +293,6 @@ class Batch(NamedTuple):
             out_axes=out_dims,
             axis_name=self.name,
             axis_size=self.size,
-            spmd_axis_name=self.spmd_name,
         )
         # In `jax.export` the size may be a symbol, which NumPy does not know.
         zeros = np.zeros if isinstance(self.size, int) else jnp.zeros

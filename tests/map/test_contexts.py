@@ -2,14 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.map.contexts import on_prime_axes
 from tests.map.lowering.test_register import mesh_of, nest, step
 from tests.map_programs import assert_same, both_lowerings, float_index, mixed, spread
 
@@ -94,33 +92,17 @@ def test_inside_shard_map(spmap, names):
 # Arguments on meshes that cut the devices otherwise than the maps do
 
 
-SPECS = [P(), P("b", "a"), P(None, ("a", "b"), None)]
-
-
-def in_turn(map_):
-    return map_(map_(jnp.sin, in_axes=1))
-
-
-@pytest.mark.few(1)
-@both_lowerings
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("maps", [lambda map_: map_(map_(jnp.sin)), in_turn])
-def test_arguments_cut_otherwise_under_a_mesh(spmap, maps, spec):
-    mesh = AROUND["auto"]
-    x = spread((2, 8, 3))
-    given = jax.device_put(x, NamedSharding(mesh, spec))
-    mapped = maps(spmap)
-    with jax.set_mesh(mesh):
-        for argument in (given, given, x):
-            assert_same(mapped(argument), maps(jax.vmap)(x))
-
-
-def test_donated_arguments_cut_otherwise_are_gone():
+def test_arguments_cut_otherwise_under_a_mesh_are_refused():
     mesh = AROUND["auto"]
     given = jax.device_put(spread((2, 4)), NamedSharding(mesh, P("b", "a")))
     with jax.set_mesh(mesh):
-        sm.spmap(sm.spmap(jnp.sin), donate_argnums=0)(given).block_until_ready()
-    assert given.is_deleted()
+        with pytest.raises(
+            NotImplementedError,
+            match=r"an argument of the program is on a mesh of 4 x 2 devices: .* Put "
+            r"the argument on a mesh with axes of sizes \(2, 2, 2\)",
+        ):
+            sm.spmap(sm.spmap(jnp.sin))(given)
+    assert_same(sm.spmap(sm.spmap(jnp.sin))(given), jnp.sin(given))
 
 
 @both_lowerings
@@ -130,23 +112,3 @@ def test_devices_in_another_order_under_a_mesh(spmap):
     given = jax.device_put(x, NamedSharding(backwards, P("i")))
     with jax.set_mesh(AROUND["auto"]):
         assert_same(spmap(jnp.sin)(given), jnp.sin(x))
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_prime_axes_move_nothing(spec):
-    array = jax.device_put(
-        spread((2, 8, 3)), NamedSharding(AROUND["auto"], spec, memory_kind="device")
-    )
-    finer = on_prime_axes(array)
-    assert tuple(finer.sharding.mesh.shape.values()) == (2, 2, 2)
-    assert finer.sharding.is_equivalent_to(array.sharding, 3)
-    pointers = (
-        [shard.data.unsafe_buffer_pointer() for shard in a.addressable_shards]
-        for a in (array, finer)
-    )
-    assert next(pointers) == next(pointers)
-
-
-def test_what_has_no_mesh_stays_as_it_is():
-    for leaf in (np.ones(3), jnp.ones(3), 1.0):
-        assert on_prime_axes(leaf) is leaf

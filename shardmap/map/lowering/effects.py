@@ -107,7 +107,7 @@ def _batching_rule(
     assert vmap.name == axis.vectorized_name
     given = dict(params)
     if what in (while_p, cond_p):
-        batch = Batch(*vmap)
+        batch = Batch(vmap.name, vmap.size)
         # JAX does not vectorise these effects in control flow, whatever differs.
         refused = io_effects() & set().union(
             *(jaxpr.effects for jaxpr in jaxprs_in(given))

@@ -258,8 +258,8 @@ def _batching_rule(
     if call.result_tree is None:
         return tap_p.bind(*moved, call=call, **params), []
 
-    # What it returns is for one element. The loop wants the batch on no Explicit axis.
-    batch_type = typed.BatchType.of(leaves, dims)
+    # What it returns is for one element.
+    typed.check_batch("tap", leaves, dims)
     moved = list(map(typed.untyped, moved))
 
     def element(batched: Sequence[Any]) -> list[Any]:
@@ -272,8 +272,6 @@ def _batching_rule(
 
     batched = [m for m, dim in zip(moved, dims, strict=True) if dim is not None]
     results = jax.lax.map(element, batched)
-    if batch_type is not None:
-        results = [batch_type.named(result, 0) for result in results]
     return results, [0] * len(results)
 
 

@@ -4,7 +4,7 @@ Maps say that themselves, so they take arrays without such types.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core as jex_core
@@ -14,42 +14,33 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardmap._jax.arrays import concrete_mesh, with_varying_axes
 from shardmap._jax.context import EMPTY_MESH
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import AnyMesh, Value, is_typed, without_sharding
+from shardmap._jax.types import Value, is_typed, without_sharding
 
 
 def untyped(array: Value) -> Any:
-    """A traced array whose type does not say how it is sharded.
-
-    In a `jax.vmap` along Explicit axes the type of the batch stays: JAX wants it.
-    """
+    """A traced array whose type does not say how it is sharded."""
     if not is_typed(jax.typeof(array)):
         return array
     return typed_p.bind(array, sharding=None)
 
 
-class BatchType(NamedTuple):
-    """The axes of an Explicit mesh that the batches of a `jax.vmap` are along."""
+def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> None:
+    """Refuses the operands of a batching rule whose batch is along an Explicit axis.
 
-    mesh: AnyMesh
-    axes: Any
-
-    @staticmethod
-    def of(args: Sequence[Any], dims: Sequence[int | None]) -> "BatchType | None":
-        """What the operands of a batching rule say; None: nothing."""
-        for arg, dim in zip(args, dims, strict=True):
-            aval = jax.typeof(arg)
-            if dim is not None and is_typed(aval):
-                axes = aval.sharding.spec[dim]
-                if axes is not None:
-                    return BatchType(aval.sharding.mesh, axes)
-        return None
-
-    def named(self, array: Value, dim: int | None) -> Any:
-        """A result whose type says so of its batch, and no more."""
-        if dim is None:
-            return array
-        spec = PartitionSpec(*(None,) * dim, self.axes)
-        return typed_p.bind(array, sharding=NamedSharding(self.mesh, spec))
+    Args:
+      what: what has the rule, for the error.
+      args, dims: the operands, and where each has the batch.
+    """
+    for arg, dim in zip(args, dims, strict=True):
+        aval = jax.typeof(arg)
+        if dim is None or not is_typed(aval):
+            continue
+        if (axis := aval.sharding.spec[dim]) is not None:
+            raise ValueError(
+                f"jax.vmap of {what} along the mesh axis {axis!r}, which is Explicit, "
+                "is not supported. Map that dimension by an outer spmap with mesh= and "
+                f"mesh_axes={axis!r} instead, or make the mesh with Auto axes."
+            )
 
 
 def _typed_aval(aval: Any, *, sharding: NamedSharding | None) -> Any:
@@ -68,13 +59,12 @@ def _batching_rule(
     _: Vmap, args: Sequence[Any], dims: Sequence[int | None], *, sharding: Any
 ) -> tuple[Any, int | None]:
     (array,), (dim,) = args, dims
-    batch = BatchType.of(args, dims)
-    if dim is not None and (batch or sharding):
-        mesh = batch.mesh if batch else sharding.mesh
-        entries = list(sharding.spec) if sharding else []
+    check_batch("a map", args, dims)
+    if dim is not None and sharding:
+        entries = list(sharding.spec)
         entries += [None] * (dim - len(entries))
-        entries.insert(dim, batch.axes if batch else None)
-        sharding = NamedSharding(mesh, PartitionSpec(*entries))
+        entries.insert(dim, None)
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*entries))
     return typed_p.bind(array, sharding=sharding), dim
 
 

@@ -10,7 +10,6 @@ from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param, Value
 from shardmap.map.primitives import typed
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis, spmap_p
-from shardmap.map.rules.mesh_batches import batch_along_mesh
 from shardmap.map.tracing import (
     Batch,
     Body,
@@ -57,15 +56,13 @@ def _batching_rule(
     out_axes: tuple[int | None, ...],
     **params: Param,
 ) -> tuple[list[Any], list[int | None]]:
-    if vmap.spmd_name is not None and params.get("mesh") is not None:
-        return batch_along_mesh(
-            vmap,
-            args,
-            dims,
-            params
-            | {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes},
+    if vmap.spmd_name is not None:
+        raise ValueError(
+            f"jax.vmap of a map with spmd_axis_name={vmap.spmd_name!r} is not "
+            "supported. Map that dimension by an outer spmap with mesh= and "
+            f"mesh_axes={vmap.spmd_name!r} instead."
         )
-    batch_type = typed.BatchType.of(args, dims)
+    typed.check_batch("a map", args, dims)
     args = list(map(typed.untyped, args))
     # Operands keep their layout: the mapped axis and the batch axis are counted in
     # the array that has both.
@@ -86,7 +83,7 @@ def _batching_rule(
     shadowed = vmap.name == params["axis_name"]
     body, batched = _batch(
         call_jaxpr,
-        Batch(None if shadowed else vmap.name, vmap.size, vmap.spmd_name),
+        Batch(None if shadowed else vmap.name, vmap.size),
         tuple(element_dims),
         avals,
         params["axis_name"],
@@ -99,8 +96,6 @@ def _batching_rule(
     ]
     results = bind_map(body, args, map_axes, result_axes, params, primitive)
     out_dims = [0 if is_batched else None for is_batched in batched]
-    if batch_type is not None:
-        results = list(map(batch_type.named, results, out_dims))
     return results, out_dims
 
 

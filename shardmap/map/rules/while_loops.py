@@ -169,7 +169,9 @@ def without_taps_in_loops(jaxpr: Jaxpr) -> Any:
 def _batching_rule(
     vmap: Vmap, args: Sequence[Any], dims: Sequence[int | None], **params: Param
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
-    return vectorize_some(with_condition_in_body(**params), Batch(*vmap), args, dims)
+    return vectorize_some(
+        with_condition_in_body(**params), Batch(vmap.name, vmap.size), args, dims
+    )
 
 
 vectorize_loops(is_tapped, _batching_rule)

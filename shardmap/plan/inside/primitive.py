@@ -260,7 +260,7 @@ def _batching_rule(
     asked: Asked,
     options: Options,
 ) -> tuple[list[Any], list[int | None]]:
-    batch = Batch(vmap.name, vmap.size, vmap.spmd_name)
+    batch = Batch(vmap.name, vmap.size)
     moved = [
         operand if dim is None else jnp.moveaxis(operand, dim, 0)
         for operand, dim in zip(operands, dims, strict=True)

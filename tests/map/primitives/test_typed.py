@@ -1,4 +1,4 @@
-"""Types of arrays of Explicit meshes: taken off, and kept along the axes of a batch."""
+"""Types of arrays of Explicit meshes: taken off where maps take arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from shardmap.map.primitives.typed import BatchType, untyped
+from shardmap.map.primitives.typed import untyped
 
 MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
 X = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -42,14 +42,3 @@ def test_a_gradient_has_the_type_of_what_it_is_of():
         found = jax.jit(jax.grad(lambda x: (untyped(x) ** 2).sum()))(typed("x", "y"))
     assert found.sharding.spec == P("x", "y")
     np.testing.assert_array_equal(found, 2 * X)
-
-
-def test_a_batch_knows_the_axes_that_it_is_along():
-    x = typed("x", "y")
-    assert BatchType.of([X, x], [0, None]) is None
-    assert BatchType.of([X, x], [0, 1]) == (MESH.abstract_mesh, "y")
-    assert BatchType.of([typed(None, "y")], [0]) is None
-    with jax.set_mesh(MESH):
-        mapped = jax.vmap(untyped)(x)
-    # It goes on: JAX wants the batches of all that is mapped alike.
-    assert jax.typeof(mapped).sharding.spec[0] == "x"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import shardmap as sm
 from tests.map_programs import (
     assert_same,
     both_lowerings,
@@ -124,16 +125,13 @@ def test_psum_scatter_with_the_batch_anywhere(spmap, scattered, batch_axis):
     assert_same(jax.vmap(mapped, in_axes=batch_axis)(batch), expected)
 
 
-@pytest.mark.few(1)
-@both_lowerings
-def test_spmd_axis_name(spmap):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("batch", "i"))
-    mapped = spmap(
-        lambda x: jnp.sin(x) * lax.psum(x, "i"), "i", mesh=mesh, mesh_axes="i"
-    )
-    batched = jax.vmap(mapped, in_axes=1, spmd_axis_name="batch")
-    expected = jax.vmap(
-        jax.vmap(lambda x: jnp.sin(x) * lax.psum(x, "i"), axis_name="i"), in_axes=1
-    )
-    x = spread((4, 2))
-    assert_same(jax.jit(batched)(x), expected(x))
+def test_spmd_axis_name_is_refused():
+    mapped = sm.spmap(jnp.sin, mesh=sm.make_mesh({"a": 2, "b": 4}), mesh_axes="b")
+    batched = jax.vmap(mapped, spmd_axis_name="a")
+    for wrap in (lambda f: f, jax.jit):
+        with pytest.raises(
+            ValueError,
+            match=r"spmd_axis_name=\('a',\) is not supported\. Map that dimension by "
+            r"an outer spmap with mesh= and mesh_axes=\('a',\)",
+        ):
+            wrap(batched)(spread((2, 4)))
