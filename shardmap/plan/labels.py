@@ -5,7 +5,9 @@ of dimensions and labels; coordinates are constants. What it returns gets its la
 back.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import is_dataset, is_labelled
+from shardmap.plan.numpy_functions import numpy_functions
 
 Rebuild = Callable[[list[Any]], Any]
 
@@ -34,6 +37,9 @@ class Labels:
 
     def fun(self, *arrays: PyTree) -> PyTree:
         """The function, of arrays without labels."""
+        return numpy_functions(self._traced)(*arrays)
+
+    def _traced(self, *arrays: PyTree) -> PyTree:
         leaves = jax.tree.leaves(self._args, is_leaf=is_labelled)
         tree: Any = jax.tree.structure(self._args, is_leaf=is_labelled)
         given = tree.flatten_up_to(arrays)
@@ -41,7 +47,8 @@ class Labels:
             _labelled(leaf, array) if is_labelled(leaf) else array
             for leaf, array in zip(leaves, given, strict=True)
         ]
-        result = self._fun(*jax.tree.unflatten(tree, labelled))
+        with _values_refused():
+            result = self._fun(*jax.tree.unflatten(tree, labelled))
         made, self._tree = jax.tree.flatten(result, is_leaf=is_labelled)
         self._rebuild, self._names, bare = [], [], []
         for leaf in made:
@@ -78,6 +85,29 @@ class Labels:
             for rebuild, part in zip(self._rebuild, parts, strict=True)
         ]
         return jax.tree.unflatten(self._tree, made)
+
+
+@contextlib.contextmanager
+def _values_refused() -> Iterator[None]:
+    """Names the method of xarray that asks for what is not known while tracing."""
+    try:
+        yield
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.NonConcreteBooleanIndexError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            module, name = frame.f_globals.get("__name__"), frame.f_code.co_qualname
+            if str(module).startswith("xarray.") and "<locals>" not in name:
+                raise TypeError(
+                    f"{name} of xarray needs the values of an "
+                    "array, which are not known while a plan traces its function: call "
+                    "it on the arguments or the results of the plan, or write it with "
+                    "jax.numpy and xarray.apply_ufunc"
+                ) from error
+        raise
 
 
 def _labelled(leaf: Any, arrays: Any) -> Any:
@@ -141,6 +171,10 @@ def encoding_of(stored: Any, made: Any) -> dict[str, Any]:
     return {name: before[name] for name in kept if name in before}
 
 
+ARRAY = "<array>"
+"""What an array is called as a dataset, where a coordinate may have its own name."""
+
+
 def _taken_apart(
     value: Any, stored: Mapping[Any, Any]
 ) -> tuple[Rebuild, list[str], list[Any]]:
@@ -150,18 +184,15 @@ def _taken_apart(
       value: the result.
       stored: the variables of the arguments, by their names.
     """
-    own_name = {} if is_dataset(value) else {"result": value.name}
-    whole = value
-    if not is_dataset(value):
-        name = "result" if value.name is None else value.name
-        whole = value.to_dataset(name=name, promote_attrs=False)
+    whole = value if is_dataset(value) else value.to_dataset(name=ARRAY)
     own = list(whole.data_vars)
     names = [
         *own,
         *(k for k, v in whole.coords.items() if isinstance(v.data, jax.Array)),
     ]
     encodings = {
-        k: encoding_of(stored.get(own_name.get(k, k)), whole[k].variable) for k in names
+        k: encoding_of(stored.get(value.name if k == ARRAY else k), whole[k].variable)
+        for k in names
     }
     dims = {k: (whole[k].dims, whole[k].attrs) for k in names}
     rest = whole.drop_vars(names)

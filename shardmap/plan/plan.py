@@ -257,6 +257,9 @@ class ShardPlan:
     def _bare(self, out: PyTree) -> PyTree:
         return out if self._labels is None else self._labels.out(out)
 
+    def _labelled(self, bare: PyTree) -> PyTree:
+        return bare if self._labels is None else self._labels.result(bare)
+
     def save(
         self,
         folder: str | os.PathLike[str],
@@ -306,7 +309,7 @@ class ShardPlan:
           >>> made.to_dask(x)[3:5].compute()
           array([6., 8.], dtype=float32)
         """
-        return to_dask(self._cut_program, self._again(args, kwargs))
+        return self._labelled(to_dask(self._cut_program, self._again(args, kwargs)))
 
     def run(
         self,
@@ -378,4 +381,4 @@ class ShardPlan:
             checkpoint=checkpoint,
             scratch=scratch,
         )
-        return made if self._labels is None else self._labels.result(made)
+        return self._labelled(made)

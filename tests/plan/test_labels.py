@@ -1,5 +1,6 @@
 """Functions of xarray's arrays and datasets: cut by name, labels in and out."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,6 +68,88 @@ def test_an_array_in_and_out(fun, ds):
     assert (got.name, got.attrs, got.dims) == (want.name, want.attrs, want.dims)
 
 
+WEIGHTS = xr.DataArray(np.array([1, 2, 3], "f4"), dims="x")
+SOME = xr.DataArray([2, 0, 1], dims="p")
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda a: np.sqrt(abs(a)),
+        lambda a: np.maximum(np.float64(2) * a, a.mean("time")),
+        lambda a: a.copy(data=np.add(np.ones(3, "f4"), np.cumsum(a.data, 0))),
+        lambda a: xr.apply_ufunc(np.exp, a),
+        lambda a: xr.apply_ufunc(np.gradient, a, kwargs={"axis": 0}),
+        lambda a: a.reduce(np.nanmax, "time"),
+        lambda a: a.rolling(time=3).mean(),
+        lambda a: a.rolling(time=4, center=True, min_periods=1).std(),
+        lambda a: a.rolling(time=3, x=2).construct(time="t", x="u"),
+        lambda a: a.cumulative("time").sum(),
+        lambda a: xr.Dataset({"a": a, "b": a * 2}).rolling(time=2).max(),
+        lambda a: a.weighted(WEIGHTS).std("x"),
+        lambda a: a.differentiate("x"),
+        lambda a: a.differentiate("time"),
+        lambda a: a.cumulative_integrate("x"),
+        lambda a: a.polyfit("x", 1, skipna=False),
+        lambda a: a.polyfit("time", 2, skipna=False, full=True),
+        lambda a: a.pad(x=(1, 2), mode="mean"),
+        lambda a: a.fillna(0).astype("i4").isin([0, 1]),
+        lambda a: a.sel(x=SOME * 10 + 10, time=SOME.copy(data=a.time[3:6])),
+        lambda a: a.isel(x=SOME, time=SOME),
+        lambda a: a.drop_vars(["x", "name"]).isel(x=a.argmax("x")),
+        lambda a: a.rename("x"),
+        lambda a: (a * 2).rename("name"),
+        lambda a: a.rename(None).assign_coords(result=a.x * 2),
+    ],
+)
+def test_methods_of_xarray(fun, ds):
+    made = plan(fun, ds.t, in_slices={"time": 2})
+    got, want = made.run(ds.t), fun(ds.t)
+    xr.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert list(got.coords) == list(want.coords)
+    assert list(got.sizes.items()) == list(want.sizes.items())
+    if isinstance(want, xr.DataArray):
+        assert got.name == want.name
+
+
+def test_functions_of_jax_on_the_data(ds):
+    def clipped(x):
+        return jax.nn.relu(jax.lax.cumsum(x))
+
+    slope = jax.grad(lambda x: clipped(x).sum())
+
+    def fun(a):
+        return a.copy(data=clipped(a.data)).rolling(x=2).sum(), slope(a.data)
+
+    got = plan(fun, ds.t, in_slices={"x": 1}).run(ds.t)
+    want = ds.t.cumsum("time").clip(0).rolling(x=2).sum()
+    xr.testing.assert_allclose(got[0], want, rtol=1e-4)
+    np.testing.assert_array_equal(got[1], slope(ds.t.data))
+
+
+@pytest.mark.parametrize(
+    ("name", "fun"),
+    [
+        ("DataArray.interp", lambda a: a.interp(x=[15])),
+        ("DataArray.polyfit", lambda a: a.polyfit("x", 1)),
+        ("DataArray.sortby", lambda a: a.sortby(a[0])),
+        ("DataArray.groupby", lambda a: a.groupby(a > 0).sum()),
+        ("apply_ufunc", lambda a: xr.apply_ufunc(np.asarray, a)),
+        ("AbstractArray.__bool__", lambda a: a if a.mean() > 0 else -a),
+    ],
+)
+def test_what_needs_values_is_named(name, fun, ds):
+    with pytest.raises(TypeError, match=rf"^{name} of xarray needs the values .*apply"):
+        plan(fun, ds.t)
+
+
+def test_a_function_that_jax_numpy_lacks_is_named(ds):
+    with pytest.raises(TypeError, match=r"jax\.numpy has no lib\.scimath\.sqrt"):
+        plan(lambda a: xr.apply_ufunc(np.lib.scimath.sqrt, a), ds.t)
+    with pytest.raises(TypeError, match=r"numpy\.add cannot write a traced array"):
+        plan(lambda a: np.add(a.data, 1, out=np.ones((24, 3), "f4")), ds.t)
+
+
 def test_several_arguments_and_plain_ones(ds):
     w = np.ones((3, 2), np.float32)
 
@@ -127,6 +210,22 @@ def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
     array = xr.DataArray(mapped, dims=("a", "b"))
     made = plan(lambda a: a + 1, array, in_slices={"a": 2})
     assert "48 B are read by the workers (memmap)" in str(made.traffic())
+
+
+def test_to_dask_gives_labels(ds):
+    pytest.importorskip("dask.array", reason="what is made")
+
+    def fun(ds):
+        return {"t": ds.t * 2, "all": anomaly(ds), "plain": ds.t.data.sum()}
+
+    made = plan(fun, ds, in_slices={"time": 4})
+    got = made.to_dask(ds)
+    assert got["t"].chunks is not None
+    assert got["all"].t.chunks is not None
+    want = made.run(ds)
+    xr.testing.assert_identical(got["t"].compute(), want["t"])
+    xr.testing.assert_identical(got["all"].compute(), want["all"])
+    np.testing.assert_array_equal(got["plain"].compute(), want["plain"])
 
 
 @pytest.mark.filterwarnings("ignore:plan. args.*float64, computed in float32")
