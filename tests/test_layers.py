@@ -40,7 +40,6 @@ ROOMS = [
     "explain",
     "api.calls",
     "api.elements",
-    "api.blocks",
     "api.partitions",
     "api",
     "compat",

@@ -194,12 +194,10 @@ def test_equal_calls_run_the_function_once(kind):
         return counted(x)
 
     mapped(kind, fun)(X)
-    # A map over blocks has to know what a block gives before it maps.
-    once = 2 if kind == "mesh_map" else 1
-    assert counted.runs == once
+    assert counted.runs == 1
     for x in (X, jax.device_put(X, SHARDED), X + 1, jax.device_put(X)):
         mapped(kind, fun)(x)
-    assert counted.runs == once
+    assert counted.runs == 1
 
 
 @pytest.mark.few(3)

@@ -1,5 +1,6 @@
 """Blocks on a mesh, against jax.shard_map and against loops over blocks."""
 
+import contextlib
 import functools
 import logging
 
@@ -381,3 +382,85 @@ def test_a_collective_goes_by_name_in_blocks_and_elements():
     mesh, x = sm.make_mesh({"i": 8}), np.arange(8, dtype=np.float32)
     for f in (sm.spmap(total, "i"), sm.mesh_map(total, mesh, {"i": 0}, {"i": 0})):
         np.testing.assert_array_equal(f(x), np.full(8, 28.0))
+
+
+# It is jax.shard_map
+
+
+def test_it_is_a_shard_map():
+    mapped = sm.mesh_map(jnp.flip, MESH, {"y": 0, "x": 0}, {"x": 0, "y": 0})
+    inside = jax.make_jaxpr(mapped)(array(8)).eqns[0].params["jaxpr"]
+    [equation] = inside.eqns
+    assert equation.primitive.name == "shard_map"
+    assert equation.params["in_specs"] == (PartitionSpec(("y", "x")),)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_gradients_of_what_every_device_has_whole(wrap):
+    def body(q, k, v):
+        return jnp.sin(q) * k[None, :] + v[None, :]
+
+    axes = {"x": 0}, {}, {}
+    args = array(4, 8), array(8), array(8)
+    ours, theirs = (
+        wrap(jax.grad(lambda *args, f=f: (f(*args) ** 2).sum(), (0, 1, 2)))(*args)
+        for f in (
+            sm.mesh_map(body, MESH, axes, {"x": 0}),
+            shard_mapped(body, axes, {"x": 0}),
+        )
+    )
+    for actual, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+AROUND = {
+    "alone": lambda: contextlib.nullcontext(),
+    "set_mesh": lambda: jax.set_mesh(MESH),
+}
+
+
+# Only a mesh that is set says which devices an abstract one has.
+@pytest.mark.parametrize(
+    ("around", "is_abstract"),
+    [("alone", False), ("set_mesh", False), ("set_mesh", True)],
+)
+def test_one_mesh_axis_at_a_time(around, is_abstract):
+    def over(name, fun, in_axis, out_axis):
+        def run(x):
+            mesh = jax.sharding.get_abstract_mesh() if is_abstract else MESH
+            axes = [
+                {} if axis is None else {name: axis} for axis in (in_axis, out_axis)
+            ]
+            return sm.mesh_map(fun, mesh, *axes)(x)
+
+        return run
+
+    def cast(x):
+        return lax.pcast(lax.psum(x, ("x", "y")), "x", to="varying")
+
+    def constrained(x):
+        return lax.with_sharding_constraint(x, PartitionSpec("x"))
+
+    x = array(4, 8)
+    total = x.reshape(2, 2, 4, 2).sum((0, 2))
+    with AROUND[around]():
+        for fun, expected in (
+            (over("y", over("x", jnp.square, 0, 0), 1, 1), x**2),
+            (over("y", lambda x: over("x", cast, 0, None)(x), 1, None), total),
+            (over("y", constrained, 1, 1), x),
+        ):
+            np.testing.assert_allclose(jax.jit(fun)(x), expected, rtol=1e-6)
+            gradient = jax.jit(jax.grad(lambda x, f=fun: (f(x) ** 2).sum()))(x)
+            assert np.isfinite(gradient).all()
+            both = jax.jit(jax.vmap(fun))(np.stack([x, x]))
+            np.testing.assert_allclose(both, np.stack([expected] * 2), rtol=1e-6)
+
+
+def test_an_axis_that_is_cut_around_already_is_refused():
+    def twice(x):
+        return sm.mesh_map(jnp.sin, MESH, {"x": 0}, {"x": 0})(x)
+
+    for lowering in LOWERINGS:
+        mapped = sm.mesh_map(twice, MESH, {"x": 0}, {"x": 0}, lowering=lowering)
+        with pytest.raises(ValueError, match=r"sin names the mesh axes \['x'\], along"):
+            mapped(array(8))

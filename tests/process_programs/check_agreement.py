@@ -33,7 +33,7 @@ def check_mesh_maps_are_told_apart():
     refused(
         RuntimeError,
         f"mesh_map of <lambda>: {DIFFERENT}"
-        f"  * process 0: <lambda>, axis 'i' of {DEVICES}",
+        f"  * process 0: <lambda>, mesh {{'i': {DEVICES}}}",
         blocks(OURS),
         ones(3),
     )

@@ -164,13 +164,18 @@ def test_a_map_walks_other_axes_where_types_are_checked(name, lowering, change):
     same_unchecked(mapped, lambda fun: jax.jit(CHANGES[change](fun)), axis_names={"a"})
 
 
-@pytest.mark.parametrize("lowering", ["manual", "spmd"])
-def test_blocks_where_types_are_checked(lowering):
+def test_blocks_where_types_are_checked():
     cut = {"b": 0}
-    blocks = sm.mesh_map(
-        lambda x: x * lax.psum(x, "b"), MESH, (cut,), cut, lowering=lowering
-    )
+
+    def block(x):
+        return x * lax.psum(x, "b")
+
+    blocks = sm.mesh_map(block, MESH, (cut,), cut)
     same_unchecked(blocks, jax.jit, axis_names={"a"})
+    blocks = sm.mesh_map(block, MESH, (cut,), cut, lowering="spmd")
+    text = "mesh_map of block has lowering='spmd' inside a jax.shard_map with check_vma"
+    with pytest.raises(ValueError, match=text):
+        same_unchecked(blocks, jax.jit, axis_names={"a"})
 
 
 def test_maps_in_control_flow_where_types_are_checked():

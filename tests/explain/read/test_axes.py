@@ -106,8 +106,8 @@ def test_mesh_map():
         lambda x: x, MESH, ({"data": 0, "model": 1},), {"data": 0, "model": 1}
     )
     assert axes(mapped, (8, 4)) == [
-        "mesh_map: axis 'data' of 4 = 4 devices x 1 vectorised x 1 step",
-        "  mesh_map: axis 'model' of 2 = 2 devices x 1 vectorised x 1 step",
+        "shard_map: axis 'data' of 4 = 4 devices x 1 vectorised x 1 step",
+        "  shard_map: axis 'model' of 2 = 2 devices x 1 vectorised x 1 step",
     ]
 
 

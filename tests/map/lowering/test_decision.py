@@ -200,7 +200,7 @@ def test_a_function_called_block_is_the_users():
     mesh = sm.make_mesh({"data": 8})
     for function in (block, lambda x: x * 2):
         blocks = sm.mesh_map(function, mesh, ({"data": 0},), {"data": 0})
-        assert sm.explain(blocks)(x).axes[0].kind == "mesh_map"
+        assert sm.explain(blocks)(x).axes[0].kind == "shard_map"
 
 
 def test_messages_name_the_map_that_the_user_wrote():

@@ -1,1 +1,0 @@
-"""What is `mesh_map`'s own: how it reads a call of blocks."""
