@@ -19,13 +19,11 @@ from shardmap.explain.program import Program, program_of
 from shardmap.explain.read import loops, sharded, vmaps
 from shardmap.explain.read.axes import Axes, axes_of
 from shardmap.explain.read.collectives import collectives_of, has
-from shardmap.explain.read.hlo.collectives import CompiledCollective
 from shardmap.explain.read.hlo.vectorised import Shapes
-from shardmap.explain.read.matching import reported
 from shardmap.explain.read.remarks.on_program import remarks_on
-from shardmap.explain.read.remarks.rematerialised import rematerialised
+from shardmap.explain.read.sent import Sent, collective, missing, rematerialised
 from shardmap.explain.read.source import definition_of
-from shardmap.explain.report import Axis, Collective, Remark
+from shardmap.explain.report import Axis, Remark
 from shardmap.plan.inside.primitive import chunked_p
 from shardmap.units import shown
 
@@ -54,11 +52,11 @@ def explain(
 
     * Axes are read from the jaxpr. Of a `jax.vmap` in the middle of a program JAX keeps
       that it was there, not its size, which is deduced from the shapes or left open.
-    * Collectives are read from the jaxpr, and checked against the compiled program;
-      what only the compiler put in is marked.
+    * Collectives are read from the compiled program; what only the compiler put in is
+      marked. Those of the program that it merged or removed are counted in a note.
     * Times are estimates, by the formulas of `Interconnect.time`.
-    * Over a `jax.sharding.AbstractMesh`, of any size, nothing is compiled: what only
-      the compiler knows is None.
+    * Over a `jax.sharding.AbstractMesh`, of any size, nothing is compiled: collectives
+      are read from the jaxpr, and what only the compiler knows is None.
 
     Args:
       fun: the function; or what `plan` gave, which is explained at once: what becomes
@@ -126,8 +124,7 @@ def _explain(
     program = program_of(fun, args, kwargs)
     cuts = sharded.cuts_of(program.arrays, program.layouts, program.meshes)
     axes = _axes(program, cuts)
-    compiled = program.collectives
-    sent, notes = _sent(program, compiled, wires)
+    sent, notes = _sent(program)
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=program.mesh,
@@ -136,10 +133,10 @@ def _explain(
         device_kind=program.device_kind,
         axes=axes,
         arrays=program.arrays,
-        collectives=sent,
+        collectives=tuple(collective(each, wires) for each in sent),
         cost=program.cost,
         interconnect=wires,
-        remarks=_remarks(program, axes, cuts, compiled),
+        remarks=_remarks(program, axes, cuts, sent),
         notes=tuple(notes),
         pieces=functions.cuts(fun, args, kwargs),
         stages=functions.stages(fun, args, kwargs),
@@ -149,16 +146,19 @@ def _explain(
     )
 
 
-def _sent(
-    program: Program,
-    compiled: Sequence[CompiledCollective] | None,
-    wires: Interconnect | None,
-) -> tuple[tuple[Collective, ...], list[str]]:
-    """The collectives, and what is not known of them and of all else."""
-    of_program = collectives_of(program.jaxpr, definition_of(program.fun))
-    by_partitioner = any(each.by_partitioner for each in of_program)
-    sent, differences = reported(of_program, compiled, wires)
-    notes = [*program.notes(by_partitioner), *differences]
+def _sent(program: Program) -> tuple[Sequence[Sent], list[str]]:
+    """What goes between devices, and notes on what is not known.
+
+    These are XLA's collectives where the program is compiled.
+    """
+    of_program = collectives_of(
+        program.jaxpr, definition_of(program.fun), partitioned=program.is_abstract
+    )
+    notes = program.notes()
+    sent = of_program
+    if not program.is_abstract:
+        sent = program.collectives
+        notes += missing(of_program, sent)
     if sent and has(program.jaxpr, cond_p):
         notes.append(
             "Collectives in a branch count as if the branch were always taken."
@@ -170,14 +170,14 @@ def _remarks(
     program: Program,
     axes: Sequence[Axis],
     cuts: Sequence[sharded.ShardedDimension],
-    compiled: Sequence[CompiledCollective] | None,
+    sent: Sequence[Sent],
 ) -> tuple[Remark, ...]:
     closed, count = program.traced.jaxpr, program.num_devices
     return (
         *sharded.looped(axes, cuts),
         *remarks_on(closed, axes, program.arrays, count, program.available),
         *loops.slowest(axes),
-        *rematerialised(compiled or ()),
+        *rematerialised(sent),
     )
 
 

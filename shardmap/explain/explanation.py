@@ -25,7 +25,7 @@ class Explanation(Report):
       device_kind: which, such as "cpu"; None for a mesh without devices.
       axes: outermost first, in program order.
       arrays: inputs, then outputs, in the order of the pytrees.
-      collectives: in program order, then what only the compiler has.
+      collectives: in the order in which the program runs them.
       cost: per device; None if nothing was compiled.
       interconnect: what times are estimated for, or None.
       remarks: worth reading first.

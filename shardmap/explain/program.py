@@ -9,15 +9,13 @@ import jax
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.types import Jaxpr
+from shardmap._jax.walk import equations
 from shardmap.arrays import trees
 from shardmap.explain import functions
 from shardmap.explain.read import arrays
 from shardmap.explain.read.asked import asked_in
 from shardmap.explain.read.compiled import cost_of, layouts_of
-from shardmap.explain.read.hlo.collectives import (
-    CompiledCollective,
-    compiled_collectives,
-)
+from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import CostAnalysis, Loops, loops_of
 from shardmap.explain.read.hlo.live import largest_at_peak
 from shardmap.explain.read.hlo.text import Module, module_of
@@ -29,6 +27,7 @@ from shardmap.explain.read.meshes import (
     largest_mesh,
     meshes_of,
 )
+from shardmap.explain.read.sent import Sent
 from shardmap.explain.report import ArrayLayout, Cost, Held
 
 
@@ -122,10 +121,10 @@ class Program:
         )
 
     @functools.cached_property
-    def collectives(self) -> list[CompiledCollective] | None:
-        """Those of what was compiled; None if nothing was."""
+    def collectives(self) -> list[Sent]:
+        """Those of what was compiled."""
         if self.module is None:
-            return None
+            return []
         asked = list(asked_in(self.jaxpr))
         return compiled_collectives(self.module, self.mesh, asked)
 
@@ -134,7 +133,7 @@ class Program:
         """The largest values at the peak of memory."""
         return () if self.module is None else largest_at_peak(self.module)
 
-    def notes(self, by_partitioner: bool) -> list[str]:
+    def notes(self) -> list[str]:
         """What is not known, or is known in part."""
         notes = []
         if self.is_abstract:
@@ -142,7 +141,7 @@ class Program:
                 "Nothing was compiled: the mesh is abstract. Collectives are those of "
                 "the program; what the compiler adds, and costs, are not known."
             )
-            if by_partitioner:
+            if _is_partitioned(self.jaxpr):
                 notes.append(
                     "The partitioner may do the collectives of a map with "
                     "lowering='spmd' in another way."
@@ -158,6 +157,11 @@ class Program:
                 "CPU takes for itself."
             )
         return notes
+
+
+def _is_partitioned(jaxpr: Jaxpr) -> bool:
+    """Whether a map leaves its collectives to the partitioner."""
+    return any(each.params.get("lowering") == "spmd" for each in equations(jaxpr))
 
 
 def program_of(

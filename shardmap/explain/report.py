@@ -158,9 +158,6 @@ class Collective:
       bytes_out: what one device gets out of it each time, in bytes.
       source: the line of the program, as ``file:line (function)``.
       added_by_partitioner: whether only the compiler has it.
-      in_compiled: whether the compiled program has a collective for it: True, False
-        if the compiler merged it into another or removed it, None if nothing was
-        compiled.
       seconds: the estimated time of all ``count`` times on the named interconnect;
         None without one, or where ``count`` or ``group_size`` is not known.
       link_bytes: what one device sends in all ``count`` times, in bytes, as the ring
@@ -182,7 +179,6 @@ class Collective:
     bytes_out: int
     source: str | None
     added_by_partitioner: bool
-    in_compiled: bool | None
     seconds: float | None
     link_bytes: int | None
     cause: str | None = None
@@ -289,11 +285,7 @@ class Report:
     @property
     def seconds(self) -> float | None:
         """The estimated time of all collectives that are known to run, in turn."""
-        known = [
-            each.seconds
-            for each in self.collectives
-            if each.seconds is not None and each.in_compiled is not False
-        ]
+        known = [each.seconds for each in self.collectives if each.seconds is not None]
         return None if self.interconnect is None else sum(known)
 
     def to_dict(self) -> dict[str, Any]:

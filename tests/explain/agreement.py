@@ -25,9 +25,8 @@ def disagreements(report, compiled):
 def numbers(report, text):
     said = collections.Counter()
     for each in report.collectives:
-        if each.in_compiled:
-            # The other reading counts what XLA does not know once as well.
-            said[each.kind, each.bytes_in, each.bytes_out] += each.count or 1
+        # The other reading counts what XLA does not know once as well.
+        said[each.kind, each.bytes_in, each.bytes_out] += each.count or 1
     there = collections.Counter()
     for each, times in moved(text).items():
         there[each.kind, each.bytes_in, each.bytes_out] += times
@@ -42,7 +41,7 @@ def groups(each, report, text):
     others = {axis.name for axis in report.axes} - {*sizes}  # Of other meshes.
     if not {*each.axes} <= {*sizes, *others}:
         return [f"axes that the mesh does not have: {each}"]
-    if others & {*each.axes} or not each.in_compiled:
+    if others & {*each.axes}:
         return []
     possible = along(sizes, each.axes)
     fitting = [

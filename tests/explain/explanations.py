@@ -64,7 +64,6 @@ def collective(**changes):
         "bytes_out": 4096,
         "source": "train.py:12 (step)",
         "added_by_partitioner": False,
-        "in_compiled": True,
         "seconds": 1.2e-5,
         "link_bytes": 7168,
     }
@@ -107,7 +106,6 @@ def with_everything():
         count=None,
         source=None,
         added_by_partitioner=True,
-        in_compiled=False,
         seconds=None,
         link_bytes=None,
     )

@@ -91,7 +91,7 @@ def groups_of_collectives(collectives: Sequence[Collective]) -> list[Sends]:
     found: dict[Hashable, list[Collective]] = {}
     for each in collectives:
         key = (each.kind, each.operation, each.axes, each.group_size, each.source)
-        found.setdefault((*key, each.in_compiled), []).append(each)
+        found.setdefault(key, []).append(each)
     groups = []
     for those in found.values():
         counts = [each.count for each in those]
@@ -183,10 +183,9 @@ def _parallel(report: Report) -> str:
 
 
 def _waits(report: Report) -> str:
-    there = [each for each in report.collectives if each.in_compiled is not False]
-    if not there:
+    if not report.collectives:
         return "Nothing moves between devices."
-    groups = groups_of_collectives(there)
+    groups = groups_of_collectives(report.collectives)
     count = sum(group.times or 0 for group in groups)
     all_known = all(group.times is not None for group in groups)
     messages = round(sum(group.messages for group in groups))

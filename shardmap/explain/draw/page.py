@@ -226,8 +226,6 @@ def _collective(lines: _Writer, sends: groups.Sends, said: set[str]) -> None:
         if advice not in said:
             lines.add(f"To avoid: {advice}", 6)
     said.update(sends.advice)
-    if collective.in_compiled is False:
-        lines.add("not in the compiled program", 6)
     if collective.source:
         lines.add(collective.source, 6, _FAINT)
 

@@ -81,8 +81,6 @@ def _where(sends: groups.Sends) -> str:
     parts += map(escape, sends.causes)
     if operand := groups.operand(sends):
         parts.append(escape(operand.strip(" ()")))
-    if collective.in_compiled is False:
-        parts.append("merged or removed by the compiler")
     return ", ".join(parts) or UNKNOWN
 
 

@@ -27,6 +27,7 @@ from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.counts import times
 from shardmap.explain.read.hlo.operands import types
 from shardmap.explain.read.meshes import map_place
+from shardmap.explain.read.sent import Sent
 from shardmap.explain.read.source import source_of
 from shardmap.map.collectives.names import for_mesh
 from shardmap.map.collectives.split import uses_axis
@@ -37,37 +38,6 @@ from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.lowering.manual import one_block_of_whole
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import per_jaxpr
-
-
-@dataclasses.dataclass(frozen=True)
-class Sent:
-    """A collective as the program has it.
-
-    Attributes:
-      kind: as XLA calls it.
-      operation: the function of `jax.lax`.
-      axes: the named axes.
-      group_size: how many devices are in a group.
-      count: how often it runs; None: as often as the values ask for.
-      bytes_in, bytes_out: of one device, each time.
-      source: the line of the program.
-      by_partitioner: whether the partitioner is free to do it otherwise.
-      in_map: whether it is what a map of this package makes of an operation.
-      before, after: what a device has of it, as XLA writes it.
-    """
-
-    kind: str
-    operation: str
-    axes: tuple[str, ...]
-    group_size: int
-    count: int | None
-    bytes_in: int
-    bytes_out: int
-    source: str | None
-    by_partitioner: bool
-    in_map: bool
-    before: str = ""
-    after: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +54,7 @@ class _Scope:
       sources: the line of each operation, for those that a map changes.
       line: that of what is around; JAX has no lines of the user's for some of what it
         keeps, such as the rule of a `jax.custom_vjp` under `jax.checkpoint`.
+      partitioned: whether to give those that are left to the partitioner.
     """
 
     sizes: dict[Any, int] = dataclasses.field(default_factory=dict)
@@ -94,6 +65,7 @@ class _Scope:
     along: dict[Any, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     sources: dict[str, str | None] = dataclasses.field(default_factory=dict)
     line: str | None = None
+    partitioned: bool = True
 
 
 def nbytes(aval: Aval) -> int:
@@ -101,15 +73,18 @@ def nbytes(aval: Aval) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def collectives_of(jaxpr: Jaxpr, source: str | None = None) -> list[Sent]:
+def collectives_of(
+    jaxpr: Jaxpr, source: str | None = None, partitioned: bool = True
+) -> list[Sent]:
     """The collectives of a program between different devices, in program order.
 
     Args:
       jaxpr: the program.
       source: where the function is, for those of which JAX has no line.
+      partitioned: whether to give those that are left to the partitioner.
     """
     found: list[Sent] = []
-    _walk(jaxpr, _Scope(line=source), found)
+    _walk(jaxpr, _Scope(line=source, partitioned=partitioned), found)
     return found
 
 
@@ -164,21 +139,27 @@ def _sent(equation: Equation, scope: _Scope) -> Sent | None:
     groups = equation.params.get("axis_index_groups")
     if groups is not None:
         group_size = max(map(len, groups))
+    if scope.program.partitioned and not scope.partitioned:
+        return None
     if group_size == 1 or collective.kind is None:
         return None
+    before = [aval_of(atom) for atom in equation.invars]
+    after = [aval_of(var) for var in equation.outvars]
+    bytes_in = sum(map(nbytes, before))
     return Sent(
-        collective.kind,
-        collective.name,
-        tuple(str(axis) for name in names for axis in scope.along.get(name, (name,))),
-        group_size,
-        scope.count,
-        sum(nbytes(aval_of(atom)) for atom in equation.invars),
-        sum(nbytes(aval_of(var)) for var in equation.outvars),
-        source_of(equation) or scope.sources.get(collective.name) or scope.line,
-        scope.program.partitioned,
-        scope.mesh is not None,
-        _types([aval_of(atom) for atom in equation.invars]),
-        _types([aval_of(var) for var in equation.outvars]),
+        kind=collective.kind,
+        operation=collective.name,
+        axes=tuple(
+            str(axis) for name in names for axis in scope.along.get(name, (name,))
+        ),
+        group_size=group_size,
+        count=scope.count,
+        bytes_in=bytes_in,
+        bytes_out=sum(map(nbytes, after)),
+        source=source_of(equation) or scope.sources.get(collective.name) or scope.line,
+        before=_types(before),
+        after=_types(after),
+        together=bytes_in,
     )
 
 

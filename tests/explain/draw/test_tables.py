@@ -47,10 +47,6 @@ def test_an_array():
             {"added_by_partitioner": True},
             {"Where": "train.py:12 (step), put in by the compiler"},
         ),
-        (
-            {"source": None, "in_compiled": False},
-            {"Where": "merged or removed by the compiler"},
-        ),
     ],
 )
 def test_a_collective(changes, said):

@@ -70,7 +70,7 @@ def test_an_abstract_mesh_is_the_one_that_is_around():
     fun = sm.spmap(inner, mesh=GRID, mesh_axes="model", in_axes=1)
     assert {*meshes_of(jaxpr(fun, X))} == {GRID}
     [sent] = [each for each in sm.explain(fun)(X).collectives if each.operation]
-    assert (sent.axes, sent.in_compiled) == (("data",), True)
+    assert sent.axes == ("data",)
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,7 @@ def test_a_map_inside_may_be_called_as_the_mesh_axis_of_the_one_around(lowering)
     fun = sm.spmap(inside, "i", lowering=lowering, mesh=GRID, mesh_axes="data")
     report = sm.explain(fun)(X[:4, :2])
     over = {(each.operation, each.axes, each.group_size) for each in report.collectives}
-    assert ("psum", ("data",), 4) in over
+    # Of what the partitioner does XLA does not say that it is a psum.
+    operation = "psum" if lowering == "manual" else None
+    assert (operation, ("data",), 4) in over
     assert {axes for _, axes, _ in over} == {("data",)}

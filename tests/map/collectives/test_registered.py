@@ -127,7 +127,6 @@ def test_plans_cut_what_is_beside_the_mapped_axis(pprod, levels):
 def test_explain_tells_what_is_sent_and_for_which_line(pprod, size):
     [sent] = sm.spmap(lambda x: pprod(x, "i"), "i").explain(TWOS[:size]).collectives
     assert (sent.kind, sent.group_size) == ("all-gather", 8)
-    assert sent.in_compiled
     assert "test_registered.py" in sent.source
 
 

@@ -1,12 +1,11 @@
 """The collectives of a compiled program."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
 
 from shardmap.explain.read.asked import LayoutConstraint
-from shardmap.explain.read.hlo.causes import Cause, cause_of
+from shardmap.explain.read.hlo.causes import cause_of
 from shardmap.explain.read.hlo.groups import (
     axes_of_groups,
     axes_of_pairs,
@@ -16,53 +15,19 @@ from shardmap.explain.read.hlo.groups import (
 from shardmap.explain.read.hlo.names import merged_names
 from shardmap.explain.read.hlo.operands import types
 from shardmap.explain.read.hlo.text import Instruction, Module, nbytes
+from shardmap.explain.read.sent import Sent
+from shardmap.map.collectives.table import COLLECTIVES
 
 _KINDS = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?"
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class CompiledCollective:
-    """One value that a compiled program sends between devices.
-
-    Attributes:
-      kind: as XLA calls it.
-      axes: the mesh axes that it goes over; () if that cannot be told.
-      group_size: how many devices are in a group.
-      count: how often it runs; None: XLA does not know.
-      bytes_in, bytes_out: of one device, each time.
-      operations: what it may be of, such as ``psum``: the last parts of what XLA says
-        about where it comes from. Several, where it does not say which value is whose.
-      source: the line of the user's program that it is for.
-      instruction: the number of the instruction; one may send several values.
-      together: the bytes that a device puts into the whole instruction.
-      values: how many it sends.
-      cause: why the compiler put it in, if it did.
-      before, after: what a device has of it, such as ``f32[4]``; "" if unknown.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    group_size: int
-    count: int | None
-    bytes_in: int
-    bytes_out: int
-    operations: tuple[str, ...]
-    source: str | None
-    instruction: int
-    together: int
-    values: int = 1
-    cause: Cause | None = None
-    before: str = ""
-    after: str = ""
-
-
 def compiled_collectives(
     module: Module,
     mesh: Sequence[tuple[str, int]] = (),
     asked: Sequence[LayoutConstraint] = (),
-) -> list[CompiledCollective]:
+) -> list[Sent]:
     """The collectives of a program between different devices, in XLA's order.
 
     Args:
@@ -70,11 +35,11 @@ def compiled_collectives(
       mesh: the names and sizes of the mesh axes, if they are known.
       asked: the layouts that the program asks for on its way.
     """
-    found: list[CompiledCollective] = []
-    for number, (instruction, count) in enumerate(module.runs()):
+    found: list[Sent] = []
+    for instruction, count in module.runs():
         kind = _KINDS.fullmatch(instruction.opcode)
         if kind is not None:
-            found += _read(module, instruction, kind[1], count, number, mesh, asked)
+            found += _read(module, instruction, kind[1], count, mesh, asked)
     return found
 
 
@@ -83,10 +48,9 @@ def _read(
     instruction: Instruction,
     kind: str,
     count: int | None,
-    number: int,
     mesh: Sequence[tuple[str, int]],
     asked: Sequence[LayoutConstraint],
-) -> list[CompiledCollective]:
+) -> list[Sent]:
     group_size, axes = _devices(module, instruction.line, kind, mesh)
     if group_size <= 1:
         return []
@@ -97,31 +61,48 @@ def _read(
     names = merged_names(instruction.op_name)
     names = names if len(names) == len(outs) else []
     found = []
-    for place, operations in enumerate(_operations(instruction.op_name, len(outs))):
-        one = (place, operations[0]) if names else None
-        cause = cause_of(module, instruction, kind, one, asked)
+    for place, parts in enumerate(_operations(instruction.op_name, len(outs))):
+        one = (place, parts[0]) if names else None
+        operation = _function(parts, kind)
+        cause = None
+        if operation is None:
+            cause = cause_of(module, instruction, kind, one, asked)
         source = cause.source if cause is not None else None
         if source is None and names:
             source = module.source_of_value(instruction, names[place], place)
         found.append(
-            CompiledCollective(
-                kind,
-                axes,
-                group_size,
-                count,
-                ins[place],
-                outs[place],
-                operations,
-                source or module.source_of(instruction),
-                number,
-                sum(ins),
-                len(outs),
-                cause,
-                types(taken[place]) if len(taken) == len(given) else "",
-                types(given[place]),
+            Sent(
+                kind=kind,
+                operation=operation,
+                axes=axes,
+                group_size=group_size,
+                count=count,
+                bytes_in=ins[place],
+                bytes_out=outs[place],
+                source=source or module.source_of(instruction),
+                before=types(taken[place]) if len(taken) == len(given) else "",
+                after=types(given[place]),
+                together=sum(ins),
+                values=len(outs),
+                cause=cause,
             )
         )
     return found
+
+
+def _function(parts: Sequence[str], kind: str) -> str | None:
+    """The function of `jax.lax` that a collective is of; None for one of XLA's own.
+
+    Args:
+      parts: the operations that it may be of. XLA does not always say which.
+      kind: of the collective.
+    """
+    functions = [
+        each.name
+        for primitive, each in COLLECTIVES.items()
+        if primitive.name in parts and each.kind == kind
+    ]
+    return " or ".join(dict.fromkeys(functions)) or None
 
 
 def _devices(

@@ -216,8 +216,8 @@ def test_what_a_device_has_before_and_after_is_a_field():
     mapped = sm.spmap(fun, "i")
     struct = jax.ShapeDtypeStruct((8, 3), np.float32)
     report = sm.explain(mapped)(struct)
-    types = [(each.before, each.after) for each in report.collectives]
-    assert types == [("f32[3]", "f32[3]"), ("f32[1,3]", "f32[8,3]")]
+    types = {(each.before, each.after) for each in report.collectives}
+    assert types == {("f32[3]", "f32[3]"), ("f32[1,3]", "f32[8,3]")}
     text = " ".join(str(report).split())
     assert "12 B in, 12 B out (f32[3]);" in text
     assert "96 B out (f32[1,3] -> f32[8,3]);" in text
