@@ -1,16 +1,15 @@
 """The type of JAX's arrays, on which devices they differ, and ``with mesh:``."""
 
 import warnings
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from shardmap._jax import other_jax
-from shardmap._jax.types import Aval, Value, without_sharding
+from shardmap._jax.types import Aval
 
 try:
     from jax._src import config as _config
@@ -23,15 +22,12 @@ except ImportError as error:
 
 __all__ = [
     "ArrayType",
-    "are_types_checked",
+    "check_types_unchecked",
     "concrete_mesh",
     "current_mesh",
     "types_unchecked",
-    "varying_along",
     "varying_axes",
     "varying_like",
-    "with_varying_axes",
-    "without_varying_axes",
 ]
 
 # `jax.Array` is an interface: what it is given does not reach the arrays themselves.
@@ -47,9 +43,14 @@ if not hasattr(_config, "_check_vma"):
     raise other_jax("there is no _check_vma, which tells whether avals tell that")
 
 
-def are_types_checked() -> bool:
-    """Whether this is traced in a `jax.shard_map` with ``check_vma=True``."""
-    return bool(_config._check_vma.value)
+def check_types_unchecked() -> None:
+    """Refuses a map where each value says along which mesh axes it differs."""
+    if _config._check_vma.value:
+        raise ValueError(
+            "a map of shardmap is inside a jax.shard_map with check_vma=True, but no "
+            "value in a map says along which mesh axes it differs. Pass "
+            "check_vma=False to that jax.shard_map."
+        )
 
 
 def types_unchecked() -> AbstractContextManager[Any]:
@@ -73,31 +74,9 @@ def varying_like(value: jax.Array, like: Aval) -> jax.Array:
 
     The results of all branches of `jax.lax.cond` have to be of one type, and say so.
     """
-    return varying_along(value, varying_axes(like))
-
-
-def varying_along(value: Value, axes: Sequence[str]) -> Any:
-    """``value``, said to differ along these axes, too."""
     own = varying_axes(jax.typeof(value))
-    more = tuple(axis for axis in axes if axis not in own)
+    more = tuple(axis for axis in varying_axes(like) if axis not in own)
     return jax.lax.pcast(value, more, to="varying") if more else value
-
-
-def with_varying_axes(aval: Aval, like: Aval | None = None) -> Aval:
-    """``aval`` of a value that is said to differ where ``like`` does, if it does."""
-    if like is None or not varying_axes(like):
-        return aval
-    mesh = like.sharding.mesh
-    return aval.update(
-        sharding=NamedSharding(mesh, PartitionSpec(*(None,) * aval.ndim)),
-        manual_axis_type=like.manual_axis_type,
-    )
-
-
-def without_varying_axes(aval: Aval) -> Aval:
-    """The same that does not say along which axes it differs."""
-    is_array = isinstance(aval, jax.core.ShapedArray)  # And no token.
-    return without_sharding(aval) if is_array and varying_axes(aval) else aval
 
 
 def current_mesh() -> Mesh:

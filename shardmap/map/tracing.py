@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from shardmap._jax.arrays import types_unchecked, varying_axes, without_varying_axes
+from shardmap._jax.arrays import check_types_unchecked, types_unchecked
 from shardmap._jax.context import NO_MESH, casts_refused, config_value
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
@@ -30,7 +30,6 @@ from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis, spmap_p
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 
@@ -161,6 +160,7 @@ def trace_body(
       facts: what maps inside can ask about this one, with `is_bound`.
       mesh: what ``fun`` sees as the mesh of `jax.set_mesh`; None: none.
     """
+    check_types_unchecked()
     # Where a map is lowered decides on which mesh its body is, and not where it is
     # traced: the values inside must not be typed with the mesh around.
     with (
@@ -242,15 +242,6 @@ def _tiled(jaxpr: Jaxpr) -> Any | None:
 def _without_constants(closed: ClosedJaxpr, axis_name: Hashable, axis_size: int) -> Any:
     count = len(closed.consts)
     jaxpr = closed.jaxpr
-    if any(varying_axes(jax.typeof(constant)) for constant in closed.consts):
-        # What the functions take that it calls is of the types of these.
-        jaxpr = rewrite_jaxpr(
-            jaxpr,
-            None,
-            lambda equation, _: equation,
-            into_maps=False,
-            retype=without_varying_axes,
-        )
 
     def call(*args: Value) -> list[Any]:
         return jax.core.eval_jaxpr(jaxpr, args[:count], *args[count:])

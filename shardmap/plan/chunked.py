@@ -8,12 +8,8 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 import jax
 import jax.extend.core
 
-from shardmap._jax.arrays import are_types_checked
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
-from shardmap.map.primitives.axis import UNNAMED
-from shardmap.map.primitives.map_primitive import has_maps
-from shardmap.map.tracing import bind_map, inside_map, trace_body
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
@@ -139,9 +135,6 @@ class ChunkedFunction(Generic[P, R]):
 
     def _bind(self, *args: Any, **kwargs: Any) -> Any:
         read = self._read(args, kwargs)
-        # No value in a map says along which axes of a `jax.shard_map` it differs.
-        if are_types_checked() and not inside_map() and has_maps(read.jaxpr):
-            return self._bind_in_a_map(args, kwargs)
         self._tell(self._cut(read.jaxpr, read.asked), read.asked)
         if self._remat is True:
             results = chunked_p.bind(
@@ -156,30 +149,6 @@ class ChunkedFunction(Generic[P, R]):
                 flat = jax.checkpoint(flat, policy=self._remat)
             results = keeping_residuals(flat, read.operands, read.asked, self._options)
         return jax.tree.unflatten(read.out_tree, results)
-
-    def _bind_in_a_map(self, args: Any, kwargs: Any) -> Any:
-        """The same as the only element of a map, which no device has for itself."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-
-        def fun(*leaves: Any) -> Any:
-            args, kwargs = jax.tree.unflatten(tree, leaves)
-            return self._bind(*args, **kwargs)
-
-        body = trace_body(fun, list(map(jax.typeof, leaves)), UNNAMED, 1)
-        params = {
-            "axis_name": UNNAMED,
-            "axis_size": 1,
-            "name": repr(self),
-            "mesh": None,
-            "mesh_axes": None,
-            "inner_axes": (),
-            "batch_size": None,
-            "lowering": "manual",
-            "kind": "spmap",
-        }
-        whole = (None,) * len(body.jaxpr.outvars)
-        results = bind_map(body, leaves, (None,) * len(leaves), whole, params)
-        return jax.tree.unflatten(body.out_tree, results)
 
     def _tell(self, made: CutProgram, asked: Asked) -> None:
         """Says so if nothing that should be cut is."""

@@ -168,7 +168,7 @@ def evaluated(fun, what):
     w_axis=st.sampled_from([0, None]),
     layout=LAYOUTS,
     call=CALLS,
-    outside=st.sampled_from([None] * 6 + ["vmap", "checked", "unchecked"]),
+    outside=st.sampled_from([None] * 6 + ["vmap", "shard_map"]),
     beside=st.sampled_from([False, False, False, True]),
     around=AROUND,
     place=PLACES,
@@ -195,9 +195,9 @@ def test_random_programs(
     place,
     what,
 ):
-    if outside in ("checked", "unchecked") and has(program, ["broadcast"]):
+    if outside == "shard_map" and has(program, ["broadcast"]):
         outside = None  # On CPU JAX has none over the axis of a `jax.shard_map`.
-    if outside in ("checked", "unchecked"):
+    if outside == "shard_map":
         # The devices are those of the `jax.shard_map`.
         layout, size, beside = ("free",), (size - 1) % 8 + 1, False
         around = place = None

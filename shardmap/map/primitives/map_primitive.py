@@ -27,15 +27,9 @@ import numpy as np
 from jax.extend.linear_util import WrappedFun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from shardmap._jax.arrays import (
-    are_types_checked,
-    varying_along,
-    varying_axes,
-    with_varying_axes,
-)
-from shardmap._jax.collectives import named_axes
+from shardmap._jax.arrays import check_types_unchecked
 from shardmap._jax.context import NO_MESH, replicated_without_mesh
-from shardmap._jax.effects import axes_used, without_axis, without_references
+from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
     AnyJaxpr,
@@ -194,16 +188,12 @@ class _SpmapPrimitive(MapPrimitive):
     def _bind(self, *args: Value, **params: Param) -> list[Any]:
         if not params["axis_size"]:
             return _without_elements(args, **params)
+        check_types_unchecked()
         params = _DEFAULTS | params
         params["layout"] = layout_text(**params)
         around = jax.sharding.get_abstract_mesh().axis_types
         explicit = AxisType.Explicit in around
         params["mesh_jaxpr"] = mesh_jaxpr(params["mesh"], not explicit)
-        if are_types_checked():
-            axes = _varying(args, params["call_jaxpr"])
-            typed = [varying_along(arg, axes) for arg in args]
-            results = super()._bind(*typed, **params)
-            return [varying_along(result, axes) for result in results]
         return super()._bind(*args, **params)
 
 
@@ -216,21 +206,6 @@ _DEFAULTS: dict[str, Param] = {
     "lowering": "manual",
     "kind": "spmap",
 }
-
-
-def _varying(operands: Sequence[Any], call_jaxpr: Jaxpr) -> list[str]:
-    """The axes of a `jax.shard_map` along which results may differ.
-
-    No value in a map says along which it does: that is where an operand differs, and
-    the axes that the function names.
-    """
-    around = jax.sharding.get_abstract_mesh().manual_axes
-    # Some of JAX's collectives have no effect by which the axis could be told.
-    used = axes_used(call_jaxpr.effects) | {
-        name for equation in equations(call_jaxpr) for name in named_axes(equation)
-    }
-    axes = {axis for operand in operands for axis in varying_axes(jax.typeof(operand))}
-    return sorted(axes | {axis for axis in around if axis in used})
 
 
 def _without_elements(
@@ -376,9 +351,7 @@ def _abstract_eval(
 def _spmap_abstract_eval(*avals: Aval, **params: Param) -> Any:
     if params["mesh"] is not None:
         check_shard_maps(params)
-    results, effects = _abstract_eval("spmap", *avals, **params)
-    # `bind` has given all operands one type.
-    return [with_varying_axes(result, *avals[:1]) for result in results], effects
+    return _abstract_eval("spmap", *avals, **params)
 
 
 spmap_p = _SpmapPrimitive("spmap")

@@ -11,7 +11,7 @@ import jax.extend.core as jex_core
 from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.arrays import concrete_mesh, with_varying_axes
+from shardmap._jax.arrays import concrete_mesh
 from shardmap._jax.context import EMPTY_MESH
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Value, is_typed, without_sharding
@@ -44,7 +44,7 @@ def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> N
 
 
 def _typed_aval(aval: Any, *, sharding: NamedSharding | None) -> Any:
-    plain = with_varying_axes(without_sharding(aval), aval)
+    plain = without_sharding(aval)
     return plain if sharding is None else plain.update(sharding=sharding)
 
 

@@ -1,13 +1,12 @@
-"""How a map loses results that nobody uses, and what only they need."""
+"""The DCE rule of `spmap`."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from shardmap._jax.arrays import varying_axes
 from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.rules import def_dead_code, without_dead_code
 from shardmap._jax.typechecks import bound_axis
-from shardmap._jax.types import Equation, Jaxpr, aval_of
+from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import per_jaxpr
 
@@ -18,15 +17,10 @@ def _without_dead_code(
     used_outputs: tuple[bool, ...],
     axis_name: Hashable,
     axis_size: int,
-    keeps_one: bool,
 ) -> tuple[Any, list[bool]]:
     # JAX may check what it makes.
     with bound_axis(axis_name, axis_size):
-        pruned, used_inputs = without_dead_code(jaxpr, used_outputs)
-    if keeps_one and not any(used_inputs):
-        first, *rest = jaxpr.invars
-        return pruned.replace(invars=[first]), [True, *(False for _ in rest)]
-    return pruned, used_inputs
+        return without_dead_code(jaxpr, used_outputs)
 
 
 def _dce_rule(
@@ -42,8 +36,6 @@ def _dce_rule(
         tuple(used_outputs),
         params["axis_name"],
         params["axis_size"],
-        # The type of the operands says along which axes around results differ.
-        any(varying_axes(aval_of(var)) for var in equation.invars),
     )
     invars, in_axes, outvars, out_axes = (
         tuple(item for item, used in zip(items, mask, strict=True) if used)
