@@ -1,4 +1,4 @@
-"""Every example in README.md, in docs/ and in a docstring gives the output it shows."""
+"""Every example in docs/ and in a docstring gives the output it shows."""
 
 import doctest
 import importlib
@@ -18,7 +18,6 @@ DOCS = ROOT / "docs"
 # Lists of names, of programs and of numbers, each checked elsewhere.
 WITHOUT_CODE = {"api.md", "benchmarks.md", "examples.md"}
 PAGES = [
-    ROOT / "README.md",
     *(page for page in sorted(DOCS.glob("*.md")) if page.name not in WITHOUT_CODE),
 ]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.FAIL_FAST

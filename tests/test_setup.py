@@ -26,7 +26,7 @@ def test_links_of_the_long_description_work_on_an_index_page():
     ] == []
     readme = (ROOT / "README.md").read_text()
     assert "](docs/old.md)" in readme
-    assert "- docs/old.md: an old program" in text
+    assert "](docs/old.md)" not in text
 
 
 def test_the_version_is_the_packages():
@@ -39,5 +39,5 @@ def test_the_files_that_readme_links_to_are_there():
     missing = [
         link for link in links if "://" not in link and not (ROOT / link).exists()
     ]
-    assert len(links) > 10
+    assert len(links) >= 6
     assert missing == []

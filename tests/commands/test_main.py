@@ -202,13 +202,6 @@ def test_the_demo_shows_progress(demo):
 
 
 @pytest.mark.deep
-def test_the_demo_shows_the_layout_that_the_readme_shows(demo):
-    readme = (ROOT / "README.md").read_text()
-    (shown,) = re.findall(r"^```text\n(images\n.*?)^```", readme, re.M | re.S)
-    assert shown in demo.stdout
-
-
-@pytest.mark.deep
 def test_the_demo_shows_the_spec_and_the_proto_of_the_batch(demo):
     shown = demo.stdout.partition("The images' spec\n")[2].split("\n\n")[0]
     assert [line.strip() for line in shown.splitlines()] == [
