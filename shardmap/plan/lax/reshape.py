@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -230,14 +231,16 @@ class Reshape(Rule):
             math.prod(values[0].shape[k] for k in group.ins) for group in self.groups
         ]
         result = lax.reshape(values[0], merged)
-        offsets: list[Any] = [0] * len(merged)
+        # Of the type of the others: a Python integer is one of 64 bits under x64.
+        zero = np.zeros((), starts[0].dtype) if len(starts) else 0
+        offsets: list[Any] = [zero] * len(merged)
         lengths = list(merged)
         begins: list[Any] = []
         for k, taken in enumerate(static):
             if taken.length is not None:
                 offsets[k], lengths[k] = next(positions), taken.length
             inner = taken.asked is not None
-            begins += [next(positions) if inner else 0 for _ in taken.wide]
+            begins += [next(positions) if inner else zero for _ in taken.wide]
         if lengths != merged:
             result = lax.dynamic_slice(result, offsets, lengths)
         wide = [size for taken in static for size in taken.wide]

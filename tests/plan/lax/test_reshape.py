@@ -97,3 +97,10 @@ def test_permuted_axes():
         return jax.lax.reshape(x, (5, 24), (2, 0, 1)) + jnp.float32(1)
 
     check_cut(fun, reals(4, 6, 5), in_slices=({2: 5},))
+
+
+def test_a_slice_of_split_axes_under_x64():
+    x = np.arange(96, dtype=np.float32).reshape(24, 4)
+    with jax.enable_x64(True):
+        made = plan(lambda x: x.reshape(6, 4, 4)[:, 0], x, in_slices={0: 2})
+        np.testing.assert_array_equal(made.run(x), x.reshape(6, 4, 4)[:, 0])
