@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from shardmap._jax import context
 from shardmap._jax.arrays import varying_axes
 from shardmap._jax.context import NO_MESH
-from shardmap._jax.effects import NO_AXIS, axes_used, axis_of
+from shardmap._jax.effects import axes_used
 from shardmap._jax.stages import trace_as
 from shardmap._jax.typechecks import bound_axes
 from shardmap._jax.types import (
@@ -281,7 +281,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
             tuple(name for name in names if name not in inside) for names in (own, free)
         )
         self._check_results(jaxpr, in_axes, out_axes, out_tree, own, seen)
-        manual = self._manual_axes(jaxpr, free)
+        manual = free if self.options.lowering == "manual" else ()
         return MeshCall(
             arguments,
             avals,
@@ -450,20 +450,6 @@ class MeshPrograms(Programs[MeshCall, Options]):
                     "the dimension that it cuts, or combine the blocks with a "
                     f"collective over it, such as jax.lax.pmean(x, {name!r})."
                 )
-
-    def _manual_axes(self, jaxpr: Jaxpr, free: Sequence[str]) -> tuple[str, ...]:
-        """The mesh axes that `jax.shard_map` is over.
-
-        A gradient sums over all of them, and maps inside cannot have them, so that
-        those that nothing needs are left out. JAX calls the host only from what is
-        manual along all axes.
-        """
-        if self.options.lowering == "spmd":
-            return ()
-        needed = self._named_axes() | _axes_used(jaxpr)
-        if any(axis_of(effect) is NO_AXIS for effect in jaxpr.effects):
-            needed |= set(free)
-        return tuple(name for name in free if name in needed) or tuple(free)
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         arguments = Arguments.of(args, kwargs)

@@ -11,9 +11,7 @@ from shardmap.explain.interconnect import Interconnect
 from shardmap.later import html_of
 from shardmap.sharding.spec import ShardingSpec
 
-AxisKind = Literal[
-    "spmap", "mesh_map", "vmap", "loop", "while", "shard_map", "pmap", "sharding"
-]
+AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +21,9 @@ class Axis:
     Attributes:
       name: what collectives call the axis, as text; None if it has no name.
       size: the number of elements; None if only the running program knows.
-      kind: what made the axis. "spmap", "mesh_map", "shard_map" and "pmap" are on
-        devices, and "sharding" where only arrays are sharded so; "vmap" is one batched
-        operation, "loop" and "while" are steps one after another.
+      kind: what made the axis. "spmap", "shard_map" (`mesh_map` is one) and "pmap" are
+        on devices, and "sharding" where only arrays are sharded so; "vmap" is one
+        batched operation, "loop" and "while" are steps one after another.
       devices: how many devices share the elements, 1 for one program.
       vectorised: how many elements are one batched operation on a device; None if
         it cannot be told, as for some vmaps in the middle of a program.

@@ -30,7 +30,6 @@ class Options(NamedTuple):
     memory: int | None = None
     lowering: Lowering = "manual"
     check_replicas: bool = False
-    kind: str = "spmap"
 
     def key(self) -> Hashable:
         """Hashable, equal for equal options, whatever containers the axes are in."""

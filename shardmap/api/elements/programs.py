@@ -79,7 +79,6 @@ class ElementPrograms(Programs[ElementCall, Options]):
             "name": self.name,
             "batch_size": options.batch_size,
             "lowering": options.lowering,
-            "kind": options.kind,
             **self._on_devices(axis_size, body.jaxpr, alone),
         }
         if isinstance(options.batch_size, Auto):

@@ -302,13 +302,7 @@ class _Walk:
         decided = decision.decide(params, mesh, walk, around.program)
         spread = decided.spread
         replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
-        is_block = params.get("kind") == "mesh_map"
-        if is_block:
-            change = (
-                "The mesh's shape says how many devices; in_axes and out_axes of "
-                "mesh_map, which dimensions they cut."
-            )
-        elif around.mesh is None or params["mesh_axes"] is not None:
+        if around.mesh is None or params["mesh_axes"] is not None:
             change = (
                 "Give devices=, or mesh= and mesh_axes=, for other devices; "
                 "batch_size= to vectorise fewer elements at once; axis_size=, or "
@@ -321,7 +315,7 @@ class _Walk:
             )
         number = self._add(
             around,
-            "mesh_map" if is_block else "spmap",
+            "spmap",
             params["axis_name"],
             (spread.size, spread.devices, spread.vectorised, spread.steps),
             equation,

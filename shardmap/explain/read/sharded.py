@@ -16,7 +16,7 @@ from shardmap.explain.report import ArrayLayout, Axis, Remark
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
-_OF_MAPS = ("spmap", "mesh_map", "shard_map", "pmap")
+_OF_MAPS = ("spmap", "shard_map", "pmap")
 _CHANGE = (
     "The arrays' shardings say how many devices: jax.device_put, in_shardings= or "
     "jax.lax.with_sharding_constraint."
@@ -157,8 +157,8 @@ def with_devices(
                 used.update(found.names)
                 axis = _on_devices(axis, found)
         crossed.append(axis)
-    # These two say by themselves what their mesh axes are for.
-    if any(axis.kind in ("spmap", "mesh_map") for axis in axes):
+    # This says by itself what its mesh axes are for.
+    if any(axis.kind == "spmap" for axis in axes):
         return tuple(crossed)
     left: dict[str, list[ShardedDimension]] = {}
     for cut in cuts:

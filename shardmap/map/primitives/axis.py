@@ -24,10 +24,10 @@ def axis_text(axis_name: Hashable) -> str:
 def map_text(params: dict[str, Any]) -> str:
     """What to call a map in a sentence, by the parameters of its equation.
 
-    >>> map_text({"kind": "mesh_map", "name": "step"})
-    'mesh_map of step'
+    >>> map_text({"name": "step"})
+    'spmap of step'
     """
-    return f"{params['kind']} of {params['name']}"
+    return f"spmap of {params['name']}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -172,8 +172,6 @@ class _SpmapPrimitive(MapPrimitive):
     * ``batch_size``: how many elements a device vectorises. Default None: all that it
       has.
     * ``lowering``: "manual", the default, or "spmd".
-    * ``kind``: what made the map, "spmap" or "mesh_map", for `explain`. Default:
-      "spmap".
 
     `bind` adds two more: ``layout``, how the elements are laid out, in words, and
     ``mesh_jaxpr``, made from ``mesh``.
@@ -204,7 +202,6 @@ _DEFAULTS: dict[str, Param] = {
     "inner_axes": (),
     "batch_size": None,
     "lowering": "manual",
-    "kind": "spmap",
 }
 
 

@@ -24,5 +24,5 @@ def test_how_elements_run(size, devices, batch_size, expected):
 def test_what_it_is_called():
     assert axis_text("i") == "axis 'i'"
     assert "axis" in axis_text(UNNAMED)
-    assert map_text({"kind": "mesh_map", "name": "f"}) == "mesh_map of f"
+    assert map_text({"name": "f"}) == "spmap of f"
     assert str(Spread.of(2000, 1, 1)) == "1 device x 1 vectorised x 2,000 steps"

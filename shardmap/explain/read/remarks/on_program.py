@@ -41,7 +41,7 @@ _CUT_RESULT = (
     "out_specs= or out_shardings=; gradients are cut as the weights that they are for."
 )
 
-_ON_DEVICES = ("spmap", "mesh_map", "shard_map", "pmap")
+_ON_DEVICES = ("spmap", "shard_map", "pmap")
 
 
 def remarks_on(
