@@ -146,6 +146,6 @@ else:
             "install": "shardmap.compat.install",
         },
     )
-    later.draw_in("shardmap.explain.draw.shown")
+    later.draw_in("shardmap.explain.draw.notebook")
 
 del TYPE_CHECKING, later

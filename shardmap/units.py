@@ -115,13 +115,13 @@ def size(count: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-def count(number: int) -> str:
+def count(number: float) -> str:
     """A number of things for people.
 
     >>> count(12), count(2_150_000_000), count(999_999)
     ('12', '2.15 G', '1 M')
     """
-    amount = float(number)
+    amount = number
     for unit in ("", " k", " M", " G", " T"):
         if amount < 999.5:
             return f"{amount:.3g}{unit}"

@@ -34,7 +34,7 @@ def test_the_package_shows_exactly_its_public_names():
     [
         ("import shardmap as sm", []),
         ("import shardmap as sm\nfor name in sm.__all__: getattr(sm, name)", []),
-        ("import shardmap.explain.draw.shown, shardmap as sm", []),
+        ("import shardmap.explain.draw.notebook, shardmap as sm", []),
         ("import shardmap.compat, shardmap as sm", ["compat"]),
     ],
 )
@@ -59,7 +59,7 @@ def test_the_package_only_re_exports():
     assert ast.unparse(later.test) == "TYPE_CHECKING"
     assert all(isinstance(each, ast.ImportFrom) for each in later.body)
     attached, drawn = later.orelse
-    assert ast.unparse(drawn) == "later.draw_in('shardmap.explain.draw.shown')"
+    assert ast.unparse(drawn) == "later.draw_in('shardmap.explain.draw.notebook')"
     assert ast.unparse(deleted) == "del TYPE_CHECKING, later"
     assert ast.unparse(attached.targets[0]) == "(__getattr__, __dir__)"
     # What type checkers are told is what is imported.

@@ -154,7 +154,7 @@ def test_what_a_process_passes_is_called_process_local_data():
 
 
 PIECES = re.compile(r"\b_?pieces?\b", re.IGNORECASE)
-DRAWS_ARRAYS = ("grids", "svg", "text", "shown")
+DRAWS_ARRAYS = ("grids", "document", "text", "html")
 
 
 def test_what_a_device_holds_of_an_array_is_called_a_shard():

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shardmap.explain import measured
-from shardmap.explain.draw import html, page, shown
+from shardmap.explain.draw import html, sections
+from shardmap.explain.draw.text import as_text
 from shardmap.explain.measured import Measurement
 from shardmap.explain.report import Report
 from shardmap.units import printable
@@ -55,7 +56,7 @@ class Explanation(Report):
     """The function, and whether a call takes its arguments away."""
 
     def __str__(self) -> str:
-        return page.page(self)
+        return as_text(sections.of_report(self))
 
     def __repr__(self) -> str:
         kind = self.device_kind or "abstract"
@@ -105,7 +106,7 @@ class Explanation(Report):
         return measured.measure(fun, donates, self, args, kwargs, repeats)
 
     def _repr_html_(self) -> str:
-        return html.fragment(self)
+        return html.element(sections.of_report(self))
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the explanation as one HTML page, which needs no network.
@@ -113,7 +114,8 @@ class Explanation(Report):
         Args:
           path: the file to write.
         """
-        pathlib.Path(path).write_text(html.page(self), encoding="utf-8")
+        text = html.page(sections.of_report(self))
+        pathlib.Path(path).write_text(text, encoding="utf-8")
 
 
 def _count(count: int, one: str, many: str | None = None) -> str:
@@ -148,7 +150,7 @@ class PlanExplanation:
         return f"<PlanExplanation of {self.title}>"
 
     def _repr_html_(self) -> str:
-        return html.element(shown.plan(self.title, self.text, self.stages))
+        return html.element(sections.of_plan(self.title, self.text, self.stages))
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the explanation as one HTML page, which needs no network.
@@ -156,6 +158,5 @@ class PlanExplanation:
         Args:
           path: the file to write.
         """
-        content = shown.plan(self.title, self.text, self.stages)
-        text = html.document(self.title, content)
+        text = html.page(sections.of_plan(self.title, self.text, self.stages))
         pathlib.Path(path).write_text(text, encoding="utf-8")

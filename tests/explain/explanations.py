@@ -1,5 +1,8 @@
 """Explanations, built by hand to have everything in them that a page must bear."""
 
+import os
+from unittest import mock
+
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.report import (
@@ -19,6 +22,12 @@ from shardmap.sharding.spec import (
 
 LONG = "a_name_that_is_much_longer_than_any_that_a_person_would_ever_want_to_read_" * 2
 MARKUP = "</title></style><script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
+
+
+def printed(report, width=80):
+    """What ``print`` writes in a terminal of so many columns."""
+    with mock.patch.dict(os.environ, COLUMNS=str(width)):
+        return str(report)
 
 
 def axis(**changes):

@@ -1,8 +1,8 @@
 """What a picture of a layout shows: grids of shards, and the devices that hold them.
 
-A grid has the last two cut dimensions of an array as rows and columns; one alone goes
-down, as rows do, unless it is the array's last. Where more are cut, there is one grid
-for each shard of the others.
+The last two cut dimensions of an array are the rows and columns of a grid. One cut
+dimension alone makes rows, or columns if it is the array's last. If more dimensions are
+cut, there is one grid for each shard of the others.
 """
 
 import itertools
@@ -14,19 +14,19 @@ import numpy as np
 
 from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
 
-# Stands for what is left out of a picture.
 GAP = "..."
+"""Stands for what is left out of a picture."""
 
 
 class Cell(NamedTuple):
     """A shard.
 
     Attributes:
-      devices: those that hold it; () for a gap.
-      holders: their numbers, such as ``0-3``.
+      number: of the shard, counted in the order of the array; None for a gap.
+      holders: the numbers of the devices that hold it, such as ``0-3``.
     """
 
-    devices: tuple[int, ...]
+    number: int | None
     holders: str
 
 
@@ -35,8 +35,8 @@ class Grid(NamedTuple):
 
     Attributes:
       place: of the whole grid in the array, such as ``[0:2, :, :]``; "" if it is all.
-      rows: what each row is called; one empty name if no dimension goes down.
-      columns: what each column is called.
+      rows: the label of each row; one empty label if no dimension goes down.
+      columns: the label of each column.
       cells: one for each row and column.
     """
 
@@ -50,22 +50,37 @@ class Grids(NamedTuple):
     """All that a picture shows.
 
     Attributes:
-      header: what is seen, in a line.
-      ways: which dimensions go which way; "" if none is cut.
+      header: the shapes of the array and of a shard, in a line.
       down, across: the dimensions that rows and columns go along, if any.
-      size: how long what is drawn is down and across, in elements of the array, the
-        last two dimensions where these are not cut; None where there is no such.
       grids: those to draw.
       left_out: how many more there are.
+      copies: how many devices hold each shard.
     """
 
     header: str
-    ways: str
     down: int | None
     across: int | None
-    size: tuple[int | None, int | None]
     grids: list[Grid]
     left_out: int
+    copies: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut: every device holds the whole array."""
+        return self.down is None and self.across is None
+
+    def ways(self, names: Sequence[str] = ()) -> str:
+        """Which dimension goes which way, such as ``dimension 0 down, 1 across``.
+
+        Args:
+          names: of the dimensions, to be used instead of their numbers.
+        """
+        parts = [
+            f"{names[dim] if names else dim} {way}"
+            for dim, way in ((self.down, "down"), (self.across, "across"))
+            if dim is not None
+        ]
+        return "dimension " * (bool(parts) and not names) + ", ".join(parts)
 
 
 def grids_of(
@@ -92,89 +107,48 @@ def grids_of(
     >>> from shardmap.sharding.spec import Chunked, Replicated
     >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(4)))
     >>> found = grids_of(spec, (6,))
-    >>> found.header
-    '(6,) on 8 devices, (3,) on each: dimension 0 across'
+    >>> found.header, found.ways()
+    ('(6,) on 8 devices, (3,) on each', 'dimension 0 across')
     >>> found.grids[0].columns, [cell.holders for cell in found.grids[0].cells[0]]
     (['0:3', '3:6'], ['0-3', '4-7'])
     """
     shape = tuple(shape)
     shard_shape = spec.shard_shape(shape)  # Refuses a shape that does not fit.
-    cut = [dim for dim, count in enumerate(spec.tile_counts) if count > 1]
-    down, across = _directions(cut[-2:], len(shape))
-    holders = _holders(spec, devices)
-    shards = _shards(spec, shape, holders, cut[:-2], down, across)
-    rows, columns = (_shown(len(each), max_pieces) for each in shards.labels)
-    grids = [
-        Grid(
-            name,
-            _picked(shards.labels[0], rows),
-            _picked(shards.labels[1], columns),
-            [[_cell(holders, row, column) for column in columns] for row in rows],
-        )
-        for name, holders in itertools.islice(shards.grids, max_grids)
-    ]
-    several = "" if spec.num_shards == 1 else "s"
-    header = f"{shape} on {spec.num_shards} device{several}, "
-    header += f"{tuple(shard_shape)} on each" if cut else "all of it on each"
-    ways = _ways(down, across)
-    return Grids(
-        f"{header}: {ways}" if ways else header,
-        ways,
-        down,
-        across,
-        _size(shape, down, across),
-        grids,
-        shards.total - len(grids),
-    )
-
-
-class _Shards(NamedTuple):
-    """The shards of an array, as grids.
-
-    Attributes:
-      labels: what all rows are called, and all columns.
-      grids: where each grid is in the array, and the devices of its shards.
-      total: how many grids there are.
-    """
-
-    labels: tuple[list[str], list[str]]
-    grids: Iterator[tuple[str, np.ndarray]]
-    total: int
-
-
-def _shards(
-    spec: ShardingSpec,
-    shape: tuple[int, ...],
-    holders: np.ndarray,
-    outer: Sequence[int],
-    down: int | None,
-    across: int | None,
-) -> _Shards:
-    """The shards of an array, in a grid for each shard of its dimensions ``outer``."""
     counts = spec.tile_counts
+    cut = [dim for dim, count in enumerate(counts) if count > 1]
+    down, across = _directions(cut[-2:], len(shape))
     labels = [
         _labels(entry, size, count)
         for entry, size, count in zip(spec.sharding, shape, counts, strict=True)
     ]
-    rows = [""] if down is None else labels[down]
-    columns = [""] if across is None else labels[across]
-    places = tuple(counts[dim] for dim in outer)
-    holders = holders.reshape(*places, len(rows), len(columns), -1)
-    grids = (
-        (_place(labels, dict(zip(outer, place, strict=True))), holders[place])
-        for place in np.ndindex(*places)
+    outer = cut[:-2]
+    outer_counts = tuple(counts[dim] for dim in outer)
+    all_rows = [""] if down is None else labels[down]
+    all_columns = [""] if across is None else labels[across]
+    holders = _holders(spec, devices).reshape(
+        *outer_counts, len(all_rows), len(all_columns), -1
     )
-    return _Shards((rows, columns), grids, math.prod(places))
-
-
-def _ways(down: int | None, across: int | None) -> str:
-    """Such as ``dimension 0 down, 1 across``; "" if none is cut."""
-    found = [
-        f"{dim} {way}"
-        for dim, way in ((down, "down"), (across, "across"))
-        if dim is not None
+    numbers = np.arange(math.prod(counts)).reshape(holders.shape[:-1])
+    rows, columns = (_shown(len(each), max_pieces) for each in (all_rows, all_columns))
+    grids = [
+        Grid(
+            _place(labels, dict(zip(outer, place, strict=True))),
+            _picked(all_rows, rows),
+            _picked(all_columns, columns),
+            list(_cells(holders[place], numbers[place], rows, columns)),
+        )
+        for place in itertools.islice(np.ndindex(*outer_counts), max_grids)
     ]
-    return f"dimension {', '.join(found)}" if found else ""
+    several = "s" * (spec.num_shards != 1)
+    held = f"{tuple(shard_shape)} on each" if cut else "all of it on each"
+    return Grids(
+        f"{shape} on {spec.num_shards} device{several}, {held}",
+        down,
+        across,
+        grids,
+        math.prod(outer_counts) - len(grids),
+        holders.shape[-1],
+    )
 
 
 def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:
@@ -183,40 +157,12 @@ def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:
     return next((dim for dim in cut if dim != across), None), across
 
 
-def _place(labels: Sequence[Sequence[str]], chosen: Mapping[int, int]) -> str:
-    """Where a grid is in the array; "" if that is cut along no other dimension."""
-    if not chosen:
-        return ""
-    index = [
-        labels[dim][chosen[dim]] if dim in chosen else ":" for dim in range(len(labels))
-    ]
-    return f"[{', '.join(index)}]"
-
-
-def _picked(labels: Sequence[str], shards: Sequence[int | None]) -> list[str]:
-    return [GAP if shard is None else labels[shard] for shard in shards]
-
-
-def _cell(holders: np.ndarray, row: int | None, column: int | None) -> Cell:
-    if row is None or column is None:
-        return Cell((), GAP)
-    devices = np.sort(holders[row, column])
-    return Cell(tuple(devices.tolist()), ranges(devices))
-
-
-def _size(
-    shape: tuple[int, ...], down: int | None, across: int | None
-) -> tuple[int | None, int | None]:
-    """The lengths of the dimensions that are seen; of those not cut the last ones."""
-    uncut = [dim for dim in range(len(shape)) if dim not in (down, across)]
-    if across is None and uncut and (down is None or uncut[-1] > down):
-        across = uncut.pop()
-    if down is None and uncut and (across is None or uncut[-1] < across):
-        down = uncut.pop()
-    return (
-        None if down is None else shape[down],
-        None if across is None else shape[across],
-    )
+def _labels(entry: object, size: int, count: int) -> list[str]:
+    """The label of each shard of a dimension: an index or a slice."""
+    if isinstance(entry, Unstacked):
+        return [str(index) for index in range(count)]
+    step = size // count
+    return [f"{index * step}:{(index + 1) * step}" for index in range(count)]
 
 
 def _holders(spec: ShardingSpec, numbers: Sequence[int]) -> np.ndarray:
@@ -232,12 +178,14 @@ def _holders(spec: ShardingSpec, numbers: Sequence[int]) -> np.ndarray:
     return devices.transpose(sharded + copies).reshape(*spec.tile_counts, -1)
 
 
-def _labels(entry: object, size: int, count: int) -> list[str]:
-    """What each shard of a dimension is called: an index or a slice."""
-    if isinstance(entry, Unstacked):
-        return [str(index) for index in range(count)]
-    step = size // count
-    return [f"{index * step}:{(index + 1) * step}" for index in range(count)]
+def _place(labels: Sequence[Sequence[str]], chosen: Mapping[int, int]) -> str:
+    """Where a grid is in the array; "" if that is cut along no other dimension."""
+    if not chosen:
+        return ""
+    index = [
+        labels[dim][chosen[dim]] if dim in chosen else ":" for dim in range(len(labels))
+    ]
+    return f"[{', '.join(index)}]"
 
 
 def _shown(count: int, most: int) -> list[int | None]:
@@ -245,6 +193,25 @@ def _shown(count: int, most: int) -> list[int | None]:
     if count <= most:
         return list(range(count))
     return [*range(most - 2), None, count - 1]
+
+
+def _picked(labels: Sequence[str], shards: Sequence[int | None]) -> list[str]:
+    return [GAP if shard is None else labels[shard] for shard in shards]
+
+
+def _cells(
+    holders: np.ndarray,
+    numbers: np.ndarray,
+    rows: Sequence[int | None],
+    columns: Sequence[int | None],
+) -> Iterator[list[Cell]]:
+    for row in rows:
+        yield [
+            Cell(None, GAP)
+            if row is None or column is None
+            else Cell(int(numbers[row, column]), ranges(holders[row, column]))
+            for column in columns
+        ]
 
 
 def ranges(numbers: np.ndarray) -> str:

@@ -1,19 +1,7 @@
-"""How the HTML page looks: colours for light and for dark, and the rules."""
+"""How the HTML looks: colours for light and for dark, and the rules."""
 
-import re
-from collections.abc import Sequence
-
-# How JupyterLab, with nbconvert's template of it, and VS Code mark their themes.
-_IN_LIGHT = (
-    '[data-jp-theme-light="true"]',
-    ".vscode-light",
-    ".vscode-high-contrast-light",
-)
-_IN_DARK = (
-    '[data-jp-theme-light="false"]',
-    ".vscode-dark",
-    ".vscode-high-contrast:not(.vscode-high-contrast-light)",
-)
+CLASS = "shardmap-report"
+"""The class of the element around a document."""
 
 # Text is readable on every one of these, also on the tints of the boxes in pictures.
 LIGHT = {
@@ -23,7 +11,7 @@ LIGHT = {
     "quiet": "#57606a",
     "line": "#d4dae0",
     "accent": "#0b5cad",
-    "remark": "#8a4b00",
+    "warning": "#8a4b00",
     "tint0": "#cfe3fa",
     "tint1": "#fbe0c3",
     "tint2": "#d3eed6",
@@ -40,7 +28,7 @@ DARK = {
     "quiet": "#a0abb6",
     "line": "#39424b",
     "accent": "#84bdf7",
-    "remark": "#f0b35e",
+    "warning": "#f0b35e",
     "tint0": "#1f4468",
     "tint1": "#663f10",
     "tint2": "#235234",
@@ -50,112 +38,115 @@ DARK = {
     "tint6": "#17525a",
     "tint7": "#4a463d",
 }
+COLOURS = 8
+"""How many tints there are; shards have them in turn."""
 
-# `&` stands for the element around the report, so that in a notebook nothing else
-# changes. What a notebook says of tables and the like is taken back first; pictures
-# have their own sizes and places as attributes, which would be taken back as well.
-RULES = """
-&, & *:not(svg, svg *) { all: revert; }
-& { color: var(--text); background: var(--back); max-width: 62rem; text-align: left;
-  white-space: normal; letter-spacing: normal; text-transform: none;
-  font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif;
-  overflow-wrap: anywhere; }
-& * { box-sizing: border-box; }
-& h1 { font-size: 1.6rem; line-height: 1.25; margin: 0; }
-& h2 { font-size: 1.1rem; margin: 2.2rem 0 .7rem; padding-bottom: .3rem;
-  border-bottom: 1px solid var(--line); }
-& h3 { font-size: 1rem; margin: 0; }
-& p { margin: .3rem 0; max-width: 44rem; }
-& ul { margin: .5rem 0; padding-left: 1.2rem; }
-& code, & .code { font: .875em ui-monospace, "DejaVu Sans Mono", Menlo, Consolas,
-  monospace; color: inherit; background: none; }
-& pre { white-space: pre-wrap; margin: 0; }
-& .quiet { color: var(--quiet); font-size: .875rem; }
-& h3 .quiet { font-weight: 400; }
-& .lead { color: var(--quiet); }
-& .remark { border-left: 3px solid var(--remark); background: var(--panel);
-  border-radius: 0 6px 6px 0; padding: .5rem .9rem; margin: .6rem 0; }
-& .remark .advice::before { content: "Instead: "; color: var(--remark);
-  font-weight: 600; }
-& .verdict { padding-left: 1.2rem; margin: 1rem 0 0; max-width: 44rem; }
-& details { margin: .5rem 0; }
-& summary { cursor: pointer; }
-& summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-& .axis { border-left: 3px solid var(--accent); padding: .1rem 0 .1rem .9rem;
-  margin: .9rem 0; }
-& .layout { color: var(--accent); font-weight: 600; }
-& .arrays { display: grid; gap: .9rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
-& .array { border: 1px solid var(--line); border-radius: 8px; padding: .8rem .9rem;
-  margin: 0; min-width: 0; }
-& .box { overflow-x: auto; }
-& .array .box { margin-top: .6rem; }
-& .box:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-& svg { display: block; }
-& svg text { font: 12px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
-  fill: var(--text); text-anchor: middle; dominant-baseline: central; }
-& svg .label { fill: var(--quiet); }
-& svg .start { text-anchor: start; }
-& svg .end { text-anchor: end; }
-& svg rect { stroke: var(--quiet); stroke-opacity: .45; }
-& svg rect.part { stroke: none; }
-& table { border-collapse: collapse; width: 100%; font-size: .875rem; }
-& th { text-align: left; font-weight: 600; color: var(--quiet);
-  white-space: nowrap; }
-& th, & td { padding: .45rem .9rem .45rem 0; vertical-align: top; text-align: left;
-  border-bottom: 1px solid var(--line); background: none; overflow-wrap: normal; }
-& .number { text-align: right; white-space: nowrap;
-  font-variant-numeric: tabular-nums; }
-& dl { display: grid; gap: .8rem; margin: 0;
-  grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); }
-& dt { color: var(--quiet); font-size: .875rem; }
-& dd { margin: 0; font-size: 1.05rem; font-variant-numeric: tabular-nums; }
-& footer { margin-top: 2.5rem; padding-top: .7rem; border-top: 1px solid var(--line); }
-@media (max-width: 54rem) {
-  & table, & tbody, & tr, & td { display: block; }
-  & thead { position: absolute; clip-path: inset(50%); width: 1px; height: 1px;
-    overflow: hidden; white-space: nowrap; }
-  & tr { padding: .6rem 0; border-bottom: 1px solid var(--line); }
-  & td, & td.number { display: flex; gap: 1rem; justify-content: space-between;
-    padding: .12rem 0; border: 0; text-align: right; white-space: normal;
-    overflow-wrap: anywhere; }
-  & td::before { content: attr(data-label); color: var(--quiet); flex: none; }
+# How JupyterLab, with nbconvert's template of it, and VS Code mark their themes.
+_SCHEMES = {
+    "light": (
+        '[data-jp-theme-light="true"]',
+        ".vscode-light",
+        ".vscode-high-contrast-light",
+    ),
+    "dark": (
+        '[data-jp-theme-light="false"]',
+        ".vscode-dark",
+        ".vscode-high-contrast:not(.vscode-high-contrast-light)",
+    ),
 }
+
+# The class counts three times, for more than what a notebook says of its output.
+_SCOPE = f".{CLASS}" * 3
+
+# All rules are inside of the scope, so that nothing else in a notebook changes. What a
+# notebook says of tables and the like is taken back first. Lengths are in pixels, as a
+# notebook may have another size of letters, which `rem` would follow.
+_RULES = """
+  &, & * { all: revert; }
+  & { color-scheme: light dark; color: var(--text); background: var(--back);
+    box-sizing: border-box; display: block; max-width: 992px; padding: 16px;
+    text-align: left; white-space: normal; letter-spacing: normal;
+    text-transform: none; overflow-wrap: anywhere;
+    font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+  &.page { max-width: none; margin: 0; padding: 26px 16px 48px; }
+  &.page main { max-width: 992px; margin: 0 auto; }
+  & * { box-sizing: border-box; }
+  & h1 { font-size: 26px; line-height: 1.25; margin: 0; }
+  & h2 { font-size: 18px; margin: 35px 0 11px; padding-bottom: 5px;
+    border-bottom: 1px solid var(--line); }
+  & h3 { font-size: 16px; margin: 0; }
+  & p { margin: 5px 0; max-width: 704px; }
+  & header { margin-bottom: 16px; }
+  & header p { color: var(--quiet); }
+  & code, & pre, & .grid, & .copies { font: 14px/1.4 ui-monospace, "DejaVu Sans Mono",
+    Menlo, Consolas, monospace; color: inherit; background: none; }
+  & pre { white-space: pre-wrap; margin: 0; }
+  & .quiet, & .quiet code { color: var(--quiet); font-size: 14px; }
+  & .warning { border-left: 3px solid var(--warning); background: var(--panel);
+    border-radius: 0 6px 6px 0; padding: 8px 14px; margin: 10px 0; }
+  & details { margin: 8px 0; }
+  & summary { cursor: pointer; }
+  & summary:focus-visible, & .scrolling:focus-visible {
+    outline: 2px solid var(--accent); outline-offset: 2px; }
+  & .card { border-left: 3px solid var(--accent); padding: 2px 0 2px 14px;
+    margin: 14px 0; }
+  & .columns { display: grid; gap: 14px; align-items: start;
+    grid-template-columns: repeat(auto-fill, minmax(min(100%, 416px), 1fr)); }
+  & .columns .card { border: 1px solid var(--line); border-radius: 8px;
+    padding: 13px 14px; margin: 0; min-width: 0; }
+  & .columns h3 { font-weight: 400; }
+  & .columns h3 code { font-weight: 600; }
+  & .scrolling { overflow-x: auto; }
+  & .rows { border-collapse: collapse; font-size: 14px; overflow-wrap: normal; }
+  & .titled { width: 100%; }
+  & .rows th, & .rows td { padding: 7px 0 0 14px; vertical-align: top;
+    text-align: right; font-variant-numeric: tabular-nums; }
+  & .rows th { color: var(--quiet); white-space: nowrap; }
+  & .rows th:first-child, & .rows td:first-child { padding-left: 0;
+    text-align: left; }
+  & .rows .notes td { padding: 0 0 7px 16px; border-bottom: 1px solid var(--line);
+    overflow-wrap: anywhere; }
+  & .grid { border-spacing: 3px; margin: 8px 0; font-size: 12px;
+    overflow-wrap: normal; }
+  & .grid th, & .grid caption { color: var(--quiet); font-weight: 400;
+    text-align: center; }
+  & .grid caption { text-align: left; }
+  & .grid td { min-width: 32px; padding: 4px; text-align: center; }
+  & .shard { border: 1px solid var(--line); border-radius: 4px; }
+  & .copies { display: inline-block; padding: 4px 14px; margin: 3px 8px 6px 0;
+    color: var(--text); background: var(--back); border: 1px solid var(--quiet);
+    box-shadow: 3px 3px var(--back), 4px 4px var(--quiet); }
+  @media (max-width: 864px) {
+    & .titled, & .titled tbody, & .titled tr, & .titled td { display: block; }
+    & .titled thead { position: absolute; clip-path: inset(50%); width: 1px;
+      height: 1px; overflow: hidden; white-space: nowrap; }
+    & .titled tr { padding-top: 10px; }
+    & .titled td { display: flex; gap: 16px; justify-content: space-between;
+      padding: 2px 0; overflow-wrap: anywhere; }
+    & .titled td::before { content: attr(data-label); color: var(--quiet);
+      flex: none; }
+    & .titled .notes { padding-top: 0; }
+    & .titled .notes td { display: block; text-align: left; }
+    & .titled .notes td::before { content: none; }
+  }
 """
 
 
-def css(scope: str) -> str:
-    """The style sheet, for what is inside the element that `scope` selects.
-
-    Light or dark is what the notebook around it is, or else the reader's system.
-
-    Args:
-      scope: a selector that may be written several times in a row, to count for more
-        than the rules of a notebook.
-
-    >>> css(".report").splitlines()[0][:34]
-    '.report { --back:#ffffff; --panel:'
-    """
-
-    def colours(scheme: dict[str, str], around: Sequence[str] = ("",)) -> str:
-        said = "; ".join(f"--{name}:{value}" for name, value in scheme.items())
-        where = ", ".join(f"{each} {scope}".strip() for each in around)
-        return f"{where} {{ {said} }}"
-
-    tints = [
-        f"{strong(scope)} svg .colour{number} {{ fill: var(--tint{number}) }}"
-        for number in range(sum(name.startswith("tint") for name in LIGHT))
-    ]
-    dark = f"@media (prefers-color-scheme: dark) {{ {colours(DARK)} }}"
-    # A notebook may have another size of letters, which `rem` would follow.
-    rules = re.sub(
-        r"(\d*\.?\d+)rem", lambda found: f"{16 * float(found[1]):g}px", RULES
+def _css() -> str:
+    colours = "".join(
+        f"  --{name}: light-dark({LIGHT[name]}, {DARK[name]});\n" for name in LIGHT
     )
-    rules = rules.strip().replace("&", strong(scope))
-    themes = [colours(LIGHT, _IN_LIGHT), colours(DARK, _IN_DARK)]
-    return "\n".join([colours(LIGHT), dark, *themes, rules, *tints])
+    tints = "".join(
+        f"  & .tint{number} {{ background: var(--tint{number}); }}\n"
+        for number in range(COLOURS)
+    )
+    themes = "".join(
+        f"{theme} {_SCOPE} {{ color-scheme: {scheme}; }}\n"
+        for scheme, themes in _SCHEMES.items()
+        for theme in themes
+    )
+    return f"{_SCOPE} {{\n{colours}{_RULES.strip(chr(10))}\n{tints}}}\n{themes}".strip()
 
 
-def strong(scope: str) -> str:
-    """The selector, counting for more than what notebooks say of their output."""
-    return scope * 3
+CSS = _css()
+"""The style sheet. Light or dark is what a notebook around it is, else the system."""

@@ -25,7 +25,7 @@ function probe(doc) {
 
   for (const element of doc.body.querySelectorAll("*")) {
     if (isClipped(element) || ["STYLE", "title"].includes(element.tagName)) continue;
-    const isBlock = style(element).display !== "inline" && !element.closest("svg");
+    const isBlock = style(element).display !== "inline";
     if (isBlock && !scrolls(element) && element.scrollWidth > element.clientWidth + 1)
       findings.push(`what is in ${name(element)} sticks out of it`);
     const parent = element.parentElement;
@@ -63,19 +63,6 @@ function probe(doc) {
           findings.push(`'${a.node.data}' and '${b.node.data}' overlap`);
       }
 
-  for (const shard of doc.querySelectorAll("g.shard")) {
-    const box = shard.querySelector("rect").getBoundingClientRect();
-    const text = shard.querySelector("text").getBoundingClientRect();
-    if (text.left < box.left || text.right > box.right)
-      findings.push(`'${shard.textContent}' sticks out of its box`);
-  }
-  for (const text of doc.querySelectorAll("svg text")) {
-    const inner = text.getBoundingClientRect();
-    const outer = text.closest("svg").getBoundingClientRect();
-    if (inner.left < outer.left - 1 || inner.right > outer.right + 1)
-      findings.push(`'${text.textContent}' sticks out of its picture`);
-  }
-
   const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
   const luminance = (colour) => {
     const [r, g, b] = numbers(colour)
@@ -89,8 +76,6 @@ function probe(doc) {
     return (light + 0.05) / (dark + 0.05);
   };
   const background = (element) => {
-    const shard = element.closest("g.shard");
-    if (shard) return style(shard.querySelector("rect")).fill;
     for (const e of ancestors(element)) {
       const colour = style(e).backgroundColor;
       if (numbers(colour)[3] !== 0) return colour;
@@ -104,7 +89,7 @@ function probe(doc) {
     if (ratio < 4.5) findings.push(`a contrast of ${ratio.toFixed(2)}: ${name(element)}`);
   };
   for (const element of new Set(texts.map((text) => text.node.parentElement)))
-    check(element, element.closest("svg") ? style(element).fill : style(element).color);
+    check(element, style(element).color);
   for (const element of doc.body.querySelectorAll("*"))
     if (!["none", "normal"].includes(style(element, "::before").content))
       check(element, style(element, "::before").color);

@@ -1,13 +1,18 @@
-"""Reports in a notebook: its theme counts, not the system's, and nothing leaks in."""
+"""What a notebook shows: reports, specs, array layouts and plans.
+
+The theme of the notebook counts, not the system's, and nothing leaks in."""
 
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from shardmap.explain.draw.html import fragment
+import shardmap as sm
 from shardmap.explain.draw.style import DARK, LIGHT
-from tests.explain import explanations
+from tests.explain import explanations, transformer
 from tests.explain.draw.browser import looked_at, needs_browser
+from tests.explain.draw.test_html import Nesting
 
 WIDTHS = (390, 1400)
 COLOURS = {"light": LIGHT, "dark": DARK}
@@ -33,9 +38,82 @@ STYLES = """(doc) => ({
       return [e.tagName, s.color, s.backgroundColor, s.fontSize, s.fontFamily,
         s.fontWeight, s.lineHeight, s.textAlign, s.float, s.display, s.position,
         s.marginTop, s.marginBottom, s.paddingTop, s.paddingLeft, s.borderTopWidth,
-        s.borderBottomWidth, s.listStyleType, s.whiteSpace, s.fill].join(" | ");
+        s.borderBottomWidth, s.listStyleType, s.whiteSpace].join(" | ");
     }),
 })"""
+
+
+def centred(x, w):
+    h = jnp.tanh(x @ w)
+    c = h - h.mean(0, keepdims=True)
+    return (c**2).sum(1), jnp.cumsum(c, 0)
+
+
+def made():
+    x, w = np.ones((96, 16), np.float32), np.ones((16, 8), np.float32)
+    return sm.plan(centred, x, w, in_slices=({0: 12}, None))
+
+
+@pytest.fixture(scope="module")
+def shown():
+    return {
+        "spec": explanations.ROWS,
+        "scalar": explanations.SCALAR,
+        "cube": explanations.CUBE,
+        "picture": sm.picture(explanations.CUBE, (800, 64, 3, 5)),
+        "array": explanations.array(explanations.BOTH, (16, 64)),
+        "unknown array": explanations.array(None, (16, 64)),
+        "plan": made(),
+        "explained plan": sm.explain(made()),
+    }
+
+
+def test_all_are_one_element_that_is_whole(shown):
+    for name, value in shown.items():
+        text = value._repr_html_()
+        assert text.startswith('<div class="shardmap-report">'), name
+        assert "script" not in Nesting(text).tags, name
+
+
+def test_a_spec_says_what_it_is(shown):
+    text = shown["spec"]._repr_html_()
+    assert "Dimension 0 in 4 shards, each on 2 devices." in text
+    assert "dimension 0 down" in text
+
+
+def test_a_plan_shows_each_stage_with_its_numbers(shown):
+    plan = shown["plan"]
+    text = plan._repr_html_()
+    assert len(plan.stage_costs) == len(plan.stages) == 4
+    for cost, stage in zip(plan.stage_costs, plan.stages, strict=True):
+        assert cost.shards == stage.num_shards
+        assert f"Stage {cost.number}<" in text
+    assert sum(cost.shards for cost in plan.stage_costs) == plan.num_shards
+    assert max(cost.shard_bytes + cost.kept_bytes for cost in plan.stage_costs) == (
+        plan.peak_bytes
+    )
+    assert '<td data-label="Shards"><span>12</span>' in text
+    assert "Reads args[0] once, args[1] 12 times." in text
+    assert "axis 0: asked to be cut into 12 pieces of 8" in text
+    assert text == shown["explained plan"]._repr_html_()
+
+
+def test_a_plan_has_a_short_repr(shown):
+    text = repr(shown["plan"])
+    assert text.startswith("<ShardPlan: 49 shards in 4 stages")
+    assert "\n" not in text
+
+
+@pytest.mark.deep
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_they_are_readable_in_a_browser(shown, scheme, tmp_path):
+    pages = [f"<!DOCTYPE html>{value._repr_html_()}" for value in shown.values()]
+    pages.append(transformer.explained("data, model")._repr_html_())
+    for found in looked_at(pages, WIDTHS, scheme, tmp_path).values():
+        for name, report in zip([*shown, "model"], found, strict=True):
+            assert report["findings"] == [], name
+            assert report["height"] < 5000, name
 
 
 def other(scheme):
@@ -50,7 +128,7 @@ def notebook(theme):
     """The page that nbconvert's template of JupyterLab makes of a report."""
     nbformat = pytest.importorskip("nbformat")
     nbconvert = pytest.importorskip("nbconvert")
-    shown = {"text/html": fragment(explanations.with_everything())}
+    shown = {"text/html": explanations.with_everything()._repr_html_()}
     cell = nbformat.v4.new_code_cell(
         "report", outputs=[nbformat.v4.new_output("display_data", shown)]
     )
@@ -63,7 +141,7 @@ def notebook(theme):
 
 
 def bare(body):
-    report = fragment(explanations.with_everything())
+    report = explanations.with_everything()._repr_html_()
     return f"<!DOCTYPE html><html lang=en><meta charset=utf-8><body {body}>{report}"
 
 

@@ -24,7 +24,7 @@ def test_a_matrix_in_the_middle_has_its_line():
     lines = pathlib.Path(__file__).read_text(encoding="utf-8").splitlines()
     number = int(largest.source.split(" ")[0].rpartition(":")[2])
     assert lines[number - 1].endswith("# Large.")
-    assert largest.source in str(report).replace("\n", " ").replace("        ", "")
+    assert largest.source in " ".join(str(report).split())
     assert "256,256" in report._repr_html_()
 
 

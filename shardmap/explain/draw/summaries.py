@@ -1,4 +1,4 @@
-"""What a page sums up, so that a model's hundreds of arrays stay a page."""
+"""What an explanation sums up: arrays by layout, collectives by line, and a verdict."""
 
 import collections
 import dataclasses
@@ -10,55 +10,59 @@ from typing import NamedTuple
 from shardmap.explain.report import ArrayLayout, Collective, Held, Report
 from shardmap.units import size
 
-MOST_ARRAYS = 8
-"""From how many arrays on they are grouped."""
-MOST_LINES = 8
-"""How many remarks or axes are shown unfolded."""
-MOST_SENT = 7
-"""How many groups of collectives, which take several lines each."""
-
 
 class Arrays(NamedTuple):
-    """Arrays of one prefix of the tree that lie in the same way."""
+    """Arrays that are told of together, as they lie in the same way."""
 
-    prefix: str
-    role: str
-    layout: str
+    name: str
     arrays: tuple[ArrayLayout, ...]
 
     @property
-    def title(self) -> str:
-        """Such as ``params: 67 arrays, 1.3 MiB, replicated on 8 devices``."""
-        count = len(self.arrays)
-        if count == 1:
-            (array,) = self.arrays
-            shape = ",".join(map(str, array.shape))
-            text = f"{array.path}: {array.dtype}[{shape}], {size(array.bytes)}"
-        else:
-            total = size(sum(array.bytes for array in self.arrays))
-            text = f"{self.prefix}: {count:,} arrays, {total}"
-        held = [array.shard_bytes for array in self.arrays]
-        text += f", {self.layout}"
-        if None not in held and held != [array.bytes for array in self.arrays]:
-            text += f"; a device has {size(sum(filter(None, held)))}"
-        return text
+    def description(self) -> str:
+        """Such as ``67 arrays, 1.3 MiB, replicated on 8 devices``."""
+        first, count = self.arrays[0], len(self.arrays)
+        is_one_type = len({(array.dtype, array.shape) for array in self.arrays}) == 1
+        counted = f"{count:,} arrays"
+        if is_one_type:
+            counted = f"{count:,} x " * (count > 1) + type_of(first)
+        each = " each" if is_one_type and count > 1 else ""
+        told = [first] if is_one_type else self.arrays
+        whole = sum(array.bytes for array in told)
+        held = sum(array.shard_bytes or 0 for array in told)
+        text = f"{counted}, {size(whole)}{each}, {first.layout}"
+        if first.shard_bytes is None or held == whole:
+            return text
+        shape = f"{first.shard_shape}, " if is_one_type else ""
+        return f"{text}; a device has {shape}{size(held)}{each}"
 
 
-def groups_of_arrays(arrays: Sequence[ArrayLayout]) -> list[Arrays]:
+def type_of(array: ArrayLayout) -> str:
+    """Such as ``float32[8,64]``."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def by_prefix(arrays: Sequence[ArrayLayout]) -> list[Arrays]:
     """Arrays by role, prefix and layout, in the order of the first of each."""
     found: dict[tuple[str, str, str], list[ArrayLayout]] = {}
     for array in arrays:
         prefix = re.split(r"[\[.]", array.path, maxsplit=1)[0]
         found.setdefault((prefix, array.role, array.layout), []).append(array)
-    return [Arrays(*key, arrays=tuple(those)) for key, those in found.items()]
+    return [
+        Arrays(prefix if len(those) > 1 else those[0].path, tuple(those))
+        for (prefix, _, _), those in found.items()
+    ]
 
 
-def alike(arrays: Sequence[ArrayLayout]) -> list[list[ArrayLayout]]:
-    """Arrays that differ in nothing but their path, in the order of the first."""
+def alike(arrays: Sequence[ArrayLayout]) -> list[Arrays]:
+    """Arrays that differ in their path and role only, in the order of the first."""
     found: dict[ArrayLayout, list[ArrayLayout]] = {}
     for array in arrays:
-        found.setdefault(dataclasses.replace(array, path=""), []).append(array)
-    return list(found.values())
+        key = dataclasses.replace(array, path="", role="input")
+        found.setdefault(key, []).append(array)
+    return [
+        Arrays(", ".join(array.path for array in those), tuple(those))
+        for those in found.values()
+    ]
 
 
 class Sends(NamedTuple):
@@ -121,7 +125,7 @@ def operand(sends: Sends) -> str:
         return ""
     if any(before in cause for cause in sends.causes):
         return ""
-    return f" ({before})" if before == after else f" ({before} -> {after})"
+    return before if before == after else f"{before} -> {after}"
 
 
 def _each_once(texts: Iterable[str | None]) -> tuple[str, ...]:

@@ -1,0 +1,173 @@
+"""A document: what an explanation says, before it becomes text or HTML.
+
+A document is made once from a report. `as_text` and `as_html` render it, and they alone
+know about indentation, tags and escapes.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from shardmap.explain.draw.grids import Grids, grids_of
+from shardmap.sharding.spec import ShardedAxis, ShardingSpec, Unstacked
+
+Style = Literal["", "quiet", "warning"]
+
+
+class Code(str):
+    """Program text: a name, a type, a line."""
+
+
+Inline = tuple[str, ...]
+"""Text in a line, in parts; those that are `Code` have its font on a page."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Paragraph:
+    """Some sentences."""
+
+    parts: Inline
+    style: Style = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preformatted:
+    """Lines with their own indentation."""
+
+    lines: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table, and what is said below it."""
+
+    cells: tuple[Inline, ...]
+    notes: tuple[Paragraph, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows and columns.
+
+    Attributes:
+      titles: of the columns; all "" for a table without a header.
+      rows: one cell for each column.
+    """
+
+    titles: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """The shards of an array, or the devices of a mesh.
+
+    Attributes:
+      spec: how the array is cut.
+      shape: the array's shape.
+      devices: the numbers of the devices, in the order of the spec's mesh; () stands
+        for 0, 1, 2 and so on.
+      names: of the dimensions; () for numbers.
+      max_pieces: how many shards of a dimension to draw; the others become `...`.
+      max_grids: how many grids to draw.
+    """
+
+    spec: ShardingSpec
+    shape: tuple[int, ...]
+    devices: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    max_pieces: int = 8
+    max_grids: int = 4
+
+    def grids(self) -> Grids:
+        """The grids of shards to draw."""
+        return grids_of(
+            self.spec,
+            self.shape,
+            self.devices,
+            max_pieces=self.max_pieces,
+            max_grids=self.max_grids,
+        )
+
+
+def mesh_drawing(
+    axes: Sequence[tuple[str, int]], devices: Sequence[int] = ()
+) -> Drawing:
+    """The devices of a mesh, each in its place.
+
+    Args:
+      axes: the names and sizes of the axes, major to minor.
+      devices: their numbers, in that order; () stands for 0, 1, 2 and so on.
+
+    >>> mesh_drawing([("data", 4), ("model", 2)]).grids().ways(("data", "model"))
+    'data down, model across'
+    """
+    sizes = tuple(size for _, size in axes)
+    spec = ShardingSpec(map(Unstacked, sizes), map(ShardedAxis, range(len(sizes))))
+    return Drawing(spec, sizes, tuple(devices), tuple(name for name, _ in axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """Something with a title of its own, such as an axis or an array."""
+
+    title: Inline
+    blocks: tuple["Block", ...] = ()
+    depth: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Cards that stand beside each other where there is room."""
+
+    cards: tuple[Card, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """Details to unfold on a page; text has the title alone."""
+
+    title: str
+    blocks: tuple["Block", ...]
+
+
+Block = Paragraph | Preformatted | Table | Drawing | Card | Columns | Fold
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Blocks under a title."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A title, what is to be read first, and sections.
+
+    Attributes:
+      title: the name of what is explained; "" for none.
+      lead: where it runs, in a line.
+      blocks: what is to be read first.
+      sections: the rest; those without a block are left out.
+    """
+
+    title: str
+    lead: str
+    blocks: tuple[Block, ...]
+    sections: tuple[Section, ...] = ()
+
+
+def paragraph(*parts: str, style: Style = "") -> Paragraph:
+    return Paragraph(parts, style)
+
+
+def folded(blocks: Iterable[Block], most: int, what: str) -> tuple[Block, ...]:
+    """The first blocks, and a fold with the others.
+
+    >>> [type(each).__name__ for each in folded([paragraph("x")] * 9, 2, "axes")]
+    ['Paragraph', 'Paragraph', 'Fold']
+    """
+    first, rest = tuple(blocks)[:most], tuple(blocks)[most:]
+    return (*first, Fold(f"{len(rest):,} more {what}", rest)) if rest else first

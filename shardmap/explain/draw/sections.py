@@ -1,0 +1,328 @@
+"""What an explanation says, as a document: of a report, a plan, an array or a spec."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shardmap.explain.draw import summaries
+from shardmap.explain.draw.document import (
+    Block,
+    Card,
+    Code,
+    Columns,
+    Document,
+    Drawing,
+    Fold,
+    Inline,
+    Paragraph,
+    Preformatted,
+    Row,
+    Section,
+    Table,
+    folded,
+    mesh_drawing,
+    paragraph,
+)
+from shardmap.explain.read.arrays import describe
+from shardmap.explain.report import ArrayLayout, Axis, Cost, Held, Remark, Report
+from shardmap.sharding.spec import ShardingSpec
+from shardmap.units import count, duration, size
+
+UNKNOWN = "unknown"
+MOST_CARDS = 8
+"""With more arrays than these, they are summed up by prefix and layout."""
+MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 7
+"""How many are shown; the others are in a fold."""
+
+
+def of_report(report: Report) -> Document:
+    """The document of a report."""
+    said: set[str] = set()  # What is said once is not said again.
+    axes = [_axis(axis, said) for axis in report.axes]
+    remarks = [_remark(remark) for remark in report.remarks[1:]]
+    return Document(
+        report.name,
+        _where(report),
+        (
+            *(paragraph(each) for each in summaries.verdict(report)),
+            *folded(remarks, MOST_REMARKS, "remarks"),
+        ),
+        (
+            Section("Mesh", tuple(_mesh(report))),
+            Section("Axes", folded(axes, MOST_AXES, "axes")),
+            Section("Arrays", tuple(_arrays(report.arrays))),
+            Section("In pieces", _lines(report.pieces)),
+            Section("Collectives, on one device", tuple(_collectives(report, said))),
+            Section("Cost of one call, on one device", tuple(_cost(report))),
+            Section("Notes", tuple(map(paragraph, report.notes))),
+        ),
+    )
+
+
+def of_plan(title: str, text: str, stages: Sequence[Any]) -> Document:
+    """The document of a plan.
+
+    Args:
+      title: shards and bytes, in a line.
+      text: each axis of each argument, then each stage.
+      stages: what each makes, reads and keeps.
+    """
+    rows = tuple(
+        Row(
+            (
+                (f"Stage {stage.number}",),
+                (f"{stage.shards:,}",),
+                (size(stage.shard_bytes),),
+                (size(stage.kept_bytes),),
+            ),
+            (
+                *([paragraph(f"Reads {stage.reads}.")] if stage.reads else []),
+                paragraph(f"Makes {'; '.join(stage.makes)}."),
+            ),
+        )
+        for stage in stages
+    )
+    table = Table(("Stage", "Shards", "In one shard", "Kept in memory"), rows)
+    name, _, lead = title.partition(": ")
+    return Document(
+        name,
+        lead,
+        (),
+        (
+            Section("Stages", (table,) if rows else ()),
+            Section("Cuts", _lines(text.splitlines())),
+        ),
+    )
+
+
+def of_array(array: ArrayLayout) -> Document:
+    """The document of one array."""
+    return Document("", "", (_card(summaries.Arrays(array.path, (array,)), {}),))
+
+
+def of_spec(spec: ShardingSpec) -> Document:
+    """The document of a spec, which has no shape: each shard has the length 1."""
+    return Document(
+        "",
+        "",
+        (
+            paragraph(Code(spec)),
+            paragraph(f"{describe(spec).capitalize()}."),
+            Drawing(spec, spec.tile_counts),
+        ),
+    )
+
+
+def _lines(lines: Sequence[str]) -> tuple[Block, ...]:
+    return (Preformatted(tuple(lines)),) if lines else ()
+
+
+def _where(report: Report) -> str:
+    kind = report.device_kind or "abstract"
+    text = f"{report.num_devices:,} {kind} device{'s' * (report.num_devices != 1)}"
+    if report.mesh:
+        axes = ", ".join(f"{name!r}: {length:,}" for name, length in report.mesh)
+        text += f", mesh {axes}"
+    return text
+
+
+def _remark(remark: Remark) -> Paragraph:
+    where = f" [{remark.source}]" if remark.source else ""
+    return paragraph(f"{remark.text}.{where} {remark.advice}", style="warning")
+
+
+def _mesh(report: Report) -> Iterator[Block]:
+    """A drawing; folded where the devices are 0, 1, 2 and so on."""
+    drawing = mesh_drawing(report.mesh, report.devices)
+    if report.mesh and report.devices:
+        yield drawing
+    elif sum(length > 1 for length in drawing.shape) > 1:
+        last = report.num_devices - 1
+        yield Fold(f"Devices 0-{last} in row-major order", (drawing,))
+
+
+def _axis(axis: Axis, said: set[str]) -> Card:
+    blocks = [paragraph(_sentence(axis.running))]
+    if axis.change not in said:
+        blocks.append(paragraph(f"To change: {axis.change}"))
+    said.add(axis.change)
+    if axis.source:
+        blocks.append(_source(axis.source))
+    return Card((f"{axis} ({axis.kind})",), tuple(blocks), axis.depth)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
+def _source(source: str) -> Paragraph:
+    return paragraph(Code(source), style="quiet")
+
+
+def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
+    if len(arrays) > MOST_CARDS:
+        yield from map(_group, summaries.by_prefix(arrays))
+        return
+    drawn: dict[object, str] = {}
+    cards = [_card(those, drawn) for those in summaries.alike(arrays)]
+    if cards:
+        yield Columns(tuple(cards))
+
+
+def _card(those: summaries.Arrays, drawn: dict[object, str]) -> Card:
+    """Arrays that lie in the same way; a picture that stands above is not repeated."""
+    title: Inline = (Code(those.name), f": {those.description}")
+    array = those.arrays[0]
+    if array.spec is None or array.spec.num_shards == 1:
+        return Card(title)
+    blocks: list[Block] = [paragraph(Code(array.spec), style="quiet")]
+    drawing = Drawing(array.spec, array.shape, array.devices)
+    grids = drawing.grids()
+    key = repr((grids.grids, grids.ways()))
+    if key in drawn and not grids.is_whole:
+        blocks.append(paragraph("drawn as ", Code(drawn[key]), style="quiet"))
+    else:
+        blocks.append(drawing)
+    drawn.setdefault(key, array.path)
+    return Card(title, tuple(blocks))
+
+
+def _group(those: summaries.Arrays) -> Block:
+    """Arrays of one prefix and layout: a picture of the first, and a table of all."""
+    first = those.arrays[0]
+    blocks: list[Block] = []
+    if first.spec is not None and first.spec.num_shards > 1:
+        blocks.append(
+            paragraph(Code(first.path), ": ", Code(first.spec), style="quiet")
+        )
+        blocks.append(Drawing(first.spec, first.shape, first.devices))
+    rows = tuple(
+        Row(
+            (
+                (Code(array.path),),
+                (Code(summaries.type_of(array)),),
+                (size(array.bytes),),
+                (_size(array.shard_bytes),),
+            )
+        )
+        for array in those.arrays
+    )
+    titles = ("Array", "Type", "Bytes", "On a device")
+    title = f"{those.name}: {those.description}"
+    return Fold(title, (*blocks, Table(titles, rows)))
+
+
+def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
+    if not report.collectives:
+        yield paragraph("None: nothing moves between devices.")
+        return
+    groups = summaries.groups_of_collectives(report.collectives)
+    first = summaries.most_sent(groups, MOST_COLLECTIVES)
+    others = [group for group in groups if group not in first]
+    has_times = report.seconds is not None
+    yield _table(first, has_times, said)
+    if others:
+        lines = "line" if len(others) == 1 else "lines"
+        title = f"{len(others):,} more {lines} of the program, which send less"
+        yield Fold(title, (_table(others, has_times, said),))
+    joined = report.interconnect
+    if joined is not None and report.seconds:
+        yield paragraph(
+            f"Together about {duration(report.seconds)}, estimated for {joined.name}: "
+            f"{joined.bandwidth / 1e9:,.4g} GB/s from a device, "
+            f"{duration(joined.latency)} a message ({joined.source})."
+        )
+
+
+def _table(groups: Sequence[summaries.Sends], has_times: bool, said: set[str]) -> Table:
+    titles = ["Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all"]
+    if has_times:
+        titles.append("Time in all")
+    rows = []
+    for group in groups:
+        at_most = "" if group.same else "<= "
+        cells = [
+            group.first.kind,
+            "some" if group.times is None else f"{group.times:,}",
+            UNKNOWN
+            if group.first.group_size is None
+            else f"{group.first.group_size:,}",
+            f"{at_most}{size(group.bytes_in)}",
+            f"{at_most}{size(group.bytes_out)}",
+            _size(group.link_bytes),
+        ]
+        if has_times:
+            seconds = group.seconds
+            cells.append(UNKNOWN if seconds is None else duration(seconds))
+        notes = tuple(_about(group, said))
+        rows.append(Row(tuple((cell,) for cell in cells), notes))
+    return Table(tuple(titles), tuple(rows))
+
+
+def _about(group: summaries.Sends, said: set[str]) -> Iterator[Paragraph]:
+    """What a row of collectives is for, where it is, and what avoids it."""
+    first = group.first
+    over = "over " + ", ".join(map(repr, first.axes)) if first.axes else ""
+    parts = [" ".join(filter(None, (first.operation, over))), summaries.operand(group)]
+    what: Inline = (", ".join(filter(None, parts)),)
+    if first.source:
+        what = (*what, " at " if what[0] else "", Code(first.source))
+    if any(what):
+        yield Paragraph(what)
+    if first.added_by_partitioner:
+        why = "; ".join(group.causes) or "the program has no such operation"
+        yield paragraph(f"put in by the compiler: {why}")
+    for advice in group.advice:
+        if advice not in said:
+            yield paragraph(f"To avoid: {advice}")
+    said.update(group.advice)
+
+
+def _cost(report: Report) -> Iterator[Block]:
+    cost = report.cost
+    if cost is None:
+        return
+    rows = [
+        ("Floating point operations", _count(cost.flops)),
+        ("Exponentials and the like", _count(cost.transcendentals)),
+        ("Bytes read and written", _size(cost.bytes_accessed)),
+        ("Operations a byte (arithmetic intensity)", _count(cost.intensity)),
+        ("Memory at the peak", _size(cost.peak_bytes)),
+    ]
+    yield Table(
+        ("", ""),
+        tuple(
+            Row(((name,), (value,)), _parts(cost) if name.startswith("Memory") else ())
+            for name, value in rows
+            if not (cost.transcendentals is None and name.startswith("Exponentials"))
+        ),
+    )
+    held = [_held(*each) for each in summaries.counted(report.largest)]
+    if held:
+        yield paragraph("Largest values at the peak:")
+        yield from folded(held, 3, "values")
+
+
+def _parts(cost: Cost) -> tuple[Paragraph, ...]:
+    parts = (
+        ("arguments", cost.argument_bytes),
+        ("results", cost.output_bytes),
+        ("of these in the place of donated arguments", cost.donated_bytes or None),
+        ("temporary", cost.temporary_bytes),
+    )
+    known = [f"{name} {size(value)}" for name, value in parts if value is not None]
+    return (paragraph(", ".join(known)),) if known else ()
+
+
+def _held(held: Held, times: str) -> Paragraph:
+    text = f"{times}{size(held.bytes)}: {held.type} of {held.operation}"
+    if held.source is None:
+        return paragraph(text)
+    return paragraph(f"{text} at ", Code(held.source))
+
+
+def _size(value: float | None) -> str:
+    return UNKNOWN if value is None else size(round(value))
+
+
+def _count(value: float | None) -> str:
+    return UNKNOWN if value is None else count(value)

@@ -1,0 +1,308 @@
+"""An explanation as text: what it says, how wide it is, and when it has colours."""
+
+import io
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import shardmap as sm
+from shardmap.units import duration
+from tests.explain import explanations, transformer
+from tests.explain.explanations import printed
+
+WIDTHS = [40, 60, 80, 132]
+TWO_SCREENS = 100
+
+
+def fun(x, w):
+    return lax.psum(x * w.sum(), "i"), lax.all_gather(x, "i")[0]
+
+
+@pytest.fixture(scope="module")
+def report():
+    mapped = sm.spmap(fun, "i", in_axes=(0, None))
+    x = jax.ShapeDtypeStruct((16, 256), np.float32)
+    w = jax.ShapeDtypeStruct((1 << 19,), np.float32)
+    return sm.explain(mapped, interconnect="nvlink4")(x, w)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_too_wide(report, width):
+    lines = printed(report, width).split("\n")
+    # A spec or a path is one word.
+    assert [line for line in lines if len(line) > width and " " in line.strip()] == []
+
+
+def test_it_has_all_that_is_known(report):
+    text = " ".join(printed(report, 100).split())
+    for expected in (
+        "fun: 8 cpu devices, mesh 'i': 8",
+        "axis 'i' of 16 = 8 devices x 2 vectorised x 1 step (spmap)",
+        "To change: Give devices=",
+        "x, result[0], result[1]: 3 x float32[16,256], 16.0 KiB each, dimension 0 in 8 "
+        "shards; a device has (2, 256), 2.0 KiB each",
+        "w: float32[524288], 2.0 MiB, replicated on 8 devices",
+        "Collective Times Devices In, each Out, each Sent in all Time in all",
+        "all-reduce 1 8 1.0 KiB 1.0 KiB 1.8 KiB 12 us psum over 'i', f32[256] at tests",
+        "all-gather 1 8 2.0 KiB 16.0 KiB 14.0 KiB 14 us all_gather over 'i', f32[2,256]"
+        " -> f32[16,256] at tests",
+        "estimated for nvlink4: 450 GB/s from a device, 2 us a message (NVIDIA",
+        "Floating point operations 525 k",
+        "Memory at the peak 2.0 MiB arguments 2.0 MiB, results 4.0 KiB",
+        "Change first: w of 2.0 MiB is replicated on 8 devices",
+        "! all_gather gives every device 16.0 KiB",
+    ):
+        assert expected in text
+
+
+def test_the_verdict_comes_first_and_remarks_before_all_else(report):
+    lines = printed(report, 200).split("\n")
+    assert lines[1] == "  In parallel: 'i' over 8 devices."
+    assert lines[2].startswith("  Between devices: 2 collectives a call, in which")
+    assert lines[2].endswith("(fun).")
+    assert lines[3].startswith("  Memory on a device: 2.0 MiB, most of it arguments.")
+    assert lines[4].startswith("  Change first: w of 2.0 MiB is replicated on")
+    assert lines[5].startswith("!")
+    assert lines.index("Axes") > max(
+        k for k, line in enumerate(lines) if line.startswith("!")
+    )
+
+
+def test_what_to_change_first_is_said_once(report):
+    for text in (printed(report, 200), report._repr_html_()):
+        text = " ".join(text.split())
+        for remark in report.remarks:
+            assert text.count(remark.text[1:]) == 1
+            assert text.count(remark.advice) == 1
+
+
+def test_a_table_without_room_is_a_list(report):
+    said = "Collective all-reduce, Times 1, Devices 8, In, each 1.0 KiB, Out, each 1.0"
+    assert said in " ".join(printed(report, 50).split())
+
+
+def test_results_in_the_place_of_arguments_are_said():
+    fun = jax.jit(lambda x, y: (x * 2, y.sum()), donate_argnums=0)
+    x, y = jax.ShapeDtypeStruct((256,), np.float32), jax.ShapeDtypeStruct((64,), "f4")
+    report = sm.explain(fun)(x, y)
+    assert report.cost.donated_bytes == 1024
+    said = "results 1.0 KiB, of these in the place of donated arguments 1.0 KiB"
+    assert said in " ".join(str(report).split())
+    assert said in report._repr_html_()
+    assert "most of it arguments" in str(report)
+    assert "donated" not in str(sm.explain(jnp.sin)(x))
+
+
+def test_collectives_of_a_loop_of_unknown_length_have_no_number():
+    def until(x):
+        return lax.while_loop(
+            lambda c: lax.psum(c, "i") < 100, lambda c: c + lax.pmax(c, "i"), x
+        )
+
+    x = jax.ShapeDtypeStruct((8,), np.float32)
+    text = printed(sm.explain(sm.spmap(until, "i"))(x), 300)
+    assert text.splitlines()[2].startswith(
+        "  Between devices: some collectives in each step of a loop; most by all-reduce"
+    )
+    assert "axis of unknown size = 1 device x 1 vectorised x unknown steps" in text
+    assert re.search(r"  all-reduce +some +8 ", text)
+    both = sm.spmap(lambda x: until(lax.all_gather(x, "i").sum()), "i")
+    lines = printed(sm.explain(both)(x), 300).splitlines()
+    assert lines[2].startswith(
+        "  Between devices: 1 collective a call, and some in each step of a loop, in "
+        "which a device sends at least 28 B; most by all-reduce"
+    )
+
+
+def test_a_narrow_terminal_has_narrow_pictures():
+    report = sm.explain(sm.spmap(jnp.sin))(jax.ShapeDtypeStruct((16,), np.float32))
+    wide, narrow = printed(report, 120), printed(report, 50)
+    assert [f"{k}:{k + 2}" in wide for k in range(0, 16, 2)] == [True] * 8
+    assert "6:8" not in narrow
+    assert "..." in narrow
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_colour", "coloured"),
+    [
+        (io.StringIO, None, False),
+        (Terminal, None, True),
+        (Terminal, "", True),
+        (Terminal, "1", False),
+    ],
+)
+def test_colours(report, monkeypatch, stream, no_colour, coloured):
+    plain = str(report)
+    monkeypatch.setattr(sys, "stdout", stream())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_colour is not None:
+        monkeypatch.setenv("NO_COLOR", no_colour)
+    text = str(report)
+    assert ("\033[" in text) == coloured
+    assert re.sub(r"\033\[\d+m", "", text) == plain
+
+
+def test_a_program_on_one_device():
+    text = printed(sm.explain(jax.vmap(jnp.negative))(np.ones((4, 3), np.float32)))
+    assert "One program on one device" in text
+    assert "(vmap)" in text
+    assert "None: nothing moves between devices." in text
+    assert "result: 2 x float32[4,3], 48 B each, on one device" in text
+    assert "+--" not in text
+    assert printed(explanations.bare()).splitlines()[1:3] == [
+        "  One program on one device: no axis is laid on several.",
+        "  Nothing moves between devices.",
+    ]
+
+
+def test_a_mesh_is_drawn_where_its_order_says_something():
+    assert "\nMesh\n" not in printed(sm.explain(sm.spmap(jnp.sin))(np.ones(8, "f4")))
+    report = explanations.explanation()
+    assert "\nMesh\n  Devices 0-7 in row-major order\n" in printed(report)
+    report = explanations.explanation(
+        mesh=(("data", 2), ("i", 2)), devices=(3, 1, 2, 0)
+    )
+    assert "\nMesh\n  data down, i across\n        0   1\n" in printed(report)
+    assert "| 3 | 1 |" in printed(report)
+
+
+def test_whole_arrays_have_no_boxes():
+    whole = explanations.array(
+        explanations.SCALAR, (), layout="replicated on 8 devices"
+    )
+    text = printed(explanations.explanation(mesh=(), arrays=(whole,)))
+    assert "replicated on 8 devices" in text
+    assert "+--" not in text
+
+
+def test_arrays_that_are_alike_are_drawn_once():
+    row, w = np.ones((16, 8), np.float32), np.ones(8, np.float32)
+    mapped = sm.spmap(lambda q, k, v, w: (q * w, (k + v)[:4]), in_axes=(0, 0, 0, None))
+    report = sm.explain(mapped)(row, row, row, w)
+    text = printed(report, 120)
+    assert "  q, k, v, result[0]: 4 x float32[16,8], 512 B each, dim" in text
+    assert "  result[1]: float32[16,4], 256 B, dimension 0 in 8 shards" in text
+    assert text.count("0:2 |") == 1
+    assert "drawn as q\n" in text
+    page = report._repr_html_()
+    assert page.count('class="grid"') == 1
+    assert "drawn as <code>q</code>" in page
+
+
+def test_many_arrays_are_summed_up_by_prefix_and_layout():
+    rows = explanations.array(explanations.ROWS, (8, 64), path="params['w']")
+    narrow = explanations.array(explanations.ROWS, (8, 2), path="params['v']")
+    whole = explanations.array(
+        explanations.SCALAR, (), path="params['b']", layout="replicated on 8 devices"
+    )
+    report = explanations.explanation(arrays=(rows, whole) * 2 + (narrow,) * 5)
+    text = printed(report, 200)
+    assert "\n  params: 7 arrays, 843.9 KiB, dimension 0 in 4 shards" in text
+    assert "\n  params: 2 x float32[], 120.6 KiB each, replicated on 8 dev" in text
+    assert len(printed(explanations.large()).splitlines()) < 80
+
+
+def test_collectives_are_summed_up_by_line():
+    each = explanations.collective()
+    other = explanations.collective(bytes_in=8, bytes_out=8)
+    elsewhere = explanations.collective(source="train.py:99 (step)")
+    report = explanations.explanation(collectives=(each, other, elsewhere, each))
+    lines = printed(report, 120).splitlines()
+    rows = [line.split() for line in lines if line.startswith("  all-reduce")]
+    assert rows == [
+        "all-reduce 300 8 <= 4.0 KiB <= 4.0 KiB 21.0 KiB 36 us".split(),
+        "all-reduce 100 8 4.0 KiB 4.0 KiB 7.0 KiB 12 us".split(),
+    ]
+    unknown = explanations.collective(count=None, link_bytes=None, seconds=None)
+    report = explanations.explanation(collectives=(each, unknown))
+    unknown_row = r"  all-reduce +some +8 +4.0 KiB +4.0 KiB +unknown +unknown"
+    assert re.search(unknown_row, printed(report, 120))
+
+
+def test_less_that_is_sent_is_a_line():
+    rows = tuple(
+        explanations.collective(source=f"train.py:{k} (step)", link_bytes=k)
+        for k in range(9)
+    )
+    text = printed(explanations.explanation(collectives=rows))
+    assert "  2 more lines of the program, which send less\n" in text
+    assert "train.py:1 (step)" not in text
+    assert "train.py:2 (step)" in text
+
+
+def test_the_time_of_all_together_is_of_those_that_are_compiled():
+    @sm.spmap(axis_name="i")
+    def wasteful(x):
+        lax.all_gather(x, "i")
+        return lax.psum(x, "i")
+
+    report = sm.explain(wasteful, interconnect="pcie5")(np.ones((8, 3), np.float32))
+    kept = report.collectives[-1]
+    assert report.seconds == report.to_dict()["seconds"] == kept.seconds
+    said = f"Together about {duration(kept.seconds)}, estimated for pcie5"
+    assert said in printed(report, 200)
+    assert sm.explain(wasteful)(np.ones((8, 3))).seconds is None
+
+
+def test_control_characters_in_names_are_escapes():
+    name = "x\033[31m\u202e"
+    report = explanations.explanation(
+        name=name,
+        axes=(explanations.axis(name=name, running=name),),
+        arrays=(explanations.array(explanations.ROWS, (8, 64), path=name),),
+        collectives=(explanations.collective(kind=name, source=name, axes=(name,)),),
+        notes=(name,),
+        pieces=(name,),
+    )
+    text = printed(report)
+    assert "\033" not in text
+    assert "\u202e" not in text
+    assert text.count(r"x\x1b[31m\u202e") >= 6
+
+
+# A model with an optimiser is two screens of text.
+
+
+LAYOUTS = ["data", pytest.param("data, model", marks=pytest.mark.deep)]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def model(request):
+    return transformer.explained(request.param)
+
+
+def test_a_model_is_two_screens(model):
+    assert len(printed(model).splitlines()) <= TWO_SCREENS
+
+
+def test_every_collective_has_the_line_and_the_cause_that_are_its_own(model):
+    """XLA sends the gradients as one, and says of that only one line."""
+    assert len(model.collectives) > 8
+    places = {each.source.partition(" ")[0] for each in model.collectives}
+    assert len(places) > 4
+    for each in model.collectives:
+        assert each.source.startswith("tests/explain/transformer.py:"), each
+        assert re.match("(reduce_|dot_general |scatter-add )", each.cause), each
+        assert ")" not in each.cause.partition(" ")[0], each
+
+
+def test_an_advice_is_given_once(model):
+    text, page = printed(model, 200), model._repr_html_()
+    assert text.count("The arrays' shardings say how many devices") == 1
+    for advice in {each.advice for each in model.collectives} - {None}:
+        assert text.count(advice) == 1
+        assert page.count(advice) == 1
+
+
+def test_long_types_are_shortened(model):
+    assert max(len(each.type) for each in model.largest) < 100
