@@ -2,13 +2,20 @@
 
 import pathlib
 
+from jax._src import traceback_util
 from jax.extend import source_info_util
 
 SUPPORTED = "0.10.2 to 0.12"
 
-# JAX calls the innermost frame outside of such folders the user's: in jaxprs, in
-# compiled programs, in errors.
-source_info_util.register_exclusion(str(pathlib.Path(__file__).parents[1]))
+_PACKAGE = str(pathlib.Path(__file__).parents[1])
+
+# In jaxprs and compiled programs, JAX takes the innermost frame outside of such folders
+# for the user's. It also removes such frames from tracebacks; that has no public name.
+source_info_util.register_exclusion(_PACKAGE)
+traceback_util.register_exclusion(_PACKAGE)
+
+api_boundary = traceback_util.api_boundary
+"""Decorates what users call: JAX removes its frames and ours from their tracebacks."""
 
 
 def other_jax(problem: str) -> ImportError:

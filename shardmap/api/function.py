@@ -18,7 +18,7 @@ from typing import (
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from shardmap._jax import context
+from shardmap._jax import api_boundary, context
 from shardmap._jax.context import nothing_is_traced
 from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
@@ -82,6 +82,7 @@ class Mapped(Generic[P, R]):
                     pass  # It is for other arguments, or another configuration of JAX.
         return self._run(given, kwargs)
 
+    @api_boundary
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
         programs = self._programs
         if contexts.has_mesh():
@@ -98,6 +99,7 @@ class Mapped(Generic[P, R]):
         """Looks at the results of a run; whether it has to do so after every one."""
         return False
 
+    @api_boundary
     def lower(self, *args: PyTree, **kwargs: PyTree) -> stages.Lowered:
         """Lowers the function for these arguments, running nothing.
 
@@ -111,6 +113,7 @@ class Mapped(Generic[P, R]):
         given = wrap_statics(args, self._static)
         return stages.lower(self._programs, given, kwargs)
 
+    @api_boundary
     def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
         if isinstance(self.mesh, AbstractMesh):

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import shardmap as sm
 from shardmap.api.function import Mapped
 from tests.api.kinds import MESH, SHARDED, X, every_kind, mapped, shifted
+from tests.command_line import python
 
 
 @pytest.mark.few(1)
@@ -352,3 +353,37 @@ def test_the_program_tried_first_is_not_that_under_a_mesh(kind):
             if mesh.axis_types != kinds:
                 assert result.sharding.mesh == mesh
             assert f(x).sharding.is_equivalent_to(SHARDED, 1)
+
+
+FAILS = """
+import os, traceback
+import jax, numpy as np, shardmap as sm
+
+def element(x):
+    raise IndexError("of the user's")
+
+mesh = sm.make_mesh({"i": 2})
+for f in (
+    sm.spmap(element),
+    jax.jit(sm.spmap(element)),
+    sm.spmap(element).lower,
+    sm.mesh_map(element, mesh, {"i": 0}, {"i": 0}),
+    sm.sharded_jit(element, (2,), (2,)),
+):
+    try:
+        f(np.ones(2))
+    except IndexError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        package = os.path.dirname(sm.__file__)
+        print([frame.filename.startswith(package) for frame in frames])
+"""
+
+
+def test_an_error_of_the_user_has_at_most_one_frame_of_ours():
+    result = python(
+        "-c", FAILS, JAX_NUM_CPU_DEVICES="2", JAX_TRACEBACK_FILTERING="auto"
+    )
+    assert result.returncode == 0, result.stderr
+    lines = [eval(line) for line in result.stdout.splitlines()]
+    assert len(lines) == 5
+    assert all(sum(ours) <= 1 and not ours[-1] for ours in lines)
