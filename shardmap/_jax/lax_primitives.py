@@ -1,6 +1,5 @@
 """More of them, for the plan, which has a rule for every primitive there is."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax.extend.core import primitives as p
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, reshard
 
 from shardmap._jax import other_jax
-from shardmap._jax.primitives import equation_of, primitive_of, scan_counts
+from shardmap._jax.primitives import equation_of, primitive_of
 from shardmap._jax.types import AnyJaxpr, Equation, Primitive
 from shardmap._jax.walk import opened
 
@@ -123,30 +122,6 @@ def _check_linear_solve() -> None:
 
 
 _check_linear_solve()
-
-
-@functools.lru_cache
-def gamma_of_one(dtype: np.dtype, log_space: bool, impl: str) -> AnyJaxpr:
-    """How one number of a gamma distribution is drawn: of a key of its own, and alpha.
-
-    JAX has no name for it: it is what it maps over the keys of all elements.
-    """
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl=impl), 2))
-    alphas = jax.ShapeDtypeStruct((2,), dtype)
-
-    def draw(keys: jax.Array, alphas: jax.Array) -> Any:
-        return p.random_gamma_p.impl(keys, alphas, log_space=log_space)
-
-    scan = equation_of("scan", draw, keys, alphas)
-    body: AnyJaxpr = scan.params["jaxpr"]
-    inner = opened(body)
-    shapes = [getattr(v.aval, "shape", None) for v in inner.invars]
-    if scan_counts(scan.params) != (0, 0) or shapes != [(), ()]:
-        raise other_jax(
-            "shardmap reads how one number of a gamma distribution is drawn from a "
-            f"loop over a key and a number, but this one runs over {shapes}"
-        )
-    return body
 
 
 # From JAX 0.12 on some primitives are written in terms of others, and all of them are

@@ -5,13 +5,11 @@ key and its flat position, so that a piece of the bits is computed alone.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
@@ -20,12 +18,11 @@ from shardmap._jax.lax_primitives import (
     RANDOM_SEED,
     RANDOM_UNWRAP,
     RANDOM_WRAP,
-    gamma_of_one,
 )
 from shardmap.plan.engine.factors import Factors, Local, taken_whole
 from shardmap.plan.engine.keys import key_impl
-from shardmap.plan.engine.nodes import Node, Operand
-from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import MANY, Factor, Reason, RuleMaker
 
 GENERATOR = Reason(
     "this generator makes all its bits at once",
@@ -37,7 +34,11 @@ TOO_MANY = Reason(
     "more than 2**32 numbers are drawn with one key",
     "split the key, and draw with one for each row: jax.vmap(jax.random.bits)(keys)",
 )
-DRAWN_WHOLE = frozenset({GENERATOR, SEQUENCE, TOO_MANY})
+ONE_KEY = Reason(
+    "gamma draws of one key are made at once",
+    "draw with a key for each row: jax.vmap(jax.random.gamma)(keys, a)",
+)
+DRAWN_WHOLE = frozenset({GENERATOR, ONE_KEY, SEQUENCE, TOO_MANY})
 """Why every shard draws all numbers, though it takes some of them."""
 
 
@@ -87,35 +88,13 @@ def by_position(node: Node, is_split: bool) -> Factors:
     return Factors(node, [out[: len(keys)]], [out], starts=drawn, emitter=emitter)
 
 
-def gamma(
-    ins: Sequence[Operand], log_space: bool
-) -> Callable[[jax.Array, jax.Array], Any] | None:
-    """How ``random_gamma`` draws, element by element; None: it cannot be cut."""
-    key, alpha = ins
-    impl = key_impl(key.aval)
-    if impl is None or not _partitionable(impl):
-        return None
-    ranks = len(key.shape), len(alpha.shape)
-    one = jax.extend.core.jaxpr_as_fun(
-        gamma_of_one(np.dtype(alpha.aval.dtype), log_space, impl)
-    )
-
-    def drawn(key: jax.Array, alpha: jax.Array) -> jax.Array:
-        def keys(key: jax.Array) -> jax.Array:
-            return jax.random.split(key, alpha.shape[ranks[0] :])
-
-        def draw(key: jax.Array, alpha: jax.Array) -> jax.Array:
-            [number] = one(key, alpha)
-            return number
-
-        split, each = keys, draw
-        for _ in range(ranks[0]):
-            split = jax.vmap(split)
-        for _ in range(ranks[1]):
-            each = jax.vmap(each)
-        return each(split(key), alpha)
-
-    return drawn
+def gamma(node: Node) -> Factors:
+    """Key axes pass; all numbers of one key are drawn at once."""
+    keys, shape = node.in_shapes
+    axes = range(len(shape))
+    wholes: dict[Factor, Reason] = dict.fromkeys(axes[len(keys) :], ONE_KEY)
+    ins = [axes[: len(keys)], axes]
+    return Factors(node, ins, [axes], wholes=wholes, cheap=False, each=MANY)
 
 
 def key_axes(node: Node) -> Factors:
@@ -151,7 +130,7 @@ RULES: dict[Any, RuleMaker] = {
     p.random_bits_p: lambda node: by_position(node, is_split=False),
     p.random_split_p: lambda node: by_position(node, is_split=True),
     p.random_fold_in_p: fold_in,
-    p.random_gamma_p: one_sequence,
+    p.random_gamma_p: gamma,
     p.rng_bit_generator_p: one_sequence,
     p.rng_uniform_p: one_sequence,
     RANDOM_CLONE: seed,

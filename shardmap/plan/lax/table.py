@@ -26,7 +26,6 @@ from shardmap.plan.engine.nodes import (
     PlanPrimitive,
     Rewrite,
     flatten,
-    traced,
 )
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut, RuleMaker
@@ -71,15 +70,8 @@ def _solved(equation: Equation, ins: Sequence[Operand]) -> StandsFor:
     return linear_solve(equation)
 
 
-def _drawn(equation: Equation, ins: Sequence[Operand]) -> StandsFor | None:
-    """Numbers of a gamma distribution: each element has a key of its own."""
-    function = random.gamma(ins, equation.params["log_space"])
-    return None if function is None else (traced(function, ins), range(len(ins)))
-
-
 STANDING: dict[Any, Callable[[Equation, Sequence[Operand]], StandsFor | None]] = {
     p.linear_solve_p: _solved,
-    p.random_gamma_p: _drawn,
     **({} if EXPANDABLE is None else {EXPANDABLE: _expanded}),
 }
 

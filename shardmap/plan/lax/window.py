@@ -1,8 +1,7 @@
 """Rules of the primitives that slide a window: pass factors with a halo."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from jax.extend.core import primitives as p
 from shardmap.plan.engine.factors import Factors, Local, out_size, taken_whole
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
-from shardmap.plan.engine.slices import Interval, Window
+from shardmap.plan.engine.slices import Window
 
 KERNEL = Reason("every window needs the whole kernel", "cut its output features")
 PLACES = Reason(
@@ -20,6 +19,10 @@ PLACES = Reason(
 )
 GROUPED = Reason(
     "features are in groups", "cut the batch axis or a spatial axis instead"
+)
+POOLED = Reason(
+    "windows of one piece select elements of the next one",
+    "cut the batch or the features instead",
 )
 SELECTED = Reason("what windows select is put together by a function of its own")
 
@@ -189,102 +192,28 @@ def reduce_window(node: Node) -> Factors:
     )
 
 
-@dataclass(frozen=True)
-class _Pooled(Window):
-    """What an element of a pooled axis gets its gradient from.
-
-    The axis has ``size`` elements, of which windows of ``extent`` every ``stride`` take
-    one each, the first of them ``pad`` before the axis.
-
-    Attributes:
-      count: how many windows there are.
-
-    >>> _Sources(9, stride=2, pad=1, extent=3, count=5).reads((4, 6))
-    ((2, 4), -1, -2)
-    >>> _Operand(9, stride=2, pad=1, extent=3, count=5).reads((4, 6))
-    ((3, 8), 0, 0)
-    """
-
-    count: int = 0
-
-    def windows(self, result: Interval) -> Interval:
-        """Those that take an element of this interval."""
-        start, stop = result
-        first = max(-((self.extent - 1 - start - self.pad) // self.stride), 0)
-        last = min((stop - 1 + self.pad) // self.stride + 1, self.count)
-        return (0, 0) if start == stop or first >= last else (first, last)
-
-    def span(self, windows: Interval) -> tuple[Interval, int, int]:
-        """The elements that they take, and the holes before and after."""
-        start = windows[0] * self.stride - self.pad
-        stop = (windows[1] - 1) * self.stride - self.pad + self.extent
-        low, high = max(start, 0), min(stop, self.size)
-        return (low, high), low - start, stop - high
-
-
-class _Operand(_Pooled):
-    """What windows look at."""
-
-    def reads(self, result: Interval) -> tuple[Interval, int, int]:
-        windows = self.windows(result)
-        if windows[0] == windows[1]:
-            return (0, 0), 0, 0
-        return self.span(windows)
-
-    def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
-        return tuple(points)
-
-
-class _Sources(_Pooled):
-    """What goes to what they select; the holes are what their span lacks of it."""
-
-    def reads(self, result: Interval) -> tuple[Interval, int, int]:
-        windows = self.windows(result)
-        if windows[0] == windows[1]:
-            return (0, 0), 0, 0
-        (low, high), _, _ = self.span(windows)
-        return windows, low - result[0], result[1] - high
-
-    def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
-        middle = (self.extent - self.stride) // 2 - self.pad
-        found = {point * self.stride + middle for point in points}
-        return tuple(sorted(point for point in found if 0 < point < size))
-
-
 def select_and_scatter_add(node: Node) -> Factors:
-    """The gradient of a pooling: shards read the windows that take what is theirs."""
+    """The gradient of a pooling: axes that are not pooled pass."""
     params = node.params
     counts, shape = node.in_shapes
-    axes = range(len(shape))
-    source: list[Axis] = list(axes)
-    operand: list[Axis] = list(axes)
+    axes: list[list[Factor]] = [[], [], []]
+    wholes: dict[Factor, Reason] = {}
     for axis, (size, count) in enumerate(zip(shape, counts, strict=True)):
         extent, stride = (
             params[f"window_{what}"][axis] for what in ("dimensions", "strides")
         )
         before = params["padding"][axis][0]
-        if (extent, stride, before, size) != (1, 1, 0, count):
-            given = (size, stride, before, extent)
-            source[axis] = Windowed(axis, _Sources(*given, count=count))
-            operand[axis] = Windowed(axis, _Operand(*given, count=count))
-
-    def emitter(local: Local) -> Sequence[Any]:
-        shape, dtype = out_size(local, axes), node.outs[0].aval.dtype
-        if 0 in local.values[0].shape:
-            return [lax.full(shape, 0, dtype)]
-        lacks, padding = (
-            [local.holes.get((number, axis), (0, 0)) for axis in axes]
-            for number in (0, 1)
-        )
-        [made] = _bind(node, local.values, {"padding": tuple(padding)})
-        config = [(before, after, 0) for before, after in lacks]
-        return [lax.pad(made, lax.full((), 0, dtype), config)]
-
+        is_pooled = (extent, stride, before, size) != (1, 1, 0, count)
+        for side, names in zip(("source", "operand", "result"), axes, strict=True):
+            names.append((side, axis) if is_pooled else axis)
+            if is_pooled:
+                wholes[side, axis] = POOLED
+    source, operand, result = axes
     return Factors(
         node,
         [source, operand],
-        [axes],
-        emitter=emitter,
+        [result],
+        wholes=wholes,
         cheap=False,
         each=math.prod(params["window_dimensions"]),
     )

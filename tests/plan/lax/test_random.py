@@ -20,23 +20,6 @@ def test_a_key_that_is_not_threefry_is_whole():
 
 
 SHAPES = np.abs(reals(7, 4)) + np.float32(0.3)
-NAMED = {
-    "gamma": lambda key, a: jax.random.gamma(key, a, a.shape),
-    "beta": lambda key, a: jax.random.beta(key, a, 1.5, a.shape),
-    "poisson": lambda key, a: jax.random.poisson(key, a * 3, a.shape),
-}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name", ["gamma", "poisson", pytest.param("beta", marks=pytest.mark.deep)]
-)
-def test_numbers_with_a_key_for_each(name):
-    args = jax.random.key(3), SHAPES
-    in_slices = (None, {0: (2, 5)})
-    check_cut(NAMED[name], *args, in_slices=in_slices, tolerance=1e-4)
-
-
 DRAWN = {
     "poisson": lambda key: jax.random.poisson(key, 5.0, (7, 4)),
     "binomial": lambda key: jax.random.binomial(key, 20.0, 0.3, (7, 4)),
@@ -56,28 +39,20 @@ def test_a_piece_of_what_is_drawn_has_the_same_bits(name):
     np.testing.assert_array_equal(made.run(key), jax.jit(DRAWN[name])(key))
 
 
-@pytest.mark.deep
-def test_the_gradient_of_numbers_of_a_gamma_distribution():
-    def fun(key, a):
-        return (jax.random.gamma(key, a, (2, *a.shape)) ** 2).sum()
+def test_gamma_draws_are_whole_but_for_keys_of_their_own():
+    def of_one(key, a):
+        return jax.random.gamma(key, a, a.shape)
 
-    args = jax.random.key(3), SHAPES
-    made = check_cut(
-        jax.grad(fun, 1), *args, in_slices=(None, {0: (2, 5)}), tolerance=1e-4
-    )
-    assert made.num_shards == 2
-
-
-@pytest.mark.deep
-def test_keys_of_their_own_draw_alone():
-    keys = jax.random.split(jax.random.key(0), 6)
-
-    def fun(keys, a):
+    def of_each(keys, a):
         return jax.vmap(lambda key: jax.random.gamma(key, a, (4,)))(keys)
 
-    args = keys, np.float32(1.4)
-    made = check_cut(fun, *args, in_slices=({0: (1, 5)}, None), tolerance=1e-4)
-    assert made.num_shards == 2
+    key = jax.random.key(3)
+    made = plan(of_one, key, SHAPES, in_slices=(None, {0: (2, 5)}))
+    assert_same(made.run(key, SHAPES), jax.jit(of_one)(key, SHAPES))
+    assert "draw with a key for each row" in made.explain()
+    args = jax.random.split(key, 6), np.float32(1.4)
+    made = check_cut(of_each, *args, in_slices=({0: (1, 5)}, None), tolerance=1e-4)
+    assert (made.num_shards, len(made.stages)) == (2, 1)
 
 
 def test_what_is_drawn_at_once_is_told():
