@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import jax
-from jax.extend.core.primitives import cond_p
 
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
@@ -16,15 +15,10 @@ from shardmap.explain.explanation import Explanation, PlanExplanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
 from shardmap.explain.program import Program, program_of
-from shardmap.explain.read import loops, sharded, vmaps
-from shardmap.explain.read.axes import Axes, axes_of
-from shardmap.explain.read.collectives import collectives_of, has
-from shardmap.explain.read.hlo.vectorised import Shapes
+from shardmap.explain.read import loops, sharded
 from shardmap.explain.read.remarks.on_program import remarks_on
-from shardmap.explain.read.sent import Sent, collective, missing, rematerialised
-from shardmap.explain.read.source import definition_of
+from shardmap.explain.read.sent import Sent, collective, rematerialised
 from shardmap.explain.report import Axis, Remark
-from shardmap.plan.inside.primitive import chunked_p
 from shardmap.units import shown
 
 
@@ -45,13 +39,14 @@ def explain(
 ) -> Callable[..., Explanation] | PlanExplanation:
     """Explains how a function runs: in parallel, vectorised, in a loop; at what cost.
 
-    The function is traced, more than once perhaps, and compiled as a call would do, but
-    not run. It is one that `spmap`, `mesh_map`, `jax.vmap`, `jax.jit`, `jax.shard_map`
-    or `jax.pmap` gave, or any other of arrays, with these and loops anywhere in it;
-    what is not jitted is explained as `jax.jit` would run it.
+    The function is traced, a second time if it has vmaps, and compiled as a call would
+    do, but not run. It is one that `spmap`, `mesh_map`, `jax.vmap`, `jax.jit`,
+    `jax.shard_map` or `jax.pmap` gave, or any other of arrays, with these and loops
+    anywhere in it; what is not jitted is explained as `jax.jit` would run it.
 
-    * Axes are read from the jaxpr. Of a `jax.vmap` in the middle of a program JAX keeps
-      that it was there, not its size, which is deduced from the shapes or left open.
+    * Axes are read from the jaxpr. JAX does not keep the names and sizes of `jax.vmap`
+      there. Those of a vmap over the arguments of ``fun`` are found by a second trace;
+      others are of unknown size.
     * Collectives are read from the compiled program; what only the compiler put in is
       marked. Those of the program that it merged or removed are counted in a note.
     * Times are estimates, by the formulas of `Interconnect.time`.
@@ -124,7 +119,7 @@ def _explain(
     program = program_of(fun, args, kwargs)
     cuts = sharded.cuts_of(program.arrays, program.layouts, program.meshes)
     axes = _axes(program, cuts)
-    sent, notes = _sent(program)
+    sent = program.collectives
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=program.mesh,
@@ -137,33 +132,13 @@ def _explain(
         cost=program.cost,
         interconnect=wires,
         remarks=_remarks(program, axes, cuts, sent),
-        notes=tuple(notes),
+        notes=tuple(program.notes()),
         pieces=functions.cuts(fun, args, kwargs),
         stages=functions.stages(fun, args, kwargs),
         largest=program.largest,
         available=program.available,
         call=(fun, program.donates),
     )
-
-
-def _sent(program: Program) -> tuple[Sequence[Sent], list[str]]:
-    """What goes between devices, and notes on what is not known.
-
-    These are XLA's collectives where the program is compiled.
-    """
-    of_program = collectives_of(
-        program.jaxpr, definition_of(program.fun), partitioned=program.is_abstract
-    )
-    notes = program.notes()
-    sent = of_program
-    if not program.is_abstract:
-        sent = program.collectives
-        notes += missing(of_program, sent)
-    if sent and has(program.jaxpr, cond_p):
-        notes.append(
-            "Collectives in a branch count as if the branch were always taken."
-        )
-    return sent, notes
 
 
 def _remarks(
@@ -185,41 +160,19 @@ def _axes(
     program: Program, cuts: Sequence[sharded.ShardedDimension]
 ) -> tuple[Axis, ...]:
     """The axes, and what devices they are on."""
-    axes, made, over = _axes_of(program)
+    facts = program.facts
     paths = [array.path for array in program.arrays]
-    axes = tuple(
-        dataclasses.replace(axis, over=tuple(paths[k] for k in sorted(over.get(n, ()))))
-        for n, axis in enumerate(axes)
-    )
-    shards: dict[int, list[int]] = {}
-    if made and program.module is not None:
-        shapes = Shapes(program.module)
-        for number, those in made.items():
-            axis = axes[number]
-            size = axis.size if axis.kind == "vmap" else axis.vectorised
-            shards[number] = [] if size is None else shapes.cuts(those, size)
-    asked = sharded.constraints_in(program.jaxpr, program.meshes)
-    return sharded.with_devices(axes, [*cuts, *asked], shards, program.mesh)
-
-
-def _axes_of(program: Program) -> Axes:
-    """The axes, with as many sizes of vmaps as marks on the arguments bring out."""
-    source = definition_of(program.fun)
-    best = axes_of(program.jaxpr, source)
-    # Marks would keep a function in pieces from being cut.
-    in_pieces = has(program.jaxpr, chunked_p)
-    if in_pieces or not any(axis.kind == "vmap" for axis in best.axes):
-        return best
-    # The first layer comes off before the function sees it.
-    for layers in range(2, vmaps.MOST_LAYERS + 1):
-        marked = vmaps.marked((program.args, program.kwargs), layers)
-        try:
-            traced = functions.traced(program.fun, *marked)
-        except Exception:
-            # Somebody looked for an array and found a mark: the marks end here.
-            break
-        best = axes_of(traced.jaxpr.jaxpr, source)
-    return best
+    over = {
+        number: {(paths[argument], dimension) for argument, dimension in those}
+        for number, those in facts.over.items()
+    }
+    axes = list(facts.axes)
+    for number, those in facts.over.items():
+        arguments = sorted({argument for argument, _ in those})
+        found = tuple(paths[argument] for argument in arguments)
+        axes[number] = dataclasses.replace(axes[number], over=found)
+    asked = sharded.constrained(facts.constraints, program.meshes)
+    return sharded.with_devices(axes, cuts, asked, over)
 
 
 def _as_array(leaf: Value) -> Any:

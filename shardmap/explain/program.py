@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core.primitives import cond_p
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.types import Jaxpr
-from shardmap._jax.walk import equations
 from shardmap.arrays import trees
 from shardmap.explain import functions
 from shardmap.explain.read import arrays
-from shardmap.explain.read.asked import asked_in
+from shardmap.explain.read.collectives import collectives_of
 from shardmap.explain.read.compiled import cost_of, layouts_of
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import CostAnalysis, Loops, loops_of
@@ -27,8 +27,12 @@ from shardmap.explain.read.meshes import (
     largest_mesh,
     meshes_of,
 )
-from shardmap.explain.read.sent import Sent
+from shardmap.explain.read.sent import Sent, missing
+from shardmap.explain.read.source import definition_of
+from shardmap.explain.read.visitor import Facts, facts_of
+from shardmap.explain.read.vmaps import marked
 from shardmap.explain.report import ArrayLayout, Cost, Held
+from shardmap.plan.inside.primitive import chunked_p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +125,28 @@ class Program:
         )
 
     @functools.cached_property
+    def facts(self) -> Facts:
+        """What the program says of itself, with the vmaps over its arguments."""
+        source = definition_of(self.fun)
+        found = facts_of(self.jaxpr, source)
+        # Marks would keep a function in pieces from being cut.
+        has_vmaps = any(axis.kind == "vmap" for axis in found.axes)
+        if not has_vmaps or chunked_p in found.primitives:
+            return found
+        try:
+            traced = functions.traced(self.fun, *marked((self.args, self.kwargs)))
+        except Exception:
+            return found  # Somebody looked for an array and found a mark.
+        return facts_of(traced.jaxpr.jaxpr, source)
+
+    @functools.cached_property
     def collectives(self) -> list[Sent]:
-        """Those of what was compiled."""
+        """What goes between devices, by XLA; over an abstract mesh, by the program."""
+        if self.is_abstract:
+            return collectives_of(self.jaxpr, definition_of(self.fun))
         if self.module is None:
             return []
-        asked = list(asked_in(self.jaxpr))
-        return compiled_collectives(self.module, self.mesh, asked)
+        return compiled_collectives(self.module, self.mesh, self.facts.constraints)
 
     @property
     def largest(self) -> tuple[Held, ...]:
@@ -141,7 +161,7 @@ class Program:
                 "Nothing was compiled: the mesh is abstract. Collectives are those of "
                 "the program; what the compiler adds, and costs, are not known."
             )
-            if _is_partitioned(self.jaxpr):
+            if self.facts.is_partitioned:
                 notes.append(
                     "The partitioner may do the collectives of a map with "
                     "lowering='spmd' in another way."
@@ -156,12 +176,13 @@ class Program:
                 "The memory at the peak leaves out what XLA's library for products on "
                 "CPU takes for itself."
             )
+        if not self.is_abstract:
+            notes += missing(self.facts.collectives, self.collectives)
+        if self.collectives and cond_p in self.facts.primitives:
+            notes.append(
+                "Collectives in a branch count as if the branch were always taken."
+            )
         return notes
-
-
-def _is_partitioned(jaxpr: Jaxpr) -> bool:
-    """Whether a map leaves its collectives to the partitioner."""
-    return any(each.params.get("lowering") == "spmd" for each in equations(jaxpr))
 
 
 def program_of(

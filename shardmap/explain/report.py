@@ -37,7 +37,8 @@ class Axis:
       in_turn: whether a step takes what the one before gave, so that they cannot run
         at once.
       is_repeated: whether all of its devices do the same, as nothing is cut along it.
-      over: the key paths of the arguments whose first dimension a loop goes over.
+      over: the key paths of the arguments that a loop goes over along their first
+        dimension, or a vmap along any.
     """
 
     name: str | None

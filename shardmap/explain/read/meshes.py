@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
-from jax.extend.core.primitives import squeeze_p
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from shardmap._jax.collectives import named_axes
-from shardmap._jax.types import Equation, Jaxpr, PyTree, aval_of
+from shardmap._jax.types import Equation, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.layout import MeshWalk, inner_walk
@@ -96,31 +94,6 @@ def tells_apart(shard_map: Equation, name: str) -> bool:
         for each in equations(shard_map.params["jaxpr"])
         if each.primitive in COLLECTIVES
         and COLLECTIVES[each.primitive].kind not in _GIVE_ALL_THE_SAME
-    )
-
-
-def is_pmap(jaxpr: Jaxpr, equation: Equation) -> bool:
-    """Whether a shard_map is what `jax.pmap` makes.
-
-    Its blocks are of one, squeezed at once, and nobody checks what differs.
-    """
-    mesh, body = equation.params["mesh"], equation.params["jaxpr"]
-    if len(jaxpr.eqns) != 1 or isinstance(mesh, AbstractMesh):
-        return False
-    if len(mesh.axis_names) != 1 or equation.params["check_vma"]:
-        return False
-    first_use: dict[Any, Any] = {}
-    for inner in body.eqns:
-        for atom in inner.invars:
-            if not isinstance(atom, jex_core.Literal):
-                first_use.setdefault(atom, inner)
-    mapped = [
-        var
-        for var, outer in zip(body.invars, equation.invars, strict=True)
-        if aval_of(var).shape != aval_of(outer).shape
-    ]
-    return bool(mapped) and all(
-        var in first_use and first_use[var].primitive is squeeze_p for var in mapped
     )
 
 

@@ -1,7 +1,7 @@
 """One value that goes between devices, however it is found."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.explain.read.hlo.causes import Cause
@@ -75,10 +75,16 @@ def collective(sent: Sent, wires: Interconnect | None) -> Collective:
     )
 
 
-def missing(program: Sequence[Sent], compiled: Sequence[Sent]) -> list[str]:
-    """A note on how many collectives of a program the compiler did not keep."""
-    there = {(each.operation, each.source) for each in compiled}
-    count = sum((each.operation, each.source) not in there for each in program)
+def missing(
+    program: Set[tuple[str, str | None]], compiled: Sequence[Sent]
+) -> list[str]:
+    """A note on how many collectives of a program the compiler did not keep.
+
+    Args:
+      program: their operations and lines.
+      compiled: what was compiled.
+    """
+    count = len(program - {(each.operation, each.source) for each in compiled})
     if not count:
         return []
     them = "1 collective" if count == 1 else f"{count:,} collectives"

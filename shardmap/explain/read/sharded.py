@@ -1,7 +1,6 @@
 """The axes that run on devices because arrays are on them."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -9,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from shardmap._jax.types import Jaxpr, aval_of
-from shardmap._jax.walk import equations
-from shardmap.explain.read.source import source_of
+from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.report import ArrayLayout, Axis, Remark
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
@@ -130,8 +127,8 @@ def _sizes_by_places(
 def with_devices(
     axes: Sequence[Axis],
     cuts: Sequence[ShardedDimension],
-    shards: Mapping[int, Sequence[int]] | None = None,
-    mesh: Sequence[tuple[str, int]] = (),
+    asked: Sequence[ShardedDimension],
+    over: Mapping[int, Set[tuple[str, int]]],
 ) -> tuple[Axis, ...]:
     """The axes, crossed with how arrays are sharded.
 
@@ -140,28 +137,31 @@ def with_devices(
 
     Args:
       axes: those of the program.
-      cuts: the cut dimensions.
-      shards: for the number of each vmap, into how many shards the compiler cut its
-        elements, the likeliest first; without, what the arrays say counts.
-      mesh: the names and sizes of the mesh axes.
+      cuts: the cut dimensions of inputs and outputs.
+      asked: those that the program asks for on its way.
+      over: for the number of each vmap, the arguments that it is over, by their paths,
+        each with the dimension.
     """
     used = {axis.name for axis in axes if axis.kind in ("shard_map", "pmap")}
     crossed = []
     for number, axis in enumerate(axes):
-        counts = (shards or {}).get(number, ())
-        if axis.kind == "loop" and counts and counts[0] > 1:
-            axis = _step_on_devices(axis, counts[0])
         if axis.kind == "vmap" and not _is_of_map(axes, number):
-            found = _devices_of(axis, cuts, counts, used, mesh)
-            if found is not None:
-                used.update(found.names)
-                axis = _on_devices(axis, found)
+            arguments = over.get(number, frozenset())
+            along = [c for c in cuts if (c.path, c.dimension) in arguments]
+            # Of others that are as long it may be what they say, or not.
+            others = asked if arguments else [*cuts, *asked]
+            if along:
+                used.update(along[0].names)
+                axis = _on_devices(axis, along[0])
+            elif any(axis.size in (None, cut.length) for cut in others):
+                running = "one batched operation: on how many devices cannot be told"
+                axis = dataclasses.replace(axis, vectorised=None, running=running)
         crossed.append(axis)
     # This says by itself what its mesh axes are for.
     if any(axis.kind == "spmap" for axis in axes):
         return tuple(crossed)
     left: dict[str, list[ShardedDimension]] = {}
-    for cut in cuts:
+    for cut in (*cuts, *asked):
         for name in cut.names:
             if name not in used:
                 left.setdefault(name, []).append(cut)
@@ -192,85 +192,17 @@ def _around(axes: Sequence[Axis], axis: Axis) -> Iterator[int]:
         axis = axes[axis.inside]
 
 
-class _Devices(NamedTuple):
-    """The devices that the elements of a vmap are on.
-
-    Attributes:
-      shards: how many; None if that cannot be told.
-      names: the mesh axes; () if unknown.
-      path: an array that is cut so, or None.
-    """
-
-    shards: int | None
-    names: tuple[str, ...] = ()
-    path: str | None = None
-
-
-def _devices_of(
-    axis: Axis,
-    cuts: Sequence[ShardedDimension],
-    counts: Sequence[int],
-    used: Set[str | None],
-    mesh: Sequence[tuple[str, int]],
-) -> _Devices | None:
-    """The devices of a vmap, on mesh axes not used; None: all of it is on each."""
-    fitting = [c for c in cuts if c.length == axis.size and not used & {*c.names}]
-    if not counts:
-        names = {cut.names for cut in fitting}
-        if len(names) == 1:
-            return _Devices(fitting[0].shards, fitting[0].names, fitting[0].path)
-        # Two ways to cut the same length, or a length that no argument has.
-        return _Devices(None) if cuts else None
-    for count in counts:
-        if count == 1:
-            return None
-        those = [cut for cut in fitting if cut.shards == count]
-        possible = {cut.names for cut in those} or _names_of(count, used, mesh)
-        if len(possible) == 1:
-            path = those[0].path if those else None
-            return _Devices(count, next(iter(possible)), path)
-        # The axes that it could be of may be those of a vmap around it.
-        if possible or not _names_of(count, set(), mesh):
-            return _Devices(count)
-    return _Devices(counts[0])
-
-
-def _names_of(
-    count: int, used: Set[str | None], mesh: Sequence[tuple[str, int]]
-) -> set[tuple[str, ...]]:
-    """The mesh axes that have so many devices, together."""
-    free = [(name, size) for name, size in mesh if name not in used and size > 1]
-    return {
-        tuple(name for name, _ in some)
-        for number in range(1, len(free) + 1)
-        for some in itertools.combinations(free, number)
-        if math.prod(size for _, size in some) == count
-    }
-
-
-def _on_devices(axis: Axis, found: _Devices) -> Axis:
-    if found.shards is None or axis.size is None:
-        running = "one batched operation: on how many devices cannot be told"
-        return dataclasses.replace(axis, vectorised=None, running=running)
-    each = -(-axis.size // found.shards)
-    along = " and ".join(map(repr, found.names))
-    along = f", along mesh axis {along}" if along else ""
-    why = f"{found.path} is cut" if found.path else "the partitioner cuts it"
+def _on_devices(axis: Axis, cut: ShardedDimension) -> Axis:
+    assert axis.size is not None
+    each = -(-axis.size // cut.shards)
+    along = " and ".join(map(repr, cut.names))
     running = (
-        f"on {found.shards:,} devices at once{along}, as {why}; {each:,} elements are "
-        "one batched operation"
+        f"on {cut.shards:,} devices at once, along mesh axis {along}, as {cut.path} is "
+        f"cut; {each:,} elements are one batched operation"
     )
     return dataclasses.replace(
-        axis, devices=found.shards, vectorised=each, running=running, change=_CHANGE
+        axis, devices=cut.shards, vectorised=each, running=running, change=_CHANGE
     )
-
-
-def _step_on_devices(axis: Axis, shards: int) -> Axis:
-    """A loop of batches, each of which the partitioner has cut."""
-    assert axis.vectorised is not None
-    each = -(-axis.vectorised // shards)
-    running = f"{axis.running}; of a batch each of {shards:,} devices has {each:,}"
-    return dataclasses.replace(axis, devices=shards, vectorised=each, running=running)
 
 
 def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
@@ -315,13 +247,12 @@ def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remar
     ]
 
 
-def constraints_in(jaxpr: Jaxpr, meshes: Sequence[Any]) -> list[ShardedDimension]:
+def constrained(
+    constraints: Sequence[LayoutConstraint], meshes: Sequence[Any]
+) -> list[ShardedDimension]:
     """The dimensions that a program itself says how to cut, on its way."""
     found: list[ShardedDimension] = []
-    for equation in equations(jaxpr):
-        asked = equation.params.get("sharding", equation.params.get("dst_sharding"))
-        if isinstance(asked, NamedSharding) and equation.outvars:
-            source = source_of(equation)
-            path = "a value" + (f" at {source}" if source else "")
-            found += _cuts(path, aval_of(equation.outvars[0]).shape, asked, meshes)
+    for each in constraints:
+        path = "a value" + (f" at {each.source}" if each.source else "")
+        found += _cuts(path, each.whole, each.sharding, meshes)
     return found

@@ -16,9 +16,9 @@ from jax import lax
 
 import shardmap
 import shardmap as sm
-from shardmap.explain.read.axes import axes_of
 from shardmap.explain.read.collectives import collectives_of
 from shardmap.explain.read.source import definition_of, source_of, user_line
+from shardmap.explain.read.visitor import facts_of
 
 JAX = f"{pathlib.Path(jax.__file__).parent}/_src/numpy/lax_numpy.py"
 OURS = f"{pathlib.Path(shardmap.__file__).parent}/api/spmap.py"
@@ -128,7 +128,7 @@ def test_what_jax_keeps_without_lines_is_of_the_line_around_it():
     mapped = sm.spmap(jax.checkpoint(fun), "i")
     program = jax.make_jaxpr(jax.grad(lambda x: mapped(x).sum()))(jnp.ones((2, 4)))
     sources = [each.source for each in collectives_of(program.jaxpr)]
-    sources += [axis.source for axis in axes_of(program.jaxpr).axes]
+    sources += [axis.source for axis in facts_of(program.jaxpr).axes]
     assert len(sources) > 3
     here = f"{pathlib.Path(__file__).relative_to(pathlib.Path.cwd())}:"
     assert [each for each in sources if not (each or "").startswith(here)] == []

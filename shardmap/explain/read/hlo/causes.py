@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardmap.explain.read.asked import LayoutConstraint
+from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.read.hlo.cost import POINTWISE
 from shardmap.explain.read.hlo.groups import pairs_of
 from shardmap.explain.read.hlo.operands import becomes

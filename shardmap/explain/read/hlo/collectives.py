@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from shardmap.explain.read.asked import LayoutConstraint
+from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.read.hlo.causes import cause_of
 from shardmap.explain.read.hlo.groups import (
     axes_of_groups,

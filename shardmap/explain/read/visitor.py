@@ -1,4 +1,4 @@
-"""Which axes a program is repeated over, and how each of them runs."""
+"""One pass over a program: its axes, its collectives, the layouts that it asks for."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,26 +8,30 @@ from jax.extend.core.primitives import scan_p, while_p
 
 from shardmap._jax.primitives import (
     SHARD_MAP,
+    is_pmap,
     is_transposed,
     vmaps_around,
     walked_axes,
 )
-from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
+from shardmap._jax.types import Equation, Jaxpr, Primitive, Var
 from shardmap._jax.walk import jaxprs_in
-from shardmap.explain.read import loops, vmaps
-from shardmap.explain.read.hlo.vectorised import Made
-from shardmap.explain.read.meshes import is_pmap, map_place, tells_apart
+from shardmap.explain.read import loops
+from shardmap.explain.read.collectives import group_size
+from shardmap.explain.read.constraints import LayoutConstraint, constraints_of
+from shardmap.explain.read.meshes import tells_apart
+from shardmap.explain.read.scope import Scope
 from shardmap.explain.read.source import source_of
+from shardmap.explain.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explain.report import Axis, AxisKind
+from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering import decision
-from shardmap.map.lowering.decision import ALONE, Around
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.plan.inside.primitive import chunked_p, computed, cut
 
-_ON_NO_DEVICES = ("vmap", "loop", "while")
 _SAME = "no in_specs= cut anything along it"
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
+_UNKNOWN_VMAP = "its size is not visible, as it is not over arguments"
 _CHANGE_VMAP = (
     "Write spmap for vmap to lay it on devices, or jax.lax.map with batch_size= to "
     "bound the memory."
@@ -47,62 +51,80 @@ _CHANGE_IN_TURN = (
 )
 
 
-class _Around(NamedTuple):
-    """What is around a jaxpr.
+class Facts(NamedTuple):
+    """What a program says of itself.
 
     Attributes:
-      axis: the number of the axis directly around it.
-      mesh: that of the outermost map around it.
-      inner_axes: the mesh axes left for the maps in it.
-      program: what it is a part of.
-      line: that of what is around, for what JAX has no line of the user's for.
-    """
-
-    axis: int | None = None
-    mesh: Any = None
-    inner_axes: tuple[str, ...] = ()
-    program: Around = ALONE
-    line: str | None = None
-
-
-class Axes(NamedTuple):
-    """The axes of a program.
-
-    Attributes:
-      axes: each before those inside it.
-      made: for the number of each that is vectorised, what is made in it.
-      over: for the number of a loop, those of the arguments that it goes over.
+      axes: its axes, each before those inside it.
+      over: for the number of a loop or a vmap, the arguments that it goes over, each
+        with the dimension.
+      collectives: the operation and the line of each of its collectives, but of those
+        that are left to the partitioner.
+      constraints: the layouts that it asks for.
+      primitives: all that it has.
+      is_partitioned: whether a map leaves its collectives to the partitioner.
     """
 
     axes: tuple[Axis, ...]
-    made: Mapping[int, Sequence[Made]]
-    over: Mapping[int, frozenset[int]]
+    over: Mapping[int, frozenset[tuple[int, int]]]
+    collectives: frozenset[tuple[str, str | None]]
+    constraints: tuple[LayoutConstraint, ...]
+    primitives: frozenset[Primitive]
+    is_partitioned: bool
 
 
-def axes_of(jaxpr: Jaxpr, source: str | None = None) -> Axes:
-    """The axes of a program.
+def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
+    """Visits all equations of a program, once.
 
     Args:
       jaxpr: the program, traced with or without marks for vmaps.
-      source: where the function is, for axes around all of its lines.
+      source: where the function is, for what JAX has no line of.
     """
-    walk = _Walk(loops.Origins(jaxpr))
-    walk.scope(jaxpr, _Around(line=source))
-    return Axes(tuple(walk.axes), walk.made, walk.over)
+    visitor = _Visitor(loops.Origins(jaxpr))
+    visitor.visit(jaxpr, Scope(line=source))
+    return Facts(
+        tuple(visitor.axes),
+        {number: frozenset(those) for number, those in visitor.over.items()},
+        frozenset(visitor.collectives),
+        tuple(visitor.constraints),
+        frozenset(visitor.primitives),
+        visitor.is_partitioned,
+    )
 
 
-class _Walk:
+class _OpenVmap(NamedTuple):
+    """A vmap that is around the equations that are visited.
+
+    Attributes:
+      scope: what is inside it.
+      mark: its name and size, if a mark says them.
+      is_given: whether it is that of another equation, such as a loop of batches.
+    """
+
+    scope: Scope
+    mark: MarkedVmap | None = None
+    is_given: bool = False
+
+    def is_of(self, mark: MarkedVmap) -> bool:
+        """Whether a mark may be inside this vmap."""
+        return self.is_given or (self.mark is not None and self.mark[:2] == mark[:2])
+
+
+class _Visitor:
     def __init__(self, origins: loops.Origins) -> None:
         self.axes: list[Axis] = []
-        self.made: dict[int, list[Made]] = {}
-        self.over: dict[int, frozenset[int]] = {}
+        self.over: dict[int, set[tuple[int, int]]] = {}
+        self.collectives: set[tuple[str, str | None]] = set()
+        self.constraints: list[LayoutConstraint] = []
+        self.primitives: set[Primitive] = set()
+        self.is_partitioned = False
         self._origins = origins
         self._seen: dict[Any, int] = {}
-        self._walked: set[Any] = set()
+        self._visited: set[Any] = set()
 
     def _add(
         self,
-        around: _Around,
+        around: Scope,
         kind: AxisKind,
         name: Any,
         layout: tuple[int | None, int, int | None, int | None],
@@ -140,81 +162,67 @@ class _Walk:
             self._seen.setdefault(forward, len(self.axes) - 1)
         return self._seen[key]
 
-    def scope(self, jaxpr: Jaxpr, around: _Around, open_vmaps: int = 0) -> None:
-        """Adds the axes in a jaxpr, but its outermost ``open_vmaps`` vmaps."""
+    def visit(self, jaxpr: Jaxpr, around: Scope, open_vmaps: int = 0) -> None:
+        """Visits a jaxpr, whose outermost ``open_vmaps`` vmaps are known already."""
         origins = tuple(map(self._origins.of, jaxpr.invars))
         key = (id(jaxpr), around, open_vmaps, origins)
-        if key in self._walked:
+        if key in self._visited:
             return
-        self._walked.add(key)
+        self._visited.add(key)
+        self.constraints += constraints_of(jaxpr, around.line)
         made_by = {var: e for e in jaxpr.eqns for var in e.outvars}
-        # The jaxpr itself, then the vmaps around an equation, with where they end.
-        stack: list[tuple[_Around, int]] = [(around, len(jaxpr.eqns))] * (
-            1 + open_vmaps
-        )
-        opened = list(stack)
+        # The jaxpr itself, then the vmaps around an equation.
+        stack = [_OpenVmap(around, is_given=True)] * (1 + open_vmaps)
+        forward = list(stack)
         rest_of_loop = False
-        for number, equation in enumerate(jaxpr.eqns):
+        for equation in jaxpr.eqns:
+            self.primitives.add(equation.primitive)
             self._origins.note(equation)
             depth = vmaps_around(equation)
             rest_of_loop &= depth > 0
             if rest_of_loop:
                 continue
+            marks = vmaps_of(equation)
             del stack[depth + 1 :]
-            while stack[-1][1] <= number:
-                stack.pop()
+            for level, mark in enumerate(marks, 1):
+                if level < len(stack) and not stack[level].is_of(mark):
+                    del stack[level:]
             if is_transposed(equation):
                 # The way back goes through the same vmaps.
-                stack += opened[len(stack) : depth + 1]
-            if depth >= len(stack):
-                begun = vmaps.begin(jaxpr, number, len(stack) - 1)
-                for name, size in begun.vmaps:
-                    vmap = self._vmap(stack[-1][0], name, size, begun.deduced, equation)
-                    stack.append((vmap, begun.end))
-                opened = [(each, len(jaxpr.eqns)) for each, _ in stack]
-            here, _ = stack[-1]
-            here = here._replace(line=source_of(equation) or here.line)
-            self._note(equation, here)
-            if equation.primitive is scan_p:
+                stack += forward[len(stack) : depth + 1]
+            while len(stack) <= depth:
+                known = marks[len(stack) - 1] if marks else None
+                scope = self._vmap(stack[-1].scope, known, equation)
+                stack.append(_OpenVmap(scope, known))
+                forward = list(stack)
+            self._goes_over_marks(equation, stack, marks)
+            here = stack[-1].scope.at(equation)
+            if equation.primitive in COLLECTIVES:
+                self._collective(equation, here)
+            elif equation.primitive is scan_p:
                 rest_of_loop = self._scan(equation, here, made_by)
             elif equation.primitive is spmap_p:
                 self._spmap(equation, here, depth)
             elif equation.primitive is SHARD_MAP:
-                self._shard_map(equation, here, is_pmap(jaxpr, equation))
+                self._shard_map(equation, here, is_pmap(equation))
             elif equation.primitive is while_p:
                 self._while(equation, here)
             elif equation.primitive is chunked_p:
                 self._chunked(equation, here)
             else:
                 for inner in jaxprs_in(equation.params):
-                    self.scope(inner, here)
+                    self.visit(inner, here)
 
-    def _note(self, equation: Equation, around: _Around) -> None:
-        """Keeps what is made in the vmaps that are directly around an equation."""
-        number, line = around.axis, around.line
-        while number is not None and self.axes[number].kind in _ON_NO_DEVICES:
-            axis = self.axes[number]
-            if axis.kind == "vmap" or (axis.vectorised or 1) > 1:
-                made = self.made.setdefault(number, [])
-                name = equation.primitive.name
-                made += [Made(line, name, aval_of(v).shape) for v in equation.outvars]
-            number = self.axes[number].inside
+    def _collective(self, equation: Equation, here: Scope) -> None:
+        if not here.program.partitioned and group_size(equation, here) > 1:
+            name = COLLECTIVES[equation.primitive].name
+            self.collectives.add((name, here.line))
 
     def _vmap(
-        self,
-        around: _Around,
-        name: Any,
-        size: int | None,
-        deduced: bool,
-        equation: Equation,
-    ) -> _Around:
-        running = _VMAP
-        if deduced:
-            running += (
-                "; its size is deduced from the shapes"
-                if size is not None
-                else "; its size is not visible in the middle of a program"
-            )
+        self, around: Scope, known: MarkedVmap | None, equation: Equation
+    ) -> Scope:
+        name, size = (None, None) if known is None else known[:2]
+        running = _VMAP if known is not None else f"{_VMAP}; {_UNKNOWN_VMAP}"
         layout = (size, 1, size, 1)
         number = self._add(
             around, "vmap", name, layout, equation, running, _CHANGE_VMAP
@@ -222,7 +230,7 @@ class _Walk:
         return around._replace(axis=number)
 
     def _scan(
-        self, equation: Equation, around: _Around, made_by: Mapping[Var, Equation]
+        self, equation: Equation, around: Scope, made_by: Mapping[Var, Equation]
     ) -> bool:
         """Adds a loop; True if a vmap behind it computes what is left of its axis."""
         length = equation.params["length"]
@@ -238,8 +246,8 @@ class _Walk:
             number = self._add(
                 around, "loop", None, layout, equation, running, change, in_turn
             )
-            self.over[number] = self._origins.of(*loops.goes_over(equation))
-            self.scope(body, around._replace(axis=number))
+            self._goes_over(number, equation)
+            self.visit(body, around._replace(axis=number))
             return False
         size, width = batch
         steps = -(-size // width)
@@ -250,11 +258,29 @@ class _Walk:
         )
         layout = (size, 1, width, steps)
         number = self._add(around, "loop", None, layout, equation, running, change)
-        self.over[number] = self._origins.of(*loops.goes_over(equation))
-        self.scope(body, around._replace(axis=number), open_vmaps=1)
+        self._goes_over(number, equation)
+        self.visit(body, around._replace(axis=number), open_vmaps=1)
         return size % width != 0
 
-    def _while(self, equation: Equation, around: _Around) -> None:
+    def _goes_over_marks(
+        self,
+        equation: Equation,
+        stack: Sequence[_OpenVmap],
+        marks: Sequence[MarkedVmap],
+    ) -> None:
+        """Notes which argument, along which dimension, vmaps of marks are over."""
+        for vmap, mark in zip(stack[1:], marks, strict=False):
+            number, dimension = vmap.scope.axis, mark.dimension
+            if vmap.mark is None or number is None or dimension is None:
+                continue
+            for argument in self._origins.of(*equation.invars):
+                self.over.setdefault(number, set()).add((argument, dimension))
+
+    def _goes_over(self, number: int, scan: Equation) -> None:
+        arguments = self._origins.of(*loops.goes_over(scan))
+        self.over[number] = {(argument, 0) for argument in arguments}
+
+    def _while(self, equation: Equation, around: Scope) -> None:
         running = "steps one after another, as many as the values ask for"
         if self._waits(equation, around):
             running += f": {loops.UNTIL_THE_SLOWEST}"
@@ -268,9 +294,9 @@ class _Walk:
             "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps.",
         )
         for inner in jaxprs_in(equation.params):
-            self.scope(inner, around._replace(axis=number))
+            self.visit(inner, around._replace(axis=number))
 
-    def _chunked(self, equation: Equation, around: _Around) -> None:
+    def _chunked(self, equation: Equation, around: Scope) -> None:
         """Adds the loop of each stage of a function in pieces."""
         params = equation.params
         whole, _ = computed(params["jaxpr"])
@@ -282,9 +308,9 @@ class _Walk:
                 self._add(
                     around, "loop", None, layout, equation, running, _CHANGE_PIECES
                 )
-        self.scope(params["jaxpr"].jaxpr, around)
+        self.visit(params["jaxpr"].jaxpr, around)
 
-    def _waits(self, loop: Equation, around: _Around) -> bool:
+    def _waits(self, loop: Equation, around: Scope) -> bool:
         """Whether elements that are vectorised together wait for the slowest."""
         number = around.axis
         while number is not None:
@@ -296,11 +322,11 @@ class _Walk:
             number = axis.inside
         return False
 
-    def _spmap(self, equation: Equation, around: _Around, depth: int) -> None:
+    def _spmap(self, equation: Equation, around: Scope, depth: int) -> None:
         params = equation.params
-        mesh, walk = map_place(equation, around.mesh, around.inner_axes)
-        decided = decision.decide(params, mesh, walk, around.program)
-        spread = decided.spread
+        decided, inside = around.in_map(equation)
+        self.is_partitioned |= decided.branch == "partitioned"
+        spread, mesh = decided.spread, inside.mesh
         replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
         if around.mesh is None or params["mesh_axes"] is not None:
             change = (
@@ -322,13 +348,12 @@ class _Walk:
             _how_it_runs(spread, decided.branch, replicas),
             change,
         )
-        inner_axes = around.inner_axes if walk is None else walk.inner_axes
+        if decided.mesh_axes:
+            inside = inside.with_sizes([(params["axis_name"], spread.devices)])
         # A map that is vectorised has the vmaps around it inside.
-        program = decided.inside(mesh, around.program)
-        inside = _Around(number, mesh, inner_axes, program, around.line)
-        self.scope(params["call_jaxpr"], inside, depth)
+        self.visit(params["call_jaxpr"], inside._replace(axis=number), depth)
 
-    def _shard_map(self, equation: Equation, around: _Around, of_pmap: bool) -> None:
+    def _shard_map(self, equation: Equation, around: Scope, of_pmap: bool) -> None:
         params = equation.params
         mesh = params["mesh"]
         manual = walked_axes(equation)
@@ -355,8 +380,7 @@ class _Walk:
                     self.axes[number], running=running, is_repeated=True
                 )
             around = around._replace(axis=number)
-        program = Around(mesh.axis_names, around.program.manual | manual)
-        self.scope(params["jaxpr"], around._replace(program=program))
+        self.visit(params["jaxpr"], around.in_shard_map(equation))
 
 
 def _how_it_runs(spread: Spread, branch: decision.Branch, replicas: int = 1) -> str:

@@ -9,7 +9,6 @@ from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import NamedSharding
 
 from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
-from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
 from shardmap.sharding.conversions import axes_in
 
@@ -18,35 +17,30 @@ class LayoutConstraint(NamedTuple):
     """A layout that a value is to have, as `jax.lax.with_sharding_constraint` says.
 
     Attributes:
-      shape: what a device is to have of the value.
+      sharding: the layout.
+      whole: the shape of the value.
+      shape: what a device is to have of it.
       source: the line that asks.
       lines: those of what makes the value, and of what takes it: XLA may say either of
         what it sends for the layout.
     """
 
+    sharding: NamedSharding
+    whole: tuple[int, ...]
     shape: tuple[int, ...]
     source: str | None
     lines: frozenset[str | None]
 
 
-def asked_in(jaxpr: Jaxpr, around: str | None = None) -> Iterator[LayoutConstraint]:
-    """The layouts that a program asks for.
-
-    Those of a jaxpr that is shared are given once for each line that is around it.
+def constraints_of(jaxpr: Jaxpr, around: str | None) -> Iterator[LayoutConstraint]:
+    """The layouts that the equations of a jaxpr ask for, without those inside them.
 
     Args:
-      jaxpr: the program.
+      jaxpr: the jaxpr.
       around: the line of what is around it.
     """
-    return _asked_in(jaxpr, around, set())
-
-
-def _asked_in(
-    jaxpr: Jaxpr, around: str | None, seen: set[tuple[int, str | None]]
-) -> Iterator[LayoutConstraint]:
-    if (id(jaxpr), around) in seen:
+    if not any(_layout(equation) for equation in jaxpr.eqns):
         return
-    seen.add((id(jaxpr), around))
     lines = [source_of(equation) or around for equation in jaxpr.eqns]
     made_at: dict[Var, str | None] = {}
     taken_at: dict[Var, set[str | None]] = {}
@@ -60,18 +54,16 @@ def _asked_in(
             if not isinstance(atom, jex_core.Literal):
                 taken_at.setdefault(atom, set()).update(taken)
     for equation, line in zip(jaxpr.eqns, lines, strict=True):
-        if (layout := _layout(equation)) is not None:
-            [before], [after] = equation.invars, equation.outvars
-            maker = around
-            if not isinstance(before, jex_core.Literal):
-                maker = made_at.get(before, around)
-            yield LayoutConstraint(
-                _on_a_device(aval_of(after).shape, layout),
-                line,
-                frozenset({line, maker, *taken_at.get(after, ())} - {None}),
-            )
-        for inner in jaxprs_in(equation.params):
-            yield from _asked_in(inner, line, seen)
+        layout = _layout(equation)
+        if layout is None:
+            continue
+        [before], [after] = equation.invars, equation.outvars
+        maker = around
+        if not isinstance(before, jex_core.Literal):
+            maker = made_at.get(before, around)
+        shape = aval_of(after).shape
+        near = frozenset({line, maker, *taken_at.get(after, ())} - {None})
+        yield LayoutConstraint(layout, shape, _on_a_device(shape, layout), line, near)
 
 
 def _layout(equation: Equation) -> NamedSharding | None:

@@ -8,8 +8,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explain.read import asked as reading
-from shardmap.explain.read.asked import asked_in
+from shardmap.explain.read import visitor as reading
+from shardmap.explain.read.visitor import facts_of
 from tests.shared_jaxprs import at_most, nested
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
@@ -18,7 +18,7 @@ X = jnp.ones((16, 8))
 
 
 def asked(fun, *args):
-    return list(asked_in(jax.make_jaxpr(fun)(*args).jaxpr, "around"))
+    return facts_of(jax.make_jaxpr(fun)(*args).jaxpr, "around").constraints
 
 
 def constrained(x, *names):
@@ -110,10 +110,10 @@ def test_an_explicit_mesh_is_asked_by_reshard():
 def test_what_only_notes_a_sharding_does_not_ask():
     """Such as conversions, with one of another rank perhaps."""
     piecewise = sm.chunked(lambda x: jnp.tanh(x @ x.T).sum(), {0: 4})
-    assert asked(jax.hessian(piecewise), X) == []
+    assert asked(jax.hessian(piecewise), X) == ()
 
 
 def test_what_is_shared_is_read_once_for_each_line_around(monkeypatch):
     monkeypatch.setattr(reading, "source_of", at_most(200, reading.source_of))
-    found = asked_in(nested(30, lambda x: constrained(x, "data"), X))
+    found = facts_of(nested(30, lambda x: constrained(x, "data"), X)).constraints
     assert {each.shape for each in found} == {(4, 8)}

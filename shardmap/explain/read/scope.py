@@ -1,0 +1,73 @@
+"""What is around an equation: loops, maps, and the mesh axes that they use."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from shardmap._jax.primitives import walked_axes
+from shardmap._jax.types import Equation
+from shardmap.explain.counts import times
+from shardmap.explain.read.meshes import map_place
+from shardmap.explain.read.source import source_of
+from shardmap.map.lowering import decision
+from shardmap.map.lowering.decision import ALONE, Around, Decision
+
+
+class Scope(NamedTuple):
+    """What is around an equation.
+
+    Attributes:
+      axis: the number of the axis directly around it.
+      line: that of what is around. JAX has no line of the user's for some of what it
+        keeps, such as the rule of a `jax.custom_vjp` under `jax.checkpoint`.
+      runs: how often it runs; None if only the running program knows.
+      sizes: the devices along each named axis.
+      mesh: that of the outermost map.
+      inner_axes: the mesh axes left for maps inside.
+      program: what it is a part of.
+    """
+
+    axis: int | None = None
+    line: str | None = None
+    runs: int | None = 1
+    sizes: tuple[tuple[Any, int], ...] = ()
+    mesh: Any = None
+    inner_axes: tuple[str, ...] = ()
+    program: Around = ALONE
+
+    def at(self, equation: Equation) -> "Scope":
+        """The scope of an equation itself."""
+        return self._replace(line=source_of(equation) or self.line)
+
+    def with_sizes(self, sizes: Iterable[tuple[Any, int]]) -> "Scope":
+        """The scope with other named axes in it."""
+        return self._replace(sizes=tuple((dict(self.sizes) | dict(sizes)).items()))
+
+    def devices(self, names: Iterable[Any]) -> int:
+        """How many devices there are along some named axes."""
+        sizes = dict(self.sizes)
+        return math.prod(sizes.get(name, 1) for name in names)
+
+    def in_loop(self, steps: int | None) -> "Scope":
+        """The scope of the body of a loop."""
+        return self._replace(runs=times(self.runs, steps))
+
+    def in_shard_map(self, equation: Equation) -> "Scope":
+        """The scope of the body of a `jax.shard_map`."""
+        mesh, manual = equation.params["mesh"], walked_axes(equation)
+        program = Around(mesh.axis_names, self.program.manual | manual)
+        sizes = ((name, mesh.shape[name]) for name in manual)
+        return self.with_sizes(sizes)._replace(program=program)
+
+    def in_map(self, equation: Equation) -> tuple[Decision, "Scope"]:
+        """How a map of this package is lowered, and the scope of its function."""
+        params = equation.params
+        mesh, walk = map_place(equation, self.mesh, self.inner_axes)
+        decided = decision.decide(params, mesh, walk, self.program)
+        inner_axes = self.inner_axes if walk is None else walk.inner_axes
+        program = decided.inside(mesh, self.program)
+        sizes = ((axis, mesh.shape[axis]) for axis in decided.mesh_axes)
+        inside = self.with_sizes(sizes)
+        return decided, inside._replace(
+            mesh=mesh, inner_axes=inner_axes, program=program
+        )
