@@ -111,7 +111,7 @@ _RULES = """
   & .grid th, & .grid caption { color: var(--quiet); font-weight: 400;
     text-align: center; }
   & .grid caption { text-align: left; }
-  & .grid td { min-width: 32px; padding: 4px; text-align: center; }
+  & .grid th, & .grid td { min-width: 32px; padding: 4px; text-align: center; }
   & .shard { border: 1px solid var(--line); border-radius: 4px; }
   & .copies { display: inline-block; padding: 4px 14px; margin: 3px 8px 6px 0;
     color: var(--text); background: var(--back); border: 1px solid var(--quiet);

@@ -219,8 +219,8 @@ def test_what_a_device_has_before_and_after_is_a_field():
     types = {(each.before, each.after) for each in report.collectives}
     assert types == {("f32[3]", "f32[3]"), ("f32[1,3]", "f32[8,3]")}
     text = " ".join(str(report).split())
-    assert "12 B in, 12 B out (f32[3]);" in text
-    assert "96 B out (f32[1,3] -> f32[8,3]);" in text
+    assert "psum over 'i', f32[3] at" in text
+    assert "all_gather over 'i', f32[1,3] -> f32[8,3] at" in text
 
 
 def test_it_is_known_without_a_compiled_program():
