@@ -42,11 +42,6 @@ COMMANDS = {
         summary="start several processes on this machine",
         needs={},
     ),
-    "work": Command(
-        module="shardmap.commands.work",
-        summary="run a saved plan, or one task of it in an array job",
-        needs={"flatbuffers": "plan"},
-    ),
     "old": Command(
         module="shardmap.commands.old",
         summary="run a program written for jax.pmap of years ago, as it is",

@@ -28,7 +28,6 @@ ROOMS = [
     "plan.lax",
     "plan.run",
     "plan.away",
-    "plan.away.folder",
     "plan.in_slices",
     "plan.inside",
     "plan",

@@ -66,7 +66,7 @@ def narrowed_dtype(leaf: Any) -> tuple[np.dtype, np.dtype] | None:
 OPTIONS = frozenset(
     {
         *("out", "executor", "max_in_flight", "progress", "retries", "checkpoint"),
-        *("scratch", "folder", "tasks", "values"),
+        *("scratch", "task", "values"),
     }
 )
 """What a plan's own methods take by name."""

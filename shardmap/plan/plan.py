@@ -22,7 +22,6 @@ from shardmap.later import html_of
 from shardmap.plan import report
 from shardmap.plan.arguments import CallArguments
 from shardmap.plan.away.engines import engine_of
-from shardmap.plan.away.folder.save import save
 from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
@@ -260,37 +259,6 @@ class ShardPlan:
     def _labelled(self, bare: PyTree) -> PyTree:
         return bare if self._labels is None else self._labels.result(bare)
 
-    def save(
-        self,
-        folder: str | os.PathLike[str],
-        *args: PyTree,
-        out: PyTree = None,
-        tasks: int | None = None,
-        **kwargs: PyTree,
-    ) -> None:
-        """Writes the plan as a folder, which the tasks of an array job run.
-
-        ``python -m shardmap work FOLDER --task N`` runs one task, ``--status`` tells
-        how far all are, ``--finish`` does what is left. The folder holds functions as
-        `jax.export` writes them, and where the arguments lie; those that lie in memory
-        are copied into it. Nothing of it is pickled.
-
-        Args:
-          folder: where, an empty folder or none yet.
-          *args: as for `run`; without any, those of `plan`.
-          out: `numpy.memmap` or arrays of zarr to write to, in the structure of the
-            result; where there is none, the folder gets ``out/0.npy`` and so on.
-          tasks: how many tasks there will be, by default one for each shard and at most
-            1,000.
-          **kwargs: as for `run`.
-
-        Raises:
-          ValueError: the folder is another plan's, or ``out`` cannot be written by
-            other processes.
-        """
-        args, out = self._again(args, kwargs), self._bare(out)
-        save(self._borders.moved(out), folder, args, out, tasks)
-
     def to_dask(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The function's result as arrays of Dask, of which nothing is computed yet.
 
@@ -321,6 +289,7 @@ class ShardPlan:
         retries: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         scratch: Any = None,
+        task: tuple[int, int] | None = None,
         **kwargs: PyTree,
     ) -> PyTree:
         """Runs all shards and returns the function's result.
@@ -350,10 +319,16 @@ class ShardPlan:
           scratch: where to keep what later stages need, as for `plan`; by default what
             was given there. A run makes a place of its own in it, under a random name,
             which is gone when it ends. Other processes open it themselves.
+          task: (index, count) in each of the processes of an array job, which run the
+            same program with the same ``checkpoint``. Each runs its part of the shards
+            of every stage, and waits for what others make; one that was killed is
+            started again. Large values that later stages need are read from the folder.
           **kwargs: what was given to `plan` by name; static arguments as they were.
 
         Returns:
-          NumPy arrays, or what was given as ``out``, in the function's structure.
+          NumPy arrays, or what was given as ``out``, in the function's structure. In an
+          array job this is so in the last task, which ends when all is done; the others
+          give None.
 
         Raises:
           OSError: ``scratch`` or the checkpoint cannot take what is kept there.
@@ -380,5 +355,7 @@ class ShardPlan:
             retries=retries,
             checkpoint=checkpoint,
             scratch=scratch,
+            task=task,
         )
-        return self._labelled(made)
+        gives_result = task is None or task[0] == task[1] - 1
+        return self._labelled(made) if gives_result else None

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import shardmap as sm
@@ -46,11 +45,11 @@ def test_an_unknown_command_gets_one_line_and_code_2():
     assert result.stdout == ""
     assert result.stderr == (
         "python -m shardmap: unknown command 'dmeo' (did you mean demo?); the commands "
-        "are: demo, show, explain, run, work, old, doctor\n"
+        "are: demo, show, explain, run, old, doctor\n"
     )
     assert shardmap("zzz").stderr == (
         "python -m shardmap: unknown command 'zzz'; the commands are: demo, show, "
-        "explain, run, work, old, doctor\n"
+        "explain, run, old, doctor\n"
     )
 
 
@@ -102,12 +101,8 @@ def test_the_console_script_is_this_program():
     ],
 )
 def test_the_examples_of_a_help_text_work(name, tmp_path):
-    """In a folder with the script and the job that they name, and nothing else."""
+    """In a folder with the script that they name, and nothing else."""
     (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
-    if name == "work":
-        pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
-        x = np.ones(20, np.float32)
-        sm.plan(lambda x: x * 2, x, in_slices={0: 20}).save(tmp_path / "job", x)
     help_text = call(importlib.import_module(COMMANDS[name].module).main, "--help")
     assert (help_text.returncode, help_text.stderr) == (0, "")
     examples = re.findall(r"^  python -m (shardmap .*)$", help_text.stdout, re.M)

@@ -72,7 +72,7 @@ def test_static_arguments_are_checked():
         plan(_powers, X, [], scale={"by": 2.0}, static_argnames="power")
     with pytest.raises(TypeError, match=r"'out' .*partial\(fun, out=\.\.\.\)"):
         plan(lambda x, out: x, X, out=1)
-    methods = (ShardPlan.run, ShardPlan.save, ShardPlan.traffic, Shard.args)
+    methods = (ShardPlan.run, ShardPlan.traffic, Shard.args)
     options = {
         name
         for method in methods

@@ -174,17 +174,3 @@ def test_moved_pieces_are_written_at_the_same_time(cut, at_once, stored_away):
     _, want = made.run(x, out=(here, None))
     assert total.tobytes() == want.tobytes()
     assert out.array.tobytes() == here.array.tobytes()
-
-
-def test_a_saved_plan_has_the_moved_cuts(stored_away, tmp_path):
-    pytest.importorskip("flatbuffers", reason="jax.export writes its bytes with it")
-    from shardmap.plan.away.folder.job import Job
-
-    out = Stored((64, 8), (8, 8))
-    plan(jnp.sin, X, in_slices={0: 5}).save(tmp_path, X, out=out)
-    job = Job(tmp_path)
-    writes = [
-        write for unit in range(5) for row in job.rows(0, unit) for write in row.writes
-    ]
-    assert len(writes) == 5
-    assert all(map(job.goes, writes))

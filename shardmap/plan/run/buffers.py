@@ -1,6 +1,7 @@
 """Where results of shards are put together."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,26 +48,55 @@ def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
     buffer[index] = part
 
 
+def fold(combiner: str, parts: Iterable[Any], own: bool = False) -> np.ndarray:
+    """Combines arrays, from the first to the last.
+
+    Args:
+      combiner: how.
+      parts: the arrays.
+      own: whether the first one may be written to.
+    """
+    parts = iter(parts)
+    total = next(parts)
+    with np.errstate(all="ignore"):
+        for part in parts:
+            out = total if own and total.ndim else None
+            total = np.asarray(COMBINE[combiner](total, part, out=out))
+            own = True
+    return np.asarray(total)
+
+
 class Fold:
     """Partial results, put together as a tree whose shape their number fixes.
 
     Sixteen of them make one, sixteen of those the next, and so on, so that whoever puts
     together what, the bytes are the same. The top of the tree is the buffer.
 
+    A node is an array here; elsewhere it is what stands for one, such as a future.
+
     Args:
       combiner: how they are combined.
       count: how many there are.
       levels: those of the tree; by default all below the buffer.
+      combine: makes one node of several, with the arguments of `fold`.
+      at_once: how many are combined at once: two as soon as they are there, or all that
+        make a node.
     """
 
-    def __init__(self, combiner: str, count: int, levels: int | None = None) -> None:
+    def __init__(
+        self,
+        combiner: str,
+        count: int,
+        levels: int | None = None,
+        combine: Callable[[str, list[Any], bool], Any] = fold,
+        at_once: int = 2,
+    ) -> None:
         self.left = count
         levels = depth(count) if levels is None else levels
-        self._levels = [_Level(combiner) for _ in range(levels)]
+        combine = functools.partial(combine, combiner)
+        self._levels = [_Level(combine, at_once) for _ in range(levels)]
 
-    def add(
-        self, part: np.ndarray, level: int = 0, covers: int = 1
-    ) -> np.ndarray | None:
+    def add(self, part: Any, level: int = 0, covers: int = 1) -> Any:
         """Takes the next one, and gives what is to be put into the buffer, if any.
 
         Args:
@@ -75,14 +105,14 @@ class Fold:
           covers: how many partial results are in it.
         """
         self.left -= covers
-        node: np.ndarray | None = part
+        node = part
         for each in self._levels[level:]:
             node = each.add(node, self.left == 0)
             if node is None:
                 break
         return node
 
-    def rest(self) -> np.ndarray | None:
+    def rest(self) -> Any:
         """What is put together so far and not in the buffer yet."""
         node = None
         for level in self._levels:
@@ -105,29 +135,26 @@ def depth(count: int) -> int:
 class _Level:
     """The node of a tree that is being made, on one of its levels."""
 
-    def __init__(self, combiner: str) -> None:
-        self._combine = COMBINE[combiner]
-        self._node: np.ndarray | None = None
+    def __init__(self, combine: Callable[[list[Any], bool], Any], at_once: int) -> None:
+        self._combine, self._at_once = combine, at_once
+        self._nodes: list[Any] = []
         self._count = 0
 
-    def add(self, part: np.ndarray | None, last: bool) -> np.ndarray | None:
+    def add(self, part: Any, last: bool) -> Any:
         """Takes one more, and gives the node when it is whole."""
         if part is not None:
-            self._put(part)
-        if self._count < FOLDED and not last:
+            self._nodes.append(part)
+            self._count += 1
+        whole = last or self._count == FOLDED
+        if len(self._nodes) == self._at_once or (whole and len(self._nodes) > 1):
+            # The first one is somebody else's, if it was not made here.
+            own = self._count > len(self._nodes)
+            self._nodes = [self._combine(self._nodes, own)]
+        if not whole or not self._nodes:
             return None
-        node, self._node, self._count = self._node, None, 0
+        [node] = self._nodes
+        self._nodes, self._count = [], 0
         return node
-
-    def _put(self, part: np.ndarray) -> None:
-        self._count += 1
-        if self._node is None:
-            self._node = part
-            return
-        # The first one is somebody else's, which is not written to.
-        own = self._node if self._count > 2 and self._node.ndim else None
-        with np.errstate(all="ignore"):
-            self._node = np.asarray(self._combine(self._node, part, out=own))
 
 
 class Folds:

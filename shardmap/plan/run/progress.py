@@ -9,7 +9,6 @@ from typing import Any
 
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.slices import shape_of
-from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
 
@@ -22,8 +21,12 @@ def moved(shard: Shard) -> int:
 
 
 @contextlib.contextmanager
-def bar(cut_program: CutProgram, shown: bool) -> Iterator[Callable[[Shard], Any]]:
+def bar(total: int, shown: bool) -> Iterator[Callable[[Shard], Any]]:
     """Shows a bar in a terminal or a notebook, if it is to be shown.
+
+    Args:
+      total: how many shards there are.
+      shown: whether to show it.
 
     Yields:
       What is called with each shard that is done.
@@ -39,7 +42,7 @@ def bar(cut_program: CutProgram, shown: bool) -> Iterator[Callable[[Shard], Any]
             "progress=True needs the package tqdm: pip install tqdm"
         ) from error
     start, done = time.monotonic(), 0
-    with tqdm.tqdm(total=cut_program.num_shards, unit="shard") as shows:
+    with tqdm.tqdm(total=total, unit="shard") as shows:
 
         def step(shard: Shard) -> None:
             nonlocal done

@@ -14,6 +14,7 @@ import jax
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.nodes import Value
+from shardmap.plan.run.array_job import ArrayJob, Task
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.disk.scratch import checked, scratch_arrays
@@ -34,8 +35,13 @@ def run(
     retries: int,
     checkpoint: str | os.PathLike[str] | None,
     scratch: Any = None,
+    task: Any = None,
 ) -> PyTree:
     """See `ShardPlan.run`."""
+    if task is not None:
+        task = Task.of(task)
+        if checkpoint is None:
+            raise ValueError("task needs checkpoint, the folder that all tasks share")
     leaves = cut_program.leaves(args)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
@@ -47,20 +53,36 @@ def run(
     leaves = list(map(sliceable, leaves))
     saved = None if checkpoint is None else Checkpoint(checkpoint, cut_program, leaves)
     given = {value: array for value, array in places if value}
+    if task is not None and saved is not None:
+        job = ArrayJob(cut_program, leaves, task, saved)
+        with engine(cut_program, leaves, job.values, True) as work:
+            ahead = max_in_flight or work.ahead
+            mine = {stage: task.shards(stage) for stage in cut_program.stages}
+            with bar(sum(map(len, mine.values())), progress) as step:
+                for stage, own in mine.items():
+                    shards = Shards(cut_program, [stage])[own.start : own.stop]
+                    for shard in work.run_stage(shards, ahead, retries, saved):
+                        step(shard)
+                    job.end_stage(stage)
+        if task.index < task.count - 1:
+            return None
+        acc = Accumulator(cut_program, given)
+        job.put_into(acc)
+        return finished(cut_program, acc, places)
     scratch = cut_program.scratch if scratch is None else checked(scratch)
     with contextlib.ExitStack() as stack:
         own, remove = stack.enter_context(scratch_arrays(cut_program, scratch))
         acc = Accumulator(cut_program, {**given, **own})
         work = stack.enter_context(engine(cut_program, leaves, acc, saved is not None))
-        step = stack.enter_context(bar(cut_program, progress))
+        step = stack.enter_context(bar(cut_program.num_shards, progress))
         for place, stage in enumerate(cut_program.stages):
             for value in acc.free(place):
                 remove(value)
             if work.apart:
                 acc.flush()
-            shards = Shards(cut_program, [stage])
+            every = Shards(cut_program, [stage])
             ahead = max_in_flight or work.ahead
-            for shard in work.run_stage(shards, ahead, retries, saved):
+            for shard in work.run_stage(every, ahead, retries, saved):
                 step(shard)
     return finished(cut_program, acc, places)
 

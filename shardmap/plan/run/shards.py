@@ -310,7 +310,7 @@ class Accumulator:
         self._done: dict[int, np.ndarray] = {}
         self._folds = buffers.Folds()
 
-    def _buffer(self, value: Value) -> Any:
+    def buffer(self, value: Value) -> Any:
         """Where a value is put together, made when it is first asked for."""
         if value not in self.kept:
             combiner = self._combiners[value]
@@ -326,7 +326,7 @@ class Accumulator:
         """Puts a shard's results where they belong; None is there already."""
         self._done_of(shard.stage)[shard.number] = True
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
-            buffer = self._buffer(value)
+            buffer = self.buffer(value)
             if part is not None and combiner != "insert":
                 self.put_together(value, box, part)
             elif part is not None:
@@ -337,7 +337,7 @@ class Accumulator:
         count, combiner = self.cut_program.parts[value], self._combiners[value]
         made = self._folds.add((value, box), combiner, count, part, *node)
         if made is not None:
-            buffers.put(self._buffer(value), box, combiner, made)
+            buffers.put(self.buffer(value), box, combiner, made)
 
     def _done_of(self, stage: int) -> np.ndarray:
         """Which shards of a stage have been put together."""
@@ -403,14 +403,14 @@ class Accumulator:
         """As `result`, flat."""
         # Somebody may look before all shards are done.
         for (value, box), part in self._folds.rest():
-            buffers.put(self._buffer(value), box, self._combiners[value], part)
+            buffers.put(self.buffer(value), box, self._combiners[value], part)
         outputs: list[Any] = []
         for operand in self.cut_program.graph.outputs:
             if isinstance(operand, Scalar):
                 outputs.append(np.asarray(operand.value, operand.aval.dtype))
             elif is_key(operand.aval) and not raw:
-                impl, data = key_impl(operand.aval), self._buffer(operand)
+                impl, data = key_impl(operand.aval), self.buffer(operand)
                 outputs.append(jax.random.wrap_key_data(data, impl=impl))
             else:
-                outputs.append(self._buffer(operand))
+                outputs.append(self.buffer(operand))
         return outputs

@@ -17,8 +17,6 @@ import pytest
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
 from shardmap.plan.away.engines import engine_of
-from shardmap.plan.away.folder.job import Job
-from shardmap.plan.away.folder.work import Worker
 from shardmap.plan.plan import plan
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
@@ -320,16 +318,6 @@ def test_workers_try_a_full_disk_again(engine, eight, scripted, full):
             eight.run(x, W, out=out, executor=engine.executor, retries=1)
     got = eight.run(x, W, out=out, executor=engine.executor, retries=1)
     assert_bytes(got, eight.run(X, W))
-
-
-def test_a_full_disk_and_tasks_of_a_job(eight, scripted, full, tmp_path):
-    y = full()
-    eight.save(tmp_path / "job", scripted(), W, out=(None, y, None, None))
-    with pytest.raises(OSError, match="No space left on device"):
-        Worker(Job(tmp_path / "job")).run(1)
-    Worker(Job(tmp_path / "job")).run()
-    assert Worker(Job(tmp_path / "job")).check() == 0
-    assert_bytes([y.array], eight.run(X, W)[1:2])
 
 
 def test_a_slow_worker_changes_no_byte(engine, eight, scripted):

@@ -34,7 +34,7 @@ def test_a_shard_moves_what_it_reads_and_writes():
 def test_the_bytes_that_are_done_are_told(capsys):
     pytest.importorskip("tqdm")
     made = cut_function(jnp.sin, (np.ones((1024, 256), np.float32),), ({0: 2},))
-    with bar(made, True) as done:
+    with bar(2, True) as done:
         for shard in Shards(made, made.stages):
             done(shard)
     assert "2.0 MiB, " in capsys.readouterr().err

@@ -1,17 +1,20 @@
 """A folder with the results of shards that are done."""
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardmap.plan.engine.keys import data_aval
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.fingerprint import fingerprint, fingerprints
-from shardmap.plan.run.disk.results import Folder, Results, result_name
+from shardmap.plan.run.disk.results import Folder, Part, Results, result_name
 from shardmap.plan.run.shards import Shard
 
 MANIFEST = "plan.json"
@@ -56,7 +59,8 @@ class Checkpoint:
                     "a plan: give an empty folder"
                 )
             mine = {"plan": self.plan, "arguments": arguments}
-            self.folder.write(MANIFEST, json.dumps(mine).encode(), anew=True)
+            content = json.dumps({**mine, "sha256": _sum(mine)}).encode()
+            self.folder.write(MANIFEST, content, anew=True)
             # Another run may have been faster.
             theirs = self._manifest() or mine
         if theirs["plan"] != self.plan:
@@ -65,8 +69,6 @@ class Checkpoint:
                 "give an empty folder, or the function, shapes, cuts and chunks of out "
                 "that it was made with"
             )
-        if len(theirs["arguments"]) != len(arguments):
-            raise self._damaged()
         for name, now, before in zip(
             cut_program.names, arguments, theirs["arguments"], strict=True
         ):
@@ -84,14 +86,11 @@ class Checkpoint:
         if content is None:
             return None
         try:
-            found = json.loads(content)
-        except ValueError:
-            found = None
-        if (
-            not isinstance(found, dict)
-            or found.keys() != {"plan", "arguments"}
-            or not isinstance(found["arguments"], list)
-        ):
+            found = dict(json.loads(content))
+            told = found.pop("sha256")
+        except (ValueError, TypeError, KeyError):
+            raise self._damaged() from None
+        if told != _sum(found):
             raise self._damaged()
         return found
 
@@ -103,13 +102,32 @@ class Checkpoint:
 
     def load(self, shard: Shard) -> list[np.ndarray] | None:
         """The result of a shard that is done, None of another."""
-        parts = []
-        for box, _, value in shard.writes():
-            aval = data_aval(value.aval)
-            shape = tuple(stop - start for start, stop in box)
-            parts.append((shape + aval.shape[len(shape) :], aval.dtype))
-        return self.results.load(result_name(shard.stage, shard.number), parts)
+        return self.results.load(_name(shard), _parts(shard))
+
+    def load_one(self, shard: Shard, place: int) -> np.ndarray | None:
+        """As `load`, one of the arrays in a result."""
+        found = self.results.load(_name(shard), _parts(shard), place)
+        return None if found is None else found[0]
 
     def save(self, shard: Shard, result: Sequence[np.ndarray]) -> None:
         """Keeps a result; it is on disk when this returns."""
-        self.results.save(result_name(shard.stage, shard.number), result)
+        self.results.save(_name(shard), result)
+
+
+def _name(shard: Shard) -> str:
+    return result_name(shard.stage, shard.number)
+
+
+def _parts(shard: Shard) -> list[Part]:
+    return [part_of(value, box) for box, _, value in shard.writes()]
+
+
+def part_of(value: Value, box: Box) -> Part:
+    """The shape and dtype of a box of a value as it is stored."""
+    aval = data_aval(value.aval)
+    return shape_of(box) + tuple(aval.shape[len(box) :]), aval.dtype
+
+
+def _sum(manifest: Mapping[str, Any]) -> str:
+    content = f"{MANIFEST} {json.dumps(manifest, sort_keys=True)}"
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -8,11 +8,12 @@ same.
 
 import contextlib
 import hashlib
+import itertools
 import math
 import os
 import pathlib
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,9 @@ from shardmap.plan.run.disk.owned import is_left, own_name
 
 DRAFT = ".part"
 FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+SUM = hashlib.sha256().digest_size
+"""The length of a checksum. A file has those of its parts first."""
 
 Part: TypeAlias = tuple[Sequence[int], Any]
 """The shape and dtype of an array in a file of results."""
@@ -79,13 +83,22 @@ class Folder:
         """Whether nothing but drafts is in it."""
         return all(path.suffix == DRAFT for path in self.path.iterdir())
 
-    def read(self, name: str) -> bytes | None:
-        """The content of a file, None of what is no file of ours."""
+    def read(self, name: str, *spans: tuple[int, int]) -> bytes | None:
+        """The content of a file, None if there is none.
+
+        Args:
+          name: its name.
+          *spans: (offset, length) of what is read of it; default: all.
+        """
         path = self.path / name
         try:
             with open(os.open(path, os.O_RDONLY | FLAGS), "rb") as file:
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    return file.read()
+                    found = []
+                    for offset, length in spans or [(0, -1)]:
+                        file.seek(offset)
+                        found.append(file.read(length))
+                    return b"".join(found)
         except FileNotFoundError:
             return None
         except OSError:
@@ -171,34 +184,47 @@ class Results:
     def __init__(self, folder: Folder, plan: str) -> None:
         self._folder, self._plan = folder, plan
 
-    def _sum(self, name: str, parts: Iterable[Part], content: bytes) -> bytes:
-        """Tells a whole file of this shard and plan, with these parts, from others."""
-        told = [(list(shape), str(np.dtype(dtype))) for shape, dtype in parts]
+    def _sum(
+        self, name: str, place: int, parts: Sequence[Part], content: bytes
+    ) -> bytes:
+        """The checksum of one part of one file of this plan."""
+        shape, dtype = parts[place]
+        told = f"{place} of {len(parts)} {list(shape)} {np.dtype(dtype)}"
         head = f"{self._plan} {name} {told} "
         return hashlib.sha256(head.encode() + content).digest()
 
-    def load(self, name: str, parts: Sequence[Part]) -> list[np.ndarray] | None:
-        """The parts of a result, of these shapes and dtypes; None if it is not done."""
-        content = self._folder.read(name)
-        if content is None:
-            return None
-        length = hashlib.sha256().digest_size
-        told, content = content[:length], content[length:]
-        if self._sum(name, parts, content) != told:
-            return None
-        found, position = [], 0
-        for shape, dtype in parts:
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            part = np.frombuffer(content[position : position + size], dtype)
-            found.append(part.reshape(shape))
-            position += size
+    def load(
+        self, name: str, parts: Sequence[Part], place: int | None = None
+    ) -> list[np.ndarray] | None:
+        """The parts of a result; None if it is not done, or is damaged.
+
+        Args:
+          name: the file.
+          parts: the shapes and dtypes of all its parts.
+          place: which one to read; default: all.
+        """
+        lengths = [
+            math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in parts
+        ]
+        offsets = [*itertools.accumulate(lengths, initial=SUM * len(parts))]
+        found = []
+        for k in range(len(parts)) if place is None else [place]:
+            spans = (SUM * k, SUM), (offsets[k], lengths[k])
+            content = self._folder.read(name, *spans)
+            if content is None:
+                return None
+            if self._sum(name, k, parts, content[SUM:]) != content[:SUM]:
+                return None
+            shape, dtype = parts[k]
+            found.append(np.frombuffer(content[SUM:], dtype).reshape(shape))
         return found
 
     def save(self, name: str, result: Sequence[np.ndarray]) -> None:
         """Keeps a result; it is on disk when this returns."""
         parts = [(part.shape, part.dtype) for part in result]
-        content = b"".join(np.ascontiguousarray(part).tobytes() for part in result)
-        self._folder.write(name, self._sum(name, parts, content) + content)
+        contents = [np.ascontiguousarray(part).tobytes() for part in result]
+        sums = [self._sum(name, k, parts, each) for k, each in enumerate(contents)]
+        self._folder.write(name, b"".join([*sums, *contents]))
 
 
 def result_name(stage: int, number: int) -> str:

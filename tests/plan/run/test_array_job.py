@@ -1,0 +1,261 @@
+"""Tasks of an array job: the same bytes, whatever is killed, late or damaged."""
+
+import errno
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardmap.arrays.array_likes import register_shard_handler
+from shardmap.arrays.sources import registry
+from shardmap.plan.plan import plan
+from shardmap.plan.run.disk import results
+from shardmap.plan.run.workers import ShardError
+from tests.plan.plan_programs import reals
+from tests.plan.run.checks import Recorded, W, X, columns
+
+
+def run_tasks(made, *args, count=3, **options):
+    """The result of an array job whose tasks run at the same time."""
+    with ThreadPoolExecutor(count) as pool:
+        *others, last = pool.map(
+            lambda k: made.run(*args, task=(k, count), **options), range(count)
+        )
+    assert others == [None] * (count - 1)
+    return last
+
+
+def assert_bytes(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def moments(x):
+    mean = x.mean(0)
+    y = jnp.tanh(x - mean[None])
+    return mean, (y * y).sum(), y, y.max(0), jnp.cumsum(y, 0), x
+
+
+@pytest.mark.parametrize(
+    ("pieces", "count"), [({0: 7}, 1), ({0: 7}, 3), ({0: 60, 1: 2}, 2), ({0: 3}, 5)]
+)
+def test_tasks_give_the_bytes_of_one_run(pieces, count, tmp_path):
+    x = reals(60, 8)
+    made = plan(moments, x, in_slices=pieces)
+    got = run_tasks(made, x, count=count, checkpoint=tmp_path)
+    assert_bytes(got, made.run(x))
+
+
+def test_large_values_that_later_stages_need_are_read_from_the_folder(tmp_path):
+    """Rows are sorted, then columns: each shard reads boxes of all the first ones."""
+    x = reals(512, 1024)
+    made = plan(lambda x: jnp.sort(jnp.sort(x, 1), 0), x, in_slices={0: 2, 1: 2})
+    got = run_tasks(made, x, count=2, checkpoint=tmp_path)
+    np.testing.assert_array_equal(got, np.sort(np.sort(x, 1), 0))
+
+
+def test_a_plan_of_one_stage_runs_task_by_task(tmp_path):
+    made = plan(lambda x: (x.sum(0), x * 2), X, in_slices={0: 40})
+    x, out = Recorded(X), (None, np.zeros_like(X))
+    got = [
+        made.run(x, checkpoint=tmp_path, task=(k, 3), out=out, executor=executor)
+        for k, executor in enumerate((None, ThreadPoolExecutor(2), None))
+    ]
+    assert got[:2] == [None, None]
+    assert got[2][1] is out[1]
+    assert_bytes(got[2], made.run(X))
+    assert len(x.reads) == 40
+    again = Recorded(X)
+    assert_bytes(made.run(again, checkpoint=tmp_path, task=(2, 3)), got[2])
+    assert_bytes(made.run(again, checkpoint=tmp_path), got[2])
+    assert again.reads == []
+
+
+def test_a_task_that_failed_is_started_again(made, tmp_path, capfd):
+    x = Recorded(X, failures=[(40, 1)])
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(made.run, X, W, checkpoint=tmp_path, task=(0, 2))
+        with pytest.raises(ShardError, match="the disk is gone"):
+            made.run(x, W, checkpoint=tmp_path, task=(1, 2))
+        got = made.run(X, W, checkpoint=tmp_path, task=(1, 2))
+        assert first.result() is None
+    assert_bytes(got, made.run(X, W))
+    told = capfd.readouterr().err
+    assert f"task 0 of 2 waits for task 1: {tmp_path}" in told
+    assert told.count("task 0 of 2 waits for task 1") <= 2  # Once in each stage.
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def zero(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def replace(path):
+    """By another file of its kind."""
+    other = next(p for p in path.parent.glob(f"*{path.suffix}") if p != path)
+    path.write_bytes(other.read_bytes())
+
+
+def exchange(path):
+    """By a file of the other kind: a shard's result for a fold, and so on."""
+    kind = {".bin": "*.fold", ".fold": "*.bin"}[path.suffix]
+    path.write_bytes(next(path.parent.glob(kind)).read_bytes())
+
+
+def total(x, w):
+    return x.sum(0), (x @ w).max(0)
+
+
+@pytest.mark.parametrize("name", ["0-3.bin", "*-0.fold"])
+@pytest.mark.parametrize(
+    "harm", [flip, zero, shorten, replace, exchange, pathlib.Path.unlink]
+)
+def test_what_is_damaged_is_made_again(harm, name, made, tmp_path):
+    want = made.run(X, W)
+    assert_bytes(run_tasks(made, X, W, count=2, checkpoint=tmp_path), want)
+    harm(sorted(tmp_path.glob(name))[0])
+    assert_bytes(run_tasks(made, X, W, count=2, checkpoint=tmp_path), want)
+    assert_bytes(made.run(X, W, checkpoint=tmp_path), want)
+
+
+def test_the_last_task_alone_makes_damaged_files_of_others_again(tmp_path):
+    made = plan(total, X, W, in_slices=({0: 40}, None))
+    for k in range(3):
+        got = made.run(X, W, checkpoint=tmp_path, task=(k, 3))
+    for path in tmp_path.glob("*.fold"):
+        if path.match("*-0.fold"):  # Of shards of the first two tasks.
+            zero(path)
+        else:
+            path.unlink()
+    flip(tmp_path / "0-3.bin")
+    assert_bytes(made.run(X, W, checkpoint=tmp_path, task=(2, 3)), got)
+
+
+def test_another_plan_or_a_damaged_manifest_is_refused(made, tmp_path):
+    run_tasks(made, X, W, count=2, checkpoint=tmp_path)
+    other = plan(columns, X, W, in_slices=({0: 4}, None))
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        other.run(X, W, checkpoint=tmp_path, task=(0, 2))
+    with pytest.raises(ValueError, match=r"made with other values of args\[1\]"):
+        made.run(X, W + 1, checkpoint=tmp_path, task=(0, 2))
+    manifest = tmp_path / "plan.json"
+    manifest.write_text(manifest.read_text().replace("a", "b"))
+    with pytest.raises(ValueError, match=r"plan\.json is damaged"):
+        made.run(X, W, checkpoint=tmp_path, task=(0, 2))
+
+
+def test_outputs_that_were_lost_are_written_again(made, tmp_path):
+    out = tmp_path / "out.npy"
+    for _ in range(2):
+        y = np.lib.format.open_memmap(out, "w+", np.float32, (64, 4))
+        got = run_tasks(made, X, W, checkpoint=tmp_path / "job", out=(None, y))
+        assert got[1] is y
+        assert_bytes([np.load(out)], made.run(X, W)[1:])
+        out.unlink()
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    made = plan(total, X, W, in_slices=({0: 2}, None))
+    synced = []
+
+    def full(number):
+        synced.append(number)
+        if len(synced) == 4:  # The manifest, two shards, the first fold.
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results.os, "fsync", full)
+    with pytest.raises(OSError, match=r"cannot take .* bytes of .*0.fold \(No space"):
+        made.run(X, W, checkpoint=tmp_path, task=(0, 1))
+    assert len([*tmp_path.iterdir()]) == 3
+    assert_bytes(made.run(X, W, checkpoint=tmp_path, task=(0, 1)), made.run(X, W))
+
+
+class Store:
+    shape, dtype = X.shape, X.dtype
+
+    def __getitem__(self, index):
+        return X[index]
+
+
+def test_no_option_of_a_store_is_written(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+    register_shard_handler(
+        Store,
+        describe=lambda store: {"place": "s3", "options": {"token": "sesame"}},
+        reopen=lambda said, writable: Store(),
+    )
+    run_tasks(made, Store(), W, checkpoint=tmp_path)
+    assert not [p for p in tmp_path.iterdir() if b"sesame" in p.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("task", "match"),
+    [
+        (3, r"task must be a pair \(index, count\).*got 3"),
+        ((1, 2, 3), r"task must be a pair \(index, count\)"),
+        ((2, 2), r"task must be from \(0, 2\) to \(1, 2\), got \(2, 2\)"),
+        ((-1, 2), "the index of task must be at least 0, got -1"),
+        ((0, 0), "the count of task must be at least 1, got 0"),
+        ((0, 1.5), "the count of task must be an integer"),
+    ],
+)
+def test_what_is_no_task_is_refused(task, match, made, tmp_path):
+    with pytest.raises((TypeError, ValueError), match=match):
+        made.run(X, W, checkpoint=tmp_path / "job", task=task)
+    with pytest.raises(ValueError, match="task needs checkpoint, the folder"):
+        made.run(X, W, task=(0, 2))
+    assert not (tmp_path / "job").exists()
+
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+from shardmap.plan.plan import plan
+from tests.plan.run.checks import W, X, Recorded, columns
+
+index, count, folder, killed = *map(int, sys.argv[1:3]), sys.argv[3], sys.argv[4]
+
+class Killing(Recorded):
+    def __getitem__(self, index):
+        if len(self.reads) == 5 and killed == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+made = plan(columns, X, W, in_slices=({0: 8}, None))
+result = made.run(Killing(X), W, checkpoint=folder, task=(index, count))
+if result is not None:
+    np.savez(folder + ".npz", *result)
+"""
+
+
+@pytest.mark.deep
+def test_tasks_that_are_killed_are_started_again(made, tmp_path):
+    def start(index, killed=""):
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, f"{index}", "2", tmp_path / "job", killed],
+            cwd=pathlib.Path(__file__).parents[3],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
+
+    first, last = start(0), start(1, "killed")
+    assert last.wait(timeout=300) == -signal.SIGKILL
+    again = start(1)
+    assert [first.wait(timeout=300), again.wait(timeout=300)] == [0, 0]
+    with np.load(tmp_path / "job.npz") as got:
+        for a, b in zip(got.values(), made.run(X, W), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
