@@ -16,6 +16,7 @@ from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
 from shardmap.plan.plan import plan
 from shardmap.plan.run.disk import results
+from shardmap.plan.run.disk.results import Folder
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded, W, X, columns
@@ -89,6 +90,21 @@ def test_a_task_that_failed_is_started_again(made, tmp_path, capfd):
     told = capfd.readouterr().err
     assert f"task 0 of 2 waits for task 1: {tmp_path}" in told
     assert told.count("task 0 of 2 waits for task 1") <= 2  # Once in each stage.
+
+
+def test_tasks_that_begin_at_once(made, tmp_path, monkeypatch):
+    """Another run makes the folder while this one looks whether it is there."""
+    read = Folder.read
+
+    def slow(folder, name, *spans):
+        found = read(folder, name, *spans)
+        monkeypatch.undo()
+        made.run(X, W, checkpoint=tmp_path)
+        return found
+
+    monkeypatch.setattr(Folder, "read", slow)
+    got = made.run(X, W, checkpoint=tmp_path, task=(0, 1))
+    assert_bytes(got, made.run(X, W))
 
 
 def flip(path):

@@ -51,9 +51,10 @@ class Checkpoint:
         self.folder.make()
         self.folder.clear()
         arguments = fingerprints(leaves)
+        is_new = self.folder.is_empty()
         theirs = self._manifest()
         if theirs is None:
-            if not self.folder.is_empty():
+            if not is_new:
                 raise ValueError(
                     f"the folder {self.folder.path} is not empty and no checkpoint of "
                     "a plan: give an empty folder"
