@@ -33,7 +33,8 @@ def register_rule(
 
     Raises:
       TypeError: ``rule`` is neither.
-      ValueError: ``rule`` is not of that form.
+      ValueError: ``rule`` is not of that form. Planning raises it too, with the name of
+        the primitive, if ``rule`` is a function that fails.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -82,7 +83,13 @@ def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
 
 def _maker(rule: Callable[[Node], str | Rule]) -> RuleMaker:
     def make(node: Node) -> Rule:
-        made = rule(node)
+        try:
+            made = rule(node)
+        except Exception as error:
+            raise ValueError(
+                f"the rule registered for {node.name} failed for operands of the "
+                f"shapes {list(node.in_shapes)}: {type(error).__name__}: {error}"
+            ) from error
         if isinstance(made, Rule):
             return made
         if not isinstance(made, str):

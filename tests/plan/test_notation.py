@@ -76,6 +76,16 @@ def test_a_rule_that_contradicts_the_primitive_is_refused():
         plan(same_p.bind, X)
 
 
+def test_a_rule_that_fails_is_named():
+    failing_p = new_primitive("failing", lambda x: x.shape, lambda x: x)
+    register_rule(failing_p, lambda node: node.params["axis"])
+    with pytest.raises(
+        ValueError,
+        match=r"registered for failing failed for .* \[\(8, 6\)\]: KeyError: 'axis'",
+    ):
+        plan(failing_p.bind, X, in_slices={0: 2})
+
+
 def test_a_rule_that_does_not_fit_is_named():
     one_p = new_primitive("one", lambda x: x.shape, lambda x: x)
     register_rule(one_p, "i -> i")

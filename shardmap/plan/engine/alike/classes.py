@@ -98,13 +98,7 @@ class _Equal:
         if self.is_hopeless or (not self.served and len(self.patterns) >= ALONE):
             self.is_hopeless = True
             return None
-        try:
-            made = _pattern(walk, starts)
-        except Exception:
-            # Rules are anybody's code, which may insist on plain integers. If it is
-            # not that, the plain walk tells.
-            self.is_hopeless = True
-            return None
+        made = _pattern(walk, starts)
         self.patterns.append(made)
         return made
 
