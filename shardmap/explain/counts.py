@@ -1,6 +1,9 @@
 """How often something runs, where it may be unknown: None."""
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 
 def times(count: int | None, other: int | None) -> int | None:
@@ -12,8 +15,8 @@ def times(count: int | None, other: int | None) -> int | None:
     return None if count is None or other is None else count * other
 
 
-def total(counts: Sequence[int | None]) -> int | None:
-    """How often all of these run together.
+def total(counts: Sequence[Number | None]) -> Number | None:
+    """The sum; None if one of the numbers is not known.
 
     >>> total([3, 4]), total([3, None])
     (7, None)

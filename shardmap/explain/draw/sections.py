@@ -96,7 +96,7 @@ def of_plan(title: str, text: str, stages: Sequence[Any]) -> Document:
 
 def of_array(array: ArrayLayout) -> Document:
     """The document of one array."""
-    return Document("", "", (_card(summaries.Arrays(array.path, (array,)), {}),))
+    return Document("", "", (_card(summaries.ArrayGroup(array.path, (array,)), {}),))
 
 
 def of_spec(spec: ShardingSpec) -> Document:
@@ -168,7 +168,7 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
         yield Columns(tuple(cards))
 
 
-def _card(those: summaries.Arrays, drawn: dict[object, str]) -> Card:
+def _card(those: summaries.ArrayGroup, drawn: dict[object, str]) -> Card:
     """Arrays that lie in the same way; a picture that stands above is not repeated."""
     title: Inline = (Code(those.name), f": {those.description}")
     array = those.arrays[0]
@@ -186,7 +186,7 @@ def _card(those: summaries.Arrays, drawn: dict[object, str]) -> Card:
     return Card(title, tuple(blocks))
 
 
-def _group(those: summaries.Arrays) -> Block:
+def _group(those: summaries.ArrayGroup) -> Block:
     """Arrays of one prefix and layout: a picture of the first, and a table of all."""
     first = those.arrays[0]
     blocks: list[Block] = []
@@ -215,9 +215,8 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
     if not report.collectives:
         yield paragraph("None: nothing moves between devices.")
         return
-    groups = summaries.groups_of_collectives(report.collectives)
-    first = summaries.most_sent(groups, MOST_COLLECTIVES)
-    others = [group for group in groups if group not in first]
+    groups = summaries.by_line(report.collectives)
+    first, others = groups[:MOST_COLLECTIVES], groups[MOST_COLLECTIVES:]
     has_times = report.seconds is not None
     yield _table(first, has_times, said)
     if others:
@@ -233,36 +232,36 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
         )
 
 
-def _table(groups: Sequence[summaries.Sends], has_times: bool, said: set[str]) -> Table:
+def _table(
+    groups: Sequence[summaries.CollectiveGroup], has_times: bool, said: set[str]
+) -> Table:
     titles = ["Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all"]
     if has_times:
         titles.append("Time in all")
-    rows = []
-    for group in groups:
-        at_most = "" if group.same else "<= "
-        cells = [
-            group.first.kind,
-            "some" if group.times is None else f"{group.times:,}",
-            UNKNOWN
-            if group.first.group_size is None
-            else f"{group.first.group_size:,}",
-            f"{at_most}{size(group.bytes_in)}",
-            f"{at_most}{size(group.bytes_out)}",
-            _size(group.link_bytes),
-        ]
-        if has_times:
-            seconds = group.seconds
-            cells.append(UNKNOWN if seconds is None else duration(seconds))
-        notes = tuple(_about(group, said))
-        rows.append(Row(tuple((cell,) for cell in cells), notes))
-    return Table(tuple(titles), tuple(rows))
+    return Table(tuple(titles), tuple(_row(group, has_times, said) for group in groups))
 
 
-def _about(group: summaries.Sends, said: set[str]) -> Iterator[Paragraph]:
+def _row(group: summaries.CollectiveGroup, has_times: bool, said: set[str]) -> Row:
+    at_most = "" if group.is_one_size else "<= "
+    devices = group.first.group_size
+    cells = [
+        group.first.kind,
+        "some" if group.times is None else f"{group.times:,}",
+        UNKNOWN if devices is None else f"{devices:,}",
+        at_most + size(max(each.bytes_in for each in group.members)),
+        at_most + size(max(each.bytes_out for each in group.members)),
+        _size(group.link_bytes),
+    ]
+    if has_times:
+        cells.append(UNKNOWN if group.seconds is None else duration(group.seconds))
+    return Row(tuple((cell,) for cell in cells), tuple(_about(group, said)))
+
+
+def _about(group: summaries.CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
     """What a row of collectives is for, where it is, and what avoids it."""
     first = group.first
     over = "over " + ", ".join(map(repr, first.axes)) if first.axes else ""
-    parts = [" ".join(filter(None, (first.operation, over))), summaries.operand(group)]
+    parts = [" ".join(filter(None, (first.operation, over))), group.operand]
     what: Inline = (", ".join(filter(None, parts)),)
     if first.source:
         what = (*what, " at " if what[0] else "", Code(first.source))

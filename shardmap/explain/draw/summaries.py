@@ -4,15 +4,16 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
+from shardmap.explain.counts import total
 from shardmap.explain.report import ArrayLayout, Collective, Held, Report
 from shardmap.units import size
 
 
-class Arrays(NamedTuple):
-    """Arrays that are told of together, as they lie in the same way."""
+class ArrayGroup(NamedTuple):
+    """Arrays with the same layout."""
 
     name: str
     arrays: tuple[ArrayLayout, ...]
@@ -41,110 +42,99 @@ def type_of(array: ArrayLayout) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
-def by_prefix(arrays: Sequence[ArrayLayout]) -> list[Arrays]:
+def by_prefix(arrays: Sequence[ArrayLayout]) -> list[ArrayGroup]:
     """Arrays by role, prefix and layout, in the order of the first of each."""
     found: dict[tuple[str, str, str], list[ArrayLayout]] = {}
     for array in arrays:
         prefix = re.split(r"[\[.]", array.path, maxsplit=1)[0]
         found.setdefault((prefix, array.role, array.layout), []).append(array)
     return [
-        Arrays(prefix if len(those) > 1 else those[0].path, tuple(those))
+        ArrayGroup(prefix if len(those) > 1 else those[0].path, tuple(those))
         for (prefix, _, _), those in found.items()
     ]
 
 
-def alike(arrays: Sequence[ArrayLayout]) -> list[Arrays]:
+def alike(arrays: Sequence[ArrayLayout]) -> list[ArrayGroup]:
     """Arrays that differ in their path and role only, in the order of the first."""
     found: dict[ArrayLayout, list[ArrayLayout]] = {}
     for array in arrays:
         key = dataclasses.replace(array, path="", role="input")
         found.setdefault(key, []).append(array)
     return [
-        Arrays(", ".join(array.path for array in those), tuple(those))
+        ArrayGroup(", ".join(array.path for array in those), tuple(those))
         for those in found.values()
     ]
 
 
-class Sends(NamedTuple):
-    """Collectives of one kind, over the same axes, for one line of the program.
+class CollectiveGroup(NamedTuple):
+    """Collectives of one kind, over the same axes, for one line of the program."""
 
-    Attributes:
-      first: one of them, which stands for what they share.
-      times: how often they run, together; None if that is not known of one.
-      bytes_in, bytes_out: each time; the most of any.
-      same: whether all have the same bytes.
-      link_bytes, seconds: of all; None if they are not known of one.
-      messages: how many XLA makes of them, as it may send several as one.
-      causes, advice: why they are there and what avoids it, each once.
+    members: tuple[Collective, ...]
+
+    @property
+    def first(self) -> Collective:
+        """One of them, for what they have in common."""
+        return self.members[0]
+
+    @property
+    def times(self) -> int | None:
+        """How often they run in one call; None if that is not known of one."""
+        return total([each.count for each in self.members])
+
+    @property
+    def link_bytes(self) -> int | None:
+        """What a device sends in all of them; None if it is not known of one."""
+        return total([each.link_bytes for each in self.members])
+
+    @property
+    def seconds(self) -> float | None:
+        """The estimated time of all of them; None if it is not known of one."""
+        return total([each.seconds for each in self.members])
+
+    @property
+    def is_one_size(self) -> bool:
+        """Whether all have the same bytes."""
+        return len({(each.bytes_in, each.bytes_out) for each in self.members}) == 1
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Why they are there; what is behind a colon is an example."""
+        causes: dict[str, str] = {}
+        for cause in [each.cause for each in self.members if each.cause]:
+            causes.setdefault(cause.partition(": ")[0], cause)
+        return tuple(causes.values())
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What avoids them, each once."""
+        return tuple(dict.fromkeys(each.advice for each in self.members if each.advice))
+
+    @property
+    def operand(self) -> str:
+        """What a device has before and after, if all are alike and no cause says it."""
+        before, after = self.first.before, self.first.after
+        if not self.is_one_size or before is None or after is None:
+            return ""
+        if any(before in cause for cause in self.causes):
+            return ""
+        return before if before == after else f"{before} -> {after}"
+
+
+def by_line(collectives: Sequence[Collective]) -> list[CollectiveGroup]:
+    """Collectives by kind, axes and line: first those in which a device sends most.
+
+    Those of which it is not known may send the most.
     """
-
-    first: Collective
-    times: int | None
-    bytes_in: int
-    bytes_out: int
-    same: bool
-    link_bytes: int | None
-    seconds: float | None
-    messages: float
-    causes: tuple[str, ...]
-    advice: tuple[str, ...]
-
-
-def groups_of_collectives(collectives: Sequence[Collective]) -> list[Sends]:
-    """Collectives by kind, axes and line, in the order of the first of each."""
     found: dict[Hashable, list[Collective]] = {}
     for each in collectives:
         key = (each.kind, each.operation, each.axes, each.group_size, each.source)
         found.setdefault(key, []).append(each)
-    groups = []
-    for those in found.values():
-        counts = [each.count for each in those]
-        sent = [each.link_bytes for each in those]
-        times = [each.seconds for each in those]
-        groups.append(
-            Sends(
-                those[0],
-                None if None in counts else sum(filter(None, counts)),
-                max(each.bytes_in for each in those),
-                max(each.bytes_out for each in those),
-                len({(each.bytes_in, each.bytes_out) for each in those}) == 1,
-                None if None in sent else sum(filter(None, sent)),
-                None if None in times else sum(filter(None, times)),
-                sum((each.count or 1) / each.together for each in those),
-                _each_once(each.cause for each in those),
-                _each_once(each.advice for each in those),
-            )
-        )
-    return groups
+    groups = [CollectiveGroup(tuple(members)) for members in found.values()]
 
+    def sent(group: CollectiveGroup) -> float:
+        return math.inf if group.link_bytes is None else group.link_bytes
 
-def operand(sends: Sends) -> str:
-    """What a device has before and after, if no cause says it, and all are alike."""
-    before, after = sends.first.before, sends.first.after
-    if not sends.same or before is None or after is None:
-        return ""
-    if any(before in cause for cause in sends.causes):
-        return ""
-    return before if before == after else f"{before} -> {after}"
-
-
-def _each_once(texts: Iterable[str | None]) -> tuple[str, ...]:
-    """Texts that begin differently; what is behind a colon is an example."""
-    found: dict[str, str] = {}
-    for text in filter(None, texts):
-        found.setdefault(text.partition(": ")[0], text)
-    return tuple(found.values())
-
-
-def most_sent(groups: Sequence[Sends], most: int) -> list[Sends]:
-    """Those in which a device sends most, in their order; the unknown may be large."""
-
-    def sent(place: int) -> float:
-        link_bytes = groups[place].link_bytes
-        return math.inf if link_bytes is None else link_bytes
-
-    places = sorted(range(len(groups)), key=sent, reverse=True)[:most]
-    return [groups[place] for place in sorted(places)]
+    return sorted(groups, key=sent, reverse=True)
 
 
 def counted(values: Sequence[Held]) -> list[tuple[Held, str]]:
@@ -170,10 +160,7 @@ def _first(report: Report) -> Iterator[str]:
 def _parallel(report: Report) -> str:
     cut = [axis for axis in report.axes if axis.devices > 1 and not axis.is_repeated]
     if not cut:
-        if report.num_devices == 1:
-            there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
-            return f"One program on one device{there}: no axis is laid on several."
-        return f"No axis is cut: each of {report.num_devices:,} devices does the same."
+        return _not_parallel(report)
     names = [
         f"{'an axis' if axis.name is None else repr(axis.name)} over "
         f"{axis.devices:,} devices"
@@ -186,29 +173,41 @@ def _parallel(report: Report) -> str:
     return f"{text}."
 
 
+def _not_parallel(report: Report) -> str:
+    if report.num_devices > 1:
+        return f"No axis is cut: each of {report.num_devices:,} devices does the same."
+    there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
+    text = f"One program on one device{there}: no axis is laid on several."
+    if report.available == 1 and report.device_kind == "cpu" and report.axes:
+        text += " JAX has 1 device: JAX_NUM_CPU_DEVICES=8 in the environment makes 8."
+    return text
+
+
 def _waits(report: Report) -> str:
     if not report.collectives:
         return "Nothing moves between devices."
-    groups = groups_of_collectives(report.collectives)
-    count = sum(group.times or 0 for group in groups)
-    all_known = all(group.times is not None for group in groups)
-    messages = round(sum(group.messages for group in groups))
-    as_one = f", sent as {messages:,}" if all_known and count > messages else ""
-    many = f"{count:,} collective{'s' * (count != 1)} a call{as_one}"
-    if not all_known:
-        # Those of a loop whose length only the running program knows.
-        many = (
-            f"{many}, and some in each step of a loop"
-            if count
-            else ("some collectives in each step of a loop")
-        )
+    groups = by_line(report.collectives)
+    many = _how_many(report.collectives)
     sent = sum(group.link_bytes or 0 for group in groups)
-    least = "" if all_known else "at least "
+    all_known = all(each.count is not None for each in report.collectives)
     if sent or all_known:
+        least = "" if all_known else "at least "
         many += f", in which a device sends {least}{size(sent)}"
-    (most,) = most_sent(groups, 1)
-    place = f" for {most.first.source}" if most.first.source else ""
-    return f"Between devices: {many}; most by {most.first.kind}{place}."
+    most = groups[0].first
+    place = f" for {most.source}" if most.source else ""
+    return f"Between devices: {many}; most by {most.kind}{place}."
+
+
+def _how_many(collectives: Sequence[Collective]) -> str:
+    """Those of a loop whose length only the running program knows are not counted."""
+    known = [(each.count, each.together) for each in collectives if each.count]
+    count = sum(times for times, _ in known)
+    many = f"{count:,} collective{'s' * (count != 1)} a call"
+    if any(each.count is None for each in collectives):
+        some = "in each step of a loop"
+        return f"{many}, and some {some}" if count else f"some collectives {some}"
+    messages = round(sum(times / together for times, together in known))
+    return f"{many}, sent as {messages:,}" if messages < count else many
 
 
 def _holds(report: Report) -> list[str]:

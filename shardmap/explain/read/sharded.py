@@ -18,6 +18,8 @@ _CHANGE = (
     "The arrays' shardings say how many devices: jax.device_put, in_shardings= or "
     "jax.lax.with_sharding_constraint."
 )
+_MOST_NAMED = 3
+"""With more dimensions than these along a mesh axis, only the first is named."""
 
 
 class ShardedDimension(NamedTuple):
@@ -208,7 +210,9 @@ def _on_devices(axis: Axis, cut: ShardedDimension) -> Axis:
 def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
     cut = cuts[0]
     size = cut.sizes[cut.names.index(name)]
-    more = f", and {len(cuts) - 1:,} more" if len(cuts) > 1 else ""
+    named = cuts if len(cuts) <= _MOST_NAMED else cuts[:1]
+    more = f", and {len(cuts) - 1:,} more" if len(cuts) > len(named) else ""
+    dimensions = ", ".join(f"dimension {cut.dimension} of {cut.path}" for cut in named)
     return Axis(
         name=name,
         size=size,
@@ -220,8 +224,7 @@ def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
         inside=None,
         source=None,
         running=(
-            f"on {size:,} devices at once, cut by the partitioner: dimension "
-            f"{cut.dimension} of {cut.path}{more}"
+            f"on {size:,} devices at once, cut by the partitioner: {dimensions}{more}"
         ),
         change=_CHANGE,
     )

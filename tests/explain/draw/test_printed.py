@@ -165,6 +165,16 @@ def test_a_program_on_one_device():
     ]
 
 
+def test_one_device_that_there_is_has_a_remedy():
+    alone = {"mesh": (), "num_devices": 1, "available": 1}
+    axis = explanations.axis(devices=1)
+    said = "JAX has 1 device: JAX_NUM_CPU_DEVICES=8 in the environment makes 8."
+    assert said in printed(explanations.explanation(axes=(axis,), **alone), 200)
+    assert said not in printed(explanations.explanation(axes=(), **alone), 200)
+    gpu = explanations.explanation(axes=(axis,), device_kind="gpu", **alone)
+    assert said not in printed(gpu, 200)
+
+
 def test_a_mesh_is_drawn_where_its_order_says_something():
     assert "\nMesh\n" not in printed(sm.explain(sm.spmap(jnp.sin))(np.ones(8, "f4")))
     report = explanations.explanation()
@@ -224,7 +234,8 @@ def test_collectives_are_summed_up_by_line():
         "all-reduce 100 8 4.0 KiB 4.0 KiB 7.0 KiB 12 us".split(),
     ]
     unknown = explanations.collective(count=None, link_bytes=None, seconds=None)
-    report = explanations.explanation(collectives=(each, unknown))
+    report = explanations.explanation(collectives=(elsewhere, each, unknown))
+    assert "; most by all-reduce for train.py:12 (step)." in printed(report, 200)
     unknown_row = r"  all-reduce +some +8 +4.0 KiB +4.0 KiB +unknown +unknown"
     assert re.search(unknown_row, printed(report, 120))
 

@@ -248,5 +248,5 @@ def test_the_parts_of_sharded_jit_are_axes():
     report = sm.explain(fun)(np.ones((16, 8), np.float32), np.ones((8, 8), np.float32))
     assert {axis.kind for axis in report.axes} == {"sharding"}
     assert math.prod(axis.devices for axis in report.axes) == 8
-    assert report.axes[0].running.endswith("dimension 0 of x, and 1 more")
+    assert report.axes[0].running.endswith("dimension 0 of x, dimension 0 of result")
     assert "each of 8 devices does the same" not in str(report)
