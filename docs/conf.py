@@ -112,7 +112,9 @@ def link_names(app: Sphinx, doctree: nodes.document) -> None:
         first, _, rest = name.partition(".")
         if first in ("sm", "shardmap"):
             name = f"shardmap.{rest}"
-        elif first in shardmap.__all__ or first == "compat":
+        elif first in shardmap.extend.__all__:
+            name = f"shardmap.extend.{name}"
+        elif first in shardmap.__all__ or first in ("compat", "extend"):
             name = f"shardmap.{name}"
         elif first in SHORT:
             name = f"{SHORT[first]}.{rest}"
@@ -134,7 +136,7 @@ def link_names(app: Sphinx, doctree: nodes.document) -> None:
         literal.replace_self(link)
 
 
-PUBLIC = ("shardmap", "shardmap.compat")
+PUBLIC = ("shardmap", "shardmap.compat", "shardmap.extend")
 
 
 def shorten_names(app: Sphinx, doctree: nodes.document) -> None:

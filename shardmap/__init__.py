@@ -21,6 +21,7 @@ __all__ = [
     "Explanation",
     "Interconnect",
     "MapPrimitive",
+    "MappedFunction",
     "Mesh",
     "NoSharding",
     "Pieces",
@@ -63,9 +64,11 @@ __all__ = [
 
 # Each is imported when it is first asked for: the command line asks for few.
 if TYPE_CHECKING:
+    from shardmap import compat as compat
+    from shardmap import extend as extend
     from shardmap.api.mesh_map import mesh_map
     from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
-    from shardmap.api.spmap import spmap
+    from shardmap.api.spmap import MappedFunction, spmap
     from shardmap.api.taps import tap, tap_print, taps_barrier
     from shardmap.arrays.array_likes import register_shard_handler
     from shardmap.arrays.shards import shard_of, unreplicate, unstack
@@ -101,7 +104,7 @@ else:
         {
             "shardmap.api.mesh_map": ["mesh_map"],
             "shardmap.api.sharded_jit": ["sharded_jit", "with_sharding_constraint"],
-            "shardmap.api.spmap": ["spmap"],
+            "shardmap.api.spmap": ["MappedFunction", "spmap"],
             "shardmap.api.taps": ["tap", "tap_print", "taps_barrier"],
             "shardmap.arrays.array_likes": ["register_shard_handler"],
             "shardmap.arrays.shards": ["shard_of", "unreplicate", "unstack"],
@@ -133,6 +136,7 @@ else:
             "shardmap.units": ["AUTO"],
         },
         __all__,
+        ["compat", "extend"],
         {
             "pmap": "shardmap.spmap, which has its parameters",
             "soft_pmap": "shardmap.spmap, whose axes may be of any length",
@@ -142,6 +146,10 @@ else:
             "pjit": "shardmap.compat.pjit.pjit, or jax.jit itself",
             "id_tap": "shardmap.tap, or shardmap.compat.host_callback.id_tap",
             "id_print": "shardmap.tap_print, or shardmap.compat.host_callback.id_print",
+            "replicate": "shardmap.device_put_replicated",
+            "PartitionSpec": "jax.sharding.PartitionSpec",
+            "P": "jax.sharding.PartitionSpec",
+            "NamedSharding": "jax.sharding.NamedSharding",
             "PmapSharding": "shardmap.pmap_sharding, or shardmap.compat.PmapSharding",
             "install": "shardmap.compat.install",
         },

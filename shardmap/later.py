@@ -42,6 +42,7 @@ def attach(
     package: str,
     modules: Mapping[str, Sequence[str]],
     public: Sequence[str],
+    subpackages: Sequence[str] = (),
     elsewhere: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Makes a package's ``__getattr__`` and ``__dir__``, to be called while it loads.
@@ -56,7 +57,8 @@ def attach(
     Args:
       package: its name.
       modules: the names that each module brings.
-      public: all public names of the package, which ``dir`` shows.
+      public: all public names of the package. ``dir`` shows them and the subpackages.
+      subpackages: public modules of the package.
       elsewhere: names that are looked for here, and what to use for them.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
@@ -67,15 +69,18 @@ def attach(
         del attributes[name]
 
     def get(name: str) -> Any:
+        if name in subpackages:
+            return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
             text = f"module {package!r} has no attribute {name!r}"
             if instead := (elsewhere or {}).get(name):
                 text += f". Use {instead}."
-            elif close := difflib.get_close_matches(name, public, 1):
-                text += f". Did you mean {close[0]!r}?"
+            elif close := difflib.get_close_matches(name, public, 2, 0.75):
+                meant = " or ".join(map(repr, sorted(close, key=len)))
+                text += f". Did you mean {meant}?"
             raise AttributeError(text)
         value = getattr(importlib.import_module(module_of[name]), name)
         attributes[name] = value
         return value
 
-    return get, lambda: sorted(public)
+    return get, lambda: sorted([*public, *subpackages])

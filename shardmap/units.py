@@ -1,5 +1,7 @@
-"""Bytes and seconds, as people read and write them; and as much as fits."""
+"""How sizes, times, values and options are written and read."""
 
+import functools
+import inspect
 import operator
 import re
 from typing import Any
@@ -139,6 +141,25 @@ def duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+class WithOptions(functools.partial[Any]):
+    """A decorator: a function transformation with its options.
+
+    >>> def double(fun=None, *, times=1, strict=False):
+    ...     return fun
+    >>> WithOptions(double, times=2, strict=False)
+    <decorator double(times=2)>
+    """
+
+    def __repr__(self) -> str:
+        parameters = inspect.signature(self.func).parameters
+        given = [
+            f"{name}={value!r}"
+            for name, value in self.keywords.items()
+            if value is not parameters[name].default
+        ]
+        return f"<decorator {self.func.__name__}({', '.join(given)})>"
 
 
 class Auto:

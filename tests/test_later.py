@@ -68,6 +68,16 @@ def test_another_name_is_not_there(package):
 def test_what_is_called_otherwise_is_named():
     with pytest.raises(AttributeError, match=r"'pmap'. Use shardmap.spmap, which has"):
         operator.attrgetter("pmap")(sm)
-    with pytest.raises(AttributeError, match=r"'spma'. Did you mean 'spmap'\?"):
-        operator.attrgetter("spma")(sm)
+    with pytest.raises(AttributeError, match=r"'spmapp'. Did you mean 'spmap' or"):
+        operator.attrgetter("spmapp")(sm)
+    with pytest.raises(AttributeError, match=r"Did you mean 'make_mesh'\?$"):
+        operator.attrgetter("makemesh")(sm)
+    for name, instead in {
+        "replicate": "shardmap.device_put_replicated",
+        "PartitionSpec": "jax.sharding.PartitionSpec",
+        "P": "jax.sharding.PartitionSpec",
+        "NamedSharding": "jax.sharding.NamedSharding",
+    }.items():
+        with pytest.raises(AttributeError, match=rf"'{name}'. Use {instead}\.$"):
+            operator.attrgetter(name)(sm)
     assert not hasattr(sm, "xmap")

@@ -42,6 +42,7 @@ ROOMS = [
     "api.partitions",
     "api",
     "compat",
+    "extend",
     "__init__",
     "commands",
 ]

@@ -10,17 +10,17 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 
 import shardmap
-import shardmap.compat
 from tests.command_line import python
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
 def test_the_package_shows_exactly_its_public_names():
-    assert dir(shardmap) == sorted(shardmap.__all__)
+    assert dir(shardmap) == sorted([*shardmap.__all__, "compat", "extend"])
     assert not [
         name
         for name in {*shardmap.__all__} - {"__version__"}
@@ -36,6 +36,7 @@ def test_the_package_shows_exactly_its_public_names():
         ("import shardmap as sm\nfor name in sm.__all__: getattr(sm, name)", []),
         ("import shardmap.explain.draw.notebook, shardmap as sm", []),
         ("import shardmap.compat, shardmap as sm", ["compat"]),
+        ("import shardmap as sm; sm.compat, sm.extend", ["compat", "extend"]),
     ],
 )
 def test_no_other_name_is_bound_where_public_names_are(program, others):
@@ -64,7 +65,34 @@ def test_the_package_only_re_exports():
     assert ast.unparse(attached.targets[0]) == "(__getattr__, __dir__)"
     # What type checkers are told is what is imported.
     told = {each.module: [a.name for a in each.names] for each in later.body}
+    modules = [each.names[0].name for each in later.body if each.module == "shardmap"]
+    assert ast.literal_eval(attached.value.args[3]) == modules
+    del told["shardmap"]
     assert ast.literal_eval(attached.value.args[1]) == told
+
+
+def test_decorators_and_stages_say_what_they_are():
+    def double(x):
+        return 2 * x
+
+    mapped = shardmap.spmap(double)
+    assert repr(mapped) == "<spmap of double>"
+    for decorator, said in (
+        (shardmap.spmap(axis_name="i"), "<decorator spmap(axis_name='i')>"),
+        (shardmap.mesh_map(in_axes=({},)), "<decorator mesh_map(in_axes=({},))>"),
+        (shardmap.sharded_jit(in_parts=2, out_parts=None), "<decorator sharded_jit("),
+        (shardmap.chunked(memory="1 kB"), "<decorator chunked(memory='1 kB')>"),
+    ):
+        assert repr(decorator).startswith(said)
+    lowered = mapped.lower(np.ones(8))
+    assert re.match(r"<Lowered spmap of double: in_specs=\(Shardin", repr(lowered))
+    assert repr(lowered.compile()) == "<Compiled spmap of double>"
+
+
+def test_what_extends_the_package_is_public_too():
+    assert {*shardmap.extend.__all__} < {*shardmap.__all__}
+    for name in shardmap.extend.__all__:
+        assert getattr(shardmap.extend, name) is getattr(shardmap, name)
 
 
 @pytest.mark.parametrize("name", sorted(set(shardmap.__all__) - {"__version__"}))
@@ -105,7 +133,7 @@ def loaded(program):
     "program",
     [
         "import shardmap",
-        "import shardmap.compat",
+        "import shardmap as sm; sm.compat",
         "import shardmap as sm; sm.spmap(abs)",
     ],
 )
@@ -158,7 +186,7 @@ DOCUMENTS = sorted([*(ROOT / "docs").glob("**/*.md"), ROOT / "README.md"])
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
 def test_documents_import_from_the_package_alone(page):
     found = re.findall(r"(?:from|import) (shardmap[.\w]*)", page.read_text())
-    assert {*found} <= {"shardmap", "shardmap.compat"}
+    assert {*found} <= {"shardmap", "shardmap.compat", "shardmap.extend"}
 
 
 def unreachable(text):

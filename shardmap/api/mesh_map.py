@@ -57,7 +57,7 @@ from shardmap.map.primitives.shard_maps import axes_used_inside
 from shardmap.map.shardings import MapShardings
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh
-from shardmap.units import shown
+from shardmap.units import WithOptions, shown
 
 Axes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
@@ -822,7 +822,7 @@ def mesh_map(
       (8, 3)
     """
     if fun is None:
-        return functools.partial(
+        return WithOptions(
             mesh_map,
             mesh=mesh,
             in_axes=in_axes,

@@ -5,7 +5,6 @@ it runs on as many devices as there are partitions. Inside `spmap` each element 
 mapped axis has that many devices.
 """
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, overload
 
@@ -20,6 +19,7 @@ from shardmap.api.partitions.programs import PartitionPrograms
 from shardmap.arrays import array_likes
 from shardmap.arrays.trees import leaf_paths
 from shardmap.map.constraint import constrain
+from shardmap.units import WithOptions
 
 
 class ShardedFunction(Mapped[P, R]):
@@ -163,7 +163,7 @@ def sharded_jit(
       [(2, 6), (2, 6)]
     """
     if fun is None:
-        return functools.partial(
+        return WithOptions(
             sharded_jit,
             in_parts=in_parts,
             out_parts=out_parts,

@@ -1,6 +1,5 @@
 """`spmap`: what users call."""
 
-import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol, overload
 
@@ -18,13 +17,23 @@ from shardmap.api.elements.replicas import check_copies_agree
 from shardmap.api.function import Mapped, P, R
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh, check_devices
-from shardmap.units import Auto
+from shardmap.units import Auto, WithOptions
 
 
 class MappedFunction(Mapped[P, R]):
     """A function mapped over an axis; what `spmap` returns.
 
     Call it like the function, with arrays that have the mapped axis.
+
+    Example:
+      >>> import jax, numpy as np, shardmap as sm
+      >>> def mean_of_squares(x: jax.Array) -> jax.Array:
+      ...     return jax.lax.pmean(x * x, "i")
+      >>> mapped: sm.MappedFunction = sm.spmap(mean_of_squares, "i")
+      >>> mapped
+      <spmap of mean_of_squares>
+      >>> mapped(np.array([1.0, 3.0]))
+      Array([5., 5.], dtype=float32)
     """
 
     _kind = ElementPrograms
@@ -173,7 +182,7 @@ def spmap(
       Array([0.125, 0.375, 0.5  ], dtype=float32)
     """
     if fun is None:
-        return functools.partial(
+        return WithOptions(
             spmap,
             axis_name=axis_name,
             in_axes=in_axes,

@@ -8,12 +8,12 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import jax
 import numpy as np
 
-from shardmap._jax.types import PyTree, Value
+from shardmap._jax.types import PyTree
 from shardmap.arrays.programs.shard_programs import (
     Index,
     RefusedError,
@@ -23,13 +23,15 @@ from shardmap.arrays.programs.shard_programs import (
 )
 from shardmap.units import shown
 
+T = TypeVar("T")
 
-def shard_of(
-    x: Value, i: int | slice | tuple[int | slice, ...], *, axis: int = 0
-) -> Any:
-    """Element ``i`` along an axis, on the device that holds it and on no other.
 
-    The value of ``x[i]``, without communication and without the other devices. Of a
+def shard_of(x: T, i: int | slice | tuple[int | slice, ...], *, axis: int = 0) -> T:
+    """Element ``i`` of an array along an axis, on the device that holds it.
+
+    A `Shard` is something else: a part of the work of a `plan`.
+
+    It is the value of ``x[i]``, without communication and without other devices. Of a
     pytree, the same of each leaf.
 
     ``i`` may also say which part along several axes, beginning with ``axis``:
@@ -72,7 +74,15 @@ def shard_of(
     return jax.tree.unflatten(tree, [parts[0] for parts in taken])
 
 
-def unstack(x: Value, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
+@overload
+def unstack(x: T, *, axis: int = 0) -> list[T]: ...
+
+
+@overload
+def unstack(x: T, *, axis: tuple[int, ...]) -> list[Any]: ...
+
+
+def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     """All elements along an axis, each on the device that holds it.
 
     ``[shard_of(x, 0), shard_of(x, 1), ...]``, with one program for each device.
@@ -110,7 +120,7 @@ def unstack(x: Value, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
     return _nested(elements, sizes[0])
 
 
-def unreplicate(tree: PyTree, *, axis: int = 0) -> Any:
+def unreplicate(tree: T, *, axis: int = 0) -> T:
     """Element 0 of each array: what all elements are, where they are equal.
 
     As `flax.jax_utils.unreplicate`. It is ``shard_of(tree, 0)``, or of an array that is

@@ -18,7 +18,7 @@ from shardmap.plan.inside.choice import asked_of, in_memory
 from shardmap.plan.inside.primitive import Options, chunked_p, without_tracers
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.units import bytes_of, refuse_no_bool, shown
+from shardmap.units import WithOptions, bytes_of, refuse_no_bool, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -210,6 +210,8 @@ def chunked(
 ) -> Any:
     """Runs a function in pieces, one after the other, so that it needs less memory.
 
+    `Chunked` is something else: an entry of a `ShardingSpec`.
+
     The function stays as it is written, for whole arrays. What each piece of the
     arguments contributes to the results is found by the analysis of `plan`: results
     are put in their places, parts of sums and the like are combined, borders that
@@ -255,7 +257,7 @@ def chunked(
       (8, 2)
     """
     if fun is None:
-        return functools.partial(
+        return WithOptions(
             chunked,
             in_slices=in_slices,
             memory=memory,

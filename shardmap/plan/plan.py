@@ -57,8 +57,8 @@ def plan(
       fun: a function of arrays that JAX can trace.
       *args: its arguments, or what has their shapes and dtypes: arrays,
         `jax.ShapeDtypeStruct`, `numpy.memmap`, datasets of h5py, arrays of zarr, values
-        of types with a handler (`register_shard_handler`), arrays and datasets of
-        xarray, which the function gets with their labels, and pytrees of all these.
+        of types with a handler (`extend.register_shard_handler`), arrays and datasets
+        of xarray, which the function gets with their labels, and pytrees of all these.
         They are not read.
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
         None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal

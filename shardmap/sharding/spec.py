@@ -73,7 +73,10 @@ def _as_code(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
 class Chunked:
-    """The dimension is cut into `prod(chunks)` equal shards and stays a dimension.
+    """Entry of a `ShardingSpec`: a dimension that is cut into `prod(chunks)` shards.
+
+    The shards are equal, and the dimension stays a dimension. `chunked` is something
+    else: it runs a function with less memory.
 
     Several numbers mean that several mesh dimensions cut this one array dimension,
     major to minor. `Chunked(())` is not cut, and a spec stores None for it.

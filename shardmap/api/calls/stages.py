@@ -35,12 +35,13 @@ class Lowered(jax.stages.Lowered):
       (8, 3)
     """
 
-    __slots__ = ("_across", "_agree", "in_specs", "out_specs")
+    __slots__ = ("_across", "_agree", "_name", "in_specs", "out_specs")
 
     def __init__(
         self,
+        name: str,
         lowered: jax.stages.Lowered,
-        in_specs: PyTree,
+        in_specs: tuple[Any, ...],
         out_specs: PyTree,
         agree: Callable[[], None],
         across: Callable[[Any], Callable[..., Any]],
@@ -48,6 +49,7 @@ class Lowered(jax.stages.Lowered):
         """Adds to what JAX has lowered.
 
         Args:
+          name: what is lowered.
           lowered: JAX's own.
           in_specs, out_specs: see the class.
           agree: sees, before the first run, that all processes make it.
@@ -59,6 +61,7 @@ class Lowered(jax.stages.Lowered):
             lambda info: jax.stages.ArgInfo(without_sharding(info._aval), info.donated),
             lowered.args_info,
         )
+        self._name = name
         self.in_specs = in_specs
         self.out_specs = out_specs
         self._agree = agree
@@ -72,7 +75,13 @@ class Lowered(jax.stages.Lowered):
     def compile(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Compiled:
         """Compiles, as `jax.stages.Lowered.compile` does."""
         compiled = super().compile(*args, **kwargs)
-        return _Compiled(compiled, self._agree, self._across)
+        return _Compiled(self._name, compiled, self._agree, self._across)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Lowered {self._name}: in_specs={self.in_specs}, "
+            f"out_specs={self.out_specs}>"
+        )
 
 
 class _Compiled(jax.stages.Compiled):
@@ -80,11 +89,13 @@ class _Compiled(jax.stages.Compiled):
 
     def __init__(
         self,
+        name: str,
         compiled: jax.stages.Compiled,
         agree: Callable[[], None],
         across: Callable[[Any], Callable[..., Any]],
     ) -> None:
         copy_stage(compiled, self)
+        self._name = name
         self._run = across(compiled)
         several = jax.process_count() > 1
         self._agree: Callable[[], None] | None = agree if several else None
@@ -102,6 +113,9 @@ class _Compiled(jax.stages.Compiled):
             with jax.disable_jit(False):
                 return self._run(*args, **kwargs)
         return self._run(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Compiled {self._name}>"
 
 
 def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
@@ -131,6 +145,7 @@ def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
     by_position = call.arguments._replace(statics=statics).positional(args_specs)
     across = programs.across if call.process_local is not None else _any_sharding
     return Lowered(
+        f"{programs.what} of {programs.name}",
         lowered,
         (*by_position, *([kwargs_specs] if kwargs_specs else [])),
         jax.tree.unflatten(call.out_tree, out_specs),

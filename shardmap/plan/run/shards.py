@@ -37,7 +37,10 @@ class ExportedShard(NamedTuple):
 
 
 class Shard:
-    """One independent piece of the work. Made by `ShardPlan.shards`.
+    """One independent piece of a plan's work. Made by `ShardPlan.shards`.
+
+    It is a piece of work, not of an array: `shard_of` takes the part of an array that
+    is on one device.
 
     Attributes:
       number: its place in its stage.

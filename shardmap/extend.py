@@ -1,0 +1,25 @@
+"""Rules for primitives, collectives and array types of your own.
+
+>>> import jax, jax.numpy as jnp, shardmap as sm
+>>> class Celsius:
+...     shape, dtype = (2,), "float32"
+>>> sm.extend.register_shard_handler(
+...     Celsius, lambda value, sharding: jax.device_put(jnp.ones(2), sharding)
+... )
+>>> sm.spmap(lambda x: x + 273)(Celsius())
+Array([274., 274.], dtype=float32)
+"""
+
+from shardmap.arrays.array_likes import register_shard_handler
+from shardmap.map.collectives.table import register_collective
+from shardmap.map.lowering import MapPrimitive, spmap_p
+from shardmap.plan.notation import register_rule, rules_of
+
+__all__ = [
+    "MapPrimitive",
+    "register_collective",
+    "register_rule",
+    "register_shard_handler",
+    "rules_of",
+    "spmap_p",
+]
