@@ -1,5 +1,6 @@
 """`python -m shardmap explain`: finding the function, reading arguments, refusing."""
 
+import pathlib
 import re
 import sys
 
@@ -48,34 +49,36 @@ def array(dtype, *shape):
 # What it prints.
 
 
-def test_it_prints_the_explanation():
-    expected = sm.explain(example.predict)(
-        array(jnp.float32, 64, 32), array(jnp.float32, 256, 64)
-    )
-    result = call(main, PREDICT, *ARRAYS)
-    assert result == (0, f"{expected}\n", "")
+@pytest.fixture
+def expected(program):
+    """The explanation of a file of the user's that has the function of the example."""
+    program(pathlib.Path(example.__file__).read_text(), "predict.py")
+    predict, _ = find_function("predict.py:predict")
+    arrays = array(jnp.float32, 64, 32), array(jnp.float32, 256, 64)
+    return lambda **options: sm.explain(predict, **options)(*arrays)
+
+
+def test_it_prints_the_explanation(expected):
+    result = call(main, "predict.py:predict", *ARRAYS)
+    assert result == (0, f"{expected()}\n", "")
     assert "axis 'batch' of 256 = 8 devices x 32 vectorised x 1 step" in result.stdout
 
 
-def test_times_are_for_the_interconnect_that_is_named():
-    expected = sm.explain(example.predict, interconnect="nvlink4")(
-        array(jnp.float32, 64, 32), array(jnp.float32, 256, 64)
-    )
-    result = call(main, PREDICT, *ARRAYS, "--interconnect", "nvlink4")
-    assert result.stdout == f"{expected}\n"
-    assert expected.collectives[0].seconds > 0
+def test_times_are_for_the_interconnect_that_is_named(expected):
+    report = expected(interconnect="nvlink4")
+    nvlink = ("--interconnect", "nvlink4")
+    assert call(main, "predict.py:predict", *ARRAYS, *nvlink).stdout == f"{report}\n"
+    assert report.collectives[0].seconds > 0
     own = read_interconnect("5e9,3e-6")
     assert (own.bandwidth, own.latency) == (5e9, 3e-6)
 
 
-def test_the_page_is_written(tmp_path):
-    file = tmp_path / "out.html"
-    assert call(main, PREDICT, *ARRAYS, "--html", str(file)).returncode == 0
-    expected = sm.explain(example.predict)(
-        array(jnp.float32, 64, 32), array(jnp.float32, 256, 64)
-    )
-    expected.save(tmp_path / "expected.html")
-    assert file.read_text() == (tmp_path / "expected.html").read_text()
+def test_the_page_is_written(tmp_path, expected):
+    html = ("--html", str(tmp_path / "out.html"))
+    assert call(main, "predict.py:predict", *ARRAYS, *html).returncode == 0
+    expected().save(tmp_path / "expected.html")
+    pages = [(tmp_path / f"{name}.html").read_text() for name in ("out", "expected")]
+    assert pages[0] == pages[1]
 
 
 def test_virtual_devices_are_made_before_jax_starts(program):

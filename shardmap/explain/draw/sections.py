@@ -32,6 +32,8 @@ MOST_CARDS = 8
 """With more arrays than these, they are summed up by prefix and layout."""
 MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 7
 """How many are shown; the others are in a fold."""
+LEAST_SHOWN = 0.01
+"""The part of the peak memory from which on a value is shown."""
 
 
 def of_report(report: Report) -> Document:
@@ -295,7 +297,9 @@ def _cost(report: Report) -> Iterator[Block]:
             if not (cost.transcendentals is None and name.startswith("Exponentials"))
         ),
     )
-    held = [_held(*each) for each in summaries.counted(report.largest)]
+    least = LEAST_SHOWN * (cost.peak_bytes or 0)
+    large = [held for held in report.largest if held.bytes >= least]
+    held = [_held(*each) for each in summaries.counted(large)]
     if held:
         yield paragraph("Largest values at the peak:")
         yield from folded(held, 3, "values")

@@ -1,5 +1,6 @@
 """An explanation as text: what it says, how wide it is, and when it has colours."""
 
+import dataclasses
 import io
 import re
 import sys
@@ -11,6 +12,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
+from shardmap.explain.report import Held
 from shardmap.units import duration
 from tests.explain import explanations, transformer
 from tests.explain.explanations import printed
@@ -96,6 +98,16 @@ def test_results_in_the_place_of_arguments_are_said():
     assert said in report._repr_html_()
     assert "most of it arguments" in str(report)
     assert "donated" not in str(sm.explain(jnp.sin)(x))
+
+
+def test_small_values_are_not_among_the_largest():
+    large = Held("f32[1024]", 4096, "dot_general", "train.py:3 (step)")
+    small = Held("u32[]", 4, "partition-id", None)
+    cost = dataclasses.replace(explanations.explanation().cost, peak_bytes=10_000)
+    report = explanations.explanation(cost=cost, largest=(large, small, large))
+    text = printed(report)
+    assert "  2 x 4.0 KiB: f32[1024] of dot_general at train.py:3 (step)\n" in text
+    assert "partition-id" not in text
 
 
 def test_collectives_of_a_loop_of_unknown_length_have_no_number():
