@@ -135,7 +135,7 @@ class ChunkedFunction(Generic[P, R]):
 
     def _bind(self, *args: Any, **kwargs: Any) -> Any:
         read = self._read(args, kwargs)
-        self._tell(self._cut(read.jaxpr, read.asked), read.asked)
+        self._tell(self._cut(read.jaxpr, read.asked))
         if self._remat is True:
             results = chunked_p.bind(
                 *read.operands,
@@ -150,19 +150,9 @@ class ChunkedFunction(Generic[P, R]):
             results = keeping_residuals(flat, read.operands, read.asked, self._options)
         return jax.tree.unflatten(read.out_tree, results)
 
-    def _tell(self, made: CutProgram, asked: Asked) -> None:
-        """Says so if nothing that should be cut is."""
-        wanted = any(points != () for row in asked for points in row)
-        if not wanted or not made.stages:  # Nothing is computed.
-            return
-        if any(stage.num_shards > 1 for stage in made.stages):
-            return
-        if any(ended.reason.in_stages for ended in made.analysis.ended):
-            return
-        cuts = any(
-            isinstance(points, tuple) and points for row in asked for points in row
-        )
-        if not cuts:  # One piece fits.
+    def _tell(self, made: CutProgram) -> None:
+        """Warns, or raises if strict, where no cut has an effect."""
+        if not report.runs_whole(made):
             return
         text = (
             f"{self!r} runs as a whole: none of the cuts reaches its end. "

@@ -38,7 +38,6 @@ from shardmap.plan.run.shards import Shards, index_of
 from shardmap.units import bytes_of, integer_of, refuse_no_bool, shown
 
 
-# Ctrl-C while the function is traced would else leave JAX in the midst of it.
 def plan(
     fun: Callable[..., PyTree],
     *args: PyTree,
@@ -93,7 +92,7 @@ def plan(
 
     Warns:
       UserWarning: arguments have 64 bits, which JAX takes in 32, as ``jax_enable_x64``
-        is off.
+        is off; or none of the cuts reaches the end of the function, which runs whole.
 
     Raises:
       TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit, ``memory`` is
@@ -130,7 +129,13 @@ def plan(
         warnings.warn(
             f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
             "True), or give 32-bit arrays.",
-            stacklevel=3,  # `left_whole` is between.
+            stacklevel=2,
+        )
+    if report.runs_whole(made):
+        warnings.warn(
+            "plan: the function runs as a whole: none of the cuts reaches its end. "
+            "explain() of the plan says why.",
+            stacklevel=2,
         )
     # Weakly: whoever keeps a plan does not mean to keep what it was made for.
     return ShardPlan(made, Remembered(given.args), labels, room)

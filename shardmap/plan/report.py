@@ -145,6 +145,17 @@ def explain(cut_program: CutProgram) -> str:
     return "\n".join(lines)
 
 
+def runs_whole(cut_program: CutProgram) -> bool:
+    """Whether cuts were asked for, and none of them reaches the end of the function."""
+    stages, ended = cut_program.stages, cut_program.analysis.ended
+    return (
+        any(cut.at for row in cut_program.cuts for cut in row)
+        and bool(stages)  # Else nothing is computed.
+        and all(stage.num_shards == 1 for stage in stages)
+        and not any(each.reason.in_stages for each in ended)
+    )
+
+
 def narrowed(cut_program: CutProgram) -> list[str]:
     """The arguments that JAX takes in 32 bits instead of 64, by their dtypes."""
     groups: dict[tuple[Any, Any], list[str]] = {}

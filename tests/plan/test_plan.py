@@ -1,6 +1,7 @@
 """The plan as users see it: cuts in, shards out, reasons told."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,22 @@ def test_64_bits_that_jax_makes_32_are_told_once(dtype, text, tmp_path):
     with jax.enable_x64(True):
         wide = plan(lambda x: x * 2, file, in_slices={0: 2})
     assert "jax_enable_x64" not in str(wide)
+
+
+def test_a_plan_of_which_no_cut_has_an_effect_warns():
+    def whole(x):
+        return jnp.linalg.inv(x[:6])
+
+    text = "^plan: the function runs as a whole: none of the cuts reaches its end"
+    with pytest.warns(UserWarning, match=text) as warned:
+        made = plan(whole, X, in_slices={0: 2})
+    assert [each.filename for each in warned] == [__file__]
+    assert made.num_shards == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan(whole, X)
+        plan(lambda x: (whole(x), x * 2), X, in_slices={0: 2})
+        plan(lambda x: 1.0, X, in_slices={0: 2})
 
 
 class Packed:
@@ -229,7 +246,6 @@ def test_a_plan_shows_what_is_documented_and_no_more():
         "out_slices",
         "peak_bytes",
         "run",
-        "save",
         "shards",
         "stage_costs",
         "stage_shards",

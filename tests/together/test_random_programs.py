@@ -158,7 +158,7 @@ def evaluated(fun, what):
     return fun
 
 
-@pytest.mark.filterwarnings("ignore:<chunked .* runs as a whole")
+@pytest.mark.filterwarnings("ignore:.* runs as a whole")
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(PARTS))
 @given(
