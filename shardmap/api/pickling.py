@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from shardmap.sharding.mesh import too_few_devices
+
 
 def reduced(mapped: Any, fun: Callable[..., Any], options: Any) -> Any:
     """What ``__reduce__`` gives for a mapped function.
@@ -63,6 +65,7 @@ def _devices(names: Iterable[tuple[str, int]]) -> list[jax.Device]:
                 f"a mapped function that was pickled names the {platform} device "
                 f"{number}, but this process has {sorted(here)}. Pickle one without "
                 "devices= and mesh=, or start this process with as many devices."
+                f"{too_few_devices(number + 1)}"
             )
         found.append(here[number])
     return found

@@ -16,7 +16,7 @@ from shardmap.api.elements.programs import ElementPrograms
 from shardmap.api.elements.replicas import check_copies_agree
 from shardmap.api.function import Mapped, P, R
 from shardmap.map.primitives.axis import UNNAMED
-from shardmap.sharding.mesh import auto_mesh, check_devices
+from shardmap.sharding.mesh import auto_mesh, check_devices, too_few_devices
 from shardmap.units import Auto, WithOptions
 
 
@@ -209,7 +209,10 @@ def spmap(
     if devices is not None:
         devices = check_devices("spmap", devices)
         if not devices:
-            raise ValueError("'devices' argument to spmap must be non-empty, or None.")
+            raise ValueError(
+                "'devices' argument to spmap must be non-empty, or None."
+                f"{too_few_devices(2)}"
+            )
     given_static = "static_broadcasted_argnums", static_broadcasted_argnums
     static, donated = options.positions("spmap", fun, given_static, donate_argnums)
     if isinstance(in_axes, list):

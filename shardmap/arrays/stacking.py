@@ -18,7 +18,7 @@ from shardmap.arrays.stacking_checks import (
     check_structures,
     some_devices,
 )
-from shardmap.sharding.mesh import positive
+from shardmap.sharding.mesh import positive, too_few_devices
 from shardmap.sharding.spec import (
     Chunked,
     Replicated,
@@ -75,6 +75,7 @@ def device_put_sharded(
         raise ValueError(
             f"device_put_sharded needs a shard for each device: len(shards) is "
             f"{len(shards)}, len(devices) is {len(devices)}."
+            f"{too_few_devices(len(shards))}"
         )
     flat = [jax.tree.flatten(shard) for shard in shards]
     tree = flat[0][1]

@@ -7,13 +7,15 @@ import jax
 
 from shardmap._jax.types import PyTree, Value
 from shardmap.arrays import array_likes
-from shardmap.sharding.mesh import check_devices
+from shardmap.sharding.mesh import check_devices, too_few_devices
 
 
 def some_devices(caller: str, devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     given = check_devices(caller, devices)
     if not given:
-        raise ValueError(f"{caller} needs at least one device, got {devices!r}.")
+        raise ValueError(
+            f"{caller} needs at least one device, got {devices!r}.{too_few_devices(2)}"
+        )
     return given
 
 

@@ -20,6 +20,7 @@ from jax import lax
 import shardmap as sm
 from shardmap.commands.cpu_threads import ENOUGH, VARIABLE, has_enough_threads
 from shardmap.commands.parsing import Parser, one_line
+from shardmap.sharding.mesh import virtual_devices
 
 EXAMPLES = ("python -m shardmap doctor",)
 # Beginnings of the environment variables that change what JAX does.
@@ -206,8 +207,8 @@ def limits(found: Mapping[str, Any], environment: Mapping[str, str]) -> list[str
     count = found["count"]
     if count == 1:
         result.append(
-            "more than one device: there is one. For virtual ones set "
-            "XLA_FLAGS=--xla_force_host_platform_device_count=8"
+            "more than one device: there is one. For 8 virtual ones on CPU call\n    "
+            f"{virtual_devices(8, found['platform'])} before any other use of JAX"
         )
     if on_cpu and count > found["cores"]:
         result.append(

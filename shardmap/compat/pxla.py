@@ -13,6 +13,7 @@ from shardmap.arrays.array_likes import register_shard_handler, takes
 from shardmap.arrays.stacking import device_put_replicated
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.conversions import pmap_sharding
+from shardmap.sharding.mesh import too_few_devices
 from shardmap.sharding.spec import (
     AvalDimSharding,
     Chunked,
@@ -282,6 +283,7 @@ def replicate(
         raise ValueError(
             f"Cannot replicate across {nrep} replicas because {len(devices)} devices "
             "are given, or are on this process. Make nrep the number of devices."
+            f"{too_few_devices(nrep)}"
         )
     size = None if in_axis is None else axis_size
     return device_put_replicated(val, devices, axis=in_axis, axis_size=size)

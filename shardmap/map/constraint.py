@@ -40,7 +40,7 @@ from shardmap.map.primitives import typed
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import mesh_jaxpr
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.sharding.mesh import auto_mesh
+from shardmap.sharding.mesh import auto_mesh, too_few_devices
 
 """A count for each dimension; None: the partitioner may cut it as it likes."""
 
@@ -64,9 +64,7 @@ def _devices_for(total: int, what: str) -> list[list[jax.Device]]:
     if count == 1:
         raise ValueError(
             f"{what} computation requires {total} devices, but only {len(devices)} "
-            "devices are available. Ask for fewer parts, or, to try it on CPU, set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={total} before JAX "
-            "starts."
+            f"devices are available. Ask for fewer parts.{too_few_devices(total)}"
         )
     by_process = [jax.local_devices(process) for process in range(count)]
     fewest = min(map(len, by_process))

@@ -28,7 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Value
-from shardmap.sharding.mesh import check_devices, positive
+from shardmap.sharding.mesh import check_devices, positive, too_few_devices
 from shardmap.units import shown
 
 Layout: TypeAlias = tuple[Sequence[int], Sequence[Sequence[int]]]
@@ -88,7 +88,7 @@ def named_sharding(
     if flat.size != needed:
         raise ValueError(
             f"{spec!r} needs {needed} devices (a mesh of shape {spec.mesh_shape}), got "
-            f"{flat.size}"
+            f"{flat.size}.{too_few_devices(needed)}"
         )
     check_devices("named_sharding", flat)
     names = _axis_names(spec, axis_names)
@@ -251,7 +251,8 @@ def pmap_sharding(
         raise ValueError(
             f"dimension {sharded_dim} of shape {shape} has size {size} and needs one "
             f"device per index, got {len(used)} devices. Cut it into longer shards "
-            "with a ShardingSpec and Chunked, or pass as many devices"
+            "with a ShardingSpec and Chunked, or pass as many devices."
+            f"{too_few_devices(size)}"
         )
     return NamedSharding(Mesh(np.array(used), "axis0"), PartitionSpec(*names))
 

@@ -38,6 +38,33 @@ def positive(value: Value, what: str, why: str = "") -> int:
     return number
 
 
+def virtual_devices(count: int, platform: str = "cpu") -> str:
+    """The code that gives a program this many devices on any machine.
+
+    >>> virtual_devices(8)
+    'jax.config.update("jax_num_cpu_devices", 8)'
+    """
+    code = f'jax.config.update("jax_num_cpu_devices", {count})'
+    if platform == "cpu":
+        return code
+    return f'jax.config.update("jax_platforms", "cpu") and {code}'
+
+
+def too_few_devices(needed: int) -> str:
+    """The end of an error message: how many devices there are, and how to get more.
+
+    Empty if there are enough, and the error is about which are given.
+    """
+    available = jax.local_devices()
+    if needed <= len(available) or needed > _MOST_VIRTUAL_DEVICES:
+        return ""
+    there = "is 1 device" if len(available) == 1 else f"are {len(available)} devices"
+    return (
+        f" There {there} here; for {needed} virtual ones on CPU, call "
+        f"{virtual_devices(needed, available[0].platform)} before any other use of JAX."
+    )
+
+
 def check_devices(
     caller: str, devices: Iterable[jax.Device], what: str = "devices"
 ) -> tuple[jax.Device, ...]:
@@ -53,6 +80,7 @@ jax.devices()[:4], but got 4.
         raise TypeError(
             f"{caller} {what} must be a sequence of jax.Device, such as "
             f"jax.devices()[:{count}], but got {shown(devices)}."
+            f"{too_few_devices(count)}"
         )
     given = tuple(devices)
     for k, device in enumerate(given):
@@ -65,7 +93,7 @@ jax.devices()[:4], but got 4.
         twice = min(d.id for d in given if given.count(d) > 1)
         raise ValueError(
             f"{caller} needs different devices, but device {twice} is there more than "
-            f"once in {[d.id for d in given]}."
+            f"once in {[d.id for d in given]}.{too_few_devices(len(given))}"
         )
     return given
 
@@ -135,16 +163,10 @@ def make_mesh(
     flat = np.asarray(available, dtype=object).reshape(-1)
     needed = math.prod(sizes)
     if flat.size < needed:
-        text = (
-            f"a mesh of {dict(axis_sizes)} needs {needed} devices, but there are only "
-            f"{flat.size}"
+        raise ValueError(
+            f"a mesh of {dict(axis_sizes)} needs {needed} devices, but got {flat.size}."
+            f"{too_few_devices(needed)}"
         )
-        if needed <= _MOST_VIRTUAL_DEVICES:
-            text += (
-                ". To try it on CPU, set XLA_FLAGS="
-                f"--xla_force_host_platform_device_count={needed} before JAX starts"
-            )
-        raise ValueError(text)
     check_devices("make_mesh", flat[:needed])
     return Mesh(flat[:needed].reshape(sizes), tuple(axis_sizes))
 

@@ -9,6 +9,7 @@ from jax.sharding import AxisType
 
 import shardmap as sm
 from shardmap.sharding.mesh import Mesh, local_box, local_mesh, make_mesh, submesh
+from tests.command_line import python
 
 DEVICES = jax.devices()
 
@@ -18,6 +19,44 @@ class FakeDevice:
 
     def __init__(self, process_index):
         self.process_index = process_index
+
+
+TOO_FEW = """
+import jax
+import numpy as np
+import shardmap as sm
+
+x = np.ones((8, 4), np.float32)
+spec = sm.ShardingSpec((sm.Chunked(8), None), (sm.ShardedAxis(0),))
+for wrong in (
+    lambda: sm.spmap(abs, devices=8),
+    lambda: sm.spmap(abs, devices=jax.devices() * 8),
+    lambda: sm.make_mesh({"x": 4, "y": 2}),
+    lambda: spec.named_sharding(jax.devices()),
+    lambda: sm.pmap_sharding(x.shape),
+    lambda: sm.device_put_sharded(list(x), jax.devices()),
+    lambda: sm.device_put_replicated(x, jax.devices() * 8),
+    lambda: sm.sharded_jit(lambda x: x, (8, 1), (8, 1))(x),
+    lambda: sm.with_sharding_constraint(x, (8, 1)),
+    lambda: sm.compat.replicate(x, 8, 8),
+):
+    try:
+        wrong()
+    except (TypeError, ValueError) as error:
+        print(error)
+"""
+
+
+def test_with_one_device_every_error_says_how_to_have_eight():
+    result = python("-c", TOO_FEW, JAX_PLATFORMS="cpu")
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert len(lines) == 10
+    for line in lines:
+        assert line.endswith(
+            ". There is 1 device here; for 8 virtual ones on CPU, call "
+            'jax.config.update("jax_num_cpu_devices", 8) before any other use of JAX.'
+        )
 
 
 def fake_mesh(processes, names):
@@ -47,12 +86,12 @@ def test_make_mesh_takes_the_first_devices():
 
 def test_make_mesh_refuses_too_few_devices():
     text = (
-        r"a mesh of {'x': 4, 'y': 3} needs 12 devices, but there are only 8. .*"
-        "XLA_FLAGS=--xla_force_host_platform_device_count=12"
+        r"a mesh of {'x': 4, 'y': 3} needs 12 devices, but got 8. There are 8 devices "
+        r'here; .* call jax.config.update\("jax_num_cpu_devices", 12\) before'
     )
     with pytest.raises(ValueError, match=text):
         make_mesh({"x": 4, "y": 3})
-    with pytest.raises(ValueError, match="needs 4 devices, but there are only 3"):
+    with pytest.raises(ValueError, match=r"needs 4 devices, but got 3\.$"):
         make_mesh({"x": 4}, DEVICES[:3])
 
 
