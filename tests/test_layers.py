@@ -39,7 +39,6 @@ ROOMS = [
     "explain",
     "api.calls",
     "api.elements",
-    "api.partitions",
     "api",
     "compat",
     "extend",

@@ -7,12 +7,13 @@ No public name of JAX leads to these. Of what a lowering rule is given,
 import contextlib
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax._src import config, xla_bridge
+from jax._src import config, core, xla_bridge
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
@@ -43,6 +44,18 @@ NO_MESH = AbstractMesh((), ())
 
 EMPTY_MESH = Mesh(np.empty((), dtype=object), ())
 """With `jax.set_mesh`, where nothing is traced: as if no mesh were set around."""
+
+
+def without_mesh() -> AbstractContextManager[None]:
+    """As if no mesh were set around.
+
+    While JAX traces, or binds the axis of a `jax.vmap`, no mesh can be set: then only
+    the types of arrays are as without one.
+    """
+    if core.trace_state_clean():
+        return jax.set_mesh(EMPTY_MESH)
+    return jax.sharding.use_abstract_mesh(NO_MESH)
+
 
 with jax.core.eval_context():
     TOP_LEVEL = jex_core.find_top_trace(())

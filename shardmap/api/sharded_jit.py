@@ -1,31 +1,134 @@
 """`sharded_jit` and `with_sharding_constraint`: values cut into partitions.
 
 The partitioner splits the program; the function stays written for whole values. Alone
-it runs on as many devices as there are partitions. Inside `spmap` each element of the
-mapped axis has that many devices.
+it is `jax.jit` with a NamedSharding for each argument and result, on as many devices as
+there are partitions. As a part of another program, and inside `spmap`, it is a
+sharding constraint around the arguments and the results.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, overload
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, overload
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.types import PyTree
-from shardmap.api.calls import options
+from shardmap._jax.types import Aval, ClosedJaxpr, PyTree, Value, without_sharding
+from shardmap.api.calls import kept, options
+from shardmap.api.calls.call import Arguments, Call, ProcessLocal
+from shardmap.api.calls.programs import Args, Kwargs, Programs
+from shardmap.api.calls.statics import apply_statics
 from shardmap.api.function import Mapped, P, R
-from shardmap.api.partitions.calls import Options
-from shardmap.api.partitions.parts import broadcast_parts, check_leaves, check_shapes
-from shardmap.api.partitions.programs import PartitionPrograms
-from shardmap.arrays import array_likes
-from shardmap.arrays.trees import leaf_paths
-from shardmap.map.constraint import constrain
+from shardmap.arrays import array_likes, placement, processes, trees
+from shardmap.map import agreement, contexts
+from shardmap.map.constraint import (
+    CONSTRAINT,
+    constrain,
+    constraints_in,
+    on_its_own_devices,
+    partition_mesh,
+    partition_sharding,
+    total_partitions,
+)
+from shardmap.map.shardings import MapShardings
 from shardmap.units import WithOptions
 
+Counts = tuple[int, ...] | None
+"""Partitions along each dimension; None: every device has the whole value."""
 
-class ShardedFunction(Mapped[P, R]):
-    """A function compiled for partitions; what `sharded_jit` returns."""
 
-    _kind = PartitionPrograms
+# Counts
+
+
+def _is_leaf(value: object) -> bool:
+    """Whether ``value`` is a leaf of parts, and no container of them."""
+    if value is None or isinstance(value, PartitionSpec):
+        return True
+    return type(value) is tuple and bool(value) and all(type(n) is int for n in value)
+
+
+def _check_leaves(name: str, parts: PyTree) -> None:
+    """Refuses other leaves, and counts below 1."""
+    for leaf in jax.tree.leaves(parts, is_leaf=_is_leaf):
+        counts = () if leaf is None else leaf
+        if not _is_leaf(leaf) or not all(
+            count is None or type(count) is int for count in counts
+        ):
+            raise TypeError(
+                f"{name} must be a tuple of ints, None, or a (nested) container with "
+                f"these as leaves, but got {parts}."
+            )
+        if any(count is not None and count < 1 for count in counts):
+            raise ValueError(f"{name} must be counts of at least 1, but got {parts}.")
+
+
+def _broadcast(
+    what: str, name: str, parts: PyTree, tree: PyTree, described: str
+) -> list[Counts]:
+    """The counts for each leaf of ``tree``, from a pytree prefix of it."""
+    leaves = trees.broadcast_axes(name, parts, tree, described, _is_leaf, caller=what)
+    return [
+        tuple(1 if count is None else count for count in leaf) if leaf else None
+        for leaf in leaves
+    ]
+
+
+def _check_shapes(
+    what: str,
+    names: Sequence[str],
+    avals: Sequence[Aval],
+    all_parts: Sequence[Counts],
+) -> None:
+    """Refuses counts for another rank, and those that do not divide a dimension."""
+    problems = []
+    for name, aval, parts in zip(names, avals, all_parts, strict=True):
+        if parts is None:
+            continue
+        where = f"{name} is {aval.str_short()}"
+        if len(parts) != aval.ndim:
+            problems.append(
+                f"{where} (rank {aval.ndim}), but parts {parts} are for rank "
+                f"{len(parts)}"
+            )
+            continue
+        problems += [
+            f"{where}: dimension {dimension} of size {size} is not divisible by "
+            f"{count} parts"
+            for dimension, (size, count) in enumerate(
+                zip(aval.shape, parts, strict=True)
+            )
+            if size % count
+        ]
+    if problems:
+        raise ValueError(
+            f"{what} cannot cut these values into parts:{trees.bullets(problems)}\n"
+            "Give one count for each dimension, 1 where it is not cut, or None for the "
+            "whole value."
+        )
+
+
+def _totals(
+    parameter: str, names: Sequence[str], all_parts: Sequence[Counts]
+) -> list[tuple[str, int | None]]:
+    """The total of each value's parts, and what the parts are called."""
+    return [
+        (f"{parameter} of {name}", None if parts is None else total_partitions(parts))
+        for name, parts in zip(names, all_parts, strict=True)
+    ]
+
+
+def _agreed_total(what: str, totals: Sequence[tuple[str, int | None]]) -> int | None:
+    """The total that all agree on, each with its name; None if there is none."""
+    said = [(source, total) for source, total in totals if total is not None]
+    for source, total in said:
+        if total != said[0][1]:
+            raise ValueError(
+                f"{what}: {source} has {total} total partitions but {said[0][1]} are "
+                f"expected, as {said[0][0]} has. All parts must have the same "
+                "product, or be None."
+            )
+    return said[0][1] if said else None
 
 
 def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
@@ -54,13 +157,240 @@ def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
       >>> sm.spec_of(x)
       ShardingSpec((Chunked((2,)), None), (ShardedAxis(0),))
     """
-    what = "with_sharding_constraint"
-    check_leaves(f"{what} parts", parts)
+    _check_leaves(f"{CONSTRAINT} parts", parts)
     leaves, tree = jax.tree.flatten(x)
-    each = broadcast_parts(what, "parts", parts, x, "the value")
+    each = _broadcast(CONSTRAINT, "parts", parts, x, "the value")
     avals = list(map(array_likes.leaf_aval, leaves))
-    check_shapes(what, leaf_paths("x", x), avals, each)
+    _check_shapes(CONSTRAINT, trees.leaf_paths("x", x), avals, each)
     return jax.tree.unflatten(tree, list(map(constrain, leaves, each)))
+
+
+# Calls
+
+
+class Options(NamedTuple):
+    """The arguments of `sharded_jit` but the function."""
+
+    in_parts: PyTree
+    out_parts: PyTree
+    num_partitions: int | None
+    static_argnums: tuple[int, ...]
+    donate_argnums: tuple[int, ...]
+
+    def key(self) -> Hashable:
+        """Hashable, equal for equal options."""
+        return self._replace(
+            in_parts=options.hashable(self.in_parts, _is_leaf),
+            out_parts=options.hashable(self.out_parts, _is_leaf),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PartitionCall(Call):
+    """One call of a function that `sharded_jit` cuts.
+
+    Attributes:
+      in_parts, out_parts: how each leaf and each result is cut.
+      out_avals: the avals of the results.
+      total: how many partitions there are; None if nobody says.
+      jaxpr: what the function computes.
+      is_alone: whether it is a program of its own, and no part of another.
+    """
+
+    in_parts: Sequence[Counts]
+    out_parts: Sequence[Counts]
+    out_avals: Sequence[Aval]
+    total: int | None
+    jaxpr: ClosedJaxpr
+    is_alone: bool
+
+    @functools.cached_property
+    def devices(self) -> list[jax.Device]:
+        return list(partition_mesh((), self.total or 1, "sharded_jit").devices.flat)
+
+    @property
+    def communicates(self) -> bool:
+        return True
+
+    @property
+    def described(self) -> str:
+        devices = [device.id for device in self.devices]
+        kinds = [aval.str_short() for aval in self.in_avals]
+        return f"{self.total or 1} partitions on devices {devices}, arguments {kinds}"
+
+    @property
+    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
+        return self.in_avals, self.out_avals
+
+    @functools.cached_property
+    def shardings(self) -> MapShardings:
+        def sharding(aval: Aval, parts: Counts) -> NamedSharding:
+            if parts is None or placement.has_no_bytes(aval):
+                parts = (1,) * aval.ndim
+            mesh = partition_mesh(parts, self.total or 1, "sharded_jit")
+            return partition_sharding(parts, mesh)
+
+        return MapShardings(
+            tuple(map(sharding, self.in_avals, self.in_parts)),
+            tuple(map(sharding, self.out_avals, self.out_parts)),
+        )
+
+    @functools.cached_property
+    def process_local(self) -> ProcessLocal | None:
+        """None of it is: a call takes and gives global arrays."""
+        if not processes.several(self.devices):
+            return None
+        count = len(self.in_avals)
+        return ProcessLocal(
+            [None] * count, [None] * count, [None] * len(self.out_avals)
+        )
+
+
+class _WithStatics:
+    """A function that takes static arguments as `Static`s, to be traced."""
+
+    def __init__(self, fun: kept.WeakFunction) -> None:
+        self._fun = fun
+
+    @property
+    def __wrapped__(self) -> Callable[..., PyTree]:
+        """The function that JAX's errors name."""
+        return self._fun()
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        return apply_statics(self._fun(), args, kwargs)
+
+
+class PartitionPrograms(Programs[PartitionCall, Options]):
+    """All that is made for one function that `sharded_jit` cuts."""
+
+    what = "sharded_jit"
+
+    def __init__(self, fun: Callable[..., object], options: Options) -> None:
+        super().__init__(fun, options)
+        # JAX finds a trace again by the function that is traced.
+        self._with_statics = kept.described_like(_WithStatics(self.fun), fun, self.name)
+
+    def read(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        are_global: Sequence[bool] | None = None,
+        alone: bool = True,
+    ) -> PartitionCall:
+        arguments, what = Arguments.of(args, kwargs), self._named()
+        dynamic = [args[k] for k in arguments.argnums]
+        names = trees.leaf_names(self.fun(), arguments.argnums, dynamic, kwargs)
+        avals = self.leaf_avals(arguments.leaves, lambda: names)
+        in_parts = self._in_parts(arguments)
+        _check_shapes(what, names, avals, in_parts)
+        untyped = arguments.with_leaves(list(map(without_sharding, avals)))
+        traced = self._jitted(arguments).trace(*untyped[0], **untyped[1])
+        jaxpr, out = traced.jaxpr, traced.out_info
+        out_names = trees.leaf_paths("result", out)
+        out_parts = _broadcast(
+            what, "out_parts", self.options.out_parts, out, "the result"
+        )
+        _check_shapes(what, out_names, jaxpr.out_avals, out_parts)
+        constraints = constraints_in(jaxpr.jaxpr)
+        total = _agreed_total(
+            what,
+            [
+                ("num_partitions", self.options.num_partitions),
+                *_totals("in_parts", names, in_parts),
+                *_totals("out_parts", out_names, out_parts),
+                *((CONSTRAINT, equation.params["total"]) for equation in constraints),
+            ],
+        )
+        if alone and constraints:
+            jaxpr = jaxpr.replace(jaxpr=on_its_own_devices(jaxpr.jaxpr))
+        return PartitionCall(
+            arguments,
+            avals,
+            jax.tree.structure(out),
+            in_parts,
+            out_parts,
+            jaxpr.out_avals,
+            total,
+            jaxpr,
+            alone,
+        )
+
+    def _in_parts(self, arguments: Arguments) -> list[Counts]:
+        """The parts of each leaf: what is passed by keyword is whole."""
+        prefix, argnums = self.options.in_parts, arguments.argnums
+        if isinstance(prefix, tuple) and not _is_leaf(prefix):
+            if len(prefix) == arguments.num_positional:
+                prefix = tuple(prefix[k] for k in argnums)
+        positional, keywords = arguments.in_tree.children()
+        parts = _broadcast(
+            self._named(), "in_parts", prefix, positional, "the positional arguments"
+        )
+        return parts + [None] * keywords.num_leaves
+
+    def _jitted(self, arguments: Arguments) -> jax.stages.Wrapped:
+        static = arguments.static_argnums
+        return jax.jit(self._with_statics, static_argnums=static, static_argnames=())
+
+    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
+        leaves = Arguments.of(args, kwargs).leaves
+        return self.bind_call(self.read(args, kwargs, alone=False), leaves)
+
+    def bind_part(self, args: Args, kwargs: Kwargs) -> PyTree:
+        # Values of an eager gradient have types, which those inside have not.
+        return self.program_under_mesh.as_part(args, kwargs)
+
+    def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:
+        def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
+            return [
+                constrain(value, parts, call.total, self.what, call.is_alone)
+                for value, parts in zip(values, all_parts, strict=True)
+            ]
+
+        operands = cut(leaves, call.in_parts)
+        if call.is_alone:
+            closed = call.jaxpr
+            results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
+        else:
+            args, kwargs = call.arguments.with_leaves(operands)
+            results = jax.tree.leaves(self._jitted(call.arguments)(*args, **kwargs))
+        return jax.tree.unflatten(call.out_tree, cut(results, call.out_parts))
+
+    def agree(self, call: PartitionCall) -> None:
+        listed = ", ".join(aval.str_short() for aval in call.in_avals)
+        agreement.agree_to_lower(
+            partition_mesh((), call.total or 1),
+            self._named(),
+            lambda: (
+                f"{self.name}, {call.total or 1} partitions, arguments ({listed}), "
+                f"in_parts {call.in_parts}, out_parts {call.out_parts}, operations "
+                f"{agreement.operations(call.jaxpr.jaxpr)}"
+            ),
+        )
+
+    def across_processes(self) -> bool:
+        """Never of process-local data: all arguments are global arrays."""
+        return False
+
+    def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
+        """It chooses its devices itself."""
+        return True
+
+    def under_mesh(
+        self, alone: Callable[[Args, Kwargs], PyTree], args: Args, kwargs: Kwargs
+    ) -> PyTree:
+        leaves, tree = jax.tree.flatten(super().under_mesh(alone, args, kwargs))
+        devices = set(contexts.mesh_devices())
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        if all(array.sharding.device_set == devices for array in arrays):
+            leaves = contexts.place(leaves)
+        return jax.tree.unflatten(tree, leaves)
+
+
+class ShardedFunction(Mapped[P, R]):
+    """A function compiled for partitions; what `sharded_jit` returns."""
+
+    _kind = PartitionPrograms
 
 
 class Decorator(Protocol):
@@ -77,9 +407,6 @@ def sharded_jit(
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
     *,
-    local_in_parts: PyTree = None,
-    local_out_parts: PyTree = None,
-    local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> ShardedFunction[P, R]: ...
 
@@ -92,9 +419,6 @@ def sharded_jit(
     out_parts: PyTree,
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
-    local_in_parts: PyTree = None,
-    local_out_parts: PyTree = None,
-    local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> Decorator: ...
 
@@ -106,9 +430,6 @@ def sharded_jit(
     num_partitions: int | None = None,
     static_argnums: int | Iterable[int] = (),
     *,
-    local_in_parts: PyTree = None,
-    local_out_parts: PyTree = None,
-    local_num_partitions: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> Any:
     """Compiles a function for several devices, each with a partition of the values.
@@ -120,7 +441,7 @@ def sharded_jit(
 
     If there are more partitions than this process has devices, they are those of all
     processes, on equally many devices of each, in process order. Arguments and results
-    are global arrays then, or, where local parts say so, what this process has of them.
+    are global arrays, as with `jax.jit`.
 
     Args:
       fun: a function of whole arrays. Left out, ``sharded_jit(...)`` is a decorator.
@@ -133,14 +454,6 @@ def sharded_jit(
       num_partitions: the total, of all processes together, if no parts say it.
       static_argnums: positions of arguments that are compile-time constants; those
         below 0 are counted from the last argument.
-      local_in_parts: how this process's partitions of the arguments are cut, in the
-        same way as ``in_parts``: with ``(4, 1)`` over two processes, ``(2, 1)``. Such
-        an argument is half as long as the global one. None: no argument is
-        process-local. Global arrays are taken as such in any case, and so is what is
-        traced.
-      local_out_parts: the same for the result. None: results are global arrays.
-      local_num_partitions: how many of the partitions are on this process, to be
-        checked.
       donate_argnums: as for `spmap`.
 
     Returns:
@@ -152,8 +465,7 @@ def sharded_jit(
       TypeError: leaves or positions of other types. When called: an argument that JAX
         cannot compute with.
       ValueError: a count below 1. When called: parts that do not fit or divide an
-        array, totals that differ, too few devices, local parts of other shapes than
-        this process has.
+        array, totals that differ, too few devices.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -169,42 +481,19 @@ def sharded_jit(
             out_parts=out_parts,
             num_partitions=num_partitions,
             static_argnums=static_argnums,
-            local_in_parts=local_in_parts,
-            local_out_parts=local_out_parts,
-            local_num_partitions=local_num_partitions,
             donate_argnums=donate_argnums,
         )
     options.check_callable("sharded_jit", fun)
-    for name, parts in (
-        ("in_parts", in_parts),
-        ("out_parts", out_parts),
-        ("local_in_parts", local_in_parts),
-        ("local_out_parts", local_out_parts),
-        ("num_partitions", None if num_partitions is None else (num_partitions,)),
-        (
-            "local_num_partitions",
-            None if local_num_partitions is None else (local_num_partitions,),
-        ),
-    ):
-        check_leaves(f"sharded_jit {name}", parts)
+    _check_leaves("sharded_jit in_parts", in_parts)
+    _check_leaves("sharded_jit out_parts", out_parts)
+    if num_partitions is not None:
+        _check_leaves("sharded_jit num_partitions", (num_partitions,))
     given_static = "static_argnums", static_argnums
     static, donated = options.positions(
         "sharded_jit", fun, given_static, donate_argnums, from_end=True
     )
-    in_parts, local_in_parts = (
-        tuple(parts) if isinstance(parts, list) else parts
-        for parts in (in_parts, local_in_parts)
-    )
+    if isinstance(in_parts, list):
+        in_parts = tuple(in_parts)
     return ShardedFunction(
-        fun,
-        Options(
-            in_parts,
-            out_parts,
-            num_partitions,
-            local_in_parts,
-            local_out_parts,
-            local_num_partitions,
-            static,
-            donated,
-        ),
+        fun, Options(in_parts, out_parts, num_partitions, static, donated)
     )

@@ -7,11 +7,11 @@ Most are other names for what `shardmap` has. Those of `host_callback`, `maps`, 
 of them where JAX had them. docs/migrating.md goes through them.
 """
 
-from shardmap.api.sharded_jit import sharded_jit, with_sharding_constraint
+from shardmap.api.sharded_jit import with_sharding_constraint
 from shardmap.api.spmap import spmap as soft_pmap
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 from shardmap.compat import host_callback, maps, pjit, pxla, util
-from shardmap.compat.api import pmap
+from shardmap.compat.api import pmap, sharded_jit
 from shardmap.compat.host_callback import barrier_wait, call, id_print, id_tap
 from shardmap.compat.installing import install, uninstall, uses
 from shardmap.compat.maps import SerialLoop, xmap

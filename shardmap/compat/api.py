@@ -1,4 +1,4 @@
-"""What ``jax.api`` had: `pmap` with the parameters that it had."""
+"""`pmap` and `sharded_jit`, with the parameters that they had in JAX."""
 
 import functools
 import types
@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from shardmap._jax.types import PyTree
+from shardmap.api import sharded_jit as partitions
 from shardmap.api.elements.refusals import UnmappedResultsDiffer
 from shardmap.api.spmap import MappedFunction, spmap
 from shardmap.compat.edits import caller
 
-__all__ = ["pmap"]
+__all__ = ["pmap", "sharded_jit"]
 
 
 def pmap(
@@ -117,6 +118,51 @@ class PmappedFunction:
                 self._line,
             )
             return result
+
+
+def sharded_jit(
+    fun: Callable[..., PyTree],
+    in_parts: PyTree,
+    out_parts: PyTree,
+    num_partitions: int | None = None,
+    local_in_parts: PyTree = None,
+    local_out_parts: PyTree = None,
+    local_num_partitions: int | None = None,
+    static_argnums: int | Iterable[int] = (),
+) -> Any:
+    """`shardmap.sharded_jit` with the parameters of ``jax.interpreters.sharded_jit``.
+
+    Args:
+      fun: the function of whole arrays.
+      in_parts, out_parts, num_partitions, static_argnums: as for
+        `shardmap.sharded_jit`.
+      local_in_parts, local_out_parts, local_num_partitions: the same as those of all
+        processes, or None: arguments and results are global arrays.
+
+    Raises:
+      ValueError: a process's partitions are others than those of all processes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from shardmap import compat
+      >>> double = compat.sharded_jit(lambda x: 2 * x, (4,), (4,), local_in_parts=(4,))
+      >>> double(jnp.ones(8)).shape
+      (8,)
+    """
+    for name, local, whole in (
+        ("in_parts", local_in_parts, in_parts),
+        ("out_parts", local_out_parts, out_parts),
+        ("num_partitions", local_num_partitions, num_partitions),
+    ):
+        if local is not None and local != whole:
+            raise ValueError(
+                f"sharded_jit local_{name} is {local}, but {name} is {whole}: a "
+                "process's own part of an array is not taken. Leave it out and pass "
+                "global arrays, which jax.make_array_from_process_local_data makes."
+            )
+    return partitions.sharded_jit(
+        fun, in_parts, out_parts, num_partitions, static_argnums
+    )
 
 
 def _is_none(axis: object) -> bool:

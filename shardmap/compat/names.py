@@ -91,7 +91,7 @@ NAMES = {
     "jax.interpreters.xla._DeviceArray": "jax.Array",
     # Partitions
     "jax.experimental.PartitionSpec": "jax.sharding.PartitionSpec",
-    "jax.experimental.sharded_jit": "shardmap.sharded_jit",
+    "jax.experimental.sharded_jit": "shardmap.compat.sharded_jit",
     "jax.experimental.with_sharding_constraint": "shardmap.with_sharding_constraint",
     "jax.experimental.maps.Mesh": "jax.sharding.Mesh",
     "jax.experimental.pjit.PartitionSpec": "jax.sharding.PartitionSpec",
@@ -99,7 +99,7 @@ NAMES = {
         "jax.lax.with_sharding_constraint"
     ),
     "jax.interpreters.sharded_jit.PartitionSpec": "jax.sharding.PartitionSpec",
-    "jax.interpreters.sharded_jit.sharded_jit": "shardmap.sharded_jit",
+    "jax.interpreters.sharded_jit.sharded_jit": "shardmap.compat.sharded_jit",
     "jax.interpreters.sharded_jit.with_sharding_constraint": (
         "shardmap.with_sharding_constraint"
     ),

@@ -1,12 +1,14 @@
-"""The constraint that cuts a value into partitions, as an equation of a jaxpr.
+"""The sharding constraint of partition counts, and the mesh axes that it needs.
 
-Outside of maps the equation names its devices. Inside a map it says only into how many
-pieces each dimension is cut: the outermost map makes mesh axes for partitions, behind
-those for its elements, which no map walks and which are left to the partitioner.
+The equation says into how many partitions each dimension of a value is cut. Outside
+maps it has a mesh of its own. Inside a map it has none: the outermost map adds mesh
+axes for the partitions behind those of its elements and leaves them to the partitioner.
 """
 
-import functools
-from collections.abc import Hashable, Sequence
+import itertools
+import math
+import operator
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +16,14 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardmap._jax.context import LoweringContext, device_count, nothing_is_traced
+from shardmap._jax.context import (
+    LoweringContext,
+    device_count,
+    nothing_is_traced,
+    without_mesh,
+)
 from shardmap._jax.types import (
     AnyMesh,
     Equation,
@@ -27,91 +34,99 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement
-from shardmap.map import agreement, contexts, tracing
-from shardmap.map.partition_axes import (
-    AXIS_PREFIX,
-    Parts,
-    partition_axes,
-    partition_sharding,
-    prime_factors,
-    total_partitions,
-)
+from shardmap.map import contexts, tracing
 from shardmap.map.primitives import typed
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import mesh_jaxpr
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh, too_few_devices
 
+Parts = tuple[int | None, ...]
 """A count for each dimension; None: the partitioner may cut it as it likes."""
 
+CONSTRAINT = "with_sharding_constraint"
 
-# Meshes
+_AXIS_PREFIX = "_partitions"
 
 
-def _devices_for(total: int, what: str) -> list[list[jax.Device]]:
-    """The devices for partitions outside of maps, of each process that has some.
+# Mesh axes
 
-    They are this process's, if it has as many as there are partitions; else those of
-    all processes, of each equally many.
+
+def is_partition_axis(name: Hashable) -> bool:
+    """Whether a mesh axis is one for partitions."""
+    return isinstance(name, str) and name.startswith(_AXIS_PREFIX)
+
+
+def total_partitions(parts: Parts) -> int:
+    """How many partitions there are."""
+    return math.prod(count or 1 for count in parts)
+
+
+def partition_axes(layouts: Collection[Parts], total: int) -> dict[str, int]:
+    """The fewest mesh axes, and their sizes, that can say all of these parts.
+
+    For (4, 1) alone it is one axis of 4; for (4, 1) and (2, 2) it is two of 2.
+    """
+    ends = {1, total}
+    for parts in layouts:
+        ends.update(itertools.accumulate((n or 1 for n in parts), operator.mul))
+    steps = list(itertools.pairwise(sorted(ends)))
+    if all(end % start == 0 for start, end in steps):
+        sizes = [end // start for start, end in steps]
+    else:
+        sizes = _prime_factors(total)
+    return {f"{_AXIS_PREFIX}{k}": size for k, size in enumerate(sizes)}
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors = []
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def partition_cuts(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
+    """The dimensions that are cut, and along which axes of the mesh.
 
     Raises:
-      ValueError: names ``what``, the devices it needs and those that there are.
+      ValueError: the mesh has no axes for these parts.
     """
-    devices = jax.local_devices()
-    if total <= len(devices):
-        return [devices]
-    count = jax.process_count()
-    if count == 1:
-        raise ValueError(
-            f"{what} computation requires {total} devices, but only {len(devices)} "
-            f"devices are available. Ask for fewer parts.{too_few_devices(total)}"
-        )
-    by_process = [jax.local_devices(process) for process in range(count)]
-    fewest = min(map(len, by_process))
-    if total > fewest * count or total % count:
-        raise ValueError(
-            f"{what} computation requires {total} devices, which are more than the "
-            f"{len(devices)} of this process, and so equally many of each of {count} "
-            f"processes. They have {[len(each) for each in by_process]}. Ask for a "
-            f"multiple of {count} partitions, {fewest * count} at most."
-        )
-    return [each[:fewest] for each in by_process]
+    unused = [name for name in mesh.axis_names if is_partition_axis(name)]
+    cuts = {}
+    for dimension, count in enumerate(parts):
+        names: list[str] = []
+        left = count or 1
+        for name in unused:
+            if left > 1 and left % mesh.shape[name] == 0:
+                names.append(name)
+                left //= mesh.shape[name]
+        if left > 1:
+            raise ValueError(
+                f"parts {parts} need {total_partitions(parts)} devices for each "
+                f"element, but the mesh around them, {dict(mesh.shape)}, has no axes "
+                "for partitions. Leave mesh and mesh_axes out of the outermost spmap, "
+                "so that it makes them, or cut along other axes of your own mesh with "
+                "jax.lax.with_sharding_constraint; inside of jax.shard_map there are "
+                "none."
+            )
+        if names:
+            cuts[dimension] = tuple(names)
+            unused = [name for name in unused if name not in names]
+    return cuts
 
 
-def partition_mesh(
-    parts: Parts,
-    total: int,
-    what: str = "with_sharding_constraint",
-    alone: bool = True,
-) -> Mesh:
-    """The mesh of a value outside of maps.
-
-    Alone, partition k is on device k, of the local ones or, if these are too few, of
-    those of all processes. In a program that has more of the devices, each has as many
-    of them, where the number of devices divides.
-
-    Raises:
-      ValueError: names ``what``, the devices it needs and those that there are.
-    """
-    groups = _devices_for(total, what)
-    available = len(groups) * len(groups[0])
-    axes = partition_axes([parts], total)
-    if not alone and available % total == 0:
-        # The same mesh for all parts: JAX describes all results on the first one.
-        total = available
-        axes = partition_axes([tuple(prime_factors(total))], total)
-    axes = axes or {f"{AXIS_PREFIX}0": 1}
-    devices = [device for each in groups for device in each[: total // len(groups)]]
-    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
-    return Mesh(grid, tuple(axes))
-
-
-# What a jaxpr asks for
-
-
-def constraints_in(jaxpr: Jaxpr) -> list[Any]:
-    """The constraint equations, at every level, in order."""
-    return [e for e in equations(jaxpr) if e.primitive is constrain_p]
+def partition_sharding(parts: Parts, mesh: AnyMesh) -> NamedSharding:
+    """The sharding of a value with these parts."""
+    cuts: dict[int, tuple[Any, ...]] = {
+        dimension: (PartitionSpec.UNCONSTRAINED,) if count is None else ()
+        for dimension, count in enumerate(parts)
+    }
+    return NamedSharding(mesh, cut_spec(cuts | partition_cuts(parts, mesh)))
 
 
 def axes_for_partitions(
@@ -135,62 +150,77 @@ def axes_for_partitions(
     if len(totals) > 1:
         first, second, *_ = totals
         raise ValueError(
-            f"inside {where}, one sharded_jit or "
-            f"with_sharding_constraint has {second} total partitions but {first} are "
-            "expected, as another one has: all of them must agree."
+            f"inside {where}, one sharded_jit or {CONSTRAINT} has {second} total "
+            f"partitions but {first} are expected, as another one has: all of them "
+            "must agree."
         )
     total = next(iter(totals), 1)
     if total > available:
         raise ValueError(
-            f"{where} with {total} partitions inside requires at "
-            f"least {total} devices ({axis_size} elements x {total} partitions = "
-            f"{axis_size * total} for one element at a time on each), but only "
-            f"{available} devices are available."
+            f"{where} with {total} partitions inside requires at least {total} devices "
+            f"({axis_size} elements x {total} partitions = {axis_size * total} for one "
+            f"element at a time on each), but only {available} devices are available."
         )
     return partition_axes([equation.params["parts"] for equation in constraints], total)
 
 
-# The primitive
+def constraints_in(jaxpr: Jaxpr) -> list[Any]:
+    """The constraint equations, at every level, in order."""
+    return [e for e in equations(jaxpr) if e.primitive is constrain_p]
 
 
-def constrain(
-    x: Value,
-    parts: Parts | None,
-    total: int | None = None,
-    what: str = "with_sharding_constraint",
-    alone: bool = False,
-    agreed_on: str = "",
-) -> Any:
-    """Cuts a value into partitions.
+# Meshes
 
-    Args:
-      x: an array.
-      parts: the counts; None: every device has the whole value.
-      total: how many devices; needed where ``parts`` does not tell.
-      what, alone: see `partition_mesh`.
-      agreed_on: what other processes have to run as well, if they do not tell by this
-        value.
+
+def partition_mesh(
+    parts: Parts, total: int, what: str = CONSTRAINT, alone: bool = True
+) -> Mesh:
+    """The mesh of a value outside maps.
+
+    Alone, partition k is on device k: of the local devices or, if these are too few, of
+    those of all processes. In a program with more devices, the same number of them
+    has each partition, if ``total`` divides their number.
+
+    Raises:
+      ValueError: names ``what``, the devices that it needs and those that there are.
     """
-    if parts is None:
-        parts = (1,) * jax.typeof(x).ndim
-    else:
-        total = total_partitions(parts)
-    mesh = None
-    if total is not None and not _is_inside_map():
-        alone = alone or nothing_is_traced()
-        mesh = partition_mesh(parts, total, what, alone)
-        if isinstance(x, jax.core.Tracer):
-            _check_devices(mesh, what)
-    x = typed.untyped(x)
-    return _bind(x, parts=parts, total=total, mesh=mesh, what=what, agreed_on=agreed_on)
+    groups = _devices_by_process(total, what)
+    available = sum(map(len, groups))
+    axes = partition_axes([parts], total)
+    if not alone and available % total == 0:
+        # The same mesh for all parts: JAX describes all results on the first one.
+        total = available
+        axes = partition_axes([tuple(_prime_factors(total))], total)
+    axes = axes or {f"{_AXIS_PREFIX}0": 1}
+    devices = [device for each in groups for device in each[: total // len(groups)]]
+    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
+    return Mesh(grid, tuple(axes))
 
 
-def _is_inside_map() -> bool:
-    return bool(tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes)
+def _devices_by_process(total: int, what: str) -> list[list[jax.Device]]:
+    """The local devices if they suffice; else equally many of each process."""
+    local = jax.local_devices()
+    if total <= len(local):
+        return [local]
+    count = jax.process_count()
+    if count == 1:
+        raise ValueError(
+            f"{what} computation requires {total} devices, but only {len(local)} "
+            f"devices are available. Ask for fewer parts.{too_few_devices(total)}"
+        )
+    groups = [jax.local_devices(process) for process in range(count)]
+    fewest = min(map(len, groups))
+    if total > fewest * count or total % count:
+        raise ValueError(
+            f"{what} computation requires {total} devices, equally many of each "
+            f"process, but {count} processes have {[len(each) for each in groups]}. "
+            f"Ask for a multiple of {count} partitions, {fewest * count} at most."
+        )
+    return [each[:fewest] for each in groups]
 
 
-def alone(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` whose constraints are those of a program of its own."""
+def on_its_own_devices(jaxpr: Jaxpr) -> Any:
+    """``jaxpr`` as a program of its own: on as many devices as there are partitions."""
 
     def change(equation: Equation, shadowed: bool) -> Any:
         params = equation.params
@@ -203,8 +233,42 @@ def alone(jaxpr: Jaxpr) -> Any:
     return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
+# The primitive
+
+
+def constrain(
+    x: Value,
+    parts: Parts | None,
+    total: int | None = None,
+    what: str = CONSTRAINT,
+    alone: bool = False,
+) -> Any:
+    """Cuts a value into partitions.
+
+    Args:
+      x: an array.
+      parts: the counts; None: every device has the whole value.
+      total: the number of devices, if ``parts`` does not tell.
+      what, alone: see `partition_mesh`.
+    """
+    if parts is None:
+        parts = (1,) * jax.typeof(x).ndim
+    else:
+        total = total_partitions(parts)
+    mesh = None
+    inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
+    if total is not None and not inside:
+        mesh = partition_mesh(parts, total, what, alone or nothing_is_traced())
+        if isinstance(x, jax.core.Tracer):
+            _check_devices(mesh, what)
+    x = typed.untyped(x)
+    return constrain_p.bind(
+        x, parts=parts, total=total, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh)
+    )
+
+
 def _check_devices(mesh: Mesh, what: str) -> None:
-    """Refuses other devices than those of the program, if `jax.set_mesh` says them."""
+    """Refuses other devices than those of `jax.set_mesh`, if there is such a mesh."""
     wanted = list(mesh.devices.flat)
     if contexts.has_mesh() and (there := contexts.mesh_devices()) != wanted:
         raise ValueError(
@@ -215,35 +279,25 @@ def _check_devices(mesh: Mesh, what: str) -> None:
         )
 
 
-def _bind(x: Value, *, mesh: Mesh | None, **params: Param) -> Any:
-    return constrain_p.bind(x, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh), **params)
-
-
 constrain_p = jex_core.Primitive("partitions")
 
 
 def _implementation(
-    x: Value, *, parts: Parts, total: int | None, mesh: Mesh | None, **params: Param
+    x: Value, *, parts: Parts, total: int, mesh: Mesh | None, **_: object
 ) -> Any:
     if mesh is None:
         return jnp.asarray(x)
-    if contexts.has_mesh() and list(mesh.devices.flat) == contexts.mesh_devices():
-        (x,) = contexts.place([x])
-        return _program_under_mesh(parts=parts, total=total, mesh=mesh, **params)(x)
     wanted = tuple(count or 1 for count in parts)
-    if total is not None and isinstance(x, jax.Array) and x.committed:
+    if isinstance(x, jax.Array) and x.committed:
         # It is to meet others that were made outside of any program.
         needed = partition_mesh(wanted, total)
         if x.sharding.device_set == set(needed.devices.flat):
             mesh = needed
-    (placed,) = placement.place([x], [partition_sharding(wanted, mesh)], True)
-    return placed
-
-
-@functools.lru_cache(maxsize=1024)
-def _program_under_mesh(**params: Param) -> Any:
-    """The constraint under `jax.set_mesh`, where results are on that mesh."""
-    return jax.jit(lambda x: constrain_p.bind(typed.untyped(x), **params))
+    with without_mesh():
+        results = placement.place([x], [partition_sharding(wanted, mesh)], True)
+    if contexts.has_mesh() and list(mesh.devices.flat) == contexts.mesh_devices():
+        results = contexts.place(results)
+    return results[0]
 
 
 def _transpose(cotangent: Value, _: object, **params: Param) -> list[Any]:
@@ -265,32 +319,22 @@ def _lowering(
     *,
     parts: Parts,
     total: int | None,
-    mesh: AnyMesh,
-    what: str,
-    agreed_on: str,
+    mesh: AnyMesh | None,
     **_: object,
 ) -> Any:
-    (aval,) = ctx.avals_in
-    agreement.agree_to_lower(
-        mesh,
-        what,
-        lambda: agreed_on or f"{what} of {aval.str_short()}, parts {parts}",
-    )
     if mesh is None:
         mesh = auto_mesh(jax.sharding.get_abstract_mesh())
     if mesh.empty:
         if total is not None:
             return [x]  # A map that runs on one device.
-        devices = device_count(ctx)
-        mesh = AbstractMesh((devices,), (f"{AXIS_PREFIX}0",))
-    if any(name.startswith(AXIS_PREFIX) for name in mesh.manual_axes):
+        mesh = AbstractMesh((device_count(ctx),), (f"{_AXIS_PREFIX}0",))
+    if any(map(is_partition_axis, mesh.manual_axes)):
         return [x]  # A map that calls the host: each device runs a program of its own.
     sharding = partition_sharding(parts, mesh)
     run = mlir.lower_fun(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
     )
-    avals = list(map(without_sharding, ctx.avals_in))
-    untyped = ctx.replace(avals_in=avals)
+    untyped = ctx.replace(avals_in=list(map(without_sharding, ctx.avals_in)))
     if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
         return run(untyped, x)
     # On a mesh with Explicit axes a constraint would be a check of types.

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.arrays import concrete_mesh
-from shardmap._jax.context import EMPTY_MESH
+from shardmap._jax.context import without_mesh
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
 from shardmap.arrays.programs.running import map_jit
@@ -67,7 +67,7 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
     misplaced = [k for k, leaf in enumerate(leaves) if not fits(leaf)]
     placed = list(leaves)
-    with jax.set_mesh(EMPTY_MESH):
+    with without_mesh():
         for k in misplaced:
             placed[k] = placement.move(leaves[k], everywhere)
     return placed

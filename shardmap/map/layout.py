@@ -21,8 +21,7 @@ from jax.sharding import Mesh
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
-from shardmap.map.constraint import axes_for_partitions
-from shardmap.map.partition_axes import is_partition_axis
+from shardmap.map.constraint import axes_for_partitions, is_partition_axis
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread, map_text
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.mesh import is_mesh_axis_name

@@ -9,9 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr
 from shardmap.arrays import placement
-from shardmap.map.constraint import constrain_p
+from shardmap.map.constraint import constrain_p, partition_cuts
 from shardmap.map.layout import MeshWalk, inner_walk
-from shardmap.map.partition_axes import partition_cuts
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.conversions import cut_spec
 

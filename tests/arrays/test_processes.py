@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 import shardmap as sm
 from benchmarks import harness, process_rows
 from benchmarks.harness import OURS
-from shardmap.api.partitions import parts as parts_module
 from shardmap.arrays import process_local, processes
 from shardmap.map import agreement, layout
 from tests.arrays.start import PROGRAMS, start
@@ -43,7 +42,7 @@ FEW_PROGRAMS = [
     "check_mesh_maps_are_told_apart",
     "check_maps_in_a_jit_are_told_apart",
     "check_partitions_are_told_apart",
-    "check_parts_of_this_process",
+    "check_parts_of_global_arrays",
     "check_a_traced_map_is_evaluated",
     "check_callbacks_of_this_process",
 ]
@@ -201,47 +200,6 @@ def test_without_a_time_limit_nobody_is_asked(monkeypatch):
         agreement.agree(mesh, "it", "what it is")
     monkeypatch.setenv(processes.TIME_LIMIT, "0")
     agreement.agree(mesh, "it", "what it is")
-
-
-def test_local_parts_of_one_process_are_all_parts():
-    x = np.arange(8, dtype=np.float32).reshape(4, 2)
-
-    def split(**local):
-        return sm.sharded_jit(lambda x: x + x.sum(), (2, 2), (2, 2), **local)
-
-    whole = split(local_in_parts=(2, 2), local_out_parts=(2, 2), local_num_partitions=4)
-    np.testing.assert_array_equal(whole(x), x + 28)
-    np.testing.assert_array_equal(jax.jit(whole)(x), x + 28)
-    with pytest.raises(
-        ValueError,
-        match=r"local_in_parts of x is \(1, 2\), but of \(2, 2\) partitions, 4 in all, "
-        r"this process has 4, which are \(2, 2\)",
-    ):
-        split(local_in_parts=(1, 2))(x)
-    with pytest.raises(ValueError, match="local_out_parts of result is"):
-        split(local_out_parts=(1, 1))(x)
-    with pytest.raises(
-        ValueError, match="local_num_partitions 2, but of the 4 partitions 4 are on"
-    ):
-        split(local_num_partitions=2)(x)
-    with pytest.raises(TypeError, match="sharded_jit local_in_parts must be a tuple"):
-        split(local_in_parts="2")
-
-
-@pytest.mark.parametrize(
-    ("parts", "count", "box"),
-    [
-        ((4,), 2, (2,)),
-        ((4, 2), 4, (2, 2)),
-        ((2, 4), 2, (1, 2)),
-        ((2, 2, 2), 1, (1, 1, 1)),
-        ((3, 2), 6, (3, 2)),
-        ((3, 2), 3, None),
-        ((2, 3), 2, None),
-    ],
-)
-def test_the_block_that_a_process_has(parts, count, box):
-    assert parts_module._own_box(parts, count) == box
 
 
 def test_rows_of_arrays_that_are_cut_otherwise_too_are_refused(monkeypatch):

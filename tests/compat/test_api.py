@@ -108,3 +108,22 @@ def test_methods_and_static_arguments():
     with pytest.warns(UserWarning, match="these results of .*scale can differ"):
         assert Scaled().scale(X) == 3
     assert (Scaled.scale.__name__, Scaled.scale.__doc__) == ("scale", "Scales.")
+
+
+def test_sharded_jit_takes_global_arrays():
+    def double(x):
+        return 2 * x
+
+    x = np.arange(8.0, dtype=np.float32)
+    local = {"local_in_parts": (4,), "local_out_parts": (2, 2)}
+    with pytest.raises(
+        ValueError,
+        match=r"sharded_jit local_out_parts is \(2, 2\), but out_parts is \(4,\): .* "
+        r"pass global arrays, which jax\.make_array_from_process_local_data makes",
+    ):
+        compat.sharded_jit(double, (4,), (4,), **local)
+    same = {"local_in_parts": (4,), "local_num_partitions": 4}
+    halves = compat.sharded_jit(double, (4,), None, 4, **same)
+    np.testing.assert_array_equal(halves(x), 2 * x)
+    with pytest.raises(ValueError, match="local_num_partitions is 2, but num_part"):
+        compat.sharded_jit(double, (4,), None, 4, local_num_partitions=2)

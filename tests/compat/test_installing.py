@@ -32,7 +32,7 @@ FORMS = {
     "from jax.interpreters import pxla; found = pxla.Chunked": sm.Chunked,
     "from jax.interpreters.pxla import xla_pmap_p as found": sm.spmap_p,
     "from jax.interpreters import sharded_jit as s; found = s.sharded_jit": (
-        sm.sharded_jit
+        compat.sharded_jit
     ),
     "from jax.lib import xla_bridge; found = xla_bridge.devices": jax.devices,
     "from jax import linear_util as lu; found = lu.wrap_init": (

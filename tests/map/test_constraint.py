@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from shardmap.map.partition_axes import partition_axes, partition_cuts
+from shardmap.map.constraint import partition_axes, partition_cuts
 
 
 @pytest.mark.parametrize(

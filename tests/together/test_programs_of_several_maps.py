@@ -1,7 +1,6 @@
 """Maps of different sizes in one program: they share all of its devices."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -116,11 +115,7 @@ def test_a_map_in_a_sharded_function_runs_where_that_does():
         return sm.spmap(lambda v: v / lax.psum(v, "i"), "i", **options)(x)
 
     cut = sm.sharded_jit(shares, (2, 1), (2, 1))
-    match = re.escape(
-        "sharded_jit of shares has 2 partitions and runs on the devices [0, 1], but "
-        "spmap of <lambda> in it runs on [0, 1, 2, 3, 4, 5, 6, 7]. Give that map the "
-        "devices of the partitions, or call shares under jax.jit, where both are on"
-    )
+    match = r"incompatible devices .* argument x of shares .* ids \[0, 1\]"
     with pytest.raises(ValueError, match=match):
         cut(X)
     with pytest.raises(ValueError, match=match):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import jax
 from jax.sharding import Sharding
 
-from shardmap._jax.context import EMPTY_MESH, configuration
+from shardmap._jax.context import configuration, without_mesh
 from shardmap._jax.stages import FoundNaN, Refused
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, refusals
@@ -166,7 +166,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
     ) -> PyTree:
         """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
         if self.has_other_devices(args, kwargs):
-            with jax.set_mesh(EMPTY_MESH):
+            with without_mesh():
                 return alone(args, kwargs)
         return self.program_under_mesh(args, kwargs)
 

@@ -12,7 +12,7 @@ from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.arrays import concrete_mesh
-from shardmap._jax.context import EMPTY_MESH
+from shardmap._jax.context import without_mesh
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Value, is_typed, without_sharding
 
@@ -73,7 +73,7 @@ def _implementation(x: Value, *, sharding: NamedSharding | None) -> Any:
     if sharding is None or here.empty or here.abstract_mesh != sharding.mesh:
         return x
     # The type of an array that is there is how it lies.
-    with jax.set_mesh(EMPTY_MESH):
+    with without_mesh():
         return jax.device_put(x, NamedSharding(here, sharding.spec))
 
 

@@ -1,1 +1,0 @@
-"""What is `sharded_jit`'s own: how it reads a call of partitions."""
