@@ -177,10 +177,7 @@ def _not_parallel(report: Report) -> str:
     if report.num_devices > 1:
         return f"No axis is cut: each of {report.num_devices:,} devices does the same."
     there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
-    text = f"One program on one device{there}: no axis is laid on several."
-    if report.available == 1 and report.device_kind == "cpu" and report.axes:
-        text += " JAX has 1 device: JAX_NUM_CPU_DEVICES=8 in the environment makes 8."
-    return text
+    return f"One program on one device{there}: no axis is laid on several."
 
 
 def _waits(report: Report) -> str:

@@ -177,16 +177,6 @@ def test_a_program_on_one_device():
     ]
 
 
-def test_one_device_that_there_is_has_a_remedy():
-    alone = {"mesh": (), "num_devices": 1, "available": 1}
-    axis = explanations.axis(devices=1)
-    said = "JAX has 1 device: JAX_NUM_CPU_DEVICES=8 in the environment makes 8."
-    assert said in printed(explanations.explanation(axes=(axis,), **alone), 200)
-    assert said not in printed(explanations.explanation(axes=(), **alone), 200)
-    gpu = explanations.explanation(axes=(axis,), device_kind="gpu", **alone)
-    assert said not in printed(gpu, 200)
-
-
 def test_a_mesh_is_drawn_where_its_order_says_something():
     assert "\nMesh\n" not in printed(sm.explain(sm.spmap(jnp.sin))(np.ones(8, "f4")))
     report = explanations.explanation()
