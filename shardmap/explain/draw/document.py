@@ -41,7 +41,7 @@ class Preformatted:
 class Row:
     """A row of a table, and what is said below it."""
 
-    cells: tuple[Inline, ...]
+    cells: tuple[str, ...]
     notes: tuple[Paragraph, ...] = ()
 
 

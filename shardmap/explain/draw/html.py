@@ -122,7 +122,7 @@ def _table(table: Table) -> str:
     rows = []
     for row in table.rows:
         cells = "".join(
-            f'<td data-label="{escape(title)}"><span>{_inline(cell)}</span></td>'
+            f'<td data-label="{escape(title)}"><span>{_inline((cell,))}</span></td>'
             for title, cell in zip(table.titles, row.cells, strict=True)
         )
         rows.append(f"<tr>{cells}</tr>")

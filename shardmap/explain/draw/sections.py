@@ -33,7 +33,7 @@ MOST_CARDS = 8
 MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 7
 """How many are shown; the others are in a fold."""
 LEAST_SHOWN = 0.01
-"""The part of the peak memory from which on a value is shown."""
+"""Values that are a smaller part of the peak memory are not listed."""
 
 
 def of_report(report: Report) -> Document:
@@ -71,10 +71,10 @@ def of_plan(title: str, text: str, stages: Sequence[Any]) -> Document:
     rows = tuple(
         Row(
             (
-                (f"Stage {stage.number}",),
-                (f"{stage.shards:,}",),
-                (size(stage.shard_bytes),),
-                (size(stage.kept_bytes),),
+                f"Stage {stage.number}",
+                f"{stage.shards:,}",
+                size(stage.shard_bytes),
+                size(stage.kept_bytes),
             ),
             (
                 *([paragraph(f"Reads {stage.reads}.")] if stage.reads else []),
@@ -164,14 +164,14 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
     if len(arrays) > MOST_CARDS:
         yield from map(_group, summaries.by_prefix(arrays))
         return
-    drawn: dict[object, str] = {}
+    drawn: dict[str, str] = {}
     cards = [_card(those, drawn) for those in summaries.alike(arrays)]
     if cards:
         yield Columns(tuple(cards))
 
 
-def _card(those: summaries.ArrayGroup, drawn: dict[object, str]) -> Card:
-    """Arrays that lie in the same way; a picture that stands above is not repeated."""
+def _card(those: summaries.ArrayGroup, drawn: dict[str, str]) -> Card:
+    """Arrays with the same layout; a picture that stands above is not repeated."""
     title: Inline = (Code(those.name), f": {those.description}")
     array = those.arrays[0]
     if array.spec is None or array.spec.num_shards == 1:
@@ -181,7 +181,7 @@ def _card(those: summaries.ArrayGroup, drawn: dict[object, str]) -> Card:
     grids = drawing.grids()
     key = repr((grids.grids, grids.ways()))
     if key in drawn and not grids.is_whole:
-        blocks.append(paragraph("drawn as ", Code(drawn[key]), style="quiet"))
+        blocks.append(paragraph("same picture as ", Code(drawn[key]), style="quiet"))
     else:
         blocks.append(drawing)
     drawn.setdefault(key, array.path)
@@ -200,10 +200,10 @@ def _group(those: summaries.ArrayGroup) -> Block:
     rows = tuple(
         Row(
             (
-                (Code(array.path),),
-                (Code(summaries.type_of(array)),),
-                (size(array.bytes),),
-                (_size(array.shard_bytes),),
+                Code(array.path),
+                Code(summaries.type_of(array)),
+                size(array.bytes),
+                _size(array.shard_bytes),
             )
         )
         for array in those.arrays
@@ -256,7 +256,7 @@ def _row(group: summaries.CollectiveGroup, has_times: bool, said: set[str]) -> R
     ]
     if has_times:
         cells.append(UNKNOWN if group.seconds is None else duration(group.seconds))
-    return Row(tuple((cell,) for cell in cells), tuple(_about(group, said)))
+    return Row(tuple(cells), tuple(_about(group, said)))
 
 
 def _about(group: summaries.CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
@@ -282,21 +282,15 @@ def _cost(report: Report) -> Iterator[Block]:
     cost = report.cost
     if cost is None:
         return
-    rows = [
-        ("Floating point operations", _count(cost.flops)),
-        ("Exponentials and the like", _count(cost.transcendentals)),
-        ("Bytes read and written", _size(cost.bytes_accessed)),
-        ("Operations a byte (arithmetic intensity)", _count(cost.intensity)),
-        ("Memory at the peak", _size(cost.peak_bytes)),
+    rows = [Row(("Floating point operations", _count(cost.flops)))]
+    if cost.transcendentals is not None:
+        rows.append(Row(("Exponentials and the like", _count(cost.transcendentals))))
+    rows += [
+        Row(("Bytes read and written", _size(cost.bytes_accessed))),
+        Row(("Operations a byte (arithmetic intensity)", _count(cost.intensity))),
+        Row(("Memory at the peak", _size(cost.peak_bytes)), _parts(cost)),
     ]
-    yield Table(
-        ("", ""),
-        tuple(
-            Row(((name,), (value,)), _parts(cost) if name.startswith("Memory") else ())
-            for name, value in rows
-            if not (cost.transcendentals is None and name.startswith("Exponentials"))
-        ),
-    )
+    yield Table(("", ""), tuple(rows))
     least = LEAST_SHOWN * (cost.peak_bytes or 0)
     large = [held for held in report.largest if held.bytes >= least]
     held = [_held(*each) for each in summaries.counted(large)]

@@ -36,7 +36,6 @@ from shardmap.explain.draw.document import (
     Document,
     Drawing,
     Fold,
-    Inline,
     Paragraph,
     Preformatted,
     Table,
@@ -233,7 +232,7 @@ class _Writer:
 
     def table(self, table: Table, indent: int) -> None:
         """Adds columns; or, where they are too wide, a paragraph for each row."""
-        rows = [[_plain(cell) for cell in row.cells] for row in table.rows]
+        rows = [[printable(cell) for cell in row.cells] for row in table.rows]
         lengths = [
             max(map(len, column)) for column in zip(table.titles, *rows, strict=True)
         ]
@@ -269,7 +268,3 @@ class _Writer:
             if grids.down is not None and grids.across is not None:
                 self.add(grids.ways(drawing.names), indent, _FAINT)
             self.lines += lines
-
-
-def _plain(parts: Inline) -> str:
-    return printable("".join(parts))

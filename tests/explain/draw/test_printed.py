@@ -205,10 +205,10 @@ def test_arrays_that_are_alike_are_drawn_once():
     assert "  q, k, v, result[0]: 4 x float32[16,8], 512 B each, dim" in text
     assert "  result[1]: float32[16,4], 256 B, dimension 0 in 8 shards" in text
     assert text.count("0:2 |") == 1
-    assert "drawn as q\n" in text
+    assert "same picture as q\n" in text
     page = report._repr_html_()
     assert page.count('class="grid"') == 1
-    assert "drawn as <code>q</code>" in page
+    assert "same picture as <code>q</code>" in page
 
 
 def test_many_arrays_are_summed_up_by_prefix_and_layout():
