@@ -35,7 +35,7 @@ def explain(
 
 
 def explain(
-    fun: Any, *, interconnect: str | Interconnect | None = None
+    fun: Any, *args: Any, interconnect: str | Interconnect | None = None
 ) -> Callable[..., Explanation] | PlanExplanation:
     """Explains how a function runs: in parallel, vectorised, in a loop; at what cost.
 
@@ -84,6 +84,12 @@ def explain(
         raise TypeError(
             f"explain takes a function, got {shown(fun)} of type {type(fun).__name__}: "
             "write explain(fun)(*args)"
+        )
+    if args:
+        name = getattr(fun, "__name__", "fun")
+        raise TypeError(
+            f"explain takes a function alone, and gives one of its arguments: write "
+            f"explain({name})(x) for explain({name}, x)"
         )
     wires = interconnect_named(interconnect)
     fun = _as_function(fun)
@@ -148,9 +154,10 @@ def _remarks(
     sent: Sequence[Sent],
 ) -> tuple[Remark, ...]:
     closed, count = program.traced.jaxpr, program.num_devices
+    idle = sharded.idle_mesh_axes(program.mesh, axes, cuts)
     return (
+        *remarks_on(closed, axes, program.arrays, count, program.available, idle),
         *sharded.looped(axes, cuts),
-        *remarks_on(closed, axes, program.arrays, count, program.available),
         *loops.slowest(axes),
         *rematerialised(sent),
     )

@@ -163,7 +163,8 @@ class Collective:
         formula of `Interconnect.time` says; None where not known.
       cause: why the compiler put it in, with what a device has before and after; None
         where it did not, or where that is not known.
-      advice: what would avoid it, where the cause is known.
+      advice: what would avoid it; None where the cause is not known, or where it is
+        expected, such as a sum over a batch that is cut.
       together: how many collectives XLA sends as one with it, itself included.
       before, after: what a device puts in and gets out, with dtype and shape as XLA
         writes them, such as ``f32[4,2]``; None where not known.

@@ -79,9 +79,16 @@ def nbytes(text):
 
 
 def causes(each):
-    """Why it is there, and what avoids it, is said of all that the compiler put in."""
-    said = each.cause is not None and each.advice is not None
-    return [f"no cause: {each}"] if said != each.added_by_partitioner else []
+    """Of what the compiler put in, why; and what avoids it, unless it is expected."""
+    found = []
+    if (each.cause is not None) != each.added_by_partitioner:
+        found.append(f"no cause: {each}")
+    is_expected = "as expected" in (each.cause or "")
+    if (each.advice is not None) != (each.added_by_partitioner and not is_expected):
+        found.append(f"no advice: {each}")
+    if is_expected and each.kind not in ("all-reduce", "reduce-scatter"):
+        found.append(f"not expected: {each}")
+    return found
 
 
 def elements(report, text):

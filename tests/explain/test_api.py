@@ -181,6 +181,11 @@ def test_what_is_no_function_is_refused():
         sm.explain(3)
 
 
+def test_arguments_go_to_what_explain_gives():
+    with pytest.raises(TypeError, match=r"write explain\(sin\)\(x\) for"):
+        sm.explain(jnp.sin, ones(3))
+
+
 def test_unknown_interconnects_are_refused():
     with pytest.raises(ValueError, match=r"no interconnect is called 'string'\. Known"):
         sm.explain(double, interconnect="string")

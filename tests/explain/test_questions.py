@@ -90,7 +90,7 @@ QUESTIONS = {
     ),
     "an all-reduce of a mean": (
         (mean, on(ROWS, 1024, 64)),
-        ("all-reduce", "Mean.", "goes over a dimension", "Cut another dimension"),
+        ("all-reduce", "Mean.", "goes over a dimension", None),
         (mean, on(COLUMNS, 1024, 64)),
     ),
     "an involuntary full rematerialisation": (
@@ -115,10 +115,10 @@ def test_the_line_the_cause_and_the_advice_are_said(name):
         assert each.added_by_partitioner
         assert f"{pathlib.Path(__file__).name}:{line_with(comment)} (" in each.source
         assert cause in each.cause
-        assert advice in each.advice
+        assert (each.advice is None) if advice is None else advice in each.advice
     text = " ".join(str(report).split())
     first = report.collectives[0]
-    for said in (first.source, first.cause, first.advice):
+    for said in filter(None, (first.source, first.cause, first.advice)):
         assert said in text
 
 

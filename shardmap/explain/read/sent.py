@@ -95,7 +95,8 @@ def rematerialised(sent: Sequence[Sent]) -> list[Remark]:
     """A remark for each line with arrays that are made whole only to be cut anew."""
     found: dict[str | None, Remark] = {}
     for each in sent:
-        if each.cause is not None and each.cause.is_rematerialised:
-            text = f"{each.cause.text}, {size(each.bytes_out)} on each"
-            found.setdefault(each.source, Remark(text, each.cause.advice, each.source))
+        cause = each.cause
+        if cause is not None and cause.is_rematerialised and cause.advice:
+            text = f"{cause.text}, {size(each.bytes_out)} on each"
+            found.setdefault(each.source, Remark(text, cause.advice, each.source))
     return list(found.values())

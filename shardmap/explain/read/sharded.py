@@ -250,6 +250,19 @@ def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remar
     ]
 
 
+def idle_mesh_axes(
+    mesh: Sequence[tuple[str, int]],
+    axes: Sequence[Axis],
+    cuts: Sequence[ShardedDimension],
+) -> list[tuple[str, int]]:
+    """The mesh axes along which nothing is cut or mapped, with their sizes."""
+    if any(axis.kind == "spmap" for axis in axes):
+        return []
+    used = {axis.name for axis in axes if axis.devices > 1}
+    used.update(name for cut in cuts for name in cut.names)
+    return [(name, size) for name, size in mesh if size > 1 and name not in used]
+
+
 def constrained(
     constraints: Sequence[LayoutConstraint], meshes: Sequence[Any]
 ) -> list[ShardedDimension]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.read.hlo.cost import POINTWISE
 from shardmap.explain.read.hlo.groups import pairs_of
+from shardmap.explain.read.hlo.names import merged_names
 from shardmap.explain.read.hlo.operands import becomes
 from shardmap.explain.read.hlo.text import Instruction, Module
 from shardmap.map.collectives.table import COLLECTIVES
@@ -32,6 +33,7 @@ _SUMS = (
     "dot",
     "conv_general_dilated",
 )
+_PRODUCTS = ("dot", "conv_general_dilated")
 
 
 _Taker = tuple[Instruction, Instruction | None]
@@ -43,13 +45,13 @@ class Cause(NamedTuple):
 
     Attributes:
       text: why, in a sentence.
-      advice: what would avoid it.
+      advice: what would avoid it; None where it is expected.
       is_rematerialised: whether an array is made whole only to be cut anew.
       source: the line of the program that asks for it, where there is such a one.
     """
 
     text: str
-    advice: str
+    advice: str | None
     is_rematerialised: bool = False
     source: str | None = None
 
@@ -59,7 +61,7 @@ class _Seen(NamedTuple):
 
     Attributes:
       module, sent, kind: the program, the collective, its kind.
-      operation: what it is of, as JAX calls it.
+      name, operation: what it is of, as JAX calls it.
       takers: what works on its result.
       becomes: what a device has before and after.
       asked: the layout of the program that it is for, if there is such a one.
@@ -68,6 +70,7 @@ class _Seen(NamedTuple):
     module: Module
     sent: Instruction
     kind: str
+    name: str
     operation: str
     takers: list[_Taker]
     becomes: str
@@ -97,10 +100,13 @@ def cause_of(
     place, operation = one or (None, module.made_for(sent).operation)
     if operation in map(str, COLLECTIVES):
         return None
+    name = module.made_for(sent).op_name
+    if place is not None:
+        name = merged_names(sent.op_name)[place]
     takers = list(_takers(module, sent))
     text = becomes(module, sent, operation, place)
     layout = _layout_of(module, sent, place, asked)
-    seen = _Seen(module, sent, kind, operation, takers, text, layout)
+    seen = _Seen(module, sent, kind, name, operation, takers, text, layout)
     found = (rule(seen) for rule in _RULES)
     cause = next((cause for cause in found if cause is not None), None)
     if cause is None or layout is None:
@@ -207,12 +213,14 @@ def _sum(seen: _Seen) -> Cause | None:
     is_sum = seen.operation.startswith(_SUMS)
     if not is_sum or seen.kind not in ("all-reduce", "reduce-scatter"):
         return None
-    return Cause(
-        f"{seen.operation} goes over a dimension that is cut",
-        "Cut another dimension than the one it goes over. If all of it is needed, "
-        "do it once, on as little as possible; if each device needs only a part "
-        "of the result, ask for it cut.",
-    )
+    if "transpose(" in seen.name:
+        parts = "the gradients of all parts are added up"
+    elif seen.operation.startswith(_PRODUCTS):
+        parts = "partial products are added up"
+    else:
+        parts = "what each device makes of its part is combined"
+    text = f"{seen.operation} goes over a dimension that is cut: {parts}, as expected"
+    return Cause(text, None)
 
 
 def _until_all_are_done(seen: _Seen) -> Cause | None:

@@ -50,8 +50,9 @@ def remarks_on(
     arrays: Sequence[ArrayLayout],
     num_devices: int,
     available: int | None,
+    idle_axes: Sequence[tuple[str, int]] = (),
 ) -> tuple[Remark, ...]:
-    """The remarks on a program.
+    """The remarks on a program, those on idle devices first.
 
     Args:
       closed: the program, with its constants.
@@ -59,16 +60,89 @@ def remarks_on(
       arrays: its inputs and outputs.
       num_devices: how many devices it runs on.
       available: how many there are; None if the mesh has no devices.
+      idle_axes: the mesh axes along which nothing is cut, with their sizes.
     """
     jaxpr = closed.jaxpr
     return (
+        *_idle_devices(axes, num_devices, available),
+        *_uncut_batch(arrays, idle_axes),
+        *_short_axes(axes, available),
         *_copies(arrays),
         *_constants(closed.consts, num_devices),
         *_made_whole(jaxpr, num_devices),
         *_sliced_gathers(jaxpr),
-        *_short_axes(axes, num_devices, available),
         *_outside(jaxpr, num_devices),
     )
+
+
+def _idle_devices(
+    axes: Sequence[Axis], num_devices: int, available: int | None
+) -> list[Remark]:
+    """Devices that are there and have nothing to do, or that could be there."""
+    outer = [a for a in axes if a.kind in _ON_DEVICES or a.devices > 1]
+    if available == 1 and outer:
+        return [
+            Remark(
+                "JAX has 1 device, so that nothing runs in parallel",
+                "JAX_NUM_CPU_DEVICES=8 in the environment makes eight of a CPU.",
+                None,
+            )
+        ]
+    if available is None or num_devices >= available or not outer:
+        return []
+    axis, idle = outer[0], available - num_devices
+    advice = "A longer axis, or a second one inside, has work for the others."
+    if axis.size is not None and axis.size > axis.devices:
+        at_once = -(-axis.size // available)
+        possible = -(-axis.size // at_once)
+        if possible > axis.devices:
+            advice = (
+                f"devices= or mesh= leaves the others out: on {possible:,} devices, "
+                f"each would have {at_once:,} of the {axis.size:,}."
+            )
+    return [
+        Remark(
+            f"{_name(axis)} of {axis.size:,} runs on {num_devices:,} of {available:,} "
+            f"devices: {idle:,} {'is' if idle == 1 else 'are'} idle",
+            advice,
+            axis.source,
+        )
+    ]
+
+
+def _uncut_batch(
+    arrays: Sequence[ArrayLayout], idle_axes: Sequence[tuple[str, int]]
+) -> list[Remark]:
+    """A batch that could be cut along a mesh axis that nothing is cut along.
+
+    It is an input that does not come back as a result, as parameters do.
+    """
+    results = {(each.shape, each.dtype) for each in arrays if each.role == "output"}
+    batches = [
+        each
+        for each in arrays
+        if each.role == "input" and each.shape and (each.num_devices or 1) > 1
+        if each.shard_bytes == each.bytes and (each.shape, each.dtype) not in results
+    ]
+    batches.sort(key=lambda each: -each.bytes)
+    for name, count in idle_axes:
+        for batch in batches:
+            if batch.shape[0] and batch.shape[0] % count == 0:
+                return [
+                    Remark(
+                        f"nothing is cut along mesh axis {name!r}: its {count:,} "
+                        "devices all do the same",
+                        f"If {batch.path} is a batch, cut it: jax.device_put("
+                        f"{batch.path}, NamedSharding(mesh, P({name!r}))) gives each "
+                        f"{batch.shape[0] // count:,} of {batch.shape[0]:,}.",
+                        batch.path,
+                    )
+                ]
+    return []
+
+
+def _name(axis: Axis) -> str:
+    return "an axis" if axis.name is None else f"axis {axis.name!r}"
 
 
 def _copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
@@ -185,20 +259,19 @@ def _sliced_gathers(jaxpr: Jaxpr) -> list[Remark]:
     return found
 
 
-def _short_axes(
-    axes: Sequence[Axis], num_devices: int, available: int | None
-) -> list[Remark]:
+def _short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
     found = []
-    for axis in axes:
+    for number, axis in enumerate(axes):
         if axis.kind not in _ON_DEVICES or axis.idle_places == 0:
             continue
-        name = "an axis" if axis.name is None else f"axis {axis.name!r}"
+        inside = [a for a in axes if a.inside == number and a.kind == "spmap"]
         found.append(
             Remark(
-                f"{name} of {axis.size:,} does not divide: {axis.layout} have "
+                f"{_name(axis)} of {axis.size:,} does not divide: {axis.layout} have "
                 f"room for {axis.idle_places:,} more, which compute nothing of use, "
                 "and its arrays are replicated on every device between calls",
-                f"Make it a multiple of {axis.devices:,}.",
+                _grid(axis, inside, available)
+                or f"Make it a multiple of {axis.devices:,}.",
                 axis.source,
             )
         )
@@ -213,21 +286,25 @@ def _short_axes(
         for axis in axes
         if axis.is_repeated
     ]
-    outer = [a for a in axes if a.kind in _ON_DEVICES or a.devices > 1]
-    if available is None or num_devices >= available or not outer:
-        return found
-    axis = outer[0]
-    name = "an axis" if axis.name is None else f"axis {axis.name!r}"
-    found.append(
-        Remark(
-            f"{name} of {axis.size:,} runs on {num_devices:,} of {available:,} "
-            f"devices: {available - num_devices:,} "
-            f"{'is' if available - num_devices == 1 else 'are'} idle",
-            "A longer axis, or a second one inside, has work for the others.",
-            axis.source,
-        )
-    )
     return found
+
+
+def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | None:
+    """How two axes, the outer one short, share the devices; None: they do not."""
+    outer = axis.size
+    if outer is None or available is None:
+        return None
+    for inner in inside:
+        if inner.devices > 1 or inner.size is None:
+            continue
+        counts = range(available // outer, 1, -1)
+        count = next((n for n in counts if inner.size % n == 0), None)
+        if count is not None:
+            return (
+                f"devices=jax.devices()[:{outer * count}] of the outer map gives "
+                f"{outer:,} x {count:,}: the axis inside is then on devices, too."
+            )
+    return None
 
 
 def _outside(jaxpr: Jaxpr, num_devices: int) -> list[Remark]:

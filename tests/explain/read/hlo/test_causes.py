@@ -229,3 +229,32 @@ def test_it_is_known_without_a_compiled_program():
     struct = jax.ShapeDtypeStruct((16, 3), np.int8)
     (sent,) = sm.explain(mapped)(struct).collectives
     assert (sent.before, sent.after) == ("s8[3]", "s8[3]")
+
+
+def gradient(x, w):
+    return jax.grad(lambda w: (x @ w).sum())(w)
+
+
+def product(x, w):
+    return x @ w
+
+
+DATA = NamedSharding(sm.make_mesh({"data": 8}), P("data"))
+COLUMNS = NamedSharding(sm.make_mesh({"data": 8}), P(None, "data"))
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "said"),
+    [
+        (gradient, (DATA, None), "the gradients of all parts are added up"),
+        (product, (COLUMNS, DATA), "partial products are added up"),
+        (lambda x, _: x.sum(), (DATA, None), "of its part is combined"),
+    ],
+    ids=["gradients", "partial products", "a loss"],
+)
+def test_what_is_expected_has_no_advice(fun, args, said):
+    structs = [jax.ShapeDtypeStruct((64, 64), np.float32, sharding=s) for s in args]
+    found = sm.explain(fun)(*structs).collectives
+    assert {each.kind for each in found} == {"all-reduce"}
+    assert all(f"{said}, as expected" in each.cause for each in found)
+    assert {each.advice for each in found} == {None}

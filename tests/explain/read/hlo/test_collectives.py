@@ -240,7 +240,8 @@ def test_values_sent_as_one_are_each_of_their_own_line_and_cause():
     assert [each.values for each in found] == [4] * 4
     causes = [each.cause and each.cause.text for each in found]
     said = "goes over a dimension that is cut"
-    assert causes == [f"dot {said}", f"reduce_sum {said}", f"reduce_sum {said}", None]
+    operations = [cause and cause.partition(f" {said}: ")[0] for cause in causes]
+    assert operations == ["dot", "reduce_sum", "reduce_sum", None]
 
 
 def test_axes_are_found_by_the_groups():

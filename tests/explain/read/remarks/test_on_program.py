@@ -1,5 +1,10 @@
 """What `explain` finds worth changing, and what it leaves alone."""
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,6 +186,66 @@ def test_a_gather_that_is_used_is_left_alone(use):
 def test_a_short_axis():
     assert remarks(sm.spmap(jnp.sin, "i"), shape(3, 4)) == [
         "axis 'i' of 3 runs on 3 of 8 devices: 5 are idle"
+    ]
+
+
+def test_devices_that_are_left_out_are_the_cause_of_idle_ones():
+    def advice(length, count):
+        mapped = sm.spmap(jnp.sin, devices=jax.devices()[:count])
+        return sm.explain(mapped)(shape(length, 4)).remarks[0].advice
+
+    assert "on 8 devices, each would have 80 of the 640" in advice(640, 2)
+    assert advice(3, 3).startswith("A longer axis")
+
+
+def test_devices_that_two_axes_can_share_are_said():
+    fun = jax.jit(sm.spmap(sm.spmap(jnp.sin)))
+    first = sm.explain(fun)(shape(3, 2)).remarks[0]
+    assert first.advice.startswith("devices=jax.devices()[:6] of the outer map gives")
+    outer = sm.spmap(sm.spmap(jnp.sin), devices=jax.devices()[:6])
+    axes = sm.explain(jax.jit(outer))(shape(3, 2)).axes
+    assert [axis.devices for axis in axes] == [3, 2]
+
+
+@pytest.mark.deep
+def test_one_device_is_said():
+    program = """
+        import jax.numpy as jnp
+        import shardmap as sm
+        print(sm.explain(sm.spmap(jnp.sin))(jnp.ones(8)).remarks[0].text)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.startswith("JAX has 1 device"), result.stderr
+
+
+MESH = sm.make_mesh({"data": 4, "model": 2})
+
+
+def step(weights, x):
+    grads = jax.grad(lambda w: jnp.tanh(x @ w).sum())(weights)
+    return weights - grads
+
+
+@pytest.mark.parametrize("cut", [None, "model"])
+def test_a_batch_that_is_not_cut_comes_first(cut):
+    def struct(shape, *names):
+        sharding = NamedSharding(MESH, P(*names))
+        return jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+
+    weights = struct((1024, 512), None, cut)
+    report = sm.explain(jax.jit(step))(weights, struct((64, 1024)))
+    first = report.remarks[0]
+    assert first.source == "x"
+    assert "nothing is cut along mesh axis 'data'" in first.text
+    assert "gives each 16 of 64" in first.advice
+    assert "Change first: nothing is cut along mesh axis 'data'" in str(report)
+    assert remarks(jax.jit(step), weights, struct((64, 1024), "data"))[:1] != [
+        first.text
     ]
 
 
