@@ -9,10 +9,9 @@ import importlib
 import itertools
 import secrets
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +22,9 @@ from shardmap.plan.away.tasks import Read, Write, run_task
 from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices, volume
-from shardmap.plan.run.buffers import COMBINE, FOLDED, Fold, put, start_dtype
+from shardmap.plan.run.buffers import FOLDED, Fold, fold
 from shardmap.plan.run.shards import Shard
-from shardmap.plan.run.workers import Saved, ShardError, broke_down, failed
+from shardmap.plan.run.workers import ShardError
 
 SMALL = 2**10
 """Up to how many bytes an array travels with each task that needs it."""
@@ -45,22 +44,18 @@ def same(thing: Any) -> Any:
     return thing
 
 
-def fold(
+def fold_there(
     combiner: str, places: Sequence[int | None], results: Sequence[Any]
 ) -> np.ndarray:
-    """Puts partial results together, from the first to the last.
+    """`fold` of results of shards, of which it takes one each, or of nodes.
 
     Args:
       combiner: how.
-      places: for each, its place in the results of a shard; None if it is one already.
+      places: for each, its place in the results of a shard; None if it is a node.
       results: what has been made.
     """
     made = zip(places, results, strict=True)
-    total, *parts = (each if k is None else each[k] for k, each in made)
-    with np.errstate(all="ignore"):
-        for part in parts:
-            total = COMBINE[combiner](total, part)
-    return np.asarray(total)
+    return fold(combiner, (each if k is None else each[k] for k, each in made))
 
 
 def others(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
@@ -77,6 +72,7 @@ class Dask(Elsewhere):
         self.name = f"shardmap-{secrets.token_hex(4)}"
         self.numbers = itertools.count()
         self.held_there: dict[Any, Any] = {}
+        self.folds: dict[tuple[Value, Box], There] = {}
         # Four shards for each thread of the cluster, as it is now.
         self.ahead = 4 * max(self._threads(), 1)
         self._share_cores()
@@ -119,12 +115,9 @@ class Dask(Elsewhere):
                     ) from None
         return future
 
-    def result(self, shard: Shard, future: Any) -> Any:
-        return super().result(shard, self.done(future))
-
-    def task(self, what: str, function: Any, *args: Any, retries: int = 0) -> Any:
+    def task(self, what: str, function: Any, *args: Any) -> Any:
         key = f"{self.name}-{what}-{next(self.numbers)}"
-        return self.client.submit(function, *args, key=key, retries=retries, pure=False)
+        return self.client.submit(function, *args, key=key, pure=False)
 
     def blob(self, shard: Shard) -> Any:
         key = shard.stage, shard.recipe.static
@@ -167,147 +160,131 @@ class Dask(Elsewhere):
             self.held_there[key] = found
         return self.held_there[key]
 
-    def submit(self, shard: Shard, retries: int = 0) -> Any:
-        starts = shard.recipe.starts
-        args = [self.arg(value, box) for value, box in shard.recipe.reads]
-        args.append(np.asarray(starts, start_dtype(starts)))
+    def submit(self, shard: Shard) -> "Pending":
+        args = self.args(shard)
         writes = [
             write and Write(self.once(write.sink), write.box)
             for write in (self.travels.write(*write) for write in shard.writes())
         ]
         what = f"stage-{shard.stage}"
-        return self.task(
-            what, run_task, self.blob(shard), args, writes, retries=retries
-        )
+        future = self.task(what, run_task, self.blob(shard), args, writes)
+        if self.keeps:
+            return Pending(future, future)
+        folded = [k for k, (_, c, _) in enumerate(shard.writes()) if c != "insert"]
+        if len(folded) + len([write for write in writes if write]) == len(writes):
+            return Pending(future, None)
+        come = self.task("rest", others, folded, future) if folded else future
+        return Pending(future, come)
 
-    def run_stage(
-        self, shards: Sequence[Shard], ahead: int, retries: int, saved: Saved | None
-    ) -> Iterator[Shard]:
-        if saved is not None:
-            yield from super().run_stage(shards, ahead, retries, saved)
-            return
+    def result(self, shard: Shard, future: Any) -> Any:
+        if not isinstance(future, Pending):  # It could not be submitted.
+            return super().result(shard, future)
+        result = self.done(future.come or future.shard)
+        found = result.result() if future.come else [None for _ in shard.writes()]
+        if future.come is None and (error := result.exception()) is not None:
+            raise error
+        if not self.keeps:
+            self._fold(shard, future.shard)
+        return found
+
+    def run_stage(self, *args: Any) -> Iterator[Shard]:
         # What was kept here of earlier stages is not what it is now.
         self.held_there.clear()
-        folds: dict[Any, _Fold] = {}
-        waiting: deque[tuple[Shard, Any, Any]] = deque()
-        numbers = iter(range(len(shards)))
+        self.folds.clear()
         try:
-            while True:
-                for number in itertools.islice(numbers, ahead - len(waiting)):
-                    shard = shards[number]
-                    future = self._started(shard, retries)
-                    waiting.append((shard, future, self._wanted(shard, future)))
-                if not waiting:
-                    break
-                shard, future, wanted = waiting.popleft()
-                self.acc.put(shard, self._outcome(shard, future, wanted, retries))
-                self._fold(shard, future, folds)
-                yield shard
-            for one in folds.values():
-                one.fetch()
+            yield from super().run_stage(*args)
+            for key in self.folds:
+                self._fetch(*key)
         finally:
-            for _, *futures in waiting:
-                for future in futures:
-                    if future is not None:
-                        future.cancel()
             self.held_there.clear()
 
-    def _started(self, shard: Shard, retries: int) -> Any:
-        for attempt in itertools.count(1):
-            try:
-                return self.submit(shard, retries)
-            except Exception as error:  # What is read here could not be.
-                if attempt > retries:
-                    raise failed(shard, attempt, error) from error
-        raise AssertionError
-
-    def _wanted(self, shard: Shard, future: Any) -> Any:
-        """What comes here of a shard's results, None if nothing does."""
-        writes = list(shard.writes())
-        folded = [k for k, (_, c, _) in enumerate(writes) if c != "insert"]
-        there = [k for k, write in enumerate(writes) if self.travels.write(*write)]
-        if len(folded) + len(there) == len(writes):
-            return None
-        return self.task("rest", others, folded, future) if folded else future
-
-    def _outcome(self, shard: Shard, future: Any, wanted: Any, retries: int) -> Any:
-        try:
-            if wanted is not None:
-                return self.done(wanted).result()
-            error = self.done(future).exception()
-            if error is not None:
-                raise error
-            return [None for _ in shard.writes()]
-        except BrokenExecutor as error:
-            raise broke_down(shard, error) from error
-        except Exception as error:
-            raise failed(shard, retries + 1, error) from error
-
-    def _fold(self, shard: Shard, future: Any, folds: dict[Any, "_Fold"]) -> None:
-        read = sum(volume(box) * itemsize(v.aval) for v, box in shard.recipe.reads)
+    def _fold(self, shard: Shard, future: Any) -> None:
+        """Puts the partial results of a shard together, on the cluster at first."""
         for place, (box, combiner, value) in enumerate(shard.writes()):
-            if combiner != "insert":
-                if (value, box) not in folds:
-                    folds[value, box] = _Fold(self, value, box, combiner, read)
-                folds[value, box].add(future, place)
+            if combiner == "insert":
+                continue
+            if (value, box) not in self.folds:
+                levels = self._levels(shard, value, box)
+                count = self.cut_program.parts[value]
+                tree = Fold(combiner, count, levels, self._combined, FOLDED)
+                self.folds[value, box] = There(tree, levels, combiner)
+            node = self.folds[value, box].tree.add((future, place))
+            if node is not None:
+                self._fetch(value, box)
+                self.folds[value, box].coming = node
 
+    def _levels(self, shard: Shard, value: Value, box: Box) -> int:
+        """How many levels of a tree are made on the cluster.
 
-class _Fold:
-    """The partial results of one box, on their way to one.
-
-    The lower levels of their tree are made on the workers. Its nodes come here as soon
-    as that is little, and so what a lost worker had is little too.
-
-    Args:
-      work: the engine.
-      value: what is made.
-      box: which part of it.
-      combiner: how.
-      read: the bytes that a shard reads.
-    """
-
-    def __init__(
-        self, work: Dask, value: Value, box: Box, combiner: str, read: int
-    ) -> None:
-        self.work, self.value, self.box, self.combiner = work, value, box, combiner
-        self.left = count = work.cut_program.parts[value]
+        Its nodes come here as soon as that is little, and so what a lost worker had is
+        little too.
+        """
+        read = sum(volume(box) * itemsize(v.aval) for v, box in shard.recipe.reads)
         size = volume(box) * itemsize(value.aval)
-        there, shards = 1, FOLDED
-        while shards < count and shards * read < FETCHED * size:
-            there, shards = there + 1, shards * FOLDED
-        self.levels: list[list[tuple[Any, int | None]]] = [[] for _ in range(there)]
-        self.here = Fold(combiner, -(-count // shards))
-        self.coming: Any = None
+        levels, shards = 1, FOLDED
+        while shards < self.cut_program.parts[value] and shards * read < FETCHED * size:
+            levels, shards = levels + 1, shards * FOLDED
+        return levels
 
-    def add(self, future: Any, place: int) -> None:
-        self.left -= 1
-        node: tuple[Any, int | None] = future, place
-        for level in self.levels:
-            level.append(node)
-            if self.left and len(level) < FOLDED:
-                return
-            futures, places = zip(*level, strict=True)
-            level.clear()
-            args = self.combiner, list(places), list(futures)
-            node = self.work.task("fold", fold, *args), None
-        self.fetch()
-        self.coming = node[0]
+    def _combined(self, combiner: str, nodes: list[Any], own: bool = False) -> Any:
+        futures, places = zip(*nodes, strict=True)
+        args = combiner, list(places), list(futures)
+        return self.task("fold", fold_there, *args), None
 
-    def fetch(self) -> None:
-        """Brings here what is on its way."""
-        if self.coming is None:
+    def _fetch(self, value: Value, box: Box) -> None:
+        """Brings here the last node, which the cluster has had time to make."""
+        there = self.folds[value, box]
+        if there.coming is None:
             return
+        future, place = there.coming
+        if place is not None:
+            future, _ = self._combined(there.combiner, [there.coming])
         try:
-            node = self.work.done(self.coming).result()
+            node = self.done(future).result()
         except Exception as error:
             raise ShardError(
                 "partial results could not be put together on the cluster: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        self.coming = None
-        made = self.here.add(node)
-        if made is not None:
-            put(self.work.acc.kept[self.value], self.box, self.combiner, made)
+        there.coming = None
+        covers = min(FOLDED**there.levels, there.left)
+        there.left -= covers
+        self.acc.put_together(value, box, node, there.levels, covers)
+
+
+class Pending(NamedTuple):
+    """A shard under way on a cluster.
+
+    Attributes:
+      shard: the future of its results.
+      come: the future of those that come here, None if none do.
+    """
+
+    shard: Any
+    come: Any
+
+    def cancel(self) -> None:
+        for future in filter(None, self):
+            future.cancel()
+
+
+class There:
+    """The lower levels of a tree of partial results, which are made on a cluster.
+
+    Args:
+      tree: these levels; its nodes are futures.
+      levels: how many.
+      combiner: how.
+
+    Attributes:
+      coming: the last node, which has not been brought here.
+      left: how many partial results have not been brought here.
+    """
+
+    def __init__(self, tree: Fold, levels: int, combiner: str) -> None:
+        self.tree, self.levels, self.combiner = tree, levels, combiner
+        self.coming: Any = None
+        self.left = tree.left
 
 
 def is_dask(array: Any) -> bool:

@@ -9,13 +9,13 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.away.dask import fold, is_dask
+from shardmap.plan.away.dask import fold_there, is_dask
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.tasks import run_task
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, shape_of, slices
-from shardmap.plan.run.buffers import FOLDED, new_buffer, start_dtype
+from shardmap.plan.run.buffers import FOLDED, Fold, new_buffer, start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Accumulator, Shard, Shards
 
@@ -111,15 +111,16 @@ class _Graph:
         box: Box,
         results: Sequence[tuple[int, Any]],
     ) -> Any:
-        delayed = self.dask.delayed(fold, pure=False)
-        nodes: list[tuple[int | None, Any]] = [*results]
-        while len(nodes) > FOLDED:
-            nodes = [
-                (None, delayed(combiner, *zip(*nodes[k : k + FOLDED], strict=True)))
-                for k in range(0, len(nodes), FOLDED)
-            ]
-        nodes.insert(0, (None, new_buffer(value, combiner)[slices(box)]))
-        return delayed(combiner, *zip(*nodes, strict=True))
+        delayed = self.dask.delayed(fold_there, pure=False)
+
+        def combined(combiner: str, nodes: list[Any], own: bool = False) -> Any:
+            made, places = zip(*nodes, strict=True)
+            return delayed(combiner, list(places), list(made)), None
+
+        tree = Fold(combiner, len(results), combine=combined, at_once=FOLDED)
+        tops = [top for k, part in results if (top := tree.add((part, k))) is not None]
+        start = new_buffer(value, combiner)[slices(box)]
+        return combined(combiner, [(start, None), *tops])[0]
 
     def joined(self, blocks: Mapping[Box, Any], ndim: int, axis: int = 0) -> Any:
         """The array of which these are the blocks."""

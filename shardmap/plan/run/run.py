@@ -57,11 +57,12 @@ def run(
         job = ArrayJob(cut_program, leaves, task, saved)
         with engine(cut_program, leaves, job.values, True) as work:
             ahead = max_in_flight or work.ahead
-            mine = {stage: task.shards(stage) for stage in cut_program.stages}
-            with bar(sum(map(len, mine.values())), progress) as step:
-                for stage, own in mine.items():
-                    shards = Shards(cut_program, [stage])[own.start : own.stop]
-                    for shard in work.run_stage(shards, ahead, retries, saved):
+            total = sum(len(task.shards(stage)) for stage in cut_program.stages)
+            with bar(total, progress) as step:
+                for stage in cut_program.stages:
+                    shards = Shards(cut_program, [stage])
+                    own = (shards[number] for number in task.shards(stage))
+                    for shard in work.run_stage(own, ahead, retries, saved):
                         step(shard)
                     job.end_stage(stage)
         if task.index < task.count - 1:
@@ -71,8 +72,8 @@ def run(
         return finished(cut_program, acc, places)
     scratch = cut_program.scratch if scratch is None else checked(scratch)
     with contextlib.ExitStack() as stack:
-        own, remove = stack.enter_context(scratch_arrays(cut_program, scratch))
-        acc = Accumulator(cut_program, {**given, **own})
+        arrays, remove = stack.enter_context(scratch_arrays(cut_program, scratch))
+        acc = Accumulator(cut_program, {**given, **arrays})
         work = stack.enter_context(engine(cut_program, leaves, acc, saved is not None))
         step = stack.enter_context(bar(cut_program.num_shards, progress))
         for place, stage in enumerate(cut_program.stages):
@@ -80,9 +81,9 @@ def run(
                 remove(value)
             if work.apart:
                 acc.flush()
-            every = Shards(cut_program, [stage])
+            shards = Shards(cut_program, [stage])
             ahead = max_in_flight or work.ahead
-            for shard in work.run_stage(every, ahead, retries, saved):
+            for shard in work.run_stage(shards, ahead, retries, saved):
                 step(shard)
     return finished(cut_program, acc, places)
 

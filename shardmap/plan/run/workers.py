@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, Protocol, TypeAlias
 
@@ -85,20 +85,21 @@ class Workers:
     def read(self, shard: Shard) -> tuple[Any, ...]:
         return self.cut_program.read(shard.recipe, self.leaves, self.acc.kept)
 
-    def submit(self, shard: Shard) -> Future[Any]:
+    def submit(self, shard: Shard) -> Any:
+        """Starts a shard, and gives its future."""
         raise NotImplementedError
 
-    def result(self, shard: Shard, future: Future[Any]) -> Any:
+    def result(self, shard: Shard, future: Any) -> Any:
         """The results of a shard, None of what has been written or combined."""
         return future.result()
 
     def run_stage(
-        self, shards: Sequence[Shard], ahead: int, retries: int, saved: Saved | None
+        self, shards: Iterable[Shard], ahead: int, retries: int, saved: Saved | None
     ) -> Iterator[Shard]:
         """Runs shards, whose results are in the accumulator when this ends.
 
         Args:
-          shards: all of a stage.
+          shards: those of a stage.
           ahead: how many may be under way.
           retries: how often one that fails is tried again.
           saved: where results are kept, and taken from.
@@ -106,14 +107,11 @@ class Workers:
         Yields:
           The shards that are done.
         """
-        waiting: collections.deque[tuple[Shard, Future[Any] | None, Any]] = (
-            collections.deque()
-        )
-        numbers = iter(range(len(shards)))
+        waiting: collections.deque[tuple[Shard, Any, Any]] = collections.deque()
+        shards = iter(shards)
         try:
             while True:
-                for number in itertools.islice(numbers, ahead - len(waiting)):
-                    shard = shards[number]
+                for shard in itertools.islice(shards, ahead - len(waiting)):
                     done = None if saved is None else saved.load(shard)
                     future = self._submitted(shard) if done is None else None
                     waiting.append((shard, future, done))
@@ -135,7 +133,7 @@ class Workers:
                 if future is not None:
                     future.cancel()
 
-    def tried(self, shard: Shard, future: Future[Any], retries: int) -> Any:
+    def tried(self, shard: Shard, future: Any, retries: int) -> Any:
         """The results of a shard, which is tried again where it fails."""
         for attempt in itertools.count(1):
             try:
@@ -148,7 +146,7 @@ class Workers:
                 future = self._submitted(shard)
         raise AssertionError
 
-    def _submitted(self, shard: Shard) -> Future[Any]:
+    def _submitted(self, shard: Shard) -> Any:
         """A future of the shard, which also holds an error of reading or submitting."""
         try:
             return self.submit(shard)
