@@ -87,10 +87,17 @@ def pytest_collection_modifyitems(config, items):
     The cases of the first are all combinations of its parameters. Those stay whose
     places in their lists add up to a multiple of n, so that each value stays in some of
     them; a run of everything checks that it does.
+
+    A run thins out only what it does not name: with ``-k``, and of files and node ids
+    among its arguments, all cases run.
     """
+    here = config.invocation_params.dir
+    named = {(here / arg.partition("::")[0]).resolve() for arg in config.args}
     thinned = {}
     counted = {}
     for item in items:
+        if config.option.keyword or item.path in named:
+            continue
         if mark := item.get_closest_marker("one_in"):
             cases = thinned.setdefault(item.nodeid.partition("[")[0], ([], []))
             places = places_of(item)

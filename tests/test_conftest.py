@@ -57,6 +57,24 @@ def test_workers_tell_how_many_they_leave_out(run):
     assert "6 deep tests left to `make test-deep`" in result.stdout.str()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "passed"),
+    [
+        (["tests"], 4),
+        (["-k", "test_it"], 12),
+        (["tests/{}"], 12),
+        (["tests/{}::test_it"], 12),
+        (["tests/{}::test_it[0-5-r]"], 1),
+    ],
+)
+def test_all_cases_of_what_a_run_names_run(run, arguments, passed):
+    deep = "\n@pytest.mark.deep\ndef test_it_too(): pass\n"
+    few = "@pytest.mark.few(9)\n@pytest.mark.parametrize"
+    text = PRODUCT.format(n=3).replace("@pytest.mark.parametrize", few, 1)
+    arguments = [argument.format("test_it.py") for argument in arguments]
+    run(text + deep, *arguments).assert_outcomes(passed=passed)
+
+
 def test_no_value_may_be_left_out(run):
     result = run(PRODUCT.format(n=4))
     assert "test_it: one_in leaves out a value altogether" in result.stderr.str()
