@@ -67,6 +67,21 @@ def nothing_is_traced() -> bool:
     return jex_core.find_top_trace(()) is TOP_LEVEL
 
 
+def in_while_condition() -> bool:
+    """Whether the condition of a `while_loop` is traced here, or in what is around.
+
+    A batching rule has no other way to know: JAX vectorises conditions and bodies
+    alike, each as a trace that says what it is for.
+    """
+    trace: Any = jex_core.find_top_trace(())
+    while trace is not None:
+        frame = getattr(trace, "frame", None)
+        if frame is not None and frame.debug_info.traced_for == "while_cond":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
 @contextlib.contextmanager
 def casts_refused() -> Iterator[None]:
     """While a function is traced whose axes JAX has in no mesh.

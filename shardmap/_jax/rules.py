@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-from jax.extend.core.primitives import remat_p, while_p
+from jax.extend.core.primitives import remat_p
 from jax.interpreters import batching, partial_eval
 
 from shardmap._jax import other_jax
@@ -77,42 +77,6 @@ def _check_batching() -> None:
 
 
 _check_batching()
-
-
-# While loops. JAX lowers a loop in another way if its condition has ordered effects,
-# and then forgets to keep what elements had that have ended: `jax.vmap` of such a loop
-# gives wrong numbers without a word. A primitive in the condition is not asked. So this
-# is the one rule of JAX's own that is replaced, for loops that have such an effect; all
-# others go to JAX's own rule, unchanged.
-
-if while_p not in batching.fancy_primitive_batchers:
-    raise other_jax(
-        "shardmap vectorises while loops that are tapped in their condition, but JAX "
-        "has no rule for them where it was"
-    )
-
-_while_rule_of_jax = batching.fancy_primitive_batchers[while_p]
-
-
-def vectorize_loops(
-    applies: Callable[[Any], bool], rule: Callable[..., Batched]
-) -> None:
-    """Has JAX vectorise some while loops by ``rule``.
-
-    Args:
-      applies: tells from the closed jaxpr of a loop's condition.
-      rule: as for `def_batching`.
-    """
-
-    def chosen(
-        axis_data: Any, args: Sequence[Value], dims: Dims, **params: Param
-    ) -> Any:
-        if not applies(params["cond_jaxpr"]):
-            return _while_rule_of_jax(axis_data, args, dims, **params)
-        vmap = Vmap(axis_data.name, axis_data.size, axis_data.spmd_name)
-        return rule(vmap, args, dims, **params)
-
-    batching.fancy_primitive_batchers[while_p] = chosen
 
 
 # Dead code

@@ -32,14 +32,15 @@ def tap(
 
     * Where a device computes several elements of a map, there is one call for each.
     * Inside `jax.vmap` one call has all elements: the leaves that differ have a new
-      leading axis, and both branches of a `jax.lax.cond` are called if its predicate
-      is one of the things that differ.
+      leading axis.
+    * Where vectorised elements choose different branches of a `jax.lax.cond`, all call
+      in each branch; in the body of a `jax.lax.while_loop`, all call until the last one
+      has left. A tap in the condition of such a loop is refused.
     * In maps inside maps, what the outer function computes is computed, and tapped,
       on each device that one of its elements has.
     * Differentiation taps the values of the function, once, and no derivatives. A
       custom rule's own taps are called in addition.
-    * With ``lowering="spmd"`` the device is the one that the element is laid on, and
-      the first device of the program calls for all.
+    * With ``lowering="spmd"`` the first device of the program calls for all elements.
 
     Args:
       func: called as ``func(value)``, with a pytree like ``x`` of NumPy arrays of its
@@ -67,7 +68,8 @@ def tap(
       ValueError: ``result`` and ``result_shape`` are both given, ``device_index`` is
         no device of the program, or it is given together with ``result_shape`` in a
         map, where every device needs a result.
-      NotImplementedError: what ``func`` returned would have to be differentiated.
+      NotImplementedError: what ``func`` returned would have to be differentiated, or
+        the tap is in the condition of a vectorised `jax.lax.while_loop`.
       RuntimeError: outside a program, if ``func`` raises.
 
     Example:
@@ -117,13 +119,7 @@ def tap(
         tuple(map(_promised, promised)),
         result_tree,
     )
-    returned = tap_p.bind(
-        *map(_plain, leaves),
-        call=call,
-        callback=CALLBACK_JAXPR,
-        mesh=None,
-        mesh_axes=(),
-    )
+    returned = tap_p.bind(*map(_plain, leaves), call=call, callback=CALLBACK_JAXPR)
     if result_tree is not None:
         return jax.tree.unflatten(result_tree, returned)
     return x if result is None else result

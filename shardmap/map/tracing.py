@@ -353,24 +353,6 @@ def batched_results_of(
     return _batched_results(fun, avals, batch, dims)
 
 
-def vectorize_some(
-    fun: Callable[..., Sequence[Any]],
-    batch: Batch,
-    args: Sequence[Any],
-    dims: Sequence[int | None],
-) -> tuple[list[Any], list[int | None]]:
-    """What a batching rule gives that vectorises ``fun``: only what differs.
-
-    Args:
-      fun: gives a list.
-      batch: the vmap.
-      args, dims: those of the rule.
-    """
-    batched = batched_results_of(fun, batch, args, dims)
-    out_dims = [0 if is_batched else None for is_batched in batched]
-    return list(batch.vectorize_function(fun, dims, out_dims)(*args)), out_dims
-
-
 def bind_map(
     body: Body,
     args: Sequence[Any],

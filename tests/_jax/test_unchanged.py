@@ -1,4 +1,4 @@
-"""Nothing of JAX is changed, but for the one rule that docs/how.md names."""
+"""Nothing of JAX is changed."""
 
 import pathlib
 import subprocess
@@ -34,11 +34,11 @@ after = callables()
 print(len(before) > 10_000)
 for (module, name, key), value in before.items():
     if after.get((module, name, key)) is not value and "._src." in module:
-        print(name, key)
+        print(module, name, key)
 """
 
 
-def test_importing_everything_changes_one_rule_of_jax():
+def test_importing_everything_changes_nothing_of_jax():
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(ROOT)],
         capture_output=True,
@@ -47,4 +47,4 @@ def test_importing_everything_changes_one_rule_of_jax():
         cwd=ROOT,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["True", "fancy_primitive_batchers while"]
+    assert result.stdout.splitlines() == ["True"]

@@ -77,16 +77,6 @@ def test_which_results_are_batched():
     assert batched == (True, False, False, True)
 
 
-def test_only_what_differs_is_vectorised():
-    def f(x, y):
-        return [x + 1, y * 2, lax.psum(x, "b")]
-
-    x, y = np.ones((2, 3), np.float32), np.ones(3, np.float32)
-    results, dims = tracing.vectorize_some(f, Batch("b", 2), (x, y), (0, None))
-    assert dims == [0, None, None]
-    assert [r.shape for r in results] == [(2, 3), (3,), (3,)]
-
-
 def test_users_classes_are_only_made_of_arrays():
     tree = jax.tree.structure([0, 0])
     flat = Flattened([X, X], tree)

@@ -181,10 +181,10 @@ class OnDevices(Machine):
         self, number: int, body: Any, state: State, scope: Scope, rounds: Any
     ) -> State:
         def more(carry: Any) -> Any:
-            self.tap(number, carry[0], scope)
             return carry[0] < rounds(carry[1])
 
         def once(carry: Any) -> Any:
+            self.tap(number, carry[0], scope)
             return carry[0] + 1, body(carry[1])
 
         return lax.while_loop(more, once, (jnp.int32(0), state))[1]

@@ -208,12 +208,12 @@ class ByLoops(Machine):
         most: int,
     ) -> State:
         asks = jnp.bool_(True)
-        for k in range(most + 1):
-            self.tap(number, jnp.int32(k), scope._replace(alive=scope.alive & asks))
-            if k < most:
-                asks &= k < rounds(state)
-                new = body(state, scope._replace(alive=scope.alive & asks))
-                state = jax.tree.map(
-                    lambda a, b, asks=asks: jnp.where(asks, a, b), new, state
-                )
+        for k in range(most):
+            asks &= k < rounds(state)
+            there = scope._replace(alive=scope.alive & asks)
+            self.tap(number, jnp.int32(k), there)
+            new = body(state, there)
+            state = jax.tree.map(
+                lambda a, b, asks=asks: jnp.where(asks, a, b), new, state
+            )
         return state

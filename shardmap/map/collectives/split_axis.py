@@ -29,8 +29,6 @@ class SplitAxis:
       devices: how many devices these are, 1 if there are none.
       block: the number of elements on each of them, the last one's perhaps fewer.
       vectorized_name: what the vectorised axis is called while a block is traced.
-      laid_over: where the program sees all elements at once, the mesh axes that the
-        partitioner lays them over in blocks; empty if none.
     """
 
     name: Hashable
@@ -39,7 +37,6 @@ class SplitAxis:
     devices: int
     block: int
     vectorized_name: Hashable = None
-    laid_over: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.vectorized_name is None:

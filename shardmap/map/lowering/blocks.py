@@ -57,10 +57,9 @@ def on_one_device(
     out_axes: Sequence[int | None],
     call_jaxpr: Jaxpr,
     batch_size: int | None,
-    mesh_axes: tuple[str, ...] | None,
     **_: object,
 ) -> Callable[..., list[Any]]:
     """A map without devices of its own: one block has all elements."""
-    axis = SplitAxis(axis_name, axis_size, (), 1, axis_size, laid_over=mesh_axes or ())
+    axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
     vectorised = Spread.of(axis_size, 1, batch_size).vectorised
     return block_function(call_jaxpr, axis, in_axes, out_axes, vectorised)

@@ -50,7 +50,6 @@ class Decision:
 
       mesh_axes: the mesh axes that the elements are laid over, major to minor.
       manual_axes: those along which what the map holds is written per device.
-      calls_host: whether those are all, as something in it calls the host.
       gathers: whether the program around is written per device along ``mesh_axes``
         already: each device then takes its block, and all get the results of all.
     """
@@ -59,7 +58,6 @@ class Decision:
     branch: Branch
     mesh_axes: tuple[str, ...] = ()
     manual_axes: tuple[str, ...] = ()
-    calls_host: bool = False
     gathers: bool = False
 
     def split(self, name: Any) -> SplitAxis:
@@ -110,12 +108,13 @@ def decide(
     manual_axes = walk.mesh_axes
     if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
         manual_axes = (*manual_axes, REPLICAS)
-    to_host = calls_host(params["call_jaxpr"], mesh, walk.mesh_axes)
+    if calls_host(params["call_jaxpr"]):
+        # JAX calls the host where a program is written per device along all axes.
+        manual_axes = mesh.axis_names
     return Decision(
         spread,
         "element" if one_each else "blocks",
         walk.mesh_axes,
-        mesh.axis_names if to_host else manual_axes,
-        to_host,
+        manual_axes,
         gathers=around.manual >= {*walk.mesh_axes},
     )

@@ -7,16 +7,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core.primitives import axis_index_p, cond_p, scan_p, while_p
 
 from shardmap._jax.collectives import axis_names
-from shardmap._jax.types import Equation, Jaxpr, Value
+from shardmap._jax.primitives import scan_counts
+from shardmap._jax.types import (
+    AnyJaxpr,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Param,
+    Value,
+)
+from shardmap._jax.walk import jaxprs_in
 from shardmap.map.collectives.final_reductions import refuse
 from shardmap.map.collectives.loop_parts import loop_parts
-from shardmap.map.collectives.split import split_collectives, uses_axis
+from shardmap.map.collectives.split import (
+    is_split_inside,
+    split_collectives,
+    split_p,
+    uses_axis,
+)
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.lowering.effects import can_be_alone, evaluate_alone, if_present
+from shardmap.map.lowering.effects import if_present
 from shardmap.map.lowering.host_calls import has_effect
+from shardmap.map.primitives.evaluation import CALLS, evaluate
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.tracing import per_jaxpr, trace_body
 
 
 def loop(
@@ -43,7 +61,7 @@ def _with_indices_inside(jaxpr: Jaxpr, axis: SplitAxis, batch_size: int) -> Any:
         if not asked:
             return equation
         split = split_collectives(alone, axis)
-        if not can_be_alone({"jaxpr": split}, axis):
+        if not _asks_only_index(split):
             refuse(axis, batch_size, asked[0], f"in a {equation.primitive} in")
         return split.eqns[0]
 
@@ -151,7 +169,7 @@ class _Loop:
             ]
             before = self._parts.before
             if self._parts.reads_index_inside:
-                return evaluate_alone(before, self._axis, index, [index, *args])
+                return _evaluate_with_index(before, index, [index, *args])
             return jax.core.eval_jaxpr(before, (), index, *args)
 
         indices = given[0]
@@ -205,3 +223,136 @@ class _Loop:
                 value = jnp.moveaxis(value, 0, out_axis)
             placed.append(value)
         return placed
+
+
+# An element's index in loops, branches and maps inside: it is closed over there.
+
+_HOLDERS = {*CALLS, while_p, cond_p, scan_p, spmap_p}
+
+
+@per_jaxpr
+def _asks_only_index(jaxpr: Jaxpr) -> bool:
+    """Whether `axis_index` is the only collective, where it can be closed over."""
+    for equation in jaxpr.eqns:
+        if equation.primitive is split_p:
+            if equation.params["collective"] is not axis_index_p:
+                return False
+        elif is_split_inside(equation):
+            # JAX chooses branches for platforms.
+            if (
+                equation.primitive not in _HOLDERS
+                or "branches_platforms" in equation.params
+                or not all(map(_asks_only_index, jaxprs_in(equation.params)))
+            ):
+                return False
+    return True
+
+
+def _evaluate_with_index(
+    jaxpr: AnyJaxpr, index: Value, args: Sequence[Any]
+) -> list[Any]:
+    """Evaluates ``jaxpr`` where `axis_index` is ``index``."""
+
+    def inside(jaxpr: AnyJaxpr, *args: Value) -> list[Any]:
+        return _evaluate_with_index(jaxpr, index, args)
+
+    def rule(equation: Equation, operands: list[Any]) -> list[Any] | None:
+        primitive, params = equation.primitive, equation.params
+        if primitive is split_p:
+            return [index]
+        if primitive in CALLS or not is_split_inside(equation):
+            return None
+        if primitive is while_p:
+            return _while(inside, operands, **params)
+        if primitive is cond_p:
+            return _cond(inside, operands, **params)
+        if primitive is scan_p:
+            return _scan(inside, operands, **params)
+        return _map(index, operands, **params)
+
+    return evaluate(jaxpr, args, rule)
+
+
+Inside = Callable[..., list[Any]]
+"""Evaluates a jaxpr with the index, for its operands."""
+
+
+def _while(
+    inside: Inside,
+    operands: Sequence[Any],
+    *,
+    cond_nconsts: int,
+    cond_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
+) -> list[Any]:
+    first = cond_nconsts + body_nconsts
+    cond_consts = operands[:cond_nconsts]
+    body_consts = operands[cond_nconsts:first]
+
+    def goes_on(carry: Sequence[Any]) -> Any:
+        [pred] = inside(cond_jaxpr, *cond_consts, *carry)
+        return pred
+
+    def step(carry: Sequence[Any]) -> list[Any]:
+        return inside(body_jaxpr, *body_consts, *carry)
+
+    [pred] = cond_jaxpr.out_avals
+    if not pred.ndim:
+        return lax.while_loop(goes_on, step, list(operands[first:]))
+
+    # Of a vmap inside: its elements keep what they have when they have ended.
+    def step_of_some(carry: Sequence[Any]) -> list[Any]:
+        some = goes_on(carry)
+        return [
+            jnp.where(jnp.expand_dims(some, range(some.ndim, after.ndim)), after, b)
+            for after, b in zip(step(carry), carry, strict=True)
+        ]
+
+    return lax.while_loop(
+        lambda carry: goes_on(carry).any(), step_of_some, list(operands[first:])
+    )
+
+
+def _cond(
+    inside: Inside, operands: Sequence[Any], *, branches: Sequence[Any], **_: object
+) -> list[Any]:
+    index, *rest = operands
+    calls = [lambda *args, b=branch: inside(b, *args) for branch in branches]
+    return lax.switch(index, calls, *rest)
+
+
+def _scan(
+    inside: Inside, operands: Sequence[Any], *, jaxpr: Jaxpr, **params: Param
+) -> list[Any]:
+    consts, carries = scan_counts(params)
+    first = consts + carries
+
+    def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = inside(jaxpr, *operands[:consts], *carry, *xs)
+        return results[:carries], results[carries:]
+
+    carry, stacked = lax.scan(
+        step,
+        list(operands[consts:first]),
+        list(operands[first:]),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *stacked]
+
+
+def _map(index: Value, operands: Sequence[Any], **params: Param) -> list[Any]:
+    jaxpr = params["call_jaxpr"]
+    body = trace_body(
+        lambda index, *args: _evaluate_with_index(jaxpr, index, args),
+        [jax.typeof(index), *(var.aval for var in jaxpr.invars)],
+        params["axis_name"],
+        params["axis_size"],
+    )
+    changed = {
+        "call_jaxpr": body.jaxpr,
+        "in_axes": (None,) * (len(body.constants) + 1) + params["in_axes"],
+    }
+    return spmap_p.bind(*body.constants, index, *operands, **params | changed)

@@ -10,10 +10,9 @@ from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
 from shardmap.map.collectives.names import in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import widen
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
-from shardmap.map.layout import MeshWalk, inner_walk
+from shardmap.map.layout import inner_walk
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.lowering.decision import Decision
-from shardmap.map.lowering.host_calls import on_first_devices
 from shardmap.map.lowering.under_mesh import under_mesh
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -42,9 +41,6 @@ def per_device(
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
         return block_function(jaxpr, axis, in_axes, out_axes, vectorised)
     manual_axes = decision.manual_axes
-    if decision.calls_host and not decision.gathers:
-        walk = MeshWalk(decision.mesh_axes, inner_axes)
-        jaxpr = on_first_devices(jaxpr, mesh, walk)
     jaxpr = under_mesh(jaxpr, with_manual_axes(mesh, manual_axes).abstract_mesh)
     if decision.branch == "element":
         block = _one_element(jaxpr, axis, in_axes, out_axes, mesh)

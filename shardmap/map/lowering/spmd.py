@@ -1,20 +1,16 @@
 """Maps vectorised as a whole, for the partitioner to cut."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, Value
+from shardmap._jax.types import Param, Value
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
-from shardmap.map.layout import MeshWalk, inner_walk
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.lowering.decision import Decision
 from shardmap.map.lowering.under_mesh import under_mesh
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.map.primitives.tap import is_tapped, tap_p
 from shardmap.map.shardings import map_shardings
 
 
@@ -22,16 +18,8 @@ def partitioned(*, decision: Decision, **params: Param) -> Callable[..., list[An
     """A map as one vectorised program for the partitioner to split."""
     mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
     places = decision.spread.places
-    axis = SplitAxis(
-        params["axis_name"],
-        params["axis_size"],
-        (),
-        1,
-        places,
-        laid_over=decision.mesh_axes,
-    )
-    jaxpr = _with_taps_on(mesh, params["call_jaxpr"], params["inner_axes"])
-    jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
+    axis = SplitAxis(params["axis_name"], params["axis_size"], (), 1, places)
+    jaxpr = under_mesh(params["call_jaxpr"], mesh.abstract_mesh)
     block = block_function(jaxpr, axis, in_axes, out_axes, None)
     padded = params | {"axis_size": places}
     operand_shardings, result_shardings = map_shardings(padded)
@@ -44,25 +32,6 @@ def partitioned(*, decision: Decision, **params: Param) -> Callable[..., list[An
         return unpad(list(constrained), out_axes, axis)
 
     return run
-
-
-def _with_taps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) -> Any:
-    """``jaxpr`` whose taps know the mesh, and whose maps where they are laid on it."""
-    if not is_tapped(jaxpr):
-        return jaxpr
-
-    def change(equation: Equation, shadowed: bool) -> Any:
-        params = equation.params
-        if equation.primitive is tap_p:
-            return equation.replace(params=params | {"mesh": mesh})
-        if equation.primitive is not spmap_p:
-            return equation
-        walk = inner_walk(equation, mesh, inner_axes) or MeshWalk((), ())
-        inside = _with_taps_on(mesh, params["call_jaxpr"], params["inner_axes"])
-        changed = walk._asdict() | {"call_jaxpr": inside}
-        return equation.replace(params=params | changed)
-
-    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
 
 
 def _cut(array: Value, sharding: NamedSharding) -> Any:

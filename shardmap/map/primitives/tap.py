@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core as jex_core
@@ -23,7 +23,13 @@ from jax.experimental import io_callback
 from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, Mesh
 
-from shardmap._jax.context import LoweringContext, devices_of, manual_axes, mesh_around
+from shardmap._jax.context import (
+    LoweringContext,
+    devices_of,
+    in_while_condition,
+    manual_axes,
+    mesh_around,
+)
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import AnyMesh, Jaxpr, Param, PyTree, Value
@@ -124,14 +130,19 @@ class TapCall:
         return arrays
 
     def in_program(
-        self, places: "CallingDevices", *values: Value
+        self, devices: Sequence[Any], number: Value, *leaves: Value
     ) -> tuple[np.ndarray, ...]:
-        """The callback of a compiled program: never raises."""
-        count = len(places.numbered)
-        device = places.device([int(number) for number in values[:count]])
+        """The callback of a compiled program: never raises.
+
+        Args:
+          devices: the program's, None for those that do not call.
+          number: which one of them it is.
+          *leaves: of the value.
+        """
+        device = devices[int(number)]
         if device is not None:
             try:
-                return tuple(self(device, values[count:]))
+                return tuple(self(device, leaves))
             except BaseException as exception:
                 failures.add(self.failed(device, exception), exception)
         return tuple(_missing(result, device is None) for result in self.results)
@@ -147,40 +158,6 @@ def _missing(result: jax.ShapeDtypeStruct, skipped: bool) -> np.ndarray:
     """What a program goes on with where there is no call, or where it has failed."""
     is_number = not skipped and jnp.issubdtype(result.dtype, jnp.inexact)
     return np.full(result.shape, np.nan if is_number else 0, result.dtype)
-
-
-class CallingDevices(NamedTuple):
-    """Which device a call is from, by numbers that the program gives.
-
-    Attributes:
-      devices: the devices along mesh axes, None for those that do not call.
-      axes: the names of these axes.
-      numbered: the axes that each number is along, major to minor.
-    """
-
-    devices: np.ndarray
-    axes: tuple[str, ...] = ("device",)
-    numbered: tuple[tuple[str, ...], ...] = ()
-
-    def device(self, numbers: Sequence[int]) -> Any:
-        """The device of a call; None if it does not call.
-
-        It is the first one along axes without a number, and none if numbers disagree.
-        """
-        sizes = dict(zip(self.axes, self.devices.shape, strict=True))
-        found: dict[str, Any] = {}
-        for names, number in zip(self.numbered, numbers, strict=True):
-            shape = [sizes[name] for name in names]
-            for name, place in zip(names, np.unravel_index(number, shape), strict=True):
-                if found.setdefault(name, place) != place:
-                    return None
-        return self.devices[tuple(found.get(name, 0) for name in self.axes)]
-
-    def only(self, chosen: np.ndarray) -> "CallingDevices":
-        """The same with calls from ``chosen`` devices alone."""
-        devices = self.devices.copy()
-        devices[~chosen] = None
-        return self._replace(devices=devices)
 
 
 # The primitive
@@ -246,6 +223,12 @@ def _batching_rule(
     call: TapCall,
     **params: Param,
 ) -> tuple[list[Any], list[Any]]:
+    if in_while_condition():
+        # JAX keeps no element's value there once it has ended, as the tap is ordered.
+        raise NotImplementedError(
+            f"the tap {call.name} is in the condition of a while_loop under jax.vmap, "
+            "which JAX vectorises wrongly. Tap in the loop's body."
+        )
     if call.result_tree is None and not vmap.size:
         return [], []
     if all(dim is None for dim in dims):
@@ -275,90 +258,73 @@ def _batching_rule(
     return results, [0] * len(results)
 
 
-def _places(
-    ctx: LoweringContext,
-    call: TapCall,
-    mesh: AnyMesh,
-    mesh_axes: tuple[tuple[str, ...], ...],
-) -> CallingDevices:
-    """Which devices call from this place in a program.
+def _calling_devices(ctx: LoweringContext, call: TapCall) -> list[Any]:
+    """The devices of a program in order, None for those that do not call.
 
-    Inside `jax.shard_map` every device calls, with its instance of the value. Outside,
-    a value belongs to the program: it is whole, and one device calls. In a map by the
-    partitioner one device calls for all, and is told whose value it is.
+    Inside `jax.shard_map` every device calls, with its instance of the value; copies of
+    an element call once. Outside, a value belongs to the program: it is whole, and one
+    device calls.
     """
-    around = mesh_around(ctx)
-    if around is None:
-        if mesh is not None:
-            return _chosen(
-                CallingDevices(mesh.devices, mesh.axis_names, mesh_axes), call
-            )
-        all_devices = CallingDevices(np.array(devices_of(ctx), dtype=object))
-        whole = call if call.device_index else dataclasses.replace(call, device_index=0)
-        [device] = filter(None, _chosen(all_devices, whole).devices)
-        return CallingDevices(np.array([device], dtype=object))
-    names = around.axis_names
-    known = isinstance(around, Mesh) and AxisType.Manual not in around.axis_types
-    if not known or manual_axes(ctx) != frozenset(names):
+    mesh, index = mesh_around(ctx), call.device_index
+    if mesh is not None:
+        _check_shard_map(ctx, call, mesh)
+    devices = list(devices_of(ctx) if mesh is None else mesh.devices.flat)
+    if index is not None and index >= len(devices):
+        raise ValueError(
+            f"the tap {call.name} has device_index={index}, but the program is for "
+            f"{len(devices)} device{'s' * (len(devices) > 1)}, counted from 0."
+        )
+    if mesh is None:
+        return [devices[index or 0]]
+    callers = np.arange(len(devices)).reshape(mesh.devices.shape)
+    for axis in _copies(mesh):
+        callers = callers.take([0], axis)
+    chosen = callers if index is None else [index]
+    return [device if k in chosen else None for k, device in enumerate(devices)]
+
+
+def _check_shard_map(ctx: LoweringContext, call: TapCall, mesh: AnyMesh) -> None:
+    known = isinstance(mesh, Mesh) and AxisType.Manual not in mesh.axis_types
+    if not known or manual_axes(ctx) != frozenset(mesh.axis_names):
         raise NotImplementedError(
             f"the tap {call.name} is inside a shard_map over only some axes of its "
             "mesh, or inside two of them. Taps work inside one jax.shard_map over all "
             "axes of a jax.sharding.Mesh, and inside maps of shardmap at any depth."
         )
-    places = CallingDevices(around.devices, names, (names, *mesh_axes))
-    copies = [k for k, name in enumerate(names) if name.startswith(REPLICAS)]
-    if copies:
-        is_first = np.indices(around.devices.shape)[copies].max(0) == 0
-        places = places.only(is_first)
-    return _chosen(places, call)
+    if call.device_index is not None and call.result_tree is not None:
+        raise ValueError(
+            f"the tap {call.name} has device_index={call.device_index} and "
+            "result_shape, but in a map every device needs a result. Leave one of them "
+            "out."
+        )
 
 
-def _chosen(places: CallingDevices, call: TapCall) -> CallingDevices:
-    """Where only one device of the program is asked for, only that one."""
-    index, count = call.device_index, places.devices.size
-    if index is None:
-        return places
-    if index >= count:
-        raise ValueError(
-            f"the tap {call.name} has device_index={index}, but the program is for "
-            f"{count} device{'s' * (count > 1)}, counted from 0."
-        )
-    if call.result_tree is not None and places.numbered:
-        raise ValueError(
-            f"the tap {call.name} has device_index={index} and result_shape, but in a "
-            "map every device needs a result. Leave one of them out."
-        )
-    numbers = np.arange(count).reshape(places.devices.shape)
-    return places.only(numbers == index)
+def _copies(mesh: AnyMesh) -> list[int]:
+    """Which axes of a mesh have copies of elements."""
+    return [k for k, name in enumerate(mesh.axis_names) if name.startswith(REPLICAS)]
 
 
 def _lowering(
-    ctx: LoweringContext,
-    *operands: Value,
-    call: TapCall,
-    mesh: AnyMesh,
-    mesh_axes: tuple[tuple[str, ...], ...],
-    **_: object,
+    ctx: LoweringContext, *operands: Value, call: TapCall, **_: object
 ) -> Any:
-    places = _places(ctx, call, mesh, mesh_axes)
-    callback = functools.partial(call.in_program, places)
-    own = mesh_around(ctx)
-    copies = (
-        [] if own is None else [n for n in own.axis_names if n.startswith(REPLICAS)]
-    )
+    devices = _calling_devices(ctx, call)
+    callback = functools.partial(call.in_program, devices)
+    mesh = mesh_around(ctx)
 
     def run(*operands: Value) -> list[Any]:
-        index = [] if own is None else [jax.lax.axis_index(own.axis_names)]
-        results = io_callback(callback, call.results, *index, *operands, ordered=True)
-        if copies:
+        names = () if mesh is None else mesh.axis_names
+        number = jax.lax.axis_index(names) if names else np.int32(0)
+        results = io_callback(callback, call.results, number, *operands, ordered=True)
+        if mesh is not None and (copies := _copies(mesh)):
             # Zeros but from the one that calls.
-            results = [jax.lax.psum(r, copies).astype(r.dtype) for r in results]
+            along = [names[k] for k in copies]
+            results = [jax.lax.psum(r, along).astype(r.dtype) for r in results]
         return list(results)
 
     # io_callback makes JAX arrays of the values first. For that it needs a thread of
     # those that are all in callbacks on CPU, if there are as many devices, and waits
     # forever. So the program calls without what io_callback puts around it.
-    is_cpu = next(filter(None, places.devices.flat)).platform == "cpu"
+    is_cpu = next(filter(None, devices)).platform == "cpu"
     instead = callback if is_cpu else None
     return lower_ordered_callback(ctx, TAP_EFFECT, run, operands, instead)
 

@@ -11,7 +11,6 @@ from shardmap.map.rules import (
     differentiation,
     remat,
     vectorization,
-    while_loops,
 )
 
 __all__ = [
@@ -20,5 +19,4 @@ __all__ = [
     "differentiation",
     "remat",
     "vectorization",
-    "while_loops",
 ]

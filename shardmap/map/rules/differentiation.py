@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core.primitives import while_p
 from jax.interpreters import ad
 
+from shardmap._jax.effects import TAP_EFFECT
 from shardmap._jax.types import (
     Aval,
+    Equation,
     Jaxpr,
     Param,
     Value,
@@ -25,7 +28,8 @@ from shardmap._jax.walk import equations
 from shardmap.map.collectives.rewrites import merge_sums, without_sums_of_shared
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.map.rules.while_loops import without_taps_in_loops
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.tap import is_tapped, tap_p
 from shardmap.map.tracing import (
     Batch,
     Body,
@@ -129,9 +133,35 @@ def _linearize(
         axis_size,
     )
     tangent_body = tangent_body._replace(
-        jaxpr=without_taps_in_loops(tangent_body.jaxpr)
+        jaxpr=_without_taps_in_loops(tangent_body.jaxpr)
     )
     return _Linearized(traced._replace(jaxpr=pruned), sources, tangent_body)
+
+
+def _without_taps_in_loops(jaxpr: Jaxpr) -> Any:
+    """``jaxpr`` of tangents without the taps of values in its while loops.
+
+    JAX computes the tangents of a while loop together with its values once more.
+    """
+
+    def drop(equation: Equation, shadowed: bool) -> Any:
+        is_plain = equation.primitive is tap_p and not equation.outvars
+        return [] if is_plain else equation
+
+    def change(equation: Equation, shadowed: bool) -> Any:
+        if equation.primitive is not while_p or TAP_EFFECT not in equation.effects:
+            return equation
+        inside = {
+            key: rewrite_jaxpr(equation.params[key], None, drop)
+            for key in ("cond_jaxpr", "body_jaxpr")
+        }
+        is_left = any(map(is_tapped, inside.values()))
+        return equation.replace(
+            params=equation.params | inside,
+            effects=equation.effects if is_left else equation.effects - {TAP_EFFECT},
+        )
+
+    return rewrite_jaxpr(jaxpr, None, change) if is_tapped(jaxpr) else jaxpr
 
 
 def _residual_axes(

@@ -1,6 +1,5 @@
 """Maps that the partitioner cuts: padded to whole blocks, and laid on the mesh."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,21 +37,3 @@ def test_the_program_is_written_for_all_elements():
     assert "stablehlo.sine" in text
     assert "tensor<16x2xf32>" in text
     assert "manual_computation" not in text
-
-
-def test_taps_in_maps_inside_know_where_they_are():
-    seen = []
-
-    def note(value, device):
-        seen.append((float(value), device.id))
-
-    def inner(x):
-        return sm.tap(note, x, with_device=True)
-
-    def outer(x):
-        return sm.spmap(inner, "j", mesh=MESH, mesh_axes=())(x)
-
-    mapped = sm.spmap(outer, "i", lowering="spmd", mesh=MESH, mesh_axes="x")
-    jax.block_until_ready(mapped(np.arange(8.0, dtype=np.float32)[:, None]))
-    sm.taps_barrier()
-    assert sorted(seen) == [(float(k), k) for k in range(8)]
