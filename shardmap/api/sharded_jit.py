@@ -439,9 +439,9 @@ def sharded_jit(
     many for each element inside `spmap`. Partition k, counted row-major, is on the k-th
     device.
 
-    If there are more partitions than this process has devices, they are those of all
-    processes, on equally many devices of each, in process order. Arguments and results
-    are global arrays, as with `jax.jit`.
+    If there are more partitions than this process has devices, it runs on the first
+    devices of all processes, `jax.devices()`. Arguments and results are global arrays,
+    as with `jax.jit`.
 
     Args:
       fun: a function of whole arrays. Left out, ``sharded_jit(...)`` is a decorator.

@@ -184,39 +184,22 @@ def partition_mesh(
     Raises:
       ValueError: names ``what``, the devices that it needs and those that there are.
     """
-    groups = _devices_by_process(total, what)
-    available = sum(map(len, groups))
-    axes = partition_axes([parts], total)
-    if not alone and available % total == 0:
-        # The same mesh for all parts: JAX describes all results on the first one.
-        total = available
-        axes = partition_axes([tuple(_prime_factors(total))], total)
-    axes = axes or {f"{_AXIS_PREFIX}0": 1}
-    devices = [device for each in groups for device in each[: total // len(groups)]]
-    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
-    return Mesh(grid, tuple(axes))
-
-
-def _devices_by_process(total: int, what: str) -> list[list[jax.Device]]:
-    """The local devices if they suffice; else equally many of each process."""
-    local = jax.local_devices()
-    if total <= len(local):
-        return [local]
-    count = jax.process_count()
-    if count == 1:
+    devices = jax.local_devices()
+    if total > len(devices):
+        devices = jax.devices()
+    if total > len(devices):
         raise ValueError(
-            f"{what} computation requires {total} devices, but only {len(local)} "
+            f"{what} computation requires {total} devices, but only {len(devices)} "
             f"devices are available. Ask for fewer parts.{too_few_devices(total)}"
         )
-    groups = [jax.local_devices(process) for process in range(count)]
-    fewest = min(map(len, groups))
-    if total > fewest * count or total % count:
-        raise ValueError(
-            f"{what} computation requires {total} devices, equally many of each "
-            f"process, but {count} processes have {[len(each) for each in groups]}. "
-            f"Ask for a multiple of {count} partitions, {fewest * count} at most."
-        )
-    return [each[:fewest] for each in groups]
+    axes = partition_axes([parts], total)
+    if not alone and len(devices) % total == 0:
+        # The same mesh for all parts: JAX describes all results on the first one.
+        total = len(devices)
+        axes = partition_axes([tuple(_prime_factors(total))], total)
+    axes = axes or {f"{_AXIS_PREFIX}0": 1}
+    grid = np.asarray(devices[:total], dtype=object).reshape(tuple(axes.values()))
+    return Mesh(grid, tuple(axes))
 
 
 def on_its_own_devices(jaxpr: Jaxpr) -> Any:
