@@ -262,6 +262,6 @@ def check_lower_and_compile():
     assert y.is_fully_addressable
     assert isinstance(compiled, jax.stages.Compiled)
     assert "all-reduce" in compiled.as_text()
-    refused(TypeError, "was lowered for", compiled, on_all_devices(whole))
+    refused(TypeError, "compiled for global", compiled, on_all_devices(whole))
     traced = sm.spmap(centered, "i").trace(mine)
     assert traced.jaxpr.in_avals[0].shape == whole.shape

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import shardmap as sm
 from shardmap.map import agreement
 
-agreement.SECONDS_TO_WAIT_SILENTLY = 2
+agreement._SECONDS_BEFORE_ASKING = 2
 OPTIONS = json.loads(os.environ.get("INITIALIZE", "{}"))
 jax.distributed.initialize(initialization_timeout=300, **OPTIONS)
 

@@ -119,7 +119,8 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         """Runs a call on arguments with any shardings.
 
         Returns:
-          The results; and the program, if it takes these arguments as they are.
+          The results; and the program, if it takes such arguments as they are, and
+          refuses others.
         """
         arguments = Arguments.of(args, kwargs)
         leaves, statics = arguments.leaves, arguments.statics
@@ -141,7 +142,9 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         except FoundNaN:
             # As `jax.jit`: bound eagerly, it runs operation by operation.
             return self.bind(args, kwargs), None
-        return results, None if moved else entry
+        # A program of global arrays also takes an array of one process of their shape.
+        is_exact = are_global is None or entry.shardings is None
+        return results, entry if is_exact and not moved else None
 
     def check_donated(self, entry: CompiledEntry, args: Args, kwargs: Kwargs) -> None:
         """Refuses deleted arrays, and a donated one that is passed twice."""
