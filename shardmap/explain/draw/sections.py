@@ -30,7 +30,7 @@ from shardmap.units import count, duration, size
 UNKNOWN = "unknown"
 MOST_CARDS = 8
 """With more arrays than these, they are summed up by prefix and layout."""
-MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 7
+MOST_AXES, MOST_REMARKS, MOST_COLLECTIVES = 8, 8, 6
 """How many are shown; the others are in a fold."""
 LEAST_SHOWN = 0.01
 """Values that are a smaller part of the peak memory are not listed."""
@@ -270,12 +270,20 @@ def _about(group: summaries.CollectiveGroup, said: set[str]) -> Iterator[Paragra
     if any(what):
         yield Paragraph(what)
     if first.added_by_partitioner:
-        why = "; ".join(group.causes) or "the program has no such operation"
+        why = "; ".join(_why(group, said)) or "the program has no such operation"
         yield paragraph(f"put in by the compiler: {why}")
     for advice in group.advice:
         if advice not in said:
             yield paragraph(f"To avoid: {advice}")
     said.update(group.advice)
+
+
+def _why(group: summaries.CollectiveGroup, said: set[str]) -> Iterator[str]:
+    """The causes; an explanation behind a colon is not said again."""
+    for cause in group.causes:
+        text, _, explanation = cause.partition(": ")
+        yield text if explanation in said else cause
+        said.add(explanation)
 
 
 def _cost(report: Report) -> Iterator[Block]:

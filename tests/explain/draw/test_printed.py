@@ -242,15 +242,29 @@ def test_collectives_are_summed_up_by_line():
     assert re.search(unknown_row, printed(report, 120))
 
 
+def test_an_explanation_of_a_cause_is_given_once():
+    rows = tuple(
+        explanations.collective(
+            source=f"train.py:{k} (step)",
+            added_by_partitioner=True,
+            cause=f"{operation} is cut: all are added up",
+        )
+        for k, operation in enumerate(("reduce_sum", "dot_general"))
+    )
+    text = printed(explanations.explanation(collectives=rows))
+    assert "      put in by the compiler: reduce_sum is cut: all are added up\n" in text
+    assert "      put in by the compiler: dot_general is cut\n" in text
+
+
 def test_less_that_is_sent_is_a_line():
     rows = tuple(
         explanations.collective(source=f"train.py:{k} (step)", link_bytes=k)
         for k in range(9)
     )
     text = printed(explanations.explanation(collectives=rows))
-    assert "  2 more lines of the program, which send less\n" in text
-    assert "train.py:1 (step)" not in text
-    assert "train.py:2 (step)" in text
+    assert "  3 more lines of the program, which send less\n" in text
+    assert "train.py:2 (step)" not in text
+    assert "train.py:3 (step)" in text
 
 
 def test_the_time_of_all_together_is_of_those_that_are_compiled():
