@@ -1,4 +1,4 @@
-"""What depends on how JAX is made, with the reason and a check that fails loudly."""
+"""What depends on how JAX is made, with the reason; a test or a check fails loudly."""
 
 import pathlib
 

@@ -16,25 +16,9 @@ import numpy as np
 from jax._src import config, core, xla_bridge
 from jax._src.sharding_impls import GSPMDSharding
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, Mesh, Sharding
 
-from shardmap._jax import other_jax
 from shardmap._jax.types import AnyMesh, Aval, Equation, Value
-
-_HELD = {
-    "axis_context": mlir.ModuleContext,
-    "module": mlir.ModuleContext,
-    "module_context": mlir.LoweringRuleContext,
-}
-for _name, _holder in _HELD.items():
-    if _name not in _holder.__annotations__:
-        raise other_jax(
-            "shardmap asks JAX what a program is lowered for, but a "
-            f"{_holder.__name__} has no {_name}"
-        )
-
-if not hasattr(xla_bridge, "backends_are_initialized"):
-    raise other_jax("shardmap asks JAX whether it has looked for devices yet")
 
 # Tracing
 
@@ -116,24 +100,6 @@ def equation_context(equation: Equation, mesh: AnyMesh) -> Any:
         return type(equation.ctx)()
 
 
-def _check_equation_contexts() -> None:
-    mesh = AbstractMesh((1,), ("i",))
-    # The mesh that is set around an import may have another size.
-    with jax.sharding.use_abstract_mesh(NO_MESH):
-        with jax.sharding.use_abstract_mesh(mesh):
-            [there] = jax.make_jaxpr(jax.lax.neg)(np.float32(0)).eqns
-        [here] = jax.make_jaxpr(jax.lax.neg)(np.float32(0)).eqns
-        moved = equation_context(here, mesh)
-    if moved != there.ctx:
-        raise other_jax(
-            "shardmap puts equations under another mesh, but JAX does not take the "
-            "mesh around from where their context is made"
-        )
-
-
-_check_equation_contexts()
-
-
 # Lowering
 
 
@@ -189,10 +155,6 @@ def replicated_without_mesh(devices: Sequence[jax.Device]) -> Sharding:
     return GSPMDSharding.get_replicated(tuple(devices))
 
 
-if issubclass(GSPMDSharding, NamedSharding):
-    raise other_jax("shardmap constrains values without a mesh, but JAX gives them one")
-
-
 def lower_inside(
     ctx: LoweringContext,
     run: Callable[..., Any],
@@ -221,21 +183,6 @@ def configuration() -> Hashable:
     """
     found: Hashable = config.trace_context()
     return found
-
-
-def _check_configuration() -> None:
-    found = []
-    for precision in "float32", "bfloat16":
-        with jax.default_matmul_precision(precision):
-            found.append(configuration())
-    if found[0] == found[1]:
-        raise other_jax(
-            "shardmap asks JAX which configuration a program is traced for, but what "
-            "it says is equal for two precisions"
-        )
-
-
-_check_configuration()
 
 
 def backends_are_started() -> bool:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import io_callback
 from jax.interpreters import mlir
 
-from shardmap._jax import other_jax
 from shardmap._jax.context import LoweringContext
 from shardmap._jax.types import Effect, Jaxpr, Value, Var
 
@@ -31,12 +29,6 @@ NO_AXIS = object()
 [_axis_effect] = _effects_of(lambda: jax.lax.axis_index("i"))
 AXIS_EFFECT = type(_axis_effect)
 """The class of effects that say that an axis by that name is used."""
-
-if getattr(_axis_effect, "name", NO_AXIS) != "i":
-    raise other_jax(
-        "shardmap looks for the axes that a jaxpr uses in its effects, but JAX's "
-        f"effect of lax.axis_index, {_axis_effect!r}, does not name the axis"
-    )
 
 
 def axis_of(effect: Effect) -> Hashable:
@@ -139,30 +131,6 @@ class TapEffect(type(_ordered_io), type(DEBUG_EFFECT)):  # type: ignore[misc]
 
 
 TAP_EFFECT = TapEffect()
-
-
-def _check_tap_effect() -> None:
-    """JAX's tables are asked by way of their users: a loop and a checkpoint."""
-    probe = jax.extend.core.Primitive("probe_of_effects")
-    probe.multiple_results = True
-    probe.def_effectful_abstract_eval(lambda *_: ([], {TAP_EFFECT}))
-
-    @jax.checkpoint
-    def body(carry: Value) -> Any:
-        probe.bind(carry)
-        return carry + 1
-
-    def loop(x: Value) -> Any:
-        return jax.lax.while_loop(lambda c: c < 2, body, x)
-
-    if TAP_EFFECT not in _effects_of(loop, np.int32(0)):
-        raise other_jax(
-            "shardmap taps values in loops and in jax.checkpoint by an effect of its "
-            "own, but JAX drops it there"
-        )
-
-
-_check_tap_effect()
 
 
 def lower_ordered_callback(

@@ -6,13 +6,9 @@ Those of vmap, of dead code, and of `jax.checkpoint`.
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.extend.core as jex_core
-import numpy as np
 from jax.extend.core.primitives import remat_p
 from jax.interpreters import batching, partial_eval
 
-from shardmap._jax import other_jax
 from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value, Var
 
 # Vectorisation
@@ -56,29 +52,6 @@ def def_batching(primitive: Primitive, rule: Callable[..., Batched]) -> None:
     batching.fancy_primitive_batchers[primitive] = told
 
 
-def _check_batching() -> None:
-    seen: list[Vmap] = []
-    probe = jex_core.Primitive("probe_of_batching")
-    probe.def_abstract_eval(lambda aval: aval)
-
-    def rule(vmap: Vmap, args: Sequence[Value], dims: Dims) -> Batched:
-        seen.append(vmap)
-        return args[0], dims[0]
-
-    def_batching(probe, rule)
-    jax.make_jaxpr(
-        jax.vmap(lambda _: probe.bind(np.float32(0)), axis_name="i", axis_size=3)
-    )(np.zeros(3, np.float32))
-    del batching.fancy_primitive_batchers[probe]
-    if seen != [Vmap("i", 3, None)]:
-        raise other_jax(
-            f"shardmap's rules are told of a jax.vmap, but JAX tells {seen}"
-        )
-
-
-_check_batching()
-
-
 # Dead code
 
 DeadCodeRule = Callable[[Sequence[bool], Equation], tuple[list[bool], Equation | None]]
@@ -101,29 +74,6 @@ def without_dead_code(jaxpr: Jaxpr, used_outputs: Sequence[bool]) -> Any:
     pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
     # A copy, as JAX may give back the jaxpr that it is kept for.
     return pruned.replace(), used_inputs
-
-
-def _check_dead_code() -> None:
-    asked: list[Equation] = []
-    probe = jex_core.Primitive("probe_of_dead_code")
-    probe.def_abstract_eval(lambda aval: aval)
-
-    def rule(used: Sequence[bool], equation: Equation) -> tuple[list[bool], Any]:
-        asked.append(equation)
-        return list(used), equation
-
-    def_dead_code(probe, rule)
-    closed = jax.make_jaxpr(lambda x: probe.bind(x))(np.float32(0))
-    without_dead_code(closed.jaxpr, [True])
-    del partial_eval.dce_rules[probe]
-    if [getattr(equation, "primitive", None) for equation in asked] != [probe]:
-        raise other_jax(
-            "shardmap's rules for dead code take an equation, but JAX gives them "
-            f"{asked}"
-        )
-
-
-_check_dead_code()
 
 
 # Rematerialisation
@@ -168,31 +118,3 @@ def split_checkpoint(
     """How JAX splits a `jax.checkpoint` inside of another; see `SplitRule`."""
     split = partial_eval.partial_eval_jaxpr_custom_rules[remat_p]
     return Split(*split(policy, unknown_in, available_in, equation))
-
-
-def _check_split() -> None:
-    asked: list[object] = []
-    probe = jex_core.Primitive("probe_of_checkpoint")
-    probe.def_abstract_eval(lambda aval: aval)
-
-    def rule(
-        _: Policy, unknown: Sequence[bool], available: Sequence[bool], equation: Any
-    ) -> Split:
-        asked.append(([*unknown], [*available], equation.primitive))
-        return Split(None, equation, [True], [True], [])
-
-    def_split(probe, rule)
-    inner = jax.checkpoint(lambda x: probe.bind(x))
-    equation = jax.make_jaxpr(inner)(np.float32(0)).jaxpr.eqns[-1]
-    split = split_checkpoint(lambda *_, **__: False, [True], [True], equation)
-    del partial_eval.partial_eval_jaxpr_custom_rules[probe]
-    sizes = [len(each.params["jaxpr"].eqns) for each in split[:2] if each is not None]
-    seen = (asked, sizes, [*split.unknown_out], [*split.available_out])
-    if seen != ([([True], [True], probe)], [0, 1], [True], [True]):
-        raise other_jax(
-            "shardmap splits maps for jax.checkpoint as JAX splits one in another, but "
-            f"JAX asked and gave {seen}"
-        )
-
-
-_check_split()

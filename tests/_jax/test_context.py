@@ -9,7 +9,7 @@ import jax.extend.core as jex_core
 import numpy as np
 import pytest
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax import context
 from shardmap._jax.effects import CALLBACK_JAXPR
@@ -117,3 +117,17 @@ def test_whether_jax_has_started():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["False", "True"]
+
+
+def test_the_configuration_tells_precisions_apart():
+    found = []
+    for precision in "float32", "bfloat16":
+        with jax.default_matmul_precision(precision):
+            found.append(context.configuration())
+    assert found[0] != found[1]
+
+
+def test_a_replicated_sharding_has_no_mesh():
+    sharding = context.replicated_without_mesh(jax.devices())
+    assert sharding.is_fully_replicated
+    assert not isinstance(sharding, NamedSharding)

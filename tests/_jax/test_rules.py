@@ -3,10 +3,6 @@
 import jax
 import jax.extend.core as jex_core
 import numpy as np
-import pytest
-from jax import lax
-from jax.extend.core.primitives import tan_p, while_p
-from jax.interpreters import batching
 
 from shardmap._jax import rules
 
@@ -38,36 +34,6 @@ def test_a_rule_is_told_of_the_vmap_where_nothing_is_batched_too():
     jax.make_jaxpr(mapped)(X)
     vmap = rules.Vmap("i", 3, ("mesh",))
     assert seen == [(vmap, (1,), {"k": 1}), (vmap, (None,), {})]
-
-
-@pytest.fixture
-def _own_while_rule():
-    before = batching.fancy_primitive_batchers[while_p]
-    yield
-    batching.fancy_primitive_batchers[while_p] = before
-
-
-@pytest.mark.usefixtures("_own_while_rule")
-def test_only_loops_that_are_asked_for_are_vectorised_by_another_rule():
-    seen = []
-
-    def rule(vmap, args, dims, **params):
-        seen.append(vmap.size)
-        return list(args), list(dims)
-
-    def applies(condition):
-        return any(e.primitive is tan_p for e in condition.jaxpr.eqns)
-
-    def loop(grows):
-        return jax.vmap(
-            lambda x: lax.while_loop(lambda c: grows(c) < 3, lambda c: c + 1, x)
-        )
-
-    rules.vectorize_loops(applies, rule)
-    np.testing.assert_array_equal(loop(lax.exp)(X[0] - 2), [2] * 3)
-    assert seen == []
-    jax.make_jaxpr(loop(lax.tan))(X[0])
-    assert seen == [3]
 
 
 def test_dead_code_is_left_to_a_rule():
