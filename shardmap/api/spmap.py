@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol, overload
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from shardmap._jax.arrays import current_mesh
@@ -13,7 +14,6 @@ from shardmap.api.calls.options import Lowering
 from shardmap.api.elements import options as element_options
 from shardmap.api.elements.options import Options
 from shardmap.api.elements.programs import ElementPrograms
-from shardmap.api.elements.replicas import check_copies_agree
 from shardmap.api.function import Mapped, P, R
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh, check_devices, too_few_devices
@@ -40,7 +40,7 @@ class MappedFunction(Mapped[P, R]):
 
     def _look_at(self, results: PyTree) -> bool:
         if self._programs.options.check_replicas:
-            check_copies_agree(self._programs.name, results)
+            _check_copies_agree(self._programs.name, results)
         return self._programs.options.check_replicas
 
 
@@ -235,3 +235,29 @@ def spmap(
         check_replicas=options.flag("check_replicas", check_replicas),
     )
     return MappedFunction(fun, chosen)
+
+
+def _check_copies_agree(name: str, results: PyTree) -> None:
+    """Compares what devices hold of the same shard of a result, bit by bit.
+
+    Args:
+      name: the mapped function's, for the error.
+      results: a pytree of arrays.
+
+    Raises:
+      RuntimeError: names the result, the devices and how many values differ.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        first: dict[str, Any] = {}
+        for shard in leaf.addressable_shards:
+            held = first.setdefault(str(shard.index), shard)
+            one, other = np.asarray(held.data), np.asarray(shard.data)
+            if one.tobytes() != other.tobytes():
+                raise RuntimeError(
+                    f"spmap of {name}: copies of result{jax.tree_util.keystr(path)} "
+                    f"disagree: of its {one.size} values, {np.sum(one != other)} "
+                    f"differ between {held.device} and {shard.device}. Something in "
+                    "the function is not the same on every device, such as a callback."
+                )

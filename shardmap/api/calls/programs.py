@@ -16,13 +16,13 @@ from shardmap._jax.context import configuration, without_mesh
 from shardmap._jax.stages import FoundNaN, Refused
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import kept, refusals
-from shardmap.api.calls.across import AcrossProcesses
 from shardmap.api.calls.call import (
     Arguments,
     Call,
     with_statics,
     without_statics,
 )
+from shardmap.api.calls.multiprocess import AcrossProcesses
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.arrays.process_local import is_global_array

@@ -14,8 +14,7 @@ from shardmap.api.calls import kept
 from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.programs import Args, Kwargs, Programs
 from shardmap.api.calls.refusals import check_hashable
-from shardmap.api.elements import arguments, refusals, surroundings
-from shardmap.api.elements.across import are_process_local, check_elements
+from shardmap.api.elements import axes, surroundings
 from shardmap.api.elements.calls import Element, ElementCall
 from shardmap.api.elements.options import Options
 from shardmap.arrays import array_likes, processes, trees
@@ -62,10 +61,8 @@ class ElementPrograms(Programs[ElementCall, Options]):
             "the positional arguments",
         ) + (0,) * len(jax.tree.leaves(kwargs))
         avals = self.leaf_avals(read.leaves, names)
-        in_axes = arguments.normalize_in_axes(
-            in_axes, avals, names, (mapped_args, kwargs)
-        )
-        is_local = are_global is not None and are_process_local(
+        in_axes = axes.normalize_in_axes(in_axes, avals, names, (mapped_args, kwargs))
+        is_local = are_global is not None and axes.are_process_local(
             are_global, in_axes, names
         )
         axis_size = self._axis_size(in_axes, avals, names, is_local)
@@ -235,36 +232,36 @@ class ElementPrograms(Programs[ElementCall, Options]):
         """The number of elements, on all processes."""
         wanted, mesh = self.options.axis_size, cast(Mesh | None, self.options.mesh)
         if not is_process_local:
-            return arguments.mapped_size(in_axes, avals, names, wanted)
+            return axes.mapped_size(in_axes, avals, names, wanted)
         walk = MeshWalk(self.options.mesh_axes or (), ())
         parts = parts_along(mesh, walk.mesh_axes) if mesh else self._process_count()
         if any(axis is not None for axis in in_axes) or wanted is None:
-            own = arguments.mapped_size(in_axes, avals, names, None)
+            own = axes.mapped_size(in_axes, avals, names, None)
         else:
             own = wanted // parts
         divisor = walk.device_count(mesh) if mesh else parts
-        return check_elements(self.name, own, parts, wanted, divisor)
+        return axes.check_elements(self.name, own, parts, wanted, divisor)
 
     def _process_count(self) -> int:
         return len({device.process_index for device in self._devices()})
 
     def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
         avals = [var.aval for var in body.jaxpr.outvars]
-        axes = trees.broadcast_axes(
+        out_axes = trees.broadcast_axes(
             "out_axes", self.options.out_axes, body.out_tree, "the result"
         )
-        axes = arguments.normalize_out_axes(axes, avals)
-        if None in axes:
+        out_axes = axes.normalize_out_axes(out_axes, avals)
+        if None in out_axes:
             batch = tracing.Batch(self.options.axis_name, axis_size)
-            bad = refusals.unmapped_that_differ(axes, body, in_axes, batch)
+            bad = axes.unmapped_that_differ(out_axes, body, in_axes, batch)
             if bad:
                 raise self.unmapped(bad, body.out_tree)
-        return axes
+        return out_axes
 
     def unmapped(self, bad: Sequence[int], out_tree: TreeDef) -> ValueError:
         """The error for results without the axis that differ along it."""
         names = trees.result_names(out_tree)
-        return refusals.unmapped(self.name, [names[k] for k in bad])
+        return axes.unmapped(self.name, [names[k] for k in bad])
 
 
 def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:

@@ -1,4 +1,4 @@
-"""Reading the arguments of `spmap`: axes, sizes, and what is wrong with them.
+"""The axes of a call of `spmap`: where they are, how long, and what is wrong with them.
 
 Errors name each bad leaf by its key path, as ``params['w']`` or ``x``, with its shape.
 """
@@ -6,8 +6,9 @@ Errors name each bad leaf by its key path, as ``params['w']`` or ``x``, with its
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardmap._jax.types import PyTree
+from shardmap._jax.types import Axes, PyTree
 from shardmap.arrays.trees import advice_on_lists, bullets
+from shardmap.map import tracing
 
 
 def normalize_in_axes(
@@ -121,3 +122,108 @@ def mapped_size(
             f"of {names()[sizes[0][0]]}. Leave axis_size out, or give {size}."
         )
     return size
+
+
+# Results without the axis
+
+
+class UnmappedResultsDiffer(ValueError):
+    """A result differs between elements, though its ``out_axes`` is None."""
+
+
+def unmapped_that_differ(
+    out_axes: Axes,
+    body: tracing.Body,
+    in_axes: Axes,
+    batch: tracing.Batch,
+) -> list[int]:
+    """Which results differ between elements, though ``out_axes`` is None for them.
+
+    Args:
+      out_axes: where each result has the mapped axis.
+      body: what one element computes.
+      in_axes: the same of the operands behind the body's constants.
+      batch: the mapped axis.
+    """
+    dims = (None,) * len(body.constants) + tuple(
+        None if axis is None else 0 for axis in in_axes
+    )
+    differs = tracing.batched_results(body.jaxpr, batch, dims)
+    return [
+        k
+        for k, (axis, differ) in enumerate(zip(out_axes, differs, strict=True))
+        if axis is None and differ
+    ]
+
+
+def unmapped(name: str, results: Sequence[str]) -> UnmappedResultsDiffer:
+    """The error for such results of a function, by their key paths."""
+    return UnmappedResultsDiffer(
+        "spmap has mapped output but out_axes is None: these results of "
+        f"{name} can differ between the elements of the axis:{bullets(results)}"
+        "\nCombine them with a collective over the axis, such as jax.lax.pmean, or "
+        "give out_axes a position for the mapped axis."
+    )
+
+
+# Calls over several processes
+
+
+def are_process_local(
+    are_global: Sequence[bool], in_axes: Axes, names: Callable[[], list[str]]
+) -> bool:
+    """Whether the call is with process-local data, and not with global arrays.
+
+    What is mapped decides. What is not is equal on all processes, in either case.
+
+    Raises:
+      ValueError: names mapped arguments of both kinds.
+    """
+    mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
+    kinds = [are_global[k] for k in mapped or range(len(in_axes))]
+    if mapped and len(set(kinds)) > 1:
+        described = {True: "a global array", False: "process-local data"}
+        listed = "".join(
+            f"\n  * {names()[k]} is {described[are_global[k]]}" for k in mapped
+        )
+        raise ValueError(
+            "spmap takes either global arrays, which are spread over all processes, or "
+            f"process-local data, but these are mapped together:{listed}\n"
+            "jax.make_array_from_process_local_data makes a global array of the latter."
+        )
+    return not any(kinds)
+
+
+def check_elements(
+    name: str, own: int, parts: int, wanted: int | None, divisor: int
+) -> int:
+    """The number of elements on all processes.
+
+    Args:
+      name: the mapped function's, for errors.
+      own: how many this process passes.
+      parts: how many processes pass different ones.
+      wanted: the ``axis_size`` that was asked for, if any.
+      divisor: what the number has to be a multiple of.
+
+    Raises:
+      ValueError: there are none, or not as many as wanted, or no multiple.
+    """
+    if own == 0:
+        raise ValueError(
+            f"spmap of {name} over {parts} processes needs at least one element on "
+            "each."
+        )
+    if wanted is not None and own * parts != wanted:
+        raise ValueError(
+            f"spmap got axis_size {wanted}, which counts the elements on all "
+            f"processes, but {own} on each of {parts} are {own * parts}. Pass the "
+            "elements of each process only, all processes equally many."
+        )
+    if own * parts % divisor:
+        raise ValueError(
+            f"spmap of {name}: {own} elements on each of {parts} processes do not "
+            f"divide among the {divisor} devices of the mesh that share them. Pass a "
+            "multiple, or global arrays."
+        )
+    return own * parts
