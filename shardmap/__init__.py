@@ -154,6 +154,6 @@ else:
             "install": "shardmap.compat.install",
         },
     )
-    later.draw_in("shardmap.explain.draw.notebook")
+    later.explain_in("shardmap.explain.explanation")
 
 del TYPE_CHECKING, later

@@ -20,22 +20,34 @@ class _Module:
 logging = _Module("absl.logging")
 """Nothing is logged before the first call of a map."""
 
-_drawers: list[str] = []
+_explainers: list[str] = []
 
 
-def draw_in(module: str) -> None:
-    """Names the module whose ``html_of`` draws what a notebook shows.
+def explain_in(module: str) -> None:
+    """Names the module that has ``html_of`` and ``explanation_of``.
 
-    It stands above what it draws, and is imported when a notebook asks.
+    It stands above what it explains, and is imported when somebody asks.
     """
-    _drawers[:] = [module]
+    _explainers[:] = [module]
 
 
 def html_of(value: object) -> str:
     """What a notebook shows of a value of ours."""
-    [module] = _drawers
+    [module] = _explainers
     text: str = importlib.import_module(module).html_of(value)
     return text
+
+
+def explanation_of(title: str, text: str, stages: tuple[Any, ...]) -> Any:
+    """The `Explanation` of a plan, or of a function in pieces.
+
+    Args:
+      title: what it is, in a line.
+      text: each axis of each argument, then each stage.
+      stages: what each makes, reads and keeps.
+    """
+    [module] = _explainers
+    return importlib.import_module(module).explanation_of(title, text, stages)
 
 
 def attach(

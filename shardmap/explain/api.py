@@ -11,7 +11,7 @@ import jax
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explain import functions
-from shardmap.explain.explanation import Explanation, PlanExplanation
+from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
 from shardmap.explain.program import Program, program_of
@@ -25,7 +25,7 @@ from shardmap.units import shown
 @overload
 def explain(
     fun: functions.Plan, *, interconnect: str | Interconnect | None = None
-) -> PlanExplanation: ...
+) -> Explanation: ...
 
 
 @overload
@@ -36,7 +36,7 @@ def explain(
 
 def explain(
     fun: Any, *args: Any, interconnect: str | Interconnect | None = None
-) -> Callable[..., Explanation] | PlanExplanation:
+) -> Callable[..., Explanation] | Explanation:
     """Explains how a function runs: in parallel, vectorised, in a loop; at what cost.
 
     The function is traced, a second time if it has vmaps, and compiled as a call would
@@ -78,8 +78,8 @@ def explain(
       [('all-reduce', 16)]
     """
     if isinstance(fun, functions.Plan):
-        title = str(fun).splitlines()[0]
-        return PlanExplanation(title, fun.explain(), fun.stage_costs)
+        explanation: Explanation = fun.explain()
+        return explanation
     if not callable(fun):
         raise TypeError(
             f"explain takes a function, got {shown(fun)} of type {type(fun).__name__}: "
@@ -126,6 +126,7 @@ def _explain(
     cuts = sharded.cuts_of(program.arrays, program.layouts, program.meshes)
     axes = _axes(program, cuts)
     sent = program.collectives
+    pieces, stages = functions.pieces(fun, args, kwargs)
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=program.mesh,
@@ -139,8 +140,8 @@ def _explain(
         interconnect=wires,
         remarks=_remarks(program, axes, cuts, sent),
         notes=tuple(program.notes()),
-        pieces=functions.cuts(fun, args, kwargs),
-        stages=functions.stages(fun, args, kwargs),
+        pieces=pieces,
+        stages=stages,
         largest=program.largest,
         available=program.available,
         call=(fun, program.donates),

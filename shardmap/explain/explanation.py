@@ -1,4 +1,4 @@
-"""`Explanation`: the report on a function, as it prints, shows and saves itself."""
+"""`Explanation`: the report on a function or a plan, printed, shown and saved."""
 
 import dataclasses
 import pathlib
@@ -7,6 +7,8 @@ from typing import Any
 
 from shardmap.explain import measured
 from shardmap.explain.draw import html, sections
+from shardmap.explain.draw.document import Document
+from shardmap.explain.draw.notebook import html_of as html_of
 from shardmap.explain.draw.text import as_text
 from shardmap.explain.measured import Measurement
 from shardmap.explain.report import Report
@@ -38,6 +40,8 @@ class Explanation(Report):
       stages: and what each stage of it makes, reads and keeps.
       devices: the ids of the mesh's devices, in its order; () where they are 0, 1, 2
         and so on, or not known.
+      title: of a plan, its shards and bytes in a line. Its explanation has ``pieces``
+        and ``stages``, and nothing on devices. None for a function.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -56,9 +60,13 @@ class Explanation(Report):
     """The function, and whether a call takes its arguments away."""
 
     def __str__(self) -> str:
-        return as_text(sections.of_report(self))
+        if self.title is not None:
+            return printable("\n".join(self.pieces))
+        return as_text(self._document())
 
     def __repr__(self) -> str:
+        if self.title is not None:
+            return printable(f"<Explanation of {self.title}>")
         kind = self.device_kind or "abstract"
         found = (
             (self.num_devices, f"{kind} device"),
@@ -73,6 +81,11 @@ class Explanation(Report):
     def __getstate__(self) -> dict[str, Any]:
         # Functions seldom travel, and a report is of use without.
         return {**vars(self), "call": None}
+
+    def _document(self) -> Document:
+        if self.title is None:
+            return sections.of_report(self)
+        return sections.of_plan(self.title, self.pieces, self.stages)
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Measurement:
         """Runs the function a few times: time and memory beside what was predicted.
@@ -106,7 +119,7 @@ class Explanation(Report):
         return measured.measure(fun, donates, self, args, kwargs, repeats)
 
     def _repr_html_(self) -> str:
-        return html.element(sections.of_report(self))
+        return html.element(self._document())
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the explanation as one HTML page, which needs no network.
@@ -114,7 +127,7 @@ class Explanation(Report):
         Args:
           path: the file to write.
         """
-        text = html.page(sections.of_report(self))
+        text = html.page(self._document())
         pathlib.Path(path).write_text(text, encoding="utf-8")
 
 
@@ -122,41 +135,27 @@ def _count(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class PlanExplanation:
-    """What becomes of each cut of a plan, and its stages.
+def explanation_of(title: str, text: str, stages: tuple[Any, ...]) -> Explanation:
+    """The explanation of a plan, or of the pieces of a function.
 
-    Attributes:
-      title: shards and bytes, in a line.
+    Args:
+      title: what it is, in a line.
       text: each axis of each argument, then each stage.
       stages: what each makes, reads and keeps.
-
-    Example:
-      >>> import numpy as np, shardmap as sm
-      >>> x = np.ones((6, 2), np.float32)
-      >>> made = sm.plan(lambda x: (x * 2).sum(1), x, in_slices={0: 3})
-      >>> sm.explain(made).title
-      'ShardPlan: 3 shards, at most 24 B of 72 B in one (33.3%)'
     """
-
-    title: str
-    text: str
-    stages: tuple[Any, ...] = ()
-
-    def __str__(self) -> str:
-        return printable(f"{self.title}\n{self.text}")
-
-    def __repr__(self) -> str:
-        return f"<PlanExplanation of {self.title}>"
-
-    def _repr_html_(self) -> str:
-        return html.element(sections.of_plan(self.title, self.text, self.stages))
-
-    def save(self, path: str | pathlib.Path) -> None:
-        """Writes the explanation as one HTML page, which needs no network.
-
-        Args:
-          path: the file to write.
-        """
-        text = html.page(sections.of_plan(self.title, self.text, self.stages))
-        pathlib.Path(path).write_text(text, encoding="utf-8")
+    return Explanation(
+        name=title.partition(": ")[0],
+        mesh=(),
+        num_devices=0,
+        device_kind=None,
+        axes=(),
+        arrays=(),
+        collectives=(),
+        cost=None,
+        interconnect=None,
+        remarks=(),
+        notes=(),
+        pieces=tuple(text.splitlines()),
+        stages=stages,
+        title=title,
+    )

@@ -51,37 +51,26 @@ class Plan(Protocol):
     @property
     def num_shards(self) -> int: ...
 
-    def explain(self) -> str: ...
-
-    @property
-    def stage_costs(self) -> tuple[Any, ...]: ...
+    def explain(self) -> Any: ...
 
 
 @runtime_checkable
 class InPieces(Protocol):
     """A function that works in pieces, and says for a call what became of each cut."""
 
-    def explain(self, *args: Any, **kwargs: Any) -> str: ...
+    def explain(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def stage_costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
 
 
-def cuts(
+def pieces(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """What a function that works in pieces says of its cuts, a line each."""
-    if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
-        return tuple(fun.explain(*args, **kwargs).splitlines())
-    return ()
-
-
-def stages(
-    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """What each stage of a function that works in pieces makes, reads and keeps."""
-    if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
-        return fun.stage_costs(*args, **kwargs)
-    return ()
+) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Of a function that works in pieces, what became of each cut, and the stages."""
+    if not isinstance(fun, InPieces) or isinstance(fun, Lowerable):
+        return (), ()
+    found = fun.explain(*args, **kwargs)
+    return found.pieces, found.stages
 
 
 def traced(

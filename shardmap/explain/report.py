@@ -271,6 +271,7 @@ class Report:
     pieces: tuple[str, ...] = ()
     stages: tuple[Any, ...] = ()
     devices: tuple[int, ...] = ()
+    title: str | None = None
 
     @property
     def inputs(self) -> tuple[ArrayLayout, ...]:

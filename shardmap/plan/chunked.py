@@ -10,6 +10,7 @@ import jax.extend.core
 
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
+from shardmap.later import explanation_of
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
@@ -71,14 +72,20 @@ class ChunkedFunction(Generic[P, R]):
         name = getattr(self._fun, "__name__", type(self._fun).__name__)
         return f"<chunked {name}>"
 
-    def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """For each axis: into how many pieces, and what they reach; or why it is whole.
 
         Args:
           *args: the arguments of a call, arrays or `jax.ShapeDtypeStruct`.
           **kwargs: its keyword arguments.
+
+        Returns:
+          An `Explanation` of the pieces alone: nothing is compiled. `shardmap.explain`
+          gives one of the whole program.
         """
-        return report.explain(self._cut_program(args, kwargs))
+        cut_program = self._cut_program(args, kwargs)
+        text = report.explain(cut_program)
+        return explanation_of(repr(self), text, report.stage_costs(cut_program))
 
     def stage_costs(
         self, *args: P.args, **kwargs: P.kwargs

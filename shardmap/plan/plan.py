@@ -18,7 +18,7 @@ from typing import Any
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import plain
-from shardmap.later import html_of
+from shardmap.later import explanation_of, html_of
 from shardmap.plan import report
 from shardmap.plan.arguments import CallArguments
 from shardmap.plan.away.engines import engine_of
@@ -207,9 +207,16 @@ class ShardPlan:
         """What the largest shard reads and writes, over the bytes of everything."""
         return report.cut_fraction(self._cut_program)
 
-    def explain(self) -> str:
-        """For each axis: cut, into what, reaching what; or whole, and why."""
-        return report.explain(self._cut_program)
+    def explain(self) -> Any:
+        """For each axis: cut, into what, reaching what; or whole, and why.
+
+        Returns:
+          An `Explanation`, as `shardmap.explain` gives. Print it; it has a line of text
+          for each in ``pieces``, and ``stages``.
+        """
+        title = str(self).splitlines()[0]
+        text = report.explain(self._cut_program)
+        return explanation_of(title, text, self.stage_costs)
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:

@@ -17,5 +17,5 @@ def html_of(value: Any) -> str:
     if isinstance(value, Drawing):
         header = paragraph(value.grids().header)
         return html.element(Document("", "", (header, value)))
-    title, *_ = str(value).splitlines()
-    return html.element(sections.of_plan(title, value.explain(), value.stage_costs))
+    text: str = value.explain()._repr_html_()
+    return text

@@ -60,12 +60,12 @@ def of_report(report: Report) -> Document:
     )
 
 
-def of_plan(title: str, text: str, stages: Sequence[Any]) -> Document:
+def of_plan(title: str, lines: Sequence[str], stages: Sequence[Any]) -> Document:
     """The document of a plan.
 
     Args:
       title: shards and bytes, in a line.
-      text: each axis of each argument, then each stage.
+      lines: each axis of each argument, then each stage.
       stages: what each makes, reads and keeps.
     """
     rows = tuple(
@@ -91,7 +91,7 @@ def of_plan(title: str, text: str, stages: Sequence[Any]) -> Document:
         (),
         (
             Section("Stages", (table,) if rows else ()),
-            Section("Cuts", _lines(text.splitlines())),
+            Section("Cuts", _lines(lines)),
         ),
     )
 

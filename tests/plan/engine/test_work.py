@@ -133,7 +133,7 @@ def test_a_product_is_kept_where_that_costs_less(columns, features, kept):
     again = [cost.repeated for cost in made.stage_costs]
     assert again == [0] + [0 if kept else choice.operations] * choice.times
     assert_same(made.run(x, w), jax.jit(normal)(x, w), 1e-4)
-    for told in (str(made), made.explain()):
+    for told in (str(made), str(made.explain())):
         named = f"the dot_general of shape (96, {features}) ("
         assert (f"keeps {named}" in told) == kept
         assert (f"computes {named}" in told) != kept

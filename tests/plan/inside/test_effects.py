@@ -230,7 +230,9 @@ def test_loops_and_branches_with_effects_are_whole(seen, show):
     shown(seen, [X * 3, X * 3])
     np.testing.assert_allclose(made, fun(X))
     seen.clear()
-    assert "what has an effect and gives results happens once" in chunked.explain(X)
+    assert "what has an effect and gives results happens once" in str(
+        chunked.explain(X)
+    )
 
 
 # Refused

@@ -136,7 +136,7 @@ def test_a_literal_may_be_reshaped(fun):
     x = np.ones((64, 8), np.float32)
     made = sm.plan(fun, x, in_slices={0: 4})
     assert made.peak_bytes >= x.nbytes // 4
-    assert "stage 0" in made.explain()
+    assert "stage 0" in str(made.explain())
     assert sm.plan(fun, x, memory="10 kB").peak_bytes <= 10_000
     got = sm.chunked(fun, memory="10 kB")(x)
     np.testing.assert_allclose(got, fun(x), rtol=1e-6)

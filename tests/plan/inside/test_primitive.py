@@ -236,7 +236,7 @@ def test_numpy_and_abstract_arguments():
     found, expected = (jax.eval_shape(f, *structs) for f in (chunked, fun))
     assert jax.tree.map(str, found) == jax.tree.map(str, expected)
     jax.jit(chunked).lower(*structs).compile()
-    assert "3 pieces" in chunked.explain(*structs)
+    assert "3 pieces" in str(chunked.explain(*structs))
 
 
 @pytest.mark.parametrize("nothing", [lambda x: None, lambda x: (None, 3)])

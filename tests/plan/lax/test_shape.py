@@ -97,4 +97,4 @@ def test_a_change_of_width_has_its_words_whole():
     whole = plan(
         lambda b: lax.bitcast_convert_type(b, jnp.float32), back, in_slices=({2: 2},)
     )
-    assert "the parts of one element" in whole.explain()
+    assert "the parts of one element" in str(whole.explain())
