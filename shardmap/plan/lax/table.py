@@ -42,7 +42,7 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import along, branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
-from shardmap.plan.lax.indexed import dynamic, gather, known, scatter
+from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
 from shardmap.plan.lax.staged import asked, counting, recut, sort, tall, top
 from shardmap.plan.lax.staged.chosen import Chosen, layered
 from shardmap.plan.lax.staged.one_pass import products, statistics
@@ -125,7 +125,7 @@ CALLS = Calls(
 )
 
 # What is written as other primitives where a cut would end at it, or gives parts of it.
-WHEN_CUT = known.WHEN_CUT | {
+WHEN_CUT = one_window.WHEN_CUT | {
     p.argmax_p: reduce.arg_reduction(largest=True),
     p.argmin_p: reduce.arg_reduction(largest=False),
 }

@@ -21,9 +21,9 @@ from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import Axis, Factor, Reason, RuleMaker, Windowed
 from shardmap.plan.engine.slices import Window
-from shardmap.plan.lax.indexed.iotas import counted
-from shardmap.plan.lax.indexed.ordered import lines, looked_at
+from shardmap.plan.lax.indexed.known import counted
 from shardmap.plan.lax.indexed.places import INDEXED, as_int32, combiner_of
+from shardmap.plan.lax.indexed.ranges import lines, looked_at
 
 TOGETHER = Reason(
     "a place is looked up with those around it on this axis",

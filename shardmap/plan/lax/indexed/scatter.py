@@ -15,9 +15,9 @@ from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, Local, bind
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import MANY, Axis, Factor, Reason, RuleMaker, Windowed
-from shardmap.plan.lax.indexed.iotas import counted
-from shardmap.plan.lax.indexed.ordered import landing, lines
+from shardmap.plan.lax.indexed.known import counted
 from shardmap.plan.lax.indexed.places import ALL_OVER, WRITTEN, as_int32
+from shardmap.plan.lax.indexed.ranges import landing, lines
 
 
 class _Named(NamedTuple):

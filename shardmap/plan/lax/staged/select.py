@@ -24,7 +24,7 @@ from shardmap.plan.engine.nodes import (
 )
 from shardmap.plan.lax import pointwise
 from shardmap.plan.lax.indexed.gather import fill_value
-from shardmap.plan.lax.indexed.iotas import counted
+from shardmap.plan.lax.indexed.known import counted
 from shardmap.plan.lax.staged.counting import COUNTABLE, counted_out
 
 MOST_PLACES = 16

@@ -37,7 +37,7 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
-from shardmap.plan.lax.indexed.iotas import iota_of
+from shardmap.plan.lax.indexed.known import iota_of
 from shardmap.plan.lax.prefix import common_cuts
 from shardmap.plan.lax.staged.recut import RECUT
 

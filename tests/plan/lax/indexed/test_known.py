@@ -1,66 +1,72 @@
-"""Windows at known places are slices, and updates of slices."""
+"""What is known of indices when a plan is made."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from jax import lax
 
 from shardmap.plan.plan import plan
-from tests.plan.checks import assert_same, check_cut, cuts
+from tests.plan.checks import assert_same, check_cut
 from tests.plan.plan_programs import reals
-from tests.strategies import examples
 
-TABLE = reals(12, 5)
-
-
-def diffused(x):
-    return x.at[1:-1].add(0.1 * (x[2:] - 2 * x[1:-1] + x[:-2]))
-
-
-UPDATES = {
-    "add": diffused,
-    "set": lambda x: x.at[2:9, 1:3].set(x[:7, :2]),
-    "multiply": lambda x: x.at[3, 2:4].multiply(x[0, :2]),
-    "min": lambda x: x.at[4:].min(0.2),
-    "subtract": lambda x: x.at[:5].subtract(x[1:6]),
-    "far": lambda x: x.at[20:].add(1.0),
+TABLE = reals(40, 3)
+KNOWN = {
+    "a triangle": lambda: jnp.tril_indices(30)[0],
+    "a step": lambda: jnp.arange(2, 30, 3)[::-1],
+    "negative": lambda: jnp.array([-3, 1, 2]) % 7 + jnp.array([-7, 7, 8]) // 3 + 4,
+    "clipped": lambda: jnp.clip(jnp.arange(-3, 36), 0, 31),
+    "repeated": lambda: jnp.repeat(jnp.arange(10), 3) + jnp.repeat(jnp.arange(3), 10),
+    "a grid": lambda: jnp.stack(jnp.meshgrid(jnp.arange(30), jnp.arange(3)))[0].T,
+    "chosen": lambda: jnp.where(jnp.arange(30) > 2, jnp.arange(30), 3),
+    "shifted": lambda: jnp.roll(jnp.cumsum(jnp.arange(5, 0, -1)), 2),
+    "sorted truth": lambda: jnp.nonzero(jnp.arange(40) % 3 == 0, size=14)[0],
 }
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", UPDATES)
-def test_a_window_is_updated_in_pieces(name):
-    made = check_cut(UPDATES[name], TABLE, in_slices=({0: (3, 4, 5)},))
-    assert (made.num_shards, len(made.stages)) == (3, 1)
+@pytest.mark.parametrize("name", KNOWN)
+def test_pieces_look_at_pieces_where_indices_are_known(name):
+    made = check_cut(lambda x: jnp.sin(x[KNOWN[name]()]), TABLE, in_slices={0: 5})
+    assert made.shards[0].combiner == "insert"
+    assert len(made.stages) == 1
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["add", "set", "multiply", "subtract"])
-def test_the_gradient_of_an_update(name):
-    gradient = jax.grad(lambda x: (UPDATES[name](x) ** 2).sum())
-    check_cut(gradient, TABLE, in_slices=({0: (3, 4, 5), 1: 2},))
-
-
-def test_a_loop_of_updates():
-    def fun(x):
-        return lax.fori_loop(0, 3, lambda _, x: diffused(x), x)
-
-    made = check_cut(fun, TABLE, in_slices=({0: (3, 4, 5)},))
-    assert (made.num_shards, len(made.stages)) == (3, 1)
-
-
-@examples(4)
-@given(st.data(), st.sampled_from(sorted(UPDATES)))
-def test_updates_under_any_cut(data, name):
-    made = plan(UPDATES[name], TABLE, in_slices=data.draw(cuts((TABLE,))))
-    assert_same(made.run(TABLE), jax.jit(UPDATES[name])(TABLE))
-
-
-def test_a_place_that_an_argument_gives_is_not_known():
+def test_indices_that_depend_on_an_argument_are_not_known():
     def fun(x, k):
-        return lax.dynamic_update_slice(x, jnp.zeros((2, 5)), (k, 0))
+        return x[jnp.arange(30) + k]
 
-    made = plan(fun, TABLE, 3, in_slices=({0: 3}, None))
-    assert_same(made.run(TABLE, 3), jax.jit(fun)(TABLE, 3))
+    made = check_cut(fun, TABLE, np.int32(2), in_slices=({0: 5}, None))
+    assert made.shards[0].combiner == "add"
+
+
+def test_one_known_column_is_enough():
+    labels = np.arange(7, dtype=np.int32) % 3
+
+    def fun(x, labels):
+        return jnp.sin(x[jnp.arange(7) * 3 + 1, labels])
+
+    made = check_cut(fun, TABLE, labels, in_slices=({0: 5}, None))
+    assert made.shards[0].combiner == "insert"
+    assert len(made.stages) == 1
+
+
+@pytest.mark.parametrize("offset", [0, -40])
+def test_rows_that_are_counted_are_one_loop_with_them(offset):
+    labels = np.arange(40, dtype=np.int32) % 3
+
+    def fun(x, labels):
+        return x[jnp.arange(40) + offset, labels]
+
+    made = check_cut(fun, TABLE, labels, in_slices=({0: 4}, {0: 4}))
+    rows = [shard.in_slices[0][0] for shard in made.shards]
+    assert rows == [slice(10 * k, 10 * k + 10) for k in range(4)]
+
+
+def test_counts_that_wrap_around_are_no_rows():
+    x, labels = reals(300, 2), np.zeros(300, np.int32)
+
+    def fun(x, labels):
+        return x[jnp.arange(300).astype(jnp.uint8), labels]
+
+    made = plan(fun, x, labels, in_slices=({0: 3}, {0: 3}))
+    assert_same(made.run(x, labels), jax.jit(fun)(x, labels))

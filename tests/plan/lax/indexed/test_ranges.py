@@ -1,4 +1,4 @@
-"""Indices that are known, and out of order: pieces of them look at pieces."""
+"""Known indices in any order: pieces of them look at pieces."""
 
 import jax
 import jax.numpy as jnp

@@ -1,0 +1,116 @@
+"""One window at a known place: a slice, or an update of one.
+
+``x.at[1:-1].add(y)`` is a scatter whose only index is a literal. Where a cut would end
+at it, it is written as what becomes of each element.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import primitives as p
+
+from shardmap._jax.lax_primitives import SCATTER_SUB
+from shardmap._jax.types import Equation
+from shardmap.plan.engine.keys import is_key
+from shardmap.plan.engine.nodes import Graph, Operand, traced
+from shardmap.plan.lax.indexed.known import evaluated
+
+
+def _starts(
+    ins: Sequence[Operand], axes: Sequence[int], taken: Sequence[int]
+) -> list[int] | None:
+    """Where the only window starts along each axis; None: not known, or outside."""
+    operand, indices = ins[0], ins[1]
+    if len(indices.shape) != 1 or is_key(operand.aval):
+        return None
+    places = evaluated(indices)
+    if places is None:
+        return None
+    starts = [0] * len(operand.shape)
+    for axis, place in zip(axes, places.tolist(), strict=True):
+        starts[axis] = place
+    inside = [
+        0 <= start <= size - count
+        for start, size, count in zip(starts, operand.shape, taken, strict=True)
+    ]
+    return starts if all(inside) else None
+
+
+def one_slice(
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
+) -> list[Operand] | None:
+    """A ``gather`` of one window."""
+    numbers, taken = (
+        equation.params["dimension_numbers"],
+        equation.params["slice_sizes"],
+    )
+    starts = _starts(ins, numbers.start_index_map, taken)
+    if starts is None or numbers.operand_batching_dims:
+        return None
+    limits = [a + n for a, n in zip(starts, taken, strict=True)]
+    gone = tuple(int(axis) for axis in numbers.collapsed_slice_dims)
+
+    def sliced(x: jax.Array) -> jax.Array:
+        return lax.squeeze(lax.slice(x, starts, limits), gone)
+
+    return graph.inline(traced(sliced, ins[:1]), ins[:1], source)
+
+
+def one_update(
+    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
+) -> list[Operand] | None:
+    """A ``scatter`` of one window."""
+    numbers = equation.params["dimension_numbers"]
+    operand, _, updates = ins
+    inserted = [int(axis) for axis in numbers.inserted_window_dims]
+    if numbers.operand_batching_dims or len(numbers.update_window_dims) != len(
+        updates.shape
+    ):
+        return None
+    rest = iter(updates.shape)
+    taken = [1 if k in inserted else next(rest) for k in range(len(operand.shape))]
+    axes = numbers.scatter_dims_to_operand_dims
+    starts = _starts(ins, axes, taken)
+    if starts is None:
+        return None
+    combine = COMBINE[equation.primitive]
+    spans = [
+        (k, a, a + n)
+        for k, (a, n) in enumerate(zip(starts, taken, strict=True))
+        if n != operand.shape[k]
+    ]
+
+    def updated(x: jax.Array, update: jax.Array) -> jax.Array:
+        config = [
+            (a, size - a - n, 0)
+            for a, n, size in zip(starts, taken, x.shape, strict=True)
+        ]
+        zero = jnp.zeros((), update.dtype)
+        update = lax.pad(lax.expand_dims(update, inserted), zero, config)
+        new = combine(x, update.astype(x.dtype))
+        here = jnp.ones(x.shape, bool)
+        for axis, start, stop in spans:
+            place = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+            here = here & (place >= start) & (place < stop)
+        return lax.select(here, new, x)
+
+    operands = [operand, updates]
+    return graph.inline(traced(updated, operands), operands, source)
+
+
+COMBINE: dict[Any, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    p.scatter_p: lambda x, update: update,
+    p.scatter_add_p: lax.add,
+    p.scatter_max_p: lax.max,
+    p.scatter_min_p: lax.min,
+    p.scatter_mul_p: lax.mul,
+    SCATTER_SUB: lax.sub,
+}
+
+WHEN_CUT: dict[Any, Any] = {
+    p.gather_p: one_slice,
+    **dict.fromkeys(COMBINE, one_update),
+}
