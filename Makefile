@@ -28,7 +28,7 @@ $(STAMP) $(DEMO_STAMP): setup.py
 	@test -n "$(PYTHON)" || { echo "shardmap needs Python 3.11 or later with the venv module" >&2; exit 1; }
 	@echo "Installing into $(VENV) with $(PYTHON); this happens once."
 	@"$(PYTHON)" -m venv $(VENV)
-	@$(RUN) pip install -qq --disable-pip-version-check --editable '.[$(EXTRA)]'
+	@$(RUN) pip install --disable-pip-version-check --editable '.[$(EXTRA)]'
 	@touch $@
 
 demo: $(DEMO_STAMP)

@@ -70,11 +70,12 @@ def main(arguments: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         return refuse(f"unknown command {name!r}{meant}; the commands are: {known}")
-    for module, extra in command.needs.items():
+    asks_for_help = not {"-h", "--help"}.isdisjoint(rest)
+    for module, extra in () if asks_for_help else command.needs.items():
         if importlib.util.find_spec(module) is None:
             return refuse(
                 f"{name} needs {module}, which is not installed; "
-                f"pip install 'shardmap[{extra}]' brings it"
+                f"pip install '.[{extra}]', in a clone of shardmap, brings it"
             )
     try:
         imported = importlib.import_module(command.module)

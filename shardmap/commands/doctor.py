@@ -170,7 +170,7 @@ def extras(needed: Sequence[str]) -> list[str]:
     """A line for each extra: installed, or what is missing.
 
     >>> extras(['numpy', 'no-such-package; extra == "demo"'])
-    ["demo: missing no-such-package; pip install 'shardmap[demo]'"]
+    ["demo: missing no-such-package; pip install '.[demo]'"]
     """
     if not needed:
         return [UNKNOWN]
@@ -183,7 +183,7 @@ def extras(needed: Sequence[str]) -> list[str]:
             if not _is_installed(package):
                 lacking.append(package)
     return [
-        f"{extra}: missing {', '.join(lacking)}; pip install 'shardmap[{extra}]'"
+        f"{extra}: missing {', '.join(lacking)}; pip install '.[{extra}]'"
         if lacking
         else f"{extra}: installed"
         for extra, lacking in sorted(missing.items())

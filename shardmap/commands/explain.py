@@ -3,12 +3,15 @@
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from inspect import Parameter
 from types import ModuleType
 from typing import Any
 
@@ -80,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse(arguments)
     try:
-        explanation = explanation_of(options)
+        explanation = explanation_of(options, arguments)
         if options.html is not None:
             explanation.save(options.html)
     except (TypeError, ValueError, OSError, RuntimeError, Failure) as error:
@@ -89,8 +92,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def explanation_of(options: Any) -> Explanation:
-    """The explanation that the parsed options ask for."""
+def explanation_of(options: Any, arguments: Sequence[str]) -> Explanation:
+    """The explanation that the parsed options of these arguments ask for."""
     if options.devices is not None:
         if options.devices < 1:
             raise ValueError(f"--devices must be at least 1, got {options.devices}")
@@ -103,10 +106,43 @@ def explanation_of(options: Any) -> Explanation:
     joined = read_interconnect(options.interconnect)
     args = [read_argument(text) for text in options.args]
     function, name = find_function(options.function)
+    check_count(function, name, len(args), arguments)
     try:
         return explain(function, interconnect=joined)(*args)
     except Exception as error:
         raise Failure(f"{name} cannot be explained: {_what(error)}") from None
+
+
+def check_count(
+    function: Callable[..., Any], name: str, given: int, arguments: Sequence[str]
+) -> None:
+    """Refuses too few values of ``--arg``, and tells the whole command.
+
+    >>> check_count(pow, "pow", 1, ["m:pow", "--arg", "i32[]"])
+    Traceback (most recent call last):
+    ValueError: pow takes 2 arguments, 1 given. Give exp too, with shapes and dtypes \
+of your own: python -m shardmap explain m:pow --arg 'i32[]' --arg 'f32[8,128]'
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return  # Some functions that are written in C have no signature.
+    by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [
+        each.name
+        for each in parameters
+        if each.kind in by_position and each.default is Parameter.empty
+    ]
+    missing = needed[given:]
+    if not missing:
+        return
+    more = ["--arg", "f32[8,128]"] * len(missing)
+    command = shlex.join(["python", "-m", "shardmap", "explain", *arguments, *more])
+    raise ValueError(
+        f"{name} takes {len(needed)} argument{'s' * (len(needed) > 1)}, {given} given. "
+        f"Give {' and '.join(missing)} too, with shapes and dtypes of your own: "
+        f"{command}"
+    )
 
 
 def read_interconnect(text: str | None) -> str | Interconnect | None:

@@ -4,9 +4,10 @@ Needs no devices: a layout is numbers.
 """
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
@@ -52,9 +53,13 @@ def main(arguments: Sequence[str]) -> int:
         help="names and sizes of its axes, such as data=4,model=2, which a "
         "PartitionSpec needs",
     )
+    parser.add_argument(
+        "--json", action="store_true", help="write the same as JSON, for programs"
+    )
     options = parser.parse_args(arguments)
+    shown = page_as_json if options.json else page
     try:
-        text = page(options.spec, options.shape, options.mesh)
+        text = shown(options.spec, options.shape, options.mesh)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     print(text)
@@ -74,29 +79,96 @@ def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
          |  0  |  1  |
          +-----+-----+
     """
-    shape = read_shape(shape_text)
-    mesh = None if mesh_text is None else read_mesh(mesh_text)
-    _check_count(math.prod((mesh or {}).values()))
-    given = evaluate(spec_text, "SPEC", _NAMES.__getitem__)
-    if isinstance(given, PartitionSpec):
-        spec = _spec_of_partitions(given, len(shape), mesh)
-        title = [f"{_written(given)} on a mesh of {_mesh_text(mesh)}", repr(spec)]
-    elif isinstance(given, ShardingSpec):
-        spec = given
-        title = [repr(spec)]
-        if mesh and tuple(mesh.values()) != spec.mesh_shape:
+    asked = _Asked.read(spec_text, shape_text, mesh_text)
+    title = [repr(asked.spec)]
+    if asked.partitions is not None:
+        title.insert(0, f"{asked.partitions} on a mesh of {_mesh_text(asked.mesh)}")
+    return "\n".join(
+        [
+            *title,
+            "",
+            picture(asked.spec, asked.shape),
+            *_forms(asked.spec, asked.shape, asked.names),
+        ]
+    )
+
+
+def page_as_json(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
+    """Everything that `page` shows but the picture, for all devices.
+
+    >>> found = json.loads(page_as_json("P('x')", "4", "x=2"))
+    >>> found["shard_shape"], found["indices"]
+    ([2], [[[0, 2]], [[2, 4]]])
+    """
+    asked = _Asked.read(spec_text, shape_text, mesh_text)
+    spec, shape = asked.spec, asked.shape
+    outside = spec.stacked()
+    return json.dumps(
+        {
+            "spec": repr(spec),
+            "partition_spec": asked.partitions,
+            "shape": shape,
+            "shard_shape": spec.shard_shape(shape),
+            "mesh_shape": spec.mesh_shape,
+            "mesh_axes": asked.names,
+            # Of each device, row-major over the mesh: a number, or start and stop.
+            "indices": [
+                [
+                    item if isinstance(item, int) else item.indices(size)[:2]
+                    for item, size in zip(index, shape, strict=True)
+                ]
+                for index in spec.indices(shape).flat
+            ],
+            "op_sharding": "\n".join(_proto_fields(outside)),
+            "hlo": str(outside.hlo_sharding()),
+            "sdy": outside.sdy(asked.names),
+        }
+    )
+
+
+class _Asked(NamedTuple):
+    """What the arguments describe.
+
+    Attributes:
+      spec: the layout.
+      shape: the array's.
+      mesh: the sizes of mesh axes by name, if they are given.
+      partitions: the PartitionSpec as text, if that is what is given.
+    """
+
+    spec: ShardingSpec
+    shape: tuple[int, ...]
+    mesh: dict[str, int] | None
+    partitions: str | None
+
+    @property
+    def names(self) -> list[str] | None:
+        return list(self.mesh) if self.mesh else None
+
+    @classmethod
+    def read(cls, spec_text: str, shape_text: str, mesh_text: str | None) -> Self:
+        shape = read_shape(shape_text)
+        mesh = None if mesh_text is None else read_mesh(mesh_text)
+        _check_count(math.prod((mesh or {}).values()))
+        given = evaluate(spec_text, "SPEC", _NAMES.__getitem__)
+        partitions = None
+        if isinstance(given, PartitionSpec):
+            spec = _spec_of_partitions(given, len(shape), mesh)
+            partitions = _written(given)
+        elif isinstance(given, ShardingSpec):
+            spec = given
+            if mesh and tuple(mesh.values()) != spec.mesh_shape:
+                raise ValueError(
+                    f"--mesh {_mesh_text(mesh)} has the shape {tuple(mesh.values())}, "
+                    f"but the mesh of {spec!r} has {spec.mesh_shape}: give one "
+                    "name=size for each entry of mesh_mapping, or leave --mesh out"
+                )
+        else:
             raise ValueError(
-                f"--mesh {_mesh_text(mesh)} has the shape {tuple(mesh.values())}, but "
-                f"the mesh of {spec!r} has {spec.mesh_shape}: give one name=size for "
-                "each entry of mesh_mapping, or leave --mesh out"
+                f"SPEC must be a ShardingSpec or a PartitionSpec, got {given!r}"
             )
-    else:
-        raise ValueError(
-            f"SPEC must be a ShardingSpec or a PartitionSpec, got {given!r}"
-        )
-    _check_count(spec.num_shards)
-    names = list(mesh) if mesh else None
-    return "\n".join([*title, "", picture(spec, shape), *_forms(spec, shape, names)])
+        _check_count(spec.num_shards)
+        return cls(spec, shape, mesh, partitions)
 
 
 def _check_count(devices: int) -> None:
@@ -219,18 +291,19 @@ def _forms(
             f"map,\n{outside!r}"
         )
     yield "\nOpSharding proto"
-    # In the compact form. Protobuf prints a note above the fields, and no field for
-    # the kind of number 0.
-    fields = [
-        line
-        for line in str(outside.hlo_sharding().to_proto()).split("\n")
-        if ": " in line
-    ]
-    yield from _indented(fields or ["type: REPLICATED"])
+    yield from _indented(_proto_fields(outside))
     yield "\nHLO"
     yield from _indented([str(outside.hlo_sharding())])
     yield "\nShardy"
     yield from _indented(outside.sdy(names).splitlines())
+
+
+def _proto_fields(outside: ShardingSpec) -> list[str]:
+    """The proto's text, in the compact form."""
+    # Protobuf prints a note above the fields, and no field for the kind of number 0.
+    text = str(outside.hlo_sharding().to_proto())
+    fields = [line for line in text.split("\n") if ": " in line]
+    return fields or ["type: REPLICATED"]
 
 
 def _indices(spec: ShardingSpec, shape: tuple[int, ...]) -> Iterator[str]:

@@ -323,7 +323,7 @@ class ShardPlan:
             process as many threads read, which hides the latency of remote stores. By
             default one thread reads, up to two shards ahead, or one that is larger
             than 32 MiB, or where ``memory`` of the plan has no room for two.
-          progress: whether to show a bar, which needs tqdm.
+          progress: whether to show a bar of tqdm, or lines of text without tqdm.
           retries: how often a shard that fails is tried again.
           checkpoint: a folder for the results of shards. A run that was stopped goes
             on with those that are missing. The arguments must hold the same values,

@@ -117,7 +117,7 @@ def test_extras_say_what_is_missing():
             'neither-here; extra == "bench"',
         ]
     ) == [
-        "bench: missing no-such-package, neither-here; pip install 'shardmap[bench]'",
+        "bench: missing no-such-package, neither-here; pip install '.[bench]'",
         "test: installed",
     ]
 

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shlex
 import sys
 
 import jax
@@ -235,8 +236,25 @@ def test_a_function_that_fails_is_told_in_a_line(program):
     said = refusal(main, "mine.py:f", "--arg", "f32[3]")
     assert said.startswith("f cannot be explained: TypeError: ")
     assert said.endswith(" (mine.py:3)")
-    said = refusal(main, "mine.py:f")
-    assert "missing 1 required positional argument: 'x'" in said
+
+
+def test_too_few_arguments_are_told_with_the_whole_command(program):
+    program("import shardmap as sm\n@sm.spmap\ndef f(x, y, z, w=1): return x")
+    given = ("mine.py:f", "--arg", "f32[3]", "--interconnect", "nvlink4")
+    said, _, command = refusal(main, *given).partition(": ")
+    assert said == (
+        "f takes 3 arguments, 1 given. Give y and z too, with shapes and dtypes of "
+        "your own"
+    )
+    more = ("--arg", "f32[8,128]", "--arg", "f32[8,128]")
+    assert shlex.split(command) == [
+        "python",
+        "-m",
+        "shardmap",
+        "explain",
+        *given,
+        *more,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,14 @@ def test_a_missing_extra_gets_one_line_and_code_2():
     assert result.stdout == ""
     assert result.stderr == (
         "python -m shardmap: demo needs sklearn, which is not installed; "
-        "pip install 'shardmap[demo]' brings it\n"
+        "pip install '.[demo]', in a clone of shardmap, brings it\n"
     )
+
+
+def test_help_needs_no_extra():
+    result = without_module("sklearn", "demo", "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "--epochs" in result.stdout
 
 
 @pytest.mark.deep
@@ -188,6 +194,13 @@ def test_the_demo_passes_its_own_checks(demo):
     assert float(accuracy[1]) >= 0.95
     difference = re.search(r"^ok   .* at most (\S+) from the same", demo.stdout, re.M)
     assert float(difference[1]) < 1e-5
+
+
+@pytest.mark.deep
+def test_the_demo_ends_with_what_to_do_next(demo):
+    own, others = demo.stdout.splitlines()[-2:]
+    assert own == "Next: read shardmap/demo.py, which is the whole program."
+    assert others.startswith("For a function of yours: python -m shardmap explain ")
 
 
 @pytest.mark.deep

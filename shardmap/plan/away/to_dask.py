@@ -25,7 +25,7 @@ def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
     try:
         importlib.import_module("dask.array")
     except ImportError as error:
-        raise ImportError("to_dask needs dask: pip install 'shardmap[dask]'") from error
+        raise ImportError("to_dask needs dask: pip install 'dask[array]'") from error
     if any(is_key(v.aval) for v in cut_program.graph.outputs):
         raise ValueError(
             "Dask has no random keys, which this function returns: return "

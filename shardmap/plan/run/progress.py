@@ -1,8 +1,9 @@
-"""A bar: shards and bytes, how many a second, and how long it will take."""
+"""The progress of a run: a bar of tqdm, or lines of text without it."""
 
 import contextlib
 import importlib
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,8 @@ from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
+
+_SECONDS_BETWEEN_LINES = 1.0
 
 
 def moved(shard: Shard) -> int:
@@ -22,7 +25,7 @@ def moved(shard: Shard) -> int:
 
 @contextlib.contextmanager
 def bar(total: int, shown: bool) -> Iterator[Callable[[Shard], Any]]:
-    """Shows a bar in a terminal or a notebook, if it is to be shown.
+    """Shows the progress of a run on stderr, if it is to be shown.
 
     Args:
       total: how many shards there are.
@@ -34,21 +37,55 @@ def bar(total: int, shown: bool) -> Iterator[Callable[[Shard], Any]]:
     if not shown:
         yield lambda shard: None
         return
-    try:
-        importlib.import_module("tqdm")
-        tqdm = importlib.import_module("tqdm.auto")
-    except ImportError as error:
-        raise ImportError(
-            "progress=True needs the package tqdm: pip install tqdm"
-        ) from error
     start, done = time.monotonic(), 0
-    with tqdm.tqdm(total=total, unit="shard") as shows:
+    with _tqdm(total) if _has_tqdm() else _lines(total) as show:
 
         def step(shard: Shard) -> None:
             nonlocal done
             done += moved(shard)
             rate = done / max(time.monotonic() - start, 1e-9)
-            shows.set_postfix_str(f"{size(done)}, {size(int(rate))}/s", refresh=False)
-            shows.update()
+            show(f"stage {shard.stage}", f"{size(done)}, {size(int(rate))}/s")
 
         yield step
+
+
+_Show = Callable[[str, str], None]
+"""Is called after each shard with the name of its stage, and what moved so far."""
+
+
+def _has_tqdm() -> bool:
+    try:
+        importlib.import_module("tqdm")
+    except ImportError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _tqdm(total: int) -> Iterator[_Show]:
+    tqdm = importlib.import_module("tqdm.auto")
+    with tqdm.tqdm(total=total, unit="shard") as shows:
+
+        def show(stage: str, so_far: str) -> None:
+            shows.set_description(stage, refresh=False)
+            shows.set_postfix_str(so_far, refresh=False)
+            shows.update()
+
+        yield show
+
+
+@contextlib.contextmanager
+def _lines(total: int) -> Iterator[_Show]:
+    """A line a second at most, and one at the end."""
+    count, last = 0, -math.inf
+
+    def show(stage: str, so_far: str) -> None:
+        nonlocal count, last
+        count += 1
+        now = time.monotonic()
+        if count == total or now - last >= _SECONDS_BETWEEN_LINES:
+            last = now
+            text = f"{stage}: {count} of {total} shards, {so_far}"
+            print(text, file=sys.stderr, flush=True)
+
+    yield show
