@@ -11,7 +11,7 @@ VERSION = re.search(
 )[1]
 
 # An index page has no files beside it: there, links to files are their text alone.
-LINK_TO_A_FILE = re.compile(r"\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
+LINK_TO_A_FILE = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
 
 EXTRAS = {
     # Whoever tests also checks. The checkers are pinned: new ones find new faults.
