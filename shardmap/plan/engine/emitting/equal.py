@@ -5,7 +5,7 @@ program; equation by equation they may be the same all the same, as the steps of
 that is written out are.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -34,26 +34,36 @@ class Itself:
 
 def likeness(jaxpr: AnyJaxpr) -> Hashable:
     """Equal for two jaxprs only if they compute the same of the same arguments."""
+    return description(jaxpr, _thing)
+
+
+def description(jaxpr: AnyJaxpr, told: Callable[[Any], Hashable]) -> Hashable:
+    """A jaxpr as a tuple, with numbers for its variables.
+
+    Args:
+      jaxpr: the jaxpr.
+      told: what stands for a constant, or for the parameters of an equation.
+    """
     inner = opened(jaxpr)
     numbers: dict[Any, int] = {}
 
-    def told(atom: Any) -> Hashable:
+    def of(atom: Any) -> Hashable:
         if isinstance(atom, jex_core.Literal):
-            return atom.aval, _thing(atom.val)
+            return atom.aval, told(atom.val)
         return numbers.setdefault(atom, len(numbers)), atom.aval
 
     equations = []
-    arguments = tuple(map(told, (*inner.constvars, *inner.invars)))
+    arguments = tuple(map(of, (*inner.constvars, *inner.invars)))
     for equation in inner.eqns:
-        ins = tuple(map(told, equation.invars))
-        outs = tuple(map(told, equation.outvars))
+        ins = tuple(map(of, equation.invars))
+        outs = tuple(map(of, equation.outvars))
         effects = tuple(sorted(map(repr, equation.effects)))
-        params = _thing(equation.params)
+        params = told(equation.params)
         # Where it runs, and how, may stand beside its parameters.
         around = equation.ctx
         equations.append((equation.primitive, params, around, effects, ins, outs))
-    results = tuple(map(told, inner.outvars))
-    consts = tuple(map(_thing, constants_of(jaxpr)))
+    results = tuple(map(of, inner.outvars))
+    consts = tuple(map(told, constants_of(jaxpr)))
     return arguments, consts, tuple(equations), results
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
-from shardmap._jax.walk import constants_of, opened
+from shardmap.plan.engine.emitting.equal import description
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Scalar
 from shardmap.plan.run.cut_program import CutProgram
@@ -41,7 +41,7 @@ def fingerprint(cut_program: CutProgram) -> str:
     for node in graph.nodes:
         operands = [v.value if isinstance(v, Scalar) else v.number for v in node.ins]
         digest.add((node.name, operands))
-        digest.add_params(node.params)
+        digest.add(node.params)
     return digest.text()
 
 
@@ -62,11 +62,15 @@ def fingerprints(leaves: Sequence[Any]) -> list[str | None]:
 
 
 class Digest:
-    """A digest of values of Python, JAX and NumPy."""
+    """A digest of values of Python, JAX and NumPy.
 
-    def __init__(self) -> None:
+    Args:
+      inside: the ids of what it is a part of, where something may hold itself.
+    """
+
+    def __init__(self, inside: set[int] | None = None) -> None:
         self._hash = hashlib.sha256()
-        self._inside: set[int] = set()
+        self._inside: set[int] = set() if inside is None else inside
 
     def text(self) -> str:
         return self._hash.hexdigest()
@@ -86,11 +90,6 @@ class Digest:
         finally:
             self._inside.discard(id(thing))
 
-    def add_params(self, params: Mapping[str, Any]) -> None:
-        for name, value in sorted(params.items()):
-            self._say(name)
-            self.add(value, called=name == CALLED)
-
     def _say(self, *words: object) -> None:
         # Functions among the parameters print their addresses, which differ.
         text = re.sub(r"0x[0-9a-f]+", "", repr(words))
@@ -99,7 +98,7 @@ class Digest:
     def _add(self, thing: Any, add: Callable[[Any], None], called: bool) -> None:
         kind = type(thing).__qualname__
         if isinstance(thing, jex_core.Jaxpr | jex_core.ClosedJaxpr):
-            self._jaxpr(thing)
+            self._say(description(thing, self._part))
         elif isinstance(thing, jax.Array) or hasattr(thing, "__array__"):
             self._array(thing)
         elif isinstance(thing, tuple | list):
@@ -109,7 +108,8 @@ class Digest:
         elif isinstance(thing, Mapping):
             self._say(kind, len(thing))
             for key in sorted(thing, key=repr):
-                add((key, thing[key]))
+                add(key)
+                self.add(thing[key], called or key == CALLED)
         elif isinstance(thing, set | frozenset):
             self._say(kind, sorted(map(repr, thing)))
         elif isinstance(thing, types.CodeType):
@@ -131,6 +131,11 @@ class Digest:
             add(getattr(thing, "__dict__", None))
         else:
             self._say(kind, thing)
+
+    def _part(self, thing: Any) -> str:
+        digest = Digest(self._inside)
+        digest.add(thing)
+        return digest.text()
 
     def _array(self, array: Any) -> None:
         if isinstance(array, jax.Array) and is_key(array.aval):
@@ -158,25 +163,3 @@ class Digest:
             own = getattr(held, "__module__", None) == function.__module__
             if own or isinstance(held, np.ndarray | jax.Array | int | float | str):
                 add(held)
-
-    def _jaxpr(self, jaxpr: Any) -> None:
-        """A jaxpr, its variables by number, with the constants of all inside."""
-        inner = opened(jaxpr)
-        numbers: dict[Any, int] = {}
-
-        def tell(atom: Any) -> None:
-            if isinstance(atom, jex_core.Literal):
-                self.add(atom.val)
-            else:
-                self._say(numbers.setdefault(atom, len(numbers)), str(atom.aval))
-
-        for var in (*inner.constvars, *inner.invars):
-            tell(var)
-        self.add(list(constants_of(jaxpr)))
-        for equation in inner.eqns:
-            self._say(equation.primitive.name)
-            for atom in (*equation.invars, *equation.outvars):
-                tell(atom)
-            self.add_params(equation.params)
-        for atom in inner.outvars:
-            tell(atom)
