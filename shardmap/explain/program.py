@@ -14,7 +14,7 @@ from shardmap.arrays import trees
 from shardmap.explain import functions
 from shardmap.explain.read import arrays
 from shardmap.explain.read.collectives import collectives_of
-from shardmap.explain.read.compiled import cost_of, layouts_of
+from shardmap.explain.read.compiled import cost_of, layouts_of, library_bytes
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import CostAnalysis, Loops, loops_of
 from shardmap.explain.read.hlo.live import largest_at_peak
@@ -27,12 +27,14 @@ from shardmap.explain.read.meshes import (
     largest_mesh,
     meshes_of,
 )
+from shardmap.explain.read.remarks.on_program import LARGE
 from shardmap.explain.read.sent import Sent, missing
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.read.visitor import Facts, facts_of
 from shardmap.explain.read.vmaps import marked
 from shardmap.explain.report import ArrayLayout, Cost, Held
 from shardmap.plan.inside.primitive import chunked_p
+from shardmap.units import size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +173,11 @@ class Program:
                 "The steps of a loop whose length only the running program knows count "
                 "once in flops and bytes accessed."
             )
-        if self.module is not None and "__ynn_fusion" in self.module.text:
+        besides = 0 if self.module is None else library_bytes(self.module)
+        if besides >= LARGE:
             notes.append(
-                "The memory at the peak leaves out what XLA's library for products on "
-                "CPU takes for itself."
+                f"XLA's library for products on CPU may take up to {size(besides)} "
+                "besides the memory at the peak."
             )
         if not self.is_abstract:
             notes += missing(self.facts.collectives, self.collectives)

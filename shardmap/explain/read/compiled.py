@@ -6,6 +6,7 @@ import jax
 
 from shardmap.explain.read import arrays
 from shardmap.explain.read.hlo.cost import Loops
+from shardmap.explain.read.hlo.text import Module
 from shardmap.explain.report import Cost
 
 
@@ -60,4 +61,32 @@ def cost_of(compiled: jax.stages.Compiled, loops: Loops) -> Cost:
         output_bytes=sizes[1],
         temporary_bytes=sizes[2],
         donated_bytes=sizes[3],
+    )
+
+
+_NO_VALUES = ("bitcast", "broadcast", "constant", "parameter")
+
+
+def library_bytes(module: Module) -> int:
+    """The most bytes that XLA's library on CPU holds of values inside one fusion.
+
+    The buffers that XLA assigns leave them out. The library may hold each of them, or
+    compute them in parts.
+    """
+    fusions = [
+        each
+        for instructions in module.computations.values()
+        for each in instructions
+        if each.opcode == "fusion" and "__ynn_fusion" in each.line
+    ]
+    return max(
+        (
+            sum(
+                part.bytes
+                for part in module.parts_of(each)
+                if part.opcode not in _NO_VALUES and not part.is_root
+            )
+            for each in fusions
+        ),
+        default=0,
     )
