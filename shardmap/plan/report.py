@@ -18,9 +18,9 @@ from shardmap.plan.costs import (
     told,
 )
 from shardmap.plan.engine.factors import BESIDE
-from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.engine.keys import box_bytes, itemsize
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import Box, Interval, pieces, shape_of
+from shardmap.plan.engine.slices import Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.one_shard import (
     kept_bytes,
@@ -246,16 +246,12 @@ def _moved(cut_program: CutProgram, stage: Stage, number: int) -> dict[Value, in
     shard = Shard(cut_program, stage, number)
     found: dict[Value, int] = {}
     for value, box in shard.recipe.reads:
-        found[value] = found.get(value, 0) + _bytes(value, box)
+        found[value] = found.get(value, 0) + box_bytes(value, box)
     # Boxes of one value may share some of it.
     found = {v: min(n, v.size * itemsize(v.aval)) for v, n in found.items()}
     for box, _, value in shard.writes():
-        found[value] = found.get(value, 0) + _bytes(value, box)
+        found[value] = found.get(value, 0) + box_bytes(value, box)
     return found
-
-
-def _bytes(value: Value, box: Box) -> int:
-    return math.prod(shape_of(box)) * itemsize(value.aval)
 
 
 def moved_bytes(cut_program: CutProgram) -> tuple[int, int]:

@@ -19,9 +19,9 @@ from shardmap.arrays.sources.registry import Away
 from shardmap.plan.away.cores import take_share_of_all, where
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.tasks import Read, Write, run_task
-from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import Box, slices, volume
+from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.run.buffers import FOLDED, Fold, fold
 from shardmap.plan.run.shards import Shard
 from shardmap.plan.run.workers import ShardError
@@ -219,8 +219,8 @@ class Dask(Elsewhere):
         Its nodes come here as soon as that is little, and so what a lost worker had is
         little too.
         """
-        read = sum(volume(box) * itemsize(v.aval) for v, box in shard.recipe.reads)
-        size = volume(box) * itemsize(value.aval)
+        read = sum(box_bytes(*each) for each in shard.recipe.reads)
+        size = box_bytes(value, box)
         levels, shards = 1, FOLDED
         while shards < self.cut_program.parts[value] and shards * read < FETCHED * size:
             levels, shards = levels + 1, shards * FOLDED

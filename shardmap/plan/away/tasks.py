@@ -4,7 +4,6 @@ It gets an exported function and, for each box that it reads or writes, either w
 value lies or the bytes themselves. What it cannot write comes back.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -148,7 +147,3 @@ class Functions:
         if function not in self._blobs:
             self._blobs[function] = exported(function, arg_avals(shard.recipe))
         return self._blobs[function]
-
-
-def bytes_of(shape: Sequence[int], dtype: Any) -> int:
-    return math.prod(shape) * np.dtype(dtype).itemsize

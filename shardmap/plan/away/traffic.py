@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
 from shardmap.arrays.trees import result_names
-from shardmap.plan.away.tasks import Travels, bytes_of
-from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.away.tasks import Travels
+from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.run.buffers import FOLDED
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked, to_travel
@@ -59,12 +58,12 @@ def traffic(
             shard = Shard(cut_program, stage, number)
             for value, box in shard.recipe.reads:
                 key = value, travels.read(value, box) is not None
-                read[key] = read.get(key, 0) + weight * _bytes(value, box)
+                read[key] = read.get(key, 0) + weight * box_bytes(value, box)
             for box, combiner, value in shard.writes():
                 key = value, travels.write(box, combiner, value) is not None
                 if combiner != "insert" and cut_program.parts[value] > FOLDED:
                     folded.add(value)
-                written[key] = written.get(key, 0) + weight * _bytes(value, box)
+                written[key] = written.get(key, 0) + weight * box_bytes(value, box)
     names = dict(zip(cut_program.graph.inputs, cut_program.names, strict=True))
     results = result_names(cut_program.out_tree)
     for name, output in zip(results, cut_program.graph.outputs, strict=True):
@@ -97,7 +96,3 @@ def _read(there: bool, travels: bool) -> str:
     if there:
         return "are read by the workers"
     return "are sent from here" + ("" if travels else ", as it lies in memory")
-
-
-def _bytes(value: Value, box: Box) -> int:
-    return bytes_of(shape_of(box), "u1") * itemsize(value.aval)

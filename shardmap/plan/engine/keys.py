@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from shardmap._jax.types import Aval
-from shardmap.plan.engine.nodes import Refused
+from shardmap.plan.engine.nodes import Refused, Value
+from shardmap.plan.engine.slices import Box, volume
 
 IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -49,3 +50,8 @@ def itemsize(aval: Aval) -> int:
         data = data_aval(aval)
         return data.dtype.itemsize * data.shape[-1]
     return aval.dtype.itemsize
+
+
+def box_bytes(value: Value, box: Box) -> int:
+    """The bytes of a box of a value as it is stored."""
+    return volume(box) * itemsize(value.aval)

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shardmap.plan.engine.keys import itemsize
-from shardmap.plan.engine.slices import shape_of
+from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
 
@@ -20,7 +19,7 @@ def moved(shard: Shard) -> int:
     """The bytes that a shard reads and writes."""
     boxes = [(value, box) for value, box in shard.recipe.reads]
     boxes += [(value, box) for box, _, value in shard.writes()]
-    return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in boxes)
+    return sum(box_bytes(value, box) for value, box in boxes)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import itertools
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +13,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.context import config_value
-from shardmap.plan.engine.keys import itemsize
-from shardmap.plan.engine.slices import shape_of
+from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Accumulator, Shard
@@ -203,7 +201,7 @@ class Here(Workers):
 def bytes_read(stage: Stage) -> int:
     """What the first shard of a stage reads."""
     reads = stage.recipe(0)[1].reads
-    return sum(math.prod(shape_of(box)) * itemsize(v.aval) for v, box in reads)
+    return sum(box_bytes(value, box) for value, box in reads)
 
 
 class InThreads(Workers):
