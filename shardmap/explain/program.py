@@ -30,10 +30,9 @@ from shardmap.explain.read.meshes import (
 from shardmap.explain.read.remarks.on_program import LARGE
 from shardmap.explain.read.sent import Sent, missing
 from shardmap.explain.read.source import definition_of
-from shardmap.explain.read.visitor import Facts, facts_of
+from shardmap.explain.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explain.read.vmaps import marked
 from shardmap.explain.report import ArrayLayout, Cost, Held
-from shardmap.plan.inside.primitive import chunked_p
 from shardmap.units import size
 
 
@@ -133,7 +132,7 @@ class Program:
         found = facts_of(self.jaxpr, source)
         # Marks would keep a function in pieces from being cut.
         has_vmaps = any(axis.kind == "vmap" for axis in found.axes)
-        if not has_vmaps or chunked_p in found.primitives:
+        if not has_vmaps or CHUNKED in found.primitives:
             return found
         try:
             traced = functions.traced(self.fun, *marked((self.args, self.kwargs)))
@@ -181,7 +180,7 @@ class Program:
             )
         if not self.is_abstract:
             notes += missing(self.facts.collectives, self.collectives)
-        if self.collectives and cond_p in self.facts.primitives:
+        if self.collectives and cond_p.name in self.facts.primitives:
             notes.append(
                 "Collectives in a branch count as if the branch were always taken."
             )

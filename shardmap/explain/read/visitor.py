@@ -13,7 +13,7 @@ from shardmap._jax.primitives import (
     vmaps_around,
     walked_axes,
 )
-from shardmap._jax.types import Equation, Jaxpr, Primitive, Var
+from shardmap._jax.types import Equation, Jaxpr, Var
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read import loops
 from shardmap.explain.read.collectives import group_size
@@ -27,8 +27,9 @@ from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering import decision
 from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.plan.inside.primitive import chunked_p, computed, cut
 
+CHUNKED = "chunked"
+"""The name of the primitive of functions in pieces."""
 _SAME = "no in_specs= cut anything along it"
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _UNKNOWN_VMAP = "its size is not visible, as it is not over arguments"
@@ -61,7 +62,7 @@ class Facts(NamedTuple):
       collectives: the operation and the line of each of its collectives, but of those
         that are left to the partitioner.
       constraints: the layouts that it asks for.
-      primitives: all that it has.
+      primitives: the names of all that it has.
       is_partitioned: whether a map leaves its collectives to the partitioner.
     """
 
@@ -69,7 +70,7 @@ class Facts(NamedTuple):
     over: Mapping[int, frozenset[tuple[int, int]]]
     collectives: frozenset[tuple[str, str | None]]
     constraints: tuple[LayoutConstraint, ...]
-    primitives: frozenset[Primitive]
+    primitives: frozenset[str]
     is_partitioned: bool
 
 
@@ -116,7 +117,7 @@ class _Visitor:
         self.over: dict[int, set[tuple[int, int]]] = {}
         self.collectives: set[tuple[str, str | None]] = set()
         self.constraints: list[LayoutConstraint] = []
-        self.primitives: set[Primitive] = set()
+        self.primitives: set[str] = set()
         self.is_partitioned = False
         self._origins = origins
         self._seen: dict[Any, int] = {}
@@ -176,7 +177,7 @@ class _Visitor:
         forward = list(stack)
         rest_of_loop = False
         for equation in jaxpr.eqns:
-            self.primitives.add(equation.primitive)
+            self.primitives.add(equation.primitive.name)
             self._origins.note(equation)
             depth = vmaps_around(equation)
             rest_of_loop &= depth > 0
@@ -207,7 +208,7 @@ class _Visitor:
                 self._shard_map(equation, here, is_pmap(equation))
             elif equation.primitive is while_p:
                 self._while(equation, here)
-            elif equation.primitive is chunked_p:
+            elif equation.primitive.name == CHUNKED:
                 self._chunked(equation, here)
             else:
                 for inner in jaxprs_in(equation.params):
@@ -298,6 +299,9 @@ class _Visitor:
 
     def _chunked(self, equation: Equation, around: Scope) -> None:
         """Adds the loop of each stage of a function in pieces."""
+        # What cuts functions is much to load, and only here it is needed.
+        from shardmap.plan.inside.primitive import computed, cut
+
         params = equation.params
         whole, _ = computed(params["jaxpr"])
         for stage in cut(whole, params["asked"], params["options"]).stages:
