@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from shardmap._jax import other_jax
@@ -14,6 +13,8 @@ from shardmap._jax.types import Aval
 try:
     from jax._src import config as _config
     from jax._src import mesh as _mesh
+
+    # `jax.Array` is an interface: attributes that it is given do not reach the arrays.
     from jax._src.array import ArrayImpl as ArrayType
 except ImportError as error:
     raise other_jax(
@@ -29,18 +30,6 @@ __all__ = [
     "varying_axes",
     "varying_like",
 ]
-
-# `jax.Array` is an interface: what it is given does not reach the arrays themselves.
-# Making one to ask for its type would start a backend.
-if not issubclass(ArrayType, jax.Array):
-    raise other_jax("jax._src.array.ArrayImpl is not the type of JAX's arrays")
-for _name in ("thread_resources", "get_concrete_mesh"):
-    if not hasattr(_mesh, _name):
-        raise other_jax(f"jax._src.mesh has no {_name}, which tells the mesh around")
-if not hasattr(jax.core.ShapedArray((), np.dtype(bool)), "manual_axis_type"):
-    raise other_jax("avals have no manual_axis_type, which tells where arrays differ")
-if not hasattr(_config, "_check_vma"):
-    raise other_jax("there is no _check_vma, which tells whether avals tell that")
 
 
 def check_types_unchecked() -> None:

@@ -6,7 +6,7 @@ them. Tables of rules need them.
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -109,23 +109,6 @@ def frames_of(equation: Equation) -> Iterator[tuple[str, int, str]]:
         yield frame.file_name, frame.line_num, frame.function_name
 
 
-def _check_sources() -> None:
-    def back(x: Value) -> Any:
-        return jax.linear_transpose(lax.neg, x)(x)
-
-    equation = equation_of("neg", jax.vmap(back), np.zeros(1, np.float32))
-    said = vmaps_around(equation), is_transposed(equation)
-    functions = [function for _, _, function in frames_of(equation)]
-    if said != (1, True) or "neg" not in functions:
-        raise other_jax(
-            "shardmap reads under which transformations equations stand, and which "
-            f"line made them, but of one that it knows JAX says {said} and {functions}"
-        )
-
-
-_check_sources()
-
-
 # Parameters
 
 
@@ -143,22 +126,3 @@ def scan_counts(params: Params) -> tuple[int, int]:
     # From JAX 0.12 on.
     consts, carries, *_ = params["ft_in"].unpack()
     return len(list(consts.vals)), len(list(carries.vals))
-
-
-def _check_scan() -> None:
-    def step(carry: Sequence[Value], x: Value) -> tuple[Any, Any]:
-        return (carry[0] + x, carry[1] * y), None
-
-    y = np.ones(2, np.float32)
-    xs = np.ones(3, np.float32)
-    start = np.float32(0), y
-    equation = equation_of("scan", lambda x, y: lax.scan(step, start, x)[0], xs, y)
-    consts, carries = scan_counts(equation.params)
-    if len(equation.invars) - consts - carries != 1 or carries != 2:
-        raise other_jax(
-            f"shardmap reads of a scan that it has {consts} constants and {carries} "
-            f"carries among {len(equation.invars)} operands, which is wrong"
-        )
-
-
-_check_scan()

@@ -8,8 +8,6 @@ import jax.api_util
 from jax._src import config
 from jax._src.api_util import InternalFloatingPointError
 
-from shardmap._jax import other_jax
-
 
 def copy_stage(stage: object, into: object) -> None:
     """Makes an object of a derived class the same stage.
@@ -27,14 +25,6 @@ def copy_stage(stage: object, into: object) -> None:
                 setattr(into, slot, getattr(stage, slot))
     if hasattr(stage, "__dict__"):
         vars(into).update(vars(stage))
-
-
-for _stage in (jax.stages.Lowered, jax.stages.Compiled):
-    if not vars(_stage).get("__slots__"):
-        raise other_jax(
-            f"shardmap adds to jax.stages.{_stage.__name__} by copying its slots, but "
-            "it has none"
-        )
 
 
 FoundNaN = InternalFloatingPointError
@@ -121,25 +111,6 @@ def trace_as(
         static_argnums=static_argnums,
         static_argnames=static_argnames,
     )
-
-
-def _check_trace_as() -> None:
-    def named(x: Any) -> Any:
-        return x
-
-    def traced(*leaves: Any) -> Any:
-        return leaves[0]
-
-    trace_as(traced, "a check", named, ({"w": 0},), {})
-    said = repr(jax.make_jaxpr(traced)(0).jaxpr.debug_info)
-    if "named" not in said or "x['w']" not in said.replace("\\", ""):
-        raise other_jax(
-            "shardmap tells JAX the names of functions and arguments for its errors, "
-            f"but it takes them for {said}"
-        )
-
-
-_check_trace_as()
 
 
 SLOW_LEADING_SUMS = jax.__version_info__ < (0, 12)

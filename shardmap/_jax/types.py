@@ -123,6 +123,5 @@ class MapParams(TypedDict):
     inner_axes: tuple[str, ...]
     batch_size: int | None
     lowering: Literal["manual", "spmd"]
-    kind: str
     layout: str
     mesh_jaxpr: Jaxpr | None

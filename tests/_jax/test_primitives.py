@@ -9,7 +9,7 @@ from jax.extend import source_info_util
 
 from shardmap._jax import lax_primitives, primitives
 from shardmap._jax.types import Primitive
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, opened
 
 X = np.ones((2, 2), np.float32)
 
@@ -85,6 +85,19 @@ def test_the_operands_of_a_scan_are_counted(consts, carries):
 
     equation = primitives.equation_of("scan", run, np.ones(4, np.float32), *held)
     assert primitives.scan_counts(equation.params) == (consts, carries)
+
+
+def test_the_operands_of_a_linear_solve_are_told():
+    def use(x, y):
+        return lax.custom_linear_solve(
+            lambda v: v * x, x + y, lambda _, b: b / x, lambda _, b: b / x
+        )
+
+    equation = primitives.equation_of(
+        "custom_linear_solve", use, np.float32(2), np.float32(3)
+    )
+    jaxpr, operands = lax_primitives.linear_solve(equation)
+    assert len(opened(jaxpr).invars) == len(operands) >= 2
 
 
 def test_the_parameters_of_checkpoint_are_all_that_it_takes():

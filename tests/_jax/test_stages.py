@@ -1,10 +1,16 @@
-"""JAX's stages become those of a class of ours, with all that they hold."""
+"""Stages of JAX as a class of ours, calls of compiled programs, and names in errors."""
 
 import jax
 import numpy as np
 import pytest
 
-from shardmap._jax.stages import copy_stage, is_lost_connection
+from shardmap._jax.stages import (
+    Refused,
+    copy_stage,
+    dispatcher,
+    is_lost_connection,
+    trace_as,
+)
 
 X = np.ones(3, np.float32)
 
@@ -41,3 +47,59 @@ def test_a_copied_stage_is_the_same_stage():
 )
 def test_errors_of_lost_connections_are_told_from_others(message, is_lost):
     assert is_lost_connection(RuntimeError(message)) is is_lost
+
+
+def compiled_for(*args, fun=lambda x, y: x * y):
+    return jax.jit(fun).trace(*args).lower().compile()
+
+
+def test_a_dispatcher_refuses_what_jit_would_trace_anew():
+    call, calls_host = dispatcher(compiled_for(X, 2.0))
+    assert not calls_host
+    for _ in range(3):
+        np.testing.assert_array_equal(call(X, 2.0), 2 * X)
+    with pytest.raises(Refused, match="other weak types"):
+        call(X, np.float32(2))
+    with pytest.raises(Refused, match="another configuration of JAX"):
+        with jax.default_matmul_precision("highest"):
+            call(X, 2.0)
+    for args in [(X[:2], 2.0), (X, 2), ((X, 2.0),), (X,)]:
+        with pytest.raises(TypeError, match="compiled"):
+            call(*args)
+    np.testing.assert_array_equal(call(X, 3.0), 3 * X)
+
+
+def test_a_dispatcher_refuses_other_shardings():
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    cut = jax.NamedSharding(mesh, jax.P("i"))
+    x = jax.device_put(np.arange(8, dtype=np.float32), cut)
+    call, _ = dispatcher(compiled_for(x, fun=lambda x: x + 1))
+    np.testing.assert_array_equal(call(x), x + 1)
+    with pytest.raises(ValueError, match="input shardings"):
+        call(jax.device_put(x, jax.NamedSharding(mesh, jax.P())))
+
+
+def test_a_dispatcher_says_whether_the_host_is_called():
+    def fun(x):
+        jax.debug.callback(lambda x: None, x)
+        return x + 1
+
+    call, calls_host = dispatcher(compiled_for(X, fun=fun))
+    assert calls_host
+    np.testing.assert_array_equal(call(X), X + 1)
+    with pytest.raises(TypeError, match="compiled"):
+        call(X[:2])
+    jax.effects_barrier()
+
+
+def test_jax_speaks_of_the_users_function_and_arguments():
+    def named(x):
+        return x
+
+    def traced(*leaves):
+        return leaves[0]
+
+    trace_as(traced, "a test", named, ({"w": 0},), {})
+    said = repr(jax.make_jaxpr(traced)(0).jaxpr.debug_info).replace("\\", "")
+    assert "named" in said
+    assert "x['w']" in said
