@@ -95,11 +95,11 @@ class Result(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """At most 16 partial results or nodes of their tree, put together.
+    """At most 16 partial results, or nodes of their tree, put together in a file.
 
     Attributes:
       name: the file.
-      stage, number: the last shard whose results are in it.
+      stage, number: the last shard that has a part in it, whose task makes the file.
       value, box: of what.
       combiner: how.
       nodes: what is put together.
@@ -120,7 +120,7 @@ Node: TypeAlias = Result | Folded
 
 
 class Values(Accumulator):
-    """What later stages need, in files; results of shards are there when they are."""
+    """What later stages need. Results of shards are not put together in memory."""
 
     def put(self, shard: Shard, result: Sequence[Any]) -> None:
         pass
@@ -164,9 +164,9 @@ class ArrayJob:
                     count = self.cut_program.parts[value]
                     trees[value, box] = Tree(name, value, box, combiner, count)
                 for folded in trees[value, box].add(node):
-                    if self.task.owner(stage, folded.number) == self.task.index:
-                        if not self.path(folded).exists():
-                            self.make(folded)
+                    owner = self.task.owner(stage, folded.number)
+                    if owner == self.task.index and not self.path(folded).exists():
+                        self.make(folded)
                     if folded.is_top:
                         nodes[value][box] = folded
         later = [each for each in self.cut_program.stages if each.number > stage.number]
