@@ -43,7 +43,7 @@ from shardmap.plan.lax import (
 from shardmap.plan.lax.control import along, branches, loops, mapped, written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
-from shardmap.plan.lax.staged import asked, counting, recut, sort, tall, top
+from shardmap.plan.lax.staged import barrier, counting, sort, tall, top
 from shardmap.plan.lax.staged.chosen import Chosen, layered
 from shardmap.plan.lax.staged.one_pass import products, statistics
 
@@ -140,7 +140,7 @@ TABLE = RuleTable(otherwise=special.collective)
 
 KINDS: dict[str, dict[Any, RuleMaker]] = {
     "each element from those at its place": pointwise.RULES,
-    "moved, shifted, repeated": shape.RULES | asked.RULES | recut.RULES,
+    "moved, shifted, repeated": shape.RULES | barrier.RULES,
     "merged and split axes": reshape.RULES,
     "reductions and contractions": reduce.RULES | counting.RULES,
     "running reductions": prefix.RULES,
@@ -271,7 +271,7 @@ def _analysed(
         calls = plain._replace(rewrites=layered(tables))
         graph = flatten(closed, calls)
         if out_cuts is not None:
-            asked.ask(graph, out_cuts)
+            barrier.ask(graph, out_cuts)
         analysis = Analysis(graph, TABLE, cuts, partial, keeps)
         ended = [ended.node for ended in analysis.ended]
         summed = [graph.nodes[each.node] for each in analysis.reductions]

@@ -13,10 +13,12 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import SCATTER_SUB
-from shardmap._jax.types import Equation
+from shardmap._jax.types import Equation, Primitive
+from shardmap.arrays.combining import COMBINE
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Graph, Operand, traced
 from shardmap.plan.lax.indexed.known import evaluated
+from shardmap.plan.lax.indexed.scatter import COMBINERS
 
 
 def _starts(
@@ -76,7 +78,7 @@ def one_update(
     starts = _starts(ins, axes, taken)
     if starts is None:
         return None
-    combine = COMBINE[equation.primitive]
+    combine = _combine(equation.primitive)
     spans = [
         (k, a, a + n)
         for k, (a, n) in enumerate(zip(starts, taken, strict=True))
@@ -101,16 +103,14 @@ def one_update(
     return graph.inline(traced(updated, operands), operands, source)
 
 
-COMBINE: dict[Any, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    p.scatter_p: lambda x, update: update,
-    p.scatter_add_p: lax.add,
-    p.scatter_max_p: lax.max,
-    p.scatter_min_p: lax.min,
-    p.scatter_mul_p: lax.mul,
-    SCATTER_SUB: lax.sub,
-}
+def _combine(primitive: Primitive) -> Callable[[Any, Any], Any]:
+    """How an element and its update become one."""
+    if primitive is p.scatter_p:
+        return lambda x, update: update
+    return lax.sub if primitive is SCATTER_SUB else COMBINE[COMBINERS[primitive]]
+
 
 WHEN_CUT: dict[Any, Any] = {
     p.gather_p: one_slice,
-    **dict.fromkeys(COMBINE, one_update),
+    **dict.fromkeys([p.scatter_p, *COMBINERS], one_update),
 }

@@ -10,21 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardmap._jax.types import Equation
-from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import (
     Graph,
     Node,
     Operand,
-    PlanPrimitive,
     Rewrite,
     Value,
     avals,
 )
 from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Link, Origins, Rule
+from shardmap.plan.engine.rules import Cut, Origins
 from shardmap.plan.lax import batched
-
-RECUT = PlanPrimitive("change of cut")
+from shardmap.plan.lax.staged.barrier import barrier
 
 
 def changes(analysis: Analysis) -> dict[int, tuple[Node, int, Cut]]:
@@ -77,36 +74,8 @@ def rewrite(chosen: Mapping[int, tuple[Node, int, Cut]]) -> dict[Any, Rewrite]:
             return None
         _, axis, cut = chosen[id(equation.params)]
         [operand] = ins
-        params = {"axis": axis, "at": cut.at, "origins": sorted(cut.origins)}
-        changed = graph.add(RECUT, params, ins, [operand.aval], source)
+        changed = barrier(graph, operand, source, cuts={axis: cut})
         made = avals(equation.outvars)
-        return graph.add(equation.primitive, equation.params, changed, made, source)
+        return graph.add(equation.primitive, equation.params, [changed], made, source)
 
     return {node.primitive: with_change for node, _, _ in chosen.values()}
-
-
-class Recut(Factors):
-    """The same value, complete, and cut along one axis."""
-
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        params = self.node.params
-        out = [UNCUT] * len(cuts[0])
-        out[params["axis"]] = Cut(params["at"], False, frozenset(params["origins"]))
-        return Forward([out])
-
-    def links(self) -> list[list[Link]]:
-        return []
-
-
-def rule(node: Node) -> Rule:
-    axes = range(len(node.in_shapes[0]))
-    return Recut(
-        node,
-        [axes],
-        [axes],
-        emitter=lambda local: local.values,
-        complete=frozenset({0}),
-    )
-
-
-RULES: dict[Any, Any] = {RECUT: rule}

@@ -39,7 +39,7 @@ from shardmap.plan.engine.rules import (
 from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
 from shardmap.plan.lax.indexed.known import iota_of
 from shardmap.plan.lax.prefix import common_cuts
-from shardmap.plan.lax.staged.recut import RECUT
+from shardmap.plan.lax.staged.barrier import barrier
 
 RUNS, MERGED = PlanPrimitive("sorted pieces"), PlanPrimitive("merged pairs of pieces")
 
@@ -66,11 +66,8 @@ def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> Rewrite:
         for pairs in layers(edges):
             params = {**shared, "pairs": pairs}
             runs = graph.add(MERGED, params, [*runs, *runs], avals, source)
-        params = {"axis": axis, "at": cut.at, "origins": shared["origins"]}
         made = runs if len(runs) == count else [*runs[:keys], *runs[keys + 1 :]]
-        return [
-            graph.add(RECUT, params, [each], [each.aval], source)[0] for each in made
-        ]
+        return [barrier(graph, each, source, cuts={axis: cut}) for each in made]
 
     return by_pieces
 

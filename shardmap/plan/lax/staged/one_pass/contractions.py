@@ -20,6 +20,7 @@ from shardmap.plan.engine.keys import itemsize
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, traced
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import meet
+from shardmap.plan.lax.staged.barrier import barrier
 from shardmap.plan.lax.staged.one_pass.products import (
     PRODUCTS,
     Dims,
@@ -30,7 +31,6 @@ from shardmap.plan.lax.staged.one_pass.products import (
 from shardmap.plan.lax.staged.one_pass.statistics import (
     EXPONENTIALS,
     SQUARES,
-    TOGETHER,
     EdgesOfAxes,
     Statistic,
     constant_along,
@@ -216,7 +216,7 @@ def write(
     )
     made = jax.core.ShapedArray((len(params.edges) - 1, *one.shape), one.dtype)
     [own] = graph.add(PRODUCTS, {"params": params}, operands, [made], source)
-    [products] = graph.add(TOGETHER, {"axes": (0,)}, [own], [made], source)
+    products = barrier(graph, own, source, passing=range(1, len(made.shape)))
     numbers = [
         None
         if edges is None or side.kind is None

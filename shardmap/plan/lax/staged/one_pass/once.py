@@ -31,6 +31,7 @@ from shardmap.plan.engine.nodes import (
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.lax.reduce import places_fit
+from shardmap.plan.lax.staged.barrier import barrier
 from shardmap.plan.lax.staged.one_pass import contractions
 from shardmap.plan.lax.staged.one_pass.contractions import Product
 from shardmap.plan.lax.staged.one_pass.products import ProductParams
@@ -38,7 +39,6 @@ from shardmap.plan.lax.staged.one_pass.statistics import (
     EXPONENTIALS,
     OF_PIECES,
     SQUARES,
-    TOGETHER,
     EdgesOfAxes,
     Statistic,
     all_exponentials,
@@ -278,9 +278,9 @@ class _Writer:
         def part(k: int) -> Operand:
             own = self._made[key][k]
             if own not in self._complete:
-                params = {"axes": axes_of(edges)}
-                [whole] = graph.add(TOGETHER, params, [own], [own.aval], source)
-                self._complete[own] = whole
+                gone = axes_of(edges)
+                passing = [k for k in range(len(own.shape)) if k not in gone]
+                self._complete[own] = barrier(graph, own, source, passing=passing)
             return moved(graph, self._complete[own], perm, source)
 
         return part

@@ -29,7 +29,6 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.emitting import running
-from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import (
     Graph,
     Node,
@@ -50,7 +49,7 @@ from shardmap.plan.engine.rules import (
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, Window, hull_of
 
-OF_PIECES, TOGETHER = PlanPrimitive("statistics of pieces"), PlanPrimitive("all pieces")
+OF_PIECES = PlanPrimitive("statistics of pieces")
 
 EdgesOfAxes = tuple[tuple[int, ...], ...]
 """Where the pieces of each axis begin, and its end; of an axis not reduced, none."""
@@ -352,27 +351,4 @@ class OfPieces(Rule):
         return [lax.concatenate(rows, axis) for rows in zip(*columns, strict=True)]
 
 
-class Together(Factors):
-    """Those of all pieces, complete: each shard that needs some gets all of them."""
-
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        axes = self.node.params["axes"]
-        return Forward([[UNCUT if k in axes else c for k, c in enumerate(cuts[0])]])
-
-    def links(self) -> list[list[Link]]:
-        axes = self.node.params["axes"]
-        return [group for group in super().links() if group[0].axis not in axes]
-
-
-def together(node: Node) -> Rule:
-    axes = range(len(node.in_shapes[0]))
-    return Together(
-        node,
-        [axes],
-        [axes],
-        emitter=lambda local: local.values,
-        complete=frozenset({0}),
-    )
-
-
-RULES: dict[Any, RuleMaker] = {OF_PIECES: OfPieces, TOGETHER: together}
+RULES: dict[Any, RuleMaker] = {OF_PIECES: OfPieces}

@@ -1,4 +1,4 @@
-"""Cuts that begin at results."""
+"""Cuts that begin at results and inside a function."""
 
 import jax
 import jax.numpy as jnp

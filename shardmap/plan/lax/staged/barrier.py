@@ -1,0 +1,103 @@
+"""An identity at which cuts end and others begin."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from shardmap.plan.engine.factors import Factors
+from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
+from shardmap.plan.engine.rules import (
+    Cut,
+    Forward,
+    Link,
+    Rule,
+    RuleMaker,
+    meet,
+    nothing_passes,
+)
+
+BARRIER = PlanPrimitive("barrier")
+
+
+def barrier(
+    graph: Graph,
+    value: Operand,
+    source: str,
+    *,
+    passing: Collection[int] = (),
+    cuts: Mapping[int, Cut] | None = None,
+    complete: bool = True,
+) -> Value:
+    """Adds a barrier to a graph, and returns what stands behind it.
+
+    Args:
+      graph: the graph.
+      value: what stands before it.
+      source: where the user wrote it.
+      passing: the axes along which cuts of ``value`` go on.
+      cuts: the cuts that begin, by axis.
+      complete: whether a stage before must have made ``value``.
+    """
+    begin = cuts or {}
+    origins = frozenset().union(*(cut.origins for cut in begin.values()))
+    params = {
+        "passing": tuple(sorted(passing)),
+        "begin": tuple((axis, begin[axis].at) for axis in sorted(begin)),
+        "origins": tuple(sorted(origins)),
+        "complete": complete,
+    }
+    [behind] = graph.add(BARRIER, params, [value], [value.aval], source)
+    return behind
+
+
+def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
+    """Cuts the outputs of a graph.
+
+    What a function makes of no argument that is cut, such as random numbers of a key,
+    is then made piece by piece.
+
+    Args:
+      graph: the graph, whose outputs are replaced.
+      cuts: of each output's axes.
+    """
+    for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=True)):
+        if isinstance(output, Value) and any(cut.at for cut in row):
+            graph.outputs[k] = barrier(
+                graph,
+                output,
+                "out_slices",
+                passing=range(len(row)),
+                cuts=dict(enumerate(row)),
+                complete=False,
+            )
+
+
+class Barrier(Factors):
+    """See the module."""
+
+    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
+        params = self.node.params
+        begin, origins = dict(params["begin"]), frozenset(params["origins"])
+        made = []
+        for axis, cut in enumerate(cuts[0]):
+            own = Cut(begin.get(axis, ()), origins=origins)
+            made.append(meet([cut, own] if axis in params["passing"] else [own]))
+        return Forward([made])
+
+    def links(self) -> list[list[Link]]:
+        passing = self.node.params["passing"]
+        return [group for group in super().links() if group[0].axis in passing]
+
+
+def rule(node: Node) -> Rule:
+    axes, complete = range(len(node.in_shapes[0])), node.params["complete"]
+    return Barrier(
+        node,
+        [axes],
+        [axes],
+        emitter=lambda local: local.values,
+        complete=frozenset({0} if complete else ()),
+        commutes=nothing_passes if complete else lambda combiner, pending: combiner,
+    )
+
+
+RULES: dict[Any, RuleMaker] = {BARRIER: rule}
