@@ -139,7 +139,6 @@ ONE_BY_ONE = [
         p.cbrt_p,
         p.ceil_p,
         p.clamp_p,
-        p.clz_p,
     ),
     *(p.clz_p, p.conj_p, p.cos_p, p.cosh_p, p.digamma_p, p.eq_p, p.eq_to_p),
     *(p.erf_p, p.erf_inv_p, p.erfc_p, p.exp_p, p.exp2_p, p.expm1_p, p.floor_p, p.ge_p),
