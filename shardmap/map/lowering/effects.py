@@ -20,8 +20,9 @@ from shardmap._jax.effects import DEBUG_EFFECT, happens_outside, io_effects
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.map.collectives.split import is_collective
-from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.collectives.split_axis import SplitAxis, pad_last
 from shardmap.map.lowering.host_calls import happens_here
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -77,6 +78,11 @@ def _check_control_flow(equation: Equation, axis: SplitAxis) -> None:
     elif equation.primitive in (while_p, cond_p) and equation.effects & io_effects():
         what = f"jax.experimental.io_callback in a {equation.primitive}"
         remedy = "Use shardmap.tap, with result_shape= for what it returns"
+    elif equation.primitive is while_p and _waits_for_nobody(equation, axis):
+        what = (
+            "a tap with result_shape= in a while_loop, where a block has empty places"
+        )
+        remedy = "Use as many devices as divide the elements"
     else:
         return
     raise NotImplementedError(
@@ -89,6 +95,16 @@ def _check_control_flow(equation: Equation, axis: SplitAxis) -> None:
 def _calls_in_order(condition: ClosedJaxpr) -> bool:
     """Whether a loop forgets what elements had that have ended, for an effect."""
     return any(map(happens_outside, condition.effects - {DEBUG_EFFECT}))
+
+
+def _waits_for_nobody(loop: Equation, axis: SplitAxis) -> bool:
+    """Whether a loop may go on for ever, with zeros for elements that do not exist."""
+    is_partly_empty = bool(axis.padding and axis.device_axes)
+    return is_partly_empty and any(
+        equation.primitive is each_p and equation.outvars
+        for jaxpr in jaxprs_in(loop.params)
+        for equation in equations(jaxpr)
+    )
 
 
 def _abstract_eval(
@@ -126,11 +142,17 @@ def _batching_rule(
             results = what.bind(*operands, **dict(params))
             return list(results) if what.multiple_results else [results]
 
-        if not axis.padding:
-            return call(*mapped)
-        return if_present(index, axis.size, call, *mapped)
+        if axis.padding and axis.device_axes:
+            return if_present(index, axis.size, call, *mapped)
+        return call(*mapped)
 
-    results = lax.map(element, [axis.indices(), *batched])
+    elements = [axis.indices(), *batched]
+    if axis.device_axes:
+        results = lax.map(element, elements)
+    else:
+        # Without a branch: XLA hangs on CPU where it partitions several with calls.
+        results = lax.map(element, [array[: axis.size] for array in elements])
+        results = [pad_last(result, axis.padding, 0) for result in results]
     return results, [0] * len(results)
 
 

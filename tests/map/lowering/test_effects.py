@@ -231,6 +231,11 @@ def test_vectorised_elements_call_together(kind, place):
         ):
             f(x)
         return
+    if (kind, place) == ("tap's result", "several"):
+        # The empty places would have no number that ends the loop.
+        with pytest.raises(NotImplementedError, match="block has empty places"):
+            f(x)
+        return
     np.testing.assert_array_equal(f(x), np.maximum(x, 3))
     sm.taps_barrier()
     assert set(seen) == set(x.tolist())
