@@ -154,6 +154,12 @@ else:
             "install": "shardmap.compat.install",
         },
     )
-    later.explain_in("shardmap.explain.explanation")
+    # What maps and plans ask of what stands on them.
+    later.provide(
+        batch_that_fits="shardmap.plan.inside.batch_size",
+        explain="shardmap.explain.api",
+        explanation_of="shardmap.explain.explanation",
+        html_of="shardmap.explain.draw.notebook",
+    )
 
 del TYPE_CHECKING, later

@@ -20,34 +20,17 @@ class _Module:
 logging = _Module("absl.logging")
 """Nothing is logged before the first call of a map."""
 
-_explainers: list[str] = []
+_providers: dict[str, str] = {}
 
 
-def explain_in(module: str) -> None:
-    """Names the module that has ``html_of`` and ``explanation_of``.
-
-    It stands above what it explains, and is imported when somebody asks.
-    """
-    _explainers[:] = [module]
+def provide(**modules: str) -> None:
+    """Says which module has each function that modules below it ask for."""
+    _providers.update(modules)
 
 
-def html_of(value: object) -> str:
-    """What a notebook shows of a value of ours."""
-    [module] = _explainers
-    text: str = importlib.import_module(module).html_of(value)
-    return text
-
-
-def explanation_of(title: str, text: str, stages: tuple[Any, ...]) -> Any:
-    """The `Explanation` of a plan, or of a function in pieces.
-
-    Args:
-      title: what it is, in a line.
-      text: each axis of each argument, then each stage.
-      stages: what each makes, reads and keeps.
-    """
-    [module] = _explainers
-    return importlib.import_module(module).explanation_of(title, text, stages)
+def ask(name: str) -> Any:
+    """A function of a module above, which is imported when it is first asked for."""
+    return getattr(importlib.import_module(_providers[name]), name)
 
 
 def attach(

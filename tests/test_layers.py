@@ -22,6 +22,9 @@ ROOMS = [
     "map",
     "map.rules",
     "map.lowering",
+    "api.calls",
+    "api.elements",
+    "api",
     "plan.engine",
     "plan.lax.control",
     "plan.lax.indexed",
@@ -37,9 +40,6 @@ ROOMS = [
     "explain.read",
     "explain.draw",
     "explain",
-    "api.calls",
-    "api.elements",
-    "api",
     "compat",
     "extend",
     "__init__",
@@ -61,13 +61,23 @@ def room(module):
     return max((r for r in ROOMS if f"{module}.".startswith(f"{r}.")), key=len)
 
 
+class _NoTypes(ast.NodeTransformer):
+    def visit_If(self, node):
+        """What only types need is imported by no program."""
+        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+
+def _without_types(tree):
+    return _NoTypes().visit(tree)
+
+
 def imports(source):
     """The modules of this package that a file imports, `__init__` for its root.
 
     A string that is the name of one stands for its import: something imports it later.
     """
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_without_types(ast.parse(source))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

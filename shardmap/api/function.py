@@ -27,6 +27,7 @@ from shardmap.api.calls import kept, stages
 from shardmap.api.calls.options import Options
 from shardmap.api.calls.programs import Args, CompiledEntry, Kwargs
 from shardmap.api.calls.statics import wrap_statics
+from shardmap.later import ask
 from shardmap.map import contexts
 
 if TYPE_CHECKING:
@@ -133,10 +134,8 @@ class Mapped(Generic[P, R]):
         Returns:
           An `Explanation`; see `shardmap.explain`.
         """
-        # What only explains is loaded when it is first asked.
-        from shardmap.explain.api import explain
-
-        return explain(self)(*args, **kwargs)
+        explanation: Explanation = ask("explain")(self)(*args, **kwargs)
+        return explanation
 
     @property
     def static_argnums(self) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from typing import Any
 from shardmap.explain import measured
 from shardmap.explain.draw import html, sections
 from shardmap.explain.draw.document import Document
-from shardmap.explain.draw.notebook import html_of as html_of
 from shardmap.explain.draw.text import as_text
 from shardmap.explain.measured import Measurement
 from shardmap.explain.report import Report

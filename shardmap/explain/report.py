@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any, Literal
 
 from shardmap.explain.interconnect import Interconnect
-from shardmap.later import html_of
+from shardmap.later import ask
 from shardmap.sharding.spec import ShardingSpec
 
 AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
@@ -122,7 +122,7 @@ class ArrayLayout:
     devices: tuple[int, ...] = ()
 
     def _repr_html_(self) -> str:
-        return html_of(self)
+        return ask("html_of")(self)
 
     @property
     def num_devices(self) -> int | None:

@@ -10,7 +10,7 @@ import jax.extend.core
 
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
-from shardmap.later import explanation_of
+from shardmap.later import ask
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
@@ -85,7 +85,7 @@ class ChunkedFunction(Generic[P, R]):
         """
         cut_program = self._cut_program(args, kwargs)
         text = report.explain(cut_program)
-        return explanation_of(repr(self), text, report.stage_costs(cut_program))
+        return ask("explanation_of")(repr(self), text, report.stage_costs(cut_program))
 
     def stage_costs(
         self, *args: P.args, **kwargs: P.kwargs

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import plain
-from shardmap.later import explanation_of, html_of
+from shardmap.later import ask
 from shardmap.plan import report
 from shardmap.plan.arguments import CallArguments
 from shardmap.plan.away.engines import engine_of
@@ -216,7 +216,7 @@ class ShardPlan:
         """
         title = str(self).splitlines()[0]
         text = report.explain(self._cut_program)
-        return explanation_of(title, text, self.stage_costs)
+        return ask("explanation_of")(title, text, self.stage_costs)
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:
@@ -229,7 +229,7 @@ class ShardPlan:
         return f"<ShardPlan: {self.num_shards:,} shards in {stages} stage{plural}>"
 
     def _repr_html_(self) -> str:
-        return html_of(self)
+        return ask("html_of")(self)
 
     def __str__(self) -> str:
         return report.summary(self._cut_program)

@@ -50,7 +50,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Aval, Value
-from shardmap.later import html_of
+from shardmap.later import ask
 from shardmap.sharding import conversions
 from shardmap.sharding.mesh import integer, positive
 
@@ -295,7 +295,7 @@ class ShardingSpec:
     __repr__ = _as_code
 
     def _repr_html_(self) -> str:
-        return html_of(self)
+        return ask("html_of")(self)
 
     @property
     def sharded_axis_sizes(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import pytest
 import shardmap as sm
 from shardmap import compat
 
-MAPS = {"pmap", "soft_pmap"}
+MAPS = {"pmap", "sharded_jit", "soft_pmap"}
 MODULES = {"host_callback", "maps", "pjit", "pxla", "util"}
 OF_MODULES = {
     *("SerialLoop", "xmap"),

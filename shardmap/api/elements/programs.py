@@ -19,6 +19,7 @@ from shardmap.api.elements.calls import Element, ElementCall
 from shardmap.api.elements.options import Options
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.arrays.process_local import convert_p, look, parts_along
+from shardmap.later import ask
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
 from shardmap.map.primitives import typed
@@ -79,10 +80,8 @@ class ElementPrograms(Programs[ElementCall, Options]):
             **self._on_devices(axis_size, body.jaxpr, alone),
         }
         if isinstance(options.batch_size, Auto):
-            # What cuts programs is loaded when it is first used.
-            from shardmap.api.elements.memory import batch_that_fits
-
-            params["batch_size"] = batch_that_fits(params, cast(int, options.memory))
+            fits = ask("batch_that_fits")(params, options.memory)
+            params["batch_size"] = fits
         if params["mesh"] is not None and not tracing.inside_map():
             check_inner_meshes(params)
         return ElementCall(

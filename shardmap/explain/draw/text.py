@@ -41,7 +41,7 @@ from shardmap.explain.draw.document import (
     Table,
 )
 from shardmap.explain.draw.grids import GAP, Grid, Grids
-from shardmap.later import html_of
+from shardmap.later import ask
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import printable
 
@@ -110,7 +110,7 @@ class Picture(str):
     drawing: Drawing
 
     def _repr_html_(self) -> str:
-        return html_of(self.drawing)
+        return ask("html_of")(self.drawing)
 
 
 def _lines(grids: Grids) -> list[str]:

@@ -92,6 +92,6 @@ def test_too_little_memory_names_what_needs_it():
         ValueError,
         match=r"memory=9.8 KiB is too little for spmap of pairs: one element holds .* "
         + re.escape("float32[")
-        + r".* made at .*test_memory.py:\d+",
+        + r".* made at .*test_batch_size.py:\d+",
     ):
         mapped(ROWS)
