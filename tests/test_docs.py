@@ -30,7 +30,8 @@ def complaints(test):
     """Runs a doctest and returns what it printed about wrong examples."""
     printed = []
     with jax.numpy_rank_promotion("allow"):  # As users run them.
-        doctest.DocTestRunner(optionflags=FLAGS).run(test, out=printed.append)
+        runner = doctest.DocTestRunner(verbose=False, optionflags=FLAGS)
+        runner.run(test, out=printed.append)
     return "".join(printed)
 
 
