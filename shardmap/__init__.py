@@ -9,7 +9,7 @@ ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))
 
 from typing import TYPE_CHECKING
 
-from shardmap import later
+from shardmap import _lazy
 
 __version__ = "0.1.0"
 
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     )
     from shardmap.units import AUTO
 else:
-    __getattr__, __dir__ = later.attach(
+    __getattr__, __dir__ = _lazy.attach(
         __name__,
         {
             "shardmap.api.mesh_map": ["mesh_map"],
@@ -155,11 +155,11 @@ else:
         },
     )
     # What maps and plans ask of what stands on them.
-    later.provide(
+    _lazy.provide(
         batch_that_fits="shardmap.plan.inside.batch_size",
         explain="shardmap.explain.api",
         explanation_of="shardmap.explain.explanation",
         html_of="shardmap.explain.draw.notebook",
     )
 
-del TYPE_CHECKING, later
+del TYPE_CHECKING, _lazy

@@ -11,7 +11,7 @@ PACKAGE = ROOT / "shardmap"
 # From the bottom up: a module imports from its own room and from those before it. The
 # room of a module is the longest of these names that its own begins with.
 ROOMS = [
-    "later",
+    "_lazy",
     "_jax",
     "units",
     "sharding",
@@ -74,7 +74,7 @@ def _without_types(tree):
 def imports(source):
     """The modules of this package that a file imports, `__init__` for its root.
 
-    A string that is the name of one stands for its import: something imports it later.
+    A string that is the name of one stands for its import: something imports it _lazy.
     """
     found = set()
     for node in ast.walk(_without_types(ast.parse(source))):
@@ -138,7 +138,7 @@ def test_an_upward_import_is_found():
     ]
     assert upward_imports("explain.draw.text", "import shardmap") == ["__init__"]
     later = 'importlib.import_module("shardmap.explain.draw.notebook")'
-    assert upward_imports("later", later) == ["explain.draw.notebook"]
+    assert upward_imports("_lazy", later) == ["explain.draw.notebook"]
     assert upward_imports("map.rules.remat", "from shardmap.map import tracing") == []
     assert upward_imports("__main__", "import shardmap.demo, jax") == []
 

@@ -60,8 +60,8 @@ def test_the_package_only_re_exports():
     assert ast.unparse(later.test) == "TYPE_CHECKING"
     assert all(isinstance(each, ast.ImportFrom) for each in later.body)
     attached, drawn = later.orelse
-    assert ast.unparse(drawn).startswith("later.provide(")
-    assert ast.unparse(deleted) == "del TYPE_CHECKING, later"
+    assert ast.unparse(drawn).startswith("_lazy.provide(")
+    assert ast.unparse(deleted) == "del TYPE_CHECKING, _lazy"
     assert ast.unparse(attached.targets[0]) == "(__getattr__, __dir__)"
     # What type checkers are told is what is imported.
     told = {each.module: [a.name for a in each.names] for each in later.body}

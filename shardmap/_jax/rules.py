@@ -59,7 +59,7 @@ DeadCodeRule = Callable[[Sequence[bool], Equation], tuple[list[bool], Equation |
 equation that is left, if any."""
 
 
-def def_dead_code(primitive: Primitive, rule: DeadCodeRule) -> None:
+def def_dce(primitive: Primitive, rule: DeadCodeRule) -> None:
     """Has JAX remove dead code from equations of ``primitive`` by ``rule``."""
 
     def told(used_outputs: Sequence[bool], *rest: object) -> Any:

@@ -22,12 +22,12 @@ from shardmap._jax import api_boundary, context
 from shardmap._jax.context import nothing_is_traced
 from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
+from shardmap._lazy import ask
 from shardmap.api import pickling
-from shardmap.api.calls import kept, stages
+from shardmap.api.calls import caches, stages
 from shardmap.api.calls.options import Options
 from shardmap.api.calls.programs import Args, CompiledEntry, Kwargs
 from shardmap.api.calls.statics import wrap_statics
-from shardmap.later import ask
 from shardmap.map import contexts
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Mapped(Generic[P, R]):
         # Not its methods: `jax.pmap` puts `lower` among the attributes of a function.
         attributes = getattr(fun, "__dict__", {}).items()
         vars(self).update({k: v for k, v in attributes if not hasattr(type(self), k)})
-        self._programs = kept.kept_for(
+        self._programs = caches.weak_cache(
             fun, (self._kind, options.key()), lambda: self._kind(fun, options)
         )
         # They find the function by a weak reference, to an equal one perhaps.
@@ -91,12 +91,12 @@ class Mapped(Generic[P, R]):
         if context.config_value("jax_disable_jit"):
             return programs.bind(args, kwargs)
         results, entry = programs.run(args, kwargs)
-        looks_always = self._look_at(results)
+        looks_always = self._check_results(results)
         if not (entry is None or kwargs or looks_always):
             self._recent[len(args)] = entry
         return results
 
-    def _look_at(self, results: PyTree) -> bool:
+    def _check_results(self, results: PyTree) -> bool:
         """Looks at the results of a run; whether it has to do so after every one."""
         return False
 

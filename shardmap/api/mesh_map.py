@@ -37,7 +37,7 @@ from shardmap._jax.types import (
     without_sharding,
 )
 from shardmap._jax.walk import jaxprs
-from shardmap.api.calls import kept, options
+from shardmap.api.calls import caches, options
 from shardmap.api.calls.call import Arguments, Call, ProcessLocal
 from shardmap.api.calls.options import Lowering
 from shardmap.api.calls.programs import Args, Kwargs, Programs
@@ -50,7 +50,7 @@ from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.constraint import constraints_in
 from shardmap.map.layout import inner_maps
-from shardmap.map.primitives import typed
+from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.custom_partitioning import without_custom_partitioning
 from shardmap.map.primitives.map_primitive import remove_axis
 from shardmap.map.primitives.shard_maps import axes_used_inside
@@ -238,9 +238,11 @@ class MeshPrograms(Programs[MeshCall, Options]):
     def __init__(self, fun: Callable[..., Any], options: Options) -> None:
         super().__init__(fun, options)
         # JAX finds a trace again by the function that is traced.
-        self._blocks: kept.Kept[Callable[..., tracing.Flattened]] = kept.Kept()
+        self._blocks: caches.LRUCache[Callable[..., tracing.Flattened]] = (
+            caches.LRUCache()
+        )
 
-    def read(
+    def infer_params(
         self,
         args: Args,
         kwargs: Kwargs,
@@ -323,7 +325,8 @@ class MeshPrograms(Programs[MeshCall, Options]):
         around = {
             name
             for name in mesh.axis_names
-            if name in there.manual_axes or tracing.is_bound(tracing.Walks(name))
+            if name in there.manual_axes
+            or tracing.is_bound(tracing.MeshAxisMarker(name))
         }
         if both := self._named_axes() & around:
             raise ValueError(
@@ -352,7 +355,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
 
             static = arguments.static_argnums
             trace_as(block, self.what, fun(), args, kwargs, static)
-            block = self._blocks.keep(key, block)
+            block = self._blocks.setdefault(key, block)
         return block
 
     def _traced(
@@ -375,7 +378,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
             name: mesh.shape[name] for name in own if name not in manual
         }
         if not manual:
-            axes |= {tracing.Walks(name): 1 for name in named}
+            axes |= {tracing.MeshAxisMarker(name): 1 for name in named}
 
         def trace(fun: Callable[..., Any], *args: Value) -> tuple[Any, Any]:
             env = list(axes.items())
@@ -454,7 +457,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         arguments = Arguments.of(args, kwargs)
         if self.across_processes() and not tracing.inside_map():
-            call = self.read(args, kwargs)
+            call = self.infer_params(args, kwargs)
             leaves = as_global(arguments.leaves, call.shardings.operands)
             args, kwargs = arguments.with_leaves(leaves)
         return self._part(*args, **kwargs)
@@ -465,22 +468,25 @@ class MeshPrograms(Programs[MeshCall, Options]):
 
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
             leaves = Arguments.of(args, kwargs).leaves
-            return self.bind_call(self.read(args, kwargs), leaves)
+            return self.bind_call(self.infer_params(args, kwargs), leaves)
 
-        kept.described_like(run, self.fun(), self.name)
+        caches.described_like(run, self.fun(), self.name)
         static = self.options.static_argnums
         return jax.jit(run, static_argnums=static, static_argnames=())
 
     def bind_call(self, call: MeshCall, leaves: Sequence[Value]) -> PyTree:
         run = functools.partial(_bound if call.manual_axes else _vectorized, call)
-        operands = list(map(typed.untyped, leaves))
+        operands = list(map(explicit_sharding.drop_sharding, leaves))
         if context.config_value("jax_disable_jit"):
             with jax.disable_jit(False):
                 results = jax.jit(run)(*operands)
         else:
             results = run(*operands)
         if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-            results = [typed.typed_p.bind(result, sharding=None) for result in results]
+            results = [
+                explicit_sharding.sharding_type_p.bind(result, sharding=None)
+                for result in results
+            ]
         return jax.tree.unflatten(call.out_tree, results)
 
     def agree(self, call: MeshCall) -> None:
@@ -691,7 +697,11 @@ def _along(
     out_dims: Sequence[int | None],
 ) -> Callable[..., list[Any]]:
     """``run``, vectorized along one mesh axis."""
-    walks = [tracing.Walks(str(axis.name))] if {*in_dims, *out_dims} - {None} else []
+    walks = (
+        [tracing.MeshAxisMarker(str(axis.name))]
+        if {*in_dims, *out_dims} - {None}
+        else []
+    )
 
     def mapped(*args: Value) -> list[Any]:
         avals = list(map(remove_axis, map(jax.typeof, args), in_dims))

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import Aval, ClosedJaxpr, PyTree, Value, without_sharding
-from shardmap.api.calls import kept, options
+from shardmap.api.calls import caches, options
 from shardmap.api.calls.call import Arguments, Call, ProcessLocal
 from shardmap.api.calls.programs import Args, Kwargs, Programs
 from shardmap.api.calls.statics import apply_statics
@@ -249,7 +249,7 @@ class PartitionCall(Call):
 class _WithStatics:
     """A function that takes static arguments as `Static`s, to be traced."""
 
-    def __init__(self, fun: kept.WeakFunction) -> None:
+    def __init__(self, fun: caches.WeakFunction) -> None:
         self._fun = fun
 
     @property
@@ -269,9 +269,11 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
     def __init__(self, fun: Callable[..., object], options: Options) -> None:
         super().__init__(fun, options)
         # JAX finds a trace again by the function that is traced.
-        self._with_statics = kept.described_like(_WithStatics(self.fun), fun, self.name)
+        self._with_statics = caches.described_like(
+            _WithStatics(self.fun), fun, self.name
+        )
 
-    def read(
+    def infer_params(
         self,
         args: Args,
         kwargs: Kwargs,
@@ -284,8 +286,8 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         avals = self.leaf_avals(arguments.leaves, lambda: names)
         in_parts = self._in_parts(arguments)
         _check_shapes(what, names, avals, in_parts)
-        untyped = arguments.with_leaves(list(map(without_sharding, avals)))
-        traced = self._jitted(arguments).trace(*untyped[0], **untyped[1])
+        drop_sharding = arguments.with_leaves(list(map(without_sharding, avals)))
+        traced = self._jitted(arguments).trace(*drop_sharding[0], **drop_sharding[1])
         jaxpr, out = traced.jaxpr, traced.out_info
         out_names = trees.leaf_paths("result", out)
         out_parts = _broadcast(
@@ -334,7 +336,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         leaves = Arguments.of(args, kwargs).leaves
-        return self.bind_call(self.read(args, kwargs, alone=False), leaves)
+        return self.bind_call(self.infer_params(args, kwargs, alone=False), leaves)
 
     def bind_part(self, args: Args, kwargs: Kwargs) -> PyTree:
         # Values of an eager gradient have types, which those inside have not.

@@ -38,7 +38,7 @@ class MappedFunction(Mapped[P, R]):
 
     _kind = ElementPrograms
 
-    def _look_at(self, results: PyTree) -> bool:
+    def _check_results(self, results: PyTree) -> bool:
         if self._programs.options.check_replicas:
             _check_copies_agree(self._programs.name, results)
         return self._programs.options.check_replicas

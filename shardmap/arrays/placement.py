@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Sharding
 
 from shardmap._jax.types import Aval, Value
+from shardmap._lazy import logging
 from shardmap.arrays import array_likes
 from shardmap.arrays.programs.running import map_jit
-from shardmap.later import logging
 from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
 
 # Types of which `jax.jit` itself gives each device its part.

@@ -7,8 +7,8 @@ Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`
 import dataclasses
 from typing import Any, Literal
 
+from shardmap._lazy import ask
 from shardmap.explain.interconnect import Interconnect
-from shardmap.later import ask
 from shardmap.sharding.spec import ShardingSpec
 
 AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]

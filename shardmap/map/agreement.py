@@ -24,8 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
+from shardmap._lazy import logging
 from shardmap.arrays.processes import TIME_LIMIT, ended, gone, time_limit
-from shardmap.later import logging
 from shardmap.map.tracing import per_jaxpr
 
 _MESSAGE_BYTES = 1024

@@ -35,7 +35,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import equations
 from shardmap.arrays import placement
 from shardmap.map import contexts, tracing
-from shardmap.map.primitives import typed
+from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import mesh_jaxpr
 from shardmap.map.primitives.rewriting import rewrite_jaxpr
@@ -244,7 +244,7 @@ def constrain(
         mesh = partition_mesh(parts, total, what, alone or nothing_is_traced())
         if isinstance(x, jax.core.Tracer):
             _check_devices(mesh, what)
-    x = typed.untyped(x)
+    x = explicit_sharding.drop_sharding(x)
     return constrain_p.bind(
         x, parts=parts, total=total, mesh=mesh, mesh_jaxpr=mesh_jaxpr(mesh)
     )
@@ -292,8 +292,10 @@ def _batch(
 ) -> tuple[Any, int]:
     (x,), (dim,) = args, dims
     parts = (*parts[:dim], None, *parts[dim:])
-    typed.check_batch("a sharding constraint", args, dims)
-    return constrain_p.bind(typed.untyped(x), parts=parts, **params), dim
+    explicit_sharding.check_batch("a sharding constraint", args, dims)
+    return constrain_p.bind(
+        explicit_sharding.drop_sharding(x), parts=parts, **params
+    ), dim
 
 
 def _lowering(
@@ -317,12 +319,12 @@ def _lowering(
     run = mlir.lower_fun(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
     )
-    untyped = ctx.replace(avals_in=list(map(without_sharding, ctx.avals_in)))
+    drop_sharding = ctx.replace(avals_in=list(map(without_sharding, ctx.avals_in)))
     if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
-        return run(untyped, x)
+        return run(drop_sharding, x)
     # On a mesh with Explicit axes a constraint would be a check of types.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return run(untyped, x)
+        return run(drop_sharding, x)
 
 
 constrain_p.def_abstract_eval(lambda x, **_: without_sharding(x))

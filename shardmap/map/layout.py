@@ -56,7 +56,7 @@ def _even_devices_for(axis_size: int, available: int) -> int:
     return max(n for n in range(1, available + 1) if axis_size % n == 0)
 
 
-class MeshWalk(NamedTuple):
+class MeshPlacement(NamedTuple):
     """Where a map goes on a mesh.
 
     Attributes:
@@ -170,14 +170,14 @@ def _level_sizes(
     return sizes, names
 
 
-def own_walk(mesh: Mesh) -> MeshWalk:
+def own_placement(mesh: Mesh) -> MeshPlacement:
     """Where the map that made a mesh with `map_mesh` goes on it."""
     own, *inner = (
         name
         for name in mesh.axis_names
         if name != REPLICAS and not is_partition_axis(name)
     )
-    return MeshWalk((own,), tuple(inner))
+    return MeshPlacement((own,), tuple(inner))
 
 
 def _mesh_axis_names(
@@ -214,7 +214,7 @@ def inner_maps(jaxpr: Jaxpr) -> list[Any]:
 
 def inner_walk(
     equation: Equation, mesh: AnyMesh, inner_axes: Sequence[str]
-) -> MeshWalk | None:
+) -> MeshPlacement | None:
     """Where a map inside another goes; None: it is vectorised on each device.
 
     Args:
@@ -223,13 +223,13 @@ def inner_walk(
       inner_axes: the mesh axes left for maps that say nothing.
     """
     if equation.params["mesh_axes"] is not None:
-        return MeshWalk(equation.params["mesh_axes"], tuple(inner_axes))
+        return MeshPlacement(equation.params["mesh_axes"], tuple(inner_axes))
     if not inner_axes:
         return None
     devices = mesh.shape[inner_axes[0]]
     if devices_for(equation.params["axis_size"], devices) != devices:
         return None
-    return MeshWalk((inner_axes[0],), tuple(inner_axes[1:]))
+    return MeshPlacement((inner_axes[0],), tuple(inner_axes[1:]))
 
 
 def check_inner_meshes(params: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardmap._jax.types import AnyMesh, Jaxpr
 from shardmap.arrays import placement
 from shardmap.map.constraint import constrain_p, partition_cuts
-from shardmap.map.layout import MeshWalk, inner_walk
+from shardmap.map.layout import MeshPlacement, inner_walk
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.conversions import cut_spec
 
@@ -34,7 +34,7 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
       params: the parameters of the map's equation.
     """
     mesh = params["mesh"]
-    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+    walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
     operands, results = _map_cuts(params, mesh, walk)
     # Tangents of integers are NumPy arrays, which several processes do not cut.
     operands = [
@@ -69,7 +69,7 @@ _Cuts = dict[int, tuple[str, ...]]
 
 
 def _map_cuts(
-    params: dict[str, Any], mesh: AnyMesh, walk: MeshWalk
+    params: dict[str, Any], mesh: AnyMesh, walk: MeshPlacement
 ) -> tuple[list[_Cuts], list[_Cuts]]:
     """The cuts of a map's operands and results, maps inside included."""
     divides = params["axis_size"] % walk.device_count(mesh) == 0
@@ -97,7 +97,7 @@ def _element_cuts(
     for equation in jaxpr.eqns:
         cuts: Sequence[_Cuts] = [{}] * len(equation.invars)
         if equation.primitive is spmap_p:
-            walk = inner_walk(equation, mesh, inner_axes) or MeshWalk((), ())
+            walk = inner_walk(equation, mesh, inner_axes) or MeshPlacement((), ())
             cuts, results = _map_cuts(equation.params, mesh, walk)
             made.update(zip(equation.outvars, results, strict=True))
         elif equation.primitive is constrain_p:

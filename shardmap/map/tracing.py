@@ -24,7 +24,7 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
-from shardmap.later import logging
+from shardmap._lazy import logging
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.vectorizing import vectorizable
@@ -37,21 +37,23 @@ _INSIDE = "_inside_spmap"
 
 
 @dataclasses.dataclass(frozen=True)
-class RunsOn:
+class DevicesMarker:
     """Bound as an axis of one around an element: the devices of the whole program."""
 
     devices: tuple[jax.Device, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Walks:
+class MeshAxisMarker:
     """Bound as an axis of one around an element: a mesh axis that its map walks."""
 
     mesh_axis: str
 
 
 def _axis_env(
-    axis_name: Hashable, axis_size: int, facts: Sequence[RunsOn | Walks] = ()
+    axis_name: Hashable,
+    axis_size: int,
+    facts: Sequence[DevicesMarker | MeshAxisMarker] = (),
 ) -> list[tuple[Hashable, int]]:
     return [(axis_name, axis_size), (_INSIDE, 1), *((fact, 1) for fact in facts)]
 
@@ -145,7 +147,7 @@ def trace_body(
     avals: Sequence[Any],
     axis_name: Hashable,
     axis_size: int,
-    facts: Sequence[RunsOn | Walks] = (),
+    facts: Sequence[DevicesMarker | MeshAxisMarker] = (),
     mesh: AbstractMesh | None = None,
 ) -> Body:
     """Traces ``fun`` with the axis bound, its constants moved to the front.

@@ -10,7 +10,7 @@ import jax.extend.core
 
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import ClosedJaxpr
-from shardmap.later import ask
+from shardmap._lazy import ask
 from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points

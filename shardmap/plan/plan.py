@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardmap._jax.types import PyTree
+from shardmap._lazy import ask
 from shardmap.arrays.sources.labelled import plain
-from shardmap.later import ask
 from shardmap.plan import report
 from shardmap.plan.arguments import CallArguments
 from shardmap.plan.away.engines import engine_of

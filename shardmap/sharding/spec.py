@@ -50,7 +50,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from shardmap._jax.protos import HloSharding, OpSharding
 from shardmap._jax.types import Aval, Value
-from shardmap.later import ask
+from shardmap._lazy import ask
 from shardmap.sharding import conversions
 from shardmap.sharding.mesh import integer, positive
 

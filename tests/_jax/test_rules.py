@@ -50,7 +50,7 @@ def test_dead_code_is_left_to_a_rule():
             outvars=[equation.outvars[k] for k in kept],
         )
 
-    rules.def_dead_code(probe, rule)
+    rules.def_dce(probe, rule)
     jaxpr = jax.make_jaxpr(lambda x, y: probe.bind(x, y))(1.0, 2.0).jaxpr
     pruned, used = rules.without_dead_code(jaxpr, [False, True])
     assert asked == [([False, True], probe)]

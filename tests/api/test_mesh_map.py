@@ -105,7 +105,7 @@ def test_without_collectives_nothing_goes_between_devices(name):
     lowered = mapped.lower(array(8, 8))
     text = lowered.compile().as_text()
     sends = "all-" in text or "collective-permute" in text
-    assert sends == mapped._programs.read((array(8, 8),), {}).communicates
+    assert sends == mapped._programs.infer_params((array(8, 8),), {}).communicates
 
 
 def test_blocks_and_not_elements():

@@ -36,10 +36,10 @@ def test_the_same_function_gives_the_same_jaxpr():
 
 def test_inside_a_map_its_axis_and_facts_are_bound():
     seen = []
-    fact = tracing.Walks("a")
+    fact = tracing.MeshAxisMarker("a")
 
     def f(x):
-        names = ("i", "j", fact, tracing.Walks("b"))
+        names = ("i", "j", fact, tracing.MeshAxisMarker("b"))
         seen.append([tracing.inside_map(), *map(tracing.is_bound, names)])
         return x * lax.axis_size("i")
 

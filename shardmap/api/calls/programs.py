@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 from shardmap._jax.context import configuration, without_mesh
 from shardmap._jax.stages import FoundNaN, Refused
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
-from shardmap.api.calls import kept, refusals
+from shardmap.api.calls import caches, refusals
 from shardmap.api.calls.call import (
     Arguments,
     Call,
@@ -63,16 +63,16 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
     """The parameter that names static arguments."""
 
     def __init__(self, fun: Callable[..., Any], options: OptionsT) -> None:
-        self.fun = kept.WeakFunction(fun)
+        self.fun = caches.WeakFunction(fun)
         self.name = getattr(fun, "__name__", type(fun).__name__)
         self.options = options
         self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
-        self._entries: kept.Kept[CompiledEntry] = kept.Kept()
+        self._entries: caches.LRUCache[CompiledEntry] = caches.LRUCache()
 
     # What each kind of map says
 
     @abc.abstractmethod
-    def read(
+    def infer_params(
         self,
         args: Args,
         kwargs: Kwargs,
@@ -129,8 +129,8 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         key = arguments.kind(), are_global, configuration()
         entry = self._entries.get(key)
         if entry is None:
-            call = self.read(args, kwargs, are_global)
-            entry = self._entries.keep(key, self._compiled(call))
+            call = self.infer_params(args, kwargs, are_global)
+            entry = self._entries.setdefault(key, self._compiled(call))
         if any(entry.donated):
             self.check_donated(entry, args, kwargs)
         placed = placement.place(leaves, entry.shardings, donate=entry.donated)
@@ -205,12 +205,12 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             avals.append(aval)
         return avals
 
-    def read_alone(self, args: Args, kwargs: Kwargs) -> C:
+    def infer_params_alone(self, args: Args, kwargs: Kwargs) -> C:
         """Reads a call that is lowered or traced by itself."""
         arguments = Arguments.of(args, kwargs)
         statics = arguments.statics
         refusals.check_hashable(self._named(), self.static_parameter, statics)
-        return self.read(args, kwargs, self._are_global(arguments.leaves))
+        return self.infer_params(args, kwargs, self._are_global(arguments.leaves))
 
     def across(self, call: C, program: Callable[..., Any]) -> AcrossProcesses:
         """A program of global arrays, called as in this call over several processes."""
@@ -259,7 +259,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             leaves = jax.tree.leaves((args, kwargs))
             return self.bind_call(of_global_arrays, leaves)
 
-        kept.described_like(run, self.fun(), self.name, arguments.static_argnums)
+        caches.described_like(run, self.fun(), self.name, arguments.static_argnums)
         return jax.jit(
             run,
             donate_argnums=[
@@ -292,7 +292,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         """A call of this process's data, as the call of global arrays that is run."""
         if not call.has_process_local:
             return call
-        return self.read(*call.arguments.with_leaves(call.structs()))
+        return self.infer_params(*call.arguments.with_leaves(call.structs()))
 
     def _jit_options(self, call: C, out_tree: TreeDef) -> dict[str, Any]:
         if call.shardings is None:

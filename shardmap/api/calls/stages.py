@@ -124,7 +124,7 @@ def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
     Raises:
       ValueError: inside another map, whose program it would be a part of.
     """
-    call = programs.read_alone(args, kwargs)
+    call = programs.infer_params_alone(args, kwargs)
     if call.shardings is None:
         raise ValueError(
             f"{programs.what} of {programs.name} cannot be lowered inside another map: "
@@ -159,7 +159,7 @@ def trace(
     programs: Programs[Any, Any], args: Args, kwargs: Kwargs
 ) -> jax.stages.Traced:
     """Traces the program of a call of a mapped function."""
-    call = programs.read_alone(args, kwargs)
+    call = programs.infer_params_alone(args, kwargs)
     if call.shardings is not None:
         args, kwargs = call.arguments.with_leaves(call.structs())
     return _traced(programs, call, args, kwargs)

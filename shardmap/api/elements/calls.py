@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from shardmap._jax.types import Aval, TreeDef, Value, with_shape
-from shardmap.api.calls import kept
+from shardmap.api.calls import caches
 from shardmap.api.calls.call import Arguments, Call, ProcessLocal
 from shardmap.api.calls.statics import Static, apply_statics
 from shardmap.arrays.process_local import ProcessShardings, parts_along, shardings_along
@@ -28,7 +28,7 @@ class Element:
 
     def __init__(
         self,
-        fun: kept.WeakFunction,
+        fun: caches.WeakFunction,
         in_tree: TreeDef,
         statics: tuple[tuple[int, Static], ...],
     ) -> None:

@@ -10,19 +10,24 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from shardmap._jax import context
 from shardmap._jax.stages import trace_as
 from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, TreeDef, Value
-from shardmap.api.calls import kept
+from shardmap._lazy import ask
+from shardmap.api.calls import caches
 from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.programs import Args, Kwargs, Programs
 from shardmap.api.calls.refusals import check_hashable
-from shardmap.api.elements import axes, surroundings
+from shardmap.api.elements import ambient_mesh, axes
 from shardmap.api.elements.calls import Element, ElementCall
 from shardmap.api.elements.options import Options
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.arrays.process_local import convert_p, look, parts_along
-from shardmap.later import ask
 from shardmap.map import agreement, contexts, tracing
-from shardmap.map.layout import MeshWalk, check_inner_meshes, map_mesh, own_walk
-from shardmap.map.primitives import typed
+from shardmap.map.layout import (
+    MeshPlacement,
+    check_inner_meshes,
+    map_mesh,
+    own_placement,
+)
+from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
 from shardmap.units import Auto
 
@@ -35,11 +40,11 @@ class ElementPrograms(Programs[ElementCall, Options]):
 
     def __init__(self, fun: Callable[..., object], options: Options) -> None:
         super().__init__(fun, options)
-        self._elements: kept.Kept[Element] = kept.Kept()
+        self._elements: caches.LRUCache[Element] = caches.LRUCache()
         # Never forgotten, as nobody could know whether all processes have.
         self._agreed: set[str] = set()
 
-    def read(
+    def infer_params(
         self,
         args: Args,
         kwargs: Kwargs,
@@ -117,7 +122,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         if element is None:
             element = Element(self.fun, *key)
             trace_as(element, self.what, self.fun(), args, kwargs, read.static_argnums)
-            element = self._elements.keep(key, element)
+            element = self._elements.setdefault(key, element)
         return element
 
     def _body(
@@ -138,11 +143,11 @@ class ElementPrograms(Programs[ElementCall, Options]):
                 list(map(remove_axis, avals, in_axes)),
                 self.options.axis_name,
                 axis_size,
-                surroundings.facts(self.name, self.options),
-                surroundings.same_mesh(self.options, around),
+                ambient_mesh.axis_env_markers(self.name, self.options),
+                ambient_mesh.same_mesh(self.options, around),
             )
         except (RuntimeError, ValueError) as error:
-            surroundings.explain_meshes(self.name, around, error)
+            ambient_mesh.explain_meshes(self.name, around, error)
             raise
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
@@ -152,14 +157,14 @@ class ElementPrograms(Programs[ElementCall, Options]):
             are_global = look(leaves)
         # Without jit no map is a part of another program.
         alone = bool(context.config_value("jax_disable_jit"))
-        call = self.read(args, kwargs, are_global, alone)
+        call = self.infer_params(args, kwargs, are_global, alone)
         if are_global is not None:
             self.agree(call)
         return self.bind_call(call, leaves)
 
     def bind_call(self, call: ElementCall, leaves: Sequence[Value]) -> PyTree:
         operands = [*call.body.constants, *_as_arrays(call, leaves)]
-        operands = list(map(typed.untyped, operands))
+        operands = list(map(explicit_sharding.drop_sharding, operands))
         if call.is_process_local:
             local_operands, local_results = call.process_shardings
             operands = [
@@ -183,7 +188,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         )
 
     def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
-        others = surroundings.other_devices(self.options)
+        others = ambient_mesh.other_devices(self.options)
         return self.across_processes() or bool(others)
 
     def agree(self, call: ElementCall) -> None:
@@ -194,18 +199,18 @@ class ElementPrograms(Programs[ElementCall, Options]):
             self._agreed.add(kind)
 
     def _devices(self) -> Sequence[jax.Device]:
-        return surroundings.devices_of(self.options)
+        return ambient_mesh.devices_of(self.options)
 
     def _on_devices(self, axis_size: int, call_jaxpr: Jaxpr, alone: bool) -> Params:
         """The parameters of the equation that say on which devices it runs."""
         mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
         nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
         if jax.sharding.get_abstract_mesh().manual_axes:
-            surroundings.check_in_shard_map(self.name, self.options)
+            ambient_mesh.check_in_shard_map(self.name, self.options)
             if mesh is None:
                 return nowhere
         else:
-            surroundings.check_devices(self.name, self.options)
+            ambient_mesh.check_devices(self.name, self.options)
         if mesh is not None:
             contexts.check_mesh(self._named(), cast(Mesh, mesh))
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
@@ -219,7 +224,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
             "unused" if alone else "shared",
         )
         contexts.check_mesh(self._named(), mesh)
-        return {"mesh": mesh} | own_walk(mesh)._asdict()
+        return {"mesh": mesh} | own_placement(mesh)._asdict()
 
     def _axis_size(
         self,
@@ -232,7 +237,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         wanted, mesh = self.options.axis_size, cast(Mesh | None, self.options.mesh)
         if not is_process_local:
             return axes.mapped_size(in_axes, avals, names, wanted)
-        walk = MeshWalk(self.options.mesh_axes or (), ())
+        walk = MeshPlacement(self.options.mesh_axes or (), ())
         parts = parts_along(mesh, walk.mesh_axes) if mesh else self._process_count()
         if any(axis is not None for axis in in_axes) or wanted is None:
             own = axes.mapped_size(in_axes, avals, names, None)

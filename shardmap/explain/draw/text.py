@@ -29,6 +29,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from shardmap._lazy import ask
 from shardmap.explain.draw.document import (
     Block,
     Card,
@@ -41,7 +42,6 @@ from shardmap.explain.draw.document import (
     Table,
 )
 from shardmap.explain.draw.grids import GAP, Grid, Grids
-from shardmap.later import ask
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import printable
 

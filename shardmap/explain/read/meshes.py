@@ -10,7 +10,7 @@ from shardmap._jax.collectives import named_axes
 from shardmap._jax.types import Equation, Jaxpr, PyTree
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.layout import MeshWalk, inner_walk
+from shardmap.map.layout import MeshPlacement, inner_walk
 from shardmap.map.primitives.axis import REPLICAS
 
 _GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
@@ -99,7 +99,7 @@ def tells_apart(shard_map: Equation, name: str) -> bool:
 
 def map_place(
     equation: Equation, mesh: Any, inner_axes: tuple[str, ...]
-) -> tuple[Any, MeshWalk | None]:
+) -> tuple[Any, MeshPlacement | None]:
     """The mesh of a map, and where on it the map goes; None: on each device whole.
 
     Args:
@@ -112,4 +112,4 @@ def map_place(
         return mesh, inner_walk(equation, mesh, inner_axes)
     if params["mesh"] is None:
         return None, None
-    return params["mesh"], MeshWalk(params["mesh_axes"], params["inner_axes"])
+    return params["mesh"], MeshPlacement(params["mesh_axes"], params["inner_axes"])

@@ -19,7 +19,7 @@ from shardmap._jax.effects import (
     without_references,
 )
 from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
-from shardmap.map.collectives.in_line import in_line
+from shardmap.map.collectives.inline_calls import inline_calls
 from shardmap.map.collectives.split import is_collective, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.table import COLLECTIVES
@@ -123,7 +123,7 @@ class _Sorter:
 
     def sorted(self) -> InParts:
         # What a function calls may end with a reduction.
-        jaxpr = in_line(self._jaxpr, lambda equation: bool(self._asked(equation)))
+        jaxpr = inline_calls(self._jaxpr, lambda equation: bool(self._asked(equation)))
         for equation in jaxpr.eqns:
             self._add(equation)
         found = self._found

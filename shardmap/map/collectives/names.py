@@ -43,7 +43,7 @@ def rename_axis(jaxpr: Jaxpr, old: Hashable, new: Hashable) -> Any:
     return rewrite_jaxpr(jaxpr, old, change, renamed=[new])
 
 
-def told_apart(
+def rename_shadowed_axes(
     axis_name: Hashable, jaxpr: Jaxpr, mesh_axes: Collection[str]
 ) -> tuple[Hashable, Any]:
     """A map's axis name and its jaxpr where no map binds the name of a mesh axis.
@@ -71,7 +71,7 @@ def for_mesh(axis_name: Hashable, jaxpr: Jaxpr, mesh: AnyMesh) -> tuple[Hashable
 
     No map is called as an axis of the mesh, and permutations are in the mesh's order.
     """
-    name, jaxpr = told_apart(axis_name, jaxpr, mesh.axis_names)
+    name, jaxpr = rename_shadowed_axes(axis_name, jaxpr, mesh.axis_names)
     return name, in_mesh_order(jaxpr, mesh)
 
 

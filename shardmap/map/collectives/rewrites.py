@@ -14,7 +14,7 @@ from shardmap._jax.collectives import REDUCE_SCATTER
 from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
 from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
 from shardmap._jax.walk import opened
-from shardmap.map.collectives.in_line import copied
+from shardmap.map.collectives.inline_calls import copied
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.evaluation import CALLS

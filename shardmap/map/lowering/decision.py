@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.types import AnyMesh
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.collectives.split_axis import SplitAxis
-from shardmap.map.layout import MeshWalk
+from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering.host_calls import calls_host
 from shardmap.map.primitives.axis import REPLICAS, Spread
 
@@ -76,7 +76,10 @@ class Decision:
 
 
 def decide(
-    params: dict[str, Any], mesh: AnyMesh | None, walk: MeshWalk | None, around: Around
+    params: dict[str, Any],
+    mesh: AnyMesh | None,
+    walk: MeshPlacement | None,
+    around: Around,
 ) -> Decision:
     """How a map is lowered.
 

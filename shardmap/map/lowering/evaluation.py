@@ -14,9 +14,9 @@ from shardmap.arrays import placement
 from shardmap.arrays.programs.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
-from shardmap.map.layout import MeshWalk, map_mesh, own_walk
+from shardmap.map.layout import MeshPlacement, map_mesh, own_placement
 from shardmap.map.lowering.blocks import on_one_device
-from shardmap.map.primitives import typed
+from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.evaluation import evaluate
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -85,7 +85,7 @@ def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, A
         and arg.sharding.device_set == needed
         for arg in args
     ):
-        return params | {"mesh": mesh} | own_walk(mesh)._asdict()
+        return params | {"mesh": mesh} | own_placement(mesh)._asdict()
     return params
 
 
@@ -132,12 +132,14 @@ def _program_under_mesh(**params: Param) -> Any:
     """The same under `jax.set_mesh`, where results are on that mesh."""
     run = functools.partial(spmap_p.bind, **params)
     devices = list(params["mesh"].devices.flat)
-    return map_jit(lambda *args: run(*map(typed.untyped, args)), devices, True)
+    return map_jit(
+        lambda *args: run(*map(explicit_sharding.drop_sharding, args)), devices, True
+    )
 
 
 def communicates(params: dict[str, Any]) -> bool:
     """Whether the program of a map has anything to send between devices."""
-    walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+    walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
     return (
         params["lowering"] == "spmd"
         or len(params["mesh"].axis_names) > len(walk.mesh_axes)

@@ -25,13 +25,13 @@ from shardmap._jax.context import (
 from shardmap._jax.types import AnyMesh, Param, Value, without_sharding
 from shardmap.map import agreement
 from shardmap.map.collectives.names import for_mesh, in_mesh_order
-from shardmap.map.layout import MeshWalk
+from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.blocks import on_one_device
 from shardmap.map.lowering.decision import Around, Decision
 from shardmap.map.lowering.evaluation import evaluate_map
 from shardmap.map.lowering.manual import per_device
-from shardmap.map.lowering.one_program import check_arguments, check_meshes
+from shardmap.map.lowering.mesh_compatibility import check_arguments, check_meshes
 from shardmap.map.lowering.spmd import partitioned
 from shardmap.map.lowering.under_mesh import under_mesh
 from shardmap.map.primitives.axis import map_text
@@ -42,7 +42,11 @@ from shardmap.sharding.mesh import with_manual_axes
 def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
     mesh, manual = params["mesh"], manual_axes(ctx)
     around = mesh_around(ctx) if manual else None
-    walk = None if mesh is None else MeshWalk(params["mesh_axes"], params["inner_axes"])
+    walk = (
+        None
+        if mesh is None
+        else MeshPlacement(params["mesh_axes"], params["inner_axes"])
+    )
     program = Around(() if around is None else around.axis_names, manual)
     decided = decision.decide(params, mesh, walk, program)
     if decided.branch == "around":

@@ -33,8 +33,8 @@ from shardmap._jax.context import (
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import AnyMesh, Jaxpr, Param, PyTree, Value
-from shardmap.later import logging
-from shardmap.map.primitives import typed
+from shardmap._lazy import logging
+from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
 
 
@@ -242,8 +242,8 @@ def _batching_rule(
         return tap_p.bind(*moved, call=call, **params), []
 
     # What it returns is for one element.
-    typed.check_batch("tap", leaves, dims)
-    moved = list(map(typed.untyped, moved))
+    explicit_sharding.check_batch("tap", leaves, dims)
+    moved = list(map(explicit_sharding.drop_sharding, moved))
 
     def element(batched: Sequence[Any]) -> list[Any]:
         rest = iter(batched)

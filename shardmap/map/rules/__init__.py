@@ -7,7 +7,7 @@ the map again. So any composition of transformations of a map is a program of ma
 
 from shardmap.map.rules import (
     checkify,
-    dead_code,
+    dce,
     differentiation,
     remat,
     vectorization,
@@ -15,7 +15,7 @@ from shardmap.map.rules import (
 
 __all__ = [
     "checkify",
-    "dead_code",
+    "dce",
     "differentiation",
     "remat",
     "vectorization",

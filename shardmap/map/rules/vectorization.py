@@ -8,7 +8,7 @@ import jax
 
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Jaxpr, Param, Value
-from shardmap.map.primitives import typed
+from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis, spmap_p
 from shardmap.map.tracing import (
     Batch,
@@ -62,8 +62,8 @@ def _batching_rule(
             "supported. Map that dimension by an outer spmap with mesh= and "
             f"mesh_axes={vmap.spmd_name!r} instead."
         )
-    typed.check_batch("a map", args, dims)
-    args = list(map(typed.untyped, args))
+    explicit_sharding.check_batch("a map", args, dims)
+    args = list(map(explicit_sharding.drop_sharding, args))
     # Operands keep their layout: the mapped axis and the batch axis are counted in
     # the array that has both.
     map_axes: list[int | None] = []

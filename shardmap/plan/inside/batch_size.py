@@ -7,7 +7,7 @@ import jax
 
 from shardmap._jax.types import Params
 from shardmap.map.collectives.split_axis import SplitAxis
-from shardmap.map.layout import MeshWalk
+from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.primitives.axis import Spread
 from shardmap.plan.inside.liveness import Peak, peak
@@ -26,7 +26,7 @@ def batch_that_fits(params: Params, memory: int) -> int | None:
     """
     mesh, devices = params["mesh"], 1
     if mesh is not None:
-        walk = MeshWalk(params["mesh_axes"], params["inner_axes"])
+        walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
         devices = walk.device_count(mesh)
     block = Spread.of(params["axis_size"], devices).vectorised
     model = functools.cache(lambda count: _peak(params, block, count))

@@ -10,7 +10,7 @@ X = np.ones((8, 3), np.float32)
 
 def read(fun, *args, **options):
     mapped = sm.spmap(fun, "i", **options)
-    return mapped._programs.read(args, {})
+    return mapped._programs.infer_params(args, {})
 
 
 def test_a_call_knows_its_devices_arrays_and_what_it_is():

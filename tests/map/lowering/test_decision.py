@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 import shardmap as sm
-from shardmap.map.layout import MeshWalk
+from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import ALONE, Around, Decision, decide
 from shardmap.map.primitives import axis
@@ -27,7 +27,7 @@ def params(fun=lambda x: x, size=4, name="i", **changes):
 
 
 def decided(fun=lambda x: x, size=4, axes=("a",), mesh=MESH, around=ALONE, **changes):
-    walk = None if axes is None else MeshWalk(axes, ())
+    walk = None if axes is None else MeshPlacement(axes, ())
     return decide(params(fun, size, **changes), mesh, walk, around)
 
 

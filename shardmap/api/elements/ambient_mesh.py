@@ -69,20 +69,22 @@ def check_in_shard_map(name: str, options: Options) -> None:
         )
 
 
-def facts(name: str, options: Options) -> list[tracing.RunsOn | tracing.Walks]:
+def axis_env_markers(
+    name: str, options: Options
+) -> list[tracing.DevicesMarker | tracing.MeshAxisMarker]:
     """What maps inside a map can ask about it.
 
     Raises:
       ValueError: it is inside another map, and names devices that this one has not.
     """
-    known: list[tracing.RunsOn | tracing.Walks] = [
-        tracing.Walks(mesh_axis) for mesh_axis in options.mesh_axes or ()
+    known: list[tracing.DevicesMarker | tracing.MeshAxisMarker] = [
+        tracing.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
     ]
     if not tracing.inside_map():
-        return [*known, tracing.RunsOn(tuple(_program_devices(options)))]
+        return [*known, tracing.DevicesMarker(tuple(_program_devices(options)))]
     if options.devices is not None or options.backend is not None:
         devices = devices_of(options)
-        if not tracing.is_bound(tracing.RunsOn(tuple(devices))):
+        if not tracing.is_bound(tracing.DevicesMarker(tuple(devices))):
             raise ValueError(
                 f"spmap of {name} names the devices "
                 f"{[device.id for device in devices]}, but is inside another map that "

@@ -7,7 +7,7 @@ import types
 import pytest
 
 import shardmap as sm
-from shardmap import later
+from shardmap import _lazy
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def package(tmp_path, monkeypatch):
 
 def attached(package):
     modules = {"later_example.plan.plan": ["plan", "RULES"]}
-    package.__getattr__, package.__dir__ = later.attach(
+    package.__getattr__, package.__dir__ = _lazy.attach(
         "later_example", modules, ["plan", "RULES", "other"]
     )
     return package
@@ -48,7 +48,7 @@ def test_a_subpackage_does_not_hide_a_name(package):
 
 
 def test_a_module_is_imported_when_something_of_it_is_used(package):
-    module = later._Module("later_example.plan.plan")
+    module = _lazy._Module("later_example.plan.plan")
     assert "later_example.plan.plan" not in sys.modules
     assert module.plan() == "planned"
     assert module.RULES == 1

@@ -18,7 +18,7 @@ MOST = 1024
 V = TypeVar("V")
 
 
-class Kept(Generic[V]):
+class LRUCache(Generic[V]):
     """A dictionary of at most `MOST` values: the one least recently used goes first.
 
     Users' ``__hash__`` and ``__eq__`` run while it looks, which may come back here, in
@@ -39,7 +39,7 @@ class Kept(Generic[V]):
                 pass
         return value
 
-    def keep(self, key: Hashable, value: V) -> V:
+    def setdefault(self, key: Hashable, value: V) -> V:
         """``value``; or what another thread has kept for ``key`` in the meantime."""
         value = self._values.setdefault(key, value)
         while len(self._values) > MOST:
@@ -54,7 +54,7 @@ class Kept(Generic[V]):
         return len(self._values)
 
 
-_kept: dict["_Owner", Kept[Any]] = {}
+_kept: dict["_Owner", LRUCache[Any]] = {}
 
 
 class WeakFunction:
@@ -109,7 +109,7 @@ class _Owner(weakref.ref[Any]):
         return bool(mine == its)
 
 
-def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) -> V:
+def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) -> V:
     """What ``make()`` gave the first time for an equal function and key.
 
     The value must not hold ``fun``; use `WeakFunction`. For a method of an object it is
@@ -121,9 +121,9 @@ def kept_for(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) -> V
         owner = _Owner(fun)
     except TypeError:
         return make()
-    kept = _kept.setdefault(owner, Kept())
+    kept = _kept.setdefault(owner, LRUCache())
     value = kept.get(key)
-    return kept.keep(key, make()) if value is None else value
+    return kept.setdefault(key, make()) if value is None else value
 
 
 def described_like(

@@ -17,11 +17,11 @@ from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.types import Value, is_typed, without_sharding
 
 
-def untyped(array: Value) -> Any:
+def drop_sharding(array: Value) -> Any:
     """A traced array whose type does not say how it is sharded."""
     if not is_typed(jax.typeof(array)):
         return array
-    return typed_p.bind(array, sharding=None)
+    return sharding_type_p.bind(array, sharding=None)
 
 
 def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> None:
@@ -51,7 +51,7 @@ def _typed_aval(aval: Any, *, sharding: NamedSharding | None) -> Any:
 def _transpose(cotangent: Value, operand: Value, **_: object) -> list[Any]:
     # Of a tangent the type may be gone already.
     if not is_typed(operand.aval):
-        return [untyped(cotangent)]
+        return [drop_sharding(cotangent)]
     return [jax.sharding.reshard(cotangent, operand.aval.sharding)]
 
 
@@ -65,7 +65,7 @@ def _batching_rule(
         entries += [None] * (dim - len(entries))
         entries.insert(dim, None)
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*entries))
-    return typed_p.bind(array, sharding=sharding), dim
+    return sharding_type_p.bind(array, sharding=sharding), dim
 
 
 def _implementation(x: Value, *, sharding: NamedSharding | None) -> Any:
@@ -77,9 +77,9 @@ def _implementation(x: Value, *, sharding: NamedSharding | None) -> Any:
         return jax.device_put(x, NamedSharding(here, sharding.spec))
 
 
-typed_p = jex_core.Primitive("typed")
-typed_p.def_abstract_eval(_typed_aval)
-typed_p.def_impl(_implementation)
-ad.deflinear2(typed_p, _transpose)
-def_batching(typed_p, _batching_rule)
-mlir.register_lowering(typed_p, lambda ctx, x, **_: [x])
+sharding_type_p = jex_core.Primitive("typed")
+sharding_type_p.def_abstract_eval(_typed_aval)
+sharding_type_p.def_impl(_implementation)
+ad.deflinear2(sharding_type_p, _transpose)
+def_batching(sharding_type_p, _batching_rule)
+mlir.register_lowering(sharding_type_p, lambda ctx, x, **_: [x])

@@ -10,7 +10,7 @@ from shardmap._jax.walk import constants_of, opened
 from shardmap.map.primitives.evaluation import CALLS
 
 
-def in_line(jaxpr: Jaxpr, is_wanted: Callable[[Any], bool]) -> Any:
+def inline_calls(jaxpr: Jaxpr, is_wanted: Callable[[Any], bool]) -> Any:
     """``jaxpr`` with what some of its equations call in their place.
 
     Nothing can be differentiated after that by rules of its own: it is for programs
@@ -32,7 +32,7 @@ def in_line(jaxpr: Jaxpr, is_wanted: Callable[[Any], bool]) -> Any:
         if called is None:
             equations.append(equation)
             continue
-        inside = copied(in_line(called, is_wanted), equation.invars)
+        inside = copied(inline_calls(called, is_wanted), equation.invars)
         equations += inside.eqns
         values.update(zip(equation.outvars, inside.outvars, strict=True))
     return jaxpr.replace(eqns=equations, outvars=list(map(read, jaxpr.outvars)))

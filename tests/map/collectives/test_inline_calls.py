@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardmap.map.collectives.in_line import in_line
+from shardmap.map.collectives.inline_calls import inline_calls
 
 X = np.arange(3, dtype=np.float32)
 
@@ -26,7 +26,7 @@ def names(jaxpr):
 
 def test_all_calls_in_line_give_the_same():
     jaxpr = jax.make_jaxpr(fun)(X).jaxpr
-    plain = in_line(jaxpr, lambda equation: True)
+    plain = inline_calls(jaxpr, lambda equation: True)
     assert names(plain) == ["sin", "add", "sin", "sin", "mul"]
     results = jax.core.eval_jaxpr(plain, (), X)
     np.testing.assert_array_equal(results, fun(X))
@@ -34,8 +34,8 @@ def test_all_calls_in_line_give_the_same():
 
 def test_only_calls_that_are_wanted():
     jaxpr = jax.make_jaxpr(fun)(X).jaxpr
-    assert names(in_line(jaxpr, lambda equation: False)) == names(jaxpr)
-    some = in_line(jaxpr, lambda equation: "policy" in equation.params)
+    assert names(inline_calls(jaxpr, lambda equation: False)) == names(jaxpr)
+    some = inline_calls(jaxpr, lambda equation: "policy" in equation.params)
     assert "sin" not in names(some)
     assert names(some) == ["jit", "add", "jit", "jit", "mul"]
     np.testing.assert_array_equal(jax.core.eval_jaxpr(some, (), X), fun(X))

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import shardmap as sm
-from shardmap.map.lowering.one_program import check_arguments, check_meshes
+from shardmap.map.lowering.mesh_compatibility import check_arguments, check_meshes
 
 
 def mesh(**sizes):

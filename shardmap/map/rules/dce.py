@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from shardmap._jax.effects import NO_AXIS, axis_of
-from shardmap._jax.rules import def_dead_code, without_dead_code
+from shardmap._jax.rules import def_dce, without_dead_code
 from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import spmap_p
@@ -56,4 +56,4 @@ def _dce_rule(
     )
 
 
-def_dead_code(spmap_p, _dce_rule)
+def_dce(spmap_p, _dce_rule)

@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.api.calls import kept
-from shardmap.api.calls.kept import MOST, Kept, WeakFunction, kept_for
+from shardmap.api.calls import caches
+from shardmap.api.calls.caches import MOST, LRUCache, WeakFunction, weak_cache
 
 
 class Value:
@@ -25,10 +25,10 @@ def test_the_same_function_and_key_find_the_same_value():
     def fun():
         pass
 
-    value = kept_for(fun, "key", Value)
-    assert kept_for(fun, "key", Value) is value
-    assert kept_for(fun, "other key", Value) is not value
-    assert kept_for(lambda: None, "key", Value) is not value
+    value = weak_cache(fun, "key", Value)
+    assert weak_cache(fun, "key", Value) is value
+    assert weak_cache(fun, "other key", Value) is not value
+    assert weak_cache(lambda: None, "key", Value) is not value
 
 
 @pytest.mark.few(1)
@@ -69,7 +69,7 @@ def test_the_programs_of_a_method_go_with_it():
 def test_no_more_programs_of_static_values_live_than_are_kept(
     kind, communicates, monkeypatch
 ):
-    monkeypatch.setattr(kept, "MOST", 4)
+    monkeypatch.setattr(caches, "MOST", 4)
     mesh = sm.make_mesh({"i": 8})
 
     def fun(k, x):
@@ -111,16 +111,16 @@ def test_callables_without_hash_are_found_by_identity():
             pass
 
     one, two = Unhashable(), Unhashable()
-    value = kept_for(one, None, Value)
-    assert kept_for(one, None, Value) is value
-    assert kept_for(two, None, Value) is not value
+    value = weak_cache(one, None, Value)
+    assert weak_cache(one, None, Value) is value
+    assert weak_cache(two, None, Value) is not value
 
 
 def test_the_value_goes_with_the_function():
     def fun():
         pass
 
-    value = kept_for(fun, None, Value)
+    value = weak_cache(fun, None, Value)
     reference = weakref.ref(value)
     del fun, value
     gc.collect()
@@ -128,7 +128,7 @@ def test_the_value_goes_with_the_function():
 
 
 def test_what_has_no_weak_reference_is_made_anew_each_time():
-    assert kept_for(np.add, None, Value) is not kept_for(np.add, None, Value)
+    assert weak_cache(np.add, None, Value) is not weak_cache(np.add, None, Value)
     assert WeakFunction(np.add)() is np.add
 
 
@@ -259,21 +259,21 @@ def test_other_threads_are_not_kept_waiting_by_a_comparison():
             return mapped.wait(30)
 
     first = Waiting()
-    kept_for(first, None, Value)
-    kept_for(Waiting(), None, Value)
+    weak_cache(first, None, Value)
+    weak_cache(Waiting(), None, Value)
     assert mapped.is_set()
 
 
 def test_of_many_values_the_least_recently_used_go():
-    kept = Kept()
+    kept = LRUCache()
     for k in range(MOST):
-        kept.keep(k, f"value {k}")
+        kept.setdefault(k, f"value {k}")
     assert kept.get(0) == "value 0"
-    assert kept.keep("one more", "value") == "value"
+    assert kept.setdefault("one more", "value") == "value"
     assert len(kept) == MOST
     assert kept.get(0) == "value 0"
     assert kept.get(1) is None
-    assert kept.keep(0, "another") == "value 0"
+    assert kept.setdefault(0, "another") == "value 0"
     kept.drop(0)
     assert kept.get(0) is None
 
@@ -282,7 +282,7 @@ def test_of_one_function_not_all_options_are_kept():
     def fun():
         pass
 
-    first = kept_for(fun, 0, Value)
+    first = weak_cache(fun, 0, Value)
     for k in range(1, MOST + 1):
-        kept_for(fun, k, Value)
-    assert kept_for(fun, 0, Value) is not first
+        weak_cache(fun, k, Value)
+    assert weak_cache(fun, 0, Value) is not first
