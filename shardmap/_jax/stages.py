@@ -31,7 +31,7 @@ FoundNaN = InternalFloatingPointError
 """What a program raises under `jax.debug_nans`."""
 
 
-class Refused(TypeError):
+class Mismatch(TypeError):
     """A compiled program is called with arguments that it is not for."""
 
 
@@ -48,9 +48,9 @@ class _Exact:
 
     def call(self, *leaves: Any) -> Any:
         if config.trace_context() != self._configuration:
-            raise Refused("compiled for another configuration of JAX")
+            raise Mismatch("compiled for another configuration of JAX")
         if [jax.typeof(leaf).weak_type for leaf in leaves] != self._weak:
-            raise Refused("compiled for other weak types")
+            raise Mismatch("compiled for other weak types")
         return self._executable.call(*leaves)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shardmap._jax.stages import (
-    Refused,
+    Mismatch,
     copy_stage,
     dispatcher,
     is_lost_connection,
@@ -58,9 +58,9 @@ def test_a_dispatcher_refuses_what_jit_would_trace_anew():
     assert not calls_host
     for _ in range(3):
         np.testing.assert_array_equal(call(X, 2.0), 2 * X)
-    with pytest.raises(Refused, match="other weak types"):
+    with pytest.raises(Mismatch, match="other weak types"):
         call(X, np.float32(2))
-    with pytest.raises(Refused, match="another configuration of JAX"):
+    with pytest.raises(Mismatch, match="another configuration of JAX"):
         with jax.default_matmul_precision("highest"):
             call(X, 2.0)
     for args in [(X[:2], 2.0), (X, 2), ((X, 2.0),), (X,)]:

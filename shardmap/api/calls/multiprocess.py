@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from shardmap._jax.stages import Refused
+from shardmap._jax.stages import Mismatch
 from shardmap._jax.types import PyTree, Value
 from shardmap.api.calls.call import Arguments, Call
 from shardmap.arrays import placement
@@ -39,13 +39,13 @@ class AcrossProcesses:
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         arguments = Arguments.of(args, kwargs)
         if arguments.in_tree != self._in_tree:
-            raise Refused("compiled for arguments of another structure")
+            raise Mismatch("compiled for arguments of another structure")
         leaves: list[Value] = []
         for leaf, (local, sharding, is_global, donate) in zip(
             arguments.leaves, self._operands, strict=True
         ):
             if is_global is not None and is_global_array(leaf) is not is_global:
-                raise Refused(
+                raise Mismatch(
                     "compiled for global arrays where these are process-local data, or "
                     "the other way round"
                 )

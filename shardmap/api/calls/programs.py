@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Sharding
 
 from shardmap._jax.context import configuration, without_mesh
-from shardmap._jax.stages import FoundNaN, Refused
+from shardmap._jax.stages import FoundNaN, Mismatch
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import caches, refusals
 from shardmap.api.calls.call import (
@@ -320,7 +320,7 @@ def _by_leaves(
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != in_tree:
-            raise Refused("compiled for arguments of another structure")
+            raise Mismatch("compiled for arguments of another structure")
         return jax.tree.unflatten(out_tree, program(*leaves))
 
     return run

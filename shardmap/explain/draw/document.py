@@ -124,14 +124,14 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fold:
+class Details:
     """Details to unfold on a page; text has the title alone."""
 
     title: str
     blocks: tuple["Block", ...]
 
 
-Block = Paragraph | Preformatted | Table | Drawing | Card | Columns | Fold
+Block = Paragraph | Preformatted | Table | Drawing | Card | Columns | Details
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +167,7 @@ def folded(blocks: Iterable[Block], most: int, what: str) -> tuple[Block, ...]:
     """The first blocks, and a fold with the others.
 
     >>> [type(each).__name__ for each in folded([paragraph("x")] * 9, 2, "axes")]
-    ['Paragraph', 'Paragraph', 'Fold']
+    ['Paragraph', 'Paragraph', 'Details']
     """
     first, rest = tuple(blocks)[:most], tuple(blocks)[most:]
-    return (*first, Fold(f"{len(rest):,} more {what}", rest)) if rest else first
+    return (*first, Details(f"{len(rest):,} more {what}", rest)) if rest else first

@@ -12,9 +12,9 @@ from shardmap.explain.draw.document import (
     Card,
     Code,
     Columns,
+    Details,
     Document,
     Drawing,
-    Fold,
     Inline,
     Paragraph,
     Preformatted,
@@ -103,7 +103,7 @@ def _block(block: Block) -> str:
             return f'<div class="card"{indent}>{heading}{_blocks(blocks)}</div>'
         case Columns(cards):
             return f'<div class="columns">{_blocks(cards)}</div>'
-        case Fold(title, blocks):
+        case Details(title, blocks):
             summary = f"<summary>{escape(title)}</summary>"
             return f"<details>{summary}{_blocks(blocks)}</details>"
 

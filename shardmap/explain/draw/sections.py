@@ -9,9 +9,9 @@ from shardmap.explain.draw.document import (
     Card,
     Code,
     Columns,
+    Details,
     Document,
     Drawing,
-    Fold,
     Inline,
     Paragraph,
     Preformatted,
@@ -139,7 +139,7 @@ def _mesh(report: Report) -> Iterator[Block]:
         yield drawing
     elif sum(length > 1 for length in drawing.shape) > 1:
         last = report.num_devices - 1
-        yield Fold(f"Devices 0-{last} in row-major order", (drawing,))
+        yield Details(f"Devices 0-{last} in row-major order", (drawing,))
 
 
 def _axis(axis: Axis, said: set[str]) -> Card:
@@ -210,7 +210,7 @@ def _group(those: summaries.ArrayGroup) -> Block:
     )
     titles = ("Array", "Type", "Bytes", "On a device")
     title = f"{those.name}: {those.description}"
-    return Fold(title, (*blocks, Table(titles, rows)))
+    return Details(title, (*blocks, Table(titles, rows)))
 
 
 def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
@@ -224,7 +224,7 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
     if others:
         lines = "line" if len(others) == 1 else "lines"
         title = f"{len(others):,} more {lines} of the program, which send less"
-        yield Fold(title, (_table(others, has_times, said),))
+        yield Details(title, (_table(others, has_times, said),))
     joined = report.interconnect
     if joined is not None and report.seconds:
         yield paragraph(

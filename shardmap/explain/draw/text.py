@@ -34,9 +34,9 @@ from shardmap.explain.draw.document import (
     Block,
     Card,
     Columns,
+    Details,
     Document,
     Drawing,
-    Fold,
     Paragraph,
     Preformatted,
     Table,
@@ -227,7 +227,7 @@ class _Writer:
                 self.blocks(inner, indent + 4)
             case Columns(cards):
                 self.blocks(cards, indent)
-            case Fold(title):
+            case Details(title):
                 self.add(title, indent)
 
     def table(self, table: Table, indent: int) -> None:

@@ -160,7 +160,7 @@ class Dask(Elsewhere):
             self.held_there[key] = found
         return self.held_there[key]
 
-    def submit(self, shard: Shard) -> "Pending":
+    def submit(self, shard: Shard) -> "Submitted":
         args = self.args(shard)
         writes = [
             write and Write(self.once(write.sink), write.box)
@@ -169,15 +169,15 @@ class Dask(Elsewhere):
         what = f"stage-{shard.stage}"
         future = self.task(what, run_task, self.blob(shard), args, writes)
         if self.keeps:
-            return Pending(future, future)
+            return Submitted(future, future)
         folded = [k for k, (_, c, _) in enumerate(shard.writes()) if c != "insert"]
         if len(folded) + len([write for write in writes if write]) == len(writes):
-            return Pending(future, None)
+            return Submitted(future, None)
         come = self.task("rest", others, folded, future) if folded else future
-        return Pending(future, come)
+        return Submitted(future, come)
 
     def result(self, shard: Shard, future: Any) -> Any:
-        if not isinstance(future, Pending):  # It could not be submitted.
+        if not isinstance(future, Submitted):  # It could not be submitted.
             return super().result(shard, future)
         result = self.done(future.come or future.shard)
         found = result.result() if future.come else [None for _ in shard.writes()]
@@ -252,7 +252,7 @@ class Dask(Elsewhere):
         self.acc.put_together(value, box, node, there.levels, covers)
 
 
-class Pending(NamedTuple):
+class Submitted(NamedTuple):
     """A shard under way on a cluster.
 
     Attributes:

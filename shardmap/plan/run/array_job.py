@@ -77,7 +77,7 @@ class Task:
         return ((number + 1) * self.count - 1) // stage.num_shards
 
 
-class Result(NamedTuple):
+class TaskResult(NamedTuple):
     """A result of a shard.
 
     Attributes:
@@ -116,7 +116,7 @@ class Folded(NamedTuple):
     is_top: bool
 
 
-Node: TypeAlias = Result | Folded
+Node: TypeAlias = TaskResult | Folded
 
 
 class Values(Accumulator):
@@ -155,7 +155,7 @@ class ArrayJob:
         trees: dict[tuple[Value, Box], Tree] = {}
         for shard in Shards(self.cut_program, [stage]):
             for place, (box, combiner, value) in enumerate(shard.writes()):
-                node = Result(stage, shard.number, place)
+                node = TaskResult(stage, shard.number, place)
                 if combiner == "insert":
                     nodes[value][box] = node
                     continue
@@ -191,7 +191,7 @@ class ArrayJob:
 
     def read(self, node: Node) -> np.ndarray | None:
         """What the folder has of a node, None if that is nothing or damaged."""
-        if isinstance(node, Result):
+        if isinstance(node, TaskResult):
             shard = Shard(self.cut_program, node.stage, node.number)
             return self.saved.load_one(shard, node.place)
         part = part_of(node.value, node.box)

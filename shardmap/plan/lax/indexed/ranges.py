@@ -108,7 +108,7 @@ MOST_APART = 2
 """How many times as many pieces there may be as asked for, and as long."""
 
 
-class Spread(Window):
+class SpreadPlaces(Window):
     """A dilated window whose holes nobody fills."""
 
     def reads(self, result: Interval) -> tuple[Interval, int, int]:
@@ -191,7 +191,7 @@ def landing(line: Line, size: int) -> Window | None:
     count = len(line.places)
     step = 0 if line.varies else _step(line.places[:, 0])
     if step:
-        return Spread(count, pad=int(line.places[0, 0]), dilation=step)
+        return SpreadPlaces(count, pad=int(line.places[0, 0]), dilation=step)
     places, group = np.unique(line.places, return_inverse=True)
     number = np.broadcast_to(np.arange(count)[:, None], line.places.shape)
     lows, highs = np.full(len(places), count), np.full(len(places), -1)
