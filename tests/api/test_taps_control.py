@@ -244,7 +244,6 @@ def mapped_on(layout, program):
 
 
 @pytest.mark.few(1)
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "batch_size"])
 def test_with_sums_of_equal_loops(layout):
     """Taps are the same wherever the elements lie."""
