@@ -216,7 +216,6 @@ def test_only_elements_that_get_there_call(kind, place):
 
 
 @pytest.mark.few(1)
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "debug.print"])
 @pytest.mark.parametrize("place", ["several", "spmd, several"])
 def test_vectorised_elements_call_together(kind, place):
