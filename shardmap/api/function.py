@@ -19,7 +19,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax import api_boundary, context
-from shardmap._jax.context import nothing_is_traced
+from shardmap._jax.context import TOP_TRACES, current_trace
 from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap._lazy import ask
@@ -68,15 +68,15 @@ class Mapped(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
-        if not nothing_is_traced():
+        if current_trace() not in TOP_TRACES:
             if contexts.has_mesh():
                 return self._programs.bind_part(given, kwargs)
             return self._programs.bind(given, kwargs)
         if not kwargs:
             entry = self._recent.get(len(given))
-            if entry is not None:
-                if self._donates:
-                    self._programs.check_donated(entry, given, kwargs)
+            if entry is not None and (
+                not self._donates or self._programs.check_donated(entry, given, kwargs)
+            ):
                 try:
                     return entry.call(*given)
                 except (TypeError, ValueError, FoundNaN):

@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.extend.core as jex_core
@@ -55,6 +56,10 @@ def test_nothing_is_traced_outside_of_traces_only():
     jax.grad(lambda x: look(x).sum())(X)
     assert seen == [False] * 3
     assert context.nothing_is_traced()
+    thread = threading.Thread(target=look, args=(X,))
+    thread.start()
+    thread.join()
+    assert seen[-1]
 
 
 def test_a_lowering_outside_of_shard_map_has_no_mesh():

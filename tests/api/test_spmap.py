@@ -457,3 +457,14 @@ def test_a_donated_argument_that_lies_right_keeps_its_memory_every_time(spmap):
         assert pointers == [
             s.data.unsafe_buffer_pointer() for s in x.addressable_shards
         ]
+
+
+def test_a_donating_map_takes_another_structure_after_the_first():
+    mapped = sm.spmap(lambda tree: jax.tree.map(jnp.sin, tree), donate_argnums=0)
+    for tree in (EIGHT, (EIGHT, EIGHT + 1), {"a": EIGHT}, EIGHT, (EIGHT, EIGHT + 1)):
+        result = mapped(jax.tree.map(jnp.asarray, tree))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, np.sin(b), rtol=1e-6),
+            result,
+            tree,
+        )

@@ -146,9 +146,17 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         is_exact = are_global is None or entry.shardings is None
         return results, entry if is_exact and not moved else None
 
-    def check_donated(self, entry: CompiledEntry, args: Args, kwargs: Kwargs) -> None:
-        """Refuses deleted arrays, and a donated one that is passed twice."""
+    def check_donated(self, entry: CompiledEntry, args: Args, kwargs: Kwargs) -> bool:
+        """Refuses deleted arrays, and a donated one that is passed twice.
+
+        Returns:
+          Whether the program may be tried: there are as many leaves, and all donated
+          arrays are committed. Others are moved by the program, which does not free
+          them.
+        """
         arguments = Arguments.of(args, kwargs)
+        if len(arguments.leaves) != len(entry.donated):
+            return False
         refusals.check_there(
             self._named(),
             arguments.leaves,
@@ -159,6 +167,11 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
                 tuple(args[k] for k in arguments.argnums),
                 kwargs,
             ),
+        )
+        return all(
+            leaf.committed
+            for leaf, donated in zip(arguments.leaves, entry.donated, strict=True)
+            if donated and isinstance(leaf, jax.Array)
         )
 
     def under_mesh(
