@@ -46,6 +46,7 @@ from shardmap.api.function import Mapped, P, R
 from shardmap.arrays import placement, processes, trees
 from shardmap.arrays.process_local import as_global
 from shardmap.map import agreement, contexts, tracing
+from shardmap.map.collectives.names import in_mesh_order
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.constraint import constraints_in
@@ -175,6 +176,7 @@ class MeshCall(Call):
         """What a block computes, flat."""
         closed = jax.make_jaxpr(self.block, axis_env=[])(*blocks)
         jaxpr = tile_collectives(closed.jaxpr) or closed.jaxpr
+        jaxpr = in_mesh_order(jaxpr, self.mesh)
         return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks))
 
     @property

@@ -263,7 +263,8 @@ def effects_of(seen):
     ("kind", "shape"),
     [
         *[(kind, shape) for kind in effects_of([]) for shape in [(4,), (3,)]],
-        *[(kind, (2, 3)) for kind in ("tap", "debug", "io")],
+        # JAX's own callbacks are called once per device, which may share an element.
+        ("tap", (2, 3)),
     ],
     ids=str,
 )

@@ -69,10 +69,6 @@ def then_an_spmap(x):
     return sm.spmap(lambda row: row - lax.pmean(row, "i"), "i")(rows(x))
 
 
-def in_steps(x):
-    return lax.scan(lambda c, _: (rows(c), None), x, length=3)[0]
-
-
 DATA, MODEL = NamedSharding(MESH, P("data")), NamedSharding(MESH, P(None, "model"))
 ALL = NamedSharding(MESH, P(("data", "model")))
 SQUARE = NamedSharding(MESH, P("data", "model"))
@@ -85,7 +81,6 @@ CROSSED = {
     ),
     "before a shard_map": (then_a_map, [on(SQUARE, 1000, 64)], [4]),
     "before an spmap": (then_an_spmap, [on(ROWS, 64, 16)], [8]),
-    "in a loop": (in_steps, [on(ROWS, 1000, 64)], [8]),
     "two mesh axes": (rows, [on(ALL, 1000, 64)], [8]),
     "whole": (rows, [on(NamedSharding(MESH, P()), 1000, 64)], [1]),
     "along another dimension": (rows, [on(MODEL, 1000, 64)], [1]),
