@@ -52,7 +52,7 @@ def test_places_of_a_sorted_axis(fun):
 def test_places_that_are_arguments():
     made = check_equal(
         lambda x, k, places: (jnp.sort(x, 0)[k], jnp.sort(x, 0)[places]),
-        *(TALL, np.int32(7), np.array([3, -1, 50])),
+        *(TALL, np.int32(7), np.array([3, -1, 50], np.int32)),
         in_slices=(CUT[0], None, None),
     )
     assert [stage.num_shards for stage in made.stages] == [3] * 8 + [1]
