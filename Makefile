@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python -m
 help:
 	@echo "make demo    train a digit classifier over 8 virtual devices"
 	@echo "make test    run the tests (ARGS='-k name' to choose, ARGS='-n 0' for one process)"
-	@echo "make test-deep  run what 'make test' leaves out: more cases, more random programs"
+	@echo "make test-deep  run what 'make test' leaves out, with many more random programs"
 	@echo "make explained  hold explain against the compiled text of the tests' own programs"
 	@echo "make docs    run the examples of README.md, of docs/ and of the docstrings"
 	@echo "make site    build the pages of docs/ into build/site"
@@ -63,7 +63,6 @@ format: $(STAMP)
 
 types: $(STAMP)
 	@$(RUN) mypy
-	@$(RUN) pytest -q -n 0 -m deep tests/api/test_typing.py
 
 bench: $(STAMP)
 	@$(RUN) benchmarks $(ARGS)

@@ -7,9 +7,7 @@ Nothing here may import JAX before the environment is set.
 import gc
 import importlib.metadata
 import os
-import random
 import signal
-import time
 
 import hypothesis
 import numpy as np
@@ -66,7 +64,6 @@ hypothesis.settings.load_profile(PROFILE)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-START = time.monotonic()
 # Until all tests are collected there is no garbage to speak of.
 gc.disable()
 LEFT_OUT = pytest.StashKey[int]()
@@ -80,54 +77,45 @@ def pytest_xdist_auto_num_workers():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks cases as deep: of a test with ``one_in(n)`` all but one in n, and then of
-    one with ``few(n)`` all but n, which are spread evenly, from a place on that differs
-    from test to test, as the first of many lists is the same.
+    """Chooses the cases of tests with many, and those that `make test` leaves out.
 
-    The cases of the first are all combinations of its parameters. Those stay whose
-    places in their lists add up to a multiple of n, so that each value stays in some of
-    them; a run of everything checks that it does.
-
-    A run thins out only what it does not name: with ``-k``, and of files and node ids
-    among its arguments, all cases run.
+    Of all combinations of a test's parameters ``one_in(n)`` makes cases of those whose
+    places in their lists add up to a multiple of n, so that each value is in some case.
+    ``few(n)`` marks all cases but n as deep, which are spread evenly, from a place on
+    that differs from test to test, as the first of many lists is the same. In a run
+    with ``-k``, or of files and node ids, it marks none: what is named runs.
     """
+    cases = {}
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            chosen, rest = cases.setdefault(item.nodeid.partition("[")[0], ([], []))
+            places = places_of(item)
+            (rest if sum(places) % mark.args[0] else chosen).append((item, places))
+    for name, (chosen, rest) in cases.items():
+        if values(rest) - values(chosen) and not any("[" in arg for arg in config.args):
+            raise pytest.UsageError(f"{name}: one_in leaves out a value altogether")
+    if repeated := {item for _, rest in cases.values() for item, _ in rest}:
+        config.hook.pytest_deselected(items=list(repeated))
+        items[:] = [item for item in items if item not in repeated]
     here = config.invocation_params.dir
     named = {(here / arg.partition("::")[0]).resolve() for arg in config.args}
-    thinned = {}
     counted = {}
     for item in items:
         if config.option.keyword or item.path in named:
             continue
-        if mark := item.get_closest_marker("one_in"):
-            cases = thinned.setdefault(item.nodeid.partition("[")[0], ([], []))
-            places = places_of(item)
-            stays = sum(places) % mark.args[0] == 0
-            cases[not stays].append(places)
-            if not stays:
-                item.add_marker("deep")
         if item.get_closest_marker("few") and not item.get_closest_marker("deep"):
             counted.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, cases in counted.items():
-        n, first = cases[0].get_closest_marker("few").args[0], len(name)
-        stay = {(first + len(cases) * k // n) % len(cases) for k in range(n)}
-        for place, item in enumerate(cases):
+    for name, many in counted.items():
+        n, first = many[0].get_closest_marker("few").args[0], len(name)
+        stay = {(first + len(many) * k // n) % len(many) for k in range(n)}
+        for place, item in enumerate(many):
             if place not in stay:
                 item.add_marker("deep")
-    # Of a run with a bound others are left out each time.
-    if order := os.environ.get("DEEP_ORDER"):
-        files = sorted({item.path for item in items})
-        random.Random(order).shuffle(files)
-        place = {path: k for k, path in enumerate(files)}
-        items.sort(key=lambda item: place[item.path])
     # All that is there by now stays; looking at it again and again takes its time, and
     # tracing makes many objects, of which few are garbage.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     gc.enable()
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        for name, (kept, deep) in thinned.items():
-            if values(deep) - values(kept):
-                raise pytest.UsageError(f"{name}: one_in leaves out a value altogether")
 
 
 def places_of(item):
@@ -153,7 +141,7 @@ def names_of(mark):
 
 
 def values(cases):
-    return {place for places in cases for place in enumerate(places)}
+    return {place for _, places in cases for place in enumerate(places)}
 
 
 def pytest_deselected(items):
@@ -168,13 +156,6 @@ def pytest_deselected(items):
 def pytest_testnodedown(node):
     """Each worker collects all tests, so the last one's count is that of all."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
-
-
-def pytest_runtest_setup():
-    """DEEP_SECONDS=... ends a run in time: what has not begun by then is skipped."""
-    bound = float(os.environ.get("DEEP_SECONDS", "inf"))
-    if time.monotonic() - START > bound:
-        pytest.skip(f"NOT RUN: the {bound:.0f} s of DEEP_SECONDS are over")
 
 
 def pytest_terminal_summary(terminalreporter, config):

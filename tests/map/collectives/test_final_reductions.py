@@ -100,6 +100,7 @@ CHANGES = {
 
 
 @pytest.mark.few(1)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ends(vmapped))
@@ -122,6 +123,7 @@ DIFFERENTIATED = [
 
 
 @pytest.mark.few(1)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", ["grad", "hessian", "jvp"])
 @pytest.mark.parametrize(("name", "place"), DIFFERENTIATED)
 def test_derivatives_of_reductions_in_maps_under_batch_size(name, place, change):
