@@ -1,17 +1,17 @@
-"""Walking through jaxprs, and through those that their equations hold.
+"""Reading and rewriting jaxprs, and those that their equations hold.
 
 Jaxprs are shared: a jitted function that is called twice has one, in two equations. A
 walk that does not remember where it has been takes as long as all paths together.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
+import jax
 import jax.extend.core as jex_core
 
-from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr
-
-State = TypeVar("State")
+from shardmap._jax.types import AnyJaxpr, Effect, Equation, Jaxpr
 
 
 def opened(jaxpr: AnyJaxpr) -> Jaxpr:
@@ -41,34 +41,6 @@ def jaxprs_in(params: Mapping[str, Any]) -> list[Jaxpr]:
     return list(jex_core.jaxprs_in_params(dict(params)))
 
 
-def walk(
-    jaxpr: AnyJaxpr,
-    state: State,
-    enter: Callable[[Equation, State], State | None],
-) -> Iterator[tuple[Equation, State]]:
-    """All equations, each before those that it holds, with what is around them.
-
-    Args:
-      jaxpr: where to begin.
-      state: what is around it, hashable. A jaxpr is walked once for each state.
-      enter: gives the state inside an equation; None: what it holds is left out.
-    """
-    seen = set()
-
-    def inside(jaxpr: AnyJaxpr, state: State) -> Iterator[tuple[Equation, State]]:
-        if (id(jaxpr), state) in seen:
-            return
-        seen.add((id(jaxpr), state))
-        for equation in opened(jaxpr).eqns:
-            yield equation, state
-            within = enter(equation, state)
-            if within is not None:
-                for inner in jaxprs_in(equation.params):
-                    yield from inside(inner, within)
-
-    return inside(jaxpr, state)
-
-
 def equations(
     jaxpr: AnyJaxpr, into: Callable[[Equation], bool] = lambda equation: True
 ) -> Iterator[Equation]:
@@ -78,8 +50,27 @@ def equations(
       jaxpr: where to begin.
       into: tells whether to look into what an equation holds.
     """
-    found = walk(jaxpr, True, lambda equation, _: into(equation) or None)
-    return (equation for equation, _ in found)
+    return _read(opened(jaxpr).eqns, into, set())
+
+
+def equations_of(
+    equation: Equation, into: Callable[[Equation], bool] = lambda equation: True
+) -> Iterator[Equation]:
+    """An equation and those that it holds; see `equations`."""
+    return _read([equation], into, set())
+
+
+def _read(
+    found: Iterable[Equation], into: Callable[[Equation], bool], seen: set[int]
+) -> Iterator[Equation]:
+    for equation in found:
+        yield equation
+        if not into(equation):
+            continue
+        for inner in jaxprs_in(equation.params):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                yield from _read(inner.eqns, into, seen)
 
 
 def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
@@ -92,3 +83,116 @@ def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
                 if id(inner) not in seen:
                     seen.add(id(inner))
                     found.append(inner)
+
+
+Change = Callable[[Any], Any]
+"""Takes an equation; gives the one to have instead, or a list of several or none."""
+
+
+def rewrite_jaxpr(
+    jaxpr: Any,
+    change: Change,
+    into: Callable[[Any], bool] = lambda equation: True,
+    finish: Callable[[Any], Any] = lambda jaxpr: jaxpr,
+) -> Any:
+    """The jaxpr with ``change`` applied to each equation, the innermost first.
+
+    Args:
+      jaxpr: open or closed.
+      change: what to do with an equation. It gives the same object to leave it alone,
+        and sets the effects of the ones that it makes.
+      into: tells whether to change what an equation holds.
+      finish: takes each jaxpr with its changed equations; gives the one to have.
+
+    Returns:
+      The changed jaxpr; ``jaxpr`` itself if nothing has changed.
+    """
+    # Jaxprs are shared: a jitted function that is called twice has one.
+    done: dict[int, Any] = {}
+
+    def rewritten(jaxpr: Jaxpr) -> Any:
+        new: list[Any] = []
+        for equation in jaxpr.eqns:
+            changed = change(with_params(equation) if into(equation) else equation)
+            new += changed if isinstance(changed, list) else [changed]
+        if not _are_same(jaxpr.eqns, new):
+            effects = effects_after(jaxpr, jaxpr.eqns, new)
+            jaxpr = jaxpr.replace(eqns=new, effects=effects)
+        return finish(jaxpr)
+
+    def with_params(equation: Equation) -> Any:
+        """The equation, with the jaxprs that it holds rewritten."""
+        params = equation.params
+        new = {key: rewritten_param(value) for key, value in params.items()}
+        if _are_same(params.values(), new.values()):
+            return equation
+        effects = effects_after(equation, jaxprs_in(params), jaxprs_in(new))
+        return equation.replace(params=new, effects=effects)
+
+    def rewritten_param(value: Any) -> Any:
+        if isinstance(value, tuple):
+            items = list(map(rewritten_param, value))
+            if _are_same(value, items):
+                return value
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, jex_core.Jaxpr):
+            if id(value) not in done:
+                done[id(value)] = rewritten(value)
+            return done[id(value)]
+        if isinstance(value, jex_core.ClosedJaxpr):
+            inner = rewritten_param(value.jaxpr)
+            return value if inner is value.jaxpr else value.replace(jaxpr=inner)
+        return value
+
+    return rewritten_param(jaxpr)
+
+
+def _are_same(before: Iterable[Any], after: Iterable[Any]) -> bool:
+    before, after = list(before), list(after)
+    return len(before) == len(after) and all(map(operator.is_, before, after))
+
+
+def effects_after(
+    holder: Any, before: Iterable[Any], after: Iterable[Any]
+) -> set[Effect]:
+    """The effects of what holds equations, or jaxprs, once others are in their place.
+
+    What else it has, such as an effect on a reference of its own, stays.
+    """
+    was, now = (
+        {effect for item in items for effect in item.effects}
+        for items in (before, after)
+    )
+    return set(holder.effects) - (was - now) | (now - was)
+
+
+def equations_for(
+    fun: Callable[..., Any],
+    invars: Sequence[Any],
+    outvars: Sequence[Any],
+    like: Equation,
+) -> list[Any]:
+    """The equations of a function of arrays, on given variables.
+
+    Args:
+      fun: what to compute; its results are new arrays.
+      invars: the variables that it takes.
+      outvars: those that it gives.
+      like: an equation whose context the new ones have.
+    """
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in invars]
+    traced = jax.make_jaxpr(fun)(*structs).jaxpr
+    names: dict[Any, Any] = dict(zip(traced.invars, invars, strict=True))
+    names.update(zip(traced.outvars, outvars, strict=True))
+
+    def renamed(atom: Any) -> Any:
+        return atom if isinstance(atom, jex_core.Literal) else names.get(atom, atom)
+
+    return [
+        equation.replace(
+            invars=list(map(renamed, equation.invars)),
+            outvars=list(map(renamed, equation.outvars)),
+            ctx=like.ctx,
+        )
+        for equation in traced.eqns
+    ]

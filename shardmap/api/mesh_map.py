@@ -175,7 +175,7 @@ class MeshCall(Call):
     def run_block(self, *blocks: Value) -> list[Any]:
         """What a block computes, flat."""
         closed = jax.make_jaxpr(self.block, axis_env=[])(*blocks)
-        jaxpr = tile_collectives(closed.jaxpr) or closed.jaxpr
+        jaxpr = tile_collectives(closed.jaxpr)
         jaxpr = in_mesh_order(jaxpr, self.mesh)
         return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks))
 
@@ -432,7 +432,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
         sizes = {name: self.options.mesh.shape[name] for name in own}
         used = _axes_used(jaxpr)
         constants = (None,) * (len(jaxpr.invars) - len(in_axes))
-        jaxpr = without_custom_partitioning(tile_collectives(jaxpr) or jaxpr)
+        jaxpr = without_custom_partitioning(tile_collectives(jaxpr))
         for name, size in sizes.items():
             dims = tuple(0 if name in axes else None for axes in in_axes)
             if all(name in axes for axes in out_axes) or not (

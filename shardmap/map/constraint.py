@@ -32,13 +32,12 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, rewrite_jaxpr
 from shardmap.arrays import placement
 from shardmap.map import contexts, tracing
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
-from shardmap.map.primitives.map_primitive import mesh_jaxpr
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.map_primitive import is_no_map, mesh_jaxpr
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh, too_few_devices
 
@@ -205,7 +204,7 @@ def partition_mesh(
 def on_its_own_devices(jaxpr: Jaxpr) -> Any:
     """``jaxpr`` as a program of its own: on as many devices as there are partitions."""
 
-    def change(equation: Equation, shadowed: bool) -> Any:
+    def change(equation: Equation) -> Any:
         params = equation.params
         if equation.primitive is not constrain_p or params["mesh"] is None:
             return equation
@@ -213,7 +212,7 @@ def on_its_own_devices(jaxpr: Jaxpr) -> Any:
         changed = {"mesh": mesh, "mesh_jaxpr": mesh_jaxpr(mesh)}
         return equation.replace(params=params | changed)
 
-    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+    return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
 # The primitive

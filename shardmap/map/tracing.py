@@ -178,8 +178,8 @@ def trace_body(
         if closed.consts:
             check_constants(closed.consts)
             jaxpr = _without_constants(closed, axis_name, axis_size)
-        jaxpr = _tiled(jaxpr) or jaxpr
-        jaxpr = _checked(jaxpr, axis_name, axis_size) or jaxpr
+        jaxpr = _tiled(jaxpr)
+        jaxpr = _checked(jaxpr, axis_name, axis_size)
     out_tree = (
         out_shape.tree
         if isinstance(out_shape, Flattened)
@@ -213,11 +213,14 @@ def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> A
     return given
 
 
+_UNCHANGED = object()
+
+
 def per_jaxpr(make: Make) -> Make:
     """Keeps what ``make`` gives for a jaxpr as long as that jaxpr lives.
 
-    ``make`` takes the jaxpr and hashable arguments, and must not put the jaxpr itself
-    into what it gives.
+    ``make`` takes the jaxpr and hashable arguments. It may give the jaxpr itself, but
+    nothing that holds it, which would keep it alive.
     """
     made: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
@@ -225,8 +228,9 @@ def per_jaxpr(make: Make) -> Make:
     def kept(jaxpr: Jaxpr, *key: Hashable) -> Any:
         values = made.setdefault(jaxpr, {})
         if key not in values:
-            values[key] = make(jaxpr, *key)
-        return values[key]
+            value = make(jaxpr, *key)
+            values[key] = _UNCHANGED if value is jaxpr else value
+        return jaxpr if values[key] is _UNCHANGED else values[key]
 
     return cast(Make, kept)
 
@@ -235,9 +239,8 @@ _checked = per_jaxpr(checked_collectives)
 
 
 @per_jaxpr
-def _tiled(jaxpr: Jaxpr) -> Any | None:
-    has_collectives = bool(axes_used(jaxpr.effects))
-    return tile_collectives(jaxpr) if has_collectives else None
+def _tiled(jaxpr: Jaxpr) -> Any:
+    return tile_collectives(jaxpr) if axes_used(jaxpr.effects) else jaxpr
 
 
 @per_jaxpr

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 import shardmap as sm
 from shardmap._jax.typechecks import bound_axis, check_jaxpr
@@ -13,7 +14,6 @@ from shardmap.map.collectives.split import split_collectives
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.lowering.effects import call_for_each
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 X = np.arange(8, dtype=np.float32)
 AXIS = SplitAxis("i", 8, (), 1, 8)

@@ -4,14 +4,17 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 from jax import lax
+from jax.extend.core.primitives import add_p, mul_p
 
+from shardmap._jax.effects import axes_used
 from shardmap._jax.walk import (
     constants_of,
     equations,
+    equations_for,
     jaxprs,
     jaxprs_in,
     opened,
-    walk,
+    rewrite_jaxpr,
     with_same_constants,
 )
 
@@ -66,27 +69,6 @@ def test_what_is_not_entered_is_left_out_but_named_itself():
     assert "sin" in outside
 
 
-def test_a_walk_knows_what_is_around():
-    jaxpr = jax.make_jaxpr(program)(X).jaxpr
-    around = {
-        equation.primitive.name: state
-        for equation, state in walk(jaxpr, (), lambda e, s: (*s, e.primitive.name))
-    }
-    assert around["cond"] == ()
-    assert around["tan"] == ("cond",)
-
-
-def test_a_shared_jaxpr_is_walked_once_for_each_state():
-    jaxpr = jax.make_jaxpr(program)(X).jaxpr
-    numbers = iter(range(10))
-    states = [
-        state
-        for equation, state in walk(jaxpr, -1, lambda e, s: next(numbers))
-        if equation.primitive.name == "sin"
-    ]
-    assert len(set(states)) == len(states) == 2
-
-
 def test_jaxprs_come_from_the_outside_in_each_once():
     jaxpr = jax.make_jaxpr(program)(X).jaxpr
     found = list(jaxprs(jaxpr))
@@ -96,3 +78,67 @@ def test_jaxprs_come_from_the_outside_in_each_once():
     assert [id(each) for each in jaxprs_in(equation.params)] == [
         id(each) for each in found[-2:]
     ]
+
+
+def add_to_mul(equation):
+    return (
+        equation.replace(primitive=mul_p) if equation.primitive is add_p else equation
+    )
+
+
+def run(jaxpr, *args):
+    return jax.core.eval_jaxpr(jaxpr, (), *args)[0]
+
+
+def test_what_control_flow_and_calls_hold_is_rewritten():
+    def f(x):
+        y = jax.jit(lambda v: v + v)(x)
+        return lax.fori_loop(0, 2, lambda _, v: v + x, y)
+
+    changed = rewrite_jaxpr(jax.make_jaxpr(f)(X * 2).jaxpr, add_to_mul)
+    np.testing.assert_array_equal(run(changed, X * 2), (X * 2) ** 4)
+
+
+def test_a_shared_jaxpr_stays_one_and_what_is_not_changed_stays_itself():
+    double = jax.jit(lambda v: v + v)
+    jaxpr = jax.make_jaxpr(lambda x: double(double(x)))(X).jaxpr
+    changed = rewrite_jaxpr(jaxpr, add_to_mul)
+    one, other = (opened(e.params["jaxpr"]) for e in changed.eqns)
+    assert one is other
+    assert rewrite_jaxpr(jaxpr, lambda equation: equation) is jaxpr
+    assert rewrite_jaxpr(jaxpr, add_to_mul, lambda equation: False) is jaxpr
+
+
+def test_one_equation_becomes_several_or_none_with_their_effects():
+    def twice(equation):
+        if equation.primitive.name == "debug_callback":
+            return []
+        if equation.primitive is not add_p:
+            return equation
+        return equations_for(
+            lambda x, y: (x + y) + y, equation.invars, equation.outvars, equation
+        )
+
+    def f(x):
+        jax.debug.callback(lambda: None)
+        return jax.jit(lambda x: x + x)(x)
+
+    changed = rewrite_jaxpr(jax.make_jaxpr(f)(X).jaxpr, twice)
+    assert not changed.effects
+    np.testing.assert_array_equal(run(changed, X), X * 3)
+
+
+def test_effects_follow_where_they_are_held():
+    def f(x):
+        return jax.jit(lambda v: lax.psum(v, "i"))(x) + lax.psum(x, "j")
+
+    def without(equation):
+        effects = {e for e in equation.effects if e.name != "i"}
+        is_sum = equation.primitive.name == "psum"
+        return equation.replace(effects=effects) if is_sum else equation
+
+    jaxpr = jax.make_jaxpr(f, axis_env=[("i", 2), ("j", 3)])(X).jaxpr
+    changed = rewrite_jaxpr(jaxpr, without)
+    assert axes_used(jaxpr.effects) == {"i", "j"}
+    assert axes_used(changed.effects) == {"j"}
+    assert not changed.eqns[0].effects

@@ -15,16 +15,13 @@ from jax.extend.core.primitives import ppermute_p
 from shardmap._jax.collectives import PBROADCAST, axis_names, named_axes
 from shardmap._jax.effects import axes_used
 from shardmap._jax.types import DType, Equation, Jaxpr, aval_of
-from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.axis import axis_text
-from shardmap.map.primitives.map_primitive import MapPrimitive
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.map_primitive import binds, is_no_map
 
 
-def checked_collectives(
-    jaxpr: Jaxpr, axis_name: Hashable, axis_size: int
-) -> Any | None:
+def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> Any:
     """Refuses collectives that name what is not there.
 
     Args:
@@ -33,7 +30,7 @@ def checked_collectives(
       axis_size: the number of its elements. Other axes are bound where this is called.
 
     Returns:
-      ``jaxpr`` whose permutations count from the front; None if they all did.
+      ``jaxpr`` whose permutations count from the front.
 
     Raises:
       NotImplementedError: a primitive over the axis is not in the table.
@@ -41,10 +38,8 @@ def checked_collectives(
       TypeError: it adds what cannot be added.
     """
     _check_known(jaxpr, axis_name, axis_size)
-    changed = False
 
-    def change(equation: Equation, shadowed: bool) -> Any:
-        nonlocal changed
+    def change(equation: Equation) -> Any:
         collective = COLLECTIVES.get(equation.primitive)
         if collective is None:
             return equation
@@ -76,12 +71,10 @@ def checked_collectives(
         pairs = _from_the_front(where, params["perm"], total)
         if pairs == tuple(params["perm"]):
             return equation
-        changed = True
         return equation.replace(params=params | {"perm": pairs})
 
     # Maps inside were traced on their own.
-    new = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
-    return new if changed else None
+    return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
 def _check_known(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> None:
@@ -90,12 +83,8 @@ def _check_known(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> None:
     They would combine devices, and leave out the elements that share one.
     """
 
-    def binds(equation: Equation) -> bool:
-        is_map = isinstance(equation.primitive, MapPrimitive)
-        return is_map and equation.params["axis_name"] == axis_name
-
-    for equation in equations(jaxpr, lambda equation: not binds(equation)):
-        if equation.primitive in COLLECTIVES or binds(equation):
+    for equation in equations(jaxpr, lambda e: not binds(e, axis_name)):
+        if equation.primitive in COLLECTIVES or binds(equation, axis_name):
             continue
         # Not every collective has the effect, and what holds one has it too.
         if axis_name in named_axes(equation) or (

@@ -15,9 +15,10 @@ from jax import lax
 from jax.extend.core.primitives import ppermute_p
 
 from shardmap._jax.collectives import axis_names, named_axes, with_axis_names
+from shardmap._jax.effects import axis_of, with_axis
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap._jax.walk import rewrite_jaxpr
+from shardmap.map.primitives.map_primitive import binds, is_no_map, spmap_p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +34,20 @@ class _MapsName:
 def rename_axis(jaxpr: Jaxpr, old: Hashable, new: Hashable) -> Any:
     """``jaxpr`` whose collectives over ``old`` are over ``new``."""
 
-    def change(equation: Equation, shadowed: bool) -> Any:
-        if shadowed or old not in named_axes(equation):
+    def change(equation: Equation) -> Any:
+        if old not in named_axes(equation):
             return equation
         names = axis_names(equation.params)
         renamed = tuple(new if name == old else name for name in names)
-        return equation.replace(params=with_axis_names(equation.params, renamed))
+        effects = {
+            with_axis(effect, new) if axis_of(effect) == old else effect
+            for effect in equation.effects
+        }
+        return equation.replace(
+            params=with_axis_names(equation.params, renamed), effects=effects
+        )
 
-    return rewrite_jaxpr(jaxpr, old, change, renamed=[new])
+    return rewrite_jaxpr(jaxpr, change, lambda equation: not binds(equation, old))
 
 
 def rename_shadowed_axes(
@@ -56,14 +63,14 @@ def rename_shadowed_axes(
             return name, jaxpr
         return _MapsName(name), rename_axis(jaxpr, name, _MapsName(name))
 
-    def change(equation: Equation, shadowed: bool) -> Any:
+    def change(equation: Equation) -> Any:
         if equation.primitive is not spmap_p:
             return equation
         params = equation.params
         name, body = new_name(params["axis_name"], params["call_jaxpr"])
         return equation.replace(params=params | {"axis_name": name, "call_jaxpr": body})
 
-    return new_name(axis_name, rewrite_jaxpr(jaxpr, None, change))
+    return new_name(axis_name, rewrite_jaxpr(jaxpr, change))
 
 
 def for_mesh(axis_name: Hashable, jaxpr: Jaxpr, mesh: AnyMesh) -> tuple[Hashable, Any]:
@@ -93,7 +100,7 @@ def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
     JAX numbers devices in that order whatever that of the names, or refuses.
     """
 
-    def change(equation: Equation, shadowed: bool) -> Any:
+    def change(equation: Equation) -> Any:
         if equation.primitive is not ppermute_p:
             return equation
         names = axis_names(equation.params)
@@ -107,7 +114,7 @@ def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
         )
 
     # What maps hold is put in order where they are lowered.
-    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+    return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
 def _in_mesh_order(

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Hashable, Sequence, Set
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.extend.core as jex_core
@@ -12,61 +12,55 @@ import numpy as np
 
 from shardmap._jax.collectives import REDUCE_SCATTER
 from shardmap._jax.effects import NO_AXIS, axis_of, without_axis
-from shardmap._jax.types import Atom, Effect, Equation, Jaxpr, Value, Var, aval_of
-from shardmap._jax.walk import opened
-from shardmap.map.collectives.inline_calls import copied
-from shardmap.map.collectives.split import uses_axis
+from shardmap._jax.types import (
+    Atom,
+    Effect,
+    Equation,
+    Jaxpr,
+    Value,
+    aval_of,
+    with_shape,
+)
+from shardmap._jax.walk import effects_after, equations_for, opened, rewrite_jaxpr
+from shardmap.map.collectives.split import collectives_of
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.evaluation import CALLS
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.rewriting import changed_effects, rewrite_jaxpr
+from shardmap.map.primitives.map_primitive import is_no_map, spmap_p
 
 _HOLDERS = {p.jit_p: CALLS[p.jit_p], p.remat_p: CALLS[p.remat_p], spmap_p: "call_jaxpr"}
 """What may be changed in an equation that is to be differentiated."""
 
 
-def tile_collectives(jaxpr: Jaxpr) -> Any | None:
+def tile_collectives(jaxpr: Jaxpr) -> Any:
     """``jaxpr`` with some collectives as JAX differentiates and vectorises them right.
 
     Without ``tiled``, JAX transposes an all_to_all wrongly that moves a dimension, and
     vectorises a psum_scatter wrongly along what lies behind the scattered dimension.
-
-    Returns:
-      The new jaxpr; None if there is nothing to change.
     """
-    found = False
 
-    def change(equation: Equation, shadowed: bool) -> Any:
-        nonlocal found
+    def change(equation: Equation) -> Any:
         params = equation.params
         if params.get("tiled", True):
             return equation
         tiled = equation.replace(params=params | {"tiled": True})
         if equation.primitive is p.all_to_all_p:
             # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
-            found = True
             return tiled
         if equation.primitive is not REDUCE_SCATTER:
             return equation
-        found = True
         dimension = params["scatter_dimension"]
         (result,) = equation.outvars
         aval = aval_of(result)
         shape = list(aval.shape)
         shape.insert(dimension, 1)
-        squeezed = jax.make_jaxpr(lambda x: jax.lax.squeeze(x, (dimension,)))(
-            jax.ShapeDtypeStruct(shape, aval.dtype)
-        ).jaxpr
-        between = squeezed.invars[0]
-        (squeeze,) = squeezed.eqns
-        return [
-            tiled.replace(outvars=[between]),
-            squeeze.replace(outvars=[result], ctx=equation.ctx),
-        ]
+        between = jex_core.Var(with_shape(aval, shape))
+        squeeze = equations_for(
+            lambda x: jax.lax.squeeze(x, (dimension,)), [between], [result], equation
+        )
+        return [tiled.replace(outvars=[between]), *squeeze]
 
     # Maps inside were traced on their own.
-    tiled = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
-    return tiled if found else None
+    return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
 def widen(jaxpr: Jaxpr) -> Any:
@@ -75,35 +69,25 @@ def widen(jaxpr: Jaxpr) -> Any:
     Where only some axes of a mesh are manual, XLA's CPU compiler aborts at a reduction
     of bfloat16 between devices. It would widen it, too.
     """
-    found = False
 
-    def change(equation: Equation, shadowed: bool) -> Any:
-        nonlocal found
+    def change(equation: Equation) -> Any:
         narrow = [_is_narrow(atom) for atom in equation.invars]
         collective = COLLECTIVES.get(equation.primitive)
         if collective is None or not (collective.combiner and any(narrow)):
             return equation
-        found = True
+        invars: list[Any]
+        outvars: list[Any]
         invars, outvars = (
             [_wide(a) if n else a for a, n in zip(atoms, narrow, strict=True)]
             for atoms in (equation.invars, equation.outvars)
         )
-        before, after = (
-            [
-                _convert(source, target, equation.ctx)
-                for source, target in zip(sources, targets, strict=True)
-                if source is not target
-            ]
-            for sources, targets in (
-                (equation.invars, invars),
-                (outvars, equation.outvars),
-            )
-        )
-        wide = equation.replace(invars=invars, outvars=cast(list[Var], outvars))
-        return [*before, wide, *after]
+        return [
+            *_converted(equation.invars, invars, equation),
+            equation.replace(invars=invars, outvars=outvars),
+            *_converted(outvars, equation.outvars, equation),
+        ]
 
-    changed = rewrite_jaxpr(jaxpr, None, change)
-    return changed if found else jaxpr
+    return rewrite_jaxpr(jaxpr, change)
 
 
 def _is_narrow(atom: Atom) -> bool:
@@ -114,14 +98,21 @@ def _wide(atom: Atom) -> Any:
     return jex_core.Var(jax.core.ShapedArray(aval_of(atom).shape, np.dtype(np.float32)))
 
 
-def _convert(source: Any, target: Any, ctx: Any) -> Any:
-    """The equation that converts to the dtype of ``target``."""
-    before, after = aval_of(source), aval_of(target)
-    struct = jax.ShapeDtypeStruct(before.shape, before.dtype)
-    (equation,) = jax.make_jaxpr(
-        lambda x: jax.lax.convert_element_type(x, after.dtype)
-    )(struct).jaxpr.eqns
-    return equation.replace(invars=[source], outvars=[target], ctx=ctx)
+def _converted(
+    sources: Sequence[Any], targets: Sequence[Any], like: Equation
+) -> list[Any]:
+    """The equations that convert to the dtypes of other variables."""
+    return [
+        equation
+        for source, target in zip(sources, targets, strict=True)
+        if source is not target
+        for equation in equations_for(
+            lambda x, dtype=target.aval.dtype: x.astype(dtype),
+            [source],
+            [target],
+            like,
+        )
+    ]
 
 
 def without_sums_of_shared(
@@ -157,25 +148,20 @@ def _without_sums(
             new = [changed]
         elif all(operands) and _is_sum(equation, axis_name):
             new = _multiplied(equation, axis_name, axis_size)
-        elif _may_differ(jaxpr.replace(eqns=[equation]), axis_name):
+        elif _may_differ(equation, axis_name):
             results = [False] * len(results)
         equations += new
         shared.update(itertools.compress(equation.outvars, results))
-    gone, come = changed_effects(jaxpr.eqns, equations)
-    changed = jaxpr.replace(eqns=equations, effects=jaxpr.effects - gone | come)
+    effects = effects_after(jaxpr, jaxpr.eqns, equations)
+    changed = jaxpr.replace(eqns=equations, effects=effects)
     return changed, are_shared(jaxpr.outvars)
 
 
-def _may_differ(alone: Jaxpr, axis_name: Hashable) -> bool:
-    """Whether elements may get anything of the same operands, as of their indices.
-
-    Args:
-      alone: the equation. Some of JAX's collectives have no effect that would tell.
-      axis_name: of the axis.
-    """
-    [equation] = alone.eqns
+def _may_differ(equation: Equation, axis_name: Hashable) -> bool:
+    """Whether elements may get different results of the same operands."""
+    # Some of JAX's collectives have no effect that would tell.
     return any(axis_of(e) is NO_AXIS for e in equation.effects) or bool(
-        uses_axis(alone, axis_name)
+        collectives_of(equation, axis_name)
     )
 
 
@@ -190,9 +176,8 @@ def _inside(equation: Equation, *how: Any) -> tuple[Any, list[bool]]:
     held = equation.params[key]
     jaxpr = opened(held)
     changed, results = _without_sums(jaxpr, *how)
-    gone, come = changed_effects([jaxpr], [changed])
     new = changed if jaxpr is held else held.replace(jaxpr=changed)
-    effects = equation.effects - gone | come
+    effects = effects_after(equation, [jaxpr], [changed])
     return equation.replace(
         params=equation.params | {key: new}, effects=effects
     ), results
@@ -205,13 +190,14 @@ def _multiplied(equation: Any, axis_name: Hashable, axis_size: int) -> list[Any]
     wide = aval.dtype
     if jnp.issubdtype(wide, jnp.inexact) and jnp.finfo(wide).bits < 32:
         wide = np.dtype(np.float32)  # Half precision ends at 65,504.
-    traced = jax.make_jaxpr(
-        lambda x: (x.astype(wide) * np.asarray(axis_size, wide)).astype(aval.dtype)
-    )(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).jaxpr
     others = tuple(name for name in equation.params["axes"] if name != axis_name)
     product = jex_core.Var(aval) if others else result
-    multiplied = copied(traced, [operand], [product])
-    equations = [e.replace(ctx=equation.ctx) for e in multiplied.eqns]
+    equations = equations_for(
+        lambda x: (x.astype(wide) * np.asarray(axis_size, wide)).astype(aval.dtype),
+        [operand],
+        [product],
+        equation,
+    )
     if others:
         changed = equation.replace(
             invars=[product],

@@ -17,10 +17,10 @@ from shardmap._jax.effects import without_axis
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Primitive, Value
-from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._jax.walk import equations, equations_of, jaxprs_in, rewrite_jaxpr
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.map_primitive import binds
 from shardmap.map.primitives.shard_maps import has_shard_maps
 
 split_p = jex_core.Primitive("split_collective")
@@ -30,8 +30,8 @@ split_p.multiple_results = True
 def split_collectives(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
     """``jaxpr`` with its collectives over ``axis`` ready for a block of elements."""
 
-    def split(equation: Equation, shadowed: bool) -> Any:
-        if shadowed or not is_collective(equation, axis.name):
+    def split(equation: Equation) -> Any:
+        if not is_collective(equation, axis.name):
             return equation
         return equation.replace(
             primitive=split_p,
@@ -40,22 +40,22 @@ def split_collectives(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
                 "collective": equation.primitive,
                 "params": tuple(sorted(equation.params.items())),
             },
+            effects=without_axis(equation.effects, axis.name),
         )
 
-    return rewrite_jaxpr(jaxpr, axis.name, split, renamed=())
+    return rewrite_jaxpr(jaxpr, split, lambda e: not binds(e, axis.name))
 
 
 def uses_axis(jaxpr: Jaxpr, name: Hashable) -> list[Any]:
     """The collective equations over the axis, in whatever other equations hold them."""
-    found = []
+    found = equations(jaxpr, lambda equation: not binds(equation, name))
+    return [equation for equation in found if is_collective(equation, name)]
 
-    def collect(equation: Equation, shadowed: bool) -> Any:
-        if not shadowed and is_collective(equation, name):
-            found.append(equation)
-        return equation
 
-    rewrite_jaxpr(jaxpr, name, collect)
-    return found
+def collectives_of(equation: Equation, name: Hashable) -> list[Any]:
+    """The collectives over the axis that an equation is, or holds."""
+    found = equations_of(equation, lambda equation: not binds(equation, name))
+    return [equation for equation in found if is_collective(equation, name)]
 
 
 def is_split_inside(equation: Equation) -> bool:

@@ -15,9 +15,10 @@ from jax.extend.core.primitives import all_to_all_p, closed_call_p
 from shardmap._jax.rules import def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Param, Value, aval_of
+from shardmap._jax.walk import equations_for, rewrite_jaxpr
 from shardmap.map.collectives.split import split_collectives, uses_axis
 from shardmap.map.collectives.split_axis import SplitAxis
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.map_primitive import is_no_map
 
 grouped_p = jex_core.Primitive("grouped_all_to_all")
 
@@ -27,24 +28,19 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
     if name is not None and uses_axis(jaxpr, name):
         axis = SplitAxis(name, size, (), 1, size, vectorized_name=name)
         jaxpr = split_collectives(jaxpr, axis)
-    found = False
 
-    def change(equation: Equation, shadowed: bool) -> Any:
-        nonlocal found
+    def change(equation: Equation) -> Any:
         if equation.primitive is closed_call_p:
-            found = True
             return _as_jit(equation)
         if (
             equation.primitive is not all_to_all_p
             or equation.params["axis_index_groups"] is None
         ):
             return equation
-        found = True
         return equation.replace(primitive=grouped_p)
 
     # Maps inside have this done to them when they are vectorised.
-    changed = rewrite_jaxpr(jaxpr, None, change, into_maps=False)
-    return changed if found else jaxpr
+    return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
 def _as_jit(equation: Equation) -> Any:
@@ -52,12 +48,9 @@ def _as_jit(equation: Equation) -> Any:
 
     JAX names other calls when it vectorises them, which its type checker refuses.
     """
-    structs, results = (
-        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in map(aval_of, atoms)]
-        for atoms in (equation.invars, equation.outvars)
-    )
-    like = jax.jit(lambda *_: [jax.lax.empty(r.shape, r.dtype) for r in results])
-    [call] = jax.make_jaxpr(like)(*structs).eqns
+    results = [(a.shape, a.dtype) for a in map(aval_of, equation.outvars)]
+    like = jax.jit(lambda *_: [jax.lax.empty(*result) for result in results])
+    [call] = equations_for(like, equation.invars, equation.outvars, equation)
     params = call.params | {"jaxpr": equation.params["call_jaxpr"]}
     return equation.replace(primitive=call.primitive, params=params)
 

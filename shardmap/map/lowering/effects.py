@@ -20,12 +20,12 @@ from shardmap._jax.effects import DEBUG_EFFECT, happens_outside, io_effects
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
-from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
 from shardmap.map.collectives.split import is_collective
 from shardmap.map.collectives.split_axis import SplitAxis, pad_last
 from shardmap.map.lowering.host_calls import happens_here
 from shardmap.map.primitives.axis import axis_text
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.tap import is_no_tap
 
 each_p = jex_core.Primitive("for_each_element")
 each_p.multiple_results = True
@@ -50,7 +50,7 @@ def call_for_each(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
       NotImplementedError: an effect in control flow that JAX cannot vectorise.
     """
 
-    def change(equation: Equation, shadowed: bool) -> Any:
+    def change(equation: Equation) -> Any:
         _check_control_flow(equation, axis)
         if (
             not happens_here(equation)
@@ -67,7 +67,7 @@ def call_for_each(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
             },
         )
 
-    return rewrite_jaxpr(jaxpr, axis.name, change)
+    return rewrite_jaxpr(jaxpr, change, is_no_tap)
 
 
 def _check_control_flow(equation: Equation, axis: SplitAxis) -> None:

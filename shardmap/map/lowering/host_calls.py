@@ -5,8 +5,7 @@ from typing import Any
 from shardmap._jax.effects import happens_outside
 from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.types import Equation, Jaxpr
-from shardmap._jax.walk import equations, jaxprs_in
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
 from shardmap.map.primitives.tap import tap_p
 
 
@@ -28,18 +27,14 @@ def one_at_a_time(jaxpr: Jaxpr) -> Any:
 
     One that is not told how is for one element: so it is where each has its device.
     """
-    found = False
 
-    def change(equation: Equation, shadowed: bool) -> Any:
-        nonlocal found
+    def change(equation: Equation) -> Any:
         params = equation.params
         if equation.primitive is not PURE_CALLBACK or params["vmap_method"] is not None:
             return equation
-        found = True
         return equation.replace(params=params | {"vmap_method": "sequential"})
 
-    changed = rewrite_jaxpr(jaxpr, None, change)
-    return changed if found else jaxpr
+    return rewrite_jaxpr(jaxpr, change)
 
 
 def calls_host(jaxpr: Jaxpr) -> bool:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
+from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.map.collectives.names import in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import widen
 from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
@@ -14,8 +15,7 @@ from shardmap.map.layout import inner_walk
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.lowering.decision import Decision
 from shardmap.map.lowering.under_mesh import under_mesh
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap.map.primitives.map_primitive import is_no_map, spmap_p
 from shardmap.map.shardings import partition_spec
 from shardmap.sharding.mesh import with_manual_axes
 
@@ -164,8 +164,8 @@ def _one_element(
 def _with_inner_maps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) -> Any:
     """``jaxpr`` whose maps one level down know where on ``mesh`` they go."""
 
-    def change(equation: Equation, shadowed: bool) -> Any:
-        if shadowed or equation.primitive is not spmap_p:
+    def change(equation: Equation) -> Any:
+        if equation.primitive is not spmap_p:
             return equation
         walk = inner_walk(equation, mesh, inner_axes)
         if walk is None:
@@ -174,4 +174,4 @@ def _with_inner_maps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) 
             params=equation.params | walk._asdict() | {"mesh": mesh}
         )
 
-    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+    return rewrite_jaxpr(jaxpr, change, is_no_map)

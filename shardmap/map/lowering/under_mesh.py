@@ -1,13 +1,18 @@
 """Jaxprs of a map, under the mesh that it runs on."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.extend.core as jex_core
+import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from shardmap._jax.context import equation_context
+from shardmap._jax.effects import on_variables
 from shardmap._jax.primitives import SHARD_MAP, walked_axes
-from shardmap._jax.types import AnyMesh, Aval, Equation, Jaxpr, Value
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
+from shardmap._jax.types import AnyMesh, Atom, Aval, Equation, Jaxpr, Value
+from shardmap._jax.walk import rewrite_jaxpr, with_same_constants
+from shardmap.map.primitives.map_primitive import is_no_map
 from shardmap.sharding.mesh import with_manual_axes
 
 
@@ -18,7 +23,7 @@ def under_mesh(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
     """
     contexts: dict[Any, Any] = {}
 
-    def change(equation: Equation, shadowed: bool) -> Any:
+    def change(equation: Equation) -> Any:
         params = equation.params
         if equation.primitive is SHARD_MAP:
             if params["mesh"].axis_names != mesh.axis_names:
@@ -33,7 +38,7 @@ def under_mesh(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
         return equation.replace(params=params, ctx=contexts[id(equation.ctx)])
 
     # What maps hold is put under a mesh where they are lowered.
-    return rewrite_jaxpr(jaxpr, None, change, into_maps=False)
+    return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
 def _on_mesh(value: Value, mesh: AnyMesh) -> Any:
@@ -54,4 +59,39 @@ def _typed_with(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
         sharding = _on_mesh(getattr(aval, "sharding", None), mesh)
         return aval if sharding is None else aval.update(sharding=sharding)
 
-    return rewrite_jaxpr(jaxpr, None, lambda e, _: e, into_maps=False, retype=retype)
+    return rewrite_jaxpr(
+        jaxpr, lambda e: e, is_no_map, lambda jaxpr: _with_avals(jaxpr, retype)
+    )
+
+
+def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
+    """``jaxpr`` with other avals for its variables, but not for those further in."""
+    made: dict[Any, Any] = {}
+
+    def new(atom: Atom) -> Any:
+        if isinstance(atom, jex_core.Literal):
+            # The value may have a type of its own.
+            value, aval = np.asarray(atom.val), retype(atom.aval)
+            return jex_core.Literal(value.item() if aval.weak_type else value, aval)
+        if atom not in made:
+            made[atom] = jex_core.Var(retype(atom.aval))
+        return made[atom]
+
+    def every(atoms: Sequence[Any]) -> list[Any]:
+        return list(map(new, atoms))
+
+    return with_same_constants(
+        jaxpr,
+        constvars=every(jaxpr.constvars),
+        invars=every(jaxpr.invars),
+        outvars=every(jaxpr.outvars),
+        eqns=[
+            equation.replace(
+                invars=every(equation.invars),
+                outvars=every(equation.outvars),
+                effects=on_variables(equation.effects, new),
+            )
+            for equation in jaxpr.eqns
+        ],
+        effects=on_variables(jaxpr.effects, new),
+    )

@@ -30,11 +30,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from shardmap._jax.arrays import check_types_unchecked
 from shardmap._jax.context import NO_MESH, replicated_without_mesh
 from shardmap._jax.effects import without_axis, without_references
+from shardmap._jax.primitives import SHARD_MAP, walked_axes
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
     AnyJaxpr,
     AnyMesh,
     Aval,
+    Equation,
     Jaxpr,
     Param,
     Value,
@@ -353,6 +355,19 @@ def _spmap_abstract_eval(*avals: Aval, **params: Param) -> Any:
 
 spmap_p = _SpmapPrimitive("spmap")
 spmap_p.def_effectful_abstract_eval(_spmap_abstract_eval)
+
+
+def binds(equation: Equation, name: Hashable) -> bool:
+    """Whether an equation is a map, or a `jax.shard_map`, that binds an axis name."""
+    if equation.primitive is SHARD_MAP:
+        return name in walked_axes(equation)
+    is_map = isinstance(equation.primitive, MapPrimitive)
+    return is_map and bool(equation.params["axis_name"] == name)
+
+
+def is_no_map(equation: Equation) -> bool:
+    """Whether an equation is neither a map nor a `jax.shard_map`."""
+    return equation.primitive not in (spmap_p, SHARD_MAP)
 
 
 def has_maps(jaxpr: AnyJaxpr) -> bool:

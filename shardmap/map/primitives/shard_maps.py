@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from shardmap._jax.primitives import SHARD_MAP, is_pmap, walked_axes
 from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr
-from shardmap._jax.walk import equations, walk
+from shardmap._jax.walk import equations
 from shardmap.map.primitives.axis import axis_text, map_text
 from shardmap.sharding.conversions import axes_in
 
@@ -49,14 +49,19 @@ def _shard_maps(
 ) -> Iterator[tuple[Equation, frozenset[str]]]:
     """The shard_map equations, and what maps around them walk besides ``walked``."""
 
-    def enter(equation: Equation, walked: frozenset[str]) -> frozenset[str] | None:
-        if equation.primitive is SHARD_MAP:
-            return None
-        return walked | set(equation.params.get("mesh_axes") or ())
+    def is_plain(equation: Equation) -> bool:
+        return equation.primitive is not SHARD_MAP and not _walked_by_map(equation)
 
-    for equation, around in walk(jaxpr, walked, enter):
+    for equation in equations(jaxpr, is_plain):
         if equation.primitive is SHARD_MAP:
-            yield equation, around
+            yield equation, walked
+        elif not is_plain(equation):
+            inside = equation.params["call_jaxpr"]
+            yield from _shard_maps(inside, walked | _walked_by_map(equation))
+
+
+def _walked_by_map(equation: Equation) -> set[str]:
+    return set(equation.params.get("mesh_axes") or ())
 
 
 def check_shard_maps(params: dict[str, Any]) -> None:

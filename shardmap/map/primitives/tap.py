@@ -32,7 +32,7 @@ from shardmap._jax.context import (
 )
 from shardmap._jax.effects import TAP_EFFECT, lower_ordered_callback
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import AnyMesh, Jaxpr, Param, PyTree, Value
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Param, PyTree, Value
 from shardmap._lazy import logging
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
@@ -169,6 +169,11 @@ tap_p.multiple_results = True
 def is_tapped(jaxpr: Jaxpr) -> bool:
     """Whether ``jaxpr`` has a tap anywhere."""
     return TAP_EFFECT in jaxpr.effects
+
+
+def is_no_tap(equation: Equation) -> bool:
+    """Whether an equation is no tap, whose jaxpr is only there for JAX to look at."""
+    return equation.primitive is not tap_p
 
 
 def _abstract_eval(

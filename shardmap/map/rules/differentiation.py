@@ -24,12 +24,11 @@ from shardmap._jax.types import (
     aval_of,
     without_sharding,
 )
-from shardmap._jax.walk import equations
+from shardmap._jax.walk import equations, rewrite_jaxpr
 from shardmap.map.collectives.rewrites import merge_sums, without_sums_of_shared
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.map.primitives.tap import is_tapped, tap_p
+from shardmap.map.primitives.tap import is_no_tap, is_tapped, tap_p
 from shardmap.map.tracing import (
     Batch,
     Body,
@@ -144,15 +143,15 @@ def _without_taps_in_loops(jaxpr: Jaxpr) -> Any:
     JAX computes the tangents of a while loop together with its values once more.
     """
 
-    def drop(equation: Equation, shadowed: bool) -> Any:
+    def drop(equation: Equation) -> Any:
         is_plain = equation.primitive is tap_p and not equation.outvars
         return [] if is_plain else equation
 
-    def change(equation: Equation, shadowed: bool) -> Any:
+    def change(equation: Equation) -> Any:
         if equation.primitive is not while_p or TAP_EFFECT not in equation.effects:
             return equation
         inside = {
-            key: rewrite_jaxpr(equation.params[key], None, drop)
+            key: rewrite_jaxpr(equation.params[key], drop, is_no_tap)
             for key in ("cond_jaxpr", "body_jaxpr")
         }
         is_left = any(map(is_tapped, inside.values()))
@@ -161,7 +160,7 @@ def _without_taps_in_loops(jaxpr: Jaxpr) -> Any:
             effects=equation.effects if is_left else equation.effects - {TAP_EFFECT},
         )
 
-    return rewrite_jaxpr(jaxpr, None, change) if is_tapped(jaxpr) else jaxpr
+    return rewrite_jaxpr(jaxpr, change, is_no_tap) if is_tapped(jaxpr) else jaxpr
 
 
 def _residual_axes(

@@ -7,15 +7,14 @@ holds one, is taken whole, and happens once.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import jax
 
-from shardmap._jax.effects import NO_AXIS, happens_outside
+from shardmap._jax.effects import happens_outside
 from shardmap._jax.types import ClosedJaxpr, Equation
-from shardmap._jax.walk import jaxprs_in
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
-from shardmap.map.primitives.tap import tap_p
+from shardmap._jax.walk import jaxprs_in, rewrite_jaxpr
+from shardmap.map.primitives.tap import is_no_tap, tap_p
 from shardmap.plan.engine.factors import Factors, Local, bind, taken_whole
 from shardmap.plan.engine.nodes import Graph, Node, Operand, avals
 from shardmap.plan.engine.rules import Reason
@@ -30,13 +29,13 @@ ONCE = Reason(
 def silent(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """A jaxpr without the callbacks that give no results."""
 
-    def change(equation: Equation, _: bool) -> Any:
+    def change(equation: Equation) -> Any:
         shown = equation.effects and all(map(happens_outside, equation.effects))
         return [] if shown and _by_pieces(equation) else equation
 
     if not any(map(happens_outside, jaxpr.effects)):
         return jaxpr
-    return jaxpr.replace(jaxpr=rewrite_jaxpr(jaxpr.jaxpr, NO_AXIS, change))
+    return cast(ClosedJaxpr, rewrite_jaxpr(jaxpr, change, is_no_tap))
 
 
 class Happening:

@@ -48,10 +48,6 @@ def test_collectives_become_tiled_and_give_the_same(fun, name):
     ]
 
 
-def test_nothing_to_tile():
-    assert tile_collectives(traced(lambda x: lax.psum(x, "i"), (3,))) is None
-
-
 def test_a_scattered_sum_is_the_same_tiled():
     jaxpr = traced(lambda x: lax.psum_scatter(x, "i"), (4, 2))
     x = np.arange(32, dtype=np.float32).reshape(4, 4, 2)
