@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import jax
 import jax.extend.core as jex_core
+import jax.extend.core.primitives as p
 
-from shardmap._jax.types import AnyJaxpr, Effect, Equation, Jaxpr
+from shardmap._jax.types import AnyJaxpr, Atom, Effect, Equation, Jaxpr
 
 
 def opened(jaxpr: AnyJaxpr) -> Jaxpr:
@@ -166,6 +167,62 @@ def effects_after(
     return set(holder.effects) - (was - now) | (now - was)
 
 
+CALLS = {
+    p.closed_call_p: "call_jaxpr",
+    p.custom_jvp_call_p: "call_jaxpr",
+    p.custom_vjp_call_p: "call_jaxpr",
+    p.jit_p: "jaxpr",
+    p.remat_p: "jaxpr",
+}
+"""Primitives that only call what they hold, and under which name they hold it."""
+
+
+def inline_calls(
+    jaxpr: Jaxpr, is_wanted: Callable[[Equation], bool] = lambda equation: True
+) -> Any:
+    """The jaxpr with what its equations call in their place.
+
+    Custom derivatives are lost: it is for programs that are about to run.
+
+    Args:
+      jaxpr: an open jaxpr.
+      is_wanted: tells which calls to write in line.
+    """
+    new: list[Any] = []
+
+    def add(jaxpr: Jaxpr, values: dict[Any, Any], is_inside: bool) -> list[Any]:
+        """Adds the equations of a jaxpr; gives its results."""
+
+        def read(atom: Atom) -> Any:
+            return atom if isinstance(atom, jex_core.Literal) else values[atom]
+
+        for equation in jaxpr.eqns:
+            invars = list(map(read, equation.invars))
+            if equation.primitive in CALLS and is_wanted(equation):
+                called = equation.params[CALLS[equation.primitive]]
+                inner = opened(called)
+                constants = [
+                    jex_core.Literal(constant, var.aval)
+                    for constant, var in zip(
+                        constants_of(called), inner.constvars, strict=True
+                    )
+                ]
+                inputs = [*inner.constvars, *inner.invars]
+                given = dict(zip(inputs, [*constants, *invars], strict=True))
+                outvars = add(inner, given, True)
+            else:
+                outvars = list(equation.outvars)
+                if is_inside:  # What is called twice has variables of its own.
+                    outvars = [jex_core.Var(var.aval) for var in outvars]
+                new.append(equation.replace(invars=invars, outvars=outvars))
+            values.update(zip(equation.outvars, outvars, strict=True))
+        return list(map(read, jaxpr.outvars))
+
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    outvars = add(jaxpr, dict(zip(inputs, inputs, strict=True)), False)
+    return jaxpr.replace(eqns=new, outvars=outvars)
+
+
 def equations_for(
     fun: Callable[..., Any],
     invars: Sequence[Any],
@@ -185,7 +242,7 @@ def equations_for(
     names: dict[Any, Any] = dict(zip(traced.invars, invars, strict=True))
     names.update(zip(traced.outvars, outvars, strict=True))
 
-    def renamed(atom: Any) -> Any:
+    def renamed(atom: Atom) -> Any:
         return atom if isinstance(atom, jex_core.Literal) else names.get(atom, atom)
 
     return [

@@ -2,6 +2,7 @@
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core.primitives import add_p, mul_p
@@ -11,6 +12,7 @@ from shardmap._jax.walk import (
     constants_of,
     equations,
     equations_for,
+    inline_calls,
     jaxprs,
     jaxprs_in,
     opened,
@@ -142,3 +144,24 @@ def test_effects_follow_where_they_are_held():
     assert axes_used(jaxpr.effects) == {"i", "j"}
     assert axes_used(changed.effects) == {"j"}
     assert not changed.eqns[0].effects
+
+
+def test_calls_are_written_in_line_with_their_constants():
+    table = np.arange(3, dtype=np.float32)
+
+    @jax.jit
+    def twice(x):
+        return jnp.sin(x), x, x + table
+
+    def fun(x):
+        one, same, two = twice(x)
+        other, _, _ = twice(one + same)
+        return jax.checkpoint(lambda v: twice(v)[0])(other) * two, same
+
+    jaxpr = jax.make_jaxpr(fun)(X).jaxpr
+    plain = inline_calls(jaxpr)
+    assert not {"jit", "checkpoint"} & {e.primitive.name for e in plain.eqns}
+    results = jax.core.eval_jaxpr(plain, (), X)
+    np.testing.assert_allclose(results, fun(X), rtol=1e-6)
+    some = inline_calls(jaxpr, lambda equation: "policy" in equation.params)
+    assert names(some.eqns) == ["jit", "add", "jit", "jit", "mul"]

@@ -9,7 +9,7 @@ and what a branch or a further round does not reach is masked.
 """
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +58,7 @@ class Scope(NamedTuple):
       has_vmap: whether a plain `jax.vmap` is around inside the map.
       looped: the axes of maps that run their elements one part after the other, which
         may not need each other on the way.
+      indices: the positions along these axes, where control flow may not ask.
     """
 
     names: tuple[str, ...]
@@ -67,6 +68,7 @@ class Scope(NamedTuple):
     level: int
     has_vmap: bool = False
     looped: tuple[str, ...] = ()
+    indices: Mapping[str, Any] = {}
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -193,7 +195,10 @@ class Machine:
 
     def row(self, number: int, n: Any, scope: Scope) -> Any:
         """What is tapped: who taps, where, and what there is."""
-        positions = [self.index((name,)) for name in scope.names]
+        positions = [
+            scope.indices[name] if name in scope.indices else self.index((name,))
+            for name in scope.names
+        ]
         positions += [jnp.int32(0)] * (len(AXIS_NAMES) - len(positions))
         return jnp.stack([jnp.int32(number), n, *positions])
 
@@ -224,7 +229,11 @@ class Machine:
             scale = jax.random.uniform(key) + column.sum()
             x, n, d = state
             n = lax.rem(n + count, jnp.int32(5))
-            new = body(State(x * scale, n, d), inner._replace(w=w, alive=alive))
+            indices = dict(inner.indices)
+            if name in inner.looped:
+                indices[name] = self.index((name,))
+            scope = inner._replace(w=w, alive=alive, indices=indices)
+            new = body(State(x * scale, n, d), scope)
             if name is None:
                 return new, None, jnp.int32(0)
             return new, None, self.largest(new.n, (name,))
@@ -248,7 +257,8 @@ class Machine:
     def ending(self, number: int, x: Any, scope: Scope) -> Any:
         """What all elements agree on: a sum over all axes, perhaps in one more map."""
         names = scope.names
-        if number % 3:
+        # No loop adds up what is in a map inside.
+        if number % 3 or scope.looped:
             return self.total(jnp.cos(x), _turned(names, number))
         name = AXIS_NAMES[len(names)]
 

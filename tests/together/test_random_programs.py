@@ -97,7 +97,10 @@ def whole_program(machine, program, call, w_axis, around, taps, blocks=None):
 
     def mapped_over(names, level):
         def element(program, x, n, d, w):
-            scope = Scope(names, w, jnp.bool_(True), taps, level, looped=looped)
+            indices = {name: machine.index((name,)) for name in looped}
+            scope = Scope(
+                names, w, jnp.bool_(True), taps, level, looped=looped, indices=indices
+            )
             new = machine.run(program, State(x, n, d), scope)
             return new, machine.ending(call.ending, new.x, scope)
 

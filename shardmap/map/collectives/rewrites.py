@@ -21,10 +21,15 @@ from shardmap._jax.types import (
     aval_of,
     with_shape,
 )
-from shardmap._jax.walk import effects_after, equations_for, opened, rewrite_jaxpr
+from shardmap._jax.walk import (
+    CALLS,
+    effects_after,
+    equations_for,
+    opened,
+    rewrite_jaxpr,
+)
 from shardmap.map.collectives.split import collectives_of
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.primitives.evaluation import CALLS
 from shardmap.map.primitives.map_primitive import is_no_map, spmap_p
 
 _HOLDERS = {p.jit_p: CALLS[p.jit_p], p.remat_p: CALLS[p.remat_p], spmap_p: "call_jaxpr"}

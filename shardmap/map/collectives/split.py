@@ -17,7 +17,7 @@ from shardmap._jax.effects import without_axis
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Primitive, Value
-from shardmap._jax.walk import equations, equations_of, jaxprs_in, rewrite_jaxpr
+from shardmap._jax.walk import equations, equations_of, rewrite_jaxpr
 from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import binds
@@ -56,15 +56,6 @@ def collectives_of(equation: Equation, name: Hashable) -> list[Any]:
     """The collectives over the axis that an equation is, or holds."""
     found = equations_of(equation, lambda equation: not binds(equation, name))
     return [equation for equation in found if is_collective(equation, name)]
-
-
-def is_split_inside(equation: Equation) -> bool:
-    """Whether an equation holds collectives that are ready for a block."""
-    return any(
-        inner.primitive is split_p
-        for jaxpr in jaxprs_in(equation.params)
-        for inner in equations(jaxpr)
-    )
 
 
 def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:

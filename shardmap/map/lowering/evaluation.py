@@ -1,7 +1,7 @@
 """A map that is evaluated: it runs at once, as a program of its own."""
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax.context import config_value
-from shardmap._jax.types import Jaxpr, Param, Value
+from shardmap._jax.types import Param, Value
+from shardmap._jax.walk import inline_calls
 from shardmap.arrays import placement
 from shardmap.arrays.programs.running import map_jit
 from shardmap.map import contexts
@@ -18,10 +19,9 @@ from shardmap.map.layout import MeshPlacement, map_mesh, own_placement
 from shardmap.map.lowering.blocks import on_one_device
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
-from shardmap.map.primitives.evaluation import evaluate
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
-from shardmap.map.tracing import Body, per_jaxpr, trace_body
+from shardmap.map.tracing import per_jaxpr
 
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 """Settings under which a map runs operation by operation, on one device."""
@@ -41,21 +41,18 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
 
 def _evaluate_by_operations(args: Sequence[Value], params: dict[str, Any]) -> list[Any]:
     """Runs a map on one device; its results are sharded as those of its program."""
-    body = _without_calls(
-        params["call_jaxpr"], params["axis_name"], params["axis_size"]
-    )
-    in_axes = (None,) * len(body.constants) + params["in_axes"]
-    run = on_one_device(**params | {"call_jaxpr": body.jaxpr, "in_axes": in_axes})
+    # A jitted function that finds a NaN raises what only `jax.jit` itself understands.
+    run = on_one_device(**params | {"call_jaxpr": _inlined(params["call_jaxpr"])})
     mesh = params["mesh"]
     if not isinstance(mesh, Mesh) or mesh.is_multi_process or contexts.has_mesh():
-        return list(map(_as_array, run(*body.constants, *args)))
+        return list(map(_as_array, run(*args)))
     # What is evaluated in a map inside is on several devices already.
     here = SingleDeviceSharding(mesh.devices.flat[0])
-    constants, operands = (
-        list(map(_put, xs, [here] * len(xs))) for xs in (body.constants, args)
-    )
-    results = map(_as_array, run(*constants, *operands))
+    results = map(_as_array, run(*(_put(arg, here) for arg in args)))
     return list(map(_put, results, map_shardings(params).results))
+
+
+_inlined = per_jaxpr(inline_calls)
 
 
 def _put(value: Value, sharding: Sharding) -> Any:
@@ -87,20 +84,6 @@ def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, A
     ):
         return params | {"mesh": mesh} | own_placement(mesh)._asdict()
     return params
-
-
-@per_jaxpr
-def _without_calls(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> Body:
-    """What ``jaxpr`` computes with what it calls in line.
-
-    A jitted function that finds a NaN raises what only `jax.jit` itself understands.
-    """
-    return trace_body(
-        lambda *args: evaluate(jaxpr, args, lambda equation, operands: None),
-        [var.aval for var in jaxpr.invars],
-        axis_name,
-        axis_size,
-    )
 
 
 def _as_array(value: Value) -> Any:

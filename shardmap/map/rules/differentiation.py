@@ -280,11 +280,12 @@ def _transpose(
     out_axes: tuple[int | None, ...],
     axis_name: Hashable,
     axis_size: int,
+    is_looped: bool,
 ) -> Body:
     """The map from residuals and cotangents of results to cotangents of operands.
 
     ``linear`` marks the operands that want a cotangent, ``wanted`` the results that
-    have one.
+    have one. A loop over elements cannot sum over their axis in a map inside.
     """
     avals = list(map(aval_of, jaxpr.invars))
     residual_avals = [a for a, lin in zip(avals, linear, strict=True) if not lin]
@@ -332,7 +333,7 @@ def _transpose(
     residual_axes = [a for a, lin in zip(in_axes, linear, strict=True) if not lin]
     operand_axes = [*(None for _ in body.constants), *residual_axes, *cotangent_axes]
     jaxpr = without_sums_of_shared(body.jaxpr, axis_name, axis_size, operand_axes)
-    return body._replace(jaxpr=merge_sums(jaxpr, axis_name))
+    return body._replace(jaxpr=jaxpr if is_looped else merge_sums(jaxpr, axis_name))
 
 
 def _transpose_rule(
@@ -359,6 +360,7 @@ def _transpose_rule(
         out_axes,
         params["axis_name"],
         params["axis_size"],
+        params.get("batch_size") is not None,
     )
     residuals = [a for a, lin in zip(args, linear, strict=True) if not lin]
     residual_axes = [a for a, lin in zip(in_axes, linear, strict=True) if not lin]

@@ -14,20 +14,17 @@ from tests.map_programs import float_index
 
 
 def indexed(x):
-    """An element's index in a branch, in a loop's condition and body, and in calls."""
-    x = jax.jit(lambda x: x + float_index("i"))(x)
-    x = lax.cond(x.sum() > 9, lambda x: x * float_index("i"), lambda x: -x, x)
-    x = lax.while_loop(lambda c: c.sum() < float_index("i"), lambda c: c + 3.0, x)
-    step = jax.checkpoint(lambda c, k: (c * 0.5 + float_index("i") * k, c.sum()))
-    x, sums = lax.scan(step, x, jnp.arange(2, dtype=x.dtype))
-    return x + sums.sum()
+    """An element's index in calls, and closed over by control flow and a map."""
+    index = jax.jit(lambda: float_index("i"))()
+    x = lax.cond(index > 3, lambda x: x * index, lambda x: -x, x)
+    x = lax.while_loop(lambda c: c.sum() < index, lambda c: c + 3.0, x)
+    return sm.spmap(jax.checkpoint(lambda x: x + index), "j")(x)
 
 
 LOOPED = {
     "elementwise": (lambda x: jnp.sin(x) * 2, 0),
     "index": (lambda x: x + float_index("i"), 0),
-    "index in control flow": (lambda x: (indexed(x), lax.psum(indexed(x), "i")), 0),
-    "index in a map": (sm.spmap(lambda x: x + float_index("i"), "j"), 0),
+    "index, closed over": (lambda x: (indexed(x), lax.psum(indexed(x), "i")), 0),
     "final psum": (lambda x: lax.psum(x * 2, "i"), None),
     "final pmean": (lambda x: {"loss": lax.pmean((x**2).mean(), "i")}, None),
     "final pmax, mapped": (lambda x: lax.pmax(x, "i"), 0),
@@ -101,22 +98,86 @@ def test_derivatives_of_a_final_sum(name, derivative, batch_size):
     assert_close(derivatives(mapped), derivatives(jax.vmap))
 
 
+@pytest.mark.parametrize("place", ["default", "mesh", "both loop", "spmd"])
+def test_a_weight_that_nested_maps_share_has_a_gradient(place):
+    mesh = sm.make_mesh({"a": 2, "b": 4})
+    outer, inner = {
+        "default": ({"batch_size": 1}, {}),
+        "mesh": (
+            {"mesh": mesh, "mesh_axes": "a", "batch_size": 4},
+            {"mesh": mesh, "mesh_axes": "b"},
+        ),
+        "both loop": ({"batch_size": 1}, {"batch_size": 3}),
+        "spmd": ({"batch_size": 1}, {"lowering": "spmd"}),
+    }[place]
+    weights, x = array(3) / 10, array(12, 4, 3) / 100
+
+    def loss(map_, outer, inner):
+        nested = map_(
+            map_(
+                lambda w, v: jnp.tanh(v @ w), axis_name="j", in_axes=(None, 0), **inner
+            ),
+            axis_name="i",
+            in_axes=(None, 0),
+            **outer,
+        )
+        return lambda w: nested(w, x).sum()
+
+    given = jax.grad(loss(sm.spmap, outer, inner))(weights)
+    assert_close(given, jax.grad(loss(jax.vmap, {}, {}))(weights))
+
+
 @pytest.mark.parametrize(
-    "body",
+    ("body", "where"),
     [
-        lambda x: x / lax.psum(x, "i"),
-        lambda x: lax.all_gather(x, "i"),
-        lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), None), x, None, length=2)[0],
-        lambda x: lax.psum(lax.psum(x, "i"), "i"),
-        lambda x: jax.jit(lambda s: s * float_index("i"))(lax.psum(x, "i")),
+        (lambda x: x / lax.psum(x, "i"), "psum .* in the middle of"),
+        (lambda x: lax.all_gather(x, "i"), "all_gather .* in the middle of"),
+        (lambda x: lax.psum(lax.psum(x, "i"), "i"), "psum .* in the middle of"),
+        (
+            lambda x: lax.psum(x, "i", axis_index_groups=[[*range(40)]]),
+            "psum .* in the middle of",
+        ),
+        (
+            lambda x: jax.jit(lambda s: s * float_index("i"))(lax.psum(x, "i")),
+            "psum .* in the middle of",
+        ),
+        (
+            lambda x: sm.tap(print, lax.psum(x, "i"), result_shape=x),
+            "psum .* in the middle of",
+        ),
+        (
+            lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), ()), x, length=2)[0],
+            "psum .* in a scan in",
+        ),
+        (
+            sm.spmap(lambda x: lax.psum(x, ("i", "j")), "j", out_axes=None),
+            "psum .* in a spmap in",
+        ),
     ],
 )
-def test_a_collective_in_the_middle_of_a_loop_is_refused(body):
+def test_a_collective_that_elements_go_on_with_is_refused(body, where):
+    collective, place = where.split(" .* ")
     text = (
-        r"batch_size=2 is less than the 5 elements of axis 'i' on each device, but "
-        r"(psum|all_gather) over that axis stands in (the middle of|a scan in) "
-        r"the function: .* "
-        r"Leave batch_size out, give at least 5, or make the collective the last step"
+        "batch_size=2 is less than the 5 elements of axis 'i' on each device, but "
+        f"{collective} over that axis stands {place} the function: .* "
+        "Leave batch_size out, give at least 5, or make the collective the last step"
+    )
+    with pytest.raises(ValueError, match=text):
+        sm.spmap(body, "i", batch_size=2)(array(40, 3))
+
+
+@pytest.mark.parametrize(
+    ("body", "holder"),
+    [
+        (lambda x: lax.cond(x[0] > 0, lambda: float_index("i"), lambda: 1.0), "cond"),
+        (sm.spmap(lambda x: x + float_index("i"), "j"), "spmap"),
+    ],
+)
+def test_an_index_asked_for_in_control_flow_is_refused(body, holder):
+    text = (
+        "batch_size=2 is less than the 5 elements of axis 'i' on each device, and a "
+        f"{holder} in the function asks for axis_index over that axis. Call "
+        "jax.lax.axis_index before it"
     )
     with pytest.raises(ValueError, match=text):
         sm.spmap(body, "i", batch_size=2)(array(40, 3))
