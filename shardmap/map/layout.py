@@ -22,7 +22,7 @@ from shardmap._jax.types import AnyMesh, Equation, Jaxpr
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.map.constraint import axes_for_partitions, is_partition_axis
-from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread, map_text
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout, map_text
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.mesh import is_mesh_axis_name
 
@@ -71,11 +71,12 @@ class MeshPlacement(NamedTuple):
         """How many devices share the elements."""
         return math.prod(mesh.shape[name] for name in self.mesh_axes)
 
-    def spread(
-        self, mesh: AnyMesh, axis_size: int, batch_size: int | None = None
-    ) -> Spread:
-        """How the elements run."""
-        return Spread.of(axis_size, self.device_count(mesh), batch_size)
+    def layout(
+        self, mesh: AnyMesh, name: Hashable, size: int, batch_size: int | None
+    ) -> AxisLayout:
+        """How the elements of an axis are laid out and run."""
+        devices = self.device_count(mesh)
+        return AxisLayout(name, size, self.mesh_axes, devices, batch_size)
 
 
 DeviceCount = Callable[[int, int], int]
@@ -265,9 +266,3 @@ def _check_inner_meshes(
                 "give both of them mesh= and mesh_axes= of one mesh."
             )
         _check_inner_meshes(equation.params, mesh, used)
-
-
-# How arrays are sharded
-
-
-"""Which dimensions of an array are cut, each along some mesh axes."""

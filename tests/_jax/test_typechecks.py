@@ -5,18 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from shardmap.map.primitives.rewriting import rewrite_jaxpr
 
 import shardmap as sm
 from shardmap._jax.typechecks import bound_axis, check_jaxpr
-from shardmap.map.collectives.loop_parts import loop_parts
+from shardmap.map.collectives.names import rename_axis
 from shardmap.map.collectives.split import split_collectives
-from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.vectorizing import vectorizable
 from shardmap.map.lowering.effects import call_for_each
+from shardmap.map.primitives.axis import AxisLayout
 
 X = np.arange(8, dtype=np.float32)
-AXIS = SplitAxis("i", 8, (), 1, 8)
+AXIS = AxisLayout("i", 8)
 
 
 @pytest.fixture(autouse=True)
@@ -306,25 +305,7 @@ def test_what_stands_in_for_equations_is_checked(fun, change, scans):
 def test_renaming_an_axis_renames_its_effects():
     jaxpr = jax.make_jaxpr(in_scan(center), axis_env=[("i", 8)])(X).jaxpr
 
-    def change(equation, shadowed):
-        if "axes" not in equation.params:
-            return equation
-        return equation.replace(params=equation.params | {"axes": ("k",)})
-
-    renamed = rewrite_jaxpr(jaxpr, "i", change, renamed=("k",))
+    renamed = rename_axis(jaxpr, "i", "k")
     with bound_axis("k", 8):
         check_jaxpr(renamed)
     assert {effect.name for effect in renamed.effects} == {"k"}
-
-
-def test_the_parts_of_a_function_that_is_looped_over_are_well_typed():
-    def fun(v, whole):
-        late = lax.psum(v * lax.axis_index("i"), "i") * whole
-        return lax.scan(lambda c, _: (c * whole, None), v, None, 2)[0], late + whole
-
-    v = np.int32(1)
-    jaxpr = jax.make_jaxpr(fun, axis_env=[("i", 8)])(v, v).jaxpr
-    parts = loop_parts(jaxpr, AXIS, (0, None), 2)
-    for part in (parts.before, parts.after):
-        check_jaxpr(part)
-        assert part.effects == set()

@@ -168,7 +168,7 @@ def _written_out(
     }
     names = dataclasses.replace(names, lines=names.lines | lines)
     if decided.branch == "element" and not decided.gathers:
-        inner = inner.with_sizes([(name, decided.spread.devices)])
+        inner = inner.with_sizes([(name, decided.axis.devices)])
         along = names.along | {name: decided.mesh_axes}
         return jaxpr, inner, dataclasses.replace(names, along=along)
     return _of_block(equation, jaxpr, decided, name, inner), inner, names
@@ -182,12 +182,13 @@ def _of_block(
     avals = [aval_of(atom) for atom in equation.invars]
     if not decided.mesh_axes:
         return _traced(on_one_device(**params), avals, inner)
-    axis, in_axes, out_axes = decided.split(name), params["in_axes"], params["out_axes"]
-    run = block_function(jaxpr, axis, in_axes, out_axes, decided.spread.vectorised)
-    length = decided.spread.block
+    axis = dataclasses.replace(decided.axis, name=name)
+    in_axes, out_axes = params["in_axes"], params["out_axes"]
+    run = block_function(jaxpr, axis, in_axes, out_axes)
+    length = axis.block
     if decided.gathers:
         run = one_block_of_whole(run, axis, in_axes, out_axes)
-        length = decided.spread.places
+        length = axis.places
     avals = [
         aval if in_axis is None else aval.update(shape=_cut(aval, in_axis, length))
         for aval, in_axis in zip(avals, in_axes, strict=True)

@@ -25,7 +25,7 @@ from shardmap.explain.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explain.report import Axis, AxisKind
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering import decision
-from shardmap.map.primitives.axis import REPLICAS, UNNAMED, Spread
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 
 CHUNKED = "chunked"
@@ -330,7 +330,7 @@ class _Visitor:
         params = equation.params
         decided, inside = around.in_map(equation)
         self.is_partitioned |= decided.branch == "partitioned"
-        spread, mesh = decided.spread, inside.mesh
+        layout, mesh = decided.axis, inside.mesh
         replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
         if around.mesh is None or params["mesh_axes"] is not None:
             change = (
@@ -347,13 +347,13 @@ class _Visitor:
             around,
             "spmap",
             params["axis_name"],
-            (spread.size, spread.devices, spread.vectorised, spread.steps),
+            (layout.size, layout.devices, layout.vectorised, layout.steps),
             equation,
-            _how_it_runs(spread, decided.branch, replicas),
+            _how_it_runs(layout, decided.branch, replicas),
             change,
         )
         if decided.mesh_axes:
-            inside = inside.with_sizes([(params["axis_name"], spread.devices)])
+            inside = inside.with_sizes([(params["axis_name"], layout.devices)])
         # A map that is vectorised has the vmaps around it inside.
         self.visit(params["call_jaxpr"], inside._replace(axis=number), depth)
 
@@ -371,7 +371,7 @@ class _Visitor:
                 name,
                 (size, size, 1, 1),
                 equation,
-                _how_it_runs(Spread.of(size, size), "element"),
+                _how_it_runs(AxisLayout(name, size, (name,), size), "element"),
                 "Give jax.pmap devices=; its axis has one element on each of them, "
                 "where that of shardmap.spmap may be of any length."
                 if of_pmap
@@ -387,20 +387,18 @@ class _Visitor:
         self.visit(params["jaxpr"], around.in_shard_map(equation))
 
 
-def _how_it_runs(spread: Spread, branch: decision.Branch, replicas: int = 1) -> str:
-    if spread.devices == 1:
+def _how_it_runs(layout: AxisLayout, branch: decision.Branch, replicas: int = 1) -> str:
+    if layout.devices == 1:
         parts = ["on one device"]
     else:
-        parts = [f"on {spread.devices:,} devices at once"]
+        parts = [f"on {layout.devices:,} devices at once"]
         if branch == "partitioned":
             parts[0] += ", cut by the partitioner"
     if replicas > 1:
         parts.append(f"{replicas:,} replicas of each")
-    if spread.steps > 1:
-        last = -(-spread.size // spread.devices) - spread.vectorised * (
-            spread.steps - 1
-        )
-        parts.append(loops.in_steps(spread.steps, spread.vectorised, last))
-    elif spread.vectorised > 1:
-        parts.append(f"{spread.vectorised:,} elements are one batched operation")
+    if layout.steps > 1:
+        last = layout.block - layout.vectorised * (layout.steps - 1)
+        parts.append(loops.in_steps(layout.steps, layout.vectorised, last))
+    elif layout.vectorised > 1:
+        parts.append(f"{layout.vectorised:,} elements are one batched operation")
     return ", ".join(parts)

@@ -11,7 +11,7 @@ from jax import lax
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.types import Aval, Param, Value
 from shardmap.arrays.combining import COMBINE, identity
-from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.primitives.axis import AxisLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Reduction:
     segments: Callable[..., Any]
 
     def __call__(
-        self, axis: SplitAxis, block: Value, **params: Param
+        self, axis: AxisLayout, block: Value, **params: Param
     ) -> tuple[Any, bool]:
         """The rule of the collective."""
         axes, axis_index_groups = axis_names(params), params.get("axis_index_groups")
@@ -55,7 +55,7 @@ class Reduction:
         values = jnp.where(present.reshape(shape), part, fill)
         return COMBINE[self.combiner](before, self.local(values, (0,)))
 
-    def finish(self, axis: SplitAxis, value: Value, axes: Sequence[Any]) -> Any:
+    def finish(self, axis: AxisLayout, value: Value, axes: Sequence[Any]) -> Any:
         """This device's value combined with those of the others."""
         others = tuple(n for n in axes if n != axis.name and not isinstance(n, int))
         names = (*axis.device_axes, *others)

@@ -18,8 +18,7 @@ from shardmap._jax.collectives import axis_names, with_axis_names
 from shardmap._jax.types import Groups, Param, Primitive, Value
 from shardmap.map.collectives.names import permute
 from shardmap.map.collectives.reductions import SUM, add_up
-from shardmap.map.collectives.split_axis import SplitAxis, pad_last
-from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
 
 Rule = Callable[..., tuple[Any, bool]]
 """Takes the axis, the blocks of operands (elements in front) and the equation's
@@ -31,7 +30,7 @@ in front again)."""
 
 
 def reduce_scatter_rule(
-    axis: SplitAxis,
+    axis: AxisLayout,
     block: Value,
     *,
     axis_name: Sequence[Any],
@@ -73,7 +72,7 @@ def _merge(array: Value, dimension: int) -> Any:
 
 
 def all_gather_rule(
-    axis: SplitAxis,
+    axis: AxisLayout,
     block: Value,
     *,
     axis_name: Sequence[Any],
@@ -94,7 +93,7 @@ def all_gather_rule(
 
 
 def all_to_all_rule(
-    axis: SplitAxis,
+    axis: AxisLayout,
     block: Value,
     *,
     axis_name: Hashable,
@@ -131,7 +130,7 @@ def all_to_all_rule(
 
 
 def ppermute_rule(
-    axis: SplitAxis, block: Value, *, axis_name: Sequence[Any], perm: Any
+    axis: AxisLayout, block: Value, *, axis_name: Sequence[Any], perm: Any
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
     if names != (axis.name,):
@@ -176,7 +175,7 @@ def ppermute_rule(
 
 
 def pbroadcast_rule(
-    axis: SplitAxis, block: Value, *, axis_name: Hashable, source: int
+    axis: AxisLayout, block: Value, *, axis_name: Hashable, source: int
 ) -> tuple[Any, bool]:
     names = axis_names({"axis_name": axis_name})
     if not jnp.issubdtype(block.dtype, np.number):
@@ -189,12 +188,12 @@ def pbroadcast_rule(
     return SUM(axis, only, axes=names)
 
 
-def axis_index_rule(axis: SplitAxis, *, axis_name: Hashable) -> tuple[Any, bool]:
+def axis_index_rule(axis: AxisLayout, *, axis_name: Hashable) -> tuple[Any, bool]:
     return axis.indices(), True
 
 
 def ragged_all_to_all_rule(
-    axis: SplitAxis, *_: object, **__: object
+    axis: AxisLayout, *_: object, **__: object
 ) -> tuple[Any, bool]:
     raise NotImplementedError(
         f"ragged_all_to_all over {axis_text(axis.name)}: its {axis.size} elements lie "
@@ -209,7 +208,7 @@ def ragged_all_to_all_rule(
 def rule_of_vmap(primitive: Primitive) -> Rule:
     """The rule of a collective that `jax.vmap` knows: each device does all elements."""
 
-    def rule(axis: SplitAxis, *blocks: Value, **params: Param) -> tuple[Any, bool]:
+    def rule(axis: AxisLayout, *blocks: Value, **params: Param) -> tuple[Any, bool]:
         names = axis_names(params)
         alone = with_axis_names(params, (axis.vectorized_name,))
         results = jax.vmap(

@@ -18,8 +18,8 @@ from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Primitive, Value
 from shardmap._jax.walk import equations, equations_of, rewrite_jaxpr
-from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.table import COLLECTIVES
+from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.map_primitive import binds
 from shardmap.map.primitives.shard_maps import has_shard_maps
 
@@ -27,7 +27,7 @@ split_p = jex_core.Primitive("split_collective")
 split_p.multiple_results = True
 
 
-def split_collectives(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
+def split_collectives(jaxpr: Jaxpr, axis: AxisLayout) -> Any:
     """``jaxpr`` with its collectives over ``axis`` ready for a block of elements."""
 
     def split(equation: Equation) -> Any:
@@ -89,7 +89,7 @@ def _batching_rule(
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
-    axis: SplitAxis,
+    axis: AxisLayout,
     collective: Primitive,
     params: tuple[tuple[str, Any], ...],
 ) -> tuple[list[Any], list[int | None]]:
@@ -106,7 +106,7 @@ def _batching_rule(
 
 
 def _typecheck(
-    *operands: Value, axis: SplitAxis, collective: Primitive, params: tuple[Any, ...]
+    *operands: Value, axis: AxisLayout, collective: Primitive, params: tuple[Any, ...]
 ) -> tuple[Any, Any]:
     with bound_axis(axis.name, axis.size):
         avals, effects = type_equation(collective, operands, dict(params))

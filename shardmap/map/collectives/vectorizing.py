@@ -17,7 +17,7 @@ from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Param, Value, aval_of
 from shardmap._jax.walk import equations_for, rewrite_jaxpr
 from shardmap.map.collectives.split import split_collectives, uses_axis
-from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.map_primitive import is_no_map
 
 grouped_p = jex_core.Primitive("grouped_all_to_all")
@@ -26,7 +26,7 @@ grouped_p = jex_core.Primitive("grouped_all_to_all")
 def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
     """``jaxpr`` for `jax.vmap` along an axis ``name``, perhaps None, of ``size``."""
     if name is not None and uses_axis(jaxpr, name):
-        axis = SplitAxis(name, size, (), 1, size, vectorized_name=name)
+        axis = AxisLayout(name, size, vectorized_name=name)
         jaxpr = split_collectives(jaxpr, axis)
 
     def change(equation: Equation) -> Any:

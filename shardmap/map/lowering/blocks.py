@@ -5,34 +5,31 @@ from typing import Any
 
 from shardmap._jax.types import Jaxpr, Value
 from shardmap.map.collectives.split import split_collectives
-from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.lowering.host_calls import one_at_a_time
 from shardmap.map.lowering.loops import loop
-from shardmap.map.primitives.axis import Spread
+from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.custom_partitioning import without_custom_partitioning
 from shardmap.map.tracing import Batch
 
 
 def block_function(
     jaxpr: Jaxpr,
-    axis: SplitAxis,
+    axis: AxisLayout,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    batch_size: int | None,
 ) -> Callable[..., list[Any]]:
     """The function of one device's block of elements.
 
     Args:
       jaxpr: what one element computes.
-      axis: the mapped axis and how it is split.
+      axis: the mapped axis.
       in_axes: where operands have the block of elements; None: one for all.
       out_axes: the same for results.
-      batch_size: how many elements are vectorised at the most; None: the whole block.
     """
     jaxpr = one_at_a_time(without_custom_partitioning(jaxpr))
-    if batch_size is not None and batch_size < axis.block:
-        return loop(jaxpr, axis, in_axes, out_axes, batch_size)
+    if axis.steps > 1:
+        return loop(jaxpr, axis, in_axes, out_axes)
     split = call_for_each(split_collectives(jaxpr, axis), axis)
     mapped = Batch(axis.vectorized_name, axis.block).vectorize(
         split,
@@ -60,6 +57,5 @@ def on_one_device(
     **_: object,
 ) -> Callable[..., list[Any]]:
     """A map without devices of its own: one block has all elements."""
-    axis = SplitAxis(axis_name, axis_size, (), 1, axis_size)
-    vectorised = Spread.of(axis_size, 1, batch_size).vectorised
-    return block_function(call_jaxpr, axis, in_axes, out_axes, vectorised)
+    axis = AxisLayout(axis_name, axis_size, batch_size=batch_size)
+    return block_function(call_jaxpr, axis, in_axes, out_axes)

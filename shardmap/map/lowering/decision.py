@@ -7,10 +7,9 @@ from jax.sharding import AbstractMesh
 
 from shardmap._jax.types import AnyMesh
 from shardmap.map.collectives.split import lowers_per_device
-from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering.host_calls import calls_host
-from shardmap.map.primitives.axis import REPLICAS, Spread
+from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 
 Branch = Literal["around", "partitioned", "whole", "element", "blocks"]
 
@@ -38,7 +37,7 @@ class Decision:
     """How a map is lowered.
 
     Attributes:
-      spread: how its elements run.
+      axis: how its elements are laid out and run.
       branch: one of these.
 
         * "around": without devices of its own; each device of the program around it
@@ -48,24 +47,21 @@ class Decision:
         * "element": each device has one element, and runs the function itself.
         * "blocks": each device has a block of elements.
 
-      mesh_axes: the mesh axes that the elements are laid over, major to minor.
       manual_axes: those along which what the map holds is written per device.
-      gathers: whether the program around is written per device along ``mesh_axes``
-        already: each device then takes its block, and all get the results of all.
+      gathers: whether the program around is written per device along the axis's
+        mesh axes already: each device then takes its block, and all get the results of
+        all.
     """
 
-    spread: Spread
+    axis: AxisLayout
     branch: Branch
-    mesh_axes: tuple[str, ...] = ()
     manual_axes: tuple[str, ...] = ()
     gathers: bool = False
 
-    def split(self, name: Any) -> SplitAxis:
-        """The axis ``name`` as the devices share it."""
-        spread = self.spread
-        return SplitAxis(
-            name, spread.size, self.mesh_axes, spread.devices, spread.block
-        )
+    @property
+    def mesh_axes(self) -> tuple[str, ...]:
+        """The mesh axes that the elements are laid over, major to minor."""
+        return self.axis.device_axes
 
     def inside(self, mesh: AnyMesh | None, around: Around) -> Around:
         """What is around the maps in this one."""
@@ -89,24 +85,26 @@ def decide(
       walk: where it goes on the mesh; None: nowhere.
       around: the program that it is a part of.
     """
-    size, batch_size = params["axis_size"], params["batch_size"]
-    one_block = Spread.of(size, 1, batch_size)
+    name, size, batch_size = (
+        params[key] for key in ("axis_name", "axis_size", "batch_size")
+    )
+    one_block = AxisLayout(name, size, batch_size=batch_size)
     if mesh is None or walk is None:
         return Decision(one_block, "around")
     if around.manual and around.axis_names != mesh.axis_names:
         return Decision(one_block, "around")
-    spread = walk.spread(mesh, size, batch_size)
+    axis = walk.layout(mesh, name, size, batch_size)
     if around.partitioned or (params["lowering"] == "spmd" and not around.manual):
-        return Decision(spread, "partitioned", walk.mesh_axes)
+        return Decision(axis, "partitioned")
     # The partitioner refuses collectives along one device where others are.
-    if not walk.mesh_axes or spread.devices == 1 < mesh.size:
+    if not walk.mesh_axes or axis.devices == 1 < mesh.size:
         return Decision(one_block, "whole")
     platform = "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
     # Not every collective of JAX takes several mesh axes for one name.
     one_each = (
-        spread.devices == size
+        axis.devices == size
         and len(walk.mesh_axes) == 1
-        and lowers_per_device(params["call_jaxpr"], params["axis_name"], platform)
+        and lowers_per_device(params["call_jaxpr"], name, platform)
     )
     manual_axes = walk.mesh_axes
     if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
@@ -115,9 +113,8 @@ def decide(
         # JAX calls the host where a program is written per device along all axes.
         manual_axes = mesh.axis_names
     return Decision(
-        spread,
+        axis,
         "element" if one_each else "blocks",
-        walk.mesh_axes,
         manual_axes,
         gathers=around.manual >= {*walk.mesh_axes},
     )

@@ -22,9 +22,8 @@ from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
 from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
 from shardmap.map.collectives.split import is_collective
-from shardmap.map.collectives.split_axis import SplitAxis, pad_last
 from shardmap.map.lowering.host_calls import happens_here
-from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
 from shardmap.map.primitives.tap import is_no_tap
 
 each_p = jex_core.Primitive("for_each_element")
@@ -43,7 +42,7 @@ def if_present(
     return lax.cond(index < size, call, skip, *operands)
 
 
-def call_for_each(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
+def call_for_each(jaxpr: Jaxpr, axis: AxisLayout) -> Any:
     """``jaxpr`` whose effects, in a block of ``axis``, happen element by element.
 
     Raises:
@@ -70,7 +69,7 @@ def call_for_each(jaxpr: Jaxpr, axis: SplitAxis) -> Any:
     return rewrite_jaxpr(jaxpr, change, is_no_tap)
 
 
-def _check_control_flow(equation: Equation, axis: SplitAxis) -> None:
+def _check_control_flow(equation: Equation, axis: AxisLayout) -> None:
     """Refuses what `jax.vmap` refuses, or computes wrong numbers for."""
     if equation.primitive is while_p and _calls_in_order(equation.params["cond_jaxpr"]):
         what = "an ordered call of the host in the condition of a while_loop"
@@ -97,7 +96,7 @@ def _calls_in_order(condition: ClosedJaxpr) -> bool:
     return any(map(happens_outside, condition.effects - {DEBUG_EFFECT}))
 
 
-def _waits_for_nobody(loop: Equation, axis: SplitAxis) -> bool:
+def _waits_for_nobody(loop: Equation, axis: AxisLayout) -> bool:
     """Whether a loop may go on for ever, with zeros for elements that do not exist."""
     is_partly_empty = bool(axis.padding and axis.device_axes)
     return is_partly_empty and any(
@@ -108,7 +107,7 @@ def _waits_for_nobody(loop: Equation, axis: SplitAxis) -> bool:
 
 
 def _abstract_eval(
-    *avals: Aval, axis: SplitAxis, what: Primitive, params: tuple[tuple[str, Any], ...]
+    *avals: Aval, axis: AxisLayout, what: Primitive, params: tuple[tuple[str, Any], ...]
 ) -> tuple[Sequence[Any], Any]:
     results, effects = what.abstract_eval(*avals, **dict(params))
     return results if what.multiple_results else [results], effects
@@ -119,7 +118,7 @@ def _batching_rule(
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
-    axis: SplitAxis,
+    axis: AxisLayout,
     what: Primitive,
     params: tuple[tuple[str, Any], ...],
 ) -> tuple[list[Any], Sequence[int | None]]:
@@ -158,7 +157,7 @@ def _batching_rule(
 
 def _typecheck(
     *operands: Value,
-    axis: SplitAxis,
+    axis: AxisLayout,
     what: Primitive,
     params: tuple[tuple[str, Any], ...],
 ) -> tuple[Any, Any]:

@@ -20,10 +20,10 @@ from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.types import Atom, Equation, Jaxpr, Value
 from shardmap._jax.walk import inline_calls
 from shardmap.map.collectives.split import collectives_of, is_collective
-from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering.effects import if_present
 from shardmap.map.lowering.host_calls import has_effect
+from shardmap.map.primitives.axis import AxisLayout
 
 
 class _Parts(NamedTuple):
@@ -46,9 +46,7 @@ class _Parts(NamedTuple):
     is_late: list[bool]
 
 
-def _cut(
-    jaxpr: Jaxpr, axis: SplitAxis, in_axes: Sequence[int | None], batch_size: int
-) -> _Parts:
+def _cut(jaxpr: Jaxpr, axis: AxisLayout, in_axes: Sequence[int | None]) -> _Parts:
     """Cuts the function of one element at its final reductions over the axis.
 
     Raises:
@@ -56,13 +54,17 @@ def _cut(
         all of them would have to be there at once.
     """
 
-    def refuse(collective: Equation, where: str) -> NoReturn:
+    def refuse(problem: str) -> NoReturn:
         raise ValueError(
-            f"batch_size={batch_size} is less than the {axis.block} elements of axis "
-            f"{axis.name!r} on each device, but {collective.primitive} over that axis "
-            f"stands {where} the function: what follows needs the values of all "
-            f"elements at once. Leave batch_size out, give at least {axis.block}, or "
-            "make the collective the last step."
+            f"batch_size={axis.batch_size} is less than the {axis.block} elements of "
+            f"axis {axis.name!r} on each device, {problem}"
+        )
+
+    def refuse_collective(collective: Equation, where: str) -> NoReturn:
+        refuse(
+            f"but {collective.primitive} over that axis stands {where} the function: "
+            "what follows needs the values of all elements at once. Leave batch_size "
+            f"out, give at least {axis.block}, or make the collective the last step."
         )
 
     # What a function calls may end with a reduction.
@@ -77,7 +79,7 @@ def _cut(
         is_direct = is_collective(equation, axis.name)
         if _variables(equation.invars) & made_late:
             if found or has_effect(equation):
-                refuse(reductions[-1], "in the middle of")
+                refuse_collective(reductions[-1], "in the middle of")
             late.append(equation)
             made_late.update(equation.outvars)
         elif not found:
@@ -88,16 +90,15 @@ def _cut(
             reductions.append(equation)
             made_late.update(equation.outvars)
         elif is_direct:
-            refuse(equation, "in the middle of")
+            refuse_collective(equation, "in the middle of")
         elif all(e.primitive is axis_index_p for e in found):
-            raise ValueError(
-                f"batch_size={batch_size} is less than the {axis.block} elements of "
-                f"axis {axis.name!r} on each device, and a {equation.primitive} in the "
-                "function asks for axis_index over that axis. Call jax.lax.axis_index "
-                "before it, and use its result inside."
+            refuse(
+                f"and a {equation.primitive} in the function asks for axis_index over "
+                "that axis. Call jax.lax.axis_index before it, and use its result "
+                "inside."
             )
         else:
-            refuse(found[0], f"in a {equation.primitive} in")
+            refuse_collective(found[0], f"in a {equation.primitive} in")
 
     unmapped = [v for v, a in zip(jaxpr.invars, in_axes, strict=True) if a is None]
     reduced = [equation.outvars[0] for equation in reductions]
@@ -110,7 +111,7 @@ def _cut(
     late = _needed(early, late) + late
     known = {*reduced, *unmapped}.union(*(e.outvars for e in late))
     if any(_variables(e.invars) - known for e in late):
-        refuse(reductions[-1], "in the middle of")
+        refuse_collective(reductions[-1], "in the middle of")
     to_reduce = [equation.invars[0] for equation in reductions]
     return _Parts(
         _part(jaxpr, [*indices, *jaxpr.invars], [*to_reduce, *results[0]], early),
@@ -157,17 +158,16 @@ def _part(
 
 def loop(
     jaxpr: Jaxpr,
-    axis: SplitAxis,
+    axis: AxisLayout,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
-    batch_size: int,
 ) -> Callable[..., list[Any]]:
-    """A function of a device's blocks that runs ``batch_size`` elements at a time.
+    """A function of a device's blocks that runs ``axis.vectorised`` elements at a time.
 
     Raises:
       ValueError: elements need a collective's result, so all would have to be there.
     """
-    parts = _cut(jaxpr, axis, in_axes, batch_size)
+    parts = _cut(jaxpr, axis, in_axes)
     rules: list[Any] = [COLLECTIVES[e.primitive].rule for e in parts.reductions]
     calls_host = any(map(has_effect, parts.element.eqns))
 
@@ -193,7 +193,7 @@ def loop(
                 results = lax.map(
                     lambda args: if_present(args[0], axis.size, element, *args), given
                 )
-            elif batch_size == 1:
+            elif axis.vectorised == 1:
                 alone = element(*(array[0] for array in given))
                 results = [jnp.expand_dims(result, 0) for result in alone]
             else:
@@ -216,7 +216,7 @@ def loop(
             rule.start(equation.invars[0].aval)
             for rule, equation in zip(rules, parts.reductions, strict=True)
         ]
-        accumulated, early = _scan(step, start, [indices, *mapped], batch_size)
+        accumulated, early = _scan(step, start, [indices, *mapped], axis.vectorised)
         reduced = [
             rule.finish(axis, value, axis_names(equation.params))
             for rule, equation, value in zip(

@@ -1,5 +1,6 @@
 """Maps written per device: each runs its own block of elements."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Value
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.map.collectives.names import in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import widen
-from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
 from shardmap.map.layout import inner_walk
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.lowering.decision import Decision
 from shardmap.map.lowering.under_mesh import under_mesh
+from shardmap.map.primitives.axis import AxisLayout, pad, unpad
 from shardmap.map.primitives.map_primitive import is_no_map, spmap_p
 from shardmap.map.shardings import partition_spec
 from shardmap.sharding.mesh import with_manual_axes
@@ -32,20 +33,19 @@ def per_device(
     **_: object,
 ) -> Callable[..., Any]:
     """A map as `jax.shard_map`: on each device along some mesh axes, a block."""
-    axis = decision.split(axis_name)
-    vectorised = decision.spread.vectorised
+    axis = dataclasses.replace(decision.axis, name=axis_name)
     jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
     if mesh.devices.flat[0].platform == "cpu" and len(mesh.axis_names) > 1:
         jaxpr = widen(jaxpr)
     if decision.branch == "whole":
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
-        return block_function(jaxpr, axis, in_axes, out_axes, vectorised)
+        return block_function(jaxpr, axis, in_axes, out_axes)
     manual_axes = decision.manual_axes
     jaxpr = under_mesh(jaxpr, with_manual_axes(mesh, manual_axes).abstract_mesh)
     if decision.branch == "element":
         block = _one_element(jaxpr, axis, in_axes, out_axes, mesh)
     else:
-        block = block_function(jaxpr, axis, in_axes, out_axes, vectorised)
+        block = block_function(jaxpr, axis, in_axes, out_axes)
     if decision.gathers:
         mapped = one_block_of_whole(block, axis, in_axes, out_axes)
     else:
@@ -57,7 +57,7 @@ def per_device(
 
 def _one_block_each(
     block: Callable[..., Any],
-    axis: SplitAxis,
+    axis: AxisLayout,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
     mesh: AnyMesh,
@@ -108,7 +108,7 @@ def _one_block_each(
 
 def one_block_of_whole(
     block: Callable[..., Any],
-    axis: SplitAxis,
+    axis: AxisLayout,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
 ) -> Callable[..., Any]:
@@ -137,7 +137,7 @@ def one_block_of_whole(
 
 def _one_element(
     jaxpr: Jaxpr,
-    axis: SplitAxis,
+    axis: AxisLayout,
     in_axes: Sequence[int | None],
     out_axes: Sequence[int | None],
     mesh: AnyMesh,

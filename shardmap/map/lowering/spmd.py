@@ -7,20 +7,20 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import Param, Value
-from shardmap.map.collectives.split_axis import SplitAxis, pad, unpad
 from shardmap.map.lowering.blocks import block_function
 from shardmap.map.lowering.decision import Decision
 from shardmap.map.lowering.under_mesh import under_mesh
+from shardmap.map.primitives.axis import AxisLayout, pad, unpad
 from shardmap.map.shardings import map_shardings
 
 
 def partitioned(*, decision: Decision, **params: Param) -> Callable[..., list[Any]]:
     """A map as one vectorised program for the partitioner to split."""
     mesh, in_axes, out_axes = params["mesh"], params["in_axes"], params["out_axes"]
-    places = decision.spread.places
-    axis = SplitAxis(params["axis_name"], params["axis_size"], (), 1, places)
+    places = decision.axis.places
+    axis = AxisLayout(params["axis_name"], params["axis_size"], block=places)
     jaxpr = under_mesh(params["call_jaxpr"], mesh.abstract_mesh)
-    block = block_function(jaxpr, axis, in_axes, out_axes, None)
+    block = block_function(jaxpr, axis, in_axes, out_axes)
     padded = params | {"axis_size": places}
     operand_shardings, result_shardings = map_shardings(padded)
 

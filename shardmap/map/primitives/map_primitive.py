@@ -44,7 +44,7 @@ from shardmap._jax.types import (
     with_shape,
 )
 from shardmap._jax.walk import equations, jaxprs_in, opened
-from shardmap.map.primitives.axis import Spread, axis_text
+from shardmap.map.primitives.axis import AxisLayout, axis_text
 from shardmap.map.primitives.shard_maps import check_shard_maps
 
 __all__ = ["MapPrimitive", "spmap_p"]
@@ -275,10 +275,10 @@ def layout_text(
     if mesh is None or mesh_axes is None:
         return f"{axis}, as the map around it decides"
     devices = math.prod(mesh.shape[name] for name in mesh_axes)
-    spread = Spread.of(axis_size, devices, batch_size)
-    rest, empty = spread.block % spread.vectorised, spread.places - axis_size
+    layout = AxisLayout(axis_name, axis_size, mesh_axes, devices, batch_size)
+    rest, empty = layout.block % layout.vectorised, layout.padding
     return (
-        f"{axis} = {spread}"
+        f"{axis} = {layout}"
         + f", the last of {rest:,}" * (rest > 0)
         + f", {empty:,} place{'s' * (empty > 1)} empty" * (empty > 0)
     )

@@ -6,10 +6,9 @@ from typing import Any
 import jax
 
 from shardmap._jax.types import Params
-from shardmap.map.collectives.split_axis import SplitAxis
 from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering.blocks import block_function
-from shardmap.map.primitives.axis import Spread
+from shardmap.map.primitives.axis import AxisLayout
 from shardmap.plan.inside.liveness import Peak, peak
 from shardmap.units import size
 
@@ -28,7 +27,7 @@ def batch_that_fits(params: Params, memory: int) -> int | None:
     if mesh is not None:
         walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
         devices = walk.device_count(mesh)
-    block = Spread.of(params["axis_size"], devices).vectorised
+    block = -(-params["axis_size"] // devices)
     model = functools.cache(lambda count: _peak(params, block, count))
     if model(block).bytes <= memory:
         return None
@@ -52,8 +51,8 @@ def batch_that_fits(params: Params, memory: int) -> int | None:
 def _peak(params: Params, block: int, batch_size: int) -> Peak:
     """What a device holds at once that takes so many of its elements together."""
     jaxpr, in_axes = params["call_jaxpr"], params["in_axes"]
-    axis = SplitAxis(params["axis_name"], block, (), 1, block)
-    run = block_function(jaxpr, axis, in_axes, params["out_axes"], batch_size)
+    axis = AxisLayout(params["axis_name"], block, batch_size=batch_size)
+    run = block_function(jaxpr, axis, in_axes, params["out_axes"])
     operands: list[Any] = []
     for var, in_axis in zip(jaxpr.invars, in_axes, strict=True):
         shape = list(var.aval.shape)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from shardmap.map.collectives.reductions import REDUCTIONS
-from shardmap.map.collectives.split_axis import SplitAxis
+from shardmap.map.primitives.axis import AxisLayout
 
-AXIS = SplitAxis("i", 5, (), 1, 8)
+AXIS = AxisLayout("i", 5, block=8)
 # The last three are in empty places.
 BLOCK = np.array(
     [[3, -1], [7, 2], [-5, 4], [0, 0], [1, 9], [100, -100], [99, -99], [0, -9]],

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -13,8 +12,7 @@ import shardmap as sm
 from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import ALONE, Around, Decision, decide
-from shardmap.map.primitives import axis
-from shardmap.map.primitives.axis import REPLICAS, Spread
+from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
 
@@ -34,7 +32,7 @@ def decided(fun=lambda x: x, size=4, axes=("a",), mesh=MESH, around=ALONE, **cha
 def test_an_element_for_each_device():
     found = decided()
     assert (found.branch, found.mesh_axes) == ("element", ("a",))
-    assert found.spread == Spread(4, 4, 1, 1, 1)
+    assert str(found.axis) == "4 devices x 1 vectorised x 1 step"
     assert (found.manual_axes, found.gathers) == (("a",), False)
 
 
@@ -48,12 +46,12 @@ def test_an_element_for_each_device():
 )
 def test_a_block_for_each_device(size, axes, text):
     found = decided(size=size, axes=axes)
-    assert (found.branch, str(found.spread)) == ("blocks", text)
+    assert (found.branch, str(found.axis)) == ("blocks", text)
 
 
 def test_a_loop_on_each_device():
     found = decided(size=32, batch_size=3)
-    assert str(found.spread) == "4 devices x 3 vectorised x 3 steps"
+    assert str(found.axis) == "4 devices x 3 vectorised x 3 steps"
 
 
 def test_what_jax_does_not_lower_for_an_element_is_a_block():
@@ -70,12 +68,12 @@ def test_without_devices_of_its_own_a_map_is_part_of_what_is_around():
     assert decided(mesh=None).branch == "around"
     other = Around(("x",), frozenset("x"))
     assert decided(around=other).branch == "around"
-    assert decided(axes=None).spread == Spread(4, 1, 4, 4, 1)
+    assert str(decided(axes=None).axis) == "1 device x 4 vectorised x 1 step"
 
 
 def test_without_mesh_axes_one_block_has_all():
     found = decided(axes=())
-    assert (found.branch, found.spread) == ("whole", Spread(4, 1, 4, 4, 1))
+    assert (found.branch, found.axis) == ("whole", AxisLayout("i", 4))
 
 
 @pytest.mark.parametrize("lowering", ["manual", "spmd"])
@@ -109,17 +107,6 @@ def test_replicas_are_written_per_device_too():
     assert decided(mesh=mesh).manual_axes == ("a", REPLICAS)
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 13, 32])
-@pytest.mark.parametrize("devices", [1, 3, 8])
-@pytest.mark.parametrize("batch_size", [None, 1, 2, 100])
-def test_the_spread_has_room_for_all(size, devices, batch_size):
-    spread = Spread.of(size, devices, batch_size)
-    assert size <= spread.places < size + devices
-    assert spread.block <= spread.vectorised * spread.steps
-    assert spread.vectorised * (spread.steps - 1) < spread.block
-    assert batch_size is None or spread.vectorised <= batch_size
-
-
 # Two readers
 
 
@@ -141,7 +128,7 @@ def test_lowering_and_what_explains_do_what_is_decided(monkeypatch):
     assert "all_reduce" in lowered_text(mapped, x)
 
     def whole(params, *_):
-        return Decision(Spread.of(params["axis_size"], 1), "whole")
+        return Decision(AxisLayout("i", params["axis_size"]), "whole")
 
     monkeypatch.setattr(decision, "decide", whole)
     # The same function would find what was lowered before.
@@ -153,22 +140,6 @@ def test_lowering_and_what_explains_do_what_is_decided(monkeypatch):
     assert all(each.added_by_partitioner for each in report.collectives)
     assert "all_reduce" not in lowered_text(again, x)
     np.testing.assert_allclose(again(np.arange(8.0)), np.arange(8.0) - 3.5)
-
-
-def test_a_spread_is_worked_out_in_one_place(monkeypatch):
-    """The equation, lowering and what explains have their numbers from there."""
-    x = jax.ShapeDtypeStruct((32, 3), np.float32)
-    of = Spread.of
-
-    def one_at_once(size, devices, batch_size=None):
-        return of(size, devices, 1)
-
-    monkeypatch.setattr(axis.Spread, "of", one_at_once)
-    mapped = sm.spmap(lambda x: x + jnp.sin(x), "i")
-    text = "8 devices x 1 vectorised x 4 steps"
-    assert text in str(jax.make_jaxpr(mapped)(x))
-    assert sm.explain(mapped)(x).axes[0].layout == text
-    assert "stablehlo.while" in lowered_text(mapped, x)
 
 
 def test_an_inner_map_that_gathers_is_explained_so():
@@ -219,7 +190,7 @@ def test_messages_name_the_map_that_the_user_wrote():
 
 
 def test_attributes_are_documented():
-    for kind in (Decision, Spread):
+    for kind in (Decision, AxisLayout):
         text = "\n".join(line.strip() for line in kind.__doc__.splitlines())
         names = [field.name for field in dataclasses.fields(kind)]
         assert [name for name in names if f"\n{name}: " not in text] == []
