@@ -1,5 +1,6 @@
 """The settings of the site that `make site` builds from this folder."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from docutils import nodes
 from sphinx.addnodes import desc_addname, pending_xref
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
+from sphinx.search.en import SearchEnglish
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -19,12 +22,16 @@ release = shardmap.__version__
 copyright = "the shardmap authors, Apache-2.0"
 html_title = f"shardmap {release}"
 html_theme = "furo"
+pygments_dark_style = "one-dark"
 html_copy_source = False
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -40,8 +47,7 @@ default_role = "py:obj"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
-# One argument on a line.
-python_maximum_signature_line_length = 88
+autosummary_generate = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
@@ -146,6 +152,48 @@ def shorten_names(app: Sphinx, doctree: nodes.document) -> None:
             before.parent.remove(before)
 
 
+def one_signature(app: Sphinx) -> None:
+    """Shows the signature of a function, not those of all its overloads."""
+    public = [getattr(shardmap, name) for name in shardmap.__all__]
+    for module in {each.__module__ for each in public if inspect.isfunction(each)}:
+        analyzer = ModuleAnalyzer.for_module(module)
+        analyzer.analyze()
+        analyzer.overloads.clear()
+
+
+NAMED = re.compile(r"^\.\. (?:auto)?\w+:: (shardmap\.\S+)$", re.M)
+TABLE = "```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n   {}\n```\n"
+
+
+def add_tables(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Begins each page of `api/` with a table of its names; `api` has all tables."""
+    if docname.startswith("api/"):
+        title, _, text = source[0].partition("\n")
+        source[0] = f"{title}\n\n{table(text)}\n{text}"
+    elif docname == "api":
+        for name in re.findall(r"^api/\w+$", source[0], re.M):
+            title, _, text = Path(app.srcdir, f"{name}.md").read_text().partition("\n")
+            source[0] += f"\n## [{title[2:]}]({name}.md)\n\n{table(text)}"
+
+
+def table(text: str) -> str:
+    names = [f"~{name}" for name in NAMED.findall(text)]
+    return TABLE.format("\n   ".join(names))
+
+
+class English(SearchEnglish):
+    """Finds `donate_argnums` when asked for "donate"."""
+
+    def split(self, input: str) -> list[str]:
+        words = super().split(input)
+        return words + [
+            part for word in words if "_" in word for part in word.split("_")
+        ]
+
+
 def setup(app: Sphinx) -> None:
+    app.add_search_language(English)
+    app.connect("builder-inited", one_signature)
+    app.connect("source-read", add_tables)
     app.connect("doctree-read", shorten_names)
     app.connect("doctree-read", link_names)

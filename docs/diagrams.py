@@ -8,7 +8,7 @@ reports and plans. Nothing here knows where an element goes.
 
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import shardmap as sm
-from shardmap.explain.draw.style import LIGHT
+from shardmap.explain.draw.style import COLOURS, DARK, LIGHT
 
 LINE = 20
 LETTER = 7.4
@@ -128,15 +128,15 @@ def stages() -> str:
 
 
 def picture(title: str, parts: Iterable[Box | Label]) -> str:
-    """An image on a ground of its own, as a page's light or dark theme is not known."""
+    """An image in light or dark colours, as the page around it has."""
     drawn, right, bottom = [], 0.0, 0.0
     for part in parts:
         if isinstance(part, Box):
-            fill = LIGHT["panel"] if part.colour is None else colour(part.colour)
+            tint = "panel" if part.colour is None else f"tint{part.colour % COLOURS}"
             middle = part.x + part.width / 2, part.y + HIGH / 2
             drawn.append(
-                f'<rect x="{part.x:.1f}" y="{part.y:.1f}" width="{part.width:.1f}" '
-                f'height="{HIGH}" fill="{fill}" stroke="{LIGHT["line"]}"/>'
+                f'<rect class="{tint}" x="{part.x:.1f}" y="{part.y:.1f}" '
+                f'width="{part.width:.1f}" height="{HIGH}"/>'
             )
             drawn.append(text(*middle, part.text, "middle"))
             right = max(right, part.x + part.width)
@@ -153,19 +153,31 @@ def picture(title: str, parts: Iterable[Box | Label]) -> str:
         f'height="{height:.0f}" viewBox="-12 -12 {width:.0f} {height:.0f}" '
         'font-family="monospace" font-size="12">\n'
         f"<title>{escape(title)}</title>\n"
-        f'<rect x="-12" y="-12" width="100%" height="100%" fill="{LIGHT["back"]}"/>\n'
+        f"<style>\n{rules(LIGHT)}\n"
+        f"@media (prefers-color-scheme: dark) {{\n{rules(DARK)}\n}}\n</style>\n"
+        '<rect class="back" x="-12" y="-12" width="100%" height="100%"/>\n'
         f"{body}\n</svg>\n"
     )
 
 
-def colour(number: int) -> str:
-    return LIGHT[f"tint{number % 8}"]
+def rules(colours: Mapping[str, str]) -> str:
+    """The style sheet: `back`, `panel` and the tints fill boxes."""
+    text, line = colours["text"], colours["line"]
+    grounds = [name for name in colours if name in ("back", "panel") or "tint" in name]
+    return "\n".join(
+        [
+            f"text {{ fill: {text}; }}",
+            f"rect {{ stroke: {line}; }}",
+            ".back { stroke: none; }",
+            *(f".{name} {{ fill: {colours[name]}; }}" for name in grounds),
+        ]
+    )
 
 
 def text(x: float, y: float, words: str, at: str) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{at}" '
-        f'dominant-baseline="central" fill="{LIGHT["text"]}">{escape(words)}</text>'
+        f'dominant-baseline="central">{escape(words)}</text>'
     )
 
 

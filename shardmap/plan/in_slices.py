@@ -174,7 +174,7 @@ def _children(tree: PyTree) -> list[PyTree] | None:
 
 
 class _Each:
-    """The cut into pieces of length 1; alone, the cut of every axis.
+    """Cuts an axis into pieces of length 1. Without a dict, cuts every axis so.
 
     Example:
       >>> import jax.numpy as jnp
@@ -197,10 +197,10 @@ EACH = _Each()
 
 @dataclass(frozen=True)
 class Pieces:
-    """The cut into pieces of one length; the last one may be shorter.
+    """Cuts an axis into pieces of one length. The last one may be shorter.
 
     Attributes:
-      length: how long the pieces are, at least 1.
+      length: the length of the pieces, at least 1.
 
     Example:
       >>> import jax.numpy as jnp, shardmap as sm
@@ -218,7 +218,7 @@ class Pieces:
 
 
 class _AsChunked:
-    """The cut at the chunks of an array that lies in chunks: of zarr, h5py or Dask.
+    """Cuts an axis at the chunks of a zarr array, an h5py dataset or a Dask array.
 
     Example:
       >>> import dask.array as da, numpy as np
