@@ -8,6 +8,7 @@ reports and plans. Nothing here knows where an element goes.
 
 import pathlib
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, NamedTuple
@@ -19,10 +20,17 @@ import numpy as np
 import shardmap as sm
 from shardmap.explain.draw.style import COLOURS, DARK, LIGHT
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from examples import heat as heat_example
+from examples import population as population_example
+
 LINE = 20
 LETTER = 7.4
 HIGH = 26
 GAP = 6
+# The plate of `heat`: cells along a side, and the length of a cell.
+SIZE = 32
+CELL = 7
 
 
 class Box(NamedTuple):
@@ -33,6 +41,15 @@ class Box(NamedTuple):
     width: float
     text: str
     colour: int | None
+    height: float = HIGH
+
+
+class Cell(NamedTuple):
+    """A cell of a plate; how warm it is, in tenths."""
+
+    x: float
+    y: float
+    warm: int
 
 
 class Label(NamedTuple):
@@ -46,17 +63,27 @@ class Label(NamedTuple):
 
 def axis() -> str:
     """One axis of 32: on eight devices, each with two vectorised elements at a time."""
+    return one_map(32, batch_size=2)
+
+
+def chains() -> str:
+    """The chains of examples/chains.py: on eight devices, one after the other."""
+    return one_map(24, batch_size=1)
+
+
+def one_map(length: int, batch_size: int) -> str:
+    """The elements of a map, by device and step."""
 
     def double(x: Any) -> Any:
         return 2 * x
 
-    mapped = sm.spmap(double, batch_size=2)
-    elements = np.arange(32.0)
+    mapped = sm.spmap(double, batch_size=batch_size)
+    elements = np.arange(length, dtype=np.float32)
     found = sm.explain(mapped)(elements).axes[0]
     assert found.vectorised is not None
     assert found.steps is not None
     wide = 30
-    step = found.vectorised * wide + 3 * GAP
+    step = max(found.vectorised * wide, 2 * wide) + 3 * GAP
     parts: list[Box | Label] = [
         Label(90 + k * step, LINE, f"step {k}") for k in range(found.steps)
     ]
@@ -68,13 +95,56 @@ def axis() -> str:
             parts.append(Box(x, y, wide, f"{element:.0f}", shard.device.id))
     below = 1.5 * LINE + found.devices * (HIGH + GAP) + LINE / 2
     parts.append(Label(0, below, str(found)))
-    return picture("spmap(f, batch_size=2) of 32 elements", parts)
+    return picture(f"spmap(f, batch_size={batch_size}) of {length} elements", parts)
+
+
+def heat() -> str:
+    """The plate of examples/heat.py at first and after some steps, in its blocks."""
+    mesh = sm.make_mesh({"rows": heat_example.ROWS, "columns": heat_example.COLUMNS})
+    cut = {"rows": 0, "columns": 1}
+    spread = sm.mesh_map(heat_example.spread, mesh, (cut, {}), cut)
+    start = heat_example.hot_spots(SIZE)
+    parts: list[Box | Label | Cell] = []
+    for k, steps in enumerate([0, 20]):
+        left = k * (SIZE * CELL + 10 * GAP)
+        parts.append(Label(left, 0, f"after {steps} steps"))
+        for shard in spread(start, np.int32(steps)).addressable_shards:
+            block = np.asarray(shard.data)
+            row, column = (each.indices(SIZE)[0] for each in shard.index)
+            x = left + column * CELL + column // block.shape[1] * GAP
+            y = LINE + row * CELL + row // block.shape[0] * GAP
+            height, width = CELL * block.shape[0], CELL * block.shape[1]
+            parts.append(Box(x, y, width, "", None, height))
+            for (i, j), degrees in np.ndenumerate(block):
+                if warm := round(float(degrees) / 10):
+                    parts.append(Cell(x + j * CELL, y + i * CELL, warm))
+    return picture("a plate, in the blocks of eight devices", parts)
 
 
 def nested() -> str:
     """Two maps of 4 elements each: one mesh, two axes, blocks of the inner map."""
     both = sm.spmap(sm.spmap(lambda x: x, "columns"), "rows")
     result = both(np.arange(16.0).reshape(4, 4))
+    return on_mesh("a map of 4 columns in a map of 4 rows, on one mesh", result)
+
+
+def population() -> str:
+    """The members of examples/population.py: each has both shares of a batch."""
+    mesh = sm.make_mesh(population_example.MESH)
+    over_data = sm.spmap(
+        lambda member, share: member + 0 * share,
+        mesh=mesh,
+        mesh_axes="data",
+        in_axes=(None, 0),
+    )
+    train = sm.spmap(over_data, mesh=mesh, mesh_axes="member", in_axes=(0, None))
+    members = np.arange(population_example.MEMBERS, dtype=np.float32)
+    result = train(members, np.zeros(mesh.shape["data"], np.float32))
+    return on_mesh("8 members on a mesh of member x data", result)
+
+
+def on_mesh(title: str, result: jax.Array) -> str:
+    """The elements of two maps, on the mesh of both."""
     mesh = result.sharding.mesh
     rows, columns = mesh.axis_names
     shards = {shard.device: shard for shard in result.addressable_shards}
@@ -94,7 +164,7 @@ def nested() -> str:
         parts.append(Label(x, y + HIGH + LINE / 2, f"device {device.id}"))
     sizes = ", ".join(f"{name!r}: {size}" for name, size in mesh.shape.items())
     parts.append(Label(0, LINE / 2, f"the mesh {{{sizes}}}"))
-    return picture("a map of 4 columns in a map of 4 rows, on one mesh", parts)
+    return picture(title, parts)
 
 
 def stages() -> str:
@@ -127,20 +197,26 @@ def stages() -> str:
     return picture("the stages of a plan", parts)
 
 
-def picture(title: str, parts: Iterable[Box | Label]) -> str:
+def picture(title: str, parts: Iterable[Box | Label | Cell]) -> str:
     """An image in light or dark colours, as the page around it has."""
     drawn, right, bottom = [], 0.0, 0.0
     for part in parts:
         if isinstance(part, Box):
             tint = "panel" if part.colour is None else f"tint{part.colour % COLOURS}"
-            middle = part.x + part.width / 2, part.y + HIGH / 2
+            middle = part.x + part.width / 2, part.y + part.height / 2
             drawn.append(
                 f'<rect class="{tint}" x="{part.x:.1f}" y="{part.y:.1f}" '
-                f'width="{part.width:.1f}" height="{HIGH}"/>'
+                f'width="{part.width:.1f}" height="{part.height}"/>'
             )
-            drawn.append(text(*middle, part.text, "middle"))
+            if part.text:
+                drawn.append(text(*middle, part.text, "middle"))
             right = max(right, part.x + part.width)
-            bottom = max(bottom, part.y + HIGH)
+            bottom = max(bottom, part.y + part.height)
+        elif isinstance(part, Cell):
+            drawn.append(
+                f'<path class="warm" opacity="{part.warm / 10}" '
+                f'd="M{part.x:.0f} {part.y:.0f}h{CELL}v{CELL}h-{CELL}"/>'
+            )
         else:
             drawn.append(text(part.x, part.y, part.text, part.at))
             if part.at == "start":
@@ -169,6 +245,7 @@ def rules(colours: Mapping[str, str]) -> str:
             f"text {{ fill: {text}; }}",
             f"rect {{ stroke: {line}; }}",
             ".back { stroke: none; }",
+            f".warm {{ fill: {colours['warning']}; }}",
             *(f".{name} {{ fill: {colours[name]}; }}" for name in grounds),
         ]
     )
@@ -181,7 +258,14 @@ def text(x: float, y: float, words: str, at: str) -> str:
     )
 
 
-DIAGRAMS = {"axis.svg": axis, "nested.svg": nested, "stages.svg": stages}
+DIAGRAMS = {
+    "axis.svg": axis,
+    "chains.svg": chains,
+    "heat.svg": heat,
+    "nested.svg": nested,
+    "population.svg": population,
+    "stages.svg": stages,
+}
 
 if __name__ == "__main__":
     for name, draw in DIAGRAMS.items():

@@ -14,6 +14,7 @@ import pytest
 from tests.command_line import SETTINGS
 
 ROOT = pathlib.Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "examples.md").read_text()
 SMALL = {
     "chains": ["--chains", "12", "--steps", "100"],
     "data_parallel": ["--epochs", "4"],
@@ -59,8 +60,20 @@ def python(*arguments):
 def test_every_program_is_tried():
     found = {path.stem for path in (ROOT / "examples").glob("*.py")}
     assert found - ELSEWHERE == set(SMALL) == set(SAYS)
-    page = (ROOT / "docs" / "examples.md").read_text()
-    assert found == set(re.findall(r"^\| \[(\w+)\.py\]", page, re.M))
+    assert found == set(re.findall(r"^\| \[(\w+)\.py\]", PAGE, re.M))
+    assert found == set(re.findall(r"^## (\w+)\.py$", PAGE, re.M))
+
+
+def without_numbers(line):
+    return re.sub(r"-?\d[\d.e+-]*", "#", line).split()
+
+
+def shown(name):
+    """The output of a program on the page of examples, with this size."""
+    command = " ".join(["python", f"examples/{name}.py", *SMALL[name]])
+    _, _, after = PAGE.partition(f"```bash\n{command}\n```\n\n```text\n")
+    output, _, _ = after.partition("```")
+    return [line for line in output.splitlines() if line != "..."]
 
 
 @pytest.mark.few(1)
@@ -75,6 +88,9 @@ def test_a_program_agrees_with_its_reference(name):
     result = python(ROOT / "examples" / f"{name}.py", *SMALL[name])
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     assert re.search(SAYS[name], result.stdout)
+    printed = [without_numbers(line) for line in result.stdout.splitlines()]
+    assert shown(name)
+    assert [x for x in shown(name) if without_numbers(x) not in printed] == []
 
 
 @pytest.mark.deep
