@@ -34,7 +34,6 @@ ROOMS = [
     "plan.in_slices",
     "plan.inside",
     "plan",
-    "explain.counts",
     "explain.interconnect",
     "explain.report",
     "explain.read",

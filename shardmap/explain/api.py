@@ -4,27 +4,43 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import jax
 
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
-from shardmap.explain import functions
 from shardmap.explain.explanation import Explanation
 from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.interconnect import interconnect as interconnect_named
-from shardmap.explain.program import Program, program_of
-from shardmap.explain.read import loops, sharded
-from shardmap.explain.read.remarks.on_program import remarks_on
-from shardmap.explain.read.sent import Sent, collective, rematerialised
+from shardmap.explain.program import Lowerable, Program, program_of
+from shardmap.explain.read import remarks, sharded
 from shardmap.explain.report import Axis, Remark
 from shardmap.units import shown
 
 
+@runtime_checkable
+class Plan(Protocol):
+    """A plan explains itself."""
+
+    @property
+    def num_shards(self) -> int: ...
+
+    def explain(self) -> Any: ...
+
+
+@runtime_checkable
+class InPieces(Protocol):
+    """A function that works in pieces explains for a call what becomes of each cut."""
+
+    def explain(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def stage_costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
+
+
 @overload
 def explain(
-    fun: functions.Plan, *, interconnect: str | Interconnect | None = None
+    fun: Plan, *, interconnect: str | Interconnect | None = None
 ) -> Explanation: ...
 
 
@@ -77,7 +93,7 @@ def explain(
       >>> [(each.kind, each.bytes_in) for each in report.collectives]
       [('all-reduce', 16)]
     """
-    if isinstance(fun, functions.Plan):
+    if isinstance(fun, Plan):
         explanation: Explanation = fun.explain()
         return explanation
     if not callable(fun):
@@ -125,20 +141,22 @@ def _explain(
     program = program_of(fun, args, kwargs)
     cuts = sharded.cuts_of(program.arrays, program.layouts, program.meshes)
     axes = _axes(program, cuts)
-    sent = program.collectives
-    pieces, stages = functions.pieces(fun, args, kwargs)
+    pieces, stages = (), ()
+    if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
+        cut = fun.explain(*args, **kwargs)
+        pieces, stages = cut.pieces, cut.stages
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
         mesh=program.mesh,
         devices=program.devices,
         num_devices=program.num_devices,
-        device_kind=program.device_kind,
+        device_kind=None if program.device is None else program.device.device_kind,
         axes=axes,
         arrays=program.arrays,
-        collectives=tuple(collective(each, wires) for each in sent),
+        collectives=tuple(each.on(wires) for each in program.collectives),
         cost=program.cost,
         interconnect=wires,
-        remarks=_remarks(program, axes, cuts, sent),
+        remarks=_remarks(program, axes, cuts),
         notes=tuple(program.notes()),
         pieces=pieces,
         stages=stages,
@@ -149,18 +167,21 @@ def _explain(
 
 
 def _remarks(
-    program: Program,
-    axes: Sequence[Axis],
-    cuts: Sequence[sharded.ShardedDimension],
-    sent: Sequence[Sent],
+    program: Program, axes: Sequence[Axis], cuts: Sequence[sharded.ShardedDimension]
 ) -> tuple[Remark, ...]:
-    closed, count = program.traced.jaxpr, program.num_devices
+    """What is worth changing, idle devices first."""
+    count, available = program.num_devices, program.available
     idle = sharded.idle_mesh_axes(program.mesh, axes, cuts)
     return (
-        *remarks_on(closed, axes, program.arrays, count, program.available, idle),
-        *sharded.looped(axes, cuts),
-        *loops.slowest(axes),
-        *rematerialised(sent),
+        *remarks.idle_devices(axes, count, available),
+        *remarks.uncut_batch(program.arrays, idle),
+        *remarks.short_axes(axes, available),
+        *remarks.copies(program.arrays),
+        *remarks.constants(program.traced.jaxpr.consts, count),
+        *remarks.outside(program.traced.jaxpr, count),
+        *remarks.looped(axes, cuts),
+        *remarks.slowest(axes),
+        *remarks.rematerialised(program.collectives),
     )
 
 

@@ -1,39 +1,85 @@
-"""What becomes of a function and its arguments: its jaxpr, its devices, its HLO."""
+"""A function and its arguments as a program: traced, and compiled.
+
+A function is known by what it can do: the mapped functions of this package and what
+`jax.jit` or `jax.pmap` gives say themselves how they are traced or lowered.
+"""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax.extend.core.primitives import cond_p
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Sharding
 
-from shardmap._jax.types import Jaxpr
+from shardmap._jax.types import Jaxpr, PyTree
 from shardmap.arrays import trees
-from shardmap.explain import functions
 from shardmap.explain.read import arrays
-from shardmap.explain.read.collectives import collectives_of
-from shardmap.explain.read.compiled import cost_of, layouts_of, library_bytes
+from shardmap.explain.read.abstract import collectives_of
 from shardmap.explain.read.hlo.collectives import compiled_collectives
-from shardmap.explain.read.hlo.cost import CostAnalysis, Loops, loops_of
-from shardmap.explain.read.hlo.live import largest_at_peak
-from shardmap.explain.read.hlo.text import Module, module_of
-from shardmap.explain.read.meshes import (
-    axes_of,
-    device_of,
-    devices_of,
-    if_unusual,
-    largest_mesh,
-    meshes_of,
+from shardmap.explain.read.hlo.cost import (
+    cost_of,
+    largest_at_peak,
+    library_bytes,
+    steps_are_known,
 )
-from shardmap.explain.read.remarks.on_program import LARGE
-from shardmap.explain.read.sent import Sent, missing
+from shardmap.explain.read.hlo.sources import Sources
+from shardmap.explain.read.hlo.text import Module, module_of
+from shardmap.explain.read.remarks import LARGE
 from shardmap.explain.read.source import definition_of
 from shardmap.explain.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explain.read.vmaps import marked
-from shardmap.explain.report import ArrayLayout, Cost, Held
+from shardmap.explain.report import ArrayLayout, Collective, Cost, Held
+from shardmap.map.agreement import lowering_to_look
 from shardmap.units import size
+
+
+@runtime_checkable
+class Lowerable(Protocol):
+    """A function that is a program of its own, such as what `jax.pmap` gives."""
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
+
+
+@runtime_checkable
+class Traceable(Lowerable, Protocol):
+    """A mapped function, or what `jax.jit` gives."""
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
+
+
+@runtime_checkable
+class HasShardings(Protocol):
+    """A mapped function whose arrays are sharded as it says, whatever it computes."""
+
+    def shardings(
+        self, args: PyTree, out: PyTree, /
+    ) -> tuple[Sequence[Sharding], Sequence[Sharding]]: ...
+
+
+def trace(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> jax.stages.Traced:
+    """Traces the function as a call does: by itself, or by `jax.jit`."""
+    if not isinstance(fun, Traceable):
+        return jax.jit(fun).trace(*args, **kwargs)
+    traced: Any = fun.trace(*args, **kwargs)
+    # A library's own stage, such as that of `flax.nnx.jit`, has JAX's inside.
+    inner = getattr(traced, "traced", None)
+    return inner if isinstance(inner, jax.stages.Traced) else traced
+
+
+def _compile(
+    fun: Callable[..., Any],
+    traced: jax.stages.Traced,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> jax.stages.Compiled:
+    with lowering_to_look():
+        if isinstance(fun, Lowerable) and not isinstance(fun, Traceable):
+            return fun.lower(*args, **kwargs).compile()
+        return traced.lower().compile()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +90,10 @@ class Program:
       fun, args, kwargs: the function, and what it is called with.
       traced: its trace.
       meshes: those that it names, the largest first.
-      layouts_in, layouts_out: where its arguments and results lie.
+      layouts_in, layouts_out: how its arguments and results are sharded.
       is_abstract: whether its devices are not known, so that nothing is compiled.
       module: what was compiled; None without, or where there is no text of it.
       cost: what it takes.
-      steps: how often its loops run.
     """
 
     fun: Callable[..., Any]
@@ -61,7 +106,6 @@ class Program:
     is_abstract: bool
     module: Module | None = None
     cost: Cost | None = None
-    steps: Loops | None = None
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -72,36 +116,38 @@ class Program:
         """Of inputs, then of outputs."""
         return [*self.layouts_in, *self.layouts_out]
 
+    @functools.cached_property
+    def _mesh(self) -> Any:
+        return arrays.largest_mesh(self.meshes, self.layouts)
+
     @property
     def mesh(self) -> tuple[tuple[str, int], ...]:
         """The names and sizes of the mesh axes."""
-        return axes_of(largest_mesh(self.meshes, self.layouts))
+        return arrays.axes_of(self._mesh)
 
     @property
     def devices(self) -> tuple[int, ...]:
         """The ids of the mesh's devices, if they are unusual."""
-        return if_unusual(devices_of(largest_mesh(self.meshes, self.layouts)))
+        return arrays.if_unusual(arrays.devices_of(self._mesh))
 
     @property
     def num_devices(self) -> int:
-        counts = map(arrays.device_count, self.layouts)
+        counts = [s.num_devices for s in self.layouts if isinstance(s, Sharding)]
         return max([1, *counts, *(mesh.size for mesh in self.meshes)])
 
     @functools.cached_property
-    def _device(self) -> Any:
+    def device(self) -> Any:
         """One of its devices; None if they are not known."""
-        return None if self.is_abstract else device_of(self.layouts, self.meshes)
-
-    @property
-    def device_kind(self) -> str | None:
-        return None if self._device is None else self._device.device_kind
+        if self.is_abstract:
+            return None
+        return arrays.device_of(self.layouts, self.meshes)
 
     @property
     def available(self) -> int | None:
         """How many devices of that kind there are."""
-        if self._device is None:
+        if self.device is None:
             return None
-        return len(jax.local_devices(backend=self._device.platform))
+        return len(jax.local_devices(backend=self.device.platform))
 
     @property
     def donates(self) -> bool:
@@ -110,24 +156,31 @@ class Program:
 
     @functools.cached_property
     def arrays(self) -> tuple[ArrayLayout, ...]:
-        """Where each argument and each result lies."""
-        argnums = functions.array_argnums(self.fun, len(self.args))
+        """How each argument and each result is sharded."""
         infos, out_infos = self.traced.args_info, self.traced.out_info
+        static = getattr(self.fun, "static_argnums", None) or ()
+        static = (static,) if isinstance(static, int) else static
+        argnums = [k for k in range(len(self.args)) if k not in static]
         names_in = arrays.input_names(self.fun, infos, argnums)
         names_out = trees.result_names(jax.tree.structure(out_infos))
-        mesh = largest_mesh(self.meshes, self.layouts)
         return (
-            *arrays.array_layouts(
-                "input", names_in, jax.tree.leaves(infos), self.layouts_in, mesh
+            *(
+                arrays.array_layout("input", *each)
+                for each in zip(
+                    names_in, jax.tree.leaves(infos), self.layouts_in, strict=True
+                )
             ),
-            *arrays.array_layouts(
-                "output", names_out, jax.tree.leaves(out_infos), self.layouts_out, mesh
+            *(
+                arrays.array_layout("output", *each)
+                for each in zip(
+                    names_out, jax.tree.leaves(out_infos), self.layouts_out, strict=True
+                )
             ),
         )
 
     @functools.cached_property
     def facts(self) -> Facts:
-        """What the program says of itself, with the vmaps over its arguments."""
+        """What the jaxpr says, with the vmaps over the function's arguments."""
         source = definition_of(self.fun)
         found = facts_of(self.jaxpr, source)
         # Marks would keep a function in pieces from being cut.
@@ -135,24 +188,32 @@ class Program:
         if not has_vmaps or CHUNKED in found.primitives:
             return found
         try:
-            traced = functions.traced(self.fun, *marked((self.args, self.kwargs)))
+            traced = trace(self.fun, *marked((self.args, self.kwargs)))
         except Exception:
-            return found  # Somebody looked for an array and found a mark.
+            return found  # The function looked for an array and found a mark.
         return facts_of(traced.jaxpr.jaxpr, source)
 
     @functools.cached_property
-    def collectives(self) -> list[Sent]:
-        """What goes between devices, by XLA; over an abstract mesh, by the program."""
+    def _sources(self) -> Sources:
+        assert self.module is not None
+        return Sources(self.module)
+
+    @functools.cached_property
+    def collectives(self) -> list[Collective]:
+        """What goes between devices, by XLA; over an abstract mesh, by the jaxpr."""
         if self.is_abstract:
             return collectives_of(self.jaxpr, definition_of(self.fun))
         if self.module is None:
             return []
-        return compiled_collectives(self.module, self.mesh, self.facts.constraints)
+        asked = self.facts.constraints
+        return compiled_collectives(self.module, self._sources, self.mesh, asked)
 
     @property
     def largest(self) -> tuple[Held, ...]:
         """The largest values at the peak of memory."""
-        return () if self.module is None else largest_at_peak(self.module)
+        if self.module is None:
+            return ()
+        return largest_at_peak(self.module, self._sources)
 
     def notes(self) -> list[str]:
         """What is not known, or is known in part."""
@@ -167,19 +228,9 @@ class Program:
                     "The partitioner may do the collectives of a map with "
                     "lowering='spmd' in another way."
                 )
-        if self.steps is not None and not self.steps.all_known:
-            notes.append(
-                "The steps of a loop whose length only the running program knows count "
-                "once in flops and bytes accessed."
-            )
-        besides = 0 if self.module is None else library_bytes(self.module)
-        if besides >= LARGE:
-            notes.append(
-                f"XLA's library for products on CPU may take up to {size(besides)} "
-                "besides the memory at the peak."
-            )
-        if not self.is_abstract:
-            notes += missing(self.facts.collectives, self.collectives)
+        if self.module is not None:
+            notes += _notes_on_cost(self.module)
+            notes += _removed(self.facts, self.collectives)
         if self.collectives and cond_p.name in self.facts.primitives:
             notes.append(
                 "Collectives in a branch count as if the branch were always taken."
@@ -187,22 +238,49 @@ class Program:
         return notes
 
 
+def _notes_on_cost(module: Module) -> list[str]:
+    notes = []
+    if not steps_are_known(module):
+        notes.append(
+            "The steps of a loop whose length only the running program knows count "
+            "once in flops and bytes accessed."
+        )
+    besides = library_bytes(module)
+    if besides >= LARGE:
+        notes.append(
+            f"XLA's library for products on CPU may take up to {size(besides)} "
+            "besides the memory at the peak."
+        )
+    return notes
+
+
+def _removed(facts: Facts, compiled: Sequence[Collective]) -> list[str]:
+    """A note on how many collectives of a program the compiler did not keep."""
+    kept = {(each.operation, each.source) for each in compiled}
+    count = len(facts.collectives - kept)
+    if not count:
+        return []
+    them = "1 collective" if count == 1 else f"{count:,} collectives"
+    return [f"XLA removed, merged or replaced {them} of the program."]
+
+
 def program_of(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Program:
-    """Traces a function, and compiles it if its devices are there."""
-    traced = functions.traced(fun, args, kwargs)
+    """Traces a function, and compiles it for the devices that it names.
+
+    A program over an abstract mesh is not compiled: JAX cannot make one of it.
+    """
+    traced = trace(fun, args, kwargs)
     jaxpr = traced.jaxpr.jaxpr
-    meshes = meshes_of(jaxpr, (args, kwargs))
+    meshes = arrays.meshes_of(jaxpr, (args, kwargs))
     given = (fun, args, kwargs, traced, meshes)
     if any(isinstance(mesh, AbstractMesh) for mesh in meshes):
-        if isinstance(fun, functions.HasShardings):
+        if isinstance(fun, HasShardings):
             return Program(*given, *fun.shardings(args, traced.out_info), True)
         return Program(*given, *arrays.shardings_in(jaxpr), True)
-    lowered = functions.lowered(fun, traced, args, kwargs)
-    compiled = lowered.compile()
+    compiled = _compile(fun, traced, args, kwargs)
     text = compiled.as_text()
     module = module_of(text) if text else None
-    steps = Loops(CostAnalysis(1, 1, 1), False) if module is None else loops_of(module)
-    layouts = layouts_of(lowered, compiled, traced)
-    return Program(*given, *layouts, False, module, cost_of(compiled, steps), steps)
+    layouts = arrays.compiled_layouts(traced, compiled)
+    return Program(*given, *layouts, False, module, cost_of(compiled, module))

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any, Literal
 
 from shardmap._lazy import ask
-from shardmap.explain.interconnect import Interconnect
+from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.sharding.spec import ShardingSpec
 
 AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
@@ -73,9 +73,13 @@ class Axis:
         return last if last < self.vectorised else None
 
     def __str__(self) -> str:
-        name = "an axis" if self.name is None else f"axis {self.name!r}"
         size = "unknown size" if self.size is None else f"{self.size:,}"
-        return f"{name} of {size} = {self.layout}"
+        return f"{self.title} of {size} = {self.layout}"
+
+    @property
+    def title(self) -> str:
+        """Such as ``axis 'i'``; ``an axis`` without a name."""
+        return "an axis" if self.name is None else f"axis {self.name!r}"
 
     @property
     def layout(self) -> str:
@@ -166,6 +170,7 @@ class Collective:
       advice: what would avoid it; None where the cause is not known, or where it is
         expected, such as a sum over a batch that is cut.
       together: how many collectives XLA sends as one with it, itself included.
+      together_bytes: what one device puts into all of those, in bytes.
       before, after: what a device puts in and gets out, with dtype and shape as XLA
         writes them, such as ``f32[4,2]``; None where not known.
     """
@@ -179,13 +184,29 @@ class Collective:
     bytes_out: int
     source: str | None
     added_by_partitioner: bool
-    seconds: float | None
-    link_bytes: int | None
+    seconds: float | None = None
+    link_bytes: int | None = None
     cause: str | None = None
     advice: str | None = None
     together: int = 1
+    together_bytes: int = 0
     before: str | None = None
     after: str | None = None
+
+    def on(self, wires: Interconnect | None) -> "Collective":
+        """The same with its bytes and, if wires are given, its time on them.
+
+        Collectives that XLA sends as one share its time by their bytes.
+        """
+        if self.count is None or self.group_size is None:
+            return self
+        sent = self.count * sent_bytes(self.kind, self.bytes_in, self.group_size)
+        seconds = None
+        if wires is not None:
+            time = wires.time(self.kind, self.together_bytes, self.group_size)
+            share = self.bytes_in / self.together_bytes if self.together_bytes else 1.0
+            seconds = self.count * share * time
+        return dataclasses.replace(self, link_bytes=sent, seconds=seconds)
 
 
 @dataclasses.dataclass(frozen=True)

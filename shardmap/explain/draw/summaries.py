@@ -5,11 +5,18 @@ import dataclasses
 import math
 import re
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from shardmap.explain.counts import total
 from shardmap.explain.report import ArrayLayout, Collective, Held, Report
 from shardmap.units import size
+
+Number = TypeVar("Number", int, float)
+
+
+def _total(counts: Sequence[Number | None]) -> Number | None:
+    """The sum; None if one of the numbers is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 class ArrayGroup(NamedTuple):
@@ -79,17 +86,17 @@ class CollectiveGroup(NamedTuple):
     @property
     def times(self) -> int | None:
         """How often they run in one call; None if that is not known of one."""
-        return total([each.count for each in self.members])
+        return _total([each.count for each in self.members])
 
     @property
     def link_bytes(self) -> int | None:
         """What a device sends in all of them; None if it is not known of one."""
-        return total([each.link_bytes for each in self.members])
+        return _total([each.link_bytes for each in self.members])
 
     @property
     def seconds(self) -> float | None:
         """The estimated time of all of them; None if it is not known of one."""
-        return total([each.seconds for each in self.members])
+        return _total([each.seconds for each in self.members])
 
     @property
     def is_one_size(self) -> bool:

@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a program are sharded."""
+"""Which devices a program runs on, and how its inputs and outputs are sharded."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 import jax
 import jax.extend.core as jex_core
-from jax.sharding import AbstractMesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import Atom, Aval, Equation, Jaxpr, PyTree, aval_of
-from shardmap._jax.walk import jaxprs_in
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.arrays import trees
-from shardmap.explain.read.meshes import devices_of, if_unusual
 from shardmap.explain.report import ArrayLayout
+from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
 from shardmap.map.tracing import per_jaxpr
@@ -21,6 +21,77 @@ from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
 UNKNOWN = "as the compiler decides"
+
+
+def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
+    """The meshes that a program's equations name, the largest first.
+
+    These are the meshes of maps, and of constraints on how arrays are sharded. Where
+    axes are explicit an equation names the abstract mesh of the one that is set, that
+    its arguments are on, or that another equation names: it is that one.
+
+    Args:
+      jaxpr: the program.
+      args: what it is called with.
+    """
+    named: list[Any] = []
+    for equation in equations(jaxpr):
+        constrained = equation.params.get("sharding")
+        named.append(equation.params.get("mesh"))
+        if isinstance(constrained, NamedSharding) and constrained.num_devices > 1:
+            named += [constrained.mesh] if isinstance(constrained.mesh, Mesh) else []
+    around = [*named, jax.sharding.get_mesh()]
+    around += [
+        leaf.sharding.mesh
+        for leaf in jax.tree.leaves(args)
+        if isinstance(getattr(leaf, "sharding", None), NamedSharding)
+    ]
+    here = {
+        tuple(mesh.shape.items()): mesh for mesh in around if isinstance(mesh, Mesh)
+    }
+    found = [
+        here.get(tuple(mesh.shape.items()), mesh)
+        if isinstance(mesh, AbstractMesh)
+        else mesh
+        for mesh in named
+        if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty
+    ]
+    return sorted(found, key=lambda mesh: -mesh.size)
+
+
+def largest_mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> Any:
+    """The one to speak of; None if there is none."""
+    named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
+    return max([*meshes, *named], key=lambda mesh: mesh.size, default=None)
+
+
+def axes_of(mesh: Any) -> tuple[tuple[str, int], ...]:
+    """The names and sizes of the axes of a mesh; () without one."""
+    sizes = {} if mesh is None else mesh.shape
+    # A map without replicas of its elements has that axis nevertheless.
+    return tuple(item for item in sizes.items() if item != (REPLICAS, 1))
+
+
+def devices_of(mesh: Any) -> tuple[int, ...]:
+    """The ids of the devices of a mesh, in its order; () if it has none."""
+    if not isinstance(mesh, Mesh):
+        return ()
+    return tuple(device.id for device in mesh.devices.flat)
+
+
+def if_unusual(devices: Sequence[int]) -> tuple[int, ...]:
+    """The ids of devices; () for 0, 1, 2 and so on, which need not be said."""
+    return () if [*devices] == [*range(len(devices))] else tuple(devices)
+
+
+def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
+    """One of the devices of a program."""
+    for mesh in meshes:
+        return mesh.devices.flat[0]
+    for sharding in layouts:
+        if isinstance(sharding, Sharding):
+            return next(iter(sharding.device_set))
+    return jax.local_devices()[0]
 
 
 def input_names(
@@ -41,59 +112,52 @@ def input_names(
     return trees.leaf_names(fun, argnums, args, kwargs)
 
 
-def array_layouts(
-    role: Literal["input", "output"],
-    names: Sequence[str],
-    avals: Sequence[Any],
-    layouts: Sequence[Any],
-    mesh: Any = None,
-) -> list[ArrayLayout]:
-    """The layouts of some arrays.
+def array_layout(
+    role: Literal["input", "output"], path: str, aval: Aval, layout: Any
+) -> ArrayLayout:
+    """The layout of an array.
 
     Args:
-      role: what they are.
-      names: their key paths.
-      avals: their shapes and dtypes.
-      layouts: for each a `ShardingSpec`, a sharding, or a word that there is none.
-      mesh: what those are on that are a spec.
+      role: what it is.
+      path: its key path.
+      aval: its shape and dtype.
+      layout: its sharding, or a word that there is none.
     """
-    return [
-        _array(role, name, aval, layout, mesh)
-        for name, aval, layout in zip(names, avals, layouts, strict=True)
-    ]
-
-
-def _array(
-    role: Literal["input", "output"], name: str, aval: Aval, layout: Any, mesh: Any
-) -> ArrayLayout:
-    shape = tuple(aval.shape)
-    itemsize = aval.dtype.itemsize
-    spec, shard_shape = None, None
-    devices: Sequence[int] = ()
-    if isinstance(layout, ShardingSpec):
-        spec = layout
-        devices = devices_of(mesh)
-    elif isinstance(layout, Sharding):
-        shard_shape = layout.shard_shape(shape)
+    shape, itemsize = tuple(aval.shape), aval.dtype.itemsize
+    spec = shard_shape = None
+    devices: tuple[int, ...] = ()
+    if isinstance(layout, Sharding):
+        shard_shape = tuple(layout.shard_shape(shape))
         try:
             spec = ShardingSpec.from_sharding(layout, shape)
-            devices = _ids(layout, shape)
+            devices = if_unusual(_ids(layout, shape))
+            layout = describe(spec)
         except ValueError:
             layout = str(layout)
-    if spec is not None:
-        shard_shape = spec.shard_shape(shape)
-        layout = describe(spec)
     return ArrayLayout(
         role=role,
-        path=name,
+        path=path,
         shape=shape,
         dtype=str(aval.dtype),
         spec=spec,
-        shard_shape=None if shard_shape is None else tuple(shard_shape),
+        shard_shape=shard_shape,
         bytes=math.prod(shape) * itemsize,
         shard_bytes=None if shard_shape is None else math.prod(shard_shape) * itemsize,
         layout=layout,
-        devices=if_unusual(devices) if spec and len(devices) == spec.num_shards else (),
+        devices=devices,
+    )
+
+
+def compiled_layouts(
+    traced: jax.stages.Traced, compiled: jax.stages.Compiled
+) -> tuple[list[Any], list[Any]]:
+    """How the compiler shards inputs and outputs."""
+    tree_in: Any = jax.tree.structure(traced.args_info)
+    # An argument that is not used has None, which is no leaf.
+    found = tree_in.flatten_up_to(compiled.input_shardings)
+    return (
+        [UNUSED if sharding is None else sharding for sharding in found],
+        jax.tree.leaves(compiled.output_shardings),
     )
 
 
@@ -187,10 +251,3 @@ def _calls(equation: Equation, jaxpr: Jaxpr) -> bool:
             (equation.outvars, jaxpr.outvars),
         )
     )
-
-
-def device_count(sharding: Any) -> int:
-    """How many devices a sharding has."""
-    if isinstance(sharding, ShardingSpec):
-        return sharding.num_shards
-    return sharding.num_devices if isinstance(sharding, Sharding) else 1

@@ -1,7 +1,7 @@
 """Loops: which of their steps need the ones before, and who waits for whom."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax.extend.core as jex_core
@@ -12,7 +12,6 @@ from shardmap._jax.primitives import scan_counts, vmaps_around
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
-from shardmap.explain.report import Axis, Remark
 from shardmap.map.tracing import per_jaxpr
 
 UNTIL_THE_SLOWEST = "until the slowest of those that are vectorised together is done"
@@ -138,22 +137,6 @@ def in_steps(steps: int, width: int, last: int) -> str:
     if last != width:
         text += f" and one of {last:,}"
     return f"{text}, one after another"
-
-
-def slowest(axes: Sequence[Axis]) -> list[Remark]:
-    """Loops of vectorised elements, which run as often as the slowest wants."""
-    return [
-        Remark(
-            "a while loop of elements that are vectorised together runs until the "
-            "slowest of them is done: a step costs as much for one as for all",
-            "If the numbers of steps differ much, batch fewer elements at once "
-            "(batch_size= of spmap and of jax.lax.map), or bring together those that "
-            "take about as long.",
-            axis.source,
-        )
-        for axis in axes
-        if axis.kind == "while" and UNTIL_THE_SLOWEST in axis.running
-    ]
 
 
 def batch_of_map(

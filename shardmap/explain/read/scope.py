@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from shardmap._jax.primitives import walked_axes
 from shardmap._jax.types import Equation
-from shardmap.explain.counts import times
-from shardmap.explain.read.meshes import map_place
 from shardmap.explain.read.source import source_of
+from shardmap.map.layout import MeshPlacement, inner_walk
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import ALONE, Around, Decision
 
@@ -50,7 +49,9 @@ class Scope(NamedTuple):
 
     def in_loop(self, steps: int | None) -> "Scope":
         """The scope of the body of a loop."""
-        return self._replace(runs=times(self.runs, steps))
+        if self.runs is None or steps is None:
+            return self._replace(runs=None)
+        return self._replace(runs=self.runs * steps)
 
     def in_shard_map(self, equation: Equation) -> "Scope":
         """The scope of the body of a `jax.shard_map`."""
@@ -62,12 +63,17 @@ class Scope(NamedTuple):
     def in_map(self, equation: Equation) -> tuple[Decision, "Scope"]:
         """How a map of this package is lowered, and the scope of its function."""
         params = equation.params
-        mesh, walk = map_place(equation, self.mesh, self.inner_axes)
+        # Without a placement it runs on each device whole.
+        mesh, walk = self.mesh, None
+        if mesh is not None:
+            walk = inner_walk(equation, mesh, self.inner_axes)
+        elif params["mesh"] is not None:
+            mesh = params["mesh"]
+            walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
         decided = decision.decide(params, mesh, walk, self.program)
-        inner_axes = self.inner_axes if walk is None else walk.inner_axes
-        program = decided.inside(mesh, self.program)
         sizes = ((axis, mesh.shape[axis]) for axis in decided.mesh_axes)
-        inside = self.with_sizes(sizes)
-        return decided, inside._replace(
-            mesh=mesh, inner_axes=inner_axes, program=program
+        return decided, self.with_sizes(sizes)._replace(
+            mesh=mesh,
+            inner_axes=self.inner_axes if walk is None else walk.inner_axes,
+            program=decided.inside(mesh, self.program),
         )

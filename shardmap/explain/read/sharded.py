@@ -1,17 +1,23 @@
-"""The axes that run on devices because arrays are on them."""
+"""The axes that run on devices because arrays are on them.
+
+Arrays are sharded as inputs and outputs, or on the way, where a program asks for it by
+`jax.lax.with_sharding_constraint`.
+"""
 
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import jax.extend.core as jex_core
 import numpy as np
+from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from shardmap.explain.read.constraints import LayoutConstraint
-from shardmap.explain.report import ArrayLayout, Axis, Remark
+from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
+from shardmap.explain.read.source import source_of
+from shardmap.explain.report import ArrayLayout, Axis
 from shardmap.sharding.conversions import axes_in
-from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
 _OF_MAPS = ("spmap", "shard_map", "pmap")
 _CHANGE = (
@@ -76,37 +82,20 @@ def _sizes(
 ) -> Iterator[dict[str, int]]:
     """For each dimension the mesh axes that cut it, with how many devices they have."""
     if isinstance(layout, NamedSharding):
-        for entry in layout.spec.partitions:
-            names = [name for name in axes_in(entry) if isinstance(name, str)]
-            sizes = {name: layout.mesh.shape[name] for name in names}
+        for sizes in _axis_sizes(layout):
             yield {name: size for name, size in sizes.items() if size > 1}
         return
     for mesh in meshes:
-        if isinstance(layout, ShardingSpec):
-            if layout.mesh_shape == tuple(mesh.shape.values()):
-                yield from _sizes_of_spec(layout, mesh)
-                return
-        elif isinstance(layout, Sharding) and isinstance(mesh, Mesh):
+        if isinstance(layout, Sharding) and isinstance(mesh, Mesh):
             if layout.device_set == {*mesh.devices.flat}:
                 yield from _sizes_by_places(shape, layout, mesh)
                 return
 
 
-def _sizes_of_spec(spec: ShardingSpec, mesh: Any) -> Iterator[dict[str, int]]:
-    """Each sharded axis of a spec has its own axis of the mesh."""
-    walked = {
-        entry.axis: name
-        for entry, name in zip(spec.mesh_mapping, mesh.axis_names, strict=True)
-        if isinstance(entry, ShardedAxis)
-    }
-    first = 0
-    for entry in spec.sharding:
-        count = 0
-        if entry is not None:
-            count = len(entry.chunks) if isinstance(entry, Chunked) else 1
-        names = [walked[axis] for axis in range(first, first + count)]
-        yield {name: mesh.shape[name] for name in names if mesh.shape[name] > 1}
-        first += count
+def _axis_sizes(layout: NamedSharding) -> Iterator[dict[str, int]]:
+    for entry in layout.spec.partitions:
+        names = [name for name in axes_in(entry) if isinstance(name, str)]
+        yield {name: layout.mesh.shape[name] for name in names}
 
 
 def _sizes_by_places(
@@ -230,26 +219,6 @@ def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
     )
 
 
-def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:
-    """Loops over a dimension that is cut: every device does all of their steps."""
-    return [
-        Remark(
-            f"a loop of {axis.steps:,} steps goes over dimension 0 of {cut.path}, "
-            f"which is cut over {cut.shards:,} devices: each of them does all of the "
-            "steps",
-            "Each step needs the one before: cut another dimension, which a step can "
-            "then do its part of."
-            if axis.in_turn
-            else "vmap over it, or spmap, with batch_size= to bound the memory: each "
-            "device then does its own part.",
-            axis.source,
-        )
-        for axis in axes
-        if axis.kind == "loop" and axis.inside is None
-        for cut in [c for c in cuts if c.dimension == 0 and c.path in axis.over][:1]
-    ]
-
-
 def idle_mesh_axes(
     mesh: Sequence[tuple[str, int]],
     axes: Sequence[Axis],
@@ -261,6 +230,74 @@ def idle_mesh_axes(
     used = {axis.name for axis in axes if axis.devices > 1}
     used.update(name for cut in cuts for name in cut.names)
     return [(name, size) for name, size in mesh if size > 1 and name not in used]
+
+
+class LayoutConstraint(NamedTuple):
+    """A layout that a value is to have, as `jax.lax.with_sharding_constraint` says.
+
+    Attributes:
+      sharding: the layout.
+      whole: the shape of the value.
+      shape: what a device is to have of it.
+      source: the line that asks.
+      lines: those of what makes the value, and of what takes it: XLA may say either of
+        what it sends for the layout.
+    """
+
+    sharding: NamedSharding
+    whole: tuple[int, ...]
+    shape: tuple[int, ...]
+    source: str | None
+    lines: frozenset[str | None]
+
+
+def constraints_of(jaxpr: Jaxpr, around: str | None) -> Iterator[LayoutConstraint]:
+    """The layouts that the equations of a jaxpr ask for, without those inside them.
+
+    Args:
+      jaxpr: the jaxpr.
+      around: the line of what is around it.
+    """
+    if not any(_layout(equation) for equation in jaxpr.eqns):
+        return
+    lines = [source_of(equation) or around for equation in jaxpr.eqns]
+    made_at: dict[Var, str | None] = {}
+    taken_at: dict[Var, set[str | None]] = {}
+    for equation, line in zip(jaxpr.eqns, lines, strict=True):
+        made_at.update((var, line) for var in equation.outvars)
+    for equation, line in reversed([*zip(jaxpr.eqns, lines, strict=True)]):
+        taken = {line}
+        if _layout(equation) is not None:  # What takes it next may ask again.
+            taken |= taken_at.get(equation.outvars[0], set())
+        for atom in equation.invars:
+            if not isinstance(atom, jex_core.Literal):
+                taken_at.setdefault(atom, set()).update(taken)
+    for equation, line in zip(jaxpr.eqns, lines, strict=True):
+        layout = _layout(equation)
+        if layout is None:
+            continue
+        [before], [after] = equation.invars, equation.outvars
+        maker = around
+        if not isinstance(before, jex_core.Literal):
+            maker = made_at.get(before, around)
+        shape = aval_of(after).shape
+        near = frozenset({line, maker, *taken_at.get(after, ())} - {None})
+        yield LayoutConstraint(layout, shape, _on_a_device(shape, layout), line, near)
+
+
+def _layout(equation: Equation) -> NamedSharding | None:
+    """What it asks for; other primitives only note a sharding."""
+    # That of `jax.sharding.reshard` has no public name.
+    asks = equation.primitive is sharding_constraint_p
+    layout = equation.params.get("sharding" if asks else "dst_sharding")
+    return layout if isinstance(layout, NamedSharding) else None
+
+
+def _on_a_device(shape: tuple[int, ...], layout: NamedSharding) -> tuple[int, ...]:
+    """The shape of a shard, also along the mesh axes of a `jax.shard_map` around."""
+    counts = [math.prod(sizes.values()) for sizes in _axis_sizes(layout)]
+    counts += [1] * (len(shape) - len(counts))
+    return tuple(-(-size // count) for size, count in zip(shape, counts, strict=True))
 
 
 def constrained(

@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend.core.primitives import scan_p, while_p
 
+from shardmap._jax.collectives import named_axes
 from shardmap._jax.primitives import (
     SHARD_MAP,
     is_pmap,
@@ -14,12 +16,11 @@ from shardmap._jax.primitives import (
     walked_axes,
 )
 from shardmap._jax.types import Equation, Jaxpr, Var
-from shardmap._jax.walk import jaxprs_in
+from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read import loops
-from shardmap.explain.read.collectives import group_size
-from shardmap.explain.read.constraints import LayoutConstraint, constraints_of
-from shardmap.explain.read.meshes import tells_apart
+from shardmap.explain.read.abstract import group_size
 from shardmap.explain.read.scope import Scope
+from shardmap.explain.read.sharded import LayoutConstraint, constraints_of
 from shardmap.explain.read.source import source_of
 from shardmap.explain.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explain.report import Axis, AxisKind
@@ -30,12 +31,17 @@ from shardmap.map.primitives.map_primitive import spmap_p
 
 CHUNKED = "chunked"
 """The name of the primitive of functions in pieces."""
-_SAME = "no in_specs= cut anything along it"
+_SAME = "nothing is cut along it"
+_GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _UNKNOWN_VMAP = "its size is not visible, as it is not over arguments"
 _CHANGE_VMAP = (
     "Write spmap for vmap to lay it on devices, or jax.lax.map with batch_size= to "
     "bound the memory."
+)
+_CHANGE_MESH = (
+    "The shape of mesh= says how many devices; in_specs= and out_specs= of "
+    "jax.shard_map, in_axes= and out_axes= of mesh_map what they cut."
 )
 _CHANGE_LOOP = (
     "jax.lax.map takes batch_size=, how many steps to vectorise; no step needs the one "
@@ -375,10 +381,9 @@ class _Visitor:
                 "Give jax.pmap devices=; its axis has one element on each of them, "
                 "where that of shardmap.spmap may be of any length."
                 if of_pmap
-                else "The shape of mesh= says how many devices, in_specs= and "
-                "out_specs= what they cut.",
+                else _CHANGE_MESH,
             )
-            if not of_pmap and not tells_apart(equation, name):
+            if not of_pmap and not _tells_apart(equation, name):
                 running = f"{self.axes[number].running}, which all do the same: {_SAME}"
                 self.axes[number] = dataclasses.replace(
                     self.axes[number], running=running, is_repeated=True
@@ -402,3 +407,14 @@ def _how_it_runs(layout: AxisLayout, branch: decision.Branch, replicas: int = 1)
     elif layout.vectorised > 1:
         parts.append(f"{layout.vectorised:,} elements are one batched operation")
     return ", ".join(parts)
+
+
+def _tells_apart(shard_map: Equation, name: str) -> bool:
+    """Whether devices along a mesh axis have, get or ask for something of their own."""
+    specs = [spec.partitions for spec in shard_map.params["in_specs"]]
+    return name in jax.tree.leaves(specs) or any(
+        name in named_axes(each)
+        for each in equations(shard_map.params["jaxpr"])
+        if each.primitive in COLLECTIVES
+        and COLLECTIVES[each.primitive].kind not in _GIVE_ALL_THE_SAME
+    )

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from shardmap.explain.read import arrays
-from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
+from shardmap.sharding.spec import ShardingSpec
 from tests.shared_jaxprs import at_most, nested
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
@@ -21,7 +21,8 @@ AVAL = jax.ShapeDtypeStruct((16, 8), np.float32)
 
 def test_a_layout_has_the_bytes_of_a_piece_and_of_all():
     sharding = NamedSharding(MESH, P("data"))
-    (found,) = arrays.array_layouts("input", ["x"], [AVAL], [sharding])
+    x = jax.ShapeDtypeStruct(AVAL.shape, AVAL.dtype, sharding=sharding)
+    (found,) = sm.explain(jnp.sin)(x).inputs
     assert found.spec == ShardingSpec.from_sharding(sharding, (16, 8))
     assert (found.shard_shape, found.shard_bytes, found.bytes) == ((4, 8), 128, 512)
     assert (found.num_devices, found.copies) == (8, 2)
@@ -69,37 +70,34 @@ def test_pictures_have_the_numbers_of_the_devices(fun, ids):
         assert {*map(str, ids)} == {n for box in boxes for n in box.split(",")}
 
 
-@pytest.mark.parametrize("word", [arrays.UNUSED, arrays.UNKNOWN])
-def test_where_nobody_knows_a_word_says_so(word):
-    (found,) = arrays.array_layouts("output", ["result"], [AVAL], [word])
+def test_an_argument_that_is_not_used_has_no_layout():
+    report = sm.explain(lambda x, w: x + 1)(AVAL, AVAL)
+    (found,) = [each for each in report.inputs if each.path == "w"]
     assert (found.spec, found.shard_shape, found.shard_bytes) == (None, None, None)
-    assert (found.num_devices, found.copies, found.layout) == (None, None, word)
+    assert (found.num_devices, found.copies) == (None, None)
+    assert found.layout == "not used by the program"
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("names", "words"),
     [
-        (ShardingSpec((None,), ()), "on one device"),
-        (ShardingSpec((None,), (Replicated(8),)), "replicated on 8 devices"),
-        (ShardingSpec((Chunked(8),), (ShardedAxis(0),)), "dimension 0 in 8 shards"),
-        (
-            ShardingSpec((Chunked(2), Chunked((2, 2))), map(ShardedAxis, range(3))),
-            "dimension 0 in 2 shards, dimension 1 in 4 shards",
-        ),
+        ((), "replicated on 8 devices"),
+        ((("data", "model"),), "dimension 0 in 8 shards"),
+        (("model", "data"), "dimension 0 in 2 shards, dimension 1 in 4 shards"),
     ],
 )
-def test_a_spec_in_words(spec, words):
-    assert arrays.describe(spec) == words
+def test_a_layout_in_words(names, words):
+    sharding = NamedSharding(MESH, P(*names))
+    x = jax.ShapeDtypeStruct(AVAL.shape, AVAL.dtype, sharding=sharding)
+    assert sm.explain(jnp.sin)(x).inputs[0].layout == words
 
 
 def test_names_are_those_of_the_parameters():
     def fun(x, w, *, k):
         return x
 
-    info = (AVAL, {"a": AVAL}), {"k": AVAL}
-    assert arrays.input_names(fun, info, [0, 1]) == ["x", "w['a']", "k"]
-    # Which parameter a position is of is not known where some are static.
-    assert arrays.input_names(fun, info, [0]) == ["args[0]", "args[1]['a']", "k"]
+    report = sm.explain(fun)(AVAL, {"a": AVAL}, k=AVAL)
+    assert [each.path for each in report.inputs] == ["x", "w['a']", "k"]
 
 
 def test_a_program_over_an_abstract_mesh_says_how_its_maps_want_arrays():
@@ -109,24 +107,10 @@ def test_a_program_over_an_abstract_mesh_says_how_its_maps_want_arrays():
     )
     x = jax.ShapeDtypeStruct((16, 3), np.float32)
     for fun in (mapped, jax.jit(mapped)):
-        ins, outs = arrays.shardings_in(jax.make_jaxpr(fun)(x).jaxpr)
-        assert [s.spec for s in (*ins, *outs)] == [P("i"), P()]
-    ins, outs = arrays.shardings_in(
-        jax.make_jaxpr(lambda x: mapped(x + 1) * 2)(x).jaxpr
-    )
-    assert (ins, outs) == ((arrays.UNKNOWN,), (arrays.UNKNOWN,))
-
-
-@pytest.mark.parametrize(
-    ("layout", "count"),
-    [
-        (NamedSharding(MESH, P()), 8),
-        (ShardingSpec((None,), (Replicated(4),)), 4),
-        (arrays.UNUSED, 1),
-    ],
-)
-def test_how_many_devices_a_layout_has(layout, count):
-    assert arrays.device_count(layout) == count
+        found = [each.layout for each in sm.explain(fun)(x).arrays]
+        assert found == ["dimension 0 in 16 shards", "replicated on 16 devices"]
+    found = [each.layout for each in sm.explain(lambda x: mapped(x + 1) * 2)(x).arrays]
+    assert found == ["as the compiler decides"] * 2
 
 
 def test_what_is_shared_is_read_once(monkeypatch):

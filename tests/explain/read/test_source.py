@@ -16,7 +16,7 @@ from jax import lax
 
 import shardmap
 import shardmap as sm
-from shardmap.explain.read.collectives import collectives_of
+from shardmap.explain.read.abstract import collectives_of
 from shardmap.explain.read.source import definition_of, source_of, user_line
 from shardmap.explain.read.visitor import facts_of
 

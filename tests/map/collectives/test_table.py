@@ -12,7 +12,7 @@ from jax.extend.core.primitives import psum_p
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import shardmap as sm
-from shardmap.explain.read.collectives import collectives_of
+from shardmap.explain.read.abstract import collectives_of
 from shardmap.map.collectives.table import COLLECTIVES, Collective
 
 X = np.zeros((8, 8), np.float32)

@@ -1,17 +1,27 @@
 """Why the compiler put a collective in, and what would avoid it."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.read.hlo.cost import POINTWISE
 from shardmap.explain.read.hlo.groups import pairs_of
-from shardmap.explain.read.hlo.names import merged_names
-from shardmap.explain.read.hlo.operands import becomes
-from shardmap.explain.read.hlo.text import Instruction, Module
+from shardmap.explain.read.hlo.sources import Sources
+from shardmap.explain.read.hlo.text import (
+    Instruction,
+    Module,
+    merged_names,
+    reached,
+    types,
+)
+from shardmap.explain.read.sharded import LayoutConstraint
 from shardmap.map.collectives.table import COLLECTIVES
 
+REMATERIALISED = (
+    "the array is made whole on every device and then cut in another way (an "
+    "involuntary full rematerialisation)"
+)
 _VIEWS = frozenset(
     "bitcast copy transpose reshape convert copy-start copy-done".split()
 )
@@ -34,6 +44,7 @@ _SUMS = (
     "conv_general_dilated",
 )
 _PRODUCTS = ("dot", "conv_general_dilated")
+_DIMENSIONS = re.compile(r"\ball-gather.*\bdimensions=\{(\d+)\}")
 
 
 _Taker = tuple[Instruction, Instruction | None]
@@ -46,13 +57,11 @@ class Cause(NamedTuple):
     Attributes:
       text: why, in a sentence.
       advice: what would avoid it; None where it is expected.
-      is_rematerialised: whether an array is made whole only to be cut anew.
       source: the line of the program that asks for it, where there is such a one.
     """
 
     text: str
     advice: str | None
-    is_rematerialised: bool = False
     source: str | None = None
 
 
@@ -61,6 +70,7 @@ class _Seen(NamedTuple):
 
     Attributes:
       module, sent, kind: the program, the collective, its kind.
+      maker: the instruction that it is for.
       name, operation: what it is of, as JAX calls it.
       takers: what works on its result.
       becomes: what a device has before and after.
@@ -70,6 +80,7 @@ class _Seen(NamedTuple):
     module: Module
     sent: Instruction
     kind: str
+    maker: Instruction
     name: str
     operation: str
     takers: list[_Taker]
@@ -83,6 +94,7 @@ class _Seen(NamedTuple):
 
 def cause_of(
     module: Module,
+    sources: Sources,
     sent: Instruction,
     kind: str,
     one: tuple[int, str] | None = None,
@@ -92,32 +104,57 @@ def cause_of(
 
     Args:
       module: the program.
+      sources: the lines of its instructions.
       sent: the collective.
       kind: as XLA calls it.
       one: of several values that XLA sends as one its place, and what it is of.
       asked: the layouts that the program asks for.
     """
-    place, operation = one or (None, module.made_for(sent).operation)
+    maker = sources.made_for(sent)
+    place, operation = one or (None, maker.operation)
     if operation in map(str, COLLECTIVES):
         return None
-    name = module.made_for(sent).op_name
-    if place is not None:
-        name = merged_names(sent.op_name)[place]
+    name = maker.op_name if place is None else merged_names(sent.op_name)[place]
+    layout = _layout_of(sent, place, sources.of(sent), asked)
     takers = list(_takers(module, sent))
-    text = becomes(module, sent, operation, place)
-    layout = _layout_of(module, sent, place, asked)
-    seen = _Seen(module, sent, kind, name, operation, takers, text, layout)
-    found = (rule(seen) for rule in _RULES)
-    cause = next((cause for cause in found if cause is not None), None)
+    text = _becomes(module, sent, operation, place)
+    seen = _Seen(module, sent, kind, maker, name, operation, takers, text, layout)
+    cause = next(filter(None, (rule(seen) for rule in _RULES)), None)
     if cause is None or layout is None:
         return cause
     return cause._replace(source=layout.source)
 
 
+def _becomes(
+    module: Module, sent: Instruction, operation: str, place: int | None
+) -> str:
+    """What a device has before and after, in words.
+
+    Args:
+      module: the program.
+      sent: the collective.
+      operation: what it is of.
+      place: which of several values that XLA sends as one; None: all.
+    """
+    one = slice(None) if place is None else slice(place, place + 1)
+    operands = module.operands_of(sent)[one]
+    before = types(shape for each in operands for shape in each.shapes)
+    after = types(sent.shapes[one])
+    if sent.opcode.startswith("all-to-all"):
+        return f"{after} of a device go to the others, one to each"
+    if sent.opcode.startswith("collective-permute"):
+        return f"{before or after} of a device goes to another"
+    if sent.opcode.startswith("all-reduce"):
+        return f"{after} of each device become one, on all"
+    text = f"{before or f'what {operation} has'} on a device becomes {after}"
+    along = _DIMENSIONS.search(sent.line)
+    return text if along is None else f"{text}, gathered along dimension {along[1]}"
+
+
 def _layout_of(
-    module: Module,
     sent: Instruction,
     place: int | None,
+    source: str | None,
     asked: Sequence[LayoutConstraint],
 ) -> LayoutConstraint | None:
     """The layout that is asked for near by and that a device has afterwards."""
@@ -130,7 +167,6 @@ def _layout_of(
     # XLA leaves out, adds and transposes dimensions; an exchange is of pieces.
     there = sorted(size for size in shapes[-1] if size != 1)
     count = sum(map(math.prod, shapes))
-    source = module.source_of(sent)
     for each in asked:
         has_shape = (
             math.prod(each.shape) == count
@@ -186,11 +222,9 @@ def _rematerialised(seen: _Seen) -> Cause | None:
     if not _only_cut_again(seen.module, seen.sent, seen.takers):
         return None
     return Cause(
-        "the array is made whole on every device and then cut in another way "
-        f"(an involuntary full rematerialisation); {seen.becomes}",
+        f"{REMATERIALISED}; {seen.becomes}",
         "Lay it out in the same way before and after; where the layouts must "
         "differ, change one mesh axis at a time, with a constraint in between.",
-        is_rematerialised=True,
     )
 
 
@@ -343,7 +377,7 @@ def _gathered_for(seen: _Seen, by: list[Instruction]) -> str | None:
         for each in by
         if each.operation and not each.is_generated and not each.is_of_argument
     }
-    is_of_taker = seen.module.made_for(seen.sent) is not seen.sent
+    is_of_taker = seen.maker is not seen.sent
     if seen.operation in operations or (is_of_taker and not operations):
         return seen.operation
     return operations.pop() if len(operations) == 1 else None
@@ -359,21 +393,18 @@ def _only_cut_again(module: Module, sent: Instruction, takers: list[_Taker]) -> 
 
 def _by_device(module: Module, sent: Instruction, taker: Instruction) -> bool:
     """Whether something that is taken besides a result depends on the device."""
-    waiting, seen = [taker], {taker.name, sent.name}
-    for each in waiting:  # It grows meanwhile.
-        if each.opcode == "partition-id":
-            return True
-        new = [other for other in module.operands_of(each) if other.name not in seen]
-        seen.update(other.name for other in new)
-        waiting += new
-    return False
+
+    def others(each: Instruction) -> list[Instruction]:
+        return [o for o in module.operands_of(each) if o.name != sent.name]
+
+    return any(each.opcode == "partition-id" for each in reached(taker, others))
 
 
 def _takers(module: Module, made: Instruction) -> Iterator[_Taker]:
     """What works on a result, however it is viewed, or moved in memory."""
     waiting: list[_Taker] = [(made, None)]
     seen = {made.name}
-    for each, inside in waiting:  # It grows meanwhile.
+    for each, inside in waiting:  # The list grows as it is read.
         for user in module.users_of(each):
             if user.name in seen:
                 continue

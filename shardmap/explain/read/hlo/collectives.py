@@ -4,53 +4,63 @@ import math
 import re
 from collections.abc import Sequence
 
-from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.read.hlo.causes import cause_of
 from shardmap.explain.read.hlo.groups import (
+    Mesh,
     axes_of_groups,
     axes_of_pairs,
     groups_of,
     pairs_of,
 )
-from shardmap.explain.read.hlo.names import merged_names
-from shardmap.explain.read.hlo.operands import types
-from shardmap.explain.read.hlo.text import Instruction, Module, nbytes
-from shardmap.explain.read.sent import Sent
+from shardmap.explain.read.hlo.sources import Sources
+from shardmap.explain.read.hlo.text import (
+    Instruction,
+    Module,
+    merged_names,
+    nbytes,
+    types,
+)
+from shardmap.explain.read.sharded import LayoutConstraint
+from shardmap.explain.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
 
 _KINDS = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?"
 )
+_Shapes = list[tuple[str, tuple[int, ...]]]
 
 
 def compiled_collectives(
     module: Module,
-    mesh: Sequence[tuple[str, int]] = (),
+    sources: Sources,
+    mesh: Mesh = (),
     asked: Sequence[LayoutConstraint] = (),
-) -> list[Sent]:
+) -> list[Collective]:
     """The collectives of a program between different devices, in XLA's order.
 
     Args:
       module: the program.
+      sources: the lines of its instructions.
       mesh: the names and sizes of the mesh axes, if they are known.
       asked: the layouts that the program asks for on its way.
     """
-    found: list[Sent] = []
+    found: list[Collective] = []
     for instruction, count in module.runs():
         kind = _KINDS.fullmatch(instruction.opcode)
         if kind is not None:
-            found += _read(module, instruction, kind[1], count, mesh, asked)
+            found += _read(module, sources, instruction, kind[1], count, mesh, asked)
     return found
 
 
 def _read(
     module: Module,
+    sources: Sources,
     instruction: Instruction,
     kind: str,
     count: int | None,
-    mesh: Sequence[tuple[str, int]],
+    mesh: Mesh,
     asked: Sequence[LayoutConstraint],
-) -> list[Sent]:
+) -> list[Collective]:
     group_size, axes = _devices(module, instruction.line, kind, mesh)
     if group_size <= 1:
         return []
@@ -66,12 +76,12 @@ def _read(
         operation = _function(parts, kind)
         cause = None
         if operation is None:
-            cause = cause_of(module, instruction, kind, one, asked)
+            cause = cause_of(module, sources, instruction, kind, one, asked)
         source = cause.source if cause is not None else None
         if source is None and names:
-            source = module.source_of_value(instruction, names[place], place)
+            source = sources.of_value(instruction, names[place], place)
         found.append(
-            Sent(
+            Collective(
                 kind=kind,
                 operation=operation,
                 axes=axes,
@@ -79,12 +89,14 @@ def _read(
                 count=count,
                 bytes_in=ins[place],
                 bytes_out=outs[place],
-                source=source or module.source_of(instruction),
-                before=types(taken[place]) if len(taken) == len(given) else "",
+                source=source or sources.of(instruction),
+                added_by_partitioner=operation is None,
+                cause=None if cause is None else cause.text,
+                advice=None if cause is None else cause.advice,
+                together=len(outs),
+                together_bytes=sum(ins),
+                before=types(taken[place]) if len(taken) == len(given) else None,
                 after=types(given[place]),
-                together=sum(ins),
-                values=len(outs),
-                cause=cause,
             )
         )
     return found
@@ -106,7 +118,7 @@ def _function(parts: Sequence[str], kind: str) -> str | None:
 
 
 def _devices(
-    module: Module, line: str, kind: str, mesh: Sequence[tuple[str, int]]
+    module: Module, line: str, kind: str, mesh: Mesh
 ) -> tuple[int, tuple[str, ...]]:
     """How many devices are in a group, and along which mesh axes."""
     if kind != "collective-permute":
@@ -118,9 +130,6 @@ def _devices(
         return len({end for pair in pairs for end in pair}), axes
     # As in the program, where it is of all devices along an axis.
     return math.prod(size for name, size in mesh if name in axes), axes
-
-
-_Shapes = list[tuple[str, tuple[int, ...]]]
 
 
 def _given(instruction: Instruction, kind: str) -> list[_Shapes]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 Groups = list[tuple[int, ...]]
+Mesh = Sequence[tuple[str, int]]
+"""The names and sizes of the axes."""
 
 
 def groups_of(line: str, num_devices: int) -> Groups:
@@ -46,7 +48,7 @@ def pairs_of(line: str, with_themselves: bool = False) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in pairs if with_themselves or a != b]
 
 
-def axes_of_groups(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+def axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
     """The mesh axes along which the devices of a group differ.
 
     A group may have all places along them, or some, as the partitioner sees fit.
@@ -59,9 +61,7 @@ def axes_of_groups(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str
     )
 
 
-def axes_of_pairs(
-    pairs: Sequence[tuple[int, int]], mesh: Sequence[tuple[str, int]]
-) -> tuple[str, ...]:
+def axes_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[str, ...]:
     """The mesh axes along which the devices of a pair differ.
 
     >>> axes_of_pairs([(0, 1), (1, 0)], [("i", 2), ("j", 2)])

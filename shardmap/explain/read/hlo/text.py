@@ -1,14 +1,11 @@
 """XLA's text of a compiled program, as instructions in computations."""
 
+import collections
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
-
-from shardmap.explain.counts import times
-from shardmap.explain.read.hlo import frames
-from shardmap.explain.read.hlo.names import merged_names
+from collections.abc import Callable, Iterable, Iterator
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(
@@ -22,14 +19,8 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-_INDEX = re.compile(r"\bindex=(\d+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-# The slices of what a scan goes over, and such in the body of a while loop. JAX traces
-# those of a scan while it lowers, once for all programs: their innermost line may be of
-# another one.
-_SLICES_OF_SCAN = re.compile(r"/while/body/jit\(dynamic_(?:update_)?index_in_dim\)/")
-_MOVES = re.compile("all-gather|all-to-all|collective-permute")
 _BITS = re.compile(r"^[a-z]+?(\d+)")
 
 
@@ -115,6 +106,10 @@ class Instruction:
         found = _TRIPS.search(self.line)
         return int(found[1]) if found else None
 
+    def places_of(self, operand: "Instruction") -> list[int]:
+        """Which of its operands are the result of ``operand``."""
+        return [k for k, name in enumerate(self.operands) if name == operand.name]
+
 
 @dataclasses.dataclass(frozen=True)
 class Module:
@@ -123,7 +118,7 @@ class Module:
     Attributes:
       text: XLA's.
       computations: the instructions of each, in the order in which they run.
-      entry: the name of the one that a call runs.
+      entry: the name of the computation that a call runs.
       num_devices: how many devices run it.
     """
 
@@ -133,182 +128,42 @@ class Module:
     num_devices: int
 
     @functools.cached_property
-    def _frames(self) -> frames.Frames:
-        return frames.Frames(self.text)
-
-    @functools.cached_property
-    def _users(self) -> dict[str, list[Instruction]]:
-        """Who takes the result of each instruction. Names are those of the module."""
-        users: dict[str, list[Instruction]] = {}
-        for instructions in self.computations.values():
-            for each in instructions:
-                for name in each.operands:
-                    users.setdefault(name, []).append(each)
-        return users
-
-    def users_of(self, each: Instruction) -> list[Instruction]:
-        """What takes the result of an instruction, in its own computation."""
-        return self._users.get(each.name, [])
-
-    def operands_of(self, each: Instruction) -> list[Instruction]:
-        """The instructions whose results it takes."""
-        return [self._by_name[name] for name in each.operands if name in self._by_name]
-
-    def made_for(self, instruction: Instruction) -> Instruction:
-        """What an instruction of the partitioner is for.
-
-        From JAX 0.12 on XLA says of what moves an operand only where that is from: it
-        is for the first that takes it and is not of the partitioner itself.
-        """
-        is_of_maker = instruction.is_generated or instruction.is_of_argument
-        if not is_of_maker or not _MOVES.match(instruction.opcode):
-            return instruction
-        found, seen = [instruction], {instruction.name}
-        for each in found:  # It grows meanwhile.
-            if not each.is_generated and each.frame is not None:
-                return each
-            for user in self._onward(each):
-                if user.name not in seen:
-                    seen.add(user.name)
-                    found.append(user)
-        return instruction
-
-    def source_of(self, instruction: Instruction) -> str | None:
-        """The innermost line of the user's program that an instruction is for.
-
-        Where XLA does not say it of what it put in, that is the line of what takes the
-        result, or else of what makes the operands.
-        """
-        instruction = self.made_for(instruction)
-        return self._nearest(instruction, self._taken_by) or self._nearest(
-            instruction, self._made_by
-        )
-
-    def source_of_value(
-        self, instruction: Instruction, name: str, place: int
-    ) -> str | None:
-        """The line of one of the values that XLA sends as one, if it says it elsewhere.
-
-        Args:
-          instruction: what sends them.
-          name: what JAX calls where the value comes from.
-          place: which of the operands it is.
-        """
-        there = self._sources_by_name.get(name, set())
-        if len(there) == 1:
-            return next(iter(there))
-        operands = self.operands_of(instruction)[place : place + 1]
-        made = [self._nearest(each, self._made_by) for each in operands]
-        return next((each for each in made if each in there), None)
-
-    @functools.cached_property
-    def _sources_by_name(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-        for each in self._by_name.values():
-            if each.op_name and (source := self._own_source(each)) is not None:
-                found.setdefault(each.op_name, set()).add(source)
-        return found
-
-    def _nearest(
-        self,
-        instruction: Instruction,
-        onward: Callable[[Instruction], list[Instruction]],
-    ) -> str | None:
-        found, seen = [instruction], {instruction.name}
-        for each in found:  # It grows meanwhile.
-            source = self._own_source(each)
-            if source is not None:
-                return source
-            for other in onward(each):
-                if other.name not in seen:
-                    seen.add(other.name)
-                    found.append(other)
-        return None
-
-    def _own_source(self, each: Instruction) -> str | None:
-        """The line that XLA says of it."""
-        frame = each.frame
-        if frame is not None and _SLICES_OF_SCAN.search(each.op_name):
-            frame = self._loop_of_slice(frame)
-        return None if frame is None else self._frames.source(frame)
-
-    def _loop_of_slice(self, frame: int) -> int:
-        """The frame of the scan that a slice is of; the slice's own in other loops.
-
-        What a scan does for itself is of the lines that lead to it, once more; what
-        stands in the body of a `jax.lax.while_loop` is of a line of its own.
-        """
-        inside = frame
-        for around in self._frames.stack(frame):
-            if around in self._loop_frames:
-                places = map(self._frames.place, self._frames.stack(around))
-                return around if self._frames.place(inside) in places else frame
-            inside = around
-        return frame
-
-    @functools.cached_property
-    def _loop_frames(self) -> set[int | None]:
-        return {each.frame for each in self._by_name.values() if each.opcode == "while"}
-
-    def _taken_by(self, each: Instruction) -> list[Instruction]:
-        return [*self._inside(each), *self._onward(each)]
-
-    def _onward(self, each: Instruction) -> list[Instruction]:
-        """What takes its result, first what does so inside of fusions and loops."""
-        users = self.users_of(each)
-        inside: list[Instruction] = []
-        for user in users:
-            if user.opcode == "fusion":
-                for part in self.parameters_of(user, each):
-                    inside += self.users_of(part)
-            elif user.opcode == "tuple":
-                inside += self._in_loops(user, _places(user, each))
-        return [*inside, *users]
-
-    def _in_loops(self, carried: Instruction, places: list[int]) -> list[Instruction]:
-        """What takes some of what a tuple brings into the bodies of loops."""
-        found: list[Instruction] = []
-        waiting = list(self.users_of(carried))
-        for each in waiting:  # It grows meanwhile.
-            bodies = [c for how, c in each.called if how in ("body", "to_apply")]
-            inside = [i for name in bodies for i in self.computations[name]]
-            wholes = {i.name for i in inside if i.opcode == "parameter"}
-            if each.opcode == "call":
-                waiting += [i for i in inside if wholes & {*i.operands}]
-            elif each.opcode == "while":
-                for part in inside:
-                    index = _INDEX.search(part.line)
-                    if index and int(index[1]) in places and wholes & {*part.operands}:
-                        found += self._onward(part)
-        return found
-
-    def parameters_of(
-        self, fusion: Instruction, operand: Instruction
-    ) -> list[Instruction]:
-        """What stands for an operand in a fusion."""
-        wanted = {f" parameter({place})" for place in _places(fusion, operand)}
-        inside = self.parts_of(fusion)
-        return [each for each in inside if any(text in each.line for text in wanted)]
-
-    def _made_by(self, each: Instruction) -> list[Instruction]:
-        return [*self._inside(each), *self.operands_of(each)]
-
-    def _inside(self, each: Instruction) -> list[Instruction]:
-        """The root of a fusion, which XLA may say more of than of the fusion."""
-        return [part for part in self.parts_of(each) if part.is_root]
-
-    def parts_of(self, each: Instruction) -> list[Instruction]:
-        """What is inside a fusion; [] for anything else."""
-        called = each.called if each.opcode == "fusion" else []
-        return [part for _, name in called for part in self.computations[name]]
-
-    @functools.cached_property
-    def _by_name(self) -> dict[str, Instruction]:
+    def by_name(self) -> dict[str, Instruction]:
+        """All instructions. Names are unique in a module."""
         return {
             each.name: each
             for instructions in self.computations.values()
             for each in instructions
         }
+
+    @functools.cached_property
+    def _users(self) -> dict[str, list[Instruction]]:
+        users: dict[str, list[Instruction]] = {}
+        for each in self.by_name.values():
+            for name in each.operands:
+                users.setdefault(name, []).append(each)
+        return users
+
+    def users_of(self, each: Instruction) -> list[Instruction]:
+        """The instructions that take its result, in its own computation."""
+        return self._users.get(each.name, [])
+
+    def operands_of(self, each: Instruction) -> list[Instruction]:
+        """The instructions whose results it takes."""
+        return [self.by_name[name] for name in each.operands if name in self.by_name]
+
+    def parts_of(self, each: Instruction) -> list[Instruction]:
+        """The instructions inside a fusion; [] for anything else."""
+        called = each.called if each.opcode == "fusion" else []
+        return [part for _, name in called for part in self.computations[name]]
+
+    def parameters_of(
+        self, fusion: Instruction, operand: Instruction
+    ) -> list[Instruction]:
+        """The parameters that stand for an operand inside a fusion."""
+        wanted = {f" parameter({place})" for place in fusion.places_of(operand)}
+        inside = self.parts_of(fusion)
+        return [each for each in inside if any(text in each.line for text in wanted)]
 
     def runs(self) -> Iterator[tuple[Instruction, int | None]]:
         """All that a call runs, with how often; None: XLA does not know."""
@@ -317,17 +172,24 @@ class Module:
     def _runs(
         self, name: str, count: int | None
     ) -> Iterator[tuple[Instruction, int | None]]:
-        for instruction in self.computations.get(name, ()):
-            yield instruction, count
-            for how, inner in instruction.called:
-                is_loop = how in ("body", "condition")
-                often = times(count, instruction.trips) if is_loop else count
+        for each in self.computations.get(name, ()):
+            yield each, count
+            for how, inner in each.called:
+                steps = each.trips if how in ("body", "condition") else 1
+                often = None if count is None or steps is None else count * steps
                 yield from self._runs(inner, often)
 
 
-def _places(user: Instruction, made: Instruction) -> list[int]:
-    """Which of its operands a result is."""
-    return [k for k, name in enumerate(user.operands) if name == made.name]
+def reached(
+    start: Instruction, onward: Callable[[Instruction], list[Instruction]]
+) -> Iterator[Instruction]:
+    """An instruction and all that ``onward`` leads to from it, the nearest first."""
+    waiting, seen = [start], {start.name}
+    for each in waiting:  # The list grows as it is read.
+        yield each
+        new = [other for other in onward(each) if other.name not in seen]
+        seen.update(other.name for other in new)
+        waiting += new
 
 
 def module_of(text: str) -> Module:
@@ -376,3 +238,39 @@ def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     bits = _BITS.match(dtype)
     width = 8 if dtype == "pred" else int(bits[1]) if bits else 0
     return -(-math.prod(shape) * width // 8)
+
+
+def merged_names(op_name: str) -> list[str]:
+    """What each of the operations is called that XLA made one of; [] for one alone.
+
+    >>> merged_names("jit(f)/(jvp(g)/dot_general:a/reduce_sum)")
+    ['jit(f)/jvp(g)/dot_general', 'jit(f)/a/reduce_sum']
+    >>> merged_names("jit(f)/transpose(jvp(g))")
+    []
+    """
+    depth, start, ends = 0, len(op_name), [len(op_name) - 1]
+    while start > 0 and op_name.endswith(")"):
+        start -= 1
+        depth += {")": 1, "(": -1}.get(op_name[start], 0)
+        if depth == 0:
+            break
+        if depth == 1 and op_name[start] == ":":
+            ends.append(start)
+    if len(ends) == 1 or op_name[start - 1 : start] not in ("", "/"):
+        return []
+    starts = [start, *reversed(ends[1:])]
+    return [
+        op_name[:start] + op_name[first + 1 : last]
+        for first, last in zip(starts, reversed(ends), strict=True)
+    ]
+
+
+def types(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
+    """Some arrays, such as ``f32[2,3] and 2 pieces of s32[4]``."""
+    counts = collections.Counter(
+        f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in shapes
+    )
+    return " and ".join(
+        type_ if count == 1 else f"{count:,} pieces of {type_}"
+        for type_, count in counts.items()
+    )

@@ -8,8 +8,6 @@ import numpy as np
 from jax import lax
 
 import shardmap as sm
-from shardmap.explain.read.hlo.live import largest_at_peak
-from shardmap.explain.read.hlo.text import module_of
 
 
 def test_a_matrix_in_the_middle_has_its_line():
@@ -49,16 +47,3 @@ def test_a_value_that_is_done_with_is_not_there():
 
     report = sm.explain(jax.jit(fun))(np.ones((64, 64), np.float32))
     assert 1 <= len(report.largest) <= 4
-
-
-def test_of_many_arrays_that_are_one_the_first_are_said():
-    many = ", ".join(["f32[64]{0}"] * 9)
-    module = module_of(
-        "HloModule f\n\nENTRY %main (p: f32[64]) -> f32[64] {\n"
-        "  %p = f32[64]{0} parameter(0)\n"
-        f"  ROOT %s = ({many}) all-reduce(%p), replica_groups={{{{0,1}}}}, "
-        'metadata={op_name="jit(f)/(a/mul:b/add:c:d:e:f:g:h:i)"}\n}\n'
-    )
-    (held,) = largest_at_peak(module)
-    assert held.type == "f32[64], f32[64], f32[64], f32[64], 5 more"
-    assert (held.bytes, held.operation) == (9 * 256, "all-reduce")

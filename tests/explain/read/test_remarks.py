@@ -98,24 +98,6 @@ def test_a_large_constant():
     )
 
 
-def test_a_large_value_that_is_made_outside():
-    mapped = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
-
-    def fun(x):
-        return mapped(x, jnp.arange(MIB // 4, dtype=np.float32))
-
-    (text,) = remarks(fun, shape(8))
-    assert text == (
-        f"a value of 1.0 MiB and shape ({MIB // 4},) is made outside the map, and "
-        "given to it whole, on each of its devices"
-    )
-
-
-def test_a_small_value_that_is_made_outside_is_left_alone():
-    mapped = sm.spmap(lambda x, w: x * w.sum(), in_axes=(0, None))
-    assert remarks(lambda x: mapped(x, jnp.arange(8.0)), shape(8)) == []
-
-
 def test_a_large_value_that_an_inner_map_cuts_is_left_alone():
     mesh = sm.make_mesh({"data": 4, "model": 2})
     fun = sm.mesh_map(
@@ -125,59 +107,6 @@ def test_a_large_value_that_an_inner_map_cuts_is_left_alone():
         out_axes={"data": 0},
     )
     assert remarks(fun, shape(8, 1024), shape(1024, 1024)) == []
-
-
-def test_a_large_value_that_a_shard_map_takes_whole():
-    mesh = sm.make_mesh({"i": 8})
-
-    @jax.jit
-    def fun(x):
-        return jax.shard_map(
-            lambda x, w: x * w.sum(),
-            mesh=mesh,
-            in_specs=(P("i"), P()),
-            out_specs=P("i"),
-        )(x, jnp.arange(MIB // 4, dtype=np.float32))
-
-    (text,) = remarks(fun, shape(8))
-    assert text.startswith("a value of 1.0 MiB and shape")
-
-
-# Gathers
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        lambda everything: everything[0],
-        lambda everything: everything[2:4].sum(0),
-        lambda everything: everything[lax.axis_index("i")],
-    ],
-    ids=["index", "slice", "own"],
-)
-def test_a_gather_that_is_only_sliced(part):
-    def fun(x):
-        return part(lax.all_gather(x, "i"))
-
-    (text,) = remarks(sm.spmap(fun, "i"), shape(8, 256))
-    assert text.startswith("all_gather gives every device 8.0 KiB, of which at most")
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda everything: everything,
-        lambda everything: (everything, everything[0]),
-        lambda everything: everything.sum(0),
-        lambda everything: everything[0] + everything.sum(0),
-    ],
-    ids=["result", "result too", "sum", "sum too"],
-)
-def test_a_gather_that_is_used_is_left_alone(use):
-    def fun(x):
-        return use(lax.all_gather(x, "i"))
-
-    assert remarks(sm.spmap(fun, "i"), shape(8, 256)) == []
 
 
 # Axes

@@ -17,11 +17,11 @@ from shardmap._jax.collectives import named_axes
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.types import Aval, Equation, Jaxpr, aval_of, without_sharding
-from shardmap._jax.walk import jaxprs_in
-from shardmap.explain.read.hlo.operands import types
+from shardmap._jax.walk import equations, jaxprs_in
+from shardmap.explain.read.hlo.text import types
 from shardmap.explain.read.scope import Scope
-from shardmap.explain.read.sent import Sent
 from shardmap.explain.read.source import source_of
+from shardmap.explain.report import Collective
 from shardmap.map.collectives.names import for_mesh
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.collectives.table import COLLECTIVES
@@ -29,7 +29,6 @@ from shardmap.map.lowering.blocks import block_function, on_one_device
 from shardmap.map.lowering.decision import Decision
 from shardmap.map.lowering.manual import one_block_of_whole
 from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.tracing import per_jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,19 +44,19 @@ class _Names:
     lines: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
-def collectives_of(jaxpr: Jaxpr, source: str | None = None) -> list[Sent]:
+def collectives_of(jaxpr: Jaxpr, source: str | None = None) -> list[Collective]:
     """The collectives of a program between different devices, in program order.
 
     Args:
       jaxpr: the program.
       source: where the function is, for those of which JAX has no line.
     """
-    found: list[Sent] = []
+    found: list[Collective] = []
     _walk(jaxpr, Scope(line=source), _Names(), found)
     return found
 
 
-def _walk(jaxpr: Jaxpr, around: Scope, names: _Names, found: list[Sent]) -> None:
+def _walk(jaxpr: Jaxpr, around: Scope, names: _Names, found: list[Collective]) -> None:
     for equation in jaxpr.eqns:
         primitive, params = equation.primitive, equation.params
         if primitive in COLLECTIVES:
@@ -78,14 +77,11 @@ def _walk(jaxpr: Jaxpr, around: Scope, names: _Names, found: list[Sent]) -> None
                 _walk(body, scope.in_loop(steps), names, found)
 
 
-@per_jaxpr
 def _sends(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr holds anything that may go between devices."""
     return any(
-        equation.primitive in COLLECTIVES
-        or equation.primitive in (spmap_p, SHARD_MAP)
-        or any(map(_sends, jaxprs_in(equation.params)))
-        for equation in jaxpr.eqns
+        equation.primitive in (*COLLECTIVES, spmap_p, SHARD_MAP)
+        for equation in equations(jaxpr)
     )
 
 
@@ -99,7 +95,7 @@ def group_size(equation: Equation, scope: Scope) -> int:
     return scope.devices(named_axes(equation))
 
 
-def _sent(equation: Equation, scope: Scope, names: _Names) -> list[Sent]:
+def _sent(equation: Equation, scope: Scope, names: _Names) -> list[Collective]:
     size = group_size(equation, scope)
     collective = COLLECTIVES[equation.primitive]
     if size == 1 or collective.kind is None:
@@ -110,7 +106,7 @@ def _sent(equation: Equation, scope: Scope, names: _Names) -> list[Sent]:
     bytes_in = sum(map(nbytes, before))
     line = source_of(equation) or names.lines.get(collective.name) or scope.line
     return [
-        Sent(
+        Collective(
             kind=collective.kind,
             operation=collective.name,
             axes=tuple(map(str, axes)),
@@ -121,7 +117,8 @@ def _sent(equation: Equation, scope: Scope, names: _Names) -> list[Sent]:
             source=line,
             before=_types(before),
             after=_types(after),
-            together=bytes_in,
+            added_by_partitioner=False,
+            together_bytes=bytes_in,
         )
     ]
 

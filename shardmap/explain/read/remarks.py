@@ -1,0 +1,298 @@
+"""What is worth changing in a program: found, with numbers, and what to do instead."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex_core
+from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
+
+from shardmap._jax.primitives import SHARD_MAP
+from shardmap._jax.types import ClosedJaxpr, Equation, Jaxpr, aval_of
+from shardmap._jax.walk import equations, jaxprs_in
+from shardmap.explain.read import loops
+from shardmap.explain.read.hlo.causes import REMATERIALISED
+from shardmap.explain.read.sharded import ShardedDimension
+from shardmap.explain.read.source import source_of
+from shardmap.explain.report import ArrayLayout, Axis, Collective, Remark
+from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.units import size
+
+LARGE = 1 << 20
+"""From how many bytes, or operations, on something is large."""
+
+_CUT_INPUT = (
+    "Where a device needs only a part, cut it: map it, or name a mesh axis for one "
+    "of its dimensions."
+)
+_CUT_RESULT = (
+    "Where a device needs only a part next, ask for it cut: out_axes= of a map, "
+    "out_specs= or out_shardings=; gradients are cut as the weights that they are for."
+)
+_ON_DEVICES = ("spmap", "shard_map", "pmap")
+
+
+def idle_devices(
+    axes: Sequence[Axis], num_devices: int, available: int | None
+) -> list[Remark]:
+    """Devices that are there and have nothing to do, or that could be there."""
+    outer = [a for a in axes if a.kind in _ON_DEVICES or a.devices > 1]
+    if available == 1 and outer:
+        return [
+            Remark(
+                "JAX has 1 device, so that nothing runs in parallel",
+                "JAX_NUM_CPU_DEVICES=8 in the environment makes eight of a CPU.",
+                None,
+            )
+        ]
+    if available is None or num_devices >= available or not outer:
+        return []
+    axis, idle = outer[0], available - num_devices
+    advice = "A longer axis, or a second one inside, has work for the others."
+    if axis.size is not None and axis.size > axis.devices:
+        at_once = -(-axis.size // available)
+        possible = -(-axis.size // at_once)
+        if possible > axis.devices:
+            advice = (
+                f"devices= or mesh= leaves the others out: on {possible:,} devices, "
+                f"each would have {at_once:,} of the {axis.size:,}."
+            )
+    return [
+        Remark(
+            f"{axis.title} of {axis.size:,} runs on {num_devices:,} of {available:,} "
+            f"devices: {idle:,} {'is' if idle == 1 else 'are'} idle",
+            advice,
+            axis.source,
+        )
+    ]
+
+
+def uncut_batch(
+    arrays: Sequence[ArrayLayout], idle_axes: Sequence[tuple[str, int]]
+) -> list[Remark]:
+    """A batch that could be cut along a mesh axis that nothing is cut along.
+
+    It is an input that does not come back as a result, as parameters do.
+    """
+    results = {(each.shape, each.dtype) for each in arrays if each.role == "output"}
+    batches = [
+        each
+        for each in arrays
+        if each.role == "input" and each.shape and (each.num_devices or 1) > 1
+        if each.shard_bytes == each.bytes and (each.shape, each.dtype) not in results
+    ]
+    batches.sort(key=lambda each: -each.bytes)
+    for name, count in idle_axes:
+        for batch in batches:
+            if batch.shape[0] and batch.shape[0] % count == 0:
+                advice = (
+                    f"If {batch.path} is a batch, cut it: jax.device_put({batch.path}, "
+                    f"NamedSharding(mesh, P({name!r}))) gives each "
+                    f"{batch.shape[0] // count:,} of {batch.shape[0]:,}."
+                )
+                return [Remark(_nothing_cut(name, count), advice, batch.path)]
+    return []
+
+
+def _nothing_cut(name: str | None, count: int) -> str:
+    return (
+        f"nothing is cut along mesh axis {name!r}: its {count:,} devices all do the "
+        "same"
+    )
+
+
+def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
+    """Axes that do not fill their devices."""
+    found = []
+    for number, axis in enumerate(axes):
+        if axis.kind not in _ON_DEVICES or axis.idle_places == 0:
+            continue
+        inside = [a for a in axes if a.inside == number and a.kind == "spmap"]
+        found.append(
+            Remark(
+                f"{axis.title} of {axis.size:,} does not divide: {axis.layout} have "
+                f"room for {axis.idle_places:,} more, which compute nothing of use, "
+                "and its arrays are replicated on every device between calls",
+                _grid(axis, inside, available)
+                or f"Make it a multiple of {axis.devices:,}.",
+                axis.source,
+            )
+        )
+    found += [
+        Remark(
+            _nothing_cut(axis.name, axis.devices),
+            "Name it for a dimension that they can share, in in_specs= of "
+            "jax.shard_map or in_axes= of mesh_map; or leave it out of the mesh.",
+            axis.source,
+        )
+        for axis in axes
+        if axis.is_repeated
+    ]
+    return found
+
+
+def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | None:
+    """How two axes, the outer one short, share the devices; None: they do not."""
+    outer = axis.size
+    if outer is None or available is None:
+        return None
+    for inner in inside:
+        if inner.devices > 1 or inner.size is None:
+            continue
+        counts = range(available // outer, 1, -1)
+        count = next((n for n in counts if inner.size % n == 0), None)
+        if count is not None:
+            return (
+                f"devices=jax.devices()[:{outer * count}] of the outer map gives "
+                f"{outer:,} x {count:,}: the axis inside is then on devices, too."
+            )
+    return None
+
+
+def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
+    """A remark for all arrays of an argument, or of the result, that are not cut."""
+    whole: dict[tuple[str, str, int], list[ArrayLayout]] = {}
+    for array in arrays:
+        count = array.num_devices
+        if count is not None and count > 1 and array.shard_bytes == array.bytes:
+            root = re.split(r"[\[.]", array.path, maxsplit=1)[0]
+            whole.setdefault((array.role, root, count), []).append(array)
+    found = []
+    totals = {key: sum(array.bytes for array in those) for key, those in whole.items()}
+    large = [key for key, total in totals.items() if total >= LARGE]
+    for key in sorted(large, key=lambda key: -totals[key]):
+        (role, root, count), total, those = key, totals[key], whole[key]
+        is_input = role == "input"
+        several = len(those) > 1
+        path = root if several else those[0].path
+        what = f"{len(those):,} arrays of {root}, together" if several else f"{path} of"
+        how = "replicated on" if is_input else "given back whole on"
+        found.append(
+            Remark(
+                f"{what} {size(total)}{',' * several} {'are' if several else 'is'} "
+                f"{how} {count:,} devices: {size(total * count)} in all",
+                _CUT_INPUT if is_input else _CUT_RESULT,
+                path,
+            )
+        )
+    return found
+
+
+def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
+    """Large arrays that a function closes over."""
+    return [
+        Remark(
+            f"a constant of {size(value.nbytes)} and shape {tuple(value.shape)} is "
+            f"part of the program, replicated on {num_devices:,} devices",
+            "Make it an argument: it is then laid out like one, and not compiled in.",
+            None,
+        )
+        for value in values
+        if num_devices > 1 and value.nbytes >= LARGE
+    ]
+
+
+def outside(closed: ClosedJaxpr, num_devices: int) -> list[Remark]:
+    """Heavy operations before any map, on values that no map has cut."""
+    found: list[Remark] = []
+    jaxpr = closed.jaxpr
+    maps = (each.primitive in (spmap_p, SHARD_MAP) for each in equations(jaxpr))
+    if num_devices > 1 and any(maps):
+        _search_outside(jaxpr, [False] * len(jaxpr.invars), found)
+    return found
+
+
+def _search_outside(
+    jaxpr: Jaxpr, invars_cut: Sequence[bool], found: list[Remark]
+) -> list[bool]:
+    """Adds a remark for each; gives which results come from a map."""
+    cut = dict(zip(jaxpr.invars, invars_cut, strict=True))
+
+    def is_cut(atoms: Sequence[Any]) -> list[bool]:
+        return [
+            not isinstance(atom, jex_core.Literal) and cut.get(atom, False)
+            for atom in atoms
+        ]
+
+    for equation in jaxpr.eqns:
+        from_map = is_cut(equation.invars)
+        results = [any(from_map)] * len(equation.outvars)
+        inner = jaxprs_in(equation.params)
+        if equation.primitive in (spmap_p, SHARD_MAP):
+            results = [True] * len(equation.outvars)
+        elif len(inner) == 1 and len(inner[0].invars) == len(from_map):
+            inside = _search_outside(inner[0], from_map, found)
+            results = inside if len(inside) == len(results) else results
+        elif (flops := _flops(equation)) >= LARGE and not any(from_map):
+            found.append(
+                Remark(
+                    f"{equation.primitive} of {flops:,} flops is outside the map: "
+                    "each device does all of it, or one does, unless the compiler "
+                    "finds a way to cut it",
+                    "Do it inside the map, on each element's part, or map it too.",
+                    source_of(equation),
+                )
+            )
+        cut.update(zip(equation.outvars, results, strict=True))
+    return is_cut(jaxpr.outvars)
+
+
+def _flops(equation: Equation) -> int:
+    """Roughly, of products: two for each number read and each number written."""
+    if equation.primitive is dot_general_p:
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        shape = aval_of(equation.invars[0]).shape
+        depth = math.prod(shape[dimension] for dimension in contracted)
+    elif equation.primitive is conv_general_dilated_p:
+        kernel = aval_of(equation.invars[1]).shape
+        depth = math.prod(kernel) // max(kernel)
+    else:
+        return 0
+    return 2 * depth * math.prod(aval_of(equation.outvars[0]).shape)
+
+
+def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:
+    """Loops over a dimension that is cut: every device does all of their steps."""
+    return [
+        Remark(
+            f"a loop of {axis.steps:,} steps goes over dimension 0 of {cut.path}, "
+            f"which is cut over {cut.shards:,} devices: each of them does all of the "
+            "steps",
+            "Each step needs the one before: cut another dimension, which a step can "
+            "then do its part of."
+            if axis.in_turn
+            else "vmap over it, or spmap, with batch_size= to bound the memory: each "
+            "device then does its own part.",
+            axis.source,
+        )
+        for axis in axes
+        if axis.kind == "loop" and axis.inside is None
+        for cut in [c for c in cuts if c.dimension == 0 and c.path in axis.over][:1]
+    ]
+
+
+def slowest(axes: Sequence[Axis]) -> list[Remark]:
+    """Loops of vectorised elements, which run as often as the slowest wants."""
+    return [
+        Remark(
+            "a while loop of elements that are vectorised together runs until the "
+            "slowest of them is done: a step costs as much for one as for all",
+            "If the numbers of steps differ much, batch fewer elements at once "
+            "(batch_size= of spmap and of jax.lax.map), or bring together those that "
+            "take about as long.",
+            axis.source,
+        )
+        for axis in axes
+        if axis.kind == "while" and loops.UNTIL_THE_SLOWEST in axis.running
+    ]
+
+
+def rematerialised(collectives: Sequence[Collective]) -> list[Remark]:
+    """A remark for each line with arrays that are made whole only to be cut anew."""
+    found: dict[str | None, Remark] = {}
+    for each in collectives:
+        if each.advice and (each.cause or "").startswith(REMATERIALISED):
+            text = f"{each.cause}, {size(each.bytes_out)} on each"
+            found.setdefault(each.source, Remark(text, each.advice, each.source))
+    return list(found.values())

@@ -1,1 +1,0 @@
-"""What is worth a look in a program: found, with numbers, and what to do instead."""
