@@ -32,6 +32,7 @@ ROOMS = [
     "plan.run",
     "plan.away",
     "plan.in_slices",
+    "plan.memory",
     "plan.inside",
     "plan",
     "explain.interconnect",

@@ -15,7 +15,6 @@ from shardmap.plan import report
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points
 from shardmap.plan.inside import primitive
-from shardmap.plan.inside.choice import asked_of, in_memory
 from shardmap.plan.inside.primitive import Options, chunked_p, without_tracers
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
@@ -123,10 +122,8 @@ class ChunkedFunction(Generic[P, R]):
         trace_as(flat, "chunked", self._fun, args, kwargs)
         jaxpr, held = without_tracers(jax.make_jaxpr(flat)(*leaves))
         asked += tuple(((),) * value.ndim for value in held)
-        given = None if self._in_slices is None else asked
-        asked = in_memory(
-            lambda keeps: asked_of("chunked", jaxpr, given, *self._options, keeps=keeps)
-        )
+        if self._in_slices is None and self._options.memory is not None:
+            asked = primitive.fit(jaxpr, self._options).axes()
         paths = jax.tree_util.tree_leaves_with_path(args)
         names = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths]
         paths = jax.tree_util.tree_leaves_with_path(kwargs)

@@ -11,12 +11,10 @@ from shardmap.arrays.sources.grid import borders
 from shardmap.plan.arguments import aval_of, narrowed_dtype
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.rules import Cut
-from shardmap.plan.in_slices import InSlices, asked_points, cuts_at, result_cuts
-from shardmap.plan.inside.choice import asked_of, in_memory, resolved
-from shardmap.plan.inside.liveness import Peak
-from shardmap.plan.inside.one_shard import plan_peak
-from shardmap.plan.inside.samples import sample
+from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.lax.table import analysed
+from shardmap.plan.memory.fit import Fit
+from shardmap.plan.memory.shards import sample
 from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 
@@ -57,28 +55,24 @@ def cut_function(
     out_cuts = None if out_slices is None else result_cuts(out_slices, out_shape)
     out_tree = jax.tree.structure(out_shape)
 
-    def measure(made: CutProgram) -> Peak:
-        made.scratch = scratch
-        return plan_peak(made)
-
-    def chosen(keeps: bool) -> CutProgram:
-        own = None if in_slices is None else given
-        asked = asked_of("plan", closed, own, partial, memory, measure, keeps)
-        asked, reduced = resolved(
-            *(closed, asked, partial, memory, measure, keeps),
-            chunks=lambda k, axis: borders(leaves[k], axis),
-        )
-
+    def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
         def cut(cuts: list[list[Cut]]) -> CutProgram:
-            analysis = analysed(closed, cuts, reduced, out_cuts, keeps=keeps)
+            analysis = analysed(closed, cuts, partial, out_cuts, keeps=keeps)
             made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
             made.scratch, made.narrowed = scratch, narrowed
             return made
 
-        return cut(cuts_at(asked))
+        return cut(cuts_at("plan", asked))
+
+    def chunks(leaf: int, axis: int) -> tuple[int, ...] | None:
+        return borders(leaves[leaf], axis)
 
     try:
-        made = in_memory(chosen)
+        if memory is None:
+            made = make(given, partial, True)
+        else:
+            fit = Fit(closed, make, partial, memory, chunks=chunks)
+            made = fit.program(fit.axes() if in_slices is None else given)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None
     _refuse_far_starts(made)

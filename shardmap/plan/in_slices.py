@@ -14,24 +14,20 @@ from shardmap.plan.engine.rules import UNCUT, Cut
 from shardmap.units import Auto, integer_of
 
 
-def input_cuts(
-    in_slices: "InSlices", args: tuple[PyTree, ...], avals: Sequence[Any]
-) -> list[list[Cut]]:
-    """The cuts of each axis of each leaf of the arguments.
+def cuts_at(who: str, asked: "Asked") -> list[list[Cut]]:
+    """Cuts at points that are known.
+
+    Args:
+      who: the function that was called.
+      asked: the points.
 
     Raises:
-      TypeError: something in ``in_slices`` is no cut.
-      ValueError: ``in_slices`` does not fit the arguments; all bad leaves are listed.
+      ValueError: some are to be chosen.
     """
-    return cuts_at(asked_points("plan", in_slices, args, avals))
-
-
-def cuts_at(asked: "Asked") -> list[list[Cut]]:
-    """Cuts at points that are known."""
 
     def cut(leaf: int, axis: int, points: Points | Auto) -> Cut:
         if isinstance(points, Auto):
-            raise ValueError("a cut that is AUTO needs memory=, such as '2 GB'")
+            raise ValueError(f"{who}: a cut that is AUTO needs memory=, such as '2 GB'")
         return Cut(points, False, frozenset({(leaf, axis)})) if points else UNCUT
 
     return [
@@ -41,12 +37,13 @@ def cuts_at(asked: "Asked") -> list[list[Cut]]:
 
 
 def result_cuts(out_slices: "InSlices", results: PyTree) -> list[list[Cut]]:
-    """The cuts of each axis of each leaf of the results, as `input_cuts`."""
+    """The cuts of each axis of each leaf of the results."""
     leaves = jax.tree.leaves(results)
     asked = asked_points("plan", out_slices, results, leaves, "results", "out_slices")
     # They come from no argument.
     return [
-        [cut._replace(origins=frozenset()) for cut in row] for row in cuts_at(asked)
+        [cut._replace(origins=frozenset()) for cut in row]
+        for row in cuts_at("plan", asked)
     ]
 
 

@@ -18,18 +18,18 @@ from shardmap.plan.costs import (
     told,
 )
 from shardmap.plan.engine.factors import BESIDE
-from shardmap.plan.engine.keys import box_bytes, itemsize
+from shardmap.plan.engine.keys import box_bytes, nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.inside.one_shard import (
+from shardmap.plan.lax.random import DRAWN_WHOLE
+from shardmap.plan.memory.shards import (
     kept_bytes,
+    sample,
     scratch_bytes,
     shard_peak,
     temporaries,
 )
-from shardmap.plan.inside.samples import sample
-from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
 from shardmap.units import count, size
@@ -248,7 +248,7 @@ def _moved(cut_program: CutProgram, stage: Stage, number: int) -> dict[Value, in
     for value, box in shard.recipe.reads:
         found[value] = found.get(value, 0) + box_bytes(value, box)
     # Boxes of one value may share some of it.
-    found = {v: min(n, v.size * itemsize(v.aval)) for v, n in found.items()}
+    found = {v: min(n, nbytes(v)) for v, n in found.items()}
     for box, _, value in shard.writes():
         found[value] = found.get(value, 0) + box_bytes(value, box)
     return found
@@ -264,7 +264,7 @@ def moved_bytes(cut_program: CutProgram) -> tuple[int, int]:
             largest = max(largest, sum(moved.values()))
             # An argument that is returned as it is is read and written.
             for v, n in moved.items():
-                whole = v.size * itemsize(v.aval)
+                whole = nbytes(v)
                 times = -(-n // whole) if whole else 0
                 everything[v] = max(everything.get(v, 0), times * whole)
     return largest, sum(everything.values())

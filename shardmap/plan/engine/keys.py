@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from shardmap._jax.types import Aval
+from shardmap._jax.types import Atom, Aval
 from shardmap.plan.engine.nodes import Refused, Value
 from shardmap.plan.engine.slices import Box, volume
 
@@ -55,3 +55,9 @@ def itemsize(aval: Aval) -> int:
 def box_bytes(value: Value, box: Box) -> int:
     """The bytes of a box of a value as it is stored."""
     return volume(box) * itemsize(value.aval)
+
+
+def nbytes(value: Value | Atom) -> int:
+    """The bytes of a value as it is stored; 0 of what is no array, such as a token."""
+    aval: Any = value.aval
+    return aval.size * itemsize(aval) if hasattr(aval, "dtype") else 0

@@ -21,11 +21,11 @@ from shardmap._jax.types import ClosedJaxpr
 from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
-from shardmap.plan.in_slices import Asked, Points
-from shardmap.plan.inside.choice import cut_jaxpr, in_memory, resolved
-from shardmap.plan.inside.effects import silent
+from shardmap.plan.in_slices import Asked, Points, cuts_at
+from shardmap.plan.inside.effects import happening, silent
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
-from shardmap.plan.lax.table import LOOKED_THROUGH
+from shardmap.plan.lax.table import LOOKED_THROUGH, analysed
+from shardmap.plan.memory.fit import Fit
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import AUTO, Auto
 
@@ -46,6 +46,32 @@ chunked_p = jex_core.Primitive("chunked")
 chunked_p.multiple_results = True
 
 
+def _made(
+    jaxpr: ClosedJaxpr, asked: Asked, partial: bool, keeps: bool = True
+) -> CutProgram:
+    """A jaxpr, cut at points.
+
+    Raises:
+      Refused: it has an effect that is not one of the host.
+    """
+    cuts = cuts_at("chunked", asked)
+    names = [f"operand {k}" for k in range(len(asked))]
+    in_tree, out_tree = (
+        jax.tree.structure([0] * len(avals))
+        for avals in (jaxpr.in_avals, jaxpr.out_avals)
+    )
+    analysis = analysed(jaxpr, cuts, partial, effects=happening, keeps=keeps)
+    return CutProgram(analysis, in_tree, out_tree, cuts, names)
+
+
+@functools.lru_cache(maxsize=8)
+def fit(jaxpr: ClosedJaxpr, options: Options) -> Fit:
+    """The cuts of a jaxpr that fit, with what is known of those that were tried."""
+    assert options.memory is not None
+    make = functools.partial(_made, jaxpr)
+    return Fit(jaxpr, make, options.partial, options.memory, in_loops=True)
+
+
 @functools.lru_cache(maxsize=256)
 def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
     """A jaxpr, cut as asked, in as few pieces as fit.
@@ -54,12 +80,9 @@ def cut(jaxpr: ClosedJaxpr, asked: Asked, options: Options) -> CutProgram:
       Refused: it has an effect that is not one of the host.
       ValueError: it does not fit, however small the pieces are.
     """
-
-    def chosen(keeps: bool) -> CutProgram:
-        found, partial = resolved(jaxpr, asked, *options, keeps=keeps)
-        return cut_jaxpr(jaxpr, found, partial, keeps)
-
-    return in_memory(chosen)
+    if options.memory is None:
+        return _made(jaxpr, asked, options.partial)
+    return fit(jaxpr, options).program(asked)
 
 
 class Computed(NamedTuple):
@@ -133,7 +156,9 @@ def bind(
 
 def _in_loops(*operands: Any, **params: Any) -> list[Any]:
     jaxpr, forwarded = computed(params["jaxpr"])
-    run = functools.partial(run_in_loops, cut(**params | {"jaxpr": jaxpr}))
+    run = functools.partial(
+        run_in_loops, cut(jaxpr, params["asked"], params["options"])
+    )
     made = iter(laid_out_as(jaxpr.out_avals, run)(operands))
     return [next(made) if number is None else operands[number] for number in forwarded]
 

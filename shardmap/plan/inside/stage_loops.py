@@ -24,7 +24,6 @@ from shardmap.plan.engine.recipe import StaticRecipe
 from shardmap.plan.engine.slices import shape_of
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.inside.positions import Positions
-from shardmap.plan.inside.samples import sample
 from shardmap.plan.run.cut_program import CutProgram
 
 WITH_PLACES = frozenset(
@@ -50,10 +49,10 @@ class SameSteps(NamedTuple):
     members: list[Alike]
 
 
-def with_same_steps(stage: Stage, numbers: Sequence[int]) -> list[SameSteps]:
-    """Shards of a stage, those that run the same steps together."""
+def with_same_steps(stage: Stage) -> list[SameSteps]:
+    """The shards of a stage, those that run the same steps together."""
     found: dict[Any, SameSteps] = {}
-    alike = stage.alike(numbers)
+    alike = stage.alike(range(stage.num_shards))
     for member in sorted(alike, key=lambda member: int(member.numbers[0])):
         pattern = member.pattern
         sizes = tuple(None if box is None else shape_of(box) for box in pattern.boxes)
@@ -89,17 +88,8 @@ def _as(result: Any, value: Value) -> Any:
     return jnp.asarray(result, value.aval.dtype)
 
 
-def run_in_loops(
-    cut_program: CutProgram, leaves: Sequence[Any], *, sampled: bool = False
-) -> list[Any]:
-    """What the function gives for these arguments, flat.
-
-    Args:
-      cut_program: the function.
-      leaves: the arguments, flat.
-      sampled: whether to run a few shards only, the largest among them, which is for
-        the memory that they take.
-    """
+def run_in_loops(cut_program: CutProgram, leaves: Sequence[Any]) -> list[Any]:
+    """What the function gives for these arguments, flat."""
     graph = cut_program.graph
     known: dict[Value, Any] = dict(zip(graph.inputs, leaves, strict=True))
     known.update((v, jnp.asarray(array)) for v, array in graph.constants.items())
@@ -109,8 +99,7 @@ def run_in_loops(
             for result in stage.results
             if result.value not in known and result.value not in graph.effects
         }
-        numbers = list(sample(stage)) if sampled else range(stage.num_shards)
-        every = with_same_steps(stage, numbers)
+        every = with_same_steps(stage)
         for shards in every:
             beside = len(every) > 1 or _runs_once(cut_program, shards)
             made = _run_shards(cut_program, stage, shards, known, made, beside)

@@ -11,7 +11,7 @@ from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.emitting.equal import likeness
-from shardmap.plan.engine.keys import is_key, itemsize, key_impl
+from shardmap.plan.engine.keys import is_key, key_impl, nbytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.recipe import Recipe, StaticRecipe
@@ -104,7 +104,7 @@ class CutProgram:
         """Whether a value is kept in ``scratch`` where there is one."""
         if value.producer is None or value in self.graph.outputs:
             return False
-        return value.size * itemsize(value.aval) > IN_MEMORY
+        return nbytes(value) > IN_MEMORY
 
     def leaves(self, arrays: tuple[PyTree, ...]) -> list[Any]:
         """The arguments, flat, checked against what was planned."""

@@ -14,7 +14,7 @@ from shardmap.plan.plan import plan
 def positions_of(fun, shape, in_slices):
     made = plan(fun, jax.ShapeDtypeStruct(shape, np.float32), in_slices=in_slices)
     [stage] = made.stages
-    for group in with_same_steps(stage, range(stage.num_shards)):
+    for group in with_same_steps(stage):
         yield stage, group, Positions(group.members)
 
 

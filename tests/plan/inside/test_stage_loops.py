@@ -9,7 +9,7 @@ import shardmap as sm
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.inside.stage_loops import with_same_steps
 from tests.plan.checks import assert_same
-from tests.plan.inside.test_liveness import COUNTED
+from tests.plan.memory.test_liveness import COUNTED
 
 
 def temporaries(fun, *args):
@@ -74,7 +74,7 @@ def test_shards_of_other_sizes_and_those_at_the_border_are_apart():
 
     def numbers(fun, pieces):
         [stage] = cut_function(fun, (x,), ({0: pieces},)).stages
-        groups = with_same_steps(stage, range(stage.num_shards))
+        groups = with_same_steps(stage)
         return [sorted(k for m in g.members for k in m.numbers) for g in groups]
 
     assert numbers(jnp.sin, 5) == [[0, 1, 2, 3, 4]]

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import shardmap as sm
-from shardmap.plan.inside.liveness import peak
-from tests.plan.inside.test_liveness import COUNTED
+from shardmap.plan.memory.liveness import peak
+from tests.plan.memory.test_liveness import COUNTED
 
 WORDS, WIDTH, LENGTH, BATCH = 64, 32, 16, 48
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.plan.inside.liveness import peak
-from shardmap.plan.inside.scratch import nbytes, scratch
-from tests.plan.inside.test_liveness import COUNTED
+from shardmap.plan.memory.kernels import nbytes, scratch
+from shardmap.plan.memory.liveness import peak
+from tests.plan.memory.test_liveness import COUNTED
 
 
 def last(fun, *shapes, dtype=np.float32):

@@ -1,6 +1,6 @@
 """One function in pieces in a fresh process: what is allowed, and what it took.
 
-    python -m tests.plan.inside.peaks NAME
+    python -m tests.plan.memory.peaks NAME
 
 prints both, and what few rows take, in bytes, as JSON: the growth of the process'
 memory beyond the results, for a tenth of what the model says of the function as a
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import shardmap as sm
-from shardmap.plan.inside.liveness import peak
+from shardmap.plan.memory.liveness import peak
 from tests.plan.run.peaks import COLUMNS, PROGRAMS, ROWS, SMALL, status
 
 SHARE, LEAST = 10, 2**22

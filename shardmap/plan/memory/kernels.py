@@ -11,14 +11,8 @@ from typing import Any
 
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Atom, Equation, aval_of
-from shardmap.plan.engine.keys import itemsize
-
-
-def nbytes(atom: Atom) -> int:
-    """The bytes of a value, as it is stored."""
-    aval: Any = atom.aval
-    return aval.size * itemsize(aval) if hasattr(aval, "dtype") else 0
+from shardmap._jax.types import Equation, aval_of
+from shardmap.plan.engine.keys import itemsize, nbytes
 
 
 def scratch(equation: Equation) -> int:

@@ -1,0 +1,246 @@
+"""Finds along which axes, and into how many pieces, a function fits into memory."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from shardmap._jax.types import ClosedJaxpr
+from shardmap.plan.engine.keys import nbytes
+from shardmap.plan.in_slices import Asked, cut_points
+from shardmap.plan.memory.liveness import Peak
+from shardmap.plan.memory.shards import compiled_bytes, plan_peak
+from shardmap.plan.run.cut_program import CutProgram
+from shardmap.units import AUTO, Auto, size
+
+MOST_AXES = 3
+"""How many axes are cut at the most where nobody says which."""
+
+LEAVES_TRIED = 8
+"""Of how many arguments, the largest ones, the axes are tried."""
+
+TRIED = 8
+"""Into how many pieces an axis is cut to see what that saves."""
+
+MOST_PIECES = 2**16
+"""Into how many pieces an axis is cut at the most where nobody says how many."""
+
+COMPILED = 3
+"""How often cuts are chosen anew where the compiler finds that shards hold more."""
+
+
+class _TooLittle(Exception):
+    """It does not fit into the memory that it may take."""
+
+
+T = TypeVar("T")
+
+Make: TypeAlias = Callable[[Asked, bool, bool], CutProgram]
+"""Cuts at points: takes these, `Fit`'s ``partial``, and whether values are kept that
+could be computed again."""
+
+Chunks: TypeAlias = Callable[[int, int], tuple[int, ...] | None]
+"""Where the chunks of an axis of an operand begin, but for the first; None: in none."""
+
+
+class _Found(NamedTuple):
+    program: CutProgram
+    peak: Peak
+
+
+class Fit:
+    """A function, and the memory that its shards may take.
+
+    Where reduced axes may be cut, the cheaper of both ways is taken: where one array
+    stands on both sides of a product, as in self-attention, cutting what is summed over
+    means to keep the product.
+
+    Args:
+      jaxpr: the function.
+      make: what cuts it.
+      partial: whether reduced axes may be cut.
+      memory: the bytes.
+      in_loops: whether shards are bodies of loops in one program.
+      chunks: where the chunks of operands begin.
+    """
+
+    def __init__(
+        self,
+        jaxpr: ClosedJaxpr,
+        make: Make,
+        partial: bool,
+        memory: int,
+        in_loops: bool = False,
+        chunks: Chunks = lambda operand, axis: None,
+    ) -> None:
+        self._jaxpr, self._make, self._chunks = jaxpr, make, chunks
+        self._choices = [True, False] if partial else [False]
+        self._memory, self._in_loops = memory, in_loops
+        self._known: dict[tuple[Asked, bool, bool], _Found] = {}
+
+    def axes(self) -> Asked:
+        """The axes to cut, those that save the most, as `AUTO`.
+
+        Raises:
+          ValueError: the function does not fit, whatever is cut.
+        """
+        return _keeping_or_not(self._axes)
+
+    def program(self, asked: Asked) -> CutProgram:
+        """The function, cut into as few pieces as fit where that is `AUTO`.
+
+        Raises:
+          ValueError: it does not fit in these pieces, or in any number of them.
+        """
+        return _keeping_or_not(lambda keeps: self._program(asked, keeps))
+
+    def _best(self, asked: Asked, keeps: bool, room: int = 0) -> _Found:
+        """The least that these cuts take; the first way that takes no more than room.
+
+        That way is tried first the next time.
+        """
+        found = []
+        is_cut = any(points for row in asked for points in row)
+        for partial in self._choices if is_cut else self._choices[:1]:
+            key = asked, partial, keeps
+            if key not in self._known:
+                made = self._make(*key)
+                self._known[key] = _Found(made, plan_peak(made, self._in_loops))
+            found.append((self._known[key], partial))
+            if found[-1][0].peak.bytes <= room:
+                break
+        best, chosen = min(found, key=lambda each: each[0].peak.bytes)
+        self._choices.sort(key=lambda partial: partial != chosen)
+        return best
+
+    def _in_pieces(self, asked: Asked, count: int) -> Asked:
+        """``asked`` with so many pieces where it is `AUTO`."""
+        avals = self._jaxpr.in_avals
+        return tuple(
+            tuple(
+                cut_points(count, aval.shape[axis], self._chunks(k, axis))
+                if isinstance(points, Auto)
+                else points
+                for axis, points in enumerate(row)
+            )
+            for k, (row, aval) in enumerate(zip(asked, avals, strict=True))
+        )
+
+    def _most(self, asked: Asked) -> int:
+        """How many pieces there may be: 0 where none are to be chosen."""
+        lengths = [
+            self._jaxpr.in_avals[k].shape[axis]
+            for k, row in enumerate(asked)
+            for axis, points in enumerate(row)
+            if isinstance(points, Auto)
+        ]
+        return max(min(max(lengths), MOST_PIECES), 1) if lengths else 0
+
+    def _axes(self, keeps: bool) -> Asked:
+        asked: Asked = tuple(((),) * len(aval.shape) for aval in self._jaxpr.in_avals)
+        least, count = self._best(asked, keeps, self._memory).peak, 1
+
+        def in_few(each: Asked) -> Peak:
+            return self._best(self._in_pieces(each, TRIED), keeps, self._memory).peak
+
+        for _ in range(MOST_AXES):
+            if least.bytes <= self._memory:
+                break
+            saving = {each: in_few(each) for each in self._candidates(asked)}
+            best = min(saving, key=lambda each: saving[each].bytes, default=None)
+            if best is None or saving[best].bytes >= least.bytes:
+                break
+            asked, least, count = best, saving[best], TRIED
+            if least.bytes > self._memory:
+                count = self._most(asked)
+                pieces = self._in_pieces(asked, count)
+                least = self._best(pieces, keeps, self._memory).peak
+        self._refuse(least, count)
+        return asked
+
+    def _candidates(self, asked: Asked) -> Iterator[Asked]:
+        """``asked`` with one axis more."""
+        sizes = [nbytes(var) for var in self._jaxpr.jaxpr.invars]
+        largest = sorted(range(len(sizes)), key=lambda k: -sizes[k])[:LEAVES_TRIED]
+        for k in sorted(largest):
+            for axis, length in enumerate(self._jaxpr.in_avals[k].shape):
+                if length > 1 and asked[k][axis] == ():
+                    row = (*asked[k][:axis], AUTO, *asked[k][axis + 1 :])
+                    yield (*asked[:k], row, *asked[k + 1 :])
+
+    def _program(self, asked: Asked, keeps: bool) -> CutProgram:
+        most, room = self._most(asked), self._memory
+        for _ in range(COMPILED if most else 1):
+            count = self._fewest(asked, most, keeps, room)
+            found = self._best(self._in_pieces(asked, count), keeps, room)
+            took = compiled_bytes(found.program, self._in_loops)
+            if took <= self._memory:
+                return found.program
+            room = int(0.9 * room * self._memory / took)
+        self._refuse(found.peak._replace(bytes=took), count)
+        raise AssertionError(took)
+
+    def _fewest(self, asked: Asked, most: int, keeps: bool, room: int) -> int:
+        """In how many pieces it fits, up to a sixteenth more than it takes."""
+
+        def held(count: int) -> Peak:
+            return self._best(self._in_pieces(asked, count), keeps, room).peak
+
+        below, count = 0, min(1, most)
+        while (least := held(count)).bytes > room:
+            if count >= most:
+                self._refuse(least, count)
+                break
+            # A piece holds about as much less as it is shorter.
+            times = min(max(least.bytes / max(room, 1), 1.25), 16)
+            below, count = count, min(max(int(count * times), count + 1), most)
+        tried = count - max(1, count // 16)
+        while count - below > max(1, count // 16):
+            if held(tried).bytes <= room:
+                count = tried
+            else:
+                below = tried
+            tried = min(max(math.isqrt(below * count), below + 1), count - 1)
+        return count
+
+    def _refuse(self, least: Peak, count: int) -> None:
+        """Says so if this is more than what may be taken.
+
+        Raises:
+          _TooLittle: it is.
+        """
+        if least.bytes <= self._memory:
+            return
+        pieces, remedy = "as a whole", "cut other axes"
+        if count > 1:
+            pieces = f"in {count:,} pieces"
+        elif not count:
+            pieces = "in the pieces that in_slices gives"
+            remedy = "cut into more pieces: AUTO is as many as it takes"
+        place = f" made at {least.source}" if least.source else ""
+        value = f", of it {size(least.largest)} in {least.shape}{place}"
+        held = size(least.bytes) + " at once" + (value if least.largest else "")
+        raise _TooLittle(
+            f"memory={size(self._memory)} is too little: {pieces} the function still "
+            f"holds {held}. Give as much, or {remedy}."
+        )
+
+
+def _keeping_or_not(choose: Callable[[bool], T]) -> T:
+    """What fits with values that are kept, or else without those that need not be.
+
+    Raises:
+      ValueError: nothing fits.
+    """
+    try:
+        return choose(True)
+    except _TooLittle:
+        pass
+    try:
+        return choose(False)
+    except _TooLittle as error:
+        raise ValueError(str(error)) from None
+
+
+def whole(jaxpr: ClosedJaxpr) -> Asked:
+    """No cuts."""
+    return tuple(((),) * len(aval.shape) for aval in jaxpr.in_avals)

@@ -1,0 +1,217 @@
+"""The memory of a program, from its jaxpr.
+
+Every intermediate value is held from the equation that makes it to the last one that
+uses it. A result takes the place of an operand of its size that is not used any more.
+XLA for CPU runs equations breadth first, so that much can run at once: the program is
+looked at in this order too.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex_core
+from jax.extend import source_info_util
+from jax.extend.core import primitives as p
+
+from shardmap._jax.primitives import scan_counts
+from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
+from shardmap._jax.walk import jaxprs_in
+from shardmap.plan.engine.keys import nbytes
+from shardmap.plan.lax import pointwise
+from shardmap.plan.memory.kernels import scratch
+
+IN_PLACE = frozenset(
+    {
+        *(p.dynamic_update_slice_p, p.reshape_p, p.scan_p, p.while_p),
+        *(p.scatter_p, p.scatter_add_p, p.scatter_max_p, p.scatter_min_p),
+    }
+)
+"""Primitives, besides pointwise ones, whose results may overwrite operands."""
+
+BETWEEN = 32
+"""The part of the memory that is added for what kernels hand on to each other."""
+
+
+class Peak(NamedTuple):
+    """The most that a program holds at once.
+
+    Attributes:
+      bytes: how much, besides its arguments and results.
+      largest: the bytes of the largest value among it.
+      shape: that value, as jaxprs print it.
+      source: where it is made.
+    """
+
+    bytes: int
+    largest: int = 0
+    shape: str = ""
+    source: str = ""
+
+    def plus(self, nbytes: int) -> "Peak":
+        """With so many bytes more."""
+        return self._replace(bytes=self.bytes + nbytes)
+
+
+def peak(jaxpr: Jaxpr) -> Peak:
+    """The temporary memory of a program."""
+    found = _peak(jaxpr, _variables(jaxpr.outvars))
+    return found.plus(found.bytes // BETWEEN)
+
+
+def _variables(atoms: Sequence[Atom]) -> list[Var]:
+    return [atom for atom in atoms if not isinstance(atom, jex_core.Literal)]
+
+
+def _peak(jaxpr: Jaxpr, given: Collection[Var] = ()) -> Peak:
+    """As `peak`, of a program whose results ``given`` have memory already."""
+    steps = [(equation, _inside(equation)) for equation in jaxpr.eqns]
+    users = _users(jaxpr)
+    free = {*_made_in(jaxpr, users, given), *_read_through(jaxpr, users)}
+    orders = range(len(steps)), _breadth_first(jaxpr, users)
+    found = [
+        _peak_in([steps[k] for k in order], jaxpr.outvars, free) for order in orders
+    ]
+    return max(found, key=lambda each: each.bytes)
+
+
+def _users(jaxpr: Jaxpr) -> dict[Var, list[int]]:
+    """The numbers of the equations that use a value."""
+    users: dict[Var, list[int]] = {}
+    for number, equation in enumerate(jaxpr.eqns):
+        for v in dict.fromkeys(_variables(equation.invars)):
+            users.setdefault(v, []).append(number)
+    return users
+
+
+def _breadth_first(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> list[int]:
+    """The numbers of equations, each after those that were ready before it."""
+    made = {v for equation in jaxpr.eqns for v in equation.outvars}
+    missing = [len(set(_variables(each.invars)) & made) for each in jaxpr.eqns]
+    ready = deque(number for number, count in enumerate(missing) if not count)
+    order = []
+    while ready:
+        order.append(ready.popleft())
+        outs = jaxpr.eqns[order[-1]].outvars
+        for number in sorted(k for v in outs for k in users.get(v, ())):
+            missing[number] -= 1
+            if not missing[number]:
+                ready.append(number)
+    return order
+
+
+def _made_in(
+    jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]], given: Collection[Var]
+) -> set[Var]:
+    """The values in the memory of the results that are given."""
+    found = set(given)
+    made = {v for equation in jaxpr.eqns for v in equation.outvars}
+    for equation in reversed(jaxpr.eqns):
+        if not _is_in_place(equation):
+            continue
+        for result in found.intersection(equation.outvars):
+            for v in made.intersection(_variables(equation.invars)) - found:
+                if len(users[v]) == 1 and nbytes(v) == nbytes(result):
+                    found.add(v)
+                    break
+    return found
+
+
+def _is_in_place(equation: Equation) -> bool:
+    """Whether results may overwrite operands."""
+    return equation.primitive in IN_PLACE or _is_pointwise(equation)
+
+
+def _read_through(jaxpr: Jaxpr, users: Mapping[Var, Sequence[int]]) -> set[Var]:
+    """The values that XLA never makes: kernels read what they are made of instead."""
+    results = set(_variables(jaxpr.outvars))
+    found: set[Var] = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive is p.reshape_p:
+            # An argument in another shape.
+            operands = {*_variables(equation.invars)}
+            if operands <= {*jaxpr.invars, *jaxpr.constvars, *found}:
+                found |= {*equation.outvars} - results
+            continue
+        if equation.primitive in (p.broadcast_in_dim_p, p.iota_p):
+            takes = _is_pointwise
+        elif equation.primitive is p.transpose_p:
+            takes = _is_product
+        else:
+            continue
+        (result,) = equation.outvars
+        if result not in results and all(
+            takes(jaxpr.eqns[k]) for k in users.get(result, ())
+        ):
+            found.add(result)
+    return found
+
+
+def _is_pointwise(equation: Equation) -> bool:
+    return equation.primitive in pointwise.RULES and not scratch(equation)
+
+
+def _is_product(equation: Equation) -> bool:
+    """Whether it is of two matrices, which may lie either way."""
+    ranks = {len(aval_of(v).shape) for v in equation.invars}
+    return equation.primitive is p.dot_general_p and ranks == {2}
+
+
+def _peak_in(
+    steps: Sequence[tuple[Equation, Peak]], results: Sequence[Atom], free: set[Var]
+) -> Peak:
+    """The peak of equations that run in this order, with what is inside of each."""
+    last: dict[Any, int] = {}
+    for number, (equation, _) in enumerate(steps):
+        last.update((v, number) for v in _variables(equation.invars))
+    last.update((v, len(steps)) for v in _variables(results))
+    live: dict[Var, tuple[int, Equation]] = {}
+    held, most = 0, Peak(0)
+    for number, (equation, inner) in enumerate(steps):
+        ending = [
+            v
+            for v in dict.fromkeys(_variables(equation.invars))
+            if v in live and last[v] == number
+        ]
+        taken: list[int] = []
+        if _is_in_place(equation):
+            taken = [live[v][0] for v in ending]
+        spared = 0
+        for v in equation.outvars:
+            if v not in last:
+                continue
+            size = 0 if v in free else nbytes(v)
+            live[v] = size, equation
+            held += size
+            if size in taken:
+                taken.remove(size)
+                spared += size
+        size = held - spared + inner.bytes
+        if size > most.bytes:
+            most = _told(size, live, inner)
+        for v in ending:
+            held -= live.pop(v)[0]
+    return most
+
+
+def _told(size: int, live: Mapping[Var, tuple[int, Equation]], inner: Peak) -> Peak:
+    largest = max(live, key=lambda v: live[v][0], default=None)
+    if largest is None or inner.largest > live[largest][0]:
+        return inner._replace(bytes=size)
+    own, equation = live[largest]
+    source = source_info_util.summarize(equation.source_info)
+    return Peak(size, own, largest.aval.str_short(), source)
+
+
+def _inside(equation: Equation) -> Peak:
+    """What the jaxprs in an equation need, besides its operands and results."""
+    found = Peak(scratch(equation))
+    for jaxpr in jaxprs_in(equation.params):
+        # The results of a loop's body are copied to what the loop carries.
+        is_loop = equation.primitive in (p.scan_p, p.while_p)
+        own = _peak(jaxpr, () if is_loop else _variables(jaxpr.outvars))
+        if equation.primitive is p.scan_p:
+            sliced = jaxpr.invars[sum(scan_counts(equation.params)) :]
+            own = own.plus(sum(map(nbytes, sliced)))
+        found = max(found, own, key=lambda each: each.bytes)
+    return found

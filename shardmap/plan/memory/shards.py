@@ -1,0 +1,183 @@
+"""The memory of a plan's shards, and of what is kept between its stages."""
+
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+
+from shardmap.plan.engine.keys import box_bytes, nbytes
+from shardmap.plan.engine.recipe import Recipe, StaticRecipe
+from shardmap.plan.engine.slices import Box, shape_of
+from shardmap.plan.engine.stages import Stage
+from shardmap.plan.memory.liveness import Peak, peak
+from shardmap.plan.run.buffers import depth
+from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.remote import arg_avals
+
+COUNTERS = 2**10
+"""Bytes that compilers take for counters and the like, which are not counted."""
+
+COPIED = 16
+"""The part of the memory that is added for what XLA copies between loops."""
+
+SAMPLED = 64
+"""How many shards of each family are looked at, at most."""
+
+
+def sample(stage: Stage) -> Iterator[int]:
+    """Some shards of a stage, the largest among them.
+
+    Of each loop of a family these have the first piece, the last one, the one in the
+    middle, and the longest.
+    """
+    first = 0
+    for family in stage.families:
+        sizes = [len(stage.loops[k].pieces) for k in family.loops]
+        choices = []
+        for k in family.loops:
+            lengths = [stop - start for start, stop in stage.loops[k].pieces]
+            last, longest = len(lengths) - 1, lengths.index(max(lengths))
+            choices.append(sorted({0, longest, last // 2, last}))
+        for index in itertools.islice(itertools.product(*choices), SAMPLED):
+            number = 0
+            for size, piece in zip(sizes, index, strict=True):
+                number = number * size + piece
+            yield first + number
+        first += family.size
+
+
+class _Shard(NamedTuple):
+    """What one shard holds.
+
+    Attributes:
+      recipe: how it is computed.
+      temporary: what it computes besides its results.
+      moved: the bytes of what it reads and gives back.
+      sliced: those of it that are parts of larger values. A loop copies no others.
+    """
+
+    recipe: Recipe
+    temporary: Peak
+    moved: int
+    sliced: int
+
+    def peak(self, in_loops: bool) -> Peak:
+        return self.temporary.plus(self.sliced if in_loops else self.moved)
+
+
+_KNOWN: "weakref.WeakKeyDictionary[Stage, list[_Shard]]" = weakref.WeakKeyDictionary()
+
+
+def _shards(cut_program: CutProgram, stage: Stage) -> list[_Shard]:
+    """One shard for each function of a stage, of those that are looked at."""
+    if stage not in _KNOWN:
+        found: dict[StaticRecipe, _Shard] = {}
+        for number in sample(stage):
+            boxes, recipe = stage.recipe(number)
+            moved, sliced = _moved(stage, boxes, recipe)
+            known = found.get(recipe.static)
+            if known is None:
+                temporary = _temporary(cut_program, stage, recipe)
+                found[recipe.static] = _Shard(recipe, temporary, moved, sliced)
+            elif moved > known.moved:
+                found[recipe.static] = known._replace(moved=moved, sliced=sliced)
+        _KNOWN[stage] = list(found.values())
+    return _KNOWN[stage]
+
+
+def _moved(
+    stage: Stage, boxes: Sequence[Box | None], recipe: Recipe
+) -> tuple[int, int]:
+    """The bytes that a shard reads and writes, and those of parts of larger values."""
+    pairs = list(recipe.reads)
+    for result, box in zip(stage.results, boxes, strict=True):
+        if box is not None:
+            pairs.append((result.value, box))
+    every = [
+        (box_bytes(value, box), shape_of(box) != value.shape) for value, box in pairs
+    ]
+    return sum(n for n, _ in every), sum(n for n, is_part in every if is_part)
+
+
+def _temporary(cut_program: CutProgram, stage: Stage, recipe: Recipe) -> Peak:
+    function = cut_program.function(stage, recipe.static)
+    return peak(jax.make_jaxpr(function)(*arg_avals(recipe)).jaxpr)
+
+
+def shard_peak(cut_program: CutProgram, stage: Stage, in_loops: bool = False) -> Peak:
+    """The most that a shard holds at once: what it reads, computes and gives back.
+
+    Args:
+      cut_program: the plan.
+      stage: the shard's stage.
+      in_loops: whether it is the body of a loop, whose arguments and results are there.
+    """
+    found = [shard.peak(in_loops) for shard in _shards(cut_program, stage)]
+    return max(found, key=lambda each: each.bytes)
+
+
+def temporaries(cut_program: CutProgram, stage: Stage) -> int:
+    """The bytes of it that the largest shard neither reads nor gives back."""
+    largest = max(_shards(cut_program, stage), key=lambda each: each.peak(False).bytes)
+    return largest.temporary.bytes
+
+
+def _stage_peak(cut_program: CutProgram, place: int, in_loops: bool) -> Peak:
+    """The most that one shard of a stage holds, and what is kept meanwhile."""
+    shard = shard_peak(cut_program, cut_program.stages[place], in_loops)
+    if not in_loops:
+        return shard.plus(kept_bytes(cut_program, place))
+    found = shard.plus(_kept(cut_program, place, in_scratch=False))
+    return found.plus(found.bytes // COPIED)
+
+
+def plan_peak(cut_program: CutProgram, in_loops: bool = False) -> Peak:
+    """The most that one shard holds, and what is kept for later stages meanwhile."""
+    places = range(len(cut_program.stages))
+    found = [_stage_peak(cut_program, place, in_loops) for place in places]
+    return max(found, key=lambda each: each.bytes, default=Peak(0))
+
+
+def compiled_bytes(cut_program: CutProgram, in_loops: bool = False) -> int:
+    """As `plan_peak`, with what the compiler says of the largest shard's function.
+
+    The first run of the shard does not compile it again.
+    """
+    places = range(len(cut_program.stages))
+    if not places:
+        return 0
+    peaks = [_stage_peak(cut_program, place, in_loops).bytes for place in places]
+    place = max(places, key=peaks.__getitem__)
+    stage = cut_program.stages[place]
+    shards = _shards(cut_program, stage)
+    largest = max(shards, key=lambda each: each.peak(in_loops).bytes)
+    function = cut_program.compiled(stage, largest.recipe)
+    compiled = function.lower(*arg_avals(largest.recipe)).compile()
+    analysis = compiled.memory_analysis()
+    if analysis is None:  # Some backends have none.
+        return peaks[place]
+    temporary = int(analysis.temp_size_in_bytes) - COUNTERS
+    return peaks[place] + max(temporary - largest.temporary.bytes, 0)
+
+
+def kept_bytes(cut_program: CutProgram, place: int) -> int:
+    """The bytes of what is held in memory besides arguments and results."""
+    made = [result.value for result in cut_program.stages[place].results]
+    folds = sum(depth(cut_program.parts[v]) * nbytes(v) for v in made)
+    return _kept(cut_program, place, in_scratch=False) + folds
+
+
+def scratch_bytes(cut_program: CutProgram, place: int) -> int:
+    """The bytes of what is kept in ``scratch`` while a stage runs."""
+    return _kept(cut_program, place, in_scratch=True)
+
+
+def _kept(cut_program: CutProgram, place: int, in_scratch: bool) -> int:
+    has_scratch = cut_program.scratch is not None
+    return sum(
+        nbytes(v)
+        for v in cut_program.kept_at(place)
+        if (has_scratch and cut_program.is_large(v)) == in_scratch
+    )
