@@ -493,7 +493,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
 
     def agree(self, call: MeshCall) -> None:
         operands = ", ".join(aval.str_short() for aval in call.in_avals)
-        agreement.agree_to_lower(
+        agreement.agree(
             call.mesh,
             self._named(),
             lambda: (

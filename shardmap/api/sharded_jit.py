@@ -360,7 +360,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
 
     def agree(self, call: PartitionCall) -> None:
         listed = ", ".join(aval.str_short() for aval in call.in_avals)
-        agreement.agree_to_lower(
+        agreement.agree(
             partition_mesh((), call.total or 1),
             self._named(),
             lambda: (

@@ -2,26 +2,13 @@
 
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import jax
 
 TIME_LIMIT = "SHARDMAP_PROCESS_TIMEOUT"
 """The environment variable for how many seconds to wait for the other processes; with 0
 they are not asked."""
-
-
-ENDED = "SHARDMAP_RUN_ENDED"
-"""The environment variable for the folder in which `python -m shardmap run` notes which
-processes have come to the end of their script."""
-
-
-def ended(processes: Collection[int]) -> list[int]:
-    """Which of these processes are known to have come to the end of their script."""
-    folder = os.environ.get(ENDED, "")
-    if not os.path.isdir(folder):
-        return []
-    return sorted(k for k in processes if os.path.exists(os.path.join(folder, str(k))))
 
 
 def all_devices(backend: str | None) -> list[jax.Device]:

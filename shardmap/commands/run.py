@@ -11,12 +11,10 @@ import os
 import pathlib
 import queue
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -249,10 +247,9 @@ class Launch:
         # The processes end when the other end of this pipe is shut, as it is when this
         # process ends, however it does.
         parent, held = os.pipe()
-        ended = tempfile.mkdtemp(prefix="shardmap-")
         try:
             try:
-                self._start(parent, ended)
+                self._start(parent)
             except (OSError, RuntimeError) as error:  # Too many files, or threads.
                 self._say(f"process {len(self._processes)} cannot start: {error}")
                 return 2
@@ -265,15 +262,13 @@ class Launch:
                 self._is_over = True
             os.close(parent)
             os.close(held)
-            shutil.rmtree(ended, ignore_errors=True)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _start(self, parent: int, ended: str) -> None:
+    def _start(self, parent: int) -> None:
         for number, environment in enumerate(self._environments):
             cores = None if self._shares is None else self._shares[number]
-            told = {**environment, "SHARDMAP_RUN_ENDED": ended}
-            process = self._started(parent, told, cores)
+            process = self._started(parent, environment, cores)
             self._processes.append(process)
             streams = [
                 # What has been started in a session of its own may hold these open.

@@ -16,7 +16,6 @@ import traceback
 def main() -> None:
     """Called with the read end of a pipe from the parent, the script, its arguments."""
     parent, script = int(sys.argv[1]), sys.argv[2]
-    note = os.path.join(os.environ["SHARDMAP_RUN_ENDED"], os.environ["SLURM_PROCID"])
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
@@ -36,8 +35,6 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(int(code))
-    # Python waits for the others now, which may wait for this one.
-    open(note, "w").close()
 
 
 def show(error: BaseException, script: str) -> None:

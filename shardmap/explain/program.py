@@ -31,7 +31,7 @@ from shardmap.explain.read.source import definition_of
 from shardmap.explain.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explain.read.vmaps import marked
 from shardmap.explain.report import ArrayLayout, Collective, Cost, Held
-from shardmap.map.agreement import lowering_to_look
+from shardmap.map.agreement import postponed
 from shardmap.units import size
 
 
@@ -76,7 +76,7 @@ def _compile(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> jax.stages.Compiled:
-    with lowering_to_look():
+    with postponed():
         if isinstance(fun, Lowerable) and not isinstance(fun, Traceable):
             return fun.lower(*args, **kwargs).compile()
         return traced.lower().compile()

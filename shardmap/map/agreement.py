@@ -1,13 +1,12 @@
-"""Programs over the devices of several processes: do all run the same.
+"""Do all processes run the same program? They compare it before its first run.
 
-Every process runs the same Python program, and a compiled program over devices of
-several of them runs when all have called it. Before the first call of a kind the
-processes tell each other what they are about to run, so that one that is elsewhere is
-an error and not a hang, or another result.
+A program over devices of several processes runs when all of them have called it. So
+before the first run they tell each other what it is, and one that runs another program
+is an error, not a hang.
 
-A map that is called agrees when it is traced. All else agrees when it is lowered: a
-program that JAX runs has been lowered by all processes, in one order, while any of them
-may trace a function for its shapes alone.
+A map that is called is compared when it is traced, all else when it is lowered: what
+JAX runs has been lowered by all processes in one order, while any of them may trace a
+function for its shapes alone.
 """
 
 import contextlib
@@ -16,6 +15,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -25,11 +25,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardmap._jax.types import AnyMesh, Jaxpr, Value
 from shardmap._jax.walk import jaxprs_in
 from shardmap._lazy import logging
-from shardmap.arrays.processes import TIME_LIMIT, ended, gone, time_limit
+from shardmap.arrays.processes import TIME_LIMIT, gone, time_limit
 from shardmap.map.tracing import per_jaxpr
 
 _MESSAGE_BYTES = 1024
-_SECONDS_BEFORE_ASKING = 30.0
 
 
 def description(params: dict[str, Any]) -> str:
@@ -77,127 +76,104 @@ def _plain(value: Value) -> str:
     return repr(value) if isinstance(value, str | int | None) else "?"
 
 
-def agree(mesh: Mesh, what: str, text: str) -> None:
+# Never forgotten: one process alone would ask again for what it has forgotten, and
+# wait for the others.
+_agreed: set[tuple[Mesh, str]] = set()
+
+_postponed: contextvars.ContextVar[list[Callable[[], None]] | None] = (
+    contextvars.ContextVar("postponed", default=None)
+)
+
+
+def agree(mesh: AnyMesh, what: str, text: Callable[[], str]) -> None:
     """Makes sure that all processes of a mesh are about to run the same.
+
+    They compare a program once: JAX may lower it again in one process alone.
 
     Args:
       mesh: the devices of what is about to run.
       what: what it is called in errors.
-      text: what it is.
+      text: says what it is.
 
     Raises:
       RuntimeError: they are not, which is known at once; or after the time limit, not
         all of them have come; or one is gone.
     """
-    limit = time_limit()
+    if jax.process_count() == 1 or not isinstance(mesh, Mesh):
+        return
     firsts: dict[int, jax.Device] = {}
     for device in mesh.devices.flat:
         firsts.setdefault(device.process_index, device)
+    own_text = text()
+    if len(firsts) == 1 or (mesh, own_text) in _agreed:
+        return
+    if (comparisons := _postponed.get()) is not None:
+        comparisons.append(lambda: agree(mesh, what, lambda: own_text))
+        return
     # Backwards, so that these messages and the collectives of programs that others
     # may be running cannot take each other for their own: they use other connections.
-    ours = tuple(reversed(firsts.values()))
-    said = _within_time_limit(limit, what, ours, text) if limit else {}
-    if len(set(said.values())) > 1:
-        listed = "".join(f"\n  * process {k}: {text}" for k, text in said.items())
+    texts = _within_time_limit(what, tuple(reversed(firsts.values())), own_text)
+    if len(set(texts.values())) > 1:
+        listed = "".join(f"\n  * process {k}: {text}" for k, text in texts.items())
         raise RuntimeError(
             f"{what}: the processes do not call the same function with equal shapes:"
             f"{listed}\nEvery process must make the same calls in the same order, and "
             "pass equally many elements."
         )
-    _agreed.add((mesh, text))
-
-
-# Never forgotten: one process alone would ask again for what it has forgotten, and
-# wait for the others.
-_agreed: set[tuple[Mesh, str]] = set()
-
-
-_Agreement = tuple[Mesh, str, str]
-
-
-_only_seen: contextvars.ContextVar[list[_Agreement] | None] = contextvars.ContextVar(
-    "only_seen", default=None
-)
-
-
-def agree_to_lower(mesh: AnyMesh, what: str, text: Callable[[], str]) -> None:
-    """`agree`, in a lowering rule, on what has not been agreed on yet.
-
-    Only once, as JAX may lower a program again in one process, where it has forgotten
-    it, and not in another.
-    """
-    if (
-        jax.process_count() == 1
-        or not isinstance(mesh, Mesh)
-        or len({device.process_index for device in mesh.devices.flat}) == 1
-    ):
-        return
-    said = text()
-    if (mesh, said) in _agreed:
-        return
-    seen = _only_seen.get()
-    if seen is None:
-        agree(mesh, what, said)
-    else:
-        seen.append((mesh, what, said))
+    _agreed.add((mesh, own_text))
 
 
 @contextlib.contextmanager
-def lowering_to_look() -> Iterator[Callable[[], None]]:
+def postponed() -> Iterator[Callable[[], None]]:
     """While a program is lowered that one process alone may ask for.
 
     Yields:
-      What agrees on all that has been lowered so, to be called before it runs.
+      A function that compares what has been lowered, to be called before it runs.
     """
-    seen: list[_Agreement] = []
-    token = _only_seen.set(seen)
+    comparisons: list[Callable[[], None]] = []
+    token = _postponed.set(comparisons)
 
-    def agree_on_all() -> None:
-        while seen:
-            agree_to_lower(*seen[0][:2], lambda: seen[0][2])
-            del seen[0]
+    def compare() -> None:
+        while comparisons:
+            comparisons[0]()
+            del comparisons[0]
 
     try:
-        yield agree_on_all
+        yield compare
     finally:
-        _only_seen.reset(token)
+        _postponed.reset(token)
 
 
 def _within_time_limit(
-    limit: float, what: str, devices: tuple[jax.Device, ...], text: str
+    what: str, devices: tuple[jax.Device, ...], text: str
 ) -> dict[int, str]:
-    said: dict[int, str] = {}
-    failed: list[Exception] = []
+    """What each process says, by process; nothing if the time limit is 0."""
+    if not (limit := time_limit()):
+        return {}
+    # In a thread of its own, as only a thread can be left waiting. It also sees no
+    # mesh and no trace of its caller's.
+    found: Future[dict[int, str]] = Future()
 
     def run() -> None:
         try:
-            said.update(_exchange(devices, text))
+            found.set_result(_exchange(devices, text))
         except Exception as error:
-            failed.append(error)
+            found.set_exception(error)
 
-    # In a thread of its own, as only a thread can be left waiting. It also sees no
-    # mesh and no trace of its caller's.
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(min(limit, _SECONDS_BEFORE_ASKING))
-    taking_part = sorted(device.process_index for device in devices)
-    if thread.is_alive() and (at_the_end := ended(taking_part)):
-        raise RuntimeError(
-            f"{what}: processes {at_the_end} have come to the end of their script, "
-            f"and do not call it too: {text}. All of processes {taking_part} must make "
-            "the same calls; a shorter last batch in one of them is the usual reason."
-        )
-    thread.join(max(0, limit - _SECONDS_BEFORE_ASKING))
-    if thread.is_alive():
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return found.result(limit)
+    except TimeoutError:
+        taking_part = sorted(device.process_index for device in devices)
         raise RuntimeError(
             f"{what}: waited {limit:g} s for the other processes to call it "
             f"too: {text}. Processes {taking_part} take "
-            "part; one of them has ended, waits elsewhere, or calls nothing. Look at "
+            "part; one of them has ended, waits elsewhere, or calls nothing. A shorter "
+            "last batch in one of them is the usual reason. Look at "
             f"its output. The environment variable {TIME_LIMIT} sets the time."
-        )
-    if failed:
-        raise RuntimeError(gone(what)) from failed[0]
-    return said
+        ) from None
+    except Exception as error:
+        raise RuntimeError(gone(what)) from error
 
 
 def _exchange(devices: tuple[jax.Device, ...], text: str) -> dict[int, str]:

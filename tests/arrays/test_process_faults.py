@@ -50,26 +50,17 @@ FAULTS = {
         3,
     ),
     "stays away from a new function": Fault(
-        "does not come to the first call",
+        "has come to the end of its script, or does not come to the first call",
         "RuntimeError: waited ... s for the other processes",
         TWO_SECONDS,
         WAITED + r".*Processes \[0, 1\] take part",
         3,
     ),
     "stays away from a jit": Fault(
-        "does not come to the first call",
+        "has come to the end of its script, or does not come to the first call",
         "RuntimeError: waited ... s for the other processes",
         TWO_SECONDS,
         WAITED,
-        3,
-    ),
-    "ends early": Fault(
-        "has come to the end of its script, under `python -m shardmap run`",
-        "RuntimeError: processes ... have come to the end of their script",
-        {},
-        AT_ONCE + r"spmap of <lambda>: processes \[1\] have come to the end of their "
-        r"script, and do not call it too: .* All of processes \[0, 1\] must make the "
-        r"same calls; a shorter last batch",
         3,
     ),
     "killed": Fault(
@@ -122,7 +113,7 @@ FAULTS_ALONE = {
         -signal.SIGABRT,
     ),
 }
-MOST_OF_ALL = {"killed", "ends early"}
+MOST_OF_ALL = {"killed", "stays away from a new function"}
 
 
 @pytest.mark.few(1)

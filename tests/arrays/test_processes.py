@@ -193,15 +193,6 @@ def test_the_time_limit(monkeypatch):
             processes.time_limit()
 
 
-def test_without_a_time_limit_nobody_is_asked(monkeypatch):
-    monkeypatch.setattr(agreement, "_exchange", None)
-    mesh = sm.make_mesh({"i": 8})
-    with pytest.raises(RuntimeError, match="a collective with the other processes"):
-        agreement.agree(mesh, "it", "what it is")
-    monkeypatch.setenv(processes.TIME_LIMIT, "0")
-    agreement.agree(mesh, "it", "what it is")
-
-
 def test_rows_of_arrays_that_are_cut_otherwise_too_are_refused(monkeypatch):
     mesh = sm.make_mesh({"i": 4, "j": 2})
     half = jax.sharding.Mesh(mesh.devices[:2, :1], mesh.axis_names)

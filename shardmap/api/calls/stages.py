@@ -131,7 +131,7 @@ def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
             "it is part of that map's program. Lower the outermost one."
         )
     traced = _traced(programs, call, *call.arguments.with_leaves(call.structs()))
-    with agreement.lowering_to_look() as agree:
+    with agreement.postponed() as agree:
         lowered = traced.lower()
     in_specs, out_specs = (
         [

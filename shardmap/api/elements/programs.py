@@ -42,7 +42,6 @@ class ElementPrograms(Programs[ElementCall, Options]):
         super().__init__(fun, options)
         self._elements: caches.LRUCache[Element] = caches.LRUCache()
         # Never forgotten, as nobody could know whether all processes have.
-        self._agreed: set[str] = set()
 
     def infer_params(
         self,
@@ -193,10 +192,11 @@ class ElementPrograms(Programs[ElementCall, Options]):
 
     def agree(self, call: ElementCall) -> None:
         """Once for each kind of call: sees that all processes make it."""
-        kind = agreement.description(call.params)
-        if kind not in self._agreed:
-            agreement.agree(call.params["mesh"], self._named(), kind)
-            self._agreed.add(kind)
+        agreement.agree(
+            call.params["mesh"],
+            self._named(),
+            lambda: agreement.description(call.params),
+        )
 
     def _devices(self) -> Sequence[jax.Device]:
         return ambient_mesh.devices_of(self.options)

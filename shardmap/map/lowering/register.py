@@ -52,9 +52,7 @@ def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
     if decided.branch == "around":
         return _lower_on_one_device(ctx, args, params, around)
     if not manual:
-        agreement.agree_to_lower(
-            mesh, map_text(params), lambda: agreement.description(params)
-        )
+        agreement.agree(mesh, map_text(params), lambda: agreement.description(params))
     if decided.branch == "partitioned":
         return _lower_on_mesh(ctx, args, params, decided, partitioned)
     if not manual:
