@@ -25,6 +25,7 @@ from shardmap._jax.types import AnyMesh, PyTree
 from shardmap._lazy import ask
 from shardmap.api import pickling
 from shardmap.api.calls import caches, stages
+from shardmap.api.calls.call import Arguments
 from shardmap.api.calls.options import Options
 from shardmap.api.calls.programs import Args, CompiledEntry, Kwargs
 from shardmap.api.calls.statics import wrap_statics
@@ -75,7 +76,8 @@ class Mapped(Generic[P, R]):
         if not kwargs:
             entry = self._recent.get(len(given))
             if entry is not None and (
-                not self._donates or self._programs.check_donated(entry, given, kwargs)
+                not self._donates
+                or self._programs.check_donated(entry, Arguments.of(given, kwargs))
             ):
                 try:
                     return entry.call(*given)

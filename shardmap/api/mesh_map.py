@@ -1,23 +1,20 @@
 """`mesh_map`: `jax.shard_map` with dicts of mesh axes in place of PartitionSpecs.
 
-A call is read by tracing the function of a block once, for the shapes of its results
+A call is read by tracing the function of a block once, for the structure of its result
 and the mesh axes that it uses. Then the function is bound: to `jax.shard_map`, or with
-``lowering="spmd"`` to one `jax.vmap` for each mesh axis, over arrays reshaped so that
-the mesh axes are in front.
+``lowering="spmd"`` to one `spmap` for each mesh axis, over arrays reshaped so that the
+mesh axes are dimensions of their own.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
-import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, overload
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardmap._jax import context
 from shardmap._jax.arrays import varying_axes
@@ -38,26 +35,21 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import jaxprs
 from shardmap.api.calls import caches, options
-from shardmap.api.calls.call import Arguments, Call, ProcessLocal
+from shardmap.api.calls.call import Arguments, Call, devices_of, without_statics
 from shardmap.api.calls.options import Lowering
 from shardmap.api.calls.programs import Args, Kwargs, Programs
 from shardmap.api.calls.statics import apply_statics, wrap_statics
 from shardmap.api.function import Mapped, P, R
-from shardmap.arrays import placement, processes, trees
-from shardmap.arrays.process_local import as_global
+from shardmap.arrays import placement, trees
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.collectives.names import in_mesh_order
 from shardmap.map.collectives.rewrites import tile_collectives
-from shardmap.map.collectives.split import has_collectives
-from shardmap.map.constraint import constraints_in
-from shardmap.map.layout import inner_maps
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.custom_partitioning import without_custom_partitioning
-from shardmap.map.primitives.map_primitive import remove_axis
 from shardmap.map.primitives.shard_maps import axes_used_inside
 from shardmap.map.shardings import MapShardings
 from shardmap.sharding.conversions import cut_spec
-from shardmap.sharding.mesh import auto_mesh
+from shardmap.sharding.mesh import auto_mesh, with_manual_axes
 from shardmap.units import WithOptions, shown
 
 Axes = dict[str, int]
@@ -109,15 +101,22 @@ def _partition_spec(axes: Axes) -> PartitionSpec:
 
 
 def _counts(mesh: AnyMesh, axes: Axes, ndim: int) -> list[int]:
-    """How many blocks there are along each dimension."""
-    sizes = ([mesh.shape[name] for name in names] for names in _cuts(axes, ndim))
-    return list(map(math.prod, sizes))
+    """The number of blocks along each dimension."""
+    return [
+        math.prod(mesh.shape[name] for name in names) for names in _cuts(axes, ndim)
+    ]
 
 
 def _block_aval(mesh: AnyMesh, aval: Aval, axes: Axes) -> Aval:
     """The aval of a block of an array."""
     counts = _counts(mesh, axes, aval.ndim)
-    return with_shape(aval, list(map(operator.floordiv, aval.shape, counts)))
+    return with_shape(aval, [n // k for n, k in zip(aval.shape, counts, strict=True)])
+
+
+def _global_aval(mesh: AnyMesh, block: Aval, axes: Axes) -> Aval:
+    """The aval of the array with such blocks."""
+    counts = _counts(mesh, axes, block.ndim)
+    return with_shape(block, [n * k for n, k in zip(block.shape, counts, strict=True)])
 
 
 # Calls
@@ -150,15 +149,10 @@ class MeshCall(Call):
     """One call of `mesh_map`.
 
     Attributes:
-      mesh: the devices.
       block: the function of the leaves' blocks, with flat results.
       jaxpr: what it computes.
       in_axes, out_axes: those of each leaf and of each result.
-      out_blocks: the avals of what a block computes.
-      manual_axes: the mesh axes that `jax.shard_map` is over.
-      named_axes: the other mesh axes whose names the function may use.
-      across_processes: whether some devices are another process's.
-      sends: whether anything goes between devices.
+      own_axes: the mesh axes that it maps over.
     """
 
     mesh: AnyMesh
@@ -166,22 +160,7 @@ class MeshCall(Call):
     jaxpr: Jaxpr
     in_axes: Sequence[Axes]
     out_axes: Sequence[Axes]
-    out_blocks: Sequence[Aval]
-    manual_axes: tuple[str, ...]
-    named_axes: tuple[str, ...]
-    across_processes: bool
-    sends: bool
-
-    def run_block(self, *blocks: Value) -> list[Any]:
-        """What a block computes, flat."""
-        closed = jax.make_jaxpr(self.block, axis_env=[])(*blocks)
-        jaxpr = tile_collectives(closed.jaxpr)
-        jaxpr = in_mesh_order(jaxpr, self.mesh)
-        return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks))
-
-    @property
-    def communicates(self) -> bool:
-        return self.sends
+    own_axes: tuple[str, ...]
 
     @functools.cached_property
     def shardings(self) -> MapShardings:
@@ -194,12 +173,8 @@ class MeshCall(Call):
 
         return MapShardings(
             tuple(map(sharding, self.in_axes, self.in_avals)),
-            tuple(map(sharding, self.out_axes, self.out_blocks)),
+            tuple(map(sharding, self.out_axes, self.out_avals)),
         )
-
-    @property
-    def devices(self) -> list[jax.Device]:
-        return _devices_of(self.mesh)
 
     @property
     def described(self) -> str:
@@ -209,27 +184,6 @@ class MeshCall(Call):
             f"blocks on mesh {dict(self.mesh.shape)}, devices {devices}, arguments "
             f"{kinds}"
         )
-
-    @property
-    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
-        def whole(axes: Axes, block: Aval) -> Aval:
-            counts = _counts(self.mesh, axes, block.ndim)
-            return with_shape(block, list(map(operator.mul, block.shape, counts)))
-
-        return self.in_avals, list(map(whole, self.out_axes, self.out_blocks))
-
-    @functools.cached_property
-    def process_local(self) -> ProcessLocal | None:
-        """None of it is: a call takes and gives global arrays."""
-        if not self.across_processes:
-            return None
-        count = len(self.in_avals)
-        return ProcessLocal([None] * count, [None] * count, [None] * len(self.out_axes))
-
-
-def _devices_of(mesh: AnyMesh) -> list[jax.Device]:
-    """The devices of a mesh; none of an abstract one."""
-    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
 
 
 class MeshPrograms(Programs[MeshCall, Options]):
@@ -244,21 +198,9 @@ class MeshPrograms(Programs[MeshCall, Options]):
             caches.LRUCache()
         )
 
-    def infer_params(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        are_global: Sequence[bool] | None = None,
-        alone: bool = True,
-    ) -> MeshCall:
-        arguments = Arguments.of(args, kwargs)
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> MeshCall:
         mesh = self.options.mesh
-        dynamic = [args[k] for k in arguments.argnums]
-
-        def names() -> list[str]:
-            return trees.leaf_names(self.fun(), arguments.argnums, dynamic, kwargs)
-
-        avals = self.leaf_avals(arguments.leaves, names)
+        avals = self.leaf_avals(arguments)
         if self.options.lowering == "spmd" and any(map(varying_axes, avals)):
             raise ValueError(
                 f"{self._named()} has lowering='spmd' inside a jax.shard_map with "
@@ -266,51 +208,44 @@ class MeshPrograms(Programs[MeshCall, Options]):
                 "lowering='manual'."
             )
         in_axes = self.in_axes(arguments)
-        _check_in_axes(in_axes, avals, mesh, names, (dynamic, kwargs))
+        self._check_in_axes(in_axes, avals, arguments)
         around = self._axes_around()
-        own = tuple(
-            name
-            for name in mesh.axis_names
-            if name not in around or not tracing.is_bound(name)
-        )
-        free = tuple(name for name in own if name not in around)
-        block = self._block(arguments, args, kwargs)
-        jaxpr, out_tree, seen = self._traced(block, avals, in_axes, own, free)
+        own = tuple(name for name in mesh.axis_names if name not in around)
+        block = self._block(arguments)
+        blocks = [_block_aval(mesh, *each) for each in zip(avals, in_axes, strict=True)]
+        jaxpr, out_tree = self._traced(block, blocks, own)
         out_axes = self.out_axes(out_tree)
-        out_blocks = [without_sharding(aval_of(var)) for var in jaxpr.outvars]
+        out_blocks = [without_sharding(aval_of(v)) for v in jaxpr.outvars]
         _check_out_axes(out_axes, out_blocks, out_tree)
-        # Maps inside bind these.
+        # Maps inside may take mesh axes that no array names here.
         inside = axes_used_inside(jaxpr) - self._named_axes()
-        own, free = (
-            tuple(name for name in names if name not in inside) for names in (own, free)
-        )
-        self._check_results(jaxpr, in_axes, out_axes, out_tree, own, seen)
-        manual = free if self.options.lowering == "manual" else ()
+        own = tuple(name for name in own if name not in inside)
+        self._check_results(jaxpr, in_axes, out_axes, out_tree, own)
+        out_avals = [
+            _global_aval(mesh, *each) for each in zip(out_blocks, out_axes, strict=True)
+        ]
         return MeshCall(
             arguments,
             avals,
             out_tree,
+            out_avals,
             mesh,
             block,
             jaxpr,
             in_axes,
             out_axes,
-            out_blocks,
-            manual,
-            tuple(name for name in own if name not in manual),
-            self.across_processes(),
-            self.options.lowering == "spmd" or _communicates(jaxpr),
+            own,
         )
 
     def _axes_around(self) -> set[str]:
-        """The mesh axes that a map or `jax.shard_map` around runs along.
+        """The mesh axes that a map or `jax.shard_map` around is over.
 
         Raises:
-          ValueError: it is on another mesh or other devices, or runs along axes that
-            are named here.
+          ValueError: it is on another mesh or other devices, or is over axes that are
+            named here.
         """
         mesh, there = self.options.mesh, jax.sharding.get_abstract_mesh()
-        devices = _devices_of(mesh)
+        devices = devices_of(mesh)
         if devices and contexts.has_mesh() and devices != contexts.mesh_devices():
             raise ValueError(
                 f"{self._named()} runs on the devices {[d.id for d in devices]}, but "
@@ -343,9 +278,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
             name for axes in jax.tree.leaves(given, is_leaf=_is_axes) for name in axes
         }
 
-    def _block(
-        self, arguments: Arguments, args: Args, kwargs: Kwargs
-    ) -> Callable[..., tracing.Flattened]:
+    def _block(self, arguments: Arguments) -> Callable[..., tracing.Flattened]:
         key = arguments.in_tree, arguments.statics
         block = self._blocks.get(key)
         if block is None:
@@ -355,6 +288,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
                 result = apply_statics(fun(), *structure.with_leaves(blocks))
                 return tracing.Flattened(*jax.tree.flatten(result))
 
+            args, kwargs = arguments.with_leaves(arguments.leaves)
             static = arguments.static_argnums
             trace_as(block, self.what, fun(), args, kwargs, static)
             block = self._blocks.setdefault(key, block)
@@ -364,60 +298,49 @@ class MeshPrograms(Programs[MeshCall, Options]):
         self,
         block: Callable[..., tracing.Flattened],
         avals: Sequence[Aval],
-        in_axes: Sequence[Axes],
         own: Sequence[str],
-        free: Sequence[str],
-    ) -> tuple[Jaxpr, PyTree, AbstractMesh]:
-        """What a block computes, the structure of its result, and the mesh it sees.
+    ) -> tuple[Jaxpr, TreeDef]:
+        """What a block computes, and the structure of its result.
 
-        Mesh axes that no array names are left to maps inside.
+        The first inputs of the jaxpr are what the function closes over.
         """
-        mesh, named = self.options.mesh, self._named_axes()
-        manual: tuple[str, ...] = ()
-        if self.options.lowering == "manual":
-            manual = tuple(name for name in free if name in named) or tuple(free)
-        axes: dict[Any, int] = {
-            name: mesh.shape[name] for name in own if name not in manual
-        }
-        if not manual:
-            axes |= {tracing.MeshAxisMarker(name): 1 for name in named}
-
-        def trace(fun: Callable[..., Any], *args: Value) -> tuple[Any, Any]:
-            env = list(axes.items())
-            traced: Any = jax.make_jaxpr(fun, axis_env=env, return_shape=True)(*args)
-            return traced
-
-        found: list[Any] = []
-
-        def look(*blocks: Value) -> tuple[()]:
-            closed, out = trace(block, *blocks)
-            tracing.check_constants(closed.consts)
-            if consts := closed.consts:
-
-                def run(*args: Value) -> list[Any]:
-                    given, rest = args[: len(consts)], args[len(consts) :]
-                    return list(jax.core.eval_jaxpr(jaxpr, given, *rest))
-
-                jaxpr = closed.jaxpr
-                closed, _ = trace(run, *consts, *blocks)
-            found.extend((closed.jaxpr, out.tree, jax.sharding.get_abstract_mesh()))
-            return ()
-
-        run: Callable[..., Any] = look
-        if manual:
-            run = _shard_mapped(mesh, look, in_axes, (), manual)
+        named = self._named_axes()
+        bound: dict[Any, int] = _sizes(self.options.mesh, own)
+        if self.options.lowering == "spmd":
+            mesh = self._mesh_inside(())
+            bound |= {tracing.MeshAxisMarker(name): 1 for name in named}
         else:
-            avals = [
-                _block_aval(mesh, *each) for each in zip(avals, in_axes, strict=True)
-            ]
+            # Mesh axes that no array names are left to maps inside.
+            mesh = self._mesh_inside([name for name in own if name in named] or own)
         with (
-            _on(mesh, bool(manual)),
-            bound_axes(axes),  # JAX may check the jaxpr afterwards.
-            tracing.names_said(*mesh.axis_names),
+            jax.sharding.use_abstract_mesh(mesh),
+            bound_axes(bound),
+            tracing.names_said(*own),
         ):
-            jax.eval_shape(run, *map(without_sharding, avals))
-        jaxpr, out_tree, seen = found
-        return jaxpr, out_tree, seen
+            # Of the type that they have in `jax.shard_map`: JAX keeps the trace.
+            structs = [
+                without_sharding(aval).update(
+                    sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
+                )
+                for aval in avals
+            ]
+            traced: Any = jax.make_jaxpr(block, return_shape=True)(*structs)
+            closed, out = traced
+            tracing.check_constants(closed.consts)
+            count = len(closed.consts)
+            if not count:
+                return closed.jaxpr, out.tree
+
+            def run(*args: Value) -> list[Any]:
+                return jax.core.eval_jaxpr(closed.jaxpr, args[:count], *args[count:])
+
+            return jax.make_jaxpr(run)(*closed.consts, *structs).jaxpr, out.tree
+
+    def _mesh_inside(self, axes: Sequence[str]) -> Any:
+        """The mesh that a block sees inside a `jax.shard_map` over these axes."""
+        there = jax.sharding.get_abstract_mesh()
+        mesh = there if there.manual_axes else self.options.mesh.abstract_mesh
+        return with_manual_axes(mesh, {*axes, *there.manual_axes})
 
     def _check_results(
         self,
@@ -426,22 +349,21 @@ class MeshPrograms(Programs[MeshCall, Options]):
         out_axes: Sequence[Axes],
         out_tree: TreeDef,
         own: Sequence[str],
-        seen: AbstractMesh,
     ) -> None:
         """Refuses results that differ along mesh axes that their axes do not name."""
-        sizes = {name: self.options.mesh.shape[name] for name in own}
-        used = _axes_used(jaxpr)
-        constants = (None,) * (len(jaxpr.invars) - len(in_axes))
+        mesh = self.options.mesh
+        used = {name for each in jaxprs(jaxpr) for name in axes_used(each.effects)}
         jaxpr = without_custom_partitioning(tile_collectives(jaxpr))
-        for name, size in sizes.items():
+        constants = (None,) * (len(jaxpr.invars) - len(in_axes))
+        for name in own:
             dims = tuple(0 if name in axes else None for axes in in_axes)
             if all(name in axes for axes in out_axes) or not (
                 name in used or 0 in dims
             ):
                 continue
-            with jax.sharding.use_abstract_mesh(seen), bound_axes(sizes):
+            with bound_axes(_sizes(mesh, own)):
                 differs = tracing.batched_results(
-                    jaxpr, tracing.Batch(name, size), constants + dims
+                    jaxpr, tracing.Batch(name, mesh.shape[name]), constants + dims
                 )
             bad = [
                 k for k, axes in enumerate(out_axes) if differs[k] and name not in axes
@@ -457,11 +379,6 @@ class MeshPrograms(Programs[MeshCall, Options]):
                 )
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        arguments = Arguments.of(args, kwargs)
-        if self.across_processes() and not tracing.inside_map():
-            call = self.infer_params(args, kwargs)
-            leaves = as_global(arguments.leaves, call.shardings.operands)
-            args, kwargs = arguments.with_leaves(leaves)
         return self._part(*args, **kwargs)
 
     @functools.cached_property
@@ -469,15 +386,16 @@ class MeshPrograms(Programs[MeshCall, Options]):
         """What adds the map to whatever is being traced: JAX keeps its traces."""
 
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            leaves = Arguments.of(args, kwargs).leaves
-            return self.bind_call(self.infer_params(args, kwargs), leaves)
+            arguments = self._arguments(args, kwargs)
+            return self.bind_call(self.infer_params(arguments), arguments.leaves)
 
         caches.described_like(run, self.fun(), self.name)
         static = self.options.static_argnums
         return jax.jit(run, static_argnums=static, static_argnames=())
 
     def bind_call(self, call: MeshCall, leaves: Sequence[Value]) -> PyTree:
-        run = functools.partial(_bound if call.manual_axes else _vectorized, call)
+        is_manual = self.options.lowering == "manual"
+        run = functools.partial(_shard_mapped if is_manual else _vectorized, call)
         operands = list(map(explicit_sharding.drop_sharding, leaves))
         if context.config_value("jax_disable_jit"):
             with jax.disable_jit(False):
@@ -492,31 +410,23 @@ class MeshPrograms(Programs[MeshCall, Options]):
         return jax.tree.unflatten(call.out_tree, results)
 
     def agree(self, call: MeshCall) -> None:
-        operands = ", ".join(aval.str_short() for aval in call.in_avals)
         agreement.agree(
             call.mesh,
             self._named(),
             lambda: (
-                f"{self.name}, mesh {dict(call.mesh.shape)}, arguments ({operands}), "
-                f"in_axes {call.in_axes}, out_axes {call.out_axes}, operations "
-                f"{agreement.operations(call.jaxpr)}"
+                f"{self.name}, {call.described}, in_axes {call.in_axes}, out_axes "
+                f"{call.out_axes}, operations {agreement.operations(call.jaxpr)}"
             ),
         )
 
-    def across_processes(self) -> bool:
-        devices = _devices_of(self.options.mesh)
-        return bool(devices) and processes.several(devices)
-
-    def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
-        devices = _devices_of(self.options.mesh)
+    def has_other_devices(self) -> bool:
+        devices = devices_of(self.options.mesh)
         return bool(devices) and devices != contexts.mesh_devices()
 
     def in_axes(self, arguments: Arguments) -> list[Axes]:
         """The axes of each leaf: of what is passed by keyword there are none."""
-        prefix, argnums = self.options.in_axes, arguments.argnums
-        if isinstance(prefix, tuple) and len(prefix) == arguments.num_positional:
-            prefix = tuple(prefix[k] for k in argnums)
         positional, keywords = arguments.in_tree.children()
+        prefix = arguments.given(self.options.in_axes)
         axes = trees.broadcast_axes(
             "in_axes", prefix, positional, "the arguments", _is_axes, caller="mesh_map"
         )
@@ -531,38 +441,36 @@ class MeshPrograms(Programs[MeshCall, Options]):
             )
         )
 
-
-def _check_in_axes(
-    all_axes: Sequence[Axes],
-    avals: Sequence[Aval],
-    mesh: AnyMesh,
-    names: Callable[[], list[str]],
-    args: PyTree,
-) -> None:
-    """Refuses dimensions that an argument does not have, or that do not divide."""
-    problems = []
-    for k, (aval, axes) in enumerate(zip(avals, all_axes, strict=True)):
-        for dimension, mesh_axes in enumerate(_cuts(axes, aval.ndim)):
-            count = math.prod(mesh.shape[name] for name in mesh_axes)
-            if aval.shape[dimension] % count:
-                what = (
-                    f"dimension {dimension} of size {aval.shape[dimension]} does not "
-                    f"divide among the {count} devices along {mesh_axes}"
-                )
+    def _check_in_axes(
+        self, in_axes: Sequence[Axes], avals: Sequence[Aval], arguments: Arguments
+    ) -> None:
+        """Refuses dimensions that an argument does not have, or that do not divide."""
+        problems = []
+        for k, (aval, axes) in enumerate(zip(avals, in_axes, strict=True)):
+            counts = _counts(self.options.mesh, axes, aval.ndim)
+            for dimension, mesh_axes in enumerate(_cuts(axes, aval.ndim)):
+                if aval.shape[dimension] % counts[dimension]:
+                    what = (
+                        f"dimension {dimension} of size {aval.shape[dimension]} does "
+                        f"not divide among the {counts[dimension]} devices along "
+                        f"{mesh_axes}"
+                    )
+                    problems.append((k, aval, what))
+            if (highest := max(axes.values(), default=-1)) >= aval.ndim:
+                what = f"it has no dimension {highest}, which {axes} names"
                 problems.append((k, aval, what))
-        if (highest := max(axes.values(), default=-1)) >= aval.ndim:
-            what = f"it has no dimension {highest}, which {axes} names"
-            problems.append((k, aval, what))
-    if problems:
-        paths = names()
-        listed = trees.bullets(
-            [f"{paths[k]} is {aval.str_short()}: {what}" for k, aval, what in problems]
-        )
-        raise ValueError(
-            f"mesh_map cannot cut these arguments over the mesh:{listed}\nCut other "
-            "dimensions, or pad them to a multiple."
-            + trees.advice_on_lists(paths, args)
-        )
+        if problems:
+            names = self.leaf_names(arguments)
+            lines = [
+                f"{names[k]} is {a.str_short()}: {what}" for k, a, what in problems
+            ]
+            args, kwargs = arguments.with_leaves(arguments.leaves)
+            raise ValueError(
+                "mesh_map cannot cut these arguments over the mesh:"
+                f"{trees.bullets(lines)}\nCut other dimensions, or pad them to a "
+                "multiple."
+                + trees.advice_on_lists(names, (without_statics(args), kwargs))
+            )
 
 
 def _check_out_axes(
@@ -577,144 +485,95 @@ def _check_out_axes(
             )
 
 
-def _axes_used(jaxpr: Jaxpr) -> set[Hashable]:
-    """The names that collectives go over, in what equations hold too."""
-    return {name for each in jaxprs(jaxpr) for name in axes_used(each.effects)}
-
-
-def _communicates(jaxpr: Jaxpr) -> bool:
-    """Whether blocks talk to each other, or something inside them is cut too."""
-    return bool(
-        has_collectives(jaxpr)
-        or inner_maps(jaxpr)
-        or constraints_in(jaxpr)
-        or axes_used_inside(jaxpr)
-    )
+def _sizes(mesh: AnyMesh, names: Sequence[str]) -> dict[str, int]:
+    return {name: mesh.shape[name] for name in names}
 
 
 # What is bound
 
 
-def _on(mesh: AnyMesh, is_manual: bool) -> AbstractContextManager[Any]:
-    """Where this is entered, `jax.shard_map` and constraints are on ``mesh``.
-
-    Inside a `jax.shard_map` they are on its mesh already.
-    """
-    if jax.sharding.get_abstract_mesh().manual_axes:
-        return contextlib.nullcontext()
-    return jax.sharding.use_abstract_mesh(NO_MESH if is_manual else mesh.abstract_mesh)
+def _run_block(call: MeshCall, *blocks: Value) -> list[Any]:
+    """What a block computes, flat."""
+    closed = jax.make_jaxpr(call.block)(*blocks)
+    jaxpr = tile_collectives(closed.jaxpr)
+    jaxpr = in_mesh_order(jaxpr, call.mesh)
+    return list(jax.core.eval_jaxpr(jaxpr, closed.consts, *blocks))
 
 
-def _shard_mapped(
-    mesh: AnyMesh,
-    block: Callable[..., Any],
-    in_axes: Sequence[Axes],
-    out_specs: PyTree,
-    manual_axes: Iterable[str],
-) -> Callable[..., Any]:
-    is_inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
-    return jax.shard_map(
-        block,
-        mesh=None if is_inside else mesh,
-        in_specs=tuple(map(_partition_spec, in_axes)),
-        out_specs=out_specs,
-        axis_names=set(manual_axes),
-        check_vma=False,
-    )
-
-
-def _bound(call: MeshCall, *leaves: Value) -> list[Any]:
+def _shard_mapped(call: MeshCall, *leaves: Value) -> list[Any]:
     """`jax.shard_map` of the block."""
-
-    def block(*blocks: Value) -> list[Any]:
-        run = call.run_block
-        for name in call.named_axes:
-            axis = tracing.Batch(name, call.mesh.shape[name])
-            run = axis.vectorize_function(run, (None,) * len(blocks), None)
-        return run(*blocks)
-
-    with _on(call.mesh, True):
-        return _shard_mapped(
-            call.mesh,
+    block = functools.partial(_run_block, call)
+    if not call.own_axes:
+        return block(*leaves)
+    around = jax.sharding.get_abstract_mesh()
+    # Inside a `jax.shard_map` it is on that one's mesh already.
+    with jax.sharding.use_abstract_mesh(around if around.manual_axes else NO_MESH):
+        return jax.shard_map(
             block,
-            call.in_axes,
-            list(map(_partition_spec, call.out_axes)),
-            call.manual_axes,
+            mesh=None if around.manual_axes else call.mesh,
+            in_specs=tuple(map(_partition_spec, call.in_axes)),
+            out_specs=list(map(_partition_spec, call.out_axes)),
+            axis_names=set(call.own_axes),
+            check_vma=False,
         )(*leaves)
 
 
 def _vectorized(call: MeshCall, *leaves: Value) -> list[Any]:
-    """The block under `jax.vmap` along each mesh axis, for the partitioner to cut."""
-    sizes, names = call.mesh.shape, call.named_axes
-    around = jax.sharding.get_abstract_mesh()
-    alone = bool(names) and not (around.manual_axes or tracing.inside_map())
+    """A `spmap` of the block for each mesh axis, for the partitioner to cut."""
+    from shardmap.api.spmap import spmap  # Few need it: it imports much.
 
-    def cut(value: Value, sharding: NamedSharding) -> Any:
-        return jax.lax.with_sharding_constraint(value, sharding) if alone else value
-
-    def tiled(leaf: Value, sharding: NamedSharding, aval: Aval, axes: Axes) -> Any:
-        block = iter(_block_aval(call.mesh, aval, axes).shape)
-        shape = [sizes[name] if name else next(block) for name in _layout(axes, aval)]
-        return jnp.reshape(cut(leaf, sharding), shape)
-
-    tiles = map(tiled, leaves, call.shardings.operands, call.in_avals, call.in_axes)
-    ins = list(map(_layout, call.in_axes, call.in_avals))
-    outs = list(map(_layout, call.out_axes, call.out_blocks))
-    levels = [(name, _take_out(ins, name), _take_out(outs, name)) for name in names]
-    run = call.run_block
-    for name, in_dims, out_dims in reversed(levels):
-        run = _along(tracing.Batch(name, sizes[name]), run, in_dims, out_dims)
-    with _on(call.mesh, False):
-        results = run(*tiles)
-    _, whole = call.global_avals
-    return [
-        cut(jnp.reshape(result, aval.shape), sharding)
-        for result, aval, sharding in zip(
-            results, whole, call.shardings.results, strict=True
+    mesh: Any = call.mesh
+    run: Callable[..., Any] = functools.partial(_run_block, call)
+    tiled = [
+        jnp.reshape(leaf, _tiles(call.mesh, aval.shape, axes))
+        for leaf, aval, axes in zip(leaves, call.in_avals, call.in_axes, strict=True)
+    ]
+    for k, name in reversed(list(enumerate(call.own_axes))):
+        inner = call.own_axes[k:]
+        run = spmap(
+            run,
+            name,
+            in_axes=tuple(_place(axes, inner) for axes in call.in_axes),
+            out_axes=[_place(axes, inner) for axes in call.out_axes],
+            axis_size=call.mesh.shape[name],
+            mesh=mesh,
+            mesh_axes=name,
+            lowering="spmd",
         )
+    around = jax.sharding.get_abstract_mesh()
+    with jax.sharding.use_abstract_mesh(
+        around if around.manual_axes else mesh.abstract_mesh
+    ):
+        results = run(*tiled)
+    return [
+        jnp.reshape(result, aval.shape)
+        for result, aval in zip(results, call.out_avals, strict=True)
     ]
 
 
-def _layout(axes: Axes, aval: Aval) -> list[str | None]:
-    """The dimensions of an array whose blocks have their mesh axes in front of them.
+def _tiles(mesh: AnyMesh, shape: Sequence[int], axes: Axes) -> list[int]:
+    """The shape of an array whose mesh axes are dimensions of their own.
 
-    None stands for a dimension of the block.
+    They stand in front of the dimension that they cut.
     """
-    return [name for names in _cuts(axes, aval.ndim) for name in (*names, None)]
+    tiles: list[int] = []
+    for size, names in zip(shape, _cuts(axes, len(shape)), strict=True):
+        counts = [mesh.shape[name] for name in names]
+        tiles += [*counts, size // math.prod(counts)]
+    return tiles
 
 
-def _take_out(layouts: Sequence[list[str | None]], name: str) -> list[int | None]:
-    """Where each layout has a mesh axis, which it then has no longer."""
-    dims = [each.index(name) if name in each else None for each in layouts]
-    for layout, dim in zip(layouts, dims, strict=True):
-        if dim is not None:
-            del layout[dim]
-    return dims
+def _place(axes: Axes, names: Sequence[str]) -> int | None:
+    """The dimension of the first of ``names`` in such an array without other names.
 
-
-def _along(
-    axis: tracing.Batch,
-    run: Callable[..., list[Any]],
-    in_dims: Sequence[int | None],
-    out_dims: Sequence[int | None],
-) -> Callable[..., list[Any]]:
-    """``run``, vectorized along one mesh axis."""
-    walks = (
-        [tracing.MeshAxisMarker(str(axis.name))]
-        if {*in_dims, *out_dims} - {None}
-        else []
-    )
-
-    def mapped(*args: Value) -> list[Any]:
-        avals = list(map(remove_axis, map(jax.typeof, args), in_dims))
-        seen = jax.sharding.get_abstract_mesh()
-        body = tracing.trace_body(run, avals, axis.name, axis.size, walks, seen)
-        dims = [None] * len(body.constants) + list(in_dims)
-        jaxpr = without_custom_partitioning(body.jaxpr)
-        run_all = axis.vectorize(jaxpr, dims, list(out_dims))
-        return list(run_all(*body.constants, *args))
-
-    return mapped
+    None: the array is not cut along that mesh axis.
+    """
+    name = names[0]
+    if name not in axes:
+        return None
+    ndim = max(axes.values()) + 1
+    order = [each for cut in _cuts(axes, ndim) for each in (*cut, None)]
+    return [each for each in order if each is None or each in names].index(name)
 
 
 # The public function

@@ -16,11 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import Aval, ClosedJaxpr, PyTree, Value, without_sharding
 from shardmap.api.calls import caches, options
-from shardmap.api.calls.call import Arguments, Call, ProcessLocal
+from shardmap.api.calls.call import Arguments, Call
 from shardmap.api.calls.programs import Args, Kwargs, Programs
 from shardmap.api.calls.statics import apply_statics
 from shardmap.api.function import Mapped, P, R
-from shardmap.arrays import array_likes, placement, processes, trees
+from shardmap.arrays import array_likes, placement, trees
 from shardmap.map import agreement, contexts
 from shardmap.map.constraint import (
     CONSTRAINT,
@@ -191,36 +191,20 @@ class PartitionCall(Call):
 
     Attributes:
       in_parts, out_parts: how each leaf and each result is cut.
-      out_avals: the avals of the results.
       total: how many partitions there are; None if nobody says.
       jaxpr: what the function computes.
-      is_alone: whether it is a program of its own, and no part of another.
     """
 
     in_parts: Sequence[Counts]
     out_parts: Sequence[Counts]
-    out_avals: Sequence[Aval]
     total: int | None
     jaxpr: ClosedJaxpr
-    is_alone: bool
-
-    @functools.cached_property
-    def devices(self) -> list[jax.Device]:
-        return list(partition_mesh((), self.total or 1, "sharded_jit").devices.flat)
-
-    @property
-    def communicates(self) -> bool:
-        return True
 
     @property
     def described(self) -> str:
         devices = [device.id for device in self.devices]
         kinds = [aval.str_short() for aval in self.in_avals]
         return f"{self.total or 1} partitions on devices {devices}, arguments {kinds}"
-
-    @property
-    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
-        return self.in_avals, self.out_avals
 
     @functools.cached_property
     def shardings(self) -> MapShardings:
@@ -233,16 +217,6 @@ class PartitionCall(Call):
         return MapShardings(
             tuple(map(sharding, self.in_avals, self.in_parts)),
             tuple(map(sharding, self.out_avals, self.out_parts)),
-        )
-
-    @functools.cached_property
-    def process_local(self) -> ProcessLocal | None:
-        """None of it is: a call takes and gives global arrays."""
-        if not processes.several(self.devices):
-            return None
-        count = len(self.in_avals)
-        return ProcessLocal(
-            [None] * count, [None] * count, [None] * len(self.out_avals)
         )
 
 
@@ -273,21 +247,13 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
             _WithStatics(self.fun), fun, self.name
         )
 
-    def infer_params(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        are_global: Sequence[bool] | None = None,
-        alone: bool = True,
-    ) -> PartitionCall:
-        arguments, what = Arguments.of(args, kwargs), self._named()
-        dynamic = [args[k] for k in arguments.argnums]
-        names = trees.leaf_names(self.fun(), arguments.argnums, dynamic, kwargs)
-        avals = self.leaf_avals(arguments.leaves, lambda: names)
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> PartitionCall:
+        what, names = self._named(), self.leaf_names(arguments)
+        avals = self.leaf_avals(arguments)
         in_parts = self._in_parts(arguments)
         _check_shapes(what, names, avals, in_parts)
-        drop_sharding = arguments.with_leaves(list(map(without_sharding, avals)))
-        traced = self._jitted(arguments).trace(*drop_sharding[0], **drop_sharding[1])
+        args, kwargs = arguments.with_leaves(list(map(without_sharding, avals)))
+        traced = self._jitted(arguments).trace(*args, **kwargs)
         jaxpr, out = traced.jaxpr, traced.out_info
         out_names = trees.leaf_paths("result", out)
         out_parts = _broadcast(
@@ -310,21 +276,20 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
             arguments,
             avals,
             jax.tree.structure(out),
+            jaxpr.out_avals,
+            partition_mesh((), total or 1, "sharded_jit") if alone else None,
             in_parts,
             out_parts,
-            jaxpr.out_avals,
             total,
             jaxpr,
-            alone,
         )
 
     def _in_parts(self, arguments: Arguments) -> list[Counts]:
         """The parts of each leaf: what is passed by keyword is whole."""
-        prefix, argnums = self.options.in_parts, arguments.argnums
-        if isinstance(prefix, tuple) and not _is_leaf(prefix):
-            if len(prefix) == arguments.num_positional:
-                prefix = tuple(prefix[k] for k in argnums)
         positional, keywords = arguments.in_tree.children()
+        prefix = self.options.in_parts
+        if not _is_leaf(prefix):
+            prefix = arguments.given(prefix)
         parts = _broadcast(
             self._named(), "in_parts", prefix, positional, "the positional arguments"
         )
@@ -335,22 +300,25 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         return jax.jit(self._with_statics, static_argnums=static, static_argnames=())
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        leaves = Arguments.of(args, kwargs).leaves
-        return self.bind_call(self.infer_params(args, kwargs, alone=False), leaves)
+        arguments = self._arguments(args, kwargs)
+        call = self.infer_params(arguments, alone=False)
+        return self.bind_call(call, arguments.leaves)
 
     def bind_part(self, args: Args, kwargs: Kwargs) -> PyTree:
         # Values of an eager gradient have types, which those inside have not.
         return self.program_under_mesh.as_part(args, kwargs)
 
     def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:
+        is_alone = call.mesh is not None
+
         def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
             return [
-                constrain(value, parts, call.total, self.what, call.is_alone)
+                constrain(value, parts, call.total, self.what, is_alone)
                 for value, parts in zip(values, all_parts, strict=True)
             ]
 
         operands = cut(leaves, call.in_parts)
-        if call.is_alone:
+        if is_alone:
             closed = call.jaxpr
             results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
         else:
@@ -359,22 +327,16 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         return jax.tree.unflatten(call.out_tree, cut(results, call.out_parts))
 
     def agree(self, call: PartitionCall) -> None:
-        listed = ", ".join(aval.str_short() for aval in call.in_avals)
         agreement.agree(
-            partition_mesh((), call.total or 1),
+            call.mesh,
             self._named(),
             lambda: (
-                f"{self.name}, {call.total or 1} partitions, arguments ({listed}), "
-                f"in_parts {call.in_parts}, out_parts {call.out_parts}, operations "
-                f"{agreement.operations(call.jaxpr.jaxpr)}"
+                f"{self.name}, {call.described}, in_parts {call.in_parts}, out_parts "
+                f"{call.out_parts}, operations {agreement.operations(call.jaxpr.jaxpr)}"
             ),
         )
 
-    def across_processes(self) -> bool:
-        """Never of process-local data: all arguments are global arrays."""
-        return False
-
-    def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
+    def has_other_devices(self) -> bool:
         """It chooses its devices itself."""
         return True
 

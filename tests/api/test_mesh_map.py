@@ -96,18 +96,6 @@ def test_as_shard_map(name, lowering):
     )
 
 
-@pytest.mark.few(5)
-@pytest.mark.parametrize("name", CASES)
-def test_without_collectives_nothing_goes_between_devices(name):
-    # Such programs do not take turns.
-    fun, in_axes, out_axes = CASES[name]
-    mapped = sm.mesh_map(fun, MESH, in_axes, out_axes)
-    lowered = mapped.lower(array(8, 8))
-    text = lowered.compile().as_text()
-    sends = "all-" in text or "collective-permute" in text
-    assert sends == mapped._programs.infer_params((array(8, 8),), {}).communicates
-
-
 def test_blocks_and_not_elements():
     shapes = []
     mapped = sm.mesh_map(

@@ -10,10 +10,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
-from shardmap._jax.types import Aval, PyTree, TreeDef, Value
+from shardmap._jax.types import AnyMesh, Aval, PyTree, TreeDef, Value
 from shardmap.api.calls.statics import Static
-from shardmap.arrays.process_local import ProcessShardings
+from shardmap.arrays import processes
+from shardmap.arrays.process_local import ProcessShardings, is_global_array
 from shardmap.map.shardings import MapShardings
 
 
@@ -44,7 +46,12 @@ class Arguments(NamedTuple):
     def kind(self) -> Hashable:
         """Equal for calls that read the same in one configuration of JAX."""
         kinds = tuple(
-            (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False))
+            (
+                leaf.shape,
+                leaf.dtype,
+                getattr(leaf, "weak_type", False),
+                is_global_array(leaf),
+            )
             if hasattr(leaf, "dtype")
             else type(leaf)
             for leaf in self.leaves
@@ -64,6 +71,15 @@ class Arguments(NamedTuple):
         for argnum, static in self.statics:
             args.insert(argnum, static)
         return args
+
+    def given(self, prefix: PyTree) -> PyTree:
+        """What a pytree prefix of the arguments says of those that are not static.
+
+        It may have an entry for each argument, or none for the static ones.
+        """
+        if isinstance(prefix, tuple) and len(prefix) == self.num_positional:
+            return tuple(prefix[k] for k in self.argnums)
+        return prefix
 
     @property
     def num_positional(self) -> int:
@@ -104,18 +120,17 @@ class Call(abc.ABC):
 
     Attributes:
       arguments: its arguments.
-      in_avals: the leaves' kinds, as this process passes them.
+      in_avals: the avals of the leaves, as this process passes them.
       out_tree: the structure of the result.
+      out_avals: the avals of the results, as global arrays.
+      mesh: where it runs; None inside another map.
     """
 
     arguments: Arguments
     in_avals: Sequence[Aval]
     out_tree: TreeDef
-
-    @property
-    @abc.abstractmethod
-    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
-        """The kinds of leaves and results, as global arrays."""
+    out_avals: Sequence[Aval]
+    mesh: AnyMesh | None
 
     @property
     @abc.abstractmethod
@@ -124,23 +139,28 @@ class Call(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def devices(self) -> list[jax.Device]:
-        """Where it runs, if it has shardings."""
-
-    @property
-    @abc.abstractmethod
-    def communicates(self) -> bool:
-        """Whether anything goes between devices."""
-
-    @property
-    @abc.abstractmethod
     def described(self) -> str:
-        """What is compiled, for the log."""
+        """What is compiled, for the log and for other processes."""
+
+    @property
+    def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
+        """The avals of leaves and results, as global arrays."""
+        return self.in_avals, self.out_avals
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """The devices of its mesh; none of an abstract one."""
+        return devices_of(self.mesh)
 
     @functools.cached_property
     def process_local(self) -> "ProcessLocal | None":
         """How a call over several processes passes its arrays; None: of one process."""
-        return None
+        if not self.devices or not processes.several(self.devices):
+            return None
+        count = len(self.in_avals)
+        return ProcessLocal(
+            [None] * count, [None] * count, [None] * len(self.out_avals)
+        )
 
     @property
     def has_process_local(self) -> bool:
@@ -160,6 +180,11 @@ class Call(abc.ABC):
         ]
 
 
+def devices_of(mesh: AnyMesh | None) -> list[jax.Device]:
+    """The devices of a mesh; none of an abstract one."""
+    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+
+
 class ProcessLocal(NamedTuple):
     """Which arrays of a call are process-local data, and how.
 
@@ -176,9 +201,9 @@ class ProcessLocal(NamedTuple):
     results: Sequence[ProcessShardings | None]
 
 
-def without_statics(args: Sequence[PyTree]) -> list[PyTree]:
+def without_statics(args: Sequence[PyTree]) -> tuple[PyTree, ...]:
     """The positional arguments that are not static."""
-    return [arg for arg in args if type(arg) is not Static]
+    return tuple(arg for arg in args if type(arg) is not Static)
 
 
 def with_statics(

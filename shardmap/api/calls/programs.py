@@ -25,7 +25,6 @@ from shardmap.api.calls.call import (
 from shardmap.api.calls.multiprocess import AcrossProcesses
 from shardmap.api.calls.options import Options
 from shardmap.arrays import array_likes, placement, trees
-from shardmap.arrays.process_local import is_global_array
 from shardmap.arrays.programs import running
 from shardmap.map import contexts, tracing
 
@@ -44,11 +43,13 @@ class CompiledEntry(NamedTuple):
         ones included; raises TypeError or ValueError, before it runs, for others.
       shardings: of the leaves; None if it lays them out itself.
       donated: which leaves are donated.
+      is_exact: whether it refuses all that it is not for.
     """
 
     call: Callable[..., Any]
     shardings: Sequence[Sharding] | None
     donated: Sequence[bool]
+    is_exact: bool
 
 
 class Programs(abc.ABC, Generic[C, OptionsT]):
@@ -72,20 +73,11 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
     # What each kind of map says
 
     @abc.abstractmethod
-    def infer_params(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        are_global: Sequence[bool] | None = None,
-        alone: bool = True,
-    ) -> C:
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> C:
         """Checks the arguments of a call and traces the function.
 
         Args:
-          args: the positional arguments, those that are static each as a `Static`.
-          kwargs: the keyword arguments.
-          are_global: in a map over several processes, which leaves are global arrays;
-            what others hold is process-local data. None: there are no others.
+          arguments: those of the call.
           alone: whether the map is a program of its own, and no part of another.
         """
 
@@ -98,16 +90,12 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         """Adds the map to whatever is being traced."""
 
     @abc.abstractmethod
-    def across_processes(self) -> bool:
-        """Whether the map may run on devices of more than this process."""
-
-    @abc.abstractmethod
-    def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
+    def has_other_devices(self) -> bool:
         """Whether it runs on others than those of `jax.set_mesh`, by itself."""
 
+    @abc.abstractmethod
     def agree(self, call: C) -> None:
         """Sees that all processes make this call, before it is lowered."""
-        return None
 
     def bind_part(self, args: Args, kwargs: Kwargs) -> PyTree:
         """`bind`, under `jax.set_mesh`."""
@@ -122,17 +110,15 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
           The results; and the program, if it takes such arguments as they are, and
           refuses others.
         """
-        arguments = Arguments.of(args, kwargs)
-        leaves, statics = arguments.leaves, arguments.statics
-        refusals.check_hashable(self._named(), self.static_parameter, statics)
-        are_global = self._are_global(leaves)
-        key = arguments.kind(), are_global, configuration()
+        arguments = self._arguments(args, kwargs)
+        leaves = arguments.leaves
+        key = arguments.kind(), configuration()
         entry = self._entries.get(key)
         if entry is None:
-            call = self.infer_params(args, kwargs, are_global)
-            entry = self._entries.setdefault(key, self._compiled(call))
+            entry = self._compiled(self.infer_params(arguments))
+            entry = self._entries.setdefault(key, entry)
         if any(entry.donated):
-            self.check_donated(entry, args, kwargs)
+            self.check_donated(entry, arguments)
         placed = placement.place(leaves, entry.shardings, donate=entry.donated)
         moved = any(a is not b for a, b in zip(leaves, placed, strict=True))
         if moved:
@@ -142,11 +128,9 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         except FoundNaN:
             # As `jax.jit`: bound eagerly, it runs operation by operation.
             return self.bind(args, kwargs), None
-        # A program of global arrays also takes an array of one process of their shape.
-        is_exact = are_global is None or entry.shardings is None
-        return results, entry if is_exact and not moved else None
+        return results, entry if entry.is_exact and not moved else None
 
-    def check_donated(self, entry: CompiledEntry, args: Args, kwargs: Kwargs) -> bool:
+    def check_donated(self, entry: CompiledEntry, arguments: Arguments) -> bool:
         """Refuses deleted arrays, and a donated one that is passed twice.
 
         Returns:
@@ -154,23 +138,18 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
           arrays are committed. Others are moved by the program, which does not free
           them.
         """
-        arguments = Arguments.of(args, kwargs)
-        if len(arguments.leaves) != len(entry.donated):
+        leaves = arguments.leaves
+        if len(leaves) != len(entry.donated):
             return False
         refusals.check_there(
             self._named(),
-            arguments.leaves,
+            leaves,
             entry.donated,
-            lambda: trees.leaf_names(
-                self.fun(),
-                arguments.argnums,
-                tuple(args[k] for k in arguments.argnums),
-                kwargs,
-            ),
+            lambda: self.leaf_names(arguments),
         )
         return all(
             leaf.committed
-            for leaf, donated in zip(arguments.leaves, entry.donated, strict=True)
+            for leaf, donated in zip(leaves, entry.donated, strict=True)
             if donated and isinstance(leaf, jax.Array)
         )
 
@@ -181,7 +160,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         kwargs: Kwargs,
     ) -> PyTree:
         """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
-        if self.has_other_devices(args, kwargs):
+        if self.has_other_devices():
             with without_mesh():
                 return alone(args, kwargs)
         return self.program_under_mesh(args, kwargs)
@@ -197,44 +176,47 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             donate_argnames=self.donate_argnames,
         )
 
-    def leaf_avals(
-        self, leaves: Sequence[Value], names: Callable[[], list[str]]
-    ) -> list[Aval]:
-        """The kinds of leaves.
+    def leaf_names(self, arguments: Arguments) -> list[str]:
+        """How a caller would write each leaf."""
+        args, kwargs = arguments.with_leaves(arguments.leaves)
+        dynamic = without_statics(args)
+        return trees.leaf_names(self.fun(), arguments.argnums, dynamic, kwargs)
+
+    def leaf_avals(self, arguments: Arguments) -> list[Aval]:
+        """The avals of the leaves.
 
         Raises:
           TypeError: one is nothing that JAX can compute with.
         """
         avals = []
-        for k, leaf in enumerate(leaves):
+        for k, leaf in enumerate(arguments.leaves):
             try:
                 aval = array_likes.leaf_aval(leaf)
             except TypeError:
                 aval = None
             if not isinstance(aval, jax.core.ShapedArray):
+                name = self.leaf_names(arguments)[k]
                 raise refusals.no_array(
-                    self.what, names()[k], leaf, aval, self.static_parameter
+                    self.what, name, leaf, aval, self.static_parameter
                 )
             avals.append(aval)
         return avals
 
     def infer_params_alone(self, args: Args, kwargs: Kwargs) -> C:
         """Reads a call that is lowered or traced by itself."""
-        arguments = Arguments.of(args, kwargs)
-        statics = arguments.statics
-        refusals.check_hashable(self._named(), self.static_parameter, statics)
-        return self.infer_params(args, kwargs, self._are_global(arguments.leaves))
+        return self.infer_params(self._arguments(args, kwargs))
 
     def across(self, call: C, program: Callable[..., Any]) -> AcrossProcesses:
         """A program of global arrays, called as in this call over several processes."""
         return AcrossProcesses(program, call, self._donated(call.arguments))
 
+    def _arguments(self, args: Args, kwargs: Kwargs) -> Arguments:
+        arguments = Arguments.of(args, kwargs)
+        refusals.check_hashable(self._named(), self.static_parameter, arguments.statics)
+        return arguments
+
     def _named(self) -> str:
         return f"{self.what} of {self.name}"
-
-    def _are_global(self, leaves: Sequence[Value]) -> tuple[bool, ...] | None:
-        """Which leaves are global arrays; None in one process."""
-        return tuple(map(is_global_array, leaves)) if self.across_processes() else None
 
     def _donated(self, arguments: Arguments) -> list[bool]:
         return arguments.donated(self.options.donate_argnums, self.donate_argnames)
@@ -246,9 +228,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         if call.process_local is not None:
             self.agree(call)
         arguments, structs = call.arguments, call.structs()
-        compiled = functools.partial(
-            running.compiled, devices=call.devices, communicates=call.communicates
-        )
+        compiled = functools.partial(running.compiled, devices=call.devices)
         if trees.takes_anything(arguments.in_tree, call.out_tree):
             args, kwargs = arguments.with_leaves(structs)
             program = compiled(self.jitted(call), without_statics(args), kwargs)
@@ -258,8 +238,13 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         shardings = call.shardings and call.shardings.operands
         if call.has_process_local:
             program, shardings = self.across(call, program), None
-        program = with_statics(arguments.statics, program)
-        return CompiledEntry(program, shardings, self._donated(arguments))
+        return CompiledEntry(
+            with_statics(arguments.statics, program),
+            shardings,
+            self._donated(arguments),
+            # A program of global arrays takes an array of one process of their shape.
+            call.process_local is None or call.has_process_local,
+        )
 
     def jitted(self, call: C) -> jax.stages.Wrapped:
         """A call as `jax.jit`, to be traced for the call's `structs`.
@@ -305,7 +290,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         """A call of this process's data, as the call of global arrays that is run."""
         if not call.has_process_local:
             return call
-        return self.infer_params(*call.arguments.with_leaves(call.structs()))
+        return self.infer_params(call.arguments._replace(leaves=call.structs()))
 
     def _jit_options(self, call: C, out_tree: TreeDef) -> dict[str, Any]:
         if call.shardings is None:

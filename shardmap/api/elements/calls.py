@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from shardmap._jax.types import Aval, TreeDef, Value, with_shape
 from shardmap.api.calls import caches
@@ -14,7 +13,6 @@ from shardmap.api.calls.call import Arguments, Call, ProcessLocal
 from shardmap.api.calls.statics import Static, apply_statics
 from shardmap.arrays.process_local import ProcessShardings, parts_along, shardings_along
 from shardmap.map import tracing
-from shardmap.map.lowering.evaluation import communicates
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.shardings import MapShardings, map_shardings
 
@@ -66,21 +64,10 @@ class ElementCall(Call):
 
     @functools.cached_property
     def shardings(self) -> MapShardings | None:
-        if self.params["mesh"] is None:
+        if self.mesh is None:
             return None
         operands, results = self._map_shardings
         return MapShardings(operands[len(self.body.constants) :], results)
-
-    @property
-    def devices(self) -> list[jax.Device]:
-        mesh = self.params["mesh"]
-        # An abstract mesh, of which `explain` estimates the cost, has none.
-        return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
-
-    @functools.cached_property
-    def communicates(self) -> bool:
-        mesh = self.params["mesh"]
-        return mesh is not None and communicates(self.params)
 
     @property
     def described(self) -> str:
@@ -96,23 +83,15 @@ class ElementCall(Call):
 
     @property
     def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
-        operands: Sequence[Aval] = self.in_avals
-        if self.is_process_local:
-            shardings, _ = self.process_shardings
-            operands = [
-                with_shape(aval, each.global_shape(aval.shape))
-                for each, aval in zip(
-                    shardings[len(self.body.constants) :], operands, strict=True
-                )
-            ]
-        size = self.params["axis_size"]
-        results = [
-            _with_axis(var.aval, axis, size)
-            for var, axis in zip(
-                self.body.jaxpr.outvars, self.params["out_axes"], strict=True
-            )
+        if not self.is_process_local:
+            return super().global_avals
+        shardings, _ = self.process_shardings
+        shardings = shardings[len(self.body.constants) :]
+        operands = [
+            with_shape(aval, each.global_shape(aval.shape))
+            for each, aval in zip(shardings, self.in_avals, strict=True)
         ]
-        return operands, results
+        return operands, self.out_avals
 
     @functools.cached_property
     def process_shardings(
@@ -146,7 +125,8 @@ class ElementCall(Call):
         )
 
 
-def _with_axis(aval: Aval, axis: int | None, size: int) -> Aval:
+def with_axis(aval: Aval, axis: int | None, size: int) -> Aval:
+    """The aval of an array of ``size`` elements."""
     if axis is None:
         return aval
     shape = (*aval.shape[:axis], size, *aval.shape[axis:])

@@ -12,11 +12,10 @@ from shardmap._jax.stages import trace_as
 from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, TreeDef, Value
 from shardmap._lazy import ask
 from shardmap.api.calls import caches
-from shardmap.api.calls.call import Arguments
+from shardmap.api.calls.call import Arguments, without_statics
 from shardmap.api.calls.programs import Args, Kwargs, Programs
-from shardmap.api.calls.refusals import check_hashable
 from shardmap.api.elements import ambient_mesh, axes
-from shardmap.api.elements.calls import Element, ElementCall
+from shardmap.api.elements.calls import Element, ElementCall, with_axis
 from shardmap.api.elements.options import Options
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.arrays.process_local import convert_p, look, parts_along
@@ -27,8 +26,9 @@ from shardmap.map.layout import (
     map_mesh,
     own_placement,
 )
+from shardmap.map.lowering import spmap_p
 from shardmap.map.primitives import explicit_sharding
-from shardmap.map.primitives.map_primitive import remove_axis, spmap_p
+from shardmap.map.primitives.map_primitive import remove_axis
 from shardmap.units import Auto
 
 
@@ -43,35 +43,34 @@ class ElementPrograms(Programs[ElementCall, Options]):
         self._elements: caches.LRUCache[Element] = caches.LRUCache()
         # Never forgotten, as nobody could know whether all processes have.
 
-    def infer_params(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        are_global: Sequence[bool] | None = None,
-        alone: bool = True,
-    ) -> ElementCall:
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> ElementCall:
         options = self.options
-        self._check_static_count(len(args))
-        read = Arguments.of(args, kwargs)
-        check_hashable(self._named(), self.static_parameter, read.statics)
-        mapped_args = tuple(args[k] for k in read.argnums)
+        self._check_static_count(arguments.num_positional)
+        positional, keywords = arguments.in_tree.children()
+        in_axes = (
+            trees.broadcast_axes(
+                "in_axes",
+                self._in_axes_prefix(arguments),
+                positional,
+                "the positional arguments",
+            )
+            + (0,) * keywords.num_leaves
+        )
 
         def names() -> list[str]:
-            return trees.leaf_names(self.fun(), read.argnums, mapped_args, kwargs)
+            return self.leaf_names(arguments)
 
-        in_axes = trees.broadcast_axes(
-            "in_axes",
-            self._in_axes_prefix(len(args), read.argnums),
-            mapped_args,
-            "the positional arguments",
-        ) + (0,) * len(jax.tree.leaves(kwargs))
-        avals = self.leaf_avals(read.leaves, names)
-        in_axes = axes.normalize_in_axes(in_axes, avals, names, (mapped_args, kwargs))
+        avals = self.leaf_avals(arguments)
+        args, kwargs = arguments.with_leaves(arguments.leaves)
+        in_axes = axes.normalize_in_axes(
+            in_axes, avals, names, (without_statics(args), kwargs)
+        )
+        are_global = self._are_global(arguments.leaves)
         is_local = are_global is not None and axes.are_process_local(
             are_global, in_axes, names
         )
         axis_size = self._axis_size(in_axes, avals, names, is_local)
-        body = self._body(self._element(read, args, kwargs), in_axes, avals, axis_size)
+        body = self._body(self._element(arguments), in_axes, avals, axis_size)
         params = {
             "axis_name": options.axis_name,
             "axis_size": axis_size,
@@ -88,9 +87,30 @@ class ElementPrograms(Programs[ElementCall, Options]):
             params["batch_size"] = fits
         if params["mesh"] is not None and not tracing.inside_map():
             check_inner_meshes(params)
+        out_avals = [
+            with_axis(var.aval, axis, axis_size)
+            for var, axis in zip(body.jaxpr.outvars, params["out_axes"], strict=True)
+        ]
         return ElementCall(
-            read, avals, body.out_tree, body, params, are_global is not None, is_local
+            arguments,
+            avals,
+            body.out_tree,
+            out_avals,
+            params["mesh"],
+            body,
+            params,
+            are_global is not None,
+            is_local,
         )
+
+    def _are_global(self, leaves: Sequence[Value]) -> list[bool] | None:
+        """Which leaves are global arrays, and not process-local data.
+
+        None where there is no process-local data: in one process, and while JAX traces.
+        """
+        if not self.across_processes() or tracing.inside_map():
+            return None
+        return look(leaves)
 
     def _check_static_count(self, count: int) -> None:
         static = self.options.static_argnums
@@ -102,25 +122,25 @@ class ElementPrograms(Programs[ElementCall, Options]):
                 "be passed positionally."
             )
 
-    def _in_axes_prefix(self, count: int, argnums: Sequence[int]) -> PyTree:
+    def _in_axes_prefix(self, arguments: Arguments) -> PyTree:
         """What ``in_axes`` says of the arguments that are not static."""
-        prefix = self.options.in_axes
-        if not isinstance(prefix, tuple):
-            return prefix
-        if len(prefix) != count:
+        prefix, count = self.options.in_axes, arguments.num_positional
+        if isinstance(prefix, tuple) and len(prefix) != count:
             raise ValueError(
                 f"spmap in_axes has {len(prefix)} entries, one for each positional "
                 f"argument, but {self.name} was called with {count}. Arguments passed "
                 "by keyword have none: they are always mapped along axis 0."
             )
-        return tuple(prefix[k] for k in argnums)
+        return arguments.given(prefix)
 
-    def _element(self, read: Arguments, args: Args, kwargs: Kwargs) -> Element:
-        key = read.in_tree, read.statics
+    def _element(self, arguments: Arguments) -> Element:
+        key = arguments.in_tree, arguments.statics
         element = self._elements.get(key)
         if element is None:
             element = Element(self.fun, *key)
-            trace_as(element, self.what, self.fun(), args, kwargs, read.static_argnums)
+            args, kwargs = arguments.with_leaves(arguments.leaves)
+            static = arguments.static_argnums
+            trace_as(element, self.what, self.fun(), args, kwargs, static)
             element = self._elements.setdefault(key, element)
         return element
 
@@ -150,16 +170,13 @@ class ElementPrograms(Programs[ElementCall, Options]):
             raise
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        are_global = None
-        leaves = Arguments.of(args, kwargs).leaves
-        if self.across_processes() and not tracing.inside_map():
-            are_global = look(leaves)
+        arguments = self._arguments(args, kwargs)
         # Without jit no map is a part of another program.
         alone = bool(context.config_value("jax_disable_jit"))
-        call = self.infer_params(args, kwargs, are_global, alone)
-        if are_global is not None:
+        call = self.infer_params(arguments, alone)
+        if call.is_across_processes:
             self.agree(call)
-        return self.bind_call(call, leaves)
+        return self.bind_call(call, arguments.leaves)
 
     def bind_call(self, call: ElementCall, leaves: Sequence[Value]) -> PyTree:
         operands = [*call.body.constants, *_as_arrays(call, leaves)]
@@ -179,6 +196,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         return jax.tree.unflatten(call.out_tree, results)
 
     def across_processes(self) -> bool:
+        """Whether the map may run on devices of more than this process."""
         if jax.process_count(self.options.backend) == 1:
             return False
         mesh = self.options.mesh
@@ -186,7 +204,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
             self._devices() if mesh is None else list(mesh.devices.flat)
         )
 
-    def has_other_devices(self, args: Args, kwargs: Kwargs) -> bool:
+    def has_other_devices(self) -> bool:
         others = ambient_mesh.other_devices(self.options)
         return self.across_processes() or bool(others)
 

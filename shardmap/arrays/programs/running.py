@@ -14,6 +14,7 @@ every thread wait for one that has none, and never end:
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -99,7 +100,6 @@ def compiled(
     args: Sequence[Value],
     kwargs: Mapping[str, Value],
     devices: Collection[jax.Device],
-    communicates: bool,
 ) -> Callable[..., Any]:
     """Compiles a program ahead of time.
 
@@ -107,17 +107,26 @@ def compiled(
       jitted: the program, with its `compiler_options`.
       args, kwargs: arguments, or `jax.ShapeDtypeStruct`, of its calls.
       devices: the devices that it runs on.
-      communicates: whether anything goes between devices.
 
     Returns:
       A function that runs it, and raises TypeError or ValueError for calls that it is
       not for, before it runs.
     """
-    call, calls_host = dispatcher(jitted.trace(*args, **kwargs).lower().compile())
-    if not _takes_turns(devices, communicates):
+    made = jitted.trace(*args, **kwargs).lower().compile()
+    call, calls_host = dispatcher(made)
+    if not (_takes_turns(devices, True) and _has_collectives(made)):
         return call
     name = getattr(jitted, "__name__", "a map")
     return functools.partial(_turn.run, name, calls_host, call)
+
+
+_COLLECTIVE = re.compile(r" (all-|collective-|ragged-all-|reduce-scatter)[\w-]*\(")
+
+
+def _has_collectives(compiled: jax.stages.Compiled) -> bool:
+    """Whether anything goes between the devices of a compiled program."""
+    text = compiled.as_text()
+    return text is None or _COLLECTIVE.search(text) is not None
 
 
 def map_jit(

@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
+from tests.api.kinds import every_kind, mapped
 from tests.command_line import python
 
 EIGHT = np.arange(8, dtype=np.float32)
@@ -69,6 +70,36 @@ def test_a_callback_that_needs_the_turn_of_its_own_program_is_told(kind):
     assert result.stdout.count(told) == 2
     assert "[2. 2.]" in result.stdout
     assert result.stdout.endswith("[4. 4. 4. 4.]\n")
+
+
+@every_kind
+def test_a_program_without_collectives_takes_no_turn(kind):
+    started, go, results = threading.Event(), threading.Event(), []
+
+    def host(x):
+        started.set()
+        go.wait(60)
+        return x
+
+    def waiting(x):
+        x = jax.pure_callback(host, x, x, vmap_method="sequential")
+        return lax.psum(x, "i")
+
+    alone = mapped(kind, lambda x: x + 1)
+    others = (
+        lambda: results.append(sm.spmap(waiting, "i")(EIGHT[:2])),
+        lambda: results.append(alone(EIGHT)),
+    )
+    holder, free = (threading.Thread(target=run, daemon=True) for run in others)
+    holder.start()
+    assert started.wait(60)
+    free.start()
+    free.join(20)
+    first = len(results)
+    go.set()
+    holder.join(60)
+    assert first == 1
+    np.testing.assert_array_equal(results[0], EIGHT + 1)
 
 
 def test_a_program_is_compiled_once():
