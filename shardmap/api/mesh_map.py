@@ -410,12 +410,14 @@ class MeshPrograms(Programs[MeshCall, Options]):
         return jax.tree.unflatten(call.out_tree, results)
 
     def agree(self, call: MeshCall) -> None:
+        listed = ", ".join(aval.str_short() for aval in call.in_avals)
         agreement.agree(
             call.mesh,
             self._named(),
             lambda: (
-                f"{self.name}, {call.described}, in_axes {call.in_axes}, out_axes "
-                f"{call.out_axes}, operations {agreement.operations(call.jaxpr)}"
+                f"{self.name}, mesh {dict(call.mesh.shape)}, arguments ({listed}), "
+                f"in_axes {call.in_axes}, out_axes {call.out_axes}, operations "
+                f"{agreement.operations(call.jaxpr)}"
             ),
         )
 

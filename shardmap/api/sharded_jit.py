@@ -327,12 +327,14 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         return jax.tree.unflatten(call.out_tree, cut(results, call.out_parts))
 
     def agree(self, call: PartitionCall) -> None:
+        listed = ", ".join(aval.str_short() for aval in call.in_avals)
         agreement.agree(
             call.mesh,
             self._named(),
             lambda: (
-                f"{self.name}, {call.described}, in_parts {call.in_parts}, out_parts "
-                f"{call.out_parts}, operations {agreement.operations(call.jaxpr.jaxpr)}"
+                f"{self.name}, {call.total or 1} partitions, arguments ({listed}), "
+                f"in_parts {call.in_parts}, out_parts {call.out_parts}, operations "
+                f"{agreement.operations(call.jaxpr.jaxpr)}"
             ),
         )
 

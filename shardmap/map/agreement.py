@@ -85,7 +85,7 @@ _postponed: contextvars.ContextVar[list[Callable[[], None]] | None] = (
 )
 
 
-def agree(mesh: AnyMesh, what: str, text: Callable[[], str]) -> None:
+def agree(mesh: AnyMesh | None, what: str, text: Callable[[], str]) -> None:
     """Makes sure that all processes of a mesh are about to run the same.
 
     They compare a program once: JAX may lower it again in one process alone.

@@ -26,11 +26,13 @@ class Arguments(NamedTuple):
       leaves: the values, flat.
       in_tree: the structure of (positional arguments, keyword arguments).
       statics: the static arguments, by position.
+      all_global: whether no leaf is process-local data.
     """
 
     leaves: Sequence[Value]
     in_tree: TreeDef
     statics: tuple[tuple[int, Static], ...]
+    all_global: bool = False
 
     @classmethod
     def of(cls, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> "Arguments":

@@ -290,7 +290,8 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         """A call of this process's data, as the call of global arrays that is run."""
         if not call.has_process_local:
             return call
-        return self.infer_params(call.arguments._replace(leaves=call.structs()))
+        arguments = call.arguments._replace(leaves=call.structs(), all_global=True)
+        return self.infer_params(arguments)
 
     def _jit_options(self, call: C, out_tree: TreeDef) -> dict[str, Any]:
         if call.shardings is None:

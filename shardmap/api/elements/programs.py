@@ -65,7 +65,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         in_axes = axes.normalize_in_axes(
             in_axes, avals, names, (without_statics(args), kwargs)
         )
-        are_global = self._are_global(arguments.leaves)
+        are_global = self._are_global(arguments)
         is_local = are_global is not None and axes.are_process_local(
             are_global, in_axes, names
         )
@@ -103,14 +103,14 @@ class ElementPrograms(Programs[ElementCall, Options]):
             is_local,
         )
 
-    def _are_global(self, leaves: Sequence[Value]) -> list[bool] | None:
+    def _are_global(self, arguments: Arguments) -> list[bool] | None:
         """Which leaves are global arrays, and not process-local data.
 
         None where there is no process-local data: in one process, and while JAX traces.
         """
-        if not self.across_processes() or tracing.inside_map():
+        if arguments.all_global or tracing.inside_map() or not self.across_processes():
             return None
-        return look(leaves)
+        return look(arguments.leaves)
 
     def _check_static_count(self, count: int) -> None:
         static = self.options.static_argnums
