@@ -62,7 +62,7 @@ __all__ = [
     "with_sharding_constraint",
 ]
 
-# Each is imported when it is first asked for: the command line asks for few.
+# Names are imported lazily, which keeps `import shardmap` and the command line quick.
 if TYPE_CHECKING:
     from shardmap import compat as compat
     from shardmap import extend as extend
@@ -140,7 +140,7 @@ else:
         {
             "pmap": "shardmap.spmap, which has its parameters",
             "soft_pmap": "shardmap.spmap, whose axes may be of any length",
-            "vmap": "jax.vmap, which goes together with shardmap.spmap",
+            "vmap": "jax.vmap, which works inside and outside of shardmap.spmap",
             "shard_map": "shardmap.mesh_map, or jax.shard_map itself",
             "xmap": "shardmap.compat.maps.xmap, or shardmap.mesh_map",
             "pjit": "shardmap.compat.pjit.pjit, or jax.jit itself",
@@ -154,7 +154,7 @@ else:
             "install": "shardmap.compat.install",
         },
     )
-    # What maps and plans ask of what stands on them.
+    # What the core uses of plan and explain.
     _lazy.provide(
         batch_that_fits="shardmap.plan.inside.batch_size",
         explain="shardmap.explain.api",
