@@ -11,7 +11,7 @@ from jax.extend.core import primitives as p
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, reshard
 
 from shardmap._jax.primitives import equation_of, primitive_of
-from shardmap._jax.types import AnyJaxpr, Equation, Primitive
+from shardmap._jax.types import AnyJaxpr, Params, Primitive
 
 _SQUARE = np.zeros((2, 2), np.float32)
 _PAIR = np.zeros(2, np.float32)
@@ -95,12 +95,12 @@ REDUCTION_PARAMS = {
 """The parameters, besides the axes, that a reduction has in this JAX."""
 
 
-def linear_solve(equation: Equation) -> tuple[AnyJaxpr, list[int]]:
+def linear_solve(params: Params, operands: int) -> tuple[AnyJaxpr, list[int]]:
     """The jaxpr by which a linear solve is done, and which operands it takes."""
-    counts, jaxprs = equation.params["const_lengths"], equation.params["jaxprs"]
+    counts, jaxprs = params["const_lengths"], params["jaxprs"]
     first = counts.matvec + counts.vecmat
     behind = first + counts.solve + counts.transpose_solve
-    own = [*range(first, first + counts.solve), *range(behind, len(equation.invars))]
+    own = [*range(first, first + counts.solve), *range(behind, operands)]
     return jaxprs.solve, own
 
 
@@ -108,25 +108,25 @@ def linear_solve(equation: Equation) -> tuple[AnyJaxpr, list[int]]:
 # equations of one.
 
 
-def expansion(equation: Equation) -> Callable[..., Any] | None:
+def expansion(params: Params) -> Callable[..., Any] | None:
     """What such an equation stands for, as a function of its operands' pytree.
 
     None: it stands for itself.
     """
-    inner = equation.params.get("_prim")
+    inner = params.get("_prim")
     return getattr(inner, "expand", None)
 
 
-def expansion_tree(equation: Equation) -> jax.tree_util.PyTreeDef:
+def expansion_tree(params: Params) -> jax.tree_util.PyTreeDef:
     """The structure of the arguments of `expansion`."""
-    return equation.params["_prim"].in_tree
+    return params["_prim"].in_tree
 
 
 def _expandable() -> Primitive | None:
     with jax.disable_jit(False):
         [call] = jax.make_jaxpr(jnp.searchsorted)(_PAIR, _PAIR).jaxpr.eqns
     equation = call.params["jaxpr"].eqns[-1]
-    if expansion(equation) is not None:
+    if expansion(equation.params) is not None:
         return equation.primitive
     # JAX 0.10 and 0.11 have a loop there.
     equation_of("scan", jnp.searchsorted, _PAIR, _PAIR)

@@ -12,7 +12,7 @@ from shardmap.plan.arguments import aval_of, narrowed_dtype
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
-from shardmap.plan.lax.table import analysed
+from shardmap.plan.lax.passes import analysed
 from shardmap.plan.memory.fit import Fit
 from shardmap.plan.memory.shards import sample
 from shardmap.plan.run.buffers import start_dtype

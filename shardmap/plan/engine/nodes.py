@@ -22,6 +22,7 @@ class Value:
     """What one variable of a jaxpr stands for.
 
     Attributes:
+      producer: the node that makes it; None for an argument or a constant.
       constant: the array that the function closed over, if it is one.
     """
 
@@ -128,21 +129,41 @@ class Graph:
       outputs: what the function returns.
       effects: one value for each effect, with the axes of all its operands: a part of
         it stands for the effect of parts of them. Nothing is stored of it.
+      source: where the user wrote the equation that nodes are added for.
+      source_info: the same as JAX keeps it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: "Calls | None" = None) -> None:
+        self.calls = calls or Calls({}, {})
         self.effects: list[Value] = []
         self.inputs: list[Value] = []
         self.constants: dict[Value, Any] = {}
         self.nodes: list[Node] = []
         self.outputs: list[Operand] = []
+        self.source = ""
         self.source_info: SourceInfo | None = None
         self._values = 0
+        self._ahead: list[Node] = []
+        self._replaced: dict[Value, Operand] = {}
         self._sources: dict[int, tuple[Any, Value]] = {}
 
     def value(self, aval: Aval) -> Value:
         self._values += 1
         return Value(self._values - 1, aval)
+
+    def node(
+        self,
+        primitive: Hashable,
+        params: Params,
+        ins: Sequence[Operand],
+        out_avals: Iterable[Aval],
+    ) -> Node:
+        """An equation that is not in the graph yet."""
+        outs = [self.value(aval) for aval in out_avals]
+        return Node(
+            *(len(self.nodes), primitive, params, ins, outs),
+            *(self.source, self.source_info),
+        )
 
     def add(
         self,
@@ -150,24 +171,61 @@ class Graph:
         params: Params,
         ins: Sequence[Operand],
         out_avals: Iterable[Aval],
-        source: str,
     ) -> tuple[Value, ...]:
         """Appends an equation and returns its results."""
-        outs = [self.value(aval) for aval in out_avals]
-        number = len(self.nodes)
-        node = Node(number, primitive, params, ins, outs, source, self.source_info)
-        self.nodes.append(node)
-        return node.outs
+        self.nodes.append(self.node(primitive, params, ins, out_avals))
+        return self.nodes[-1].outs
 
-    def inline(
-        self,
-        jaxpr: AnyJaxpr,
-        ins: Sequence[Operand],
-        source: str,
-        calls: "Calls | None" = None,
-    ) -> list[Operand]:
+    def inline(self, jaxpr: AnyJaxpr, ins: Sequence[Operand]) -> list[Operand]:
         """Appends the equations of a jaxpr as if they stood at ``source``."""
-        return _inline(self, jaxpr, ins, calls or Calls({}, {}), source)
+        return _inline(self, jaxpr, ins, self.source, fixed=True)
+
+    def call(
+        self, function: Callable[..., Any], ins: Sequence[Operand]
+    ) -> list[Operand]:
+        """Appends the equations of a function of the operands."""
+        return self.inline(traced(function, ins), ins)
+
+    def rewrite(self, write: Callable[[Node], Sequence[Operand] | None]) -> None:
+        """Passes over the nodes, first to last, and replaces some of them.
+
+        Args:
+          write: gets each node, with its operands as they are by then. It adds others
+            to the graph and returns what takes the place of the node's results, or
+            returns None to leave the node as it is. It gets the nodes that it adds too.
+        """
+        self._ahead, self.nodes = self.nodes[::-1], []
+        while self._ahead:
+            node = self._ahead.pop()
+            if any(self.now(operand) is not operand for operand in node.ins):
+                node.ins = tuple(map(self.now, node.ins))
+            self.source, self.source_info = node.source, node.source_info
+            first = node.number = len(self.nodes)
+            made = write(node)
+            if made is None:
+                self.nodes.append(node)
+            else:
+                self._ahead += reversed(self.nodes[first:])
+                del self.nodes[first:]
+                self._replaced.update(zip(node.outs, made, strict=True))
+        self.outputs = list(map(self.now, self.outputs))
+        self.effects = [v for v in map(self.now, self.effects) if isinstance(v, Value)]
+        self._replaced = {}
+
+    def now(self, operand: Operand) -> Operand:
+        """What stands for an operand while the graph is rewritten."""
+        while isinstance(operand, Value) and operand in self._replaced:
+            operand = self._replaced[operand]
+        return operand
+
+    def ahead(self) -> dict[Value, list[Node]]:
+        """The nodes that are still to be passed over, by what they take."""
+        users: dict[Value, list[Node]] = {}
+        for node in reversed(self._ahead):
+            for operand in map(self.now, node.ins):
+                if isinstance(operand, Value):
+                    users.setdefault(operand, []).append(node)
+        return users
 
     def constant(self, array: ArrayLike) -> Operand:
         """An array that the function closed over, as it is now.
@@ -210,10 +268,8 @@ class Refused(Exception):
     """No plan can run an equation; the message says which, and why."""
 
 
-Rewrite: TypeAlias = Callable[
-    [Graph, Equation, Sequence[Operand], str], Sequence[Operand] | None
-]
-"""Adds other nodes in the place of an equation; None: leaves it as it is."""
+Rewrite: TypeAlias = Callable[[Graph, Node], Sequence[Operand] | None]
+"""Adds others in the place of a node that is not in the graph; None: leaves it so."""
 
 
 class Calls(NamedTuple):
@@ -229,15 +285,15 @@ class Calls(NamedTuple):
     jaxprs: Mapping[Primitive, str]
     rewrites: Mapping[Primitive, Rewrite]
     harmless: tuple[type, ...] = ()
-    effects: Rewrite | None = None
+    effects: Callable[[Graph, Node, Equation], Sequence[Operand] | None] | None = None
 
 
 def flatten(jaxpr: AnyJaxpr, calls: Calls) -> Graph:
     """The graph of a jaxpr, closed or not."""
-    graph = Graph()
+    graph = Graph(calls)
     inner = opened(jaxpr)
     graph.inputs = [graph.value(aval) for aval in avals(inner.invars)]
-    graph.outputs = _inline(graph, jaxpr, graph.inputs, calls)
+    graph.outputs = _inline(graph, jaxpr, graph.inputs)
     return graph
 
 
@@ -245,10 +301,19 @@ def _inline(
     graph: Graph,
     jaxpr: AnyJaxpr,
     arguments: Sequence[Operand],
-    calls: Calls,
-    written: str = "",
     outer: str = "",
+    fixed: bool = False,
 ) -> list[Operand]:
+    """Appends a jaxpr's equations.
+
+    Args:
+      graph: the graph.
+      jaxpr: the jaxpr.
+      arguments: its arguments.
+      outer: where equations stand of which JAX does not know it.
+      fixed: whether all stand where the graph is by now.
+    """
+    calls = graph.calls
     inner = opened(jaxpr)
     known: dict[Any, Operand] = {}
     known.update(zip(inner.invars, arguments, strict=True))
@@ -269,30 +334,44 @@ def _inline(
     for equation in inner.eqns:
         ins = [read(atom) for atom in equation.invars]
         primitive = equation.primitive
-        if not written:
-            graph.source_info = equation.source_info
-        source = written or source_info_util.summarize(equation.source_info) or outer
+        if not fixed:
+            own = source_info_util.summarize(equation.source_info)
+            graph.source, graph.source_info = own or outer, equation.source_info
         outs: Sequence[Operand] | None = None
-        harmful = [e for e in equation.effects if not isinstance(e, calls.harmless)]
         if primitive in calls.jaxprs:
             called = equation.params[calls.jaxprs[primitive]]
-            outs = _inline(graph, called, ins, calls, written, source)
-        elif harmful:
-            if calls.effects is not None:
-                outs = calls.effects(graph, equation, ins, source)
-        elif primitive in calls.rewrites:
-            outs = calls.rewrites[primitive](graph, equation, ins, source)
-        if outs is None and harmful:
-            effects = ", ".join(sorted(map(str, harmful)))
-            raise Refused(
-                f"{primitive} at {source} has an effect ({effects}), and nothing says "
-                "which shard should have it"
-            )
-        if outs is None:
-            made = avals(equation.outvars)
-            outs = graph.add(primitive, equation.params, ins, made, source)
+            outs = _inline(graph, called, ins, graph.source, fixed)
+        else:
+            node = graph.node(primitive, equation.params, ins, avals(equation.outvars))
+            outs = _decomposed(graph, node, equation)
+            if outs is None:
+                graph.nodes.append(node)
+                outs = node.outs
         known.update(zip(equation.outvars, outs, strict=True))
     return [read(atom) for atom in inner.outvars]
+
+
+def _decomposed(
+    graph: Graph, node: Node, equation: Equation
+) -> Sequence[Operand] | None:
+    """What stands for a node that is always written as others.
+
+    Raises:
+      Refused: it has an effect that no shard may have.
+    """
+    calls = graph.calls
+    harmful = [e for e in equation.effects if not isinstance(e, calls.harmless)]
+    if harmful:
+        outs = calls.effects(graph, node, equation) if calls.effects else None
+        if outs is None:
+            effects = ", ".join(sorted(map(str, harmful)))
+            raise Refused(
+                f"{node.name} at {node.source} has an effect ({effects}), and nothing "
+                "says which shard should have it"
+            )
+        return outs
+    write = calls.rewrites.get(node.primitive)
+    return write(graph, node) if write else None
 
 
 def avals(variables: Iterable[Var]) -> list[Aval]:

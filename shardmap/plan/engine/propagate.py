@@ -7,10 +7,9 @@ the complete value, so that a stage ends there, and all that depends on it is co
 in a later one.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -80,7 +79,7 @@ class Analysis:
     def __init__(
         self,
         graph: Graph,
-        table: RuleTable,
+        rule_of: Callable[[Node], Rule],
         input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
         keeps: bool = True,
@@ -105,7 +104,7 @@ class Analysis:
             self.cuts[value] = [UNCUT] * len(value.shape)
             self.level[value] = 0
         for node in graph.nodes:
-            self.rules[node.number] = table.rule(node)
+            self.rules[node.number] = rule_of(node)
             self._link(node)
         self._link_views()
         for node in graph.nodes:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.nodes import Graph, Node, Operand
 from shardmap.plan.engine.slices import Box, Interval, Window, refine
 
 Factor: TypeAlias = Hashable
@@ -66,9 +66,20 @@ def meet(cuts: Sequence[Cut]) -> Cut:
     hard = [cut for cut in cuts if not cut.soft]
     origins = frozenset().union(*(cut.origins for cut in cuts))
     if hard:
-        return Cut(refine(cut.at for cut in hard), False, origins)
+        different = dict.fromkeys(cut.at for cut in hard)
+        at = refine(different) if len(different) > 1 else hard[0].at
+        return Cut(at, False, origins)
     # Refined, the shifted cuts of x[1:] and of x[:-1] would leave slivers of one row.
     return Cut(max(cuts, key=lambda cut: len(cut.at)).at, True, origins)
+
+
+Stages: TypeAlias = Callable[
+    [Graph, Node, Sequence[Sequence[Cut]]], Sequence[Operand] | None
+]
+"""Adds nodes that can be cut in the place of one at which cuts of its operands end.
+
+It gets the graph, the node and the cuts of its operands, and returns what stands for
+its results; None: the node stays."""
 
 
 class Reason(NamedTuple):

@@ -16,7 +16,7 @@ from shardmap._jax.types import ClosedJaxpr, Equation
 from shardmap._jax.walk import jaxprs_in, rewrite_jaxpr
 from shardmap.map.primitives.tap import is_no_tap, tap_p
 from shardmap.plan.engine.factors import Factors, Local, bind, taken_whole
-from shardmap.plan.engine.nodes import Graph, Node, Operand, avals
+from shardmap.plan.engine.nodes import Graph, Node, Operand
 from shardmap.plan.engine.rules import Reason
 from shardmap.plan.lax.table import TABLE
 
@@ -54,22 +54,19 @@ class Happening:
         return hash(Happening)
 
 
-def happening(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-) -> Sequence[Operand] | None:
+def happening(graph: Graph, node: Node, equation: Equation) -> Sequence[Operand] | None:
     """Adds an equation with an effect; None: the effect is not one of the host."""
     if not all(map(happens_outside, equation.effects)):
         return None
-    shape = [size for operand in ins for size in operand.shape]
+    shape = [size for operand in node.ins for size in operand.shape]
     effect: Any = jax.core.ShapedArray(
         tuple(shape) if _by_pieces(equation) else (), "bool"
     )
     *outs, value = graph.add(
         Happening(str(equation.primitive)),
         {"equation": equation},
-        ins,
-        [*avals(equation.outvars), effect],
-        source,
+        node.ins,
+        [*(out.aval for out in node.outs), effect],
     )
     graph.effects.append(value)
     return outs

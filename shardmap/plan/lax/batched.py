@@ -1,6 +1,5 @@
 """Rules of the primitives with leading axes that pass and core axes that are whole."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.context import NO_MESH
 from shardmap._jax.lax_primitives import PIVOTS
-from shardmap._jax.types import AnyJaxpr, Equation
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Calls, Graph, Node, Operand
-from shardmap.plan.engine.rules import MANY, Factor, Reason, RuleMaker
+from shardmap.plan.engine.nodes import Graph, Node, Operand
+from shardmap.plan.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
 
 CORE = Reason(
     "the operation works on the whole of this axis", "cut a batch axis instead"
@@ -58,27 +55,13 @@ def fft(node: Node) -> Factors:
 
 
 def axis_by_axis(
-    graph: Graph,
-    equation: Equation,
-    ins: Sequence[Operand],
-    source: str,
-    calls: Calls,
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
     """A transform of several axes as one of each, which leaves the others alone."""
-    kind, lengths = equation.params["fft_type"], tuple(equation.params["fft_lengths"])
-    if len(lengths) < 2:
-        return None
-    [operand] = ins
-    jaxpr = _axis_by_axis(kind, lengths, operand.shape, operand.aval.dtype)
-    return graph.inline(jaxpr, ins, source, calls)
-
-
-# The same jaxpr each time: what is done about a cut is known by its equations.
-@functools.lru_cache(maxsize=64)
-def _axis_by_axis(
-    kind: lax.FftType, lengths: tuple[int, ...], shape: tuple[int, ...], dtype: Any
-) -> AnyJaxpr:
+    kind, lengths = node.params["fft_type"], tuple(node.params["fft_lengths"])
     count = len(lengths)
+    if count < 2:
+        return None
     real = kind in (lax.FftType.RFFT, lax.FftType.IRFFT)
     forward = kind in (lax.FftType.FFT, lax.FftType.RFFT)
     others = lax.FftType.FFT if forward else lax.FftType.IFFT
@@ -92,8 +75,10 @@ def _axis_by_axis(
             x = jnp.moveaxis(lax.fft(moved, how, (length,)), -1, axis)
         return x
 
-    with jax.sharding.use_abstract_mesh(NO_MESH):  # It is kept for other meshes.
-        return jax.make_jaxpr(transformed)(jax.ShapeDtypeStruct(shape, dtype))
+    return graph.call(transformed, node.ins)
+
+
+STAGES: dict[Any, Stages] = {p.fft_p: axis_by_axis}
 
 
 def sort(node: Node) -> Factors:

@@ -7,7 +7,7 @@ for a graph whose first analysis ended at such an equation.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,6 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Equation
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors, linked_but
 from shardmap.plan.engine.nodes import (
@@ -24,8 +23,6 @@ from shardmap.plan.engine.nodes import (
     Node,
     Operand,
     PlanPrimitive,
-    Rewrite,
-    avals,
 )
 from shardmap.plan.engine.rules import (
     MANY,
@@ -37,6 +34,7 @@ from shardmap.plan.engine.rules import (
     Need,
     Reason,
     Rule,
+    Stages,
     meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval
@@ -68,48 +66,22 @@ TOTALS, BEFORE, RUNNING = map(
 )
 
 
-def cut_points(cuts: Iterable[tuple[Node, Cut]]) -> dict[int, set[int]]:
-    """Where the equations that these nodes come from are cut, by `id` of the params."""
-    points: dict[int, set[int]] = {}
-    for node, cut in cuts:
-        # An equation may be inlined in several places: all get the common cuts.
-        points.setdefault(id(node.params), set()).update(cut.at)
-    return points
+def in_stages(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> Sequence[Operand]:
+    """A running reduction as totals of pieces, what is before each, and the pieces."""
+    axis, aval = node.params["axis"], node.outs[0].aval
+    edges = (0, *cuts[0][axis].at, aval.shape[axis])
+    params = {**node.params, "edges": edges, "primitive": node.primitive}
+    shape = list(aval.shape)
+    shape[axis] = len(edges) - 1
+    few = jax.core.ShapedArray(tuple(shape), _wide(aval.dtype))
+    totals = graph.add(TOTALS, params, node.ins, [few])
+    before = graph.add(BEFORE, params, totals, [few])
+    return graph.add(RUNNING, params, [*node.ins, *before], [aval])
 
 
-def common_cuts(cuts: Iterable[tuple[Node, Cut]]) -> dict[int, Cut]:
-    """How the equations that these nodes come from are cut, by `id` of the params."""
-    found: dict[int, Cut] = {}
-    for node, cut in cuts:
-        known = found.get(id(node.params))
-        # An equation may be inlined in several places: all get the common cuts.
-        found[id(node.params)] = meet([cut, known]) if known else cut
-    return found
-
-
-def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
-    """Rewrites the equations that these nodes come from, at those cuts."""
-    points = cut_points(cuts)
-
-    def by_pieces(
-        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        at = points.get(id(equation.params))
-        if not at:
-            return None
-        [operand] = ins
-        axis, dtype = equation.params["axis"], operand.aval.dtype
-        edges = (0, *sorted(at), operand.shape[axis])
-        params = {**equation.params, "edges": edges, "primitive": equation.primitive}
-        shape = list(operand.shape)
-        shape[axis] = len(edges) - 1
-        few = jax.core.ShapedArray(tuple(shape), _wide(dtype))
-        totals = graph.add(TOTALS, params, ins, [few], source)
-        before = graph.add(BEFORE, params, totals, [few], source)
-        made = avals(equation.outvars)
-        return graph.add(RUNNING, params, [*ins, *before], made, source)
-
-    return dict.fromkeys(KINDS, by_pieces) if points else {}
+STAGES: dict[Any, Stages] = dict.fromkeys(KINDS, in_stages)
 
 
 def _wide(dtype: np.dtype) -> np.dtype:

@@ -1,6 +1,6 @@
 """Rules of reductions and contractions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,10 +10,10 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import REDUCTION_PARAMS
-from shardmap._jax.types import Equation, Params, Primitive
+from shardmap._jax.types import Params, Primitive
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import Graph, Node, Operand, avals, traced
-from shardmap.plan.engine.rules import Factor, Reason, RuleMaker
+from shardmap.plan.engine.nodes import Graph, Node, Operand
+from shardmap.plan.engine.rules import Cut, Factor, Reason, RuleMaker, Stages
 
 OPAQUE = Reason(
     "the reduction is a function that cannot be split",
@@ -66,39 +66,34 @@ def general_reduction(node: Node) -> Factors:
     return Factors(node, ins, [out] * count, wholes=wholes, cheap=False)
 
 
-def arg_reduction(largest: bool) -> Callable[..., list[Operand] | None]:
+def arg_fits(node: Node) -> bool:
+    """Whether the place of an extremum can be found of parts."""
+    dtype = node.ins[0].aval.dtype
+    ordered = not jnp.issubdtype(dtype, jnp.complexfloating)
+    return ordered and places_fit(node.params, node.in_shapes[0])
+
+
+def arg_by_parts(graph: Graph, node: Node) -> Sequence[Operand]:
     """``argmax`` as the first place that holds the maximum, which can be cut."""
+    dtype = node.ins[0].aval.dtype
+    [axis], index_dtype = node.params["axes"], node.params["index_dtype"]
+    reducer = p.reduce_max_p if node.primitive is p.argmax_p else p.reduce_min_p
 
-    def rewrite(
-        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> list[Operand] | None:
-        [operand] = ins
-        dtype = operand.aval.dtype
-        [axis], index_dtype = equation.params["axes"], equation.params["index_dtype"]
-        if jnp.issubdtype(dtype, jnp.complexfloating):
-            return None
-        if not places_fit(equation.params, operand.shape):
-            return None
-        reducer = (p.reduce_max_p, p.reduce_min_p)[not largest]
+    def by_parts(x: jax.Array) -> Any:
+        if dtype.kind == "b":
+            x = lax.convert_element_type(x, jnp.uint8)
+        best = reducer.bind(x, axes=(axis,), **_sharding(reducer))
+        best = lax.expand_dims(best, (axis,))
+        found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
+        if jnp.issubdtype(dtype, jnp.inexact):
+            found = lax.bitwise_or(found, lax.ne(x, x))
+        index = lax.broadcasted_iota(index_dtype, x.shape, axis)
+        behind = np.array(np.iinfo(index_dtype).max, index_dtype)
+        places = lax.select(found, index, lax.full_like(index, behind))
+        first = p.reduce_min_p
+        return first.bind(places, axes=(axis,), **_sharding(first))
 
-        def by_parts(x: jax.Array) -> Any:
-            if dtype.kind == "b":
-                x = lax.convert_element_type(x, jnp.uint8)
-            best = reducer.bind(x, axes=(axis,), **_sharding(reducer))
-            best = lax.expand_dims(best, (axis,))
-            found = lax.eq(x, lax.broadcast_in_dim(best, x.shape, range(x.ndim)))
-            if jnp.issubdtype(dtype, jnp.inexact):
-                found = lax.bitwise_or(found, lax.ne(x, x))
-            index = lax.broadcasted_iota(index_dtype, x.shape, axis)
-            behind = np.array(np.iinfo(index_dtype).max, index_dtype)
-            places = lax.select(found, index, lax.full_like(index, behind))
-            first = p.reduce_min_p
-            return first.bind(places, axes=(axis,), **_sharding(first))
-
-        aval = jax.ShapeDtypeStruct(operand.shape, dtype)
-        return graph.inline(jax.make_jaxpr(by_parts)(aval), ins, source)
-
-    return rewrite
+    return graph.call(by_parts, node.ins)
 
 
 def _sharding(primitive: Primitive) -> dict[str, Any]:
@@ -130,15 +125,15 @@ def dot_general(node: Node) -> Factors:
 
 
 def dot(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
     """A product that is only summed, over leading axes, is written as such a sum.
 
     ``einsum("tx,tx->x", a, b)`` is ``(a * b).sum(0)``, which runs row by row.
     """
-    left, right = ins
-    sums, batches = equation.params["dimension_numbers"]
-    dtype = avals(equation.outvars)[0].dtype
+    left, right = node.ins
+    sums, batches = node.params["dimension_numbers"]
+    dtype = node.outs[0].aval.dtype
     leading = len(sums[0])
     rank = len(left.shape)
     if (
@@ -150,23 +145,23 @@ def dot(
         or dtype.kind == "b"
         or not leading
     ):
-        return wide_sum(graph, equation, ins, source)
+        return wide_sum(graph, node, cuts)
 
     def summed(a: jax.Array, b: jax.Array) -> Any:
         return lax.reduce_sum(a * b, tuple(range(leading)))
 
-    return graph.inline(traced(summed, ins), ins, source)
+    return graph.call(summed, node.ins)
 
 
 def wide_sum(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
     """A sum of small floats is kept in float32 and rounded once, as XLA does it."""
-    params = dict(equation.params)
-    dtype = avals(equation.outvars)[0].dtype
+    params = dict(node.params)
+    dtype = node.outs[0].aval.dtype
     if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize >= 4:
         return None
-    primitive = equation.primitive
+    primitive = node.primitive
     if "preferred_element_type" in params:
         precision = params["precision"]
         if precision is not None and not isinstance(precision, tuple):
@@ -178,8 +173,15 @@ def wide_sum(
             operands = tuple(x.astype(jnp.float32) for x in operands)
         return primitive.bind(*operands, **params).astype(dtype)
 
-    return graph.inline(traced(summed, ins), ins, source)
+    return graph.call(summed, node.ins)
 
+
+STAGES: dict[Any, Stages] = {
+    p.conv_general_dilated_p: wide_sum,
+    p.dot_general_p: dot,
+    p.reduce_sum_p: wide_sum,
+}
+"""How sums over a cut axis are written."""
 
 RULES: dict[Any, RuleMaker] = {
     p.argmax_p: lambda node: _arg_whole(node),

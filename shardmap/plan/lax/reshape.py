@@ -16,8 +16,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Equation
-from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite, traced
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Rewrite
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -259,18 +258,16 @@ class Reshape(Rule):
         return first_passes(combiner, pending)
 
 
-def permuted(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand] | None:
+def permuted(graph: Graph, node: Node) -> list[Operand] | None:
     """``lax.reshape`` may read its axes in another order: written as a transpose."""
-    order = equation.params["dimensions"]
+    order = node.params["dimensions"]
     if order is None:
         return None
 
     def transposed(x: jax.Array) -> Any:
-        return lax.reshape(lax.transpose(x, order), equation.params["new_sizes"])
+        return lax.reshape(lax.transpose(x, order), node.params["new_sizes"])
 
-    return graph.inline(traced(transposed, ins), ins, source)
+    return graph.call(transposed, node.ins)
 
 
 REWRITES: dict[Any, Rewrite] = {p.reshape_p: permuted}

@@ -16,7 +16,6 @@ from shardmap._jax.lax_primitives import (
     TILE,
     UNSTACK,
 )
-from shardmap._jax.types import Equation
 from shardmap.plan.engine.factors import Factors, Local, linked_but, out_size
 from shardmap.plan.engine.nodes import (
     Graph,
@@ -24,8 +23,6 @@ from shardmap.plan.engine.nodes import (
     Operand,
     Rewrite,
     Scalar,
-    avals,
-    traced,
 )
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -224,48 +221,43 @@ class Concatenate(Rule):
         return combiner if len(pending) == len(self.node.ins) else None
 
 
-def split(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand]:
+def split(graph: Graph, node: Node) -> list[Operand]:
     """Written as slices, so that each result has boxes of its own."""
-    [operand] = ins
-    axis = equation.params["axis"]
+    [operand] = node.ins
+    axis = node.params["axis"]
     starts, limits = [0] * len(operand.shape), list(operand.shape)
     outs: list[Operand] = []
-    made = avals(equation.outvars)
-    for size, aval in zip(equation.params["sizes"], made, strict=True):
+    for size, out in zip(node.params["sizes"], node.outs, strict=True):
         limits[axis] = starts[axis] + size
         params = {
             "start_indices": tuple(starts),
             "limit_indices": tuple(limits),
             "strides": None,
         }
-        outs += graph.add(p.slice_p, params, ins, [aval], source)
+        outs += graph.add(p.slice_p, params, node.ins, [out.aval])
         starts[axis] += size
     return outs
 
 
-def known_slice(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand] | None:
+def known_slice(graph: Graph, node: Node) -> list[Operand] | None:
     """A ``dynamic_slice`` with literal starts is a slice."""
-    operand, *begins = ins
+    operand, *begins = node.ins
     places = [int(begin.value) for begin in begins if isinstance(begin, Scalar)]
     if len(places) < len(begins):
         return None
-    [aval] = avals(equation.outvars)
+    [out] = node.outs
     # As `lax.dynamic_slice` does: one that would end outside begins earlier.
     starts = [
         min(max(place, 0), size - taken)
-        for place, size, taken in zip(places, operand.shape, aval.shape, strict=True)
+        for place, size, taken in zip(places, operand.shape, out.shape, strict=True)
     ]
-    limits = [a + n for a, n in zip(starts, aval.shape, strict=True)]
+    limits = [a + n for a, n in zip(starts, out.shape, strict=True)]
     params = {
         "start_indices": tuple(starts),
         "limit_indices": tuple(limits),
         "strides": None,
     }
-    return list(graph.add(p.slice_p, params, [operand], [aval], source))
+    return list(graph.add(p.slice_p, params, [operand], [out.aval]))
 
 
 MOST_COPIES = 16
@@ -275,23 +267,19 @@ Many would make a large graph: of a broadcast that is reshaped only copies are c
 """
 
 
-def stack(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand]:
+def stack(graph: Graph, node: Node) -> list[Operand]:
     """Written as a concatenation of operands with one axis more."""
-    axis = equation.params["axis"]
+    axis = node.params["axis"]
 
     def joined(*arrays: jax.Array) -> Any:
         return lax.concatenate([lax.expand_dims(x, (axis,)) for x in arrays], axis)
 
-    return graph.inline(traced(joined, ins), ins, source)
+    return graph.call(joined, node.ins)
 
 
-def unstack(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand]:
+def unstack(graph: Graph, node: Node) -> list[Operand]:
     """Written as slices."""
-    axis = equation.params["axis"]
+    axis = node.params["axis"]
 
     def parts(x: jax.Array) -> Any:
         return [
@@ -299,16 +287,14 @@ def unstack(
             for k in range(x.shape[axis])
         ]
 
-    return graph.inline(traced(parts, ins), ins, source)
+    return graph.call(parts, node.ins)
 
 
-def tile(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand]:
+def tile(graph: Graph, node: Node) -> list[Operand]:
     """Written as concatenations; as a broadcast where there are many copies."""
 
     def copies(x: jax.Array) -> Any:
-        for axis, count in enumerate(equation.params["reps"]):
+        for axis, count in enumerate(node.params["reps"]):
             if 1 < count <= MOST_COPIES:
                 x = lax.concatenate([x] * count, axis)
             elif count != 1:
@@ -319,14 +305,12 @@ def tile(
                 x = lax.reshape(wide, joint)
         return x
 
-    return graph.inline(traced(copies, ins), ins, source)
+    return graph.call(copies, node.ins)
 
 
-def same(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-) -> list[Operand]:
+def same(graph: Graph, node: Node) -> list[Operand]:
     """What hands its operands on, as ``optimization_barrier``."""
-    return list(ins)
+    return list(node.ins)
 
 
 REWRITES: dict[Any, Rewrite] = {

@@ -40,4 +40,4 @@ NOT = Cut()
 def analysed(fun, *shapes, cuts, partial=True):
     avals = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
     graph = flatten(jax.make_jaxpr(fun)(*avals), CALLS)
-    return Analysis(graph, TOY, cuts, partial)
+    return Analysis(graph, TOY.rule, cuts, partial)

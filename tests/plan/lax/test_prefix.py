@@ -95,6 +95,8 @@ def test_one_function_called_with_different_cuts():
 
     made = plan(fun, X, X, in_slices=({0: (3, 5)}, {0: (6, 2)}))
     assert_same(made.run(X, X), jax.jit(fun)(X, X), 1e-4)
+    # Each call has its own cuts: two pieces of each argument.
+    assert [stage.num_shards for stage in made.stages] == [4, 1, 4]
 
 
 def test_one_in_a_call_that_jax_writes_anew():

@@ -11,10 +11,8 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import primitives as p
 
 from shardmap._jax.primitives import scan_counts
-from shardmap._jax.types import Equation
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import (
     Calls,
@@ -22,11 +20,7 @@ from shardmap.plan.engine.nodes import (
     Node,
     Operand,
     PlanPrimitive,
-    Rewrite,
-    Value,
-    avals,
 )
-from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import (
     UNCUT,
     Cut,
@@ -40,7 +34,6 @@ from shardmap.plan.engine.rules import (
     meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval
-from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.control.loops import Scan
 
 PIECE, JOINED = PlanPrimitive("piece of a scan"), PlanPrimitive("steps of a scan")
@@ -53,60 +46,42 @@ IN_STAGES = Reason(
 )
 
 
-def changes(analysis: Analysis) -> dict[int, tuple[Node, Cut]]:
-    """The scans that are cut along their own axis, by the id of their parameters."""
-    found = {}
-    for node in {each.node: None for each in analysis.ended if each.reason == ALONG}:
-        first = sum(scan_counts(node.params))
-        rows = [v for v in node.ins[first:] if isinstance(v, Value)]
-        cut = meet([analysis.cuts[v][0] for v in rows])
-        step = -(-(len(cut.at) + 1) // MOST_PIECES)
-        at = cut.at[step - 1 :: step]
-        if at:
-            found[id(node.params)] = node, cut._replace(at=at)
-    return found
-
-
-def rewrite(chosen: Mapping[int, tuple[Node, Cut]]) -> dict[Any, Rewrite]:
-    """Rewrites the equations that these nodes come from."""
-
-    def in_pieces(
-        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        if id(equation.params) not in chosen:
-            return None
-        _, cut = chosen[id(equation.params)]
-        params = equation.params
-        consts, carries = scan_counts(params)
-        made = avals(equation.outvars)
-        edges = 0, *cut.at, params["length"]
-        carry: Sequence[Operand] = ins[consts : consts + carries]
-        steps: list[Sequence[Operand]] = []
-        pieces = list(itertools.pairwise(edges))
-        for begin, end in reversed(pieces) if params["reverse"] else pieces:
-            own = {**params, "length": end - begin, "first_row": begin}
-            rows = [aval.update(shape=(end - begin, *aval.shape[1:])) for aval in made]
-            outs = graph.add(
-                PIECE,
-                own,
-                [*ins[:consts], *carry, *ins[consts + carries :]],
-                [*made[:carries], *rows[carries:]],
-                source,
-            )
-            carry = outs[:carries]
-            steps.append(outs[carries:])
-        if params["reverse"]:
-            steps.reverse()
-        own = {"edges": edges, "origins": sorted(cut.origins)}
-        joined = [
-            graph.add(JOINED, own, parts, [aval], source)[0]
-            for parts, aval in zip(
-                zip(*steps, strict=True), made[carries:], strict=True
-            )
-        ]
-        return [*carry, *joined]
-
-    return {p.scan_p: in_pieces} if chosen else {}
+def in_stages(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> Sequence[Operand] | None:
+    """A scan as one after the other of its pieces."""
+    params, ins = node.params, node.ins
+    consts, carries = scan_counts(params)
+    first = consts + carries
+    cut = meet([row[0] for row in cuts[first:]])
+    step = -(-(len(cut.at) + 1) // MOST_PIECES)
+    at = cut.at[step - 1 :: step]
+    if not at:
+        return None
+    made = [out.aval for out in node.outs]
+    edges = 0, *at, params["length"]
+    carry: Sequence[Operand] = ins[consts:first]
+    steps: list[Sequence[Operand]] = []
+    pieces = list(itertools.pairwise(edges))
+    for begin, end in reversed(pieces) if params["reverse"] else pieces:
+        own = {**params, "length": end - begin, "first_row": begin}
+        rows = [aval.update(shape=(end - begin, *aval.shape[1:])) for aval in made]
+        outs = graph.add(
+            PIECE,
+            own,
+            [*ins[:consts], *carry, *ins[first:]],
+            [*made[:carries], *rows[carries:]],
+        )
+        carry = outs[:carries]
+        steps.append(outs[carries:])
+    if params["reverse"]:
+        steps.reverse()
+    own = {"edges": edges, "origins": sorted(cut.origins)}
+    joined = [
+        graph.add(JOINED, own, parts, [aval])[0]
+        for parts, aval in zip(zip(*steps, strict=True), made[carries:], strict=True)
+    ]
+    return [*carry, *joined]
 
 
 class Piece(Scan):

@@ -13,10 +13,11 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.lax_primitives import SCATTER_SUB
-from shardmap._jax.types import Equation, Primitive
+from shardmap._jax.types import Primitive
 from shardmap.arrays.combining import COMBINE
 from shardmap.plan.engine.keys import is_key
-from shardmap.plan.engine.nodes import Graph, Operand, traced
+from shardmap.plan.engine.nodes import Graph, Node, Operand
+from shardmap.plan.engine.rules import Cut, Stages
 from shardmap.plan.lax.indexed.known import evaluated
 from shardmap.plan.lax.indexed.scatter import COMBINERS
 
@@ -42,14 +43,14 @@ def _starts(
 
 
 def one_slice(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
     """A ``gather`` of one window."""
     numbers, taken = (
-        equation.params["dimension_numbers"],
-        equation.params["slice_sizes"],
+        node.params["dimension_numbers"],
+        node.params["slice_sizes"],
     )
-    starts = _starts(ins, numbers.start_index_map, taken)
+    starts = _starts(node.ins, numbers.start_index_map, taken)
     if starts is None or numbers.operand_batching_dims:
         return None
     limits = [a + n for a, n in zip(starts, taken, strict=True)]
@@ -58,15 +59,15 @@ def one_slice(
     def sliced(x: jax.Array) -> jax.Array:
         return lax.squeeze(lax.slice(x, starts, limits), gone)
 
-    return graph.inline(traced(sliced, ins[:1]), ins[:1], source)
+    return graph.call(sliced, node.ins[:1])
 
 
 def one_update(
-    graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
 ) -> list[Operand] | None:
     """A ``scatter`` of one window."""
-    numbers = equation.params["dimension_numbers"]
-    operand, _, updates = ins
+    numbers = node.params["dimension_numbers"]
+    operand, _, updates = node.ins
     inserted = [int(axis) for axis in numbers.inserted_window_dims]
     if numbers.operand_batching_dims or len(numbers.update_window_dims) != len(
         updates.shape
@@ -75,10 +76,10 @@ def one_update(
     rest = iter(updates.shape)
     taken = [1 if k in inserted else next(rest) for k in range(len(operand.shape))]
     axes = numbers.scatter_dims_to_operand_dims
-    starts = _starts(ins, axes, taken)
+    starts = _starts(node.ins, axes, taken)
     if starts is None:
         return None
-    combine = _combine(equation.primitive)
+    combine = _combine(node.primitive)
     spans = [
         (k, a, a + n)
         for k, (a, n) in enumerate(zip(starts, taken, strict=True))
@@ -99,8 +100,7 @@ def one_update(
             here = here & (place >= start) & (place < stop)
         return lax.select(here, new, x)
 
-    operands = [operand, updates]
-    return graph.inline(traced(updated, operands), operands, source)
+    return graph.call(updated, [operand, updates])
 
 
 def _combine(primitive: Primitive) -> Callable[[Any, Any], Any]:
@@ -110,7 +110,7 @@ def _combine(primitive: Primitive) -> Callable[[Any, Any], Any]:
     return lax.sub if primitive is SCATTER_SUB else COMBINE[COMBINERS[primitive]]
 
 
-WHEN_CUT: dict[Any, Any] = {
+STAGES: dict[Any, Stages] = {
     p.gather_p: one_slice,
     **dict.fromkeys([p.scatter_p, *COMBINERS], one_update),
 }

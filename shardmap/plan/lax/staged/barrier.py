@@ -21,7 +21,6 @@ BARRIER = PlanPrimitive("barrier")
 def barrier(
     graph: Graph,
     value: Operand,
-    source: str,
     *,
     passing: Collection[int] = (),
     cuts: Mapping[int, Cut] | None = None,
@@ -32,7 +31,6 @@ def barrier(
     Args:
       graph: the graph.
       value: what stands before it.
-      source: where the user wrote it.
       passing: the axes along which cuts of ``value`` go on.
       cuts: the cuts that begin, by axis.
       complete: whether a stage before must have made ``value``.
@@ -45,7 +43,7 @@ def barrier(
         "origins": tuple(sorted(origins)),
         "complete": complete,
     }
-    [behind] = graph.add(BARRIER, params, [value], [value.aval], source)
+    [behind] = graph.add(BARRIER, params, [value], [value.aval])
     return behind
 
 
@@ -59,12 +57,12 @@ def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
       graph: the graph, whose outputs are replaced.
       cuts: of each output's axes.
     """
+    graph.source, graph.source_info = "out_slices", None
     for k, (output, row) in enumerate(zip(graph.outputs, cuts, strict=True)):
         if isinstance(output, Value) and any(cut.at for cut in row):
             graph.outputs[k] = barrier(
                 graph,
                 output,
-                "out_slices",
                 passing=range(len(row)),
                 cuts=dict(enumerate(row)),
                 complete=False,

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from shardmap.plan.engine.factors import Factors, Local
-from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, traced
+from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive
 from shardmap.plan.engine.rules import Factor, Need, Reason, RuleMaker
 from shardmap.plan.engine.slices import Box, Interval
 
@@ -33,9 +33,7 @@ COUNTABLE = frozenset(
 """Numbers whose bits can be brought into their order."""
 
 
-def counted_out(
-    graph: Graph, operand: Operand, ranks: Operand, axis: int, source: str
-) -> Operand:
+def counted_out(graph: Graph, operand: Operand, ranks: Operand, axis: int) -> Operand:
     """The elements that would stand at places of an axis if it were sorted.
 
     Args:
@@ -43,20 +41,18 @@ def counted_out(
       operand: what is not sorted.
       ranks: the places, of the operand's shape but along the axis; other axes may be 1.
       axis: the axis.
-      source: where the user wrote it.
     """
     dtype = np.dtype(operand.aval.dtype)
     shape = list(operand.shape)
     shape[axis] = ranks.shape[axis]
     key = jax.core.ShapedArray(tuple(shape), _bits(dtype))
     count = jax.core.ShapedArray((2**DIGIT - 1, *shape), np.dtype("int32"))
-    [low] = graph.inline(traced(lambda: jnp.zeros(shape, key.dtype), []), [], source)
+    [low] = graph.call(lambda: jnp.zeros(shape, key.dtype), [])
     for shift in reversed(range(0, 8 * dtype.itemsize, DIGIT)):
         params = {"axis": axis, "shift": shift}
-        [below] = graph.add(COUNTED, params, [operand, low], [count], source)
-        [low] = graph.add(DIGITS, params, [low, below, ranks], [key], source)
-    jaxpr = traced(lambda low: from_ordered(low, dtype), [low])
-    [found] = graph.inline(jaxpr, [low], source)
+        [below] = graph.add(COUNTED, params, [operand, low], [count])
+        [low] = graph.add(DIGITS, params, [low, below, ranks], [key])
+    [found] = graph.call(lambda low: from_ordered(low, dtype), [low])
     return found
 
 

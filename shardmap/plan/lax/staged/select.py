@@ -4,24 +4,15 @@ Where nothing but single places is taken of a sort, nothing is sorted: see `coun
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Equation
-from shardmap.plan.engine.nodes import (
-    Graph,
-    Node,
-    Operand,
-    Rewrite,
-    Scalar,
-    Value,
-    traced,
-)
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Scalar, Value
 from shardmap.plan.lax import pointwise
 from shardmap.plan.lax.indexed.gather import fill_value
 from shardmap.plan.lax.indexed.known import counted
@@ -31,51 +22,6 @@ MOST_PLACES = 16
 """How many places of each axis are found one by one; for more it is sorted."""
 
 
-class Selections(NamedTuple):
-    """Sorts that need not be made.
-
-    Attributes:
-      sorts: by the id of their parameters.
-      readers: what takes single places of them, by the id of their parameters.
-    """
-
-    sorts: Mapping[int, Node]
-    readers: Mapping[int, Node]
-
-
-def selections(graph: Graph, ended: Iterable[Node]) -> Selections:
-    """Of sorts at which cuts end, those of which only single places are taken."""
-    users: dict[Operand, list[Node]] = {}
-    for node in graph.nodes:
-        for operand in node.ins:
-            if isinstance(operand, Value):
-                users.setdefault(operand, []).append(node)
-    outputs = {each for each in graph.outputs if isinstance(each, Value)}
-    sorts = {id(node.params): node for node in ended if _can_be_counted(node)}
-    # An equation may stand in several places: all or none of them are written anew.
-    while True:
-        readers: dict[int, Node] = {}
-        sort_of: dict[int, int] = {}
-        known: set[int] = set()
-        bad: set[int] = set()
-        for node in graph.nodes:
-            key = id(node.params)
-            if key in sorts:
-                found = _readers(node, users, outputs)
-                bad |= {key} if found is None else set()
-                for each in found or ():
-                    readers[id(each.params)] = each
-                    if sort_of.setdefault(id(each.params), key) != key:
-                        bad |= {key}
-                    known.add(each.number)
-        for node in graph.nodes:
-            if id(node.params) in readers and node.number not in known:
-                bad.add(sort_of[id(node.params)])
-        if not bad:
-            return Selections(sorts, readers)
-        sorts = {key: node for key, node in sorts.items() if key not in bad}
-
-
 def _can_be_counted(node: Node) -> bool:
     if node.primitive is not p.sort_p or len(node.ins) > 1:
         return False
@@ -83,28 +29,40 @@ def _can_be_counted(node: Node) -> bool:
     return dtype in COUNTABLE and node.in_shapes[0][node.params["dimension"]] < 2**31
 
 
-def _readers(
-    node: Node, users: Mapping[Operand, list[Node]], outputs: set[Value]
-) -> list[Node] | None:
-    """What takes places of a sort; None if something takes more of it."""
-    [found] = node.outs
+def readers(graph: Graph, node: Node) -> list[Node] | None:
+    """What takes single places of a sort; None if something takes more of it.
+
+    Args:
+      graph: a graph that is rewritten, by now as far as the sort.
+      node: the sort.
+    """
+    if not _can_be_counted(node):
+        return None
+    [found], users = node.outs, graph.ahead()
+    outputs = list(map(graph.now, graph.outputs))
     axis = node.params["dimension"]
-    readers, stack = [], [(found, True)]
+    taking, stack = [], [(found, True)]
     while stack:
         value, is_sorted = stack.pop()
-        if value in outputs:
+        if any(value is output for output in outputs):
             return None
         for user in users.get(value, []):
-            if is_sorted and _placed(user, value, axis) is not None:
-                readers.append(user)
+            ins = list(map(graph.now, user.ins))
+            if is_sorted and _takes(ins, value) and _placed(user, axis):
+                taking.append(user)
             elif user.primitive in pointwise.RULES and all(
-                each is value or _is_uniform(each) for each in user.ins
+                each is value or _is_uniform(each) for each in ins
             ):
                 # Of each element by itself, for something that needs no order.
                 stack += [(out, False) for out in user.outs]
             elif user.primitive not in ORDERLESS or axis not in user.params["axes"]:
                 return None
-    return readers
+    return taking
+
+
+def _takes(ins: Sequence[Operand], value: Value) -> bool:
+    """Whether a value is the first operand, and no other one."""
+    return [k for k, operand in enumerate(ins) if operand is value] == [0]
 
 
 ORDERLESS = frozenset(
@@ -139,10 +97,8 @@ class PlacesTaken(NamedTuple):
     along: Mapping[int, int]
 
 
-def _placed(node: Node, operand: Operand, axis: int) -> PlacesTaken | None:
+def _placed(node: Node, axis: int) -> PlacesTaken | None:
     """How a node takes places; None if it takes too many, or something else."""
-    if node.ins[0] is not operand or operand in node.ins[1:]:
-        return None
     shape = node.in_shapes[0]
     if node.primitive in (p.slice_p, p.dynamic_slice_p):
         count = node.out_shapes[0][axis]
@@ -171,46 +127,15 @@ def _placed(node: Node, operand: Operand, axis: int) -> PlacesTaken | None:
     return PlacesTaken(count, along) if 0 < count <= MOST_PLACES else None
 
 
-def rewrites(chosen: Selections) -> dict[Any, Rewrite]:
-    """Leaves out the sorts, and counts for what takes places of them."""
-    axes = {key: node.params["dimension"] for key, node in chosen.sorts.items()}
-    axis_of = {
-        key: axes[id(made.params)]
-        for key, node in chosen.readers.items()
-        if isinstance(v := node.ins[0], Value) and (made := v.producer) is not None
-    }
-
-    def not_sorted(
-        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        return list(ins) if id(equation.params) in chosen.sorts else None
-
-    def taken(
-        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        if id(equation.params) not in chosen.readers:
-            return None
-        node = chosen.readers[id(equation.params)]
-        return _taken(graph, node, axis_of[id(equation.params)], ins, source)
-
-    if not chosen.sorts:
-        return {}
-    readers = {node.primitive for node in chosen.readers.values()}
-    return {p.sort_p: not_sorted, **dict.fromkeys(readers, taken)}
-
-
-def _taken(
-    graph: Graph, node: Node, axis: int, ins: Sequence[Operand], source: str
-) -> Sequence[Operand]:
+def taken(graph: Graph, node: Node, axis: int) -> Sequence[Operand]:
     """What a node takes of an operand that is not sorted, as if it were."""
-    operand, *places = ins
+    operand, *places = node.ins
     shape, params = operand.shape, node.params
-    inline = graph.inline
     if node.primitive is p.gather_p:
         how = _Gathered(node, axis)
-        [wanted] = inline(traced(how.ranks, places), places, source)
-        found = counted_out(graph, operand, wanted, axis, source)
-        return inline(traced(how.out, [found, *places]), [found, *places], source)
+        [wanted] = graph.call(how.ranks, places)
+        found = counted_out(graph, operand, wanted, axis)
+        return graph.call(how.out, [found, *places])
     limits = list(params.get("limit_indices", shape))
     count = node.out_shapes[0][axis]
     rows = [1] * len(shape)
@@ -235,9 +160,9 @@ def _taken(
             steps = [1 if k == axis else step for k, step in enumerate(steps)]
         return lax.slice(found, first, limits, steps)
 
-    [wanted] = inline(traced(ranks, places), places, source)
-    found = counted_out(graph, operand, wanted, axis, source)
-    return inline(traced(rest, [found, *places]), [found, *places], source)
+    [wanted] = graph.call(ranks, places)
+    found = counted_out(graph, operand, wanted, axis)
+    return graph.call(rest, [found, *places])
 
 
 class _Gathered:
@@ -246,7 +171,7 @@ class _Gathered:
     def __init__(self, node: Node, axis: int) -> None:
         self.node, self.axis = node, axis
         self.shape = node.in_shapes[0]
-        placed = _placed(node, node.ins[0], axis)
+        placed = _placed(node, axis)
         assert placed is not None
         self.count, along = placed
         self.along = dict(sorted(along.items()))

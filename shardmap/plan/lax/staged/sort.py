@@ -8,7 +8,7 @@ elements stay in their order, as their places are sorted with them.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,15 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Equation
 from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.nodes import (
     Graph,
     Node,
     Operand,
     PlanPrimitive,
-    Rewrite,
-    traced,
 )
 from shardmap.plan.engine.rules import (
     Cut,
@@ -34,46 +31,40 @@ from shardmap.plan.engine.rules import (
     Need,
     Rule,
     RuleMaker,
+    Stages,
     meet,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
 from shardmap.plan.lax.indexed.known import iota_of
-from shardmap.plan.lax.prefix import common_cuts
 from shardmap.plan.lax.staged.barrier import barrier
 
 RUNS, MERGED = PlanPrimitive("sorted pieces"), PlanPrimitive("merged pairs of pieces")
 
 
-def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> Rewrite:
-    """Rewrites the equations that these nodes come from, at those cuts."""
-    chosen = common_cuts(cuts)
+def in_stages(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> Sequence[Operand]:
+    """A sort as one of each piece, and merges of pairs of pieces."""
+    axis, keys = node.params["dimension"], node.params["num_keys"]
+    cut = meet([row[axis] for row in cuts])
+    operands, ordered = with_places(graph, node.ins, axis, keys)
+    edges = coalesced((0, *cut.at, node.in_shapes[0][axis]))
+    avals = [operand.aval for operand in operands]
+    shared = {"axis": axis, "keys": ordered, "origins": sorted(cut.origins)}
+    params: dict[str, Any] = {**shared, "edges": edges}
+    runs: Sequence[Operand] = graph.add(RUNS, params, operands, avals)
+    for pairs in layers(edges):
+        params = {**shared, "pairs": pairs}
+        runs = graph.add(MERGED, params, [*runs, *runs], avals)
+    made = runs if len(runs) == len(node.ins) else [*runs[:keys], *runs[keys + 1 :]]
+    return [barrier(graph, each, cuts={axis: cut}) for each in made]
 
-    def by_pieces(
-        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        cut = chosen.get(id(equation.params))
-        if cut is None:
-            return None
-        axis, count = equation.params["dimension"], len(ins)
-        keys = equation.params["num_keys"]
-        operands, ordered = with_places(graph, ins, axis, keys, source)
-        size = ins[0].shape[axis]
-        edges = coalesced((0, *cut.at, size))
-        avals = [operand.aval for operand in operands]
-        shared = {"axis": axis, "keys": ordered, "origins": sorted(cut.origins)}
-        params: dict[str, Any] = {**shared, "edges": edges}
-        runs: Sequence[Operand] = graph.add(RUNS, params, operands, avals, source)
-        for pairs in layers(edges):
-            params = {**shared, "pairs": pairs}
-            runs = graph.add(MERGED, params, [*runs, *runs], avals, source)
-        made = runs if len(runs) == count else [*runs[:keys], *runs[keys + 1 :]]
-        return [barrier(graph, each, source, cuts={axis: cut}) for each in made]
 
-    return by_pieces
+STAGES: dict[Any, Stages] = {p.sort_p: in_stages}
 
 
 def with_places(
-    graph: Graph, ins: Sequence[Operand], axis: int, keys: int, source: str
+    graph: Graph, ins: Sequence[Operand], axis: int, keys: int
 ) -> tuple[list[Operand], int]:
     """The operands with the elements' places as the last key, and how many keys.
 
@@ -91,7 +82,7 @@ def with_places(
     def places() -> jax.Array:
         return lax.broadcasted_iota(dtype, shape, axis)
 
-    [found] = graph.inline(traced(places, []), [], source)
+    [found] = graph.call(places, [])
     return [*ins[:keys], found, *ins[keys:]], keys + 1
 
 

@@ -7,7 +7,7 @@ of the triangle; LAPACK takes the same way for matrices that are this tall.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Equation
 from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import (
@@ -23,10 +22,7 @@ from shardmap.plan.engine.nodes import (
     Node,
     Operand,
     PlanPrimitive,
-    Rewrite,
     Value,
-    avals,
-    traced,
 )
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -37,10 +33,10 @@ from shardmap.plan.engine.rules import (
     Need,
     Rule,
     RuleMaker,
+    Stages,
 )
 from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
 from shardmap.plan.lax.batched import CORE
-from shardmap.plan.lax.prefix import common_cuts
 
 TRIANGLES, ONE_TRIANGLE, ROWS = map(
     PlanPrimitive, ("triangles of pieces", "triangle of all", "orthogonal rows")
@@ -70,50 +66,42 @@ def edges_of(cut: Cut, rows: int, columns: int) -> tuple[int, ...]:
     return (*found, rows)
 
 
-def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
-    """Rewrites the equations that these nodes come from, at those cuts."""
-    chosen = common_cuts(cuts)
-
-    def by_triangles(
-        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        cut = chosen.get(id(equation.params))
-        if cut is None:
-            return None
-        [operand] = ins
-        edges = edges_of(cut, *operand.shape)
-        if len(edges) < 3:
-            return None
-        if equation.primitive is p.qr_p:
-            return _qr(graph, operand, edges, source)
-        q, r = _qr(graph, operand, edges, source)
-        # What svd gives: singular values, and with vectors u and the transposed v.
-        [_, *sides] = made = avals(equation.outvars)
-        columns = operand.shape[1]
-        small = [jax.core.ShapedArray((columns, columns), each.dtype) for each in sides]
-        values, *vectors = graph.add(
-            p.svd_p, equation.params, [r], [made[0], *small], source
-        )
-        if not vectors:
-            return [values]
-        u, v = vectors
-        [left] = graph.inline(traced(lambda q, u: q @ u, [q, u]), [q, u], source)
-        return [values, left, v]
-
-    return {p.qr_p: by_triangles, p.svd_p: by_triangles} if chosen else {}
+def in_stages(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> Sequence[Operand] | None:
+    """A QR as those of pieces and one of their triangles, and an SVD by that of R."""
+    if not is_tall(node):
+        return None
+    [operand] = node.ins
+    edges = edges_of(cuts[0][0], *operand.shape)
+    if len(edges) < 3:
+        return None
+    q, r = _qr(graph, operand, edges)
+    if node.primitive is p.qr_p:
+        return [q, r]
+    # What svd gives: singular values, and with vectors u and the transposed v.
+    [singular, *sides] = [out.aval for out in node.outs]
+    columns = operand.shape[1]
+    small = [jax.core.ShapedArray((columns, columns), each.dtype) for each in sides]
+    values, *vectors = graph.add(p.svd_p, node.params, [r], [singular, *small])
+    if not vectors:
+        return [values]
+    u, v = vectors
+    [left] = graph.call(lambda q, u: q @ u, [q, u])
+    return [values, left, v]
 
 
-def _qr(
-    graph: Graph, operand: Operand, edges: tuple[int, ...], source: str
-) -> list[Value]:
+STAGES: dict[Any, Stages] = dict.fromkeys([p.qr_p, p.svd_p], in_stages)
+
+
+def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Value]:
     columns, dtype = operand.shape[1], operand.aval.dtype
     params = {"edges": edges}
     few = jax.core.ShapedArray((len(edges) - 1, columns, columns), dtype)
     small = jax.core.ShapedArray((columns, columns), dtype)
-    found = graph.add(TRIANGLES, params, [operand], [few, few], source)
-    turns, r = graph.add(ONE_TRIANGLE, params, found, [few, small], source)
-    whole = [operand.aval]
-    return [*graph.add(ROWS, params, [operand, turns], whole, source), r]
+    found = graph.add(TRIANGLES, params, [operand], [few, few])
+    turns, r = graph.add(ONE_TRIANGLE, params, found, [few, small])
+    return [*graph.add(ROWS, params, [operand, turns], [operand.aval]), r]
 
 
 class _Tall(Rule):

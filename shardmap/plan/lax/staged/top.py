@@ -5,7 +5,7 @@ elements stay in their order, as pieces do.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,15 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Equation
 from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.nodes import (
     Graph,
     Node,
     Operand,
     PlanPrimitive,
-    Rewrite,
-    avals,
 )
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -32,10 +29,10 @@ from shardmap.plan.engine.rules import (
     Need,
     Rule,
     RuleMaker,
+    Stages,
     meet,
 )
 from shardmap.plan.engine.slices import Box, Interval, hull_of
-from shardmap.plan.lax.prefix import cut_points
 
 EACH_PIECE, ALL_PIECES = (
     PlanPrimitive("largest of pieces"),
@@ -43,26 +40,24 @@ EACH_PIECE, ALL_PIECES = (
 )
 
 
-def rewrite(cuts: Iterable[tuple[Node, Cut]]) -> dict[Any, Rewrite]:
-    """Rewrites the equations that these nodes come from, at those cuts."""
-    points = cut_points(cuts)
+def in_stages(
+    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
+) -> Sequence[Operand] | None:
+    """The largest of each piece, and of all; None if pieces are too short for that."""
+    [operand], k = node.ins, node.params["k"]
+    if axis_of(node.params, operand.shape) is None:
+        return None
+    edges = _edges(cuts[0][-1].at, operand.shape[-1], k)
+    if len(edges) < 3:
+        return None
+    params = {**node.params, "edges": edges}
+    shape = (*operand.shape[:-1], len(edges) - 1, k)
+    few = [jax.core.ShapedArray(shape, out.aval.dtype) for out in node.outs]
+    found = graph.add(EACH_PIECE, params, node.ins, few)
+    return graph.add(ALL_PIECES, params, found, [out.aval for out in node.outs])
 
-    def by_pieces(
-        graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        [operand] = ins
-        k = equation.params["k"]
-        edges = _edges(points.get(id(equation.params), set()), operand.shape[-1], k)
-        if len(edges) < 3 or axis_of(equation.params, operand.shape) is None:
-            return None
-        made = avals(equation.outvars)
-        params = {**equation.params, "edges": edges}
-        shape = (*operand.shape[:-1], len(edges) - 1, k)
-        few = [jax.core.ShapedArray(shape, aval.dtype) for aval in made]
-        found = graph.add(EACH_PIECE, params, ins, few, source)
-        return graph.add(ALL_PIECES, params, found, made, source)
 
-    return {p.top_k_p: by_pieces} if points else {}
+STAGES: dict[Any, Stages] = {p.top_k_p: in_stages}
 
 
 def axis_of(params: Mapping[str, Any], shape: Sequence[int]) -> int | None:
@@ -71,10 +66,10 @@ def axis_of(params: Mapping[str, Any], shape: Sequence[int]) -> int | None:
     return last if params.get("axis", last) in (last, -1) else None
 
 
-def _edges(points: set[int], size: int, k: int) -> tuple[int, ...]:
+def _edges(points: Sequence[int], size: int, k: int) -> tuple[int, ...]:
     """Pieces of at least ``k`` elements, for each to have that many largest."""
     found = [0]
-    for point in sorted(points):
+    for point in points:
         if point - found[-1] >= k > 0 and size - point >= k:
             found.append(point)
     return (*found, size)

@@ -17,7 +17,7 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.types import Params
 from shardmap.plan.engine.keys import itemsize
-from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, traced
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import meet
 from shardmap.plan.lax.staged.barrier import barrier
@@ -195,7 +195,6 @@ def write(
     found: Product,
     params: ProductParams,
     parts: Callable[[Operand, Statistic, EdgesOfAxes], NumberOf],
-    source: str,
 ) -> Sequence[Operand]:
     """Adds the products of pieces, and what puts them together.
 
@@ -204,7 +203,6 @@ def write(
       found: the contraction.
       params: how its products are taken.
       parts: gives the statistics of the pieces of a value.
-      source: where the user wrote it.
     """
     operands = [side.value for side in found.sides]
     one = jax.eval_shape(
@@ -215,8 +213,8 @@ def write(
         ),
     )
     made = jax.core.ShapedArray((len(params.edges) - 1, *one.shape), one.dtype)
-    [own] = graph.add(PRODUCTS, {"params": params}, operands, [made], source)
-    products = barrier(graph, own, source, passing=range(1, len(made.shape)))
+    [own] = graph.add(PRODUCTS, {"params": params}, operands, [made])
+    products = barrier(graph, own, passing=range(1, len(made.shape)))
     numbers = [
         None
         if edges is None or side.kind is None
@@ -224,8 +222,8 @@ def write(
         for side, edges in zip(found.sides, edges_of_sides(found, params), strict=True)
     ]
     if None not in params.kinds:
-        return _centred(graph, found, params, products, numbers, source)
-    return _weighted(graph, found, params, products, numbers, source)
+        return _centred(graph, found, params, products, numbers)
+    return _weighted(graph, found, params, products, numbers)
 
 
 def _centred(
@@ -234,7 +232,6 @@ def _centred(
     params: ProductParams,
     products: Operand,
     numbers: Sequence[NumberOf | None],
-    source: str,
 ) -> Sequence[Operand]:
     counts = np.diff(params.edges)
     for k, axes in enumerate(zip(*params.dims[0], strict=True)):
@@ -260,7 +257,7 @@ def _centred(
     operands += [side.centre[0] for side in found.sides if side.centre is not None]
     for number in (2, 3):
         operands += [part(number) for part in numbers if part is not None]
-    return graph.inline(traced(together, operands), operands, source)
+    return graph.call(together, operands)
 
 
 def _weighted(
@@ -269,7 +266,6 @@ def _weighted(
     params: ProductParams,
     products: Operand,
     numbers: Sequence[NumberOf | None],
-    source: str,
 ) -> Sequence[Operand]:
     [number] = [k for k, kind in enumerate(params.kinds) if kind is not None]
     side, axes, part = found.sides[number], params.dims[0][number], numbers[number]
@@ -294,4 +290,4 @@ def _weighted(
     operands = [products, part(1), part(2), centre_of]
     if side.divisor is not None:
         operands.append(side.divisor[0])
-    return graph.inline(traced(together, operands), operands, source)
+    return graph.call(together, operands)

@@ -10,7 +10,7 @@ that read ``x`` make both.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,19 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives as p
 
-from shardmap._jax.types import Equation
-from shardmap.plan.engine.nodes import (
-    Graph,
-    Node,
-    Operand,
-    Rewrite,
-    Value,
-    avals,
-    traced,
-)
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import Cut
-from shardmap.plan.lax.reduce import places_fit
+from shardmap.plan.lax.reduce import arg_by_parts, arg_fits
 from shardmap.plan.lax.staged.barrier import barrier
 from shardmap.plan.lax.staged.one_pass import contractions
 from shardmap.plan.lax.staged.one_pass.contractions import Product
@@ -66,19 +57,17 @@ class Change(NamedTuple):
       node: the reduction.
       kind: the statistic.
       edges: where the pieces lie.
+      along: the values that statistics are taken of, with the reduced axes.
       products: if it is a sum of products, how those of pieces are taken.
+      plain: whether it reduces the first of the numbers of pieces, as it is.
     """
 
     node: Node
     kind: Statistic
     edges: EdgesOfAxes
+    along: "Sequence[Along]" = ()
     products: ProductParams | None = None
-
-
-Known = tuple[int, str, bool]
-"""What tells a reduction from others when the graph is written anew: the id of its
-parameters, which JAX shares between those of one shape, where it stands, and whether it
-is the first of the numbers of pieces that is reduced, as it is."""
+    plain: bool = False
 
 
 class Found(NamedTuple):
@@ -146,7 +135,7 @@ class _Changes:
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
-        self.found: dict[Known, Change] = {}
+        self.found: dict[Node, Change] = {}
         self.kinds: dict[Along, dict[Statistic, None]] = {}
 
     def _edges(self, x: Value, axes: Sequence[int]) -> EdgesOfAxes | None:
@@ -156,9 +145,9 @@ class _Changes:
         axes = tuple(node.params["axes"])
         edges = self._edges(x, axes)
         if edges is not None:
-            change = Change(node, kind, edges)
-            self.found[id(node.params), node.source, False] = change
-            self.kinds.setdefault(_along(x, axes), {})[kind] = None
+            along = _along(x, axes)
+            self.found[node] = Change(node, kind, edges, (along,))
+            self.kinds.setdefault(along, {})[kind] = None
 
     def add_product(self, node: Node, product: Product) -> None:
         params = contractions.params_of(self.analysis, node, product)
@@ -174,8 +163,8 @@ class _Changes:
             own.append((_along(side.value, axes_of(edges)), side.kind, edges))
         for key, kind, edges in own:
             self.kinds.setdefault(key, {})[kind] = None
-            change = Change(node, kind, edges, params)
-            self.found[id(node.params), node.source, False] = change
+            along = [each for each, _, _ in own]
+            self.found[node] = Change(node, kind, edges, along, params)
 
     def add_sum(self, node: Node) -> None:
         product = contractions.recognised(node.primitive, node.params, node.ins)
@@ -193,11 +182,21 @@ class _Changes:
     def add_place(self, node: Node) -> None:
         if node.primitive in ARGS and isinstance(operand := node.ins[0], Value):
             dtype = operand.aval.dtype
-            if not jnp.issubdtype(dtype, jnp.complexfloating) and dtype.kind != "b":
+            if arg_fits(node) and dtype.kind != "b":
                 index = np.dtype(node.params["index_dtype"])
                 largest = node.primitive is p.argmax_p
-                if places_fit(node.params, operand.shape):
-                    self.add(node, place_of(largest, index), operand)
+                self.add(node, place_of(largest, index), operand)
+
+    def leave_out(self) -> None:
+        """Leaves out values of which so much is taken that two passes read less."""
+        many = {key for key, kinds in self.kinds.items() if len(kinds) > MOST_KINDS}
+        self.found = {
+            node: change
+            for node, change in self.found.items()
+            if many.isdisjoint(change.along)
+        }
+        taken = {key for change in self.found.values() for key in change.along}
+        self.kinds = {key: self.kinds[key] for key in self.kinds if key in taken}
 
     def add_plain(self, node: Node) -> None:
         """Adds a reduction whose result is made of statistics that are taken anyway."""
@@ -206,12 +205,12 @@ class _Changes:
             return
         kind, edges = next(iter(self.kinds[_along(x, axes)])), self._edges(x, axes)
         if node.primitive in kind.plain and edges is not None:
-            change = Change(node, kind, edges)
-            self.found[id(node.params), node.source, True] = change
+            change = Change(node, kind, edges, plain=True)
+            self.found.setdefault(node, change)
 
 
-def changes(analysis: Analysis) -> dict[Known, Change] | None:
-    """The reductions to take in one pass; None if two passes read less."""
+def changes(analysis: Analysis) -> dict[Node, Change]:
+    """The reductions to take in one pass."""
     nodes = analysis.graph.nodes
     reduced = [nodes[k] for k in dict.fromkeys(r.node for r in analysis.reductions)]
     made = _Changes(analysis)
@@ -219,8 +218,7 @@ def changes(analysis: Analysis) -> dict[Known, Change] | None:
         made.add_sum(node)
     for node in dict.fromkeys(ended.node for ended in analysis.ended):
         made.add_place(node)
-    if any(len(each) > MOST_KINDS for each in made.kinds.values()):
-        return None
+    made.leave_out()
     for node in reduced:
         made.add_plain(node)
     return made.found
@@ -239,84 +237,77 @@ def edges_of(
     return edges if 1 < pieces and pieces * SMALLER * 3 <= whole else None
 
 
-def rewrite(chosen: Mapping[Known, Change]) -> dict[Any, Rewrite]:
-    """Rewrites the reductions that these nodes come from."""
-    if not chosen:
-        return {}
-    writer = _Writer(chosen)
-    return {
-        p.reduce_sum_p: writer.in_one_pass,
-        p.dot_general_p: writer.product,
-        **dict.fromkeys([p.reduce_max_p, p.reduce_min_p], writer.plain),
-        **dict.fromkeys(ARGS, writer.place),
+def writers(
+    analysis: Analysis,
+) -> dict[Node, Callable[[], Sequence[Operand] | None]]:
+    """What writes reductions in one pass, and places of extrema by parts."""
+    graph, chosen = analysis.graph, changes(analysis)
+    writer = _Writer(graph)
+    made: dict[Node, Callable[[], Sequence[Operand] | None]] = {
+        node: functools.partial(writer.write, change) for node, change in chosen.items()
     }
+    for node in dict.fromkeys(ended.node for ended in analysis.ended):
+        if node.primitive in ARGS and node not in made and arg_fits(node):
+            made[node] = functools.partial(arg_by_parts, graph, node)
+    return made
 
 
 class _Writer:
     """Writes reductions by the numbers of all pieces, which are made once.
 
     Args:
-      chosen: which reductions, and how.
+      graph: where.
     """
 
-    def __init__(self, chosen: Mapping[Known, Change]) -> None:
-        self._chosen = chosen
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
         self._made: dict[Any, Sequence[Operand]] = {}
         self._complete: dict[Operand, Operand] = {}
 
+    def write(self, change: Change) -> Sequence[Operand] | None:
+        node = change.node
+        if node.primitive in ARGS:
+            return self._place(change)
+        if change.products is not None:
+            found = contractions.recognised(node.primitive, node.params, node.ins)
+            if found is not None:
+                return contractions.write(
+                    self._graph, found, change.products, self._parts
+                )
+        if not change.plain:
+            axes = node.params["axes"]
+            if (known := _recognised(node.ins[0], axes)) is not None:
+                return self._in_one_pass(change, known)
+            return None
+        first = self._parts(node.ins[0], change.kind, change.edges)(0)
+        out = [out.aval for out in node.outs]
+        return self._graph.add(node.primitive, node.params, [first], out)
+
     def _parts(
-        self, graph: Graph, x: Operand, kind: Statistic, edges: EdgesOfAxes, source: str
+        self, x: Operand, kind: Statistic, edges: EdgesOfAxes
     ) -> Callable[[int], Operand]:
         """Gives the numbers of all pieces."""
         assert isinstance(x, Value)
+        graph = self._graph
         of, perm = unmoved(x)
         edges = tuple(edges[perm.index(axis)] for axis in range(len(perm)))
-        key = graph, of, kind, edges
+        key = of, kind, edges
         if key not in self._made:
-            self._made[key] = _of_pieces(graph, of, kind, edges, source)
+            self._made[key] = _of_pieces(graph, of, kind, edges)
 
         def part(k: int) -> Operand:
             own = self._made[key][k]
             if own not in self._complete:
                 gone = axes_of(edges)
                 passing = [k for k in range(len(own.shape)) if k not in gone]
-                self._complete[own] = barrier(graph, own, source, passing=passing)
-            return moved(graph, self._complete[own], perm, source)
+                self._complete[own] = barrier(graph, own, passing=passing)
+            return moved(graph, self._complete[own], perm)
 
         return part
 
-    def plain(
-        self, graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        change = self._chosen.get((id(equation.params), source, True))
-        if change is None:
-            return None
-        first = self._parts(graph, ins[0], change.kind, change.edges, source)(0)
-        out = avals(equation.outvars)
-        return graph.add(equation.primitive, equation.params, [first], out, source)
-
-    def product(
-        self, graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        change = self._chosen.get((id(equation.params), source, False))
-        if change is None or change.products is None:
-            return None
-        found = contractions.recognised(equation.primitive, equation.params, ins)
-        if found is None:
-            return None
-        own = functools.partial(self._parts, graph, source=source)
-        return contractions.write(graph, found, change.products, own, source)
-
-    def in_one_pass(
-        self, graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        change = self._chosen.get((id(equation.params), source, False))
-        if (made := self.product(graph, equation, ins, source)) is not None:
-            return made
-        axes = equation.params["axes"]
-        if change is None or (known := _recognised(ins[0], axes)) is None:
-            return self.plain(graph, equation, ins, source)
-        part = self._parts(graph, known.operand, known.kind, change.edges, source)
+    def _in_one_pass(self, change: Change, known: Found) -> Sequence[Operand]:
+        axes = change.node.params["axes"]
+        part = self._parts(known.operand, known.kind, change.edges)
         counts = counts_of(change.edges, axes)
         numbers = range(1, known.kind.numbers)
 
@@ -326,25 +317,18 @@ class _Writer:
                 return all_squares(centre, counts, axes, *parts)
             return all_exponentials(centre, axes, *parts)
 
-        operands = [known.centre, *map(part, numbers)]
-        return graph.inline(traced(together, operands), operands, source)
+        return self._graph.call(together, [known.centre, *map(part, numbers)])
 
-    def place(
-        self, graph: Graph, equation: Equation, ins: Sequence[Operand], source: str
-    ) -> Sequence[Operand] | None:
-        change = self._chosen.get((id(equation.params), source, False))
-        if change is None:
-            return None
-        [axis] = equation.params["axes"]
-        largest = equation.primitive is p.argmax_p
-        part = self._parts(graph, ins[0], change.kind, change.edges, source)
-        operands = [part(0), part(1)]
+    def _place(self, change: Change) -> Sequence[Operand]:
+        [axis] = change.node.params["axes"]
+        largest = change.node.primitive is p.argmax_p
+        part = self._parts(change.node.ins[0], change.kind, change.edges)
         whole = functools.partial(all_places, largest, axis)
-        return graph.inline(traced(whole, operands), operands, source)
+        return self._graph.call(whole, [part(0), part(1)])
 
 
 def _of_pieces(
-    graph: Graph, x: Operand, kind: Statistic, edges: EdgesOfAxes, source: str
+    graph: Graph, x: Operand, kind: Statistic, edges: EdgesOfAxes
 ) -> Sequence[Operand]:
     """The numbers of all pieces."""
     shape = tuple(
@@ -357,4 +341,4 @@ def _of_pieces(
         jax.ShapeDtypeStruct(x.shape, x.aval.dtype),
     )
     made = [jax.core.ShapedArray(shape, each.dtype) for each in like]
-    return graph.add(OF_PIECES, params, [x], made, source)
+    return graph.add(OF_PIECES, params, [x], made)

@@ -35,7 +35,6 @@ from shardmap.plan.engine.nodes import (
     Operand,
     PlanPrimitive,
     Value,
-    traced,
 )
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -102,12 +101,12 @@ def unmoved(x: Value) -> tuple[Value, tuple[int, ...]]:
     return x, perm
 
 
-def moved(graph: Graph, x: Operand, perm: tuple[int, ...], source: str) -> Operand:
+def moved(graph: Graph, x: Operand, perm: tuple[int, ...]) -> Operand:
     """A transpose of a value, or the value itself."""
     if perm == tuple(range(len(perm))):
         return x
     move = functools.partial(lax.transpose, permutation=perm)
-    return graph.inline(traced(move, [x]), [x], source)[0]
+    return graph.call(move, [x])[0]
 
 
 class Statistic(NamedTuple):

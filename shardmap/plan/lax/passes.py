@@ -1,0 +1,147 @@
+"""Passes over the graph of a function, until its cuts go as far as they can.
+
+The first one follows the cuts from node to node. Where one ends, it writes the node as
+others that are cut: running sums, sorts or a loop become stages. The next one looks at
+what stages read, and writes reductions so that what two stages would read is read once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shardmap._jax.types import AnyJaxpr, Equation
+from shardmap.plan.engine.factors import BESIDE
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, flatten
+from shardmap.plan.engine.propagate import Analysis
+from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
+from shardmap.plan.lax import batched, reduce
+from shardmap.plan.lax.control import along, written_out
+from shardmap.plan.lax.control.inner import ALONG
+from shardmap.plan.lax.staged import barrier, recut, select
+from shardmap.plan.lax.staged.one_pass import once
+from shardmap.plan.lax.table import CALLS, STAGES, TABLE
+
+Effects = Callable[[Graph, Node, Equation], Sequence[Operand] | None]
+
+
+def analysed(
+    closed: AnyJaxpr,
+    cuts: list[list[Cut]],
+    partial: bool,
+    out_cuts: list[list[Cut]] | None = None,
+    effects: Effects | None = None,
+    keeps: bool = True,
+) -> Analysis:
+    """The analysis of a graph in which what could be cut is written so that it is.
+
+    Args:
+      closed: the jaxpr.
+      cuts: of the arguments.
+      partial: whether to cut what is summed over.
+      out_cuts: of the results, besides those that reach them.
+      effects: what becomes of equations with effects; None: they are refused.
+      keeps: whether what could be computed again may be kept instead.
+    """
+
+    def analysis(open_loops: bool) -> Analysis:
+        graph = flatten(closed, CALLS._replace(effects=effects))
+        if out_cuts is not None:
+            barrier.ask(graph, out_cuts)
+        rules = _Rules()
+        if partial:
+            graph.rewrite(_Follow(graph, cuts, rules, open_loops))
+        found = Analysis(graph, rules.rule, cuts, partial, keeps)
+        if partial and (writers := once.writers(found)):
+            graph.rewrite(lambda node: writers[node]() if node in writers else None)
+            found = Analysis(graph, rules.rule, cuts, partial, keeps)
+        return found
+
+    found = analysis(open_loops=False)
+    stuck = {each.node.primitive for each in found.ended}
+    if partial and not stuck.isdisjoint(written_out.STAGES):
+        # A loop is written out if that helps, perhaps only with another one, as the
+        # gradient of a loop is a loop.
+        trial = analysis(open_loops=True)
+        if _ends(trial) < _ends(found):
+            return trial
+    return found
+
+
+def _ends(analysis: Analysis) -> set[Any]:
+    """The cuts of arguments that end somewhere for a reason of the operation."""
+    found: set[Any] = set()
+    for each in analysis.ended:
+        if each.reason not in (BESIDE, ALONG) and not each.reason.in_stages:
+            found |= each.origins
+    return found
+
+
+class _Rules:
+    """The rules of nodes, each made once for the operands that a node has."""
+
+    def __init__(self) -> None:
+        self._made: dict[Node, tuple[Sequence[Operand], Rule]] = {}
+
+    def rule(self, node: Node) -> Rule:
+        ins, rule = self._made.get(node, (None, None))
+        if rule is None or ins is not node.ins:
+            rule = TABLE.rule(node)
+            self._made[node] = node.ins, rule
+        return rule
+
+
+class _Follow:
+    """Follows the cuts, and writes nodes at which they end as others.
+
+    Args:
+      graph: the graph, which is rewritten.
+      cuts: of its inputs.
+      rules: of its nodes.
+      open_loops: whether loops, branches and maps are written out.
+    """
+
+    def __init__(
+        self, graph: Graph, cuts: list[list[Cut]], rules: _Rules, open_loops: bool
+    ) -> None:
+        self._graph, self._rules, self._open_loops = graph, rules, open_loops
+        self._cuts = dict(zip(graph.inputs, cuts, strict=True))
+        # What takes single places of an axis that would be sorted.
+        self._places: dict[Node, int] = {}
+
+    def __call__(self, node: Node) -> Sequence[Operand] | None:
+        if node in self._places:
+            return select.taken(self._graph, node, self._places[node])
+        cuts = [
+            (self._cuts.get(x) if isinstance(x, Value) else None)
+            or [UNCUT] * len(x.shape)
+            for x in node.ins
+        ]
+        forward = self._rules.rule(node).forward(cuts)
+        made = self._written(node, cuts, forward)
+        if made is None:
+            self._cuts.update(zip(node.outs, forward.outs, strict=True))
+        return made
+
+    def _written(
+        self, node: Node, cuts: list[list[Cut]], forward: Forward
+    ) -> Sequence[Operand] | None:
+        graph, primitive = self._graph, node.primitive
+        if forward.contracted and primitive in reduce.STAGES:
+            return reduce.STAGES[primitive](graph, node, cuts)
+        ended = [lost.reason for lost in forward.lost if lost.origins]
+        if not ended:
+            return None
+        taking = select.readers(graph, node)
+        if taking is not None:
+            self._places.update((each, node.params["dimension"]) for each in taking)
+            return node.ins
+        if primitive in batched.RULES and len(node.ins) == 1:
+            made = recut.in_stages(graph, node, cuts[0], self._rules.rule)
+            if made is not None:
+                return made
+        if ALONG in ended:
+            return along.in_stages(graph, node, cuts)
+        if primitive in STAGES:
+            return STAGES[primitive](graph, node, cuts)
+        if self._open_loops and primitive in written_out.STAGES:
+            return written_out.STAGES[primitive](graph, node, cuts)
+        return None
