@@ -24,7 +24,8 @@ from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points, cuts_at
 from shardmap.plan.inside.effects import happening, silent
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
-from shardmap.plan.lax.table import LOOKED_THROUGH, analysed
+from shardmap.plan.lax.passes import analysed
+from shardmap.plan.lax.table import LOOKED_THROUGH
 from shardmap.plan.memory.fit import Fit
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import AUTO, Auto
