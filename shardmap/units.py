@@ -163,7 +163,7 @@ class WithOptions(functools.partial[Any]):
 
 
 class Auto:
-    """The cut into as few pieces as fit into the memory that is given.
+    """Cuts an axis into as few pieces as fit into the given memory.
 
     Example:
       >>> import jax.numpy as jnp

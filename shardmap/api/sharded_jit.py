@@ -132,24 +132,24 @@ def _agreed_total(what: str, totals: Sequence[tuple[str, int | None]]) -> int | 
 
 
 def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
-    """Says into how many partitions each dimension of a value is cut.
+    """Partitions a value over devices.
 
-    Inside `sharded_jit` or `spmap` it directs the partitioner. Alone it lays out ``x``
-    over the first local devices. The values stay the same, and so does the gradient.
+    Inside `sharded_jit` or `spmap`, it is a constraint for the partitioner. Outside, it
+    shards ``x`` over the first local devices. It changes neither values nor gradients.
 
     Args:
       x: a pytree of arrays.
-      parts: a tuple with a count for each dimension, such as ``(2, 1)``; None for what
-        every device has whole; or a pytree prefix of ``x`` with these as leaves. A
-        tuple of ints is always one leaf. A `jax.sharding.PartitionSpec` of counts,
-        ``P(2, 1)``, is taken too.
+      parts: a tuple with a count for each dimension, such as ``(2, 1)``; None for a
+        value that every device has whole; or a pytree prefix of ``x`` with these as
+        leaves. A tuple of ints is always a leaf. A `jax.sharding.PartitionSpec` of
+        counts, ``P(2, 1)``, is accepted too.
 
     Returns:
-      ``x``, cut into these parts.
+      ``x``, partitioned.
 
     Raises:
       TypeError: ``parts`` has other leaves.
-      ValueError: counts that do not fit or divide an array, or too few devices.
+      ValueError: counts do not fit or divide an array, or there are too few devices.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -398,40 +398,39 @@ def sharded_jit(
     *,
     donate_argnums: int | Iterable[int] = (),
 ) -> Any:
-    """Compiles a function for several devices, each with a partition of the values.
+    """Compiles a function of arrays that are partitioned over several devices.
 
-    All parts, those of constraints inside too, have the same total, and the function
-    runs on that many devices: on the first local ones if it is called alone, on that
-    many for each element inside `spmap`. Partition k, counted row-major, is on the k-th
-    device.
+    XLA's partitioner splits the function and adds the communication. Partitions are
+    counts for each dimension. Partition k, in row-major order, is on the k-th device;
+    inside `spmap`, on the k-th device of each element.
 
-    If there are more partitions than this process has devices, it runs on the first
-    devices of all processes, `jax.devices()`. Arguments and results are global arrays,
-    as with `jax.jit`.
+    With more partitions than this process has devices, it runs on the first of
+    `jax.devices()`, and arguments and results are global arrays, as for `jax.jit`.
 
     Args:
-      fun: a function of whole arrays. Left out, ``sharded_jit(...)`` is a decorator.
-      in_parts: how positional arguments are cut: a tuple with a count for each
-        dimension, such as ``(2, 1)``; None for what every device has whole; or a pytree
-        prefix of the tuple of arguments with these as leaves. A tuple of ints is always
-        one leaf. A `jax.sharding.PartitionSpec` of counts, ``P(2, 1)``, is taken too.
-        Static arguments may have an entry or none. Keyword arguments are whole.
+      fun: a function of whole arrays. If omitted, ``sharded_jit(...)`` is a decorator.
+      in_parts: the partitions of positional arguments: a tuple with a count for each
+        dimension, such as ``(2, 1)``; None for an argument that every device has whole;
+        or a pytree prefix of the tuple of arguments with these as leaves. A tuple of
+        ints is always a leaf. A `jax.sharding.PartitionSpec` of counts, ``P(2, 1)``, is
+        accepted too. Static arguments may have an entry or none. Keyword arguments are
+        whole.
       out_parts: the same for the result.
-      num_partitions: the total, of all processes together, if no parts say it.
-      static_argnums: positions of arguments that are compile-time constants; those
-        below 0 are counted from the last argument.
+      num_partitions: the total over all processes, if no parts give it.
+      static_argnums: positions of arguments that are compile-time constants; negative
+        ones count from the last argument.
       donate_argnums: as for `spmap`.
 
     Returns:
-      The compiled function, with ``lower`` and ``trace`` as `jax.jit` gives them, and
-      ``explain``. It works under `jax.jit`, `jax.grad` and `jax.vmap`, and inside
+      The compiled function. It has ``lower`` and ``trace``, like a `jax.jit` function,
+      and ``explain``. It works under `jax.jit`, `jax.grad` and `jax.vmap`, and inside
       `spmap`.
 
     Raises:
-      TypeError: leaves or positions of other types. When called: an argument that JAX
-        cannot compute with.
-      ValueError: a count below 1. When called: parts that do not fit or divide an
-        array, totals that differ, too few devices.
+      TypeError: leaves or positions have other types. When called: JAX does not accept
+        an argument.
+      ValueError: a count is below 1. When called: parts do not fit or divide an array,
+        totals differ, or there are too few devices.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

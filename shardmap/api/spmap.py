@@ -112,66 +112,62 @@ def spmap(
 ) -> Any:
     """Maps a function over an array axis, one element on each device.
 
-    ``spmap(f)(x)`` computes ``stack([f(x[0]), f(x[1]), ...])``, each element on its
-    own device, all at once: one program per device, compiled together. Elements talk
-    to each other with the collectives of `jax.lax` over ``axis_name``.
+    ``spmap(f)(x)`` computes ``stack([f(x[0]), f(x[1]), ...])``. Elements communicate
+    with the collectives of `jax.lax` over ``axis_name``. If there are more elements
+    than devices, each device has a block of elements.
 
-    The model and the first parameters are those of `jax.pmap`, the composition
-    with other transformations that of `jax.vmap`: ``spmap`` works under `jax.jit`,
-    `jax.grad` and `jax.vmap`, inside control flow, and inside itself.
+    The parameters are those of `jax.pmap`, and some more. Like `jax.vmap`, ``spmap``
+    can be used inside `jax.jit`, `jax.grad`, `jax.vmap`, control flow, and ``spmap``
+    itself.
 
     Args:
-      fun: the function of one element. Arguments and results are pytrees of arrays.
-        Left out, ``spmap(...)`` is a decorator.
-      axis_name: what collectives call the axis, any hashable. Default: no name.
-      in_axes: which axis of each positional argument is mapped: an int, negative from
-        the end, None for what every element gets whole, or a pytree prefix of the
-        arguments with these as leaves. Arguments passed by keyword are mapped along
-        axis 0. Default 0.
-      out_axes: where results have the mapped axis, in the same way, as a pytree prefix
-        of the result. None: the elements agree, and one of them is given. Default 0.
+      fun: the function of one element. Arguments and results are pytrees of arrays. If
+        omitted, ``spmap(...)`` is a decorator.
+      axis_name: the name of the axis in collectives, any hashable. Default: no name.
+      in_axes: the mapped axis of each positional argument: an int, negative from the
+        end; None for an argument that every element gets whole; or a pytree prefix of
+        the arguments with these as leaves. Keyword arguments are mapped along axis 0.
+        Default: 0.
+      out_axes: the mapped axis of each result, as a pytree prefix. None: all elements
+        have the same result, which is returned once. Default: 0.
       static_broadcasted_argnums: positions of arguments that are compile-time
-        constants; they have ``__hash__`` and ``__eq__``. Default: none.
-      devices: the devices to use, in this order. Default: the first ones. If some are
-        another process's, each process that has some calls the function with its own
-        elements and gets its own back; or with global arrays, and gets such.
-      backend: whose devices to use, such as ``"cpu"``. Default: JAX's own default.
-      axis_size: the number of elements, of all processes together, needed if no
-        argument is mapped.
-      donate_argnums: positions of arguments whose memory the results may use, also
-        when passed by keyword. An array is gone after the call if its memory was used;
-        as with `jax.jit`, it is kept where the function does not need the argument, or
-        no result has its size. Default: none.
-      mesh: a mesh to lay the axis on, instead of ``devices`` or ``backend``. Maps
-        inside each other that name different axes of one mesh are one program.
+        constants. They must be hashable. Default: none.
+      devices: the devices to use, in this order. Default: the first ones. If some
+        belong to other processes, each process passes and gets the elements of its own
+        devices, or passes and gets global arrays.
+      backend: the platform whose devices to use, such as ``"cpu"``. Default: JAX's.
+      axis_size: the number of elements, over all processes. Required if no argument is
+        mapped.
+      donate_argnums: positions of arguments whose memory the results may reuse, also if
+        they are passed by keyword. An array is deleted only if its memory was reused,
+        as with `jax.jit`. Default: none.
+      mesh: a mesh to place the axis on, instead of ``devices`` or ``backend``. Nested
+        maps on different axes of one mesh are one program.
       mesh_axes: the mesh axes for the elements, a name or several, major to minor. With
-        ``()`` every device has all elements, as one vectorised operation. Without
-        ``mesh`` they are those of the mesh of ``with mesh:`` or `jax.set_mesh` around
-        this call of ``spmap``.
-      batch_size: how many elements a device works on at once, where it has more than
-        one; it loops over the rest, as `jax.lax.map` does. `AUTO`: as many as fit into
-        ``memory``. Default: all at once.
-      memory: with ``batch_size=AUTO``, the bytes that a device may hold at once besides
-        its operands and results: a number, or a text such as ``"2 GB"``.
-      lowering: ``"manual"``: one program per device, with explicit collectives between
-        them. ``"spmd"``: one vectorised program whose inputs and outputs carry the
-        layout; XLA's partitioner splits it and puts the collectives in. The results
+        ``()``, every device computes all elements. Without ``mesh``, they are axes of
+        the mesh of ``with mesh:`` or `jax.set_mesh`.
+      batch_size: how many elements a device vectorises at once. It loops over the
+        others, as `jax.lax.map` does. `AUTO`: as many as fit into ``memory``. Default:
+        all.
+      memory: with ``batch_size=AUTO``, the bytes that a device may use besides
+        arguments and results: an int, or a text such as ``"2 GB"``.
+      lowering: ``"manual"``: a program per device, with explicit collectives.
+        ``"spmd"``: one vectorised program, which XLA's partitioner splits. The results
         are the same. Default: ``"manual"``.
-      check_replicas: whether to compare, after each call outside of `jax.jit`, the
-        copies that devices hold of results with ``out_axes=None``; a RuntimeError
-        tells which differ. It waits for the results. Default: no.
+      check_replicas: whether to compare the devices' copies of results with
+        ``out_axes=None`` after each call outside of `jax.jit`. A RuntimeError names
+        those that differ. Default: False.
 
     Returns:
-      The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them, and
-      ``explain``. It has the name and docs of ``fun``, and ``fun`` itself as
-      ``__wrapped__``.
+      The mapped function. It has ``lower`` and ``trace``, like a `jax.jit` function,
+      and ``explain``.
 
     Raises:
       TypeError: ``fun`` is not callable, or axes are neither ints nor None. When
-        called: an argument that JAX cannot compute with.
-      ValueError: no devices. When called: mapped sizes that differ, an axis that
-        an argument does not have, ``out_axes=None`` for a result that differs between
-        elements.
+        called: JAX does not accept an argument.
+      ValueError: there are no devices. When called: mapped sizes differ, an argument
+        does not have the mapped axis, or a result with ``out_axes=None`` differs
+        between elements.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

@@ -25,52 +25,49 @@ def tap(
 ) -> Any:
     """Calls a host function with a value of a running program.
 
-    Inside a map ``func`` is called once on each device, with that device's instance of
-    ``x``; in a plain `jax.jit`, once with the whole value; outside both, at once.
-    Calls of one device come in program order, also when nothing else uses the value.
-    Between devices there is no order, and ``func`` is called from several threads.
+    Inside a map, ``func`` is called for each element, on the element's device; in a
+    plain `jax.jit`, once with the whole value; outside of both, immediately. The calls
+    of one device are in program order, also if nothing else uses the value. Calls of
+    different devices have no order, and come from several threads.
 
-    * Where a device computes several elements of a map, there is one call for each.
-    * Inside `jax.vmap` one call has all elements: the leaves that differ have a new
+    * Inside `jax.vmap`, one call gets all elements: leaves that differ have a new
       leading axis.
-    * Where vectorised elements choose different branches of a `jax.lax.cond`, all call
-      in each branch; in the body of a `jax.lax.while_loop`, all call until the last one
-      has left. A tap in the condition of such a loop is refused.
-    * In maps inside maps, what the outer function computes is computed, and tapped,
-      on each device that one of its elements has.
-    * Differentiation taps the values of the function, once, and no derivatives. A
-      custom rule's own taps are called in addition.
-    * With ``lowering="spmd"`` the first device of the program calls for all elements.
+    * If vectorised elements take different branches of a `jax.lax.cond`, all call in
+      each branch. In the body of a `jax.lax.while_loop`, all call until the last one
+      has left. A tap in the condition of such a loop raises an error.
+    * In nested maps, a tap of the outer function is called on each device of its
+      element.
+    * Differentiation calls the tap with the primal values once, and not with
+      derivatives. Taps in a custom rule are called too.
+    * With ``lowering="spmd"``, the first device of the program calls for all elements.
 
     Args:
-      func: called as ``func(value)``, with a pytree like ``x`` of NumPy arrays of its
-        own. It must not call JAX. If it raises, the program goes on, the exception is
-        logged, and `taps_barrier` raises it; outside a program, ``tap`` does.
-      x: a pytree of arrays. Random keys are given as `jax.random.key_data`.
-      result: what to return instead of ``x``. Default: ``x``.
-      result_shape: what ``func`` returns, as a pytree of `jax.ShapeDtypeStruct`, if
-        its value is to be returned to the program. Inside `jax.vmap` there is one call
-        for each element then. Where ``func`` raises, the program goes on with NaN, or
-        zero. There is no derivative.
-      with_device: whether to call ``func(value, device)``, with the `jax.Device` that
-        the value is on.
-      device_index: to call for this device only, counted along the devices of the
-        program, which are those of the mesh in order. Outside a map, where one device
-        calls with the whole value: which one, instead of the first. Outside a program
-        it has no meaning.
+      func: called as ``func(value)``, with a pytree like ``x`` of NumPy arrays. It must
+        not call JAX. If it raises, the program goes on, the exception is logged, and
+        `taps_barrier` raises it; outside of a program, ``tap`` raises it.
+      x: a pytree of arrays. Random keys are passed as `jax.random.key_data`.
+      result: the value to return instead of ``x``. Default: ``x``.
+      result_shape: the shapes of what ``func`` returns, as a pytree of
+        `jax.ShapeDtypeStruct`, to return its value to the program. Inside `jax.vmap`,
+        ``func`` is then called for each element. If ``func`` raises, the value is NaN,
+        or zero. It has no derivative.
+      with_device: whether to call ``func(value, device)``, with the `jax.Device` of the
+        value.
+      device_index: call for this device only, counted in the order of the program's
+        devices. Outside a map, this device calls with the whole value, instead of the
+        first. Ignored outside of a program.
 
     Returns:
       ``x`` or ``result``, unchanged; with ``result_shape``, what ``func`` returned.
 
     Raises:
-      TypeError: ``func`` is not callable, a leaf of ``x`` is no array, or one of
+      TypeError: ``func`` is not callable, a leaf of ``x`` is not an array, or a leaf of
         ``result_shape`` has no shape and dtype.
-      ValueError: ``result`` and ``result_shape`` are both given, ``device_index`` is
-        no device of the program, or it is given together with ``result_shape`` in a
-        map, where every device needs a result.
+      ValueError: ``result`` and ``result_shape`` are both given; ``device_index`` is
+        not a device of the program, or is given with ``result_shape`` in a map.
       NotImplementedError: what ``func`` returned would have to be differentiated, or
         the tap is in the condition of a vectorised `jax.lax.while_loop`.
-      RuntimeError: outside a program, if ``func`` raises.
+      RuntimeError: ``func`` raised outside of a program.
 
     Example:
       >>> import numpy as np, shardmap as sm
@@ -189,15 +186,15 @@ def tap_print(
     device_index: int | None = None,
     file: TextIO | None = None,
 ) -> Any:
-    """Prints a value of a running program, a line for each call; see `tap`.
+    """Prints a value of a running program, one line for each call; see `tap`.
 
     Args:
       x: a pytree of arrays.
-      fmt: where the value goes in the text, as for `str.format`.
-      result: what to return instead of ``x``. Default: ``x``.
-      with_device: whether the text begins with the device, such as "cpu:0: ".
-      device_index: to print for this device only; see `tap`.
-      file: where to write. Default: what is `sys.stdout` at that time.
+      fmt: a format string for the value, as for `str.format`.
+      result: the value to return instead of ``x``. Default: ``x``.
+      with_device: whether the line begins with the device, such as "cpu:0: ".
+      device_index: print for this device only; see `tap`.
+      file: where to write. Default: `sys.stdout` at the time of the call.
 
     Returns:
       ``x`` or ``result``, unchanged.
@@ -216,12 +213,12 @@ def tap_print(
 
 
 def taps_barrier() -> None:
-    """Waits for all taps of the programs that this thread has started.
+    """Waits for all taps of programs that this thread has started.
 
     Raises:
-      RuntimeError: a tap has failed since the last time, in any thread: names the host
-        function, the device and what was raised, which is the cause. The programs
-        themselves went on, and their results are there.
+      RuntimeError: a tap of any thread has failed since the last call. The message
+        names the host function and the device; the cause is the exception. The program
+        itself went on, and its results are valid.
 
     Example:
       >>> import numpy as np, shardmap as sm

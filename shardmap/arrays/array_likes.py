@@ -38,36 +38,32 @@ def register_shard_handler(
     reopen: Reopen | None = None,
     grain: Grain | None = None,
 ) -> None:
-    """Says how values of a type are cut, put on devices, and opened elsewhere.
+    """Registers how values of a type are put on devices and opened in other processes.
 
-    Mapped functions then take such values, as they take arrays. `numpy.memmap` and
-    whatever else has ``shape``, ``dtype`` and ``__getitem__`` needs no handler: each
-    device gets the slice that it asks for. `plan` takes them too: a shard reads its own
-    slices of what can be sliced, and of other values what the handler puts on a device.
+    Maps then accept such values as arrays. `numpy.memmap` and other values with
+    ``shape``, ``dtype`` and ``__getitem__`` need no handler: each device reads its own
+    slice. `plan` accepts both; a shard reads its own slices if it can.
 
     Args:
-      cls: the type, and those derived from it that have no handler of their own. Its
-        values have ``shape`` and ``dtype``.
-      handler: ``handler(value, sharding)`` gives a `jax.Array` that has the shape of
-        ``value`` and lies as the `jax.sharding.Sharding` says. What it is made of,
-        and whether it all is read at once, is up to the handler;
-        `jax.make_array_from_callback` asks for one device's part after the other. A
-        handler that is registered later for the same type takes its place.
-      describe: ``describe(value)`` says in a dict of what JSON can hold where the value
-        lies, None if other processes cannot open it. What stands there as ``"place"``
-        is equal for values that are the same. The shards of a plan that run in other
-        processes then read the value themselves, which they do of `numpy.memmap`, h5py
-        and zarr without this.
-      reopen: ``reopen(said, writable)`` opens it in another process. It is a function
-        of a module, as it travels by its name.
-      grain: ``grain(value)`` gives for each axis the length of the cells that one
-        process at a time may write, None if others may not write. Without it, what is
-        written is written by the process that runs the plan.
+      cls: the type. It also applies to derived types without a handler of their own.
+        Its values have ``shape`` and ``dtype``.
+      handler: ``handler(value, sharding)`` returns a `jax.Array` with the shape of
+        ``value`` and this `jax.sharding.Sharding`. `jax.make_array_from_callback` reads
+        the part of one device at a time. A later handler for the same type replaces it.
+      describe: ``describe(value)`` returns a dict, which JSON can express, that says
+        where the value is stored, or None if other processes cannot open it. Its
+        ``"place"`` is equal for equal values. Shards of a plan in other processes then
+        read the value themselves. `numpy.memmap`, h5py and zarr need no such function.
+      reopen: ``reopen(said, writable)`` opens the value in another process. It must be
+        a function of a module, because it is pickled by name.
+      grain: ``grain(value)`` returns, for each axis, the length of the cells that one
+        process at a time may write, or None if other processes may not write. Without
+        it, the process that runs the plan writes.
 
     Raises:
-      TypeError: ``cls`` is no type, something else is not callable, or ``handler``
+      TypeError: ``cls`` is not a type, another argument is not callable, or ``handler``
         does not take two arguments.
-      ValueError: ``cls`` is a type that JAX lays out itself.
+      ValueError: JAX itself shards values of ``cls``.
 
     Example:
       >>> class Squares:

@@ -27,37 +27,31 @@ T = TypeVar("T")
 
 
 def shard_of(x: T, i: int | slice | tuple[int | slice, ...], *, axis: int = 0) -> T:
-    """Element ``i`` of an array along an axis, on the device that holds it.
+    """Returns element ``i`` of an array along an axis, on the device that holds it.
 
-    A `Shard` is something else: a part of the work of a `plan`.
+    The value is ``x[i]``, without communication. For a pytree, each leaf is indexed. (A
+    `Shard` is something else: one part of the work of a `plan`.)
 
-    It is the value of ``x[i]``, without communication and without other devices. Of a
-    pytree, the same of each leaf.
+    ``i`` may index several axes, beginning with ``axis``: ``shard_of(x, (1, 2))`` is
+    ``x[1, 2]``, an element of a map in a map, and ``shard_of(x, slice(2, 4))`` is
+    ``x[2:4]``. If several devices hold copies, the first is read.
 
-    ``i`` may also say which part along several axes, beginning with ``axis``:
-    ``shard_of(x, (1, 2))`` is ``x[1, 2]``, an element of a map in a map, and
-    ``shard_of(x, slice(2, 4))`` is ``x[2:4]``. What several devices hold copies of
-    comes from the first of them.
-
-    A part that is on one device is an array on it that is not committed: it may meet
-    arrays on any device, and `jax.jit` then runs where those are, or on the default
-    device. ``jax.device_put(part, part.device)`` commits it, so that what is computed
-    from it stays there. A part that is cut itself, such as ``x[1]`` of a map in a map,
-    is an array over the devices that hold it, each with its shard, and is committed.
+    A result on one device is not committed to it: it can be combined with arrays on any
+    device, and `jax.jit` of it alone runs on the default device. To compute on the
+    device of the result, commit it with ``jax.device_put(part, part.device)``. A result
+    that is sharded itself, such as ``x[1]`` of a map in a map, is committed.
 
     Args:
-      x: an array, or a pytree of arrays. NumPy arrays are indexed. So are tracers:
-        inside `jax.jit`, `jax.grad` and so on this is ``x[i]``.
-      i: the element, negative from the end; or a slice without a step; or a tuple of
-        these. A slice is within one device's shard, or has all of the shards that it
-        meets.
-      axis: the axis, which the result has not, negative from the end; of a tuple, the
-        first.
+      x: an array, or a pytree of arrays. NumPy arrays and tracers are indexed as
+        ``x[i]``.
+      i: an int, negative from the end; a slice without a step; or a tuple of these. A
+        slice is within the shard of one device, or consists of whole shards.
+      axis: the axis to index, negative from the end; the first one if ``i`` is a tuple.
 
     Raises:
-      TypeError: ``i`` is something else.
-      ValueError: a slice ends within the shards of several devices, or has a step; the
-        device is of another process; there is no such axis.
+      TypeError: ``i`` is not an index of this kind.
+      ValueError: a slice has a step or needs parts of several shards; the device
+        belongs to another process; or there is no such axis.
       IndexError: ``i`` is out of range.
 
     Example:
@@ -83,14 +77,15 @@ def unstack(x: T, *, axis: tuple[int, ...]) -> list[Any]: ...
 
 
 def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
-    """All elements along an axis, each on the device that holds it.
+    """Returns all elements along an axis, each on the device that holds it.
 
-    ``[shard_of(x, 0), shard_of(x, 1), ...]``, with one program for each device.
+    The result is ``[shard_of(x, 0), shard_of(x, 1), ...]``, with one program for each
+    device.
 
     Args:
-      x: as for `shard_of`. The leaves of a pytree are equally long along ``axis``.
-      axis: the axis, which the results have not, negative from the end. Several axes
-        give lists of lists: ``unstack(x, axis=(0, 1))[1][2]`` is ``x[1, 2]``.
+      x: as for `shard_of`. All leaves have the same length along ``axis``.
+      axis: the axis, negative from the end. Several axes give lists of lists:
+        ``unstack(x, axis=(0, 1))[1][2]`` is ``x[1, 2]``.
 
     Returns:
       A list of arrays, or of pytrees like ``x``.
@@ -121,18 +116,18 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
 
 
 def unreplicate(tree: T, *, axis: int = 0) -> T:
-    """Element 0 of each array: what all elements are, where they are equal.
+    """Returns element 0 of each array of a pytree, for arrays whose elements are equal.
 
-    As `flax.jax_utils.unreplicate`. It is ``shard_of(tree, 0)``, or of an array that is
-    spread over several processes, the first element on this one.
+    This is ``shard_of(tree, 0)``, like `flax.jax_utils.unreplicate`. For arrays over
+    several processes it is the first element on this process.
 
     Args:
       tree: as for `shard_of`.
-      axis: the mapped axis, which the results have not.
+      axis: the mapped axis, which is removed.
 
     Raises:
-      ValueError: as `shard_of`.
-      IndexError: there is no element.
+      ValueError: as for `shard_of`.
+      IndexError: the axis has no elements.
 
     Example:
       >>> import numpy as np

@@ -30,27 +30,26 @@ from shardmap.sharding.spec import (
 def device_put_sharded(
     shards: Sequence[Any], devices: Sequence[jax.Device], *, axis: int = 0
 ) -> Any:
-    """Puts one shard on each device, and makes one array of them.
+    """Puts one shard on each device, and returns them as one array.
 
-    The value is ``stack(shards, axis)``, but no stack is made on the host: each shard
-    goes to its device, where it gets the new axis. A shard that is there already does
-    not leave it. As `jax.device_put_sharded` up to JAX 0.9.
+    The value is ``stack(shards, axis)``, without a stack on the host. A shard that is
+    on its device already is not moved. Like `jax.device_put_sharded` up to JAX 0.9.
 
     Args:
-      shards: an array for each device, or a pytree of arrays for each device, of equal
+      shards: an array, or a pytree of arrays, for each device. All have the same
         structure, shapes and dtypes.
-      devices: as many different devices.
-      axis: where the new axis is in the results, negative from the end.
+      devices: the devices, each once.
+      axis: the position of the new axis in the results, negative from the end.
 
     Returns:
-      An array of shape ``(len(devices), *shard.shape)``, or a pytree of such. Its
-      sharding is a `jax.sharding.NamedSharding` over a mesh of one axis, in the order
-      of ``devices``: what `pmap_sharding` gives, and what `spmap` takes without a copy.
+      An array of shape ``(len(devices), *shard.shape)``, or a pytree of such arrays.
+      The sharding is a `jax.sharding.NamedSharding` over a mesh of one axis, as
+      returned by `pmap_sharding`, which `spmap` accepts without a copy.
 
     Raises:
-      TypeError: ``shards`` is no sequence, or a shard has something that is no array.
-      ValueError: there are no devices or too few or too many shards, a device is
-        there twice or another process's, or shards differ; or a shard has too few
+      TypeError: ``shards`` is not a sequence, or a leaf of a shard is not an array.
+      ValueError: there are no devices, or not as many as shards; a device is given
+        twice or belongs to another process; shards differ; or a shard has too few
         dimensions for ``axis``.
 
     Example:
@@ -94,29 +93,27 @@ def device_put_replicated(
     axis: int | None = 0,
     axis_size: int | None = None,
 ) -> Any:
-    """Puts a copy of an array on each device, and makes one array of them.
+    """Puts a copy of an array on each device, and returns them as one array.
 
-    The value is ``stack([x] * len(devices), axis)``, but no stack is made on the host.
-    As `jax.device_put_replicated` up to JAX 0.9, and `pxla.replicate` before JAX 0.3.
+    The value is ``stack([x] * len(devices), axis)``, without a stack on the host. Like
+    `jax.device_put_replicated` up to JAX 0.9, and `pxla.replicate` before JAX 0.3.
 
     Args:
       x: an array or a pytree of arrays.
-      devices: different devices. If some are another process's, each process that has
-        some calls this, with an equal ``x``.
-      axis: where the new axis is in the results, negative from the end. None: there is
-        no new axis, the results are ``x`` itself, replicated on them.
-      axis_size: how long the new axis is, by default as many as there are devices. If
-        fewer, as many devices as go round hold the same element, side by side: what a
-        map with other maps inside takes.
+      devices: the devices, each once. If some belong to other processes, each process
+        that has some calls this with an equal ``x``.
+      axis: the position of the new axis in the results, negative from the end. None:
+        there is no new axis, and the results are replicated.
+      axis_size: the length of the new axis. Default: the number of devices. If it is
+        less, adjacent devices hold copies of the same element, as nested maps expect.
 
     Returns:
-      An array of shape ``(axis_size, *x.shape)``, or a pytree of such, laid out as
-      `device_put_sharded` does; where several devices hold the same element, the mesh
-      has a second axis for them.
+      An array of shape ``(axis_size, *x.shape)``, or a pytree of such arrays, sharded
+      as by `device_put_sharded`. If devices hold copies, the mesh has a second axis.
 
     Raises:
-      TypeError: ``x`` has something that is no array.
-      ValueError: there are no devices, or one is there twice; ``axis_size`` does not
+      TypeError: a leaf of ``x`` is not an array.
+      ValueError: there are no devices, or one is given twice; ``axis_size`` does not
         divide their number; or an array has too few dimensions for ``axis``.
 
     Example:

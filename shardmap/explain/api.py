@@ -53,36 +53,36 @@ def explain(
 def explain(
     fun: Any, *args: Any, interconnect: str | Interconnect | None = None
 ) -> Callable[..., Explanation] | Explanation:
-    """Explains how a function runs: in parallel, vectorised, in a loop; at what cost.
+    """Explains what of a function runs in parallel, where arrays are, and what moves.
 
-    The function is traced, a second time if it has vmaps, and compiled as a call would
-    do, but not run. It is one that `spmap`, `mesh_map`, `jax.vmap`, `jax.jit`,
-    `jax.shard_map` or `jax.pmap` gave, or any other of arrays, with these and loops
-    anywhere in it; what is not jitted is explained as `jax.jit` would run it.
+    The function is compiled as for a call, but does not run. It may be any function of
+    arrays, with `spmap`, `mesh_map`, `jax.vmap`, `jax.jit`, `jax.shard_map`, `jax.pmap`
+    and loops anywhere in it. A function that is not jitted is explained as `jax.jit`
+    would run it.
 
-    * Axes are read from the jaxpr. JAX does not keep the names and sizes of `jax.vmap`
-      there. Those of a vmap over the arguments of ``fun`` are found by a second trace;
-      others are of unknown size.
-    * Collectives are read from the compiled program; what only the compiler put in is
-      marked. Those of the program that it merged or removed are counted in a note.
-    * Times are estimates, by the formulas of `Interconnect.time`.
-    * Over a `jax.sharding.AbstractMesh`, of any size, nothing is compiled: collectives
-      are read from the jaxpr, and what only the compiler knows is None.
+    * Axes are read from the jaxpr, which does not contain the names and sizes of
+      `jax.vmap`. For vmaps over the arguments of ``fun``, a second trace finds them;
+      those of others are unknown.
+    * Collectives are read from the compiled program. Those that only the compiler added
+      are marked, and a note counts those that it merged or removed.
+    * Times are estimates; see `Interconnect.time`.
+    * With a `jax.sharding.AbstractMesh`, nothing is compiled: collectives are read from
+      the jaxpr, and fields that need the compiler are None.
 
     Args:
-      fun: the function; or what `plan` gave, which is explained at once: what becomes
+      fun: the function. A plan is accepted too, and explained immediately: what became
         of each cut, and its stages.
-      interconnect: what joins the devices, for times: the name of one in
-        ``Interconnect.KNOWN``, such as ``"nvlink4"``, or an `Interconnect` of your own
-        numbers. Default: no times.
+      interconnect: for estimates of times: a name in ``Interconnect.KNOWN``, such as
+        ``"nvlink4"``, or an `Interconnect`. Default: no times.
 
     Returns:
-      A function that takes what ``fun`` takes, arrays or `jax.ShapeDtypeStruct`, and
-      gives an `Explanation`: print it, ``save("report.html")`` it, or read its fields.
+      A function that takes the arguments of ``fun``, arrays or `jax.ShapeDtypeStruct`,
+      and returns an `Explanation`: print it, save it as a page with
+      ``save("report.html")``, or read its fields.
 
     Raises:
       TypeError: ``fun`` is not callable.
-      ValueError: no interconnect has that name.
+      ValueError: no interconnect has this name.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

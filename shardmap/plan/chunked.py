@@ -204,42 +204,40 @@ def chunked(
 ) -> Any:
     """Runs a function in pieces, one after the other, so that it needs less memory.
 
-    `Chunked` is something else: an entry of a `ShardingSpec`.
-
-    The function stays as it is written, for whole arrays. What each piece of the
-    arguments contributes to the results is found by the analysis of `plan`: results
-    are put in their places, parts of sums and the like are combined, borders that
-    neighbours need are read twice. The pieces run in one loop of one program, and the
-    result is a JAX function like any other: for `jax.jit`, `jax.grad`, `jax.jvp`,
-    `jax.vmap`, loops, `spmap`, `plan`, and `chunked` itself.
+    The function is written for whole arrays. The analysis of `plan` finds what each
+    piece of the arguments contributes: partial sums are combined, and borders that
+    neighbours need are read twice. The pieces run in one loop of one program. The
+    result is a JAX function, for `jax.jit`, `jax.grad`, `jax.jvp`, `jax.vmap`, loops,
+    `spmap`, `plan` and `chunked`. (`Chunked` is something else: an entry of a
+    `ShardingSpec`.)
 
     Args:
       fun: a function of arrays that JAX can trace.
       in_slices: how the positional arguments are cut: a pytree prefix of them whose
         leaves are None (whole), `EACH`, or a dict {axis: cut}. A cut is a number of
-        near-equal pieces, a tuple of lengths, a list of (start, stop) pairs or slices,
-        `Pieces` of a length, `EACH`, or `AUTO`: as few pieces as fit into ``memory``.
-        Keyword arguments are whole.
-        Default: with ``memory``, the axes that save the most; else nothing is cut.
-      memory: the bytes that a call may hold at once besides its arguments and results:
-        a number, or a text such as ``"2 GB"``. It is an upper bound for what the loops
-        hold, computed before anything runs.
-      partial: whether to cut axes that the function sums over, or reduces otherwise.
-      remat: what a backward pass does. True: what it needs of a piece is computed
-        again, piece by piece. False: all of it is kept, for reverse-mode
-        differentiation only. One of `jax.checkpoint_policies`: what it saves is kept.
-      strict: whether it is an error, and not a warning, if no cut reaches its end.
+        pieces of nearly equal length, a tuple of lengths, a list of (start, stop) pairs
+        or slices, `Pieces` of a length, `EACH`, or `AUTO`, as few pieces as fit into
+        ``memory``. Keyword arguments are whole. Default: with ``memory``, the axes that
+        save the most; otherwise nothing is cut.
+      memory: the bytes that a call may use besides its arguments and results: an int,
+        or a text such as ``"2 GB"``. It is an upper bound for the loops, computed
+        before anything runs.
+      partial: whether to cut axes that the function reduces.
+      remat: what a backward pass does. True: it computes the values of a piece again,
+        piece by piece. False: all values are kept, for reverse-mode differentiation
+        only. One of `jax.checkpoint_policies`: the values that it saves are kept.
+      strict: whether to raise an error, instead of a warning, if no cut has an effect.
 
     Returns:
-      A function that takes and gives what ``fun`` does, with ``explain(*args)``, which
-      says what becomes of each cut.
+      A function with the arguments and results of ``fun``. Its ``explain(*args)`` says
+      what becomes of each cut.
 
     Raises:
-      TypeError: ``fun`` is not callable. When called: something in ``in_slices`` is no
-        cut.
-      ValueError: ``memory`` is no size. When called: ``in_slices`` does not fit the
-        arguments, ``memory`` is too little however small the pieces are, or the
-        function writes to references of JAX.
+      TypeError: ``fun`` is not callable. When called: ``in_slices`` has something that
+        is not a cut.
+      ValueError: ``memory`` is not a size. When called: ``in_slices`` does not fit the
+        arguments, ``memory`` is too little for any cut, or the function writes to
+        references of JAX.
 
     Example:
       >>> import jax, jax.numpy as jnp, shardmap as sm

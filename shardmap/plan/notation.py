@@ -19,22 +19,23 @@ WHOLE = Reason("its rule says that this axis is needed whole")
 def register_rule(
     primitive: Primitive, rule: str | Callable[[Node], str | Rule]
 ) -> None:
-    """Says how the plan may cut equations of a primitive.
+    """Registers how a plan may cut equations of a primitive.
 
     Args:
       primitive: a `jax.extend.core.Primitive`.
-      rule: names for the axes of operands and results, as in ``"i k, k j -> i j"``. An
-        axis with a name in the results is cut where an operand's is. ``"...; k add"``
-        says that parts over ``k`` combine, by "add", "max", "min", "mul", "and", "or"
-        or "xor". ``*`` is an axis that is needed whole; ``...`` stands for all leading
-        axes, which are independent. The primitive is bound with the same parameters to
-        the pieces. Or a function that gets the equation (``primitive``, ``params``,
-        ``in_shapes``, ``out_shapes``) and returns such text.
+      rule: names for the axes of operands and results, such as ``"i k, k j -> i j"``. A
+        cut of a named axis of an operand cuts the axis of that name in the results.
+        ``"...; k add"`` says that parts over ``k`` combine by "add", "max", "min",
+        "mul", "and", "or" or "xor". ``*`` is an axis that is needed whole. ``...``
+        stands for all leading axes, which are independent. The primitive is bound with
+        the same parameters to the pieces. Instead of text, ``rule`` may be a function
+        of the equation (``primitive``, ``params``, ``in_shapes``, ``out_shapes``) that
+        returns it.
 
     Raises:
-      TypeError: ``rule`` is neither.
-      ValueError: ``rule`` is not of that form. Planning raises it too, with the name of
-        the primitive, if ``rule`` is a function that fails.
+      TypeError: ``rule`` is neither text nor a function.
+      ValueError: ``rule`` does not have this form. If it is a function that fails,
+        `plan` raises this error with the name of the primitive.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -63,11 +64,11 @@ def register_rule(
 
 
 def rules_of(fun: Callable[..., PyTree], *args: PyTree) -> str:
-    """The rules by which a plan cuts the equations of a function, one a line.
+    """Returns the rules by which a plan cuts the equations of a function, one per line.
 
     Args:
       fun: the function.
-      *args: what it takes, arrays or `jax.ShapeDtypeStruct`.
+      *args: its arguments, arrays or `jax.ShapeDtypeStruct`.
 
     Example:
       >>> import jax.numpy as jnp, shardmap as sm

@@ -54,51 +54,49 @@ def plan(
 
     Args:
       fun: a function of arrays that JAX can trace.
-      *args: its arguments, or what has their shapes and dtypes: arrays,
-        `jax.ShapeDtypeStruct`, `numpy.memmap`, datasets of h5py, arrays of zarr, values
-        of types with a handler (`extend.register_shard_handler`), arrays and datasets
-        of xarray, which the function gets with their labels, and pytrees of all these.
+      *args: its arguments, or values with their shapes and dtypes: arrays,
+        `jax.ShapeDtypeStruct`, `numpy.memmap`, h5py datasets, zarr arrays, values of
+        types with a handler (`extend.register_shard_handler`), xarray arrays and
+        datasets, which the function gets with their labels, and pytrees of all these.
         They are not read.
       in_slices: how the arguments are cut, a pytree prefix of ``args``. Each leaf is
-        None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of near-equal
-        pieces (at the most as many as the axis is long), a tuple of lengths, a list of
-        (start, stop) pairs or slices, `Pieces` of a length, `AS_CHUNKED`, `EACH`, or
-        `AUTO`: as few pieces as fit into ``memory``. A number of pieces of an array
-        that lies in chunks begin where chunks do, if these are not fewer. An axis of
-        xarray's is the name of its dimension. Default: with ``memory``, the axes that
-        save the most; else nothing is cut.
-      out_slices: how the results are cut besides, in the same form, a pytree prefix of
-        the results: for what is made of no argument that is cut, such as random numbers
-        of a key.
-      partial: whether to cut axes that the function sums over, or reduces otherwise.
-        Shards then give partial results.
-      memory: the bytes that a shard may hold at once with what is kept for later
-        stages, a number or a text such as ``"2 GB"``: at least `ShardPlan.peak_bytes`,
-        with cuts that are given too. Where that is too little, what can be computed
-        again is not kept. A run in this process has two shards under way at most, and
-        one where two do not fit; other processes, and threads of an executor, have as
-        much each.
-      scratch: where runs keep what later stages need, each value of more than 1 MiB: a
-        folder, or a group of zarr. Default: in memory.
-      static_argnums: the positions of arguments that are no arrays, as for `jax.jit`;
+        None (whole), a dict {axis: cut}, or `EACH`. A cut is a number of pieces of
+        nearly equal length, at most the length of the axis; a tuple of lengths; a list
+        of (start, stop) pairs or slices; `Pieces` of a length; `AS_CHUNKED`; `EACH`; or
+        `AUTO`, as few pieces as fit into ``memory``. A number of pieces of a chunked
+        array begin at its chunks, if it has as many. An axis of an xarray array is the
+        name of its dimension. Default: with ``memory``, the axes that save the most;
+        otherwise nothing is cut.
+      out_slices: how the results are cut, in the same form, a pytree prefix of the
+        results. This is for results that depend on no argument that is cut, such as
+        random numbers.
+      partial: whether to cut axes that the function reduces. Shards then return partial
+        results.
+      memory: the bytes that a shard may use, with what is kept for later stages: an
+        int, or a text such as ``"2 GB"``. It is at least `ShardPlan.peak_bytes`, also
+        with cuts of your own. To stay below it, values are computed again instead of
+        kept. In this process two shards run at once if both fit; other processes, and
+        threads of an executor, use as much each.
+      scratch: where runs store values of more than 1 MiB for later stages: a folder, or
+        a zarr group. Default: in memory.
+      static_argnums: the positions of arguments that are not arrays, as for `jax.jit`;
         in ``in_slices`` they are None.
       static_argnames: the names of such arguments.
-      **kwargs: what the function takes by name, which stays whole. Arguments whose
-        names are options here or of `ShardPlan.run` are bound before, by
+      **kwargs: keyword arguments of the function, which stay whole. If the name of one
+        is also a parameter of ``plan`` or of `ShardPlan.run`, bind it with
         `functools.partial`.
 
     Returns:
-      The plan, which runs nothing yet.
+      The plan. Nothing runs yet.
 
     Warns:
-      UserWarning: arguments have 64 bits, which JAX takes in 32, as ``jax_enable_x64``
-        is off; or none of the cuts reaches the end of the function, which runs whole.
+      UserWarning: arguments have 64 bits, which JAX reduces to 32 without
+        ``jax_enable_x64``; or no cut reaches the end of the function, which runs whole.
 
     Raises:
-      TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit, ``memory`` is
-        no size or is too little for these cuts or however small the pieces are,
-        ``scratch`` is no place, or the function has an effect or a collective, which no
-        shard can run alone.
+      TypeError, ValueError: ``in_slices`` or ``out_slices`` does not fit; ``memory`` is
+        not a size, or too little for these cuts or for any; ``scratch`` is not a place;
+        or the function has an effect or a collective, so that no shard can run alone.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -209,17 +209,17 @@ def pmap_sharding(
     sharded_dim: int | None = 0,
     devices: Sequence[jax.Device] | np.ndarray | None = None,
 ) -> NamedSharding:
-    """The layout `jax.pmap` gives an array: one dimension, one index per device.
+    """Returns the sharding of a mapped axis: one index of a dimension on each device.
 
-    What `jax.sharding.PmapSharding.default` gave up to JAX 0.9, as a NamedSharding: the
-    dimension stays, cut into shards of length 1.
+    Replaces `jax.sharding.PmapSharding.default`. The result is a `NamedSharding`, which
+    shards the dimension into parts of length 1.
 
     Args:
       shape: the shape of the array.
-      sharded_dim: the dimension that is spread over the devices; negative counts from
-        the end. None: every device holds the whole array.
-      devices: as many devices as the dimension is long. By default the first of
-        `jax.local_devices()`, with `sharded_dim=None` all of them.
+      sharded_dim: the dimension to shard; negative counts from the end. None: every
+        device holds the whole array.
+      devices: one device for each index of the dimension. Default: the first of
+        `jax.local_devices()`; all of them with `sharded_dim=None`.
 
     Raises:
       ValueError: `sharded_dim` is out of range, or the number of devices is not the

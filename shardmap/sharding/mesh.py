@@ -125,20 +125,20 @@ def make_mesh(
     axis_sizes: Mapping[str, int],
     devices: Sequence[jax.Device] | np.ndarray | None = None,
 ) -> Mesh:
-    """A mesh with the axes of `axis_sizes`, in its order.
+    """Makes a mesh of devices with the given axes.
 
-    Unlike `jax.make_mesh` it keeps the order of the devices and takes local ones, as
-    the meshes of `pmap` and `xmap` programs did.
+    Unlike `jax.make_mesh`, it keeps the order of the devices, uses the devices of this
+    process by default, and makes Auto axes.
 
     Args:
-      axis_sizes: name to number of devices along it.
-      devices: the first `prod(sizes)` of these are used, row-major. By default
-        `jax.local_devices()`.
+      axis_sizes: a dict from axis names to sizes, in the order of the mesh.
+      devices: the devices, of which the first ``prod(sizes)`` are used in row-major
+        order. Default: `jax.local_devices()`.
 
     Raises:
-      TypeError: `axis_sizes` is no dict, a name is a number, a size no integer, or a
-        device none.
-      ValueError: a size is below 1, there are too few devices, or one is there twice.
+      TypeError: `axis_sizes` is not a dict, a name is a number, a size is not an
+        integer, or an entry of `devices` is not a device.
+      ValueError: a size is below 1, there are too few devices, or one is given twice.
 
     >>> make_mesh({"data": 1, "model": 1}).axis_names
     ('data', 'model')
@@ -212,14 +212,14 @@ def _with_axis_types(mesh: Any, types: tuple[AxisType, ...]) -> Any:
 
 
 def submesh(mesh: Mesh, axis_names: Sequence[str]) -> Mesh:
-    """The slice of `mesh` at index 0 of every axis that is not named.
+    """Returns the slice of `mesh` at index 0 of every axis that is not named.
 
     Args:
       mesh: the mesh.
-      axis_names: the axes to keep, in the order the result shall have them.
+      axis_names: the axes to keep, in the order of the result.
 
     Raises:
-      TypeError: they are no names.
+      TypeError: `axis_names` are not names.
       ValueError: a name is not an axis of the mesh, or is given twice.
 
     >>> submesh(make_mesh({"data": 1, "model": 1}), ("model",)).axis_names
@@ -267,11 +267,11 @@ def _check_mesh(mesh: Mesh, caller: str) -> None:
 
 
 def local_mesh(mesh: Mesh) -> Mesh:
-    """The part of `mesh` on this process.
+    """Returns the part of `mesh` that belongs to this process.
 
     Raises:
-      ValueError: the mesh has no device of this process, or they form no box: a range
-        along every axis.
+      ValueError: the mesh has no device of this process, or they are not a contiguous
+        range along every axis.
 
     >>> dict(local_mesh(make_mesh({"data": 1})).shape)
     {'data': 1}

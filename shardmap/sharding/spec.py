@@ -73,19 +73,19 @@ def _as_code(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
 class Chunked:
-    """Entry of a `ShardingSpec`: a dimension that is cut into `prod(chunks)` shards.
+    """Entry of a `ShardingSpec`: the dimension is sharded into ``prod(chunks)`` parts.
 
-    The shards are equal, and the dimension stays a dimension. `chunked` is something
-    else: it runs a function with less memory.
+    The parts are equal, and the dimension stays. (`chunked` is something else: it runs
+    a function with less memory.)
 
-    Several numbers mean that several mesh dimensions cut this one array dimension,
-    major to minor. `Chunked(())` is not cut, and a spec stores None for it.
+    With several numbers, the dimension is sharded over several mesh dimensions, major
+    to minor. A spec stores ``Chunked(())``, which does not shard, as None.
 
     Attributes:
-      chunks: the numbers of chunks, stored as a tuple. One number may be given bare.
+      chunks: the numbers of chunks, stored as a tuple. A single int is accepted.
 
     Raises:
-      TypeError: a number of chunks is no integer.
+      TypeError: a number of chunks is not an integer.
       ValueError: one is below 1.
 
     >>> Chunked(2) == Chunked([2])
@@ -106,17 +106,16 @@ class Chunked:
 
 @dataclass(frozen=True, repr=False, slots=True)
 class Unstacked:
-    """The dimension is cut into shards of length 1 and does not exist inside the map.
+    """Entry of a `ShardingSpec`: one index of the dimension on each device.
 
-    What `jax.pmap` does to a mapped axis.
+    The dimension does not exist inside the map. `jax.pmap` sharded mapped axes so.
 
     Attributes:
       size: the size of the dimension.
 
     Raises:
-      TypeError: `size` is no integer.
-      ValueError: `size` is below 1. A dimension of size 0 has no shards, and a mesh has
-        at least one device: leave it uncut.
+      TypeError: `size` is not an integer.
+      ValueError: `size` is below 1. Leave a dimension of size 0 unsharded.
 
     >>> ShardingSpec((Unstacked(2),), (ShardedAxis(0),)).indices((2,)).tolist()
     [(0,), (1,)]
@@ -133,7 +132,7 @@ class Unstacked:
 
 @dataclass(frozen=True, slots=True)
 class NoSharding:
-    """The dimension is not cut: another way to write None, as JAX 0.4 wrote it.
+    """Entry of a `ShardingSpec`: the dimension is not sharded. The same as None.
 
     >>> ShardingSpec((NoSharding(),), ())
     ShardingSpec((None,), ())
@@ -142,14 +141,14 @@ class NoSharding:
 
 @dataclass(frozen=True, repr=False, slots=True)
 class ShardedAxis:
-    """This mesh dimension walks the shards of one sharded axis.
+    """Entry of a mesh mapping: the mesh dimension shards one sharded axis.
 
     Attributes:
-      axis: the number of the sharded axis, from 0. Dimensions that are not cut are not
-        counted, and each number in a `Chunked` counts as one.
+      axis: the number of the sharded axis, from 0. Only sharded dimensions count; each
+        number in a `Chunked` counts as one.
 
     Raises:
-      TypeError: `axis` is no integer.
+      TypeError: `axis` is not an integer.
       ValueError: `axis` is negative.
 
     >>> ShardingSpec((None, Chunked(4)), (ShardedAxis(0),)).mesh_shape
@@ -171,13 +170,13 @@ class ShardedAxis:
 
 @dataclass(frozen=True, repr=False, slots=True)
 class Replicated:
-    """The devices along this mesh dimension hold copies.
+    """Entry of a mesh mapping: devices along the mesh dimension hold copies.
 
     Attributes:
       replicas: the number of copies, which is the size of the mesh dimension.
 
     Raises:
-      TypeError: `replicas` is no integer.
+      TypeError: `replicas` is not an integer.
       ValueError: `replicas` is below 1.
 
     >>> ShardingSpec((), (Replicated(3),)).num_shards
@@ -219,17 +218,17 @@ def _axis_sizes(entry: Chunked | Unstacked | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True, repr=False, init=False, slots=True)
 class ShardingSpec:
-    """How an array is cut, and how its shards are laid on a mesh of devices.
+    """Describes how an array is sharded, and how its shards are placed on a mesh.
 
-    See the top of this file for a worked example. As `ShardingSpec` in JAX 0.4.
+    It has the constructor and the fields of `ShardingSpec` in JAX 0.4.
 
     Attributes:
-      sharding: one `Chunked`, `Unstacked` or None per array dimension. `NoSharding()`
-        is stored as None.
-      mesh_mapping: one `ShardedAxis` or `Replicated` per mesh dimension.
+      sharding: one `Chunked`, `Unstacked` or None for each array dimension.
+        `NoSharding()` is stored as None.
+      mesh_mapping: one `ShardedAxis` or `Replicated` for each mesh dimension.
 
     Raises:
-      TypeError: an entry is of another type.
+      TypeError: an entry has another type.
       ValueError: `mesh_mapping` does not use each sharded axis exactly once.
 
     >>> spec = ShardingSpec([Chunked(4), None], [ShardedAxis(0), Replicated(2)])
@@ -663,12 +662,13 @@ class ShardingSpec:
 
 
 def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Index, ...]:
-    """`spec.indices(shape)`, flat: one entry per device, row-major over the mesh.
+    """Returns the index of each device's shard, in row-major order of the mesh.
 
-    As `spec_to_indices` in JAX 0.4.
+    The entries of `ShardingSpec.indices` as a flat tuple, like `spec_to_indices` in JAX
+    0.4.
 
     Raises:
-      TypeError: these are no shape and no spec.
+      TypeError: an argument is not a shape or not a spec.
       ValueError: as `ShardingSpec.shard_shape`.
 
     >>> spec = ShardingSpec((Chunked(2),), (ShardedAxis(0), Replicated(2)))
@@ -684,14 +684,14 @@ def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Index, ..
 
 
 def spec_of(array: Value) -> ShardingSpec:
-    """The spec of an array: which device holds which part of it.
+    """Returns the spec of an array.
 
     Args:
       array: a `jax.Array`, a `jax.ShapeDtypeStruct` with a sharding, or a NumPy array,
-        which counts as lying on one device.
+        which counts as being on one device.
 
     Raises:
-      TypeError: `array` has no known sharding, as a tracer has none.
+      TypeError: `array` has no known sharding, such as a tracer.
       ValueError: no spec expresses its sharding.
 
     >>> spec_of(np.zeros((4, 8)))
@@ -705,7 +705,7 @@ def spec_of(array: Value) -> ShardingSpec:
 def mesh_sharding_spec(
     axis_sizes: dict[str, int], axis_names: Sequence[str]
 ) -> Callable[[int | Aval | jax.ShapeDtypeStruct, dict[str, int]], ShardingSpec]:
-    """How arrays are laid on a mesh whose axes have names, as specs.
+    """Returns a function that gives the specs of arrays on a mesh with named axes.
 
     JAX had this as `pxla.mesh_sharding_specs`.
 
@@ -714,10 +714,9 @@ def mesh_sharding_spec(
       axis_names: the mesh axes in the order of the mesh.
 
     Returns:
-      A function that gives the `ShardingSpec` of an array. It takes the array's rank,
-      or its aval, whose shape must divide; and its axes, as `mesh_map` takes them: a
-      dict of mesh axis names and the dimensions that they cut. Several mesh axes on
-      one dimension cut it in the order of the dict.
+      A function of an array's rank, or its aval, whose shape must divide, and a dict
+      from mesh axis names to array dimensions, as for `mesh_map`. If several mesh axes
+      shard one dimension, the order of the dict is major to minor.
 
     Raises:
       ValueError: a mesh axis has no size.

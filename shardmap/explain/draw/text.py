@@ -60,20 +60,20 @@ def picture(
 ) -> "Picture":
     """Draws which devices hold which shard of an array.
 
-    The last two cut dimensions make a grid, rows and columns; one alone goes down,
-    unless it is the array's last. Where more are cut, there is one grid for each shard
-    of the others.
+    The last two sharded dimensions are the rows and columns of a grid. A single one
+    goes down, unless it is the last dimension of the array. If more are sharded, there
+    is a grid for each shard of the others.
 
     Args:
-      spec: how the array is cut.
-      shape: the array's shape.
-      devices: the numbers of the devices, in the order of the spec's mesh; () stands
-        for 0, 1, 2 and so on.
-      max_pieces: how many shards of a dimension to draw; the others become `...`.
+      spec: the spec of the array.
+      shape: the shape of the array.
+      devices: the ids of the devices, in the order of the spec's mesh; () stands for 0,
+        1, 2 and so on.
+      max_pieces: how many shards of a dimension to draw; `...` stands for the others.
       max_grids: how many grids to draw.
 
     Returns:
-      The picture as text, without a newline at its end. A notebook shows it as tables.
+      The picture as text, without a newline at the end. A notebook shows it as tables.
 
     >>> from shardmap import Replicated, ShardingSpec, Unstacked, ShardedAxis
     >>> print(picture(ShardingSpec((), (Replicated(4),)), ()))

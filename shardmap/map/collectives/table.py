@@ -118,22 +118,22 @@ COLLECTIVES: dict[Primitive, Collective] = {
 
 
 def register_collective(primitive: Primitive, combiner: str | None = None) -> None:
-    """Has maps, `plan` and `explain` know a collective of your own.
+    """Registers a collective of your own for maps, `plan` and `explain`.
 
-    The primitive names the mapped axes in its parameter ``axes`` or ``axis_name``, and
-    has a batching rule, with which `jax.vmap` computes it.
+    The primitive has the names of the mapped axes in its parameter ``axes`` or
+    ``axis_name``, and has a batching rule for `jax.vmap`.
 
     Args:
       primitive: a `jax.extend.core.Primitive`.
-      combiner: for a reduction, how two values become one: "add", "mul", "max", "min",
-        "and", "or" or "xor". Each device combines its own elements, and sends one
-        value. The primitive takes one array, and besides its axes at most
-        ``axis_index_groups``. None: every device gets all values, and the batching rule
-        is applied to them.
+      combiner: for a reduction, how two values combine: "add", "mul", "max", "min",
+        "and", "or" or "xor". Each device combines its own elements and sends one value.
+        The primitive takes one array, and apart from its axes only
+        ``axis_index_groups``. None: every device gets all values and applies the
+        batching rule to them.
 
     Raises:
       TypeError: ``primitive`` is not a primitive.
-      ValueError: it is known already, or ``combiner`` is not.
+      ValueError: ``primitive`` is registered already, or ``combiner`` is unknown.
 
     Example:
       >>> import jax, jax.numpy as jnp, shardmap as sm

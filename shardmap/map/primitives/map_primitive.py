@@ -58,17 +58,17 @@ class MapPrimitive(jex_core.Primitive):
     * ``axis_name``: the name that collectives in ``call_jaxpr`` use, any hashable.
     * ``axis_size``: the number of elements, an int.
     * ``in_axes``, ``out_axes``: a tuple of one int or None per operand and per result.
-    * ``call_jaxpr``: what one element computes, a jaxpr without constants.
+    * ``call_jaxpr``: the function of one element, a jaxpr without constants.
 
-    and with whatever else its rules want.
+    It may have other parameters for its rules.
 
-    ``def_impl`` tells how a primitive of one's own runs, and `jax.jit` compiles what
-    that does. `jax.vmap`, `jax.jvp` and transposition bind it again on the transformed
-    ``call_jaxpr``; other rules can be put into the tables of `jax.interpreters`.
-    Transposition adds up over the axis by `jax.lax.psum`.
+    ``def_impl`` defines how a primitive of your own runs; `jax.jit` compiles the same
+    function. `jax.vmap`, `jax.jvp` and transposition bind the primitive again on the
+    transformed ``call_jaxpr``, unless you register other rules in `jax.interpreters`.
+    Transposition adds a `jax.lax.psum` over the axis.
 
     Args:
-      name: what jaxprs print.
+      name: the name in jaxprs.
 
     Example:
       >>> import jax, shardmap as sm
