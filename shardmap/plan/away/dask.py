@@ -5,6 +5,7 @@ once and are made again where a worker is lost. Partial results stay on the work
 are folded there, as the tree that they are folded as everywhere.
 """
 
+import collections
 import importlib
 import itertools
 import secrets
@@ -19,10 +20,11 @@ from shardmap.arrays.sources.registry import Away
 from shardmap.plan.away.cores import take_share_of_all, where
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.tasks import Read, Write, run_task
-from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
-from shardmap.plan.run.buffers import FOLDED, Fold, fold
+from shardmap.plan.engine.stages import Stage
+from shardmap.plan.run.buffers import put
+from shardmap.plan.run.folding import FoldTask, FoldTasks, fold_all
 from shardmap.plan.run.shards import Shard
 from shardmap.plan.run.workers import ShardError
 
@@ -35,9 +37,6 @@ INSIDE = 2**22
 NO_WORKERS = "distributed.scheduler.no-workers-timeout"
 """Dask's setting for how long work waits for workers; without one 5 minutes."""
 
-FETCHED = 400
-"""Partial results come here when shards have read so many times their bytes."""
-
 
 def same(thing: Any) -> Any:
     """What a task gives that only holds something."""
@@ -45,17 +44,21 @@ def same(thing: Any) -> Any:
 
 
 def fold_there(
-    combiner: str, places: Sequence[int | None], results: Sequence[Any]
+    combiner: str,
+    start: np.ndarray | None,
+    places: Sequence[int | None],
+    results: Sequence[Any],
 ) -> np.ndarray:
-    """`fold` of results of shards, of which it takes one each, or of nodes.
+    """`fold_all` of results of shards, of which it takes one each, or of other folds.
 
     Args:
       combiner: how.
-      places: for each, its place in the results of a shard; None if it is a node.
+      start: what they are combined with first.
+      places: for each, its place in the results of a shard; None if it is a fold.
       results: what has been made.
     """
     made = zip(places, results, strict=True)
-    return fold(combiner, (each if k is None else each[k] for k, each in made))
+    return fold_all(combiner, start, (x if k is None else x[k] for k, x in made))
 
 
 def others(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
@@ -72,7 +75,9 @@ class Dask(Elsewhere):
         self.name = f"shardmap-{secrets.token_hex(4)}"
         self.numbers = itertools.count()
         self.held_there: dict[Any, Any] = {}
-        self.folds: dict[tuple[Value, Box], There] = {}
+        self.folds: FoldTasks
+        self.nodes: dict[Any, tuple[Any, int | None]] = {}
+        self.tops: collections.deque[tuple[FoldTask, Any]] = collections.deque()
         # Four shards for each thread of the cluster, as it is now.
         self.ahead = 4 * max(self._threads(), 1)
         self._share_cores()
@@ -187,69 +192,48 @@ class Dask(Elsewhere):
             self._fold(shard, future.shard)
         return found
 
-    def run_stage(self, *args: Any) -> Iterator[Shard]:
+    def run_stage(self, stage: Stage, *args: Any) -> Iterator[Shard]:
         # What was kept here of earlier stages is not what it is now.
         self.held_there.clear()
-        self.folds.clear()
+        self.folds = FoldTasks(self.cut_program, stage)
         try:
-            yield from super().run_stage(*args)
-            for key in self.folds:
-                self._fetch(*key)
+            yield from super().run_stage(stage, *args)
+            while self.tops:
+                self._fetch()
         finally:
             self.held_there.clear()
+            self.nodes.clear()
+            self.tops.clear()
 
     def _fold(self, shard: Shard, future: Any) -> None:
-        """Puts the partial results of a shard together, on the cluster at first."""
-        for place, (box, combiner, value) in enumerate(shard.writes()):
-            if combiner == "insert":
-                continue
-            if (value, box) not in self.folds:
-                levels = self._levels(shard, value, box)
-                count = self.cut_program.parts[value]
-                tree = Fold(combiner, count, levels, self._combined, FOLDED)
-                self.folds[value, box] = There(tree, levels, combiner)
-            node = self.folds[value, box].tree.add((future, place))
-            if node is not None:
-                self._fetch(value, box)
-                self.folds[value, box].coming = node
+        """Starts the tasks that combine partial results and can run now."""
+        for place, (_, combiner, _) in enumerate(shard.writes()):
+            if combiner != "insert":
+                self.nodes[shard.number, place] = future, place
+        for each in self.folds.after(shard.number):
+            futures, places = zip(
+                *(self.nodes.pop(need.key) for need in each.needs), strict=True
+            )
+            args = each.combiner, each.start(), list(places), list(futures)
+            folded = self.task("fold", fold_there, *args)
+            if each.is_top:
+                self.tops.append((each, folded))
+            else:
+                self.nodes[each.key] = folded, None
+        while len(self.tops) > self.ahead:
+            self._fetch()
 
-    def _levels(self, shard: Shard, value: Value, box: Box) -> int:
-        """How many levels of a tree are made on the cluster.
-
-        Its nodes come here as soon as that is little, and so what a lost worker had is
-        little too.
-        """
-        read = sum(box_bytes(*each) for each in shard.recipe.reads)
-        size = box_bytes(value, box)
-        levels, shards = 1, FOLDED
-        while shards < self.cut_program.parts[value] and shards * read < FETCHED * size:
-            levels, shards = levels + 1, shards * FOLDED
-        return levels
-
-    def _combined(self, combiner: str, nodes: list[Any], own: bool = False) -> Any:
-        futures, places = zip(*nodes, strict=True)
-        args = combiner, list(places), list(futures)
-        return self.task("fold", fold_there, *args), None
-
-    def _fetch(self, value: Value, box: Box) -> None:
-        """Brings here the last node, which the cluster has had time to make."""
-        there = self.folds[value, box]
-        if there.coming is None:
-            return
-        future, place = there.coming
-        if place is not None:
-            future, _ = self._combined(there.combiner, [there.coming])
+    def _fetch(self) -> None:
+        """Brings here what the partial results of a box come to."""
+        task, future = self.tops.popleft()
         try:
-            node = self.done(future).result()
+            part = self.done(future).result()
         except Exception as error:
             raise ShardError(
                 "partial results could not be put together on the cluster: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        there.coming = None
-        covers = min(FOLDED**there.levels, there.left)
-        there.left -= covers
-        self.acc.put_together(value, box, node, there.levels, covers)
+        put(self.acc.buffer(task.value), task.box, "insert", part)
 
 
 class Submitted(NamedTuple):
@@ -266,25 +250,6 @@ class Submitted(NamedTuple):
     def cancel(self) -> None:
         for future in filter(None, self):
             future.cancel()
-
-
-class There:
-    """The lower levels of a tree of partial results, which are made on a cluster.
-
-    Args:
-      tree: these levels; its nodes are futures.
-      levels: how many.
-      combiner: how.
-
-    Attributes:
-      coming: the last node, which has not been brought here.
-      left: how many partial results have not been brought here.
-    """
-
-    def __init__(self, tree: Fold, levels: int, combiner: str) -> None:
-        self.tree, self.levels, self.combiner = tree, levels, combiner
-        self.coming: Any = None
-        self.left = tree.left
 
 
 def is_dask(array: Any) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 
 from shardmap.plan.away.dask import Dask, is_client
 from shardmap.plan.away.own_processes import own_processes
-from shardmap.plan.away.processes import Elsewhere
-from shardmap.plan.away.ray import RayExecutor, is_ray
+from shardmap.plan.away.processes import Elsewhere, RayExecutor, is_ray
 from shardmap.plan.run.workers import Engine, Here, InThreads, Workers
 
 
@@ -43,19 +42,16 @@ def engine_of(executor: Any, readers: int = 1) -> Engine:
 
 @contextlib.contextmanager
 def _here(readers: int, *args: Any) -> Iterator[Workers]:
-    cut_program, leaves, acc, keeps = args
     with ThreadPoolExecutor(readers) as pool:
-        yield Here(cut_program, leaves, acc, pool, keeps)
+        yield Here(pool, *args)
 
 
 @contextlib.contextmanager
 def _by(kind: type[Workers], executor: Any, *args: Any) -> Iterator[Workers]:
-    cut_program, leaves, acc, keeps = args
-    yield kind(cut_program, leaves, acc, executor, keeps)
+    yield kind(executor, *args)
 
 
 @contextlib.contextmanager
 def _own_processes(count: int, *args: Any) -> Iterator[Workers]:
     with own_processes(count) as pool:
-        cut_program, leaves, acc, keeps = args
-        yield Elsewhere(cut_program, leaves, acc, pool, keeps)
+        yield Elsewhere(pool, *args)

@@ -9,14 +9,15 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.away.dask import fold_there, is_dask
+from shardmap.plan.away.dask import is_dask
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.away.tasks import run_task
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, shape_of, slices
-from shardmap.plan.run.buffers import FOLDED, Fold, new_buffer, start_dtype
+from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.folding import FoldTasks, fold_all
 from shardmap.plan.run.shards import Accumulator, Shard, Shards
 
 
@@ -41,22 +42,32 @@ class _Graph:
         self.da: Any = importlib.import_module("dask.array")
         self.cut_program = cut_program
         acc = Accumulator(cut_program)
-        self.work = Elsewhere(cut_program, leaves, acc, None)
+        self.work = Elsewhere(None, cut_program, leaves, acc)
         self.blobs: dict[bytes, Any] = {}
         self.made: dict[Value, Any] = {}
+        self.fold = self.dask.delayed(fold_all, pure=False)
 
     def outputs(self) -> PyTree:
         for stage in self.cut_program.stages:
-            parts: dict[Value, dict[Box, list[tuple[int, Any]]]] = {}
+            parts: dict[Value, dict[Box, Any]] = {}
+            nodes: dict[Any, Any] = {}
+            folds = FoldTasks(self.cut_program, stage)
             for shard in Shards(self.cut_program, [stage]):
-                result = self.shard(shard)
-                for place, (box, _, value) in enumerate(shard.writes()):
-                    boxes = parts.setdefault(value, {})
-                    boxes.setdefault(box, []).append((place, result))
-            for each in stage.results:
-                self.made[each.value] = self.array(
-                    each.value, each.combiner, parts.get(each.value, {})
-                )
+                delayed = self.shard(shard)
+                for place, (box, combiner, value) in enumerate(shard.writes()):
+                    node = nodes[shard.number, place] = delayed[place]
+                    if combiner == "insert":
+                        parts.setdefault(value, {})[box] = node
+                for each in folds.after(shard.number):
+                    needs = [nodes.pop(need.key) for need in each.needs]
+                    folded = self.fold(each.combiner, each.start(), needs)
+                    if each.is_top:
+                        parts.setdefault(each.value, {})[each.box] = folded
+                    else:
+                        nodes[each.key] = folded
+            for result in stage.results:
+                made = parts.get(result.value, {})
+                self.made[result.value] = self.array(result.value, made)
         found = [
             self.made[v]
             if isinstance(v, Value)
@@ -84,43 +95,16 @@ class _Graph:
                 return leaf[slices(box)].astype(value.aval.dtype)
         return self.work.travels.read(value, box) or self.work.held(value, box)
 
-    def array(
-        self,
-        value: Value,
-        combiner: str,
-        parts: Mapping[Box, Sequence[tuple[int, Any]]],
-    ) -> Any:
+    def array(self, value: Value, parts: Mapping[Box, Any]) -> Any:
         """An array of the boxes that shards make of a value."""
         dtype = value.aval.dtype
         if not parts:
             return self.da.zeros(value.shape, dtype)
-        blocks: dict[Box, Any] = {}
-        for box, results in parts.items():
-            if combiner == "insert":
-                place, result = results[-1]
-                one = result[place]
-            else:
-                one = self.folded(value, combiner, box, results)
-            blocks[box] = self.da.from_delayed(one, shape_of(box), dtype)
+        blocks = {
+            box: self.da.from_delayed(one, shape_of(box), dtype)
+            for box, one in parts.items()
+        }
         return self.joined(blocks, len(value.shape))
-
-    def folded(
-        self,
-        value: Value,
-        combiner: str,
-        box: Box,
-        results: Sequence[tuple[int, Any]],
-    ) -> Any:
-        delayed = self.dask.delayed(fold_there, pure=False)
-
-        def combined(combiner: str, nodes: list[Any], own: bool = False) -> Any:
-            made, places = zip(*nodes, strict=True)
-            return delayed(combiner, list(places), list(made)), None
-
-        tree = Fold(combiner, len(results), combine=combined, at_once=FOLDED)
-        tops = [top for k, part in results if (top := tree.add((part, k))) is not None]
-        start = new_buffer(value, combiner)[slices(box)]
-        return combined(combiner, [(start, None), *tops])[0]
 
     def joined(self, blocks: Mapping[Box, Any], ndim: int, axis: int = 0) -> Any:
         """The array of which these are the blocks."""

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
+from shardmap.arrays.sources.registry import Away
 from shardmap.arrays.trees import result_names
 from shardmap.plan.away.tasks import Travels
 from shardmap.plan.engine.keys import box_bytes
@@ -47,52 +48,46 @@ def traffic(
     given = {value: array for value, array in places if value}
     travels = Travels.of(cut_program, leaves, given)
     travels.sinks.update(to_travel(cut_program, scratch))
-    read: dict[tuple[Value, bool], float] = {}
-    written: dict[tuple[Value, bool], float] = {}
-    folded: set[Value] = set()
-    for stage in cut_program.stages:
-        step = max(1, stage.num_shards // SEEN)
-        numbers = range(0, stage.num_shards, step)
-        weight = stage.num_shards / max(len(numbers), 1)
-        for number in numbers:
-            shard = Shard(cut_program, stage, number)
-            for value, box in shard.recipe.reads:
-                key = value, travels.read(value, box) is not None
-                read[key] = read.get(key, 0) + weight * box_bytes(value, box)
-            for box, combiner, value in shard.writes():
-                key = value, travels.write(box, combiner, value) is not None
-                if combiner != "insert" and cut_program.parts[value] > FOLDED:
-                    folded.add(value)
-                written[key] = written.get(key, 0) + weight * box_bytes(value, box)
     names = dict(zip(cut_program.graph.inputs, cut_program.names, strict=True))
     results = result_names(cut_program.out_tree)
     for name, output in zip(results, cut_program.graph.outputs, strict=True):
         if isinstance(output, Value):
             names.setdefault(output, name)
-    lines = []
-    for (value, there), count in read.items():
-        name = names.get(value, "what earlier stages made")
-        source = travels.source(value)
-        lines.append(f"{name}: {size(round(count))} {_read(there, source is not None)}")
-        if there and source is not None:
-            lines[-1] += f" ({source.kind})"
-    for (value, there), count in written.items():
-        name = names.get(value, "what later stages need")
-        how = "are written by the workers" if there else "come back"
-        lines.append(f"{name}: {size(round(count))} {how}")
-        if value in folded:
-            lines[-1] += f", or a part where workers combine them: {FOLDED} into one"
-        elif not there and value in travels.sinks:
-            lines[-1] += ", as shards share cells of it: cut along its chunks"
-    both = [*read.items(), *written.items()]
-    return Traffic(
-        round(sum(count for (_, there), count in both if there)),
-        round(sum(count for (_, there), count in both if not there)),
-        tuple(lines),
-    )
+    read: dict[tuple[str, str], float] = {}
+    written: dict[tuple[str, str], float] = {}
+    moved = {True: 0.0, False: 0.0}
+
+    def note(
+        rows: dict[Any, float], name: str, how: str, there: bool, nbytes: float
+    ) -> None:
+        rows[name, how] = rows.get((name, how), 0) + nbytes
+        moved[there] += nbytes
+
+    for stage in cut_program.stages:
+        numbers = range(0, stage.num_shards, max(1, stage.num_shards // SEEN))
+        weight = stage.num_shards / max(len(numbers), 1)
+        for number in numbers:
+            shard = Shard(cut_program, stage, number)
+            for value, box in shard.recipe.reads:
+                name = names.get(value, "what earlier stages made")
+                there = travels.read(value, box) is not None
+                how = _read(travels.source(value), there)
+                note(read, name, how, there, weight * box_bytes(value, box))
+            for box, combiner, value in shard.writes():
+                name = names.get(value, "what later stages need")
+                there = travels.write(box, combiner, value) is not None
+                how = "are written by the workers" if there else "come back"
+                if combiner != "insert" and cut_program.parts[value] > FOLDED:
+                    how += f", or a part where workers combine them: {FOLDED} into one"
+                elif not there and value in travels.sinks:
+                    how += ", as shards share cells of it: cut along its chunks"
+                note(written, name, how, there, weight * box_bytes(value, box))
+    rows = [*read.items(), *written.items()]
+    lines = (f"{name}: {size(round(count))} {how}" for (name, how), count in rows)
+    return Traffic(round(moved[True]), round(moved[False]), tuple(lines))
 
 
-def _read(there: bool, travels: bool) -> str:
-    if there:
-        return "are read by the workers"
-    return "are sent from here" + ("" if travels else ", as it lies in memory")
+def _read(source: Away | None, there: bool) -> str:
+    if source is None:
+        return "are sent from here, as it lies in memory"
+    return f"are read by the workers ({source.kind})" if there else "are sent from here"

@@ -7,12 +7,11 @@ files that others make; a damaged file is made again by whoever finds it.
 """
 
 import dataclasses
-import itertools
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +20,19 @@ from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.run.buffers import FOLDED, Fold, fold, put
+from shardmap.plan.run.buffers import put
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.disk.checkpoint import Checkpoint, part_of
+from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.disk.results import result_name
-from shardmap.plan.run.shards import Accumulator, Shard, Shards
+from shardmap.plan.run.folding import (
+    FoldTask,
+    FoldTasks,
+    Node,
+    ShardResult,
+    stored_as,
+    written,
+)
+from shardmap.plan.run.shards import Accumulator, Shard
 from shardmap.units import integer_of
 
 LONGEST = 1.0
@@ -65,6 +72,11 @@ class Task:
             )
         return cls(index, count)
 
+    @property
+    def is_last(self) -> bool:
+        """Whether it gives the result."""
+        return self.index == self.count - 1
+
     def shards(self, stage: Stage) -> range:
         """Which shards of a stage are this task's."""
         first, last = (
@@ -77,53 +89,15 @@ class Task:
         return ((number + 1) * self.count - 1) // stage.num_shards
 
 
-class TaskResult(NamedTuple):
-    """A result of a shard.
-
-    Attributes:
-      stage, number: which shard.
-      place: which of its results.
-    """
-
-    stage: Stage
-    number: int
-    place: int
-
-    @property
-    def name(self) -> str:
-        return result_name(self.stage.number, self.number)
-
-
-class Folded(NamedTuple):
-    """At most 16 partial results, or nodes of their tree, put together in a file.
-
-    Attributes:
-      name: the file.
-      stage, number: the last shard that has a part in it, whose task makes the file.
-      value, box: of what.
-      combiner: how.
-      nodes: what is put together.
-      is_top: whether this is all of the box.
-    """
-
-    name: str
-    stage: Stage
-    number: int
-    value: Value
-    box: Box
-    combiner: str
-    nodes: "list[Node]"
-    is_top: bool
-
-
-Node: TypeAlias = TaskResult | Folded
-
-
 class Values(Accumulator):
     """What later stages need. Results of shards are not put together in memory."""
 
     def put(self, shard: Shard, result: Sequence[Any]) -> None:
         pass
+
+    def free(self, place: int) -> list[Value]:
+        # A damaged result of any stage may have to be made again.
+        return []
 
 
 class ArrayJob:
@@ -152,23 +126,17 @@ class ArrayJob:
     def end_stage(self, stage: Stage) -> None:
         """Folds what is this task's to fold, and gives later stages their values."""
         nodes: dict[Value, dict[Box, Node]] = {r.value: {} for r in stage.results}
-        trees: dict[tuple[Value, Box], Tree] = {}
-        for shard in Shards(self.cut_program, [stage]):
-            for place, (box, combiner, value) in enumerate(shard.writes()):
-                node = TaskResult(stage, shard.number, place)
+        folds = FoldTasks(self.cut_program, stage)
+        for number in range(stage.num_shards):
+            for place, box, combiner, value in written(stage, number):
                 if combiner == "insert":
-                    nodes[value][box] = node
-                    continue
-                if (value, box) not in trees:
-                    name = f"{value.number}-{len(trees)}"
-                    count = self.cut_program.parts[value]
-                    trees[value, box] = Tree(name, value, box, combiner, count)
-                for folded in trees[value, box].add(node):
-                    owner = self.task.owner(stage, folded.number)
-                    if owner == self.task.index and not self.path(folded).exists():
-                        self.make(folded)
-                    if folded.is_top:
-                        nodes[value][box] = folded
+                    nodes[value][box] = ShardResult(stage, number, place)
+            for each in folds.after(number):
+                is_own = self.task.owner(stage, each.number) == self.task.index
+                if is_own and not self.path(each).exists():
+                    self.make(each)
+                if each.is_top:
+                    nodes[each.value][each.box] = each
         later = [each for each in self.cut_program.stages if each.number > stage.number]
         for result in stage.results:
             value = result.value
@@ -179,7 +147,7 @@ class ArrayJob:
                 self.values.kept[value] = stored if is_large else np.asarray(stored)
 
     def path(self, node: Node) -> pathlib.Path:
-        return self.saved.folder.path / node.name
+        return self.saved.folder.path / name_of(node)
 
     def load(self, node: Node) -> np.ndarray:
         """A result or a fold of some, as soon as it is there."""
@@ -191,10 +159,10 @@ class ArrayJob:
 
     def read(self, node: Node) -> np.ndarray | None:
         """What the folder has of a node, None if that is nothing or damaged."""
-        if isinstance(node, TaskResult):
+        if isinstance(node, ShardResult):
             shard = Shard(self.cut_program, node.stage, node.number)
             return self.saved.load_one(shard, node.place)
-        part = part_of(node.value, node.box)
+        part = stored_as(node.value, node.box)
         found = self.saved.results.load(node.name, [part])
         return None if found is None else found[0]
 
@@ -216,13 +184,8 @@ class ArrayJob:
 
     def make(self, node: Node) -> np.ndarray:
         """Makes a file, also in place of a damaged one."""
-        if isinstance(node, Folded):
-            parts: Iterable[np.ndarray] = map(self.load, node.nodes)
-            if node.is_top:
-                shape, dtype = part_of(node.value, node.box)
-                start = np.full(shape, identity(node.combiner, dtype), dtype)
-                parts = itertools.chain([start], parts)
-            folded = fold(node.combiner, parts)
+        if isinstance(node, FoldTask):
+            folded = node.run(map(self.load, node.needs))
             self.saved.results.save(node.name, [folded])
             return folded
         shard = Shard(self.cut_program, node.stage, node.number)
@@ -243,44 +206,11 @@ class ArrayJob:
                 put(acc.buffer(value), box, "insert", self.load(node))
 
 
-class Tree:
-    """The folds of one box, which follow from the results of its shards.
-
-    Args:
-      name: what the names of their files begin with.
-      value, box: of what.
-      combiner: how.
-      count: how many partial results there are.
-    """
-
-    def __init__(
-        self, name: str, value: Value, box: Box, combiner: str, count: int
-    ) -> None:
-        self.name, self.value, self.box, self.combiner = name, value, box, combiner
-        self._numbers = itertools.count()
-        self._made: list[Folded] = []
-        self._tops: list[Node] = []
-        self._fold = Fold(combiner, count, combine=self._combine, at_once=FOLDED)
-
-    def add(self, node: Node) -> list[Folded]:
-        """Takes the next partial result, and gives the folds that can be made now."""
-        self._made = []
-        top = self._fold.add(node)
-        if top is not None:
-            self._tops.append(top)
-        if not self._fold.left:
-            self._combine(self.combiner, self._tops, is_top=True)
-        return self._made
-
-    def _combine(
-        self, combiner: str, nodes: list[Node], own: bool = False, is_top: bool = False
-    ) -> Folded:
-        name = f"{self.name}-{next(self._numbers)}.fold"
-        last = nodes[-1]
-        about = last.stage, last.number, self.value, self.box, combiner
-        made = Folded(name, *about, nodes, is_top)
-        self._made.append(made)
-        return made
+def name_of(node: Node) -> str:
+    """The file of a node."""
+    if isinstance(node, FoldTask):
+        return node.name
+    return result_name(node.stage.number, node.number)
 
 
 class Stored:
@@ -313,7 +243,7 @@ class Stored:
         )
         if box in self.nodes:
             return self._load(self.nodes[box])
-        shape, dtype = part_of(self._value, box)
+        shape, dtype = stored_as(self._value, box)
         start = 0 if self._combiner == "insert" else identity(self._combiner, dtype)
         found = np.full(shape, start, dtype)
         for other in self._overlapping(box):

@@ -77,7 +77,6 @@ class Fold:
     Args:
       combiner: how they are combined.
       count: how many there are.
-      levels: those of the tree; by default all below the buffer.
       combine: makes one node of several, with the arguments of `fold`.
       at_once: how many are combined at once: two as soon as they are there, or all that
         make a node.
@@ -87,27 +86,19 @@ class Fold:
         self,
         combiner: str,
         count: int,
-        levels: int | None = None,
         combine: Callable[[str, list[Any], bool], Any] = fold,
         at_once: int = 2,
     ) -> None:
         self.left = count
-        levels = depth(count) if levels is None else levels
         combine = functools.partial(combine, combiner)
-        self._levels = [_Level(combine, at_once) for _ in range(levels)]
+        self._levels = [_Level(combine, at_once) for _ in range(depth(count))]
 
-    def add(self, part: Any, level: int = 0, covers: int = 1) -> Any:
-        """Takes the next one, and gives what is to be put into the buffer, if any.
-
-        Args:
-          part: a partial result, or a node of the tree.
-          level: that of the node.
-          covers: how many partial results are in it.
-        """
-        self.left -= covers
+    def add(self, part: Any) -> Any:
+        """Takes the next one, and gives what is to be put into the buffer, if any."""
+        self.left -= 1
         node = part
-        for each in self._levels[level:]:
-            node = each.add(node, self.left == 0)
+        for level in self._levels:
+            node = level.add(node, self.left == 0)
             if node is None:
                 break
         return node
@@ -164,17 +155,11 @@ class Folds:
         self._known: dict[Any, Fold] = {}
 
     def add(
-        self,
-        key: Any,
-        combiner: str,
-        count: int,
-        part: ArrayLike,
-        level: int = 0,
-        covers: int = 1,
+        self, key: Any, combiner: str, count: int, part: ArrayLike
     ) -> np.ndarray | None:
         """As `Fold.add`, of the tree of a key, which is forgotten when it is made."""
         fold = self._known.setdefault(key, Fold(combiner, count))
-        made = fold.add(np.asarray(part), level, covers)
+        made: np.ndarray | None = fold.add(np.asarray(part))
         if not fold.left:
             del self._known[key]
         return made

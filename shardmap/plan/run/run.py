@@ -20,7 +20,7 @@ from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.disk.scratch import checked, scratch_arrays
 from shardmap.plan.run.out import outputs
 from shardmap.plan.run.progress import bar
-from shardmap.plan.run.shards import Accumulator, Shards
+from shardmap.plan.run.shards import Accumulator
 from shardmap.plan.run.workers import Engine
 
 
@@ -38,10 +38,9 @@ def run(
     task: Any = None,
 ) -> PyTree:
     """See `ShardPlan.run`."""
-    if task is not None:
-        task = Task.of(task)
-        if checkpoint is None:
-            raise ValueError("task needs checkpoint, the folder that all tasks share")
+    own = None if task is None else Task.of(task)
+    if own and checkpoint is None:
+        raise ValueError("task needs checkpoint, the folder that all tasks share")
     leaves = cut_program.leaves(args)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
@@ -53,38 +52,33 @@ def run(
     leaves = list(map(sliceable, leaves))
     saved = None if checkpoint is None else Checkpoint(checkpoint, cut_program, leaves)
     given = {value: array for value, array in places if value}
-    if task is not None and saved is not None:
-        job = ArrayJob(cut_program, leaves, task, saved)
-        with engine(cut_program, leaves, job.values, True) as work:
-            ahead = max_in_flight or work.ahead
-            total = sum(len(task.shards(stage)) for stage in cut_program.stages)
-            with bar(total, progress) as step:
-                for stage in cut_program.stages:
-                    shards = Shards(cut_program, [stage])
-                    own = (shards[number] for number in task.shards(stage))
-                    for shard in work.run_stage(own, ahead, retries, saved):
-                        step(shard)
-                    job.end_stage(stage)
-        if task.index < task.count - 1:
-            return None
-        acc = Accumulator(cut_program, given)
-        job.put_into(acc)
-        return finished(cut_program, acc, places)
+    job = ArrayJob(cut_program, leaves, own, saved) if own and saved else None
     scratch = cut_program.scratch if scratch is None else checked(scratch)
     with contextlib.ExitStack() as stack:
-        arrays, remove = stack.enter_context(scratch_arrays(cut_program, scratch))
-        acc = Accumulator(cut_program, {**given, **arrays})
+        kept_there = scratch_arrays(cut_program, None if job else scratch)
+        arrays, remove = stack.enter_context(kept_there)
+        acc = job.values if job else Accumulator(cut_program, {**given, **arrays})
         work = stack.enter_context(engine(cut_program, leaves, acc, saved is not None))
-        step = stack.enter_context(bar(cut_program.num_shards, progress))
+        numbers = [
+            job.task.shards(stage) if job else range(stage.num_shards)
+            for stage in cut_program.stages
+        ]
+        step = stack.enter_context(bar(sum(map(len, numbers)), progress))
+        ahead = max_in_flight or work.ahead
         for place, stage in enumerate(cut_program.stages):
             for value in acc.free(place):
                 remove(value)
             if work.apart:
                 acc.flush()
-            shards = Shards(cut_program, [stage])
-            ahead = max_in_flight or work.ahead
-            for shard in work.run_stage(shards, ahead, retries, saved):
+            for shard in work.run_stage(stage, numbers[place], ahead, retries, saved):
                 step(shard)
+            if job:
+                job.end_stage(stage)
+    if job:
+        if not job.task.is_last:
+            return None
+        acc = Accumulator(cut_program, given)
+        job.put_into(acc)
     return finished(cut_program, acc, places)
 
 

@@ -330,17 +330,15 @@ class Accumulator:
         self._done_of(shard.stage)[shard.number] = True
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
             buffer = self.buffer(value)
-            if part is not None and combiner != "insert":
-                self.put_together(value, box, part)
-            elif part is not None:
+            if part is None:
+                continue
+            if combiner == "insert":
                 buffers.put(buffer, box, combiner, part)
-
-    def put_together(self, value: Value, box: Box, part: Any, *node: int) -> None:
-        """Puts the next partial result where it belongs; see `buffers.Fold.add`."""
-        count, combiner = self.cut_program.parts[value], self._combiners[value]
-        made = self._folds.add((value, box), combiner, count, part, *node)
-        if made is not None:
-            buffers.put(self.buffer(value), box, combiner, made)
+                continue
+            count = self.cut_program.parts[value]
+            made = self._folds.add((value, box), combiner, count, part)
+            if made is not None:
+                buffers.put(buffer, box, combiner, made)
 
     def _done_of(self, stage: int) -> np.ndarray:
         """Which shards of a stage have been put together."""

@@ -57,10 +57,10 @@ class Workers:
     """An engine: one way to get the results of shards.
 
     Args:
+      executor: what runs the shards.
       cut_program: the plan.
       leaves: its arguments.
       acc: where results are put together.
-      executor: what runs the shards.
       keeps: whether the results are all wanted here, to be saved.
     """
 
@@ -69,10 +69,10 @@ class Workers:
 
     def __init__(
         self,
+        executor: Executor | Any,
         cut_program: CutProgram,
         leaves: Sequence[Any],
         acc: Accumulator,
-        executor: Executor | Any,
         keeps: bool = False,
     ) -> None:
         self.cut_program, self.leaves, self.acc = cut_program, leaves, acc
@@ -92,12 +92,18 @@ class Workers:
         return future.result()
 
     def run_stage(
-        self, shards: Iterable[Shard], ahead: int, retries: int, saved: Saved | None
+        self,
+        stage: Stage,
+        numbers: Iterable[int],
+        ahead: int,
+        retries: int,
+        saved: Saved | None,
     ) -> Iterator[Shard]:
         """Runs shards, whose results are in the accumulator when this ends.
 
         Args:
-          shards: those of a stage.
+          stage: their stage.
+          numbers: which of its shards.
           ahead: how many may be under way.
           retries: how often one that fails is tried again.
           saved: where results are kept, and taken from.
@@ -106,7 +112,7 @@ class Workers:
           The shards that are done.
         """
         waiting: collections.deque[tuple[Shard, Any, Any]] = collections.deque()
-        shards = iter(shards)
+        shards = (Shard(self.cut_program, stage, number) for number in numbers)
         try:
             while True:
                 for shard in itertools.islice(shards, ahead - len(waiting)):

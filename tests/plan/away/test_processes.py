@@ -11,7 +11,7 @@ import pytest
 from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.plan import plan
-from shardmap.plan.run.shards import Accumulator, Shards
+from shardmap.plan.run.shards import Accumulator
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
 
@@ -49,8 +49,8 @@ class Blobs:
 def test_other_processes_get_bytes_and_numpy_arrays(x):
     cut = cut_function(jnp.sin, (x,), ({0: 4},))
     acc, executor = Accumulator(cut), Blobs()
-    work = Elsewhere(cut, [x], acc, executor)
-    assert len(list(work.run_stage(Shards(cut, cut.stages), 2, 0, None))) == 4
+    work = Elsewhere(executor, cut, [x], acc)
+    assert len(list(work.run_stage(cut.stages[0], range(4), 2, 0, None))) == 4
     np.testing.assert_allclose(acc.result(), jax.jit(jnp.sin)(x), rtol=1e-6)
     assert len(executor.blobs) == 4
     # Shards that differ in their place only are one function.

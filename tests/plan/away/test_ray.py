@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from shardmap.plan.away.ray import RayExecutor, is_ray
+from shardmap.plan.away.processes import RayExecutor, is_ray
 
 
 class Remote:

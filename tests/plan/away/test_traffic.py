@@ -32,3 +32,14 @@ def test_of_many_shards_some_are_looked_at():
     x = np.ones((1000, 4), np.float32)
     told = plan(lambda x: x * 2, x, in_slices={0: 1000}).traffic(x)
     assert told.here == 2 * x.nbytes
+
+
+def test_values_that_move_alike_are_one_row():
+    x = np.ones((32, 8), np.float32)
+    made = plan(
+        lambda x: x - x.sum(0, keepdims=True) * x.max(0, keepdims=True),
+        x,
+        in_slices={0: 4},
+    )
+    [told] = [line for line in made.traffic(x).lines if "later stages" in line]
+    assert told == "what later stages need: 256 B come back"

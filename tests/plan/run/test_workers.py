@@ -23,8 +23,8 @@ def test_threads_give_what_the_function_gives(kind):
     cut = cut_function(fun, (X,), ({0: 4},))
     acc = Accumulator(cut)
     with ThreadPoolExecutor(2) as pool:
-        work = kind(cut, [X], acc, pool)
-        assert len(list(work.run_stage(Shards(cut, cut.stages), 2, 0, None))) == 4
+        work = kind(pool, cut, [X], acc)
+        assert len(list(work.run_stage(cut.stages[0], range(4), 2, 0, None))) == 4
     np.testing.assert_allclose(acc.result(), jax.jit(fun)(X), rtol=1e-6)
 
 
@@ -41,7 +41,7 @@ def test_a_thread_has_the_settings_of_the_one_that_asked(kind):
         x = np.ones((4, 2)).view(Watched)
         cut = cut_function(lambda x: x * 2, (x,), ({0: 2},))
         acc = Accumulator(cut)
-        work = kind(cut, [x], acc, pool)
+        work = kind(pool, cut, [x], acc)
         shard = Shards(cut, cut.stages)[0]
         [part] = work.result(shard, work.submit(shard))
     assert part.dtype == np.float64

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.plan.engine.keys import data_aval
-from shardmap.plan.engine.nodes import Value
-from shardmap.plan.engine.slices import Box, shape_of
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.fingerprint import fingerprint, fingerprints
 from shardmap.plan.run.disk.results import Folder, Part, Results, result_name
+from shardmap.plan.run.folding import stored_as
 from shardmap.plan.run.shards import Shard
 
 MANIFEST = "plan.json"
@@ -120,13 +118,7 @@ def _name(shard: Shard) -> str:
 
 
 def _parts(shard: Shard) -> list[Part]:
-    return [part_of(value, box) for box, _, value in shard.writes()]
-
-
-def part_of(value: Value, box: Box) -> Part:
-    """The shape and dtype of a box of a value as it is stored."""
-    aval = data_aval(value.aval)
-    return shape_of(box) + tuple(aval.shape[len(box) :]), aval.dtype
+    return [stored_as(value, box) for box, _, value in shard.writes()]
 
 
 def _sum(manifest: Mapping[str, Any]) -> str:
