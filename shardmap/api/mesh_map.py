@@ -45,7 +45,6 @@ from shardmap.map import agreement, contexts, tracing
 from shardmap.map.collectives.names import in_mesh_order
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.primitives import explicit_sharding
-from shardmap.map.primitives.custom_partitioning import without_custom_partitioning
 from shardmap.map.primitives.shard_maps import axes_used_inside
 from shardmap.map.shardings import MapShardings
 from shardmap.sharding.conversions import cut_spec
@@ -353,7 +352,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
         """Refuses results that differ along mesh axes that their axes do not name."""
         mesh = self.options.mesh
         used = {name for each in jaxprs(jaxpr) for name in axes_used(each.effects)}
-        jaxpr = without_custom_partitioning(tile_collectives(jaxpr))
+        jaxpr = tile_collectives(jaxpr)
         constants = (None,) * (len(jaxpr.invars) - len(in_axes))
         for name in own:
             dims = tuple(0 if name in axes else None for axes in in_axes)

@@ -27,7 +27,7 @@ from shardmap._jax.types import (
 from shardmap._lazy import logging
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
-from shardmap.map.collectives.vectorizing import vectorizable
+from shardmap.map.collectives.split import vectorizable
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis, spmap_p
 

@@ -9,8 +9,7 @@ from jax import lax
 import shardmap as sm
 from shardmap._jax.typechecks import bound_axis, check_jaxpr
 from shardmap.map.collectives.names import rename_axis
-from shardmap.map.collectives.split import split_collectives
-from shardmap.map.collectives.vectorizing import vectorizable
+from shardmap.map.collectives.split import split_collectives, vectorizable
 from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.primitives.axis import AxisLayout
 

@@ -25,9 +25,12 @@ from shardmap.explain.report import Collective
 from shardmap.map.collectives.names import for_mesh
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.lowering.blocks import block_function, on_one_device
 from shardmap.map.lowering.decision import Decision
-from shardmap.map.lowering.manual import one_block_of_whole
+from shardmap.map.lowering.programs import (
+    block_function,
+    on_one_device,
+    one_block_of_whole,
+)
 from shardmap.map.primitives.map_primitive import spmap_p
 
 

@@ -1,8 +1,8 @@
-"""Collectives over a mapped axis, ready for a block of its elements.
+"""Collectives over a mapped axis, ready for a block of its elements and for `jax.vmap`.
 
 JAX vectorises the function of one element, control flow and all. For that the
-collectives over the axis are replaced by equations of `split_p`, whose vectorisation
-rule finds the whole block in its hands and looks up what to do in the table.
+collectives over the axis are replaced by equations of `split_p`. Its batching rule gets
+the whole block, and looks up what to do in the table.
 """
 
 from collections.abc import Hashable, Sequence
@@ -11,16 +11,24 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+from jax.extend.core.primitives import all_to_all_p, closed_call_p
 
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.effects import without_axis
+from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
-from shardmap._jax.types import Equation, Jaxpr, Primitive, Value
-from shardmap._jax.walk import equations, equations_of, rewrite_jaxpr
+from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value, aval_of
+from shardmap._jax.walk import (
+    equations,
+    equations_for,
+    equations_of,
+    jaxprs_in,
+    rewrite_jaxpr,
+)
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.axis import AxisLayout
-from shardmap.map.primitives.map_primitive import binds
+from shardmap.map.primitives.map_primitive import binds, spmap_p
 from shardmap.map.primitives.shard_maps import has_shard_maps
 
 split_p = jex_core.Primitive("split_collective")
@@ -117,3 +125,76 @@ def_batching(split_p, _batching_rule)
 
 
 register_typecheck(split_p, _typecheck)
+
+
+# What `jax.vmap` takes
+
+grouped_p = jex_core.Primitive("grouped_all_to_all")
+
+
+def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
+    """``jaxpr`` for `jax.vmap` along an axis ``name``, perhaps None, of ``size``.
+
+    JAX's batching rules of collectives know no groups, mostly only one axis, and number
+    the elements of a permutation over several axes wrongly. It has no rule for
+    `custom_partitioning`, which is for the function as it was written, nor for a
+    callback that does not say how it is vectorised.
+    """
+    if name is not None and uses_axis(jaxpr, name):
+        axis = AxisLayout(name, size, vectorized_name=name)
+        jaxpr = split_collectives(jaxpr, axis)
+
+    def change(equation: Equation) -> Any:
+        primitive, params = equation.primitive, equation.params
+        if primitive is closed_call_p:
+            return _as_jit(equation)
+        if primitive is all_to_all_p and params["axis_index_groups"] is not None:
+            return equation.replace(primitive=grouped_p)
+        if primitive is PURE_CALLBACK and params["vmap_method"] is None:
+            return equation.replace(params=params | {"vmap_method": "sequential"})
+        if primitive is CUSTOM_PARTITIONING:
+            [held] = jaxprs_in(params)
+            plain = jax.jit(lambda *args: jax.core.eval_jaxpr(held, (), *args))
+            return equations_for(plain, equation.invars, equation.outvars, equation)
+        return equation
+
+    # Maps inside have this done to them when they are vectorised.
+    return rewrite_jaxpr(jaxpr, change, lambda e: e.primitive is not spmap_p)
+
+
+def _as_jit(equation: Equation) -> Any:
+    """A call as `jax.jit` makes it.
+
+    JAX names other calls when it vectorises them, which its type checker refuses.
+    """
+    results = [(a.shape, a.dtype) for a in map(aval_of, equation.outvars)]
+    like = jax.jit(lambda *_: [jax.lax.empty(*result) for result in results])
+    [call] = equations_for(like, equation.invars, equation.outvars, equation)
+    params = call.params | {"jaxpr": equation.params["call_jaxpr"]}
+    return equation.replace(primitive=call.primitive, params=params)
+
+
+def _grouped_batching_rule(
+    _: object,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    split_axis: int,
+    concat_axis: int,
+    **params: Param,
+) -> tuple[Any, int | None]:
+    """An all_to_all with groups over other axes."""
+    (x,), (dim,) = args, dims
+    if dim is not None:
+        x = jnp.moveaxis(x, dim, 0)
+        split_axis, concat_axis = split_axis + 1, concat_axis + 1
+    axes = {"split_axis": split_axis, "concat_axis": concat_axis}
+    return all_to_all_p.bind(x, **axes, **params), None if dim is None else 0
+
+
+def _grouped_typecheck(*operands: Value, **params: Param) -> tuple[Any, Any]:
+    return type_equation(all_to_all_p, operands, params)
+
+
+def_batching(grouped_p, _grouped_batching_rule)
+register_typecheck(grouped_p, _grouped_typecheck)

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh
 from shardmap._jax.types import AnyMesh
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.layout import MeshPlacement
-from shardmap.map.lowering.host_calls import calls_host
+from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 
 Branch = Literal["around", "partitioned", "whole", "element", "blocks"]

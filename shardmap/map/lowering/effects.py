@@ -17,14 +17,35 @@ from jax import lax
 from jax.extend.core.primitives import cond_p, while_p
 
 from shardmap._jax.effects import DEBUG_EFFECT, happens_outside, io_effects
+from shardmap._jax.primitives import PURE_CALLBACK
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import register_typecheck, type_equation
 from shardmap._jax.types import Aval, ClosedJaxpr, Equation, Jaxpr, Primitive, Value
 from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
 from shardmap.map.collectives.split import is_collective
-from shardmap.map.lowering.host_calls import happens_here
 from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
-from shardmap.map.primitives.tap import is_no_tap
+from shardmap.map.primitives.tap import is_no_tap, tap_p
+
+
+def has_effect(equation: Equation) -> bool:
+    """Whether anything happens in an equation that is seen outside of it."""
+    return any(map(happens_outside, equation.effects))
+
+
+def happens_here(equation: Equation) -> bool:
+    """Whether an equation has an effect, and not only holds others that have."""
+    # A tap's jaxpr is there for JAX to look at; it is not run.
+    return has_effect(equation) and (
+        equation.primitive is tap_p or not jaxprs_in(equation.params)
+    )
+
+
+def calls_host(jaxpr: Jaxpr) -> bool:
+    """Whether anything in ``jaxpr`` calls the host."""
+    return any(map(happens_outside, jaxpr.effects)) or any(
+        equation.primitive is PURE_CALLBACK for equation in equations(jaxpr)
+    )
+
 
 each_p = jex_core.Primitive("for_each_element")
 each_p.multiple_results = True

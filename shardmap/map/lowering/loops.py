@@ -21,8 +21,7 @@ from shardmap._jax.types import Atom, Equation, Jaxpr, Value
 from shardmap._jax.walk import inline_calls
 from shardmap.map.collectives.split import collectives_of, is_collective
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.map.lowering.effects import if_present
-from shardmap.map.lowering.host_calls import has_effect
+from shardmap.map.lowering.effects import has_effect, if_present
 from shardmap.map.primitives.axis import AxisLayout
 
 

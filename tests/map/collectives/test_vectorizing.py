@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.map.collectives.vectorizing import vectorizable
+from shardmap.map.collectives.split import vectorizable
 from tests.map_programs import float_index
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)

@@ -7,12 +7,10 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap._jax.walk import equations
-from shardmap.map.lowering.host_calls import (
+from shardmap.map.lowering.effects import (
     calls_host,
     happens_here,
     has_effect,
-    one_at_a_time,
 )
 
 X = jax.ShapeDtypeStruct((3,), np.float32)
@@ -48,13 +46,3 @@ def test_effects_here_and_in_what_an_equation_holds(fun):
 def test_what_calls_the_host(fun):
     assert calls_host(traced(fun))
     assert not calls_host(traced(lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)))
-
-
-def test_a_pure_callback_is_for_one_element():
-    (call,) = equations(one_at_a_time(traced(pure)))
-    assert call.params["vmap_method"] == "sequential"
-
-
-def test_a_pure_callback_that_is_told_how_stays():
-    jaxpr = traced(lambda x: pure(x, vmap_method="expand_dims"))
-    assert one_at_a_time(jaxpr) is jaxpr

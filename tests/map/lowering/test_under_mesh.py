@@ -7,7 +7,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from shardmap._jax.primitives import SHARD_MAP
 from shardmap._jax.walk import equations
-from shardmap.map.lowering.under_mesh import under_mesh
+from shardmap.map.lowering.meshes import under_mesh
 from shardmap.sharding.mesh import with_manual_axes
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
