@@ -134,6 +134,11 @@ class ArrayLayout:
         return None if self.spec is None else self.spec.num_shards
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether several devices have all of it."""
+        return (self.num_devices or 1) > 1 and self.shard_bytes == self.bytes
+
+    @property
     def copies(self) -> int | None:
         """How many devices hold each part."""
         if self.spec is None:

@@ -40,7 +40,8 @@ def of_report(report: Report) -> Document:
     """The document of a report."""
     said: set[str] = set()  # What is said once is not said again.
     axes = [_axis(axis, said) for axis in report.axes]
-    remarks = [_remark(remark) for remark in report.remarks[1:]]
+    leads = ["Change first: ", *[""] * len(report.remarks)]
+    remarks = [*map(_remark, leads, report.remarks)]
     return Document(
         report.name,
         _where(report),
@@ -127,9 +128,9 @@ def _where(report: Report) -> str:
     return text
 
 
-def _remark(remark: Remark) -> Paragraph:
+def _remark(lead: str, remark: Remark) -> Paragraph:
     where = f" [{remark.source}]" if remark.source else ""
-    return paragraph(f"{remark.text}.{where} {remark.advice}", style="warning")
+    return paragraph(f"{lead}{remark.text}.{where} {remark.advice}", style="warning")
 
 
 def _mesh(report: Report) -> Iterator[Block]:

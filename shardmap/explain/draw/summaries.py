@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 from shardmap.explain.report import ArrayLayout, Collective, Held, Report
@@ -151,17 +151,8 @@ def counted(values: Sequence[Held]) -> list[tuple[Held, str]]:
 
 
 def verdict(report: Report) -> list[str]:
-    """What runs in parallel, what it waits for, what it holds, what to change first.
-
-    The last has the first remark, which is not to be said again.
-    """
-    return [_parallel(report), _waits(report), *_holds(report), *_first(report)]
-
-
-def _first(report: Report) -> Iterator[str]:
-    for remark in report.remarks[:1]:
-        where = f" [{remark.source}]" if remark.source else ""
-        yield f"Change first: {remark.text}.{where} {remark.advice}"
+    """What runs in parallel, what moves between devices, what they hold."""
+    return [_parallel(report), _waits(report), *_holds(report)]
 
 
 def _parallel(report: Report) -> str:

@@ -79,8 +79,8 @@ def uncut_batch(
     batches = [
         each
         for each in arrays
-        if each.role == "input" and each.shape and (each.num_devices or 1) > 1
-        if each.shard_bytes == each.bytes and (each.shape, each.dtype) not in results
+        if each.role == "input" and each.shape and each.is_replicated
+        if (each.shape, each.dtype) not in results
     ]
     batches.sort(key=lambda each: -each.bytes)
     for name, count in idle_axes:
@@ -151,13 +151,20 @@ def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | No
 
 
 def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
-    """A remark for all arrays of an argument, or of the result, that are not cut."""
+    """A remark for all arrays of an argument, or of the result, that are not cut.
+
+    Results that are like such an argument, as new weights are like the old ones, are
+    no news.
+    """
+    uncut = [each for each in arrays if each.is_replicated]
+    given = {(each.shape, each.dtype) for each in uncut if each.role == "input"}
     whole: dict[tuple[str, str, int], list[ArrayLayout]] = {}
-    for array in arrays:
-        count = array.num_devices
-        if count is not None and count > 1 and array.shard_bytes == array.bytes:
+    for array in uncut:
+        is_input = array.role == "input"
+        if is_input or (array.shape, array.dtype) not in given:
             root = re.split(r"[\[.]", array.path, maxsplit=1)[0]
-            whole.setdefault((array.role, root, count), []).append(array)
+            key = (array.role, root, array.num_devices or 1)
+            whole.setdefault(key, []).append(array)
     found = []
     totals = {key: sum(array.bytes for array in those) for key, those in whole.items()}
     large = [key for key, total in totals.items() if total >= LARGE]

@@ -68,7 +68,7 @@ def test_the_verdict_comes_first_and_remarks_before_all_else(report):
     assert lines[2].startswith("  Between devices: 2 collectives a call, in which")
     assert lines[2].endswith("(fun).")
     assert lines[3].startswith("  Memory on a device: 2.0 MiB, most of it arguments.")
-    assert lines[4].startswith("  Change first: w of 2.0 MiB is replicated on")
+    assert lines[4].startswith("! Change first: w of 2.0 MiB is replicated on")
     assert lines[5].startswith("!")
     assert lines.index("Axes") > max(
         k for k, line in enumerate(lines) if line.startswith("!")

@@ -253,8 +253,8 @@ def _sum(seen: _Seen) -> Cause | None:
         parts = "partial products are added up"
     else:
         parts = "what each device makes of its part is combined"
-    text = f"{seen.operation} goes over a dimension that is cut: {parts}, as expected"
-    return Cause(text, None)
+    what = f"{seen.operation} goes over a dimension that is cut"
+    return Cause(f"{what}, as expected: {parts}", None)
 
 
 def _until_all_are_done(seen: _Seen) -> Cause | None:

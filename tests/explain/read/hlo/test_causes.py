@@ -203,7 +203,7 @@ COLUMNS = NamedSharding(sm.make_mesh({"data": 8}), P(None, "data"))
     [
         (gradient, (DATA, None), "the gradients of all parts are added up"),
         (product, (COLUMNS, DATA), "partial products are added up"),
-        (lambda x, _: x.sum(), (DATA, None), "of its part is combined"),
+        (lambda x, _: x.sum(), (DATA, None), "what each device makes of its part"),
     ],
     ids=["gradients", "partial products", "a loss"],
 )
@@ -211,5 +211,5 @@ def test_what_is_expected_has_no_advice(fun, args, said):
     structs = [jax.ShapeDtypeStruct((64, 64), np.float32, sharding=s) for s in args]
     found = sm.explain(fun)(*structs).collectives
     assert {each.kind for each in found} == {"all-reduce"}
-    assert all(f"{said}, as expected" in each.cause for each in found)
+    assert all(f", as expected: {said}" in each.cause for each in found)
     assert {each.advice for each in found} == {None}
