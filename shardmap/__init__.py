@@ -159,7 +159,7 @@ else:
         batch_that_fits="shardmap.plan.inside.batch_size",
         explain="shardmap.explain.api",
         explanation_of="shardmap.explain.explanation",
-        html_of="shardmap.explain.draw.notebook",
+        html_of="shardmap.explain.draw.html",
     )
 
 del TYPE_CHECKING, _lazy

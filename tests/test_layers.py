@@ -137,8 +137,8 @@ def test_an_upward_import_is_found():
         "map.rules.remat"
     ]
     assert upward_imports("explain.draw.text", "import shardmap") == ["__init__"]
-    later = 'importlib.import_module("shardmap.explain.draw.notebook")'
-    assert upward_imports("_lazy", later) == ["explain.draw.notebook"]
+    later = 'importlib.import_module("shardmap.explain.draw.html")'
+    assert upward_imports("_lazy", later) == ["explain.draw.html"]
     assert upward_imports("map.rules.remat", "from shardmap.map import tracing") == []
     assert upward_imports("__main__", "import shardmap.demo, jax") == []
 

@@ -34,7 +34,7 @@ def test_the_package_shows_exactly_its_public_names():
     [
         ("import shardmap as sm", []),
         ("import shardmap as sm\nfor name in sm.__all__: getattr(sm, name)", []),
-        ("import shardmap.explain.draw.notebook, shardmap as sm", []),
+        ("import shardmap.explain.draw.html, shardmap as sm", []),
         ("import shardmap.compat, shardmap as sm", ["compat"]),
         ("import shardmap as sm; sm.compat, sm.extend", ["compat", "extend"]),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardmap.explain import measured
-from shardmap.explain.draw import html, sections
+from shardmap.explain.draw import sections
 from shardmap.explain.draw.document import Document
 from shardmap.explain.draw.text import as_text
 from shardmap.explain.measured import Measurement
@@ -118,6 +118,9 @@ class Explanation(Report):
         return measured.measure(fun, donates, self, args, kwargs, repeats)
 
     def _repr_html_(self) -> str:
+        # Text needs none of a page.
+        from shardmap.explain.draw import html
+
         return html.element(self._document())
 
     def save(self, path: str | pathlib.Path) -> None:
@@ -126,6 +129,8 @@ class Explanation(Report):
         Args:
           path: the file to write.
         """
+        from shardmap.explain.draw import html
+
         text = html.page(self._document())
         pathlib.Path(path).write_text(text, encoding="utf-8")
 

@@ -33,7 +33,11 @@ def test_it_has_the_fields_of_a_report_and_no_other():
 @pytest.mark.parametrize("name", explanations.BY_NAME)
 def test_it_prints_shows_and_saves_itself(name, tmp_path):
     explanation = explanations.BY_NAME[name]()
-    sections = ["Collectives, on one device", "Notes"][: 1 + bool(explanation.notes)]
+    parts = {
+        "Collectives, on one device": explanation.collectives,
+        "Notes": explanation.notes,
+    }
+    sections = [title for title, part in parts.items() if part]
     explanation.save(tmp_path / "report.html")
     saved = (tmp_path / "report.html").read_text(encoding="utf-8")
     shown = explanation._repr_html_()

@@ -6,7 +6,9 @@ reader's light or dark scheme, and fits a phone.
 
 from collections.abc import Iterable
 from html import escape
+from typing import Any
 
+from shardmap.explain.draw import sections
 from shardmap.explain.draw.document import (
     Block,
     Card,
@@ -20,9 +22,12 @@ from shardmap.explain.draw.document import (
     Preformatted,
     Section,
     Table,
+    paragraph,
 )
 from shardmap.explain.draw.grids import GAP, Grid, Grids
 from shardmap.explain.draw.style import CLASS, COLOURS, CSS
+from shardmap.explain.report import ArrayLayout
+from shardmap.sharding.spec import ShardingSpec
 
 # Says to the browser what is true anyway: nothing is fetched, and there is no script.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -63,6 +68,18 @@ def element(document: Document) -> str:
     """
     style = f"<style>\n{CSS}\n</style>"
     return f'<div class="{CLASS}">\n{style}\n{_content(document)}\n</div>'
+
+
+def html_of(value: Any) -> str:
+    """A spec, a picture, the layout of an array, or a plan, as one element."""
+    if isinstance(value, ShardingSpec):
+        return element(sections.of_spec(value))
+    if isinstance(value, ArrayLayout):
+        return element(sections.of_array(value))
+    if isinstance(value, Drawing):
+        return element(Document("", "", (paragraph(value.grids().header), value)))
+    text: str = value.explain()._repr_html_()
+    return text
 
 
 def _content(document: Document) -> str:

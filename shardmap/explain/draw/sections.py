@@ -1,9 +1,12 @@
 """What an explanation says, as a document: of a report, a plan, an array or a spec."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from shardmap.explain.draw import summaries
 from shardmap.explain.draw.document import (
     Block,
     Card,
@@ -23,10 +26,19 @@ from shardmap.explain.draw.document import (
     paragraph,
 )
 from shardmap.explain.read.arrays import describe
-from shardmap.explain.report import ArrayLayout, Axis, Cost, Held, Remark, Report
+from shardmap.explain.report import (
+    ArrayLayout,
+    Axis,
+    Collective,
+    Cost,
+    Held,
+    Remark,
+    Report,
+)
 from shardmap.sharding.spec import ShardingSpec
 from shardmap.units import count, duration, size
 
+Number = TypeVar("Number", int, float)
 UNKNOWN = "unknown"
 MOST_CARDS = 8
 """With more arrays than these, they are summed up by prefix and layout."""
@@ -46,7 +58,7 @@ def of_report(report: Report) -> Document:
         report.name,
         _where(report),
         (
-            *(paragraph(each) for each in summaries.verdict(report)),
+            *(paragraph(each) for each in _verdict(report)),
             *folded(remarks, MOST_REMARKS, "remarks"),
         ),
         (
@@ -99,7 +111,7 @@ def of_plan(title: str, lines: Sequence[str], stages: Sequence[Any]) -> Document
 
 def of_array(array: ArrayLayout) -> Document:
     """The document of one array."""
-    return Document("", "", (_card(summaries.ArrayGroup(array.path, (array,)), {}),))
+    return Document("", "", (_card(_ArrayGroup(array.path, (array,)), {}),))
 
 
 def of_spec(spec: ShardingSpec) -> Document:
@@ -133,6 +145,74 @@ def _remark(lead: str, remark: Remark) -> Paragraph:
     return paragraph(f"{lead}{remark.text}.{where} {remark.advice}", style="warning")
 
 
+def _verdict(report: Report) -> list[str]:
+    """What runs in parallel, what moves between devices, what they hold."""
+    return [_parallel(report), _waits(report), *_holds(report)]
+
+
+def _parallel(report: Report) -> str:
+    cut = [axis for axis in report.axes if axis.devices > 1 and not axis.is_repeated]
+    if not cut:
+        return _not_parallel(report)
+    names = [
+        f"{'an axis' if axis.name is None else repr(axis.name)} over "
+        f"{axis.devices:,} devices"
+        for axis in cut[:3]
+    ]
+    more = f" and {len(cut) - 3:,} more" if len(cut) > 3 else ""
+    text = f"In parallel: {', '.join(names)}{more}"
+    if report.available is not None and report.available > report.num_devices:
+        text += f", on {report.num_devices:,} of the {report.available:,} there"
+    return f"{text}."
+
+
+def _not_parallel(report: Report) -> str:
+    if report.num_devices > 1:
+        return f"No axis is cut: each of {report.num_devices:,} devices does the same."
+    there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
+    return f"One program on one device{there}: no axis is laid on several."
+
+
+def _waits(report: Report) -> str:
+    if not report.collectives:
+        return "Nothing moves between devices."
+    groups = _by_line(report.collectives)
+    many = _how_many(report.collectives)
+    sent = sum(group.link_bytes or 0 for group in groups)
+    all_known = all(each.count is not None for each in report.collectives)
+    if sent or all_known:
+        least = "" if all_known else "at least "
+        many += f", in which a device sends {least}{size(sent)}"
+    most = groups[0].first
+    place = f" for {most.source}" if most.source else ""
+    return f"Between devices: {many}; most by {most.kind}{place}."
+
+
+def _how_many(collectives: Sequence[Collective]) -> str:
+    """Those of a loop whose length only the running program knows are not counted."""
+    known = [(each.count, each.together) for each in collectives if each.count]
+    count = sum(times for times, _ in known)
+    many = f"{count:,} collective{'s' * (count != 1)} a call"
+    if any(each.count is None for each in collectives):
+        some = "in each step of a loop"
+        return f"{many}, and some {some}" if count else f"some collectives {some}"
+    messages = round(sum(times / together for times, together in known))
+    return f"{many}, sent as {messages:,}" if messages < count else many
+
+
+def _holds(report: Report) -> list[str]:
+    cost = report.cost
+    if cost is None or cost.peak_bytes is None:
+        return []
+    parts = {
+        "arguments": cost.argument_bytes or 0,
+        "results": (cost.output_bytes or 0) - (cost.donated_bytes or 0),
+        "temporary values": cost.temporary_bytes or 0,
+    }
+    most = max(parts, key=lambda part: parts[part])
+    return [f"Memory on a device: {size(cost.peak_bytes)}, most of it {most}."]
+
+
 def _mesh(report: Report) -> Iterator[Block]:
     """A drawing; folded where the devices are 0, 1, 2 and so on."""
     drawing = mesh_drawing(report.mesh, report.devices)
@@ -161,17 +241,71 @@ def _source(source: str) -> Paragraph:
     return paragraph(Code(source), style="quiet")
 
 
+class _ArrayGroup(NamedTuple):
+    """Arrays with the same layout."""
+
+    name: str
+    arrays: tuple[ArrayLayout, ...]
+
+    @property
+    def description(self) -> str:
+        """Such as ``67 arrays, 1.3 MiB, replicated on 8 devices``."""
+        first, count = self.arrays[0], len(self.arrays)
+        is_one_type = len({(array.dtype, array.shape) for array in self.arrays}) == 1
+        counted = f"{count:,} arrays"
+        if is_one_type:
+            counted = f"{count:,} x " * (count > 1) + _type_of(first)
+        each = " each" if is_one_type and count > 1 else ""
+        told = [first] if is_one_type else self.arrays
+        whole = sum(array.bytes for array in told)
+        held = sum(array.shard_bytes or 0 for array in told)
+        text = f"{counted}, {size(whole)}{each}, {first.layout}"
+        if first.shard_bytes is None or held == whole:
+            return text
+        shape = f"{first.shard_shape}, " if is_one_type else ""
+        return f"{text}; a device has {shape}{size(held)}{each}"
+
+
+def _type_of(array: ArrayLayout) -> str:
+    """Such as ``float32[8,64]``."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _by_prefix(arrays: Sequence[ArrayLayout]) -> list[_ArrayGroup]:
+    """Arrays by role, prefix and layout, in the order of the first of each."""
+    found: dict[tuple[str, str, str], list[ArrayLayout]] = {}
+    for array in arrays:
+        prefix = re.split(r"[\[.]", array.path, maxsplit=1)[0]
+        found.setdefault((prefix, array.role, array.layout), []).append(array)
+    return [
+        _ArrayGroup(prefix if len(those) > 1 else those[0].path, tuple(those))
+        for (prefix, _, _), those in found.items()
+    ]
+
+
+def _alike(arrays: Sequence[ArrayLayout]) -> list[_ArrayGroup]:
+    """Arrays that differ in their path and role only, in the order of the first."""
+    found: dict[ArrayLayout, list[ArrayLayout]] = {}
+    for array in arrays:
+        key = dataclasses.replace(array, path="", role="input")
+        found.setdefault(key, []).append(array)
+    return [
+        _ArrayGroup(", ".join(array.path for array in those), tuple(those))
+        for those in found.values()
+    ]
+
+
 def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
     if len(arrays) > MOST_CARDS:
-        yield from map(_group, summaries.by_prefix(arrays))
+        yield from map(_group, _by_prefix(arrays))
         return
     drawn: dict[str, str] = {}
-    cards = [_card(those, drawn) for those in summaries.alike(arrays)]
+    cards = [_card(those, drawn) for those in _alike(arrays)]
     if cards:
         yield Columns(tuple(cards))
 
 
-def _card(those: summaries.ArrayGroup, drawn: dict[str, str]) -> Card:
+def _card(those: _ArrayGroup, drawn: dict[str, str]) -> Card:
     """Arrays with the same layout; a picture that stands above is not repeated."""
     title: Inline = (Code(those.name), f": {those.description}")
     array = those.arrays[0]
@@ -189,7 +323,7 @@ def _card(those: summaries.ArrayGroup, drawn: dict[str, str]) -> Card:
     return Card(title, tuple(blocks))
 
 
-def _group(those: summaries.ArrayGroup) -> Block:
+def _group(those: _ArrayGroup) -> Block:
     """Arrays of one prefix and layout: a picture of the first, and a table of all."""
     first = those.arrays[0]
     blocks: list[Block] = []
@@ -202,7 +336,7 @@ def _group(those: summaries.ArrayGroup) -> Block:
         Row(
             (
                 Code(array.path),
-                Code(summaries.type_of(array)),
+                Code(_type_of(array)),
                 size(array.bytes),
                 _size(array.shard_bytes),
             )
@@ -214,11 +348,85 @@ def _group(those: summaries.ArrayGroup) -> Block:
     return Details(title, (*blocks, Table(titles, rows)))
 
 
+class _CollectiveGroup(NamedTuple):
+    """Collectives of one kind, over the same axes, for one line of the program.
+
+    Attributes:
+      members: the collectives.
+      times: how often they run in one call; None if that is not known of one.
+      link_bytes: what a device sends in all of them; None if it is not known of one.
+      seconds: the estimated time of all of them; None if it is not known of one.
+    """
+
+    members: tuple[Collective, ...]
+    times: int | None
+    link_bytes: int | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, members: Sequence[Collective]) -> "_CollectiveGroup":
+        return cls(
+            tuple(members),
+            _total([each.count for each in members]),
+            _total([each.link_bytes for each in members]),
+            _total([each.seconds for each in members]),
+        )
+
+    @property
+    def first(self) -> Collective:
+        """One of them, for what they have in common."""
+        return self.members[0]
+
+    @property
+    def is_one_size(self) -> bool:
+        """Whether all have the same bytes."""
+        return len({(each.bytes_in, each.bytes_out) for each in self.members}) == 1
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Why they are there; what is behind a colon is an example."""
+        causes: dict[str, str] = {}
+        for cause in [each.cause for each in self.members if each.cause]:
+            causes.setdefault(cause.partition(": ")[0], cause)
+        return tuple(causes.values())
+
+    @property
+    def operand(self) -> str:
+        """What a device has before and after, if all are alike and no cause says it."""
+        before, after = self.first.before, self.first.after
+        if not self.is_one_size or before is None or after is None:
+            return ""
+        if any(before in cause for cause in self.causes):
+            return ""
+        return before if before == after else f"{before} -> {after}"
+
+
+def _total(counts: Sequence[Number | None]) -> Number | None:
+    """The sum; None if one of the numbers is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _by_line(collectives: Sequence[Collective]) -> list[_CollectiveGroup]:
+    """Collectives by kind, axes and line: first those in which a device sends most.
+
+    Those of which it is not known may send the most.
+    """
+    found: dict[Hashable, list[Collective]] = {}
+    for each in collectives:
+        key = (each.kind, each.operation, each.axes, each.group_size, each.source)
+        found.setdefault(key, []).append(each)
+
+    def sent(group: _CollectiveGroup) -> float:
+        return math.inf if group.link_bytes is None else group.link_bytes
+
+    return sorted(map(_CollectiveGroup.of, found.values()), key=sent, reverse=True)
+
+
 def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
     if not report.collectives:
-        yield paragraph("None: nothing moves between devices.")
         return
-    groups = summaries.by_line(report.collectives)
+    groups = _by_line(report.collectives)
     first, others = groups[:MOST_COLLECTIVES], groups[MOST_COLLECTIVES:]
     has_times = report.seconds is not None
     yield _table(first, has_times, said)
@@ -236,7 +444,7 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
 
 
 def _table(
-    groups: Sequence[summaries.CollectiveGroup], has_times: bool, said: set[str]
+    groups: Sequence[_CollectiveGroup], has_times: bool, said: set[str]
 ) -> Table:
     titles = ["Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all"]
     if has_times:
@@ -244,7 +452,7 @@ def _table(
     return Table(tuple(titles), tuple(_row(group, has_times, said) for group in groups))
 
 
-def _row(group: summaries.CollectiveGroup, has_times: bool, said: set[str]) -> Row:
+def _row(group: _CollectiveGroup, has_times: bool, said: set[str]) -> Row:
     at_most = "" if group.is_one_size else "<= "
     devices = group.first.group_size
     cells = [
@@ -260,7 +468,7 @@ def _row(group: summaries.CollectiveGroup, has_times: bool, said: set[str]) -> R
     return Row(tuple(cells), tuple(_about(group, said)))
 
 
-def _about(group: summaries.CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
+def _about(group: _CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
     """What a row of collectives is for, where it is, and what avoids it."""
     first = group.first
     over = "over " + ", ".join(map(repr, first.axes)) if first.axes else ""
@@ -273,13 +481,13 @@ def _about(group: summaries.CollectiveGroup, said: set[str]) -> Iterator[Paragra
     if first.added_by_partitioner:
         why = "; ".join(_why(group, said)) or "the program has no such operation"
         yield paragraph(f"put in by the compiler: {why}")
-    for advice in group.advice:
+    for advice in [each.advice for each in group.members if each.advice]:
         if advice not in said:
             yield paragraph(f"To avoid: {advice}")
-    said.update(group.advice)
+        said.add(advice)
 
 
-def _why(group: summaries.CollectiveGroup, said: set[str]) -> Iterator[str]:
+def _why(group: _CollectiveGroup, said: set[str]) -> Iterator[str]:
     """The causes; an explanation behind a colon is not said again."""
     for cause in group.causes:
         text, _, explanation = cause.partition(": ")
@@ -302,7 +510,7 @@ def _cost(report: Report) -> Iterator[Block]:
     yield Table(("", ""), tuple(rows))
     least = LEAST_SHOWN * (cost.peak_bytes or 0)
     large = [held for held in report.largest if held.bytes >= least]
-    held = [_held(*each) for each in summaries.counted(large)]
+    held = [_held(*each) for each in collections.Counter(large).items()]
     if held:
         yield paragraph("Largest values at the peak:")
         yield from folded(held, 3, "values")
@@ -319,8 +527,9 @@ def _parts(cost: Cost) -> tuple[Paragraph, ...]:
     return (paragraph(", ".join(known)),) if known else ()
 
 
-def _held(held: Held, times: str) -> Paragraph:
-    text = f"{times}{size(held.bytes)}: {held.type} of {held.operation}"
+def _held(held: Held, times: int) -> Paragraph:
+    text = f"{size(held.bytes)}: {held.type} of {held.operation}"
+    text = f"{times:,} x {text}" if times > 1 else text
     if held.source is None:
         return paragraph(text)
     return paragraph(f"{text} at ", Code(held.source))

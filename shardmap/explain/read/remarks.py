@@ -158,19 +158,18 @@ def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
     """
     uncut = [each for each in arrays if each.is_replicated]
     given = {(each.shape, each.dtype) for each in uncut if each.role == "input"}
-    whole: dict[tuple[str, str, int], list[ArrayLayout]] = {}
+    whole: dict[tuple[bool, str, int], list[ArrayLayout]] = {}
     for array in uncut:
         is_input = array.role == "input"
         if is_input or (array.shape, array.dtype) not in given:
             root = re.split(r"[\[.]", array.path, maxsplit=1)[0]
-            key = (array.role, root, array.num_devices or 1)
-            whole.setdefault(key, []).append(array)
+            count = array.num_devices or 1
+            whole.setdefault((is_input, root, count), []).append(array)
     found = []
     totals = {key: sum(array.bytes for array in those) for key, those in whole.items()}
     large = [key for key, total in totals.items() if total >= LARGE]
     for key in sorted(large, key=lambda key: -totals[key]):
-        (role, root, count), total, those = key, totals[key], whole[key]
-        is_input = role == "input"
+        (is_input, root, count), total, those = key, totals[key], whole[key]
         several = len(those) > 1
         path = root if several else those[0].path
         what = f"{len(those):,} arrays of {root}, together" if several else f"{path} of"

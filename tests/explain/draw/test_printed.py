@@ -168,7 +168,7 @@ def test_a_program_on_one_device():
     text = printed(sm.explain(jax.vmap(jnp.negative))(np.ones((4, 3), np.float32)))
     assert "One program on one device" in text
     assert "(vmap)" in text
-    assert "None: nothing moves between devices." in text
+    assert "Nothing moves between devices." in text
     assert "result: 2 x float32[4,3], 48 B each, on one device" in text
     assert "+--" not in text
     assert printed(explanations.bare()).splitlines()[1:3] == [
