@@ -7,7 +7,6 @@ import re
 import jax
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -104,14 +103,6 @@ def test_a_matrix_with_a_trace_is_no_traced_function():
 def test_static_arguments_are_no_arrays():
     scale = sm.spmap(lambda x, k: x * k, static_broadcasted_argnums=1)
     assert [each.path for each in sm.explain(scale)(X, 2).inputs] == ["x"]
-
-
-@pytest.mark.parametrize("size", [8, 4096])
-def test_layouts_over_an_abstract_mesh_are_those_the_function_says(size):
-    mesh = jax.sharding.AbstractMesh((size,), ("i",))
-    mapped = sm.mesh_map(lambda x: lax.psum(x, "i"), mesh, ({"i": 0},), {})
-    report = sm.explain(mapped)(jax.ShapeDtypeStruct((size, 3), np.float32))
-    assert [each.shard_shape for each in report.arrays] == [(1, 3), (1, 3)]
 
 
 def test_a_wrapper_is_not_what_it_wraps():

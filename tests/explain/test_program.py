@@ -27,17 +27,6 @@ def test_a_map_is_compiled_for_its_devices():
     assert program.notes == ()
 
 
-def test_devices_are_named_where_they_are_unusual():
-    program = of(sm.spmap(jnp.sin, "i", devices=jax.devices()[:1:-1][:4]), X)
-    assert program.devices == (7, 6, 5, 4)
-
-
-def test_a_plain_function_is_on_one_device():
-    program = of(jnp.sin, X)
-    assert (program.num_devices, program.mesh) == (1, ())
-    assert program.collectives == ()
-
-
 @pytest.mark.parametrize("by_partitioner", [False, True])
 def test_over_an_abstract_mesh_nothing_is_compiled(by_partitioner):
     mesh = AbstractMesh((16,), ("i",), axis_types=(AxisType.Auto,))

@@ -25,17 +25,6 @@ def test_an_axis_tells_its_layout(size, devices, vectorised, steps, idle, last, 
     assert str(axis) == f"axis 'batch' of {said} = {layout}"
 
 
-def test_an_array_tells_its_copies():
-    spec = explanations.ShardingSpec(
-        (explanations.Chunked(4), None),
-        (explanations.ShardedAxis(0), explanations.Replicated(2)),
-    )
-    array = explanations.array(spec, (8, 3))
-    assert (array.num_devices, array.copies, array.shard_shape) == (8, 2, (2, 3))
-    unknown = explanations.array(None, (8, 3))
-    assert (unknown.num_devices, unknown.copies) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("flops", "moved", "intensity"),
     [(6.0, 2.0, 3.0), (None, 2.0, None), (6.0, 0.0, None), (6.0, None, None)],

@@ -158,10 +158,6 @@ def test_everything_that_is_known_is_on_the_page():
         assert wanted in text, wanted
 
 
-def test_devices_that_are_not_there_are_named_so():
-    assert "4,096 abstract devices, mesh " in saved(explanations.large())
-
-
 def test_each_of_many_arrays_has_a_line_and_all_have_one_picture():
     text = html.unescape(saved(explanations.large()))
     paths = [f"params['layers'][{number}]['kernel']</code>" for number in range(60)]
@@ -192,13 +188,6 @@ def labels(value):
     return [each.replace("<wbr>", "") for each in found]
 
 
-def test_a_picture_has_the_devices_of_each_shard():
-    drawn = explanations.array(explanations.BOTH, (16, 64))
-    assert holders(drawn) == ["0", "2", "4", "6", "1", "3", "5", "7"]
-    assert labels(drawn) == ["0:16", "16:32", "32:48", "48:64", "0:8", "8:16"]
-    assert "dimension 0 down, 1 across" in drawn._repr_html_()
-
-
 def test_a_page_shows_as_many_shards_as_text():
     spec = explanations.ShardingSpec(
         (None, explanations.Chunked(8)), (explanations.ShardedAxis(0),)
@@ -226,13 +215,6 @@ def test_an_array_that_is_copied_cannot_be_taken_for_one_that_is_cut(shape):
         assert '<span class="copies">x 8</span> whole on devices 0-7' in text
         assert shards(text) == []
         assert 'class="grid"' not in text
-
-
-def test_a_shard_with_copies_has_one_tint():
-    drawn = explanations.array(explanations.ROWS, (8, 64))
-    assert holders(drawn) == ["0-1", "2-3", "4-5", "6-7"]
-    strided = explanations.array(explanations.STRIDED, (4,))
-    assert holders(strided) == ["0,2,...,14", "1,3,...,15"]
 
 
 def test_devices_have_their_own_numbers():

@@ -164,19 +164,6 @@ def test_colours(report, monkeypatch, stream, no_colour, coloured):
     assert re.sub(r"\033\[\d+m", "", text) == plain
 
 
-def test_a_program_on_one_device():
-    text = printed(sm.explain(jax.vmap(jnp.negative))(np.ones((4, 3), np.float32)))
-    assert "One program on one device" in text
-    assert "(vmap)" in text
-    assert "Nothing moves between devices." in text
-    assert "result: 2 x float32[4,3], 48 B each, on one device" in text
-    assert "+--" not in text
-    assert printed(explanations.bare()).splitlines()[1:3] == [
-        "  One program on one device: no axis is laid on several.",
-        "  Nothing moves between devices.",
-    ]
-
-
 def test_a_mesh_is_drawn_where_its_order_says_something():
     assert "\nMesh\n" not in printed(sm.explain(sm.spmap(jnp.sin))(np.ones(8, "f4")))
     report = explanations.explanation()
@@ -186,15 +173,6 @@ def test_a_mesh_is_drawn_where_its_order_says_something():
     )
     assert "\nMesh\n  data down, i across\n        0   1\n" in printed(report)
     assert "| 3 | 1 |" in printed(report)
-
-
-def test_whole_arrays_have_no_boxes():
-    whole = explanations.array(
-        explanations.SCALAR, (), layout="replicated on 8 devices"
-    )
-    text = printed(explanations.explanation(mesh=(), arrays=(whole,)))
-    assert "replicated on 8 devices" in text
-    assert "+--" not in text
 
 
 def test_arrays_that_are_alike_are_drawn_once():
@@ -329,7 +307,3 @@ def test_an_advice_is_given_once(model):
     for advice in {each.advice for each in model.collectives} - {None}:
         assert text.count(advice) == 1
         assert page.count(advice) == 1
-
-
-def test_long_types_are_shortened(model):
-    assert max(len(each.type) for each in model.largest) < 100

@@ -28,11 +28,6 @@ def test_scalar_with_copies_is_one_box():
     """)
 
 
-def test_scalar_on_one_device():
-    spec = ShardingSpec((), ())
-    assert picture(spec, ()).split("\n")[0] == "() on 1 device, all of it on each"
-
-
 def test_unstacked_dimension_is_labelled_by_index():
     spec = ShardingSpec((None, Unstacked(4)), (ShardedAxis(0),))
     assert picture(spec, (5, 4)) == inspect.cleandoc("""
@@ -57,16 +52,6 @@ def test_two_cut_dimensions_make_rows_and_columns():
     """)
 
 
-def test_copies_that_are_not_neighbours_are_listed():
-    spec = ShardingSpec((Chunked(2),), (Replicated(2), ShardedAxis(0)))
-    assert "| 0,2 | 1,3 |" in picture(spec, (4,))
-
-
-def test_many_scattered_copies_are_shortened():
-    spec = ShardingSpec((Chunked(2),), (Replicated(9), ShardedAxis(0)))
-    assert "| 0,2,...,16 | 1,3,...,17 |" in picture(spec, (4,))
-
-
 def test_three_cut_dimensions_make_one_grid_per_outer_shard():
     spec = ShardingSpec(
         (Chunked(2), None, Chunked(2), Unstacked(2)),
@@ -88,14 +73,6 @@ def test_long_dimensions_and_many_grids_are_left_out():
         (ShardedAxis(0), ShardedAxis(1), ShardedAxis(2)),
     )
     assert picture(spec, (6, 2, 2), max_grids=4).endswith("\n  ... and 2 more")
-
-
-def test_picture_of_a_large_mesh_stays_small():
-    side = 1 << 9
-    spec = ShardingSpec(
-        (Unstacked(side), Unstacked(side)), (ShardedAxis(0), ShardedAxis(1))
-    )
-    assert len(picture(spec, (side, side))) < 2000
 
 
 def test_a_shape_that_does_not_fit_is_refused():

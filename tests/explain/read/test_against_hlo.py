@@ -147,18 +147,6 @@ def test_values_sent_together_take_the_time_of_one():
     assert report.seconds == pytest.approx(expected)
 
 
-def test_a_collective_moved_out_of_a_loop_counts_as_often_as_it_runs():
-    def fun(x, y):
-        def step(x, _):
-            return x + lax.psum(y, "i"), None
-
-        return lax.scan(step, x, None, length=5)[0]
-
-    mapped = jax.shard_map(fun, mesh=LINE, in_specs=P("i"), out_specs=P("i"))
-    report = sm.explain(mapped)(ones(8, 4), ones(8, 4))
-    assert said(report) == there(compiled(mapped, ones(8, 4), ones(8, 4)))
-
-
 def compiled(fun, *args):
     fun = fun if hasattr(fun, "lower") else jax.jit(fun)
     return fun.lower(*args).compile().as_text()

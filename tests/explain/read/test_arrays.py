@@ -92,14 +92,6 @@ def test_a_layout_in_words(names, words):
     assert sm.explain(jnp.sin)(x).inputs[0].layout == words
 
 
-def test_names_are_those_of_the_parameters():
-    def fun(x, w, *, k):
-        return x
-
-    report = sm.explain(fun)(AVAL, {"a": AVAL}, k=AVAL)
-    assert [each.path for each in report.inputs] == ["x", "w['a']", "k"]
-
-
 def test_a_program_over_an_abstract_mesh_says_how_its_maps_want_arrays():
     mesh = jax.sharding.AbstractMesh((16,), ("i",), axis_types=(AxisType.Auto,))
     mapped = jax.shard_map(

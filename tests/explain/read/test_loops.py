@@ -7,7 +7,6 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.explain.read.loops import in_steps
 
 X = np.ones((24, 4), np.float32)
 TOTAL = np.float32(0)
@@ -106,16 +105,3 @@ def test_batches_of_a_loop_are_said_step_by_step():
     (axis,) = looped(np.ones(100, np.float32)).axes
     assert (axis.size, axis.vectorised, axis.steps, axis.last_step) == (100, 16, 7, 4)
     assert axis.running == "6 steps of 16 vectorised and one of 4, one after another"
-
-
-@pytest.mark.parametrize(
-    ("steps", "width", "last", "text"),
-    [
-        (5, 3, 1, "4 steps of 3 vectorised and one of 1, one after another"),
-        (2, 3, 1, "1 step of 3 vectorised and one of 1, one after another"),
-        (4, 2, 2, "4 steps of 2 vectorised, one after another"),
-        (1000, 1, 1, "1,000 steps of 1, one after another"),
-    ],
-)
-def test_steps_in_words(steps, width, last, text):
-    assert in_steps(steps, width, last) == text

@@ -132,23 +132,6 @@ def test_a_map_over_some_axes_leaves_the_others_their_lines():
     ]
 
 
-def test_a_vmap_over_what_is_whole_stays_on_one():
-    x = on(NamedSharding(LINE, P(None, "i")), 1000, 64)
-    axes = sm.explain(jax.vmap(score))(x).axes
-    assert [(axis.kind, axis.devices) for axis in axes] == [
-        ("sharding", 8),
-        ("vmap", 1),
-    ]
-
-
-def test_each_mesh_axis_that_cuts_something_has_its_line():
-    x = on(NamedSharding(MESH, P("data")), 1000, 64)
-    w = on(NamedSharding(MESH, P(None, "model")), 64, 16)
-    axes = sm.explain(jax.jit(lambda x, w: x @ w))(x, w).axes
-    assert [(axis.name, axis.devices) for axis in axes] == [("data", 4), ("model", 2)]
-    assert "dimension 1 of w" in axes[1].running
-
-
 def test_nothing_that_is_cut_is_no_axis():
     assert sm.explain(jnp.sin)(on(NamedSharding(MESH, P()), 8)).axes == ()
 
@@ -223,17 +206,6 @@ def test_what_a_program_asks_to_be_cut_has_a_line():
     (axis,) = report.axes
     assert (axis.name, axis.devices) == ("i", 8)
     assert "dimension 0 of a value at tests/explain/read/test_sharded" in axis.running
-
-
-def test_devices_that_get_something_of_their_own_are_not_alike():
-    mapped = jax.shard_map(
-        lambda x: lax.psum_scatter(x, "i", tiled=True),
-        mesh=LINE,
-        in_specs=P(),
-        out_specs=P("i"),
-        check_vma=False,
-    )
-    assert not sm.explain(mapped)(on(None, 64, 4)).axes[0].is_repeated
 
 
 def test_the_parts_of_sharded_jit_are_axes():

@@ -10,14 +10,13 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
 import shardmap
 import shardmap as sm
 from shardmap.explain.read.abstract import collectives_of
-from shardmap.explain.read.source import definition_of, source_of, user_line
+from shardmap.explain.read.source import definition_of, user_line
 from shardmap.explain.read.visitor import facts_of
 
 JAX = f"{pathlib.Path(jax.__file__).parent}/_src/numpy/lax_numpy.py"
@@ -76,24 +75,6 @@ def test_cells_of_a_notebook_are_called_as_there(monkeypatch):
     # IPython may be imported where no notebook is.
     monkeypatch.setattr(notebook, "get_ipython", lambda: None)
     assert user_line([(USERS, 3, "step")]) == f"{USERS}:3 (step)"
-
-
-def test_cells_are_called_as_ipython_itself_says():
-    ipython = pytest.importorskip("IPython.core.compilerop")
-    compiler = ipython.CachingCompiler()
-    name = compiler.cache("x = 1", 4)
-    assert compiler.format_code_name(name)[1] == "In[4]"
-
-
-def test_an_equation_is_of_the_line_that_made_it():
-    def fun(x):
-        return jnp.sin(x)
-
-    _, start = inspect.getsourcelines(fun)
-    (equation,) = jax.make_jaxpr(fun)(np.float32(1)).jaxpr.eqns
-    found = source_of(equation)
-    assert f"{pathlib.Path(__file__).name}:{start + 1} (" in found
-    assert found.endswith("fun)")
 
 
 def test_a_function_is_defined_where_it_is_written_whatever_wraps_it():

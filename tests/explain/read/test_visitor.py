@@ -52,32 +52,6 @@ def test_spmap(length, batch_size, layout):
     assert axes(mapped, (length, 2)) == [f"spmap: axis 'i' of {length} = {layout}"]
 
 
-def test_every_place_has_room_for_an_element():
-    for length in range(1, 40):
-        x = jax.ShapeDtypeStruct((length,), np.float32)
-        (axis,) = sm.explain(sm.spmap(double))(x).axes
-        places = axis.devices * axis.vectorised * axis.steps
-        assert places - axis.idle_places == length
-        assert 0 <= axis.idle_places < axis.devices
-
-
-def test_a_short_last_step_leaves_no_device_idle():
-    report = sm.explain(sm.spmap(double, batch_size=3))(np.ones((104, 4), np.float32))
-    (axis,) = report.axes
-    assert (axis.idle_places, axis.last_step) == (0, 1)
-    assert report.remarks == ()
-    text = "an axis of 100 = 1 device x 16 vectorised x 7 steps, the last of 4"
-    mapped = sm.explain(lambda x: jax.lax.map(double, x, batch_size=16))
-    assert str(mapped(np.ones((100, 4), np.float32)).axes[0]) == text
-
-
-def test_devices_that_are_given():
-    mapped = sm.spmap(double, "i", devices=jax.devices()[:2])
-    assert axes(mapped, (8, 2)) == [
-        "spmap: axis 'i' of 8 = 2 devices x 4 vectorised x 1 step"
-    ]
-
-
 def test_mesh_axes_that_are_given():
     mapped = sm.spmap(double, "i", mesh=MESH, mesh_axes=("model", "data"))
     assert axes(mapped, (16, 2)) == [
@@ -105,15 +79,6 @@ def test_mesh_map():
     mapped = sm.mesh_map(
         lambda x: x, MESH, ({"data": 0, "model": 1},), {"data": 0, "model": 1}
     )
-    assert axes(mapped, (8, 4)) == [
-        "shard_map: axis 'data' of 4 = 4 devices x 1 vectorised x 1 step",
-        "  shard_map: axis 'model' of 2 = 2 devices x 1 vectorised x 1 step",
-    ]
-
-
-def test_shard_map():
-    spec = P("data", "model")
-    mapped = jax.shard_map(double, mesh=MESH, in_specs=spec, out_specs=spec)
     assert axes(mapped, (8, 4)) == [
         "shard_map: axis 'data' of 4 = 4 devices x 1 vectorised x 1 step",
         "  shard_map: axis 'model' of 2 = 2 devices x 1 vectorised x 1 step",
@@ -163,27 +128,6 @@ def test_a_mesh_axis_along_which_nothing_is_cut_is_said(fun, specs, repeated):
     verdict = str(report).splitlines()[1]
     for name in ("data", "model"):
         assert (repr(name) in verdict) == (name not in repeated)
-
-
-def test_a_shard_map_over_one_axis_is_no_pmap():
-    mesh = sm.make_mesh({"i": 8})
-    mapped = jax.shard_map(double, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-    assert axes(mapped, (8, 4)) == [
-        "shard_map: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step"
-    ]
-
-
-def test_a_shard_map_of_single_elements_among_others_is_no_pmap():
-    mesh = sm.make_mesh({"i": 8})
-    mapped = jax.shard_map(
-        lambda block: lax.squeeze(block, (0,))[None] * 2,
-        mesh=mesh,
-        in_specs=P("i"),
-        out_specs=P("i"),
-    )
-    assert axes(lambda x: mapped(x) + 1, (8, 4)) == [
-        "shard_map: axis 'i' of 8 = 8 devices x 1 vectorised x 1 step"
-    ]
 
 
 # What is no axis of devices

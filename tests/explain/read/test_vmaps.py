@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import shardmap as sm
 
@@ -51,13 +50,6 @@ def test_the_size_of_a_vmap_is_not_guessed(in_axes, size):
 UNKNOWN = "an axis of unknown size = 1 device x unknown vectorised x 1 step"
 
 
-def test_a_vmap_over_arguments_has_its_name():
-    fun = jax.vmap(lambda x: lax.psum(x, "k"), axis_name="k")
-    assert axes(fun, (3, 2)) == [
-        "vmap: axis 'k' of 3 = 1 device x 3 vectorised x 1 step"
-    ]
-
-
 def test_a_vmap_inside_another_is_of_unknown_size():
     fun = jax.vmap(jax.vmap(double))
     assert axes(fun, (4, 3, 2)) == [
@@ -82,13 +74,6 @@ def test_a_function_is_traced_at_most_twice():
 
     sm.explain(fun)(np.ones((4, 3), np.float32))
     assert len(calls) <= 2
-
-
-def test_an_operand_that_is_not_mapped():
-    fun = jax.vmap(jnp.dot, in_axes=(0, None))
-    assert axes(fun, (4, 3), (3, 3)) == [
-        "vmap: an axis of 4 = 1 device x 4 vectorised x 1 step"
-    ]
 
 
 def test_a_vmap_over_other_values_is_of_unknown_size():

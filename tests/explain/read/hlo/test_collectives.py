@@ -50,15 +50,6 @@ def test_groups_in_every_notation(groups, size):
     assert sent(line) == [("all-reduce", size, 16, 16)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"),
-    [("pred", 3), ("s8", 3), ("bf16", 6), ("f32", 12), ("c128", 48), ("u4", 2)],
-)
-def test_sizes_of_types(dtype, size):
-    line = f"%x = {dtype}[3]{{0}} all-reduce(%p), replica_groups={{{{0,1}}}}"
-    assert sent(line) == [("all-reduce", 2, size, size)]
-
-
 def test_what_goes_in_and_out():
     groups = "replica_groups={{0,1,2,3}}"
     assert sent(
