@@ -5,11 +5,9 @@ The processes find each other as those of a cluster do, by environment variables
 """
 
 import argparse
-import contextlib
 import math
 import os
 import pathlib
-import queue
 import re
 import signal
 import socket
@@ -17,13 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO, Any
 
 from shardmap.commands.cpu_threads import enough_threads
 from shardmap.commands.parsing import Parser
-from shardmap.plan.away.cores import share_of
 
 EXAMPLES = (
     "python -m shardmap run -n 2 train.py",
@@ -53,10 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         for process in range(options.processes)
     ]
     command = [options.script, *options.arguments]
-    # Not by default: two commands at once would have the same cores, and a busy core
-    # would keep its process waiting while others are free.
-    shares = shares_of_cores(options.processes) if options.share_cores else None
-    return Launch(command, environments, shares).run(options.grace)
+    return Launch(command, environments).run(options.grace)
 
 
 def _parser() -> Parser:
@@ -89,11 +83,6 @@ def _parser() -> Parser:
         default=GRACE,
         metavar="SECONDS",
         help="how long processes that are to end may take (default %(default)g)",
-    )
-    parser.add_argument(
-        "--share-cores",
-        action="store_true",
-        help="give each process its share of cores, where there is no other work",
     )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("arguments", nargs="...", help="the script's own arguments")
@@ -139,7 +128,7 @@ def environment(
 
     >>> made = environment(1, 2, 2, 5000, {"OMPI_COMM_WORLD_SIZE": "9", "HOME": "/"})
     >>> made["SLURM_PROCID"], made["JAX_LOCAL_DEVICE_IDS"], len(made)
-    ('1', '2,3', 13)
+    ('1', '2,3', 12)
     """
     kept = {
         name: value for name, value in around.items() if not OTHER_LAUNCHERS.match(name)
@@ -149,7 +138,6 @@ def environment(
     ids = range(process * devices, (process + 1) * devices)
     return (
         kept
-        | past_proxies(kept)
         | enough_threads(kept)
         | {
             "JAX_COORDINATOR_ADDRESS": f"{HERE}:{port}",
@@ -162,51 +150,10 @@ def environment(
             "SLURM_NTASKS": str(processes),
             "SLURM_PROCID": str(process),
             "SLURM_LOCALID": str(process),
+            # gRPC, by which they talk, would ask a proxy even for this machine.
+            "no_grpc_proxy": f"localhost,{HERE}",
         }
     )
-
-
-def shares_of_cores(processes: int) -> list[list[int]] | None:
-    """The cores of each process, None where a system does not say which there are."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    cores = sorted(os.sched_getaffinity(0))
-    return [share_of(cores, process, processes) for process in range(processes)]
-
-
-@contextlib.contextmanager
-def on_cores(cores: Iterable[int] | None) -> Iterator[None]:
-    """Starts processes on these cores, which they have from their first moment on."""
-    if cores is None:
-        yield
-        return
-    # Of this thread only, from which a new process takes them.
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def past_proxies(around: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which processes find each other where a proxy is set.
-
-    gRPC, by which they do, sends even what is for this machine to the proxy.
-
-    >>> past_proxies({"no_proxy": "intranet"})["no_proxy"]
-    'intranet,localhost,127.0.0.1'
-    """
-    usual = around.get("no_proxy", around.get("NO_PROXY", ""))
-
-    def with_here(hosts: str) -> str:
-        return ",".join(filter(None, (hosts, "localhost", HERE)))
-
-    return {
-        # A lone star is every host, which it is not among others.
-        "no_proxy": usual if usual == "*" else with_here(usual),
-        "no_grpc_proxy": with_here(around.get("no_grpc_proxy", usual)),
-    }
 
 
 class Launch:
@@ -215,21 +162,14 @@ class Launch:
     Args:
       command: the script and its arguments.
       environments: the environment of each process.
-      shares: the cores of each process, None for all of them.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environments: Sequence[Mapping[str, str]],
-        shares: Sequence[Sequence[int]] | None = None,
+        self, command: Sequence[str], environments: Sequence[Mapping[str, str]]
     ) -> None:
         self._command = command
         self._environments = environments
-        self._shares = shares
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._ended: queue.Queue[int] = queue.Queue()
-        self._failed: list[int] = []  # In the order in which they ended.
         self._writing = threading.Lock()
         self._signal: int | None = None
         self._is_over = False
@@ -248,12 +188,14 @@ class Launch:
         # process ends, however it does.
         parent, held = os.pipe()
         try:
-            try:
-                self._start(parent)
-            except (OSError, RuntimeError) as error:  # Too many files, or threads.
-                self._say(f"process {len(self._processes)} cannot start: {error}")
-                return 2
-            return self._wait(grace)
+            streams = []
+            for environment in self._environments:
+                if self._signal is None:
+                    streams.append(self._start(parent, environment))
+            return self._wait(streams, grace)
+        except (OSError, RuntimeError) as error:  # Too many files, or threads.
+            self._say(f"process {len(self._processes)} cannot start: {error}")
+            return 2
         finally:
             self._send(signal.SIGKILL)
             for process in self._processes:
@@ -265,48 +207,35 @@ class Launch:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _start(self, parent: int) -> None:
-        for number, environment in enumerate(self._environments):
-            cores = None if self._shares is None else self._shares[number]
-            process = self._started(parent, environment, cores)
-            self._processes.append(process)
-            streams = [
-                # What has been started in a session of its own may hold these open.
-                threading.Thread(
-                    target=self._copy, args=(number, source, to), daemon=True
-                )
-                for source, to in (
-                    (process.stdout, sys.stdout),
-                    (process.stderr, sys.stderr),
-                )
-            ]
-            for thread in streams:
-                thread.start()
-            threading.Thread(target=self._watch, args=(number, streams)).start()
-            if self._signal is not None:  # It may have come while this one started.
-                _send_to_group(process, signal.SIGTERM)
-                return
-
-    def _started(
-        self, parent: int, environment: Mapping[str, str], cores: Sequence[int] | None
-    ) -> "subprocess.Popen[bytes]":
-        with on_cores(cores):
-            return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-u",
-                    str(SCRIPT_RUNNER),
-                    str(parent),
-                    *self._command,
-                ],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[parent],
-                # A terminal's Ctrl-C comes here, and is passed on from here only.
-                start_new_session=True,
+    def _start(
+        self, parent: int, environment: Mapping[str, str]
+    ) -> list[threading.Thread]:
+        """Starts the next process, and what copies its output."""
+        number = len(self._processes)
+        process = subprocess.Popen(
+            [sys.executable, "-u", str(SCRIPT_RUNNER), str(parent), *self._command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[parent],
+            # A terminal's Ctrl-C comes here, and is passed on from here only.
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        if self._signal is not None:  # It may have come while this one started.
+            _send_to_group(process, signal.SIGTERM)
+        # What has been started in a session of its own may hold these open.
+        streams = [
+            threading.Thread(target=self._copy, args=(number, source, to), daemon=True)
+            for source, to in (
+                (process.stdout, sys.stdout),
+                (process.stderr, sys.stderr),
             )
+        ]
+        for thread in streams:
+            thread.start()
+        return streams
 
     def _copy(self, number: int, source: IO[bytes], to: IO[Any]) -> None:
         with source:
@@ -322,36 +251,30 @@ class Launch:
                         self._signal = signal.SIGPIPE
                         self._send(signal.SIGTERM)
 
-    def _watch(self, number: int, streams: Sequence[threading.Thread]) -> None:
-        process = self._processes[number]
-        if process.wait():
-            self._failed.append(number)
-        for thread in streams:
-            thread.join(timeout=1)  # What it has started may hold them open.
-        _send_to_group(process, signal.SIGKILL)
-        self._ended.put(number)
-
-    def _wait(self, grace: float) -> int:
+    def _wait(self, streams: Sequence[Sequence[threading.Thread]], grace: float) -> int:
         code, deadline = 0, math.inf
-        running = len(self._processes)
+        running = set(range(len(self._processes)))
         while running:
             if self._signal is not None:
                 deadline = min(deadline, time.monotonic() + grace)
             if time.monotonic() > deadline:
                 self._send(signal.SIGKILL)
-            try:
-                self._ended.get(timeout=0.1)
-            except queue.Empty:
-                continue
-            running -= 1
-            if self._failed and not code:
-                first = self._failed[0]
-                own = self._processes[first].returncode
-                code = own if own > 0 else 128 - own
-                if self._signal is None:
-                    self._say(f"process {first} ended with code {code}")
-                    self._send(signal.SIGTERM)
-                deadline = min(deadline, time.monotonic() + grace)
+            time.sleep(0.05)
+            for number in sorted(running):
+                process = self._processes[number]
+                if process.poll() is None:
+                    continue
+                running.remove(number)
+                for thread in streams[number]:
+                    thread.join(timeout=1)  # What it has started may hold them open.
+                _send_to_group(process, signal.SIGKILL)
+                if process.returncode and not code:
+                    own = process.returncode
+                    code = own if own > 0 else 128 - own
+                    if self._signal is None:
+                        self._say(f"process {number} ended with code {code}")
+                        self._send(signal.SIGTERM)
+                    deadline = min(deadline, time.monotonic() + grace)
         return code if not code or self._signal is None else 128 + self._signal
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
