@@ -8,16 +8,16 @@ import itertools
 import math
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from shardmap._jax.types import Aval, Param, Value
+from shardmap._jax.types import Param, Value
 from shardmap.arrays import placement
 from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.mesh import local_mesh
@@ -52,24 +52,6 @@ class ProcessShardings(NamedTuple):
     ) -> tuple[int, ...]:
         pairs = itertools.zip_longest(shape, self.factors or (), fillvalue=1)
         return tuple(scale(size, factor) for size, factor in pairs)
-
-    def batched(self, dim: int) -> "ProcessShardings":
-        """The same with one more dimension, at ``dim``, that is not cut."""
-
-        def insert(sharding: NamedSharding) -> NamedSharding:
-            entries = list(sharding.spec)
-            if dim < len(entries):
-                entries.insert(dim, None)
-            return NamedSharding(sharding.mesh, PartitionSpec(*entries))
-
-        factors = self.factors
-        if factors is not None and dim < len(factors):
-            factors = (*factors[:dim], 1, *factors[dim:])
-        return self._replace(
-            local_sharding=insert(self.local_sharding),
-            global_sharding=insert(self.global_sharding),
-            factors=factors,
-        )
 
     def shards(self, array: jax.Array) -> list[jax.Array]:
         """What the devices of this process hold of an array of this sharding."""
@@ -284,72 +266,3 @@ def _look_batching(
 ad.primitive_jvps[look_p] = _look_jvp
 batching.primitive_batchers[look_p] = _look_batching
 mlir.register_lowering(look_p, lambda ctx, *leaves, seen: [])
-
-convert_p = jex_core.Primitive("convert_process_local")
-"""`to_global`, or `to_local`, of an array that JAX traces."""
-
-
-@convert_p.def_impl
-def _convert(value: Value, *, shardings: ProcessShardings, to: str) -> jax.Array:
-    if to == "global":
-        return to_global(value, shardings)
-    if not is_global_array(value):
-        # Such as the zeros that differentiation makes, equal on all processes.
-        value = placement.move(value, shardings.global_sharding)
-    elif placement.is_misplaced(value, shardings.global_sharding, True):
-        value = placement.move(value, shardings.global_sharding)
-    return to_local(value, shardings)
-
-
-@convert_p.def_abstract_eval
-def _convert_abstract(aval: Aval, *, shardings: ProcessShardings, to: str) -> Any:
-    convert = shardings.global_shape if to == "global" else shardings.local_shape
-    return jax.core.ShapedArray(
-        convert(aval.shape), aval.dtype, weak_type=aval.weak_type
-    )
-
-
-def _convert_transpose(
-    ct: Value, _: object, *, shardings: ProcessShardings, to: str
-) -> list[Any]:
-    back = "local" if to == "global" else "global"
-    return [convert_p.bind(ct, shardings=shardings, to=back)]
-
-
-def _convert_batching(
-    values: Sequence[Value],
-    dims: Sequence[int],
-    *,
-    shardings: ProcessShardings,
-    to: str,
-) -> tuple[Any, int]:
-    (value,), (dim,) = values, dims
-    return convert_p.bind(value, shardings=shardings.batched(dim), to=to), dim
-
-
-ad.deflinear2(convert_p, _convert_transpose)
-batching.primitive_batchers[convert_p] = _convert_batching
-
-
-def as_global(leaves: Sequence[Any], shardings: Iterable[NamedSharding]) -> list[Any]:
-    """Global arrays of what JAX computes with now, step by step; else the leaves.
-
-    Args:
-      leaves: global arrays, or what is equal on all processes.
-      shardings: of each, as it shall be.
-    """
-    if jax.process_count() == 1:
-        return list(leaves)
-    shardings = list(shardings)
-    if all(s.is_fully_addressable for s in shardings) or look(leaves) is None:
-        return list(leaves)
-    return [
-        convert_p.bind(leaf, shardings=_same_everywhere(sharding), to="global")
-        for leaf, sharding in zip(leaves, shardings, strict=True)
-    ]
-
-
-def _same_everywhere(sharding: NamedSharding) -> ProcessShardings:
-    devices = len(sharding.addressable_devices)
-    is_copied = devices > 1 and sharding.is_fully_replicated
-    return ProcessShardings(sharding, sharding, None, devices, is_copied)

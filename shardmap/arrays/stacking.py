@@ -1,7 +1,7 @@
 """Putting arrays together: one shard for each device, with no stacked copy."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from shardmap._jax.types import PyTree, Value
+from shardmap._jax.types import Axes, PyTree, Value
 from shardmap.arrays import array_likes, placement, processes
 from shardmap.arrays.programs.on_device import operand, program
-from shardmap.arrays.stacking_checks import (
-    check_avals,
-    check_structures,
-    some_devices,
-)
-from shardmap.sharding.mesh import positive, too_few_devices
+from shardmap.arrays.programs.running import map_jit
+from shardmap.sharding.mesh import check_devices, positive, too_few_devices
 from shardmap.sharding.spec import (
     Chunked,
     Replicated,
     ShardedAxis,
     ShardingSpec,
 )
+
+Devices = tuple[jax.Device, ...]
 
 
 def device_put_sharded(
@@ -63,7 +61,7 @@ def device_put_sharded(
             f"{type(shards)}. To cut one array, use jax.device_put with "
             "shardmap.pmap_sharding."
         )
-    devices = some_devices("device_put_sharded", devices)
+    devices = _check_devices("device_put_sharded", devices)
     if processes.several(devices):
         raise ValueError(
             "device_put_sharded puts shards on devices of this process, but devices "
@@ -78,12 +76,26 @@ def device_put_sharded(
         )
     flat = [jax.tree.flatten(shard) for shard in shards]
     tree = flat[0][1]
-    check_structures(shards, [structure for _, structure in flat])
-    check_avals(shards, [leaves for leaves, _ in flat])
+    _check_structures(shards, [structure for _, structure in flat])
+    rows = [leaves for leaves, _ in flat]
+    _check_avals(shards, rows)
     axes = _new_axes("device_put_sharded", "shards[0]", shards[0], axis)
-    columns = list(zip(*[leaves for leaves, _ in flat], strict=True))
-    layouts = [_Layout(one, len(devices), tuple(devices)) for one in axes]
-    return jax.tree.unflatten(tree, _stack(columns, layouts))
+    if any(map(_has_tracers, rows)):
+        columns = zip(*rows, strict=True)
+        stacked = [jnp.stack(each, k) for each, k in zip(columns, axes, strict=True)]
+        return jax.tree.unflatten(tree, stacked)
+    # While a function is traced, arrays that are no tracers are put as ever.
+    with jax.ensure_compile_time_eval():
+        put = zip(*_put_rows(rows, axes, devices), strict=True)
+        arrays = [
+            jax.make_array_from_single_device_arrays(
+                _with_axis(np.shape(leaf), k, len(devices)),
+                _sharding(k, len(devices), devices),
+                list(column),
+            )
+            for leaf, k, column in zip(rows[0], axes, put, strict=True)
+        ]
+    return jax.tree.unflatten(tree, arrays)
 
 
 def device_put_replicated(
@@ -123,178 +135,85 @@ def device_put_replicated(
       >>> device_put_replicated(np.ones(2), jax.local_devices()[:1], axis=1).shape
       (2, 1)
     """
-    devices = some_devices("device_put_replicated", devices)
+    devices = _check_devices("device_put_replicated", devices)
     size = _elements(axis, axis_size, devices)
     leaves, tree = jax.tree.flatten(x)
-    layouts = [
-        _Layout(one, size, tuple(devices))
-        for one in _new_axes("device_put_replicated", "x", x, axis)
-    ]
-    on_host = [k for k, leaf in enumerate(leaves) if not isinstance(leaf, jax.Array)]
-    arrays = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-    put = _spread([_on_host(leaves[k]) for k in on_host], [layouts[k] for k in on_host])
-    here = layouts[0].here if layouts else ()
-    columns = [_copies(leaves[k], here) for k in arrays]
-    stacked = _stack(columns, [layouts[k] for k in arrays])
-    results = dict(zip([*on_host, *arrays], [*put, *stacked], strict=True))
-    return jax.tree.unflatten(tree, [results[k] for k in range(len(leaves))])
+    axes: Axes = (None,) * len(leaves)
+    if axis is not None:
+        axes = tuple(_new_axes("device_put_replicated", "x", x, axis))
+    if _has_tracers(leaves):
+        copies = [
+            leaf if k is None else jnp.stack([leaf] * size, k)
+            for leaf, k in zip(leaves, axes, strict=True)
+        ]
+        return jax.tree.unflatten(tree, copies)
+    with jax.ensure_compile_time_eval():
+        # All arrays go at once, and all that is on the host.
+        of_jax = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+        others = [k for k in range(len(leaves)) if k not in set(of_jax)]
+        copied: dict[int, jax.Array] = {}
+        for put, which in ((_copy_arrays, of_jax), (_copy_from_host, others)):
+            chosen = tuple(axes[k] for k in which)
+            arrays = put([leaves[k] for k in which], chosen, size, devices)
+            copied.update(zip(which, arrays, strict=True))
+    return jax.tree.unflatten(tree, [copied[k] for k in range(len(leaves))])
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How equally shaped arrays, one for each device, make one."""
+def _has_tracers(leaves: Sequence[Value]) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
-    axis: int | None
-    """Where the new axis is in the global array; None: each device has all of it."""
-    size: int
-    """How long it is. If shorter than the devices are many, neighbours have copies."""
-    devices: tuple[jax.Device, ...]
 
-    @property
-    def sharding(self) -> NamedSharding:
-        return _sharding(self)
-
-    @property
-    def here(self) -> tuple[jax.Device, ...]:
-        """The devices that are this process's."""
-        held = self.sharding.addressable_devices
-        return tuple(device for device in self.devices if device in held)
-
-    def shape(self, element: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the global array."""
-        if self.axis is None:
-            return tuple(element)
-        return (*element[: self.axis], self.size, *element[self.axis :])
-
-    def shard(self, array: Value, expand_dims: Callable[..., Any]) -> Any:
-        """The shard of a device: the array with the new axis, of length 1."""
-        return array if self.axis is None else expand_dims(array, (self.axis,))
+def _with_axis(shape: Sequence[int], axis: int | None, size: int) -> tuple[int, ...]:
+    return tuple(shape) if axis is None else (*shape[:axis], size, *shape[axis:])
 
 
 @functools.lru_cache(maxsize=1024)
-def _sharding(layout: _Layout) -> NamedSharding:
-    """For an array of any rank."""
-    if layout.axis is None:
-        spec = ShardingSpec((), (Replicated(len(layout.devices)),))
+def _sharding(axis: int | None, size: int, devices: Devices) -> NamedSharding:
+    """The sharding of an array of any rank that is cut along a new axis.
+
+    Args:
+      axis: the axis; None: each device has all of the array.
+      size: its size. If there are more devices, neighbors have copies.
+      devices: where the array is.
+    """
+    if axis is None:
+        spec = ShardingSpec((), (Replicated(len(devices)),))
     else:
-        entries = [*[None] * layout.axis, Chunked(layout.size)]
-        copies = len(layout.devices) // layout.size
+        copies = len(devices) // size
         copied = [Replicated(copies)] if copies > 1 else []
-        spec = ShardingSpec(entries, [ShardedAxis(0), *copied])
-    return spec.named_sharding(layout.devices)
+        spec = ShardingSpec([*[None] * axis, Chunked(size)], [ShardedAxis(0), *copied])
+    return spec.named_sharding(devices)
 
 
-def _spread(arrays: Sequence[np.ndarray], layouts: Sequence[_Layout]) -> Sequence[Any]:
-    """Puts NumPy arrays on all devices of their layouts."""
-    shardings = [layout.sharding for layout in layouts]
-    shards = [w.shard(a, np.expand_dims) for a, w in zip(arrays, layouts, strict=True)]
-    shapes = [w.shape(a.shape) for a, w in zip(arrays, layouts, strict=True)]
-    if all(sharding.is_fully_addressable for sharding in shardings):
-        # A broadcast takes no memory, and JAX cuts each shard from it as a view.
-        return jax.device_put(list(map(np.broadcast_to, shards, shapes)), shardings)
-    # `jax.device_put` would compare the values of all processes.
-    return [
-        jax.make_array_from_single_device_arrays(
-            shape,
-            layout.sharding,
-            jax.device_put([shard] * len(layout.here), list(layout.here)),
-        )
-        for shape, layout, shard in zip(shapes, layouts, shards, strict=True)
-    ]
-
-
-def _copies(array: jax.Array, devices: Sequence[jax.Device]) -> Sequence[jax.Array]:
-    """One copy for each device, on it."""
-    if isinstance(array, jax.core.Tracer):
-        return [array] * len(devices)
-    sharding = _Layout(None, 1, tuple(devices)).sharding
-    (replicated,) = placement.place([array], [sharding], uncommitted=True)
-    held = {shard.device: shard.data for shard in replicated.addressable_shards}
-    return [held[device] for device in devices]
-
-
-def _stack(
-    columns: Sequence[Sequence[Any]], layouts: Sequence[_Layout]
-) -> list[jax.Array]:
-    """One array for each column, whose entry ``k`` goes to the ``k``-th device here."""
-    concrete = [k for k, column in enumerate(columns) if not _traced(column)]
-    # While a function is traced, arrays that are no tracers are put as ever.
-    with jax.ensure_compile_time_eval():
-        assembled = _assemble(
-            [columns[k] for k in concrete], [layouts[k] for k in concrete]
-        )
-    made = dict(zip(concrete, assembled, strict=True))
-    return [
-        made[k] if k in made else _traced_stack(column, layout)
-        for k, (column, layout) in enumerate(zip(columns, layouts, strict=True))
-    ]
-
-
-def _traced(column: Sequence[Any]) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in column)
-
-
-def _traced_stack(column: Sequence[Any], layout: _Layout) -> jax.Array:
-    if layout.axis is None:
-        return column[0]
-    # Copies are one value, and shards as many as there are elements.
-    is_copied = len(column) != layout.size
-    rows = [column[0]] * layout.size if is_copied else column
-    return jnp.stack(rows, layout.axis)
-
-
-def _assemble(
-    columns: Sequence[Sequence[Any]], layouts: Sequence[_Layout]
-) -> list[jax.Array]:
-    """As `_stack`, of arrays that have values."""
-    if not columns:
-        return []
-    here = layouts[0].here
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    on_host = [
+def _put_rows(
+    rows: Sequence[Sequence[Any]], axes: Sequence[int], devices: Devices
+) -> list[list[jax.Array]]:
+    """Row ``k`` on device ``k``, each array with its new axis of size 1."""
+    host = [
         (r, c)
         for r, row in enumerate(rows)
         for c, leaf in enumerate(row)
         if not isinstance(leaf, jax.Array)
     ]
-    put = jax.device_put(
-        [layouts[c].shard(_on_host(rows[r][c]), np.expand_dims) for r, c in on_host],
-        [here[r] for r, _ in on_host],
+    arrays = [np.expand_dims(_on_host(rows[r][c]), axes[c]) for r, c in host]
+    put = dict(
+        zip(host, jax.device_put(arrays, [devices[r] for r, _ in host]), strict=True)
     )
-    for row, device in zip(rows, here, strict=True):
-        arrays = [c for c, leaf in enumerate(row) if isinstance(leaf, jax.Array)]
-        expanded = _with_axes(
-            [row[c] for c in arrays], device, [layouts[c] for c in arrays]
-        )
-        for c, array in zip(arrays, expanded, strict=True):
-            row[c] = array
-    for (r, c), array in zip(on_host, put, strict=True):
-        rows[r][c] = array
-    return [
-        jax.make_array_from_single_device_arrays(
-            layout.shape(np.shape(column[0])), layout.sharding, list(shards)
-        )
-        for column, shards, layout in zip(
-            columns, zip(*rows, strict=True), layouts, strict=True
-        )
-    ]
-
-
-def _with_axes(
-    arrays: Sequence[jax.Array], device: jax.Device, layouts: Sequence[_Layout]
-) -> list[jax.Array]:
-    """The shards of a device, of which its arrays are parts."""
-    there = [SingleDeviceSharding(device)] * len(arrays)
-    moved = placement.place(arrays, there, uncommitted=True)
-    axes = tuple(layout.axis for layout in layouts if layout.axis is not None)
-    if not axes:
-        return moved
-    return program(device, _Expand(axes), tuple(map(operand, moved)))(*moved)
+    for r, (row, device) in enumerate(zip(rows, devices, strict=True)):
+        columns = [c for c, leaf in enumerate(row) if isinstance(leaf, jax.Array)]
+        if not columns:
+            continue
+        there = [SingleDeviceSharding(device)] * len(columns)
+        moved = placement.place([row[c] for c in columns], there, uncommitted=True)
+        expand = _Expand(tuple(axes[c] for c in columns))
+        expanded = program(device, expand, tuple(map(operand, moved)))(*moved)
+        put.update(((r, c), each) for c, each in zip(columns, expanded, strict=True))
+    return [[put[r, c] for c in range(len(row))] for r, row in enumerate(rows)]
 
 
 @dataclass(frozen=True)
 class _Expand:
-    """A program that gives each array a new axis of length 1."""
+    """A program that gives each array a new axis of size 1."""
 
     axes: tuple[int, ...]
 
@@ -303,6 +222,58 @@ class _Expand:
             jax.lax.expand_dims(array, (axis,))
             for array, axis in zip(arrays, self.axes, strict=True)
         ]
+
+
+def _copy_from_host(
+    leaves: Sequence[Any], axes: Axes, size: int, devices: Devices
+) -> Sequence[jax.Array]:
+    """Copies of NumPy arrays and scalars on all devices."""
+    arrays = list(map(_on_host, leaves))
+    shapes = [_with_axis(a.shape, k, size) for a, k in zip(arrays, axes, strict=True)]
+    shardings = [_sharding(k, size, devices) for k in axes]
+    shards = [
+        array if k is None else np.expand_dims(array, k)
+        for array, k in zip(arrays, axes, strict=True)
+    ]
+    if not processes.several(devices):
+        # A broadcast takes no memory, and JAX cuts each shard from it as a view.
+        return jax.device_put(list(map(np.broadcast_to, shards, shapes)), shardings)
+    # `jax.device_put` would compare the values of all processes.
+    here = [d for d in devices if d.process_index == jax.process_index(d.client)]
+    return [
+        jax.make_array_from_single_device_arrays(
+            shape, sharding, jax.device_put([shard] * len(here), here)
+        )
+        for shape, sharding, shard in zip(shapes, shardings, shards, strict=True)
+    ]
+
+
+def _copy_arrays(
+    leaves: Sequence[jax.Array], axes: Axes, size: int, devices: Devices
+) -> Sequence[jax.Array]:
+    """Copies of arrays on all devices, from device to device."""
+    everywhere = [_sharding(None, size, devices)] * len(leaves)
+    copies = placement.place(leaves, everywhere, uncommitted=True)
+    if None in axes or not copies:
+        return copies
+    results: Sequence[jax.Array] = _expanding(axes, size, devices)(*copies)
+    return results
+
+
+@functools.lru_cache(maxsize=1024)
+def _expanding(axes: tuple[Any, ...], size: int, devices: Devices) -> Any:
+    """A program that cuts arrays along a new axis, of which all devices have copies."""
+
+    def expand(*arrays: jax.Array) -> list[jax.Array]:
+        return [
+            jnp.broadcast_to(
+                jnp.expand_dims(array, axis), _with_axis(array.shape, axis, size)
+            )
+            for array, axis in zip(arrays, axes, strict=True)
+        ]
+
+    shardings = [_sharding(axis, size, devices) for axis in axes]
+    return map_jit(expand, devices, communicates=False, out_shardings=shardings)
 
 
 def _on_host(leaf: Value) -> np.ndarray:
@@ -331,18 +302,76 @@ def _elements(
     return size
 
 
-def _new_axes(
-    caller: str, name: str, tree: PyTree, axis: int | None
-) -> list[int | None]:
+def _new_axes(caller: str, name: str, tree: PyTree, axis: int) -> list[int]:
     """Where the new axis is in each leaf's result, counted from the front."""
     axes = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         rank = len(array_likes.abstract_value(leaf).shape)
-        if axis is not None and not -rank - 1 <= axis <= rank:
+        if not -rank - 1 <= axis <= rank:
             raise ValueError(
                 f"{caller}: {name}{jax.tree_util.keystr(path)} has {rank} dimensions, "
                 f"and no place for a new axis {axis}: give an axis from {-rank - 1} to "
                 f"{rank}"
             )
-        axes.append(None if axis is None else axis % (rank + 1))
+        axes.append(axis % (rank + 1))
     return axes
+
+
+def _check_devices(caller: str, devices: Sequence[jax.Device]) -> Devices:
+    given = check_devices(caller, devices)
+    if not given:
+        raise ValueError(
+            f"{caller} needs at least one device, got {devices!r}.{too_few_devices(2)}"
+        )
+    return given
+
+
+def _check_structures(shards: Sequence[Any], trees: Sequence[Any]) -> None:
+    for k, tree in enumerate(trees):
+        if tree != trees[0]:
+            first, other = _paths(shards[0]), _paths(shards[k])
+            missing = [f"shards[0]{p} is not in shards[{k}]" for p in first - other]
+            added = [f"shards[{k}]{p} is not in shards[0]" for p in other - first]
+            raise ValueError(
+                f"device_put_sharded needs shards of equal structure: shards[0] is "
+                f"{trees[0]}, shards[{k}] is {tree}."
+                + "".join(f"\n  * {line}" for line in sorted([*missing, *added]))
+            )
+
+
+def _paths(tree: PyTree) -> set[str]:
+    return {
+        jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _check_avals(shards: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
+    kinds = [[_kind(leaf) for leaf in row] for row in rows]
+    bad = [
+        (k, position)
+        for k, row in enumerate(kinds)
+        for position, kind in enumerate(row)
+        if kind != kinds[0][position]
+    ]
+    if bad:
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(shards[0])]
+        listed = "".join(
+            f"\n  * shards[{k}]{jax.tree_util.keystr(paths[position])} is "
+            f"{_short(kinds[k][position])}, but in shards[0] it is "
+            f"{_short(kinds[0][position])}"
+            for k, position in bad
+        )
+        raise ValueError(
+            f"device_put_sharded needs shards of equal shapes and dtypes:{listed}"
+        )
+
+
+def _kind(leaf: Value) -> tuple[Any, tuple[int, ...]]:
+    aval = array_likes.abstract_value(leaf)
+    return aval.dtype, aval.shape
+
+
+def _short(kind: tuple[Any, tuple[int, ...]]) -> str:
+    dtype, shape = kind
+    return f"{dtype}[{','.join(map(str, shape))}]"

@@ -31,8 +31,6 @@ def test_shapes_of_several_processes():
     lies = process_local.shardings_along(CUT, 1, 3)
     assert lies.global_shape((8, 2, 5)) == (8, 6, 5)
     assert lies.local_shape((8, 6, 5)) == (8, 2, 5)
-    assert lies.batched(0).global_shape((7, 8, 2)) == (7, 8, 6)
-    assert lies.batched(0).global_sharding.spec == PartitionSpec(None, "i")
 
 
 def test_the_result_of_one_call_is_the_argument_of_the_next(lies):

@@ -210,18 +210,6 @@ def test_rows_of_arrays_that_are_cut_otherwise_too_are_refused(monkeypatch):
     process_local.shardings_of.cache_clear()
 
 
-def test_batched_rows_have_one_more_dimension():
-    mesh = sm.make_mesh({"i": 4})
-    made = process_local.shardings_along(NamedSharding(mesh, P(None, "i")), 1, 2)
-    specs = [made.batched(dim).global_sharding.spec for dim in range(3)]
-    assert specs == [P(None, None, "i"), P(None, None, "i"), P(None, "i")]
-    assert [made.batched(dim).factors for dim in range(3)] == [
-        (1, 1, 2),
-        (1, 1, 2),
-        (1, 2),
-    ]
-
-
 def checks_in(path):
     return re.findall(r"^def (check_\w+)", path.read_text(), re.M)
 

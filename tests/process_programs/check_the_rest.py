@@ -122,17 +122,13 @@ def check_grad_outside():
 
     vmapped = jax.vmap(loss, (None, 0), axis_name="i")
     expected = jax.grad(total(vmapped), (0, 1))(w, whole)
-    mapped = sm.spmap(loss, "i", in_axes=(None, 0))
-    by_w, by_x = jax.grad(total(mapped), (0, 1))(w, mine)
-    equal(by_w, expected[0])
-    equal(by_x, own(np.asarray(expected[1])))
-
-
-def check_vmap_outside():
-    whole, mine = numbers(LOCAL, 3)
-    expected = np.stack([whole - whole.mean(0), 2 * (whole - whole.mean(0))])
-    y = jax.vmap(sm.spmap(centered, "i"))(np.stack([mine, 2 * mine]))
-    equal(y, own(expected, 1))
+    gradient = jax.grad(total(sm.spmap(loss, "i", in_axes=(None, 0))), (0, 1))
+    x = on_all_devices(whole)
+    for by_w, by_x in (gradient(w, x), jax.jit(gradient)(w, x)):
+        equal_global(by_w, expected[0])
+        equal_global(by_x, expected[1])
+    for transformed in (lambda x: gradient(w, x), jax.vmap(sm.spmap(centered, "i"))):
+        refused(ValueError, "is transformed with process-local data", transformed, mine)
 
 
 def check_nested_maps():

@@ -125,7 +125,9 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             args, kwargs = arguments.with_leaves(placed)
         try:
             results = entry.call(*args, **kwargs)
-        except FoundNaN:
+        except FoundNaN as error:
+            if entry.shardings is None:  # Of process-local data.
+                raise FloatingPointError(f"{self._named()}: {error}") from None
             # As `jax.jit`: bound eagerly, it runs operation by operation.
             return self.bind(args, kwargs), None
         return results, entry if entry.is_exact and not moved else None

@@ -18,7 +18,7 @@ from shardmap.api.elements import ambient_mesh, axes
 from shardmap.api.elements.calls import Element, ElementCall, with_axis
 from shardmap.api.elements.options import Options
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.arrays.process_local import convert_p, look, parts_along
+from shardmap.arrays.process_local import look, parts_along
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import (
     MeshPlacement,
@@ -174,6 +174,16 @@ class ElementPrograms(Programs[ElementCall, Options]):
         # Without jit no map is a part of another program.
         alone = bool(context.config_value("jax_disable_jit"))
         call = self.infer_params(arguments, alone)
+        if call.is_process_local:
+            if context.nothing_is_traced():
+                with jax.disable_jit(False):
+                    return self.run(args, kwargs)[0]
+            raise ValueError(
+                f"{self._named()} is transformed with process-local data, which only a "
+                "call of it takes. Transform what it maps, or make global arrays with "
+                "jax.make_array_from_process_local_data and put the transformation "
+                "under jax.jit, such as jax.jit(jax.grad(loss))."
+            )
         if call.is_across_processes:
             self.agree(call)
         return self.bind_call(call, arguments.leaves)
@@ -181,18 +191,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
     def bind_call(self, call: ElementCall, leaves: Sequence[Value]) -> PyTree:
         operands = [*call.body.constants, *_as_arrays(call, leaves)]
         operands = list(map(explicit_sharding.drop_sharding, operands))
-        if call.is_process_local:
-            local_operands, local_results = call.process_shardings
-            operands = [
-                convert_p.bind(operand, shardings=local, to="global")
-                for operand, local in zip(operands, local_operands, strict=True)
-            ]
         results = spmap_p.bind(*operands, **call.params)
-        if call.is_process_local:
-            results = [
-                convert_p.bind(result, shardings=local, to="local")
-                for result, local in zip(results, local_results, strict=True)
-            ]
         return jax.tree.unflatten(call.out_tree, results)
 
     def across_processes(self) -> bool:
@@ -292,12 +291,7 @@ def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:
         return leaves
     here = SingleDeviceSharding(jax.local_devices()[0])
     shardings: Sequence[Sharding] = [here] * len(leaves)
-    if call.is_process_local:
-        operands, _ = call.process_shardings
-        shardings = [
-            each.local_sharding for each in operands[len(call.body.constants) :]
-        ]
-    elif call.shardings:
+    if call.shardings:
         shardings = call.shardings.operands
     with jax.ensure_compile_time_eval():
         return [
