@@ -47,7 +47,7 @@ explained: $(STAMP)
 	@$(RUN) pytest -q -n 0 -p tests.explain.caught $(or $(ARGS),tests)
 
 docs: $(STAMP)
-	@$(RUN) pytest tests/test_docs.py $(ARGS)
+	@$(RUN) pytest tests/test_docs.py tests/test_readme.py $(ARGS)
 
 site: $(STAMP)
 	@$(RUN) sphinx --fail-on-warning --keep-going -q docs build/site
