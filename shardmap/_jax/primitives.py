@@ -74,7 +74,7 @@ PURE_CALLBACK = primitive_of(
 )
 
 
-def walked_axes(equation: Equation) -> frozenset[str]:
+def manual_axes_of(equation: Equation) -> frozenset[str]:
     """The mesh axes along which the program of a shard_map is written per device."""
     return frozenset(equation.params["newly_manual_axes"])
 

@@ -4,21 +4,21 @@ An outermost map makes a mesh, or is given one. In a mesh that it makes, the fir
 is its own, others are for the maps inside it, one for each level of nesting, and the
 next ones for the partitions that `sharded_jit` cuts values into.
 
-A map that is called outside of any program takes as many devices as it needs. Inside a
-program it shares them with all else in the program, so its mesh has all of them: those
-that it does not need are an axis of replicas, the last one, or have no element.
+A map that is called outside of any program takes as many devices as it needs. In a
+program with other operations its mesh has all devices. Those that it does not need have
+no element, or are replicas along the last mesh axis.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Params
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
 from shardmap.map.constraint import axes_for_partitions, is_partition_axis
@@ -28,22 +28,22 @@ from shardmap.sharding.mesh import is_mesh_axis_name
 
 
 def devices_for(axis_size: int, available: int) -> int:
-    """How many devices an axis is on: no more than its blocks need."""
+    """The number of devices of an axis: the fewest with the smallest blocks."""
     axis_size = max(axis_size, 1)
     return -(-axis_size // -(-axis_size // available))
 
 
 def _all_devices_for(axis_size: int, available: int) -> int:
-    """The same if as many devices as are left over shall be replicas of each.
+    """`devices_for` if that divides the available devices, else all of them.
 
-    Where that does not work out some of all the devices have no element.
+    What is left over are replicas, which must be equally many for each device.
     """
     needed = devices_for(axis_size, available)
     return available if available % needed else needed
 
 
 def _divisor_for(axis_size: int, available: int) -> int:
-    """The same, but a number that divides those available, and all have elements."""
+    """The largest divisor of the available devices of which each has elements."""
     return max(
         n
         for n in range(1, available + 1)
@@ -52,20 +52,25 @@ def _divisor_for(axis_size: int, available: int) -> int:
 
 
 def _even_devices_for(axis_size: int, available: int) -> int:
-    """How many devices an axis is on in equal blocks: as many as divide it."""
+    """The most devices that have equal blocks of the axis."""
     return max(n for n in range(1, available + 1) if axis_size % n == 0)
 
 
 class MeshPlacement(NamedTuple):
-    """Where a map goes on a mesh.
+    """The axes of a mesh that a map uses.
 
     Attributes:
-      mesh_axes: the mesh axes that its elements are laid over, major to minor.
-      inner_axes: those for the maps inside that say nothing, one for each level.
+      mesh_axes: those of its elements, major to minor.
+      inner_axes: those for the maps inside without ``mesh_axes``, one for each level.
     """
 
     mesh_axes: tuple[str, ...]
     inner_axes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, params: Params) -> "MeshPlacement":
+        """That of an outermost map, by the parameters of its equation."""
+        return cls(params["mesh_axes"], params["inner_axes"])
 
     def device_count(self, mesh: AnyMesh) -> int:
         """How many devices share the elements."""
@@ -82,23 +87,13 @@ class MeshPlacement(NamedTuple):
 DeviceCount = Callable[[int, int], int]
 """How many devices an axis is on, from its size and the number of devices."""
 
-Spare = Literal["unused", "shared"]
-"""What becomes of devices that an outermost map does not need.
-
-* "unused": they are not in its mesh, as it is a program of its own.
-* "shared": a map without maps and partitions inside is laid over all devices, some
-  without an element. Of several meshes in one program JAX takes the first to describe
-  all results, and can, if it is the same for all such maps. Of others, as many are
-  replicas of each device that they need, where the number divides.
-"""
-
 
 def map_mesh(
     axis_name: Hashable,
     axis_size: int,
     call_jaxpr: Jaxpr,
     devices: Sequence[jax.Device],
-    spare: Spare,
+    shared: bool,
 ) -> Mesh:
     """The mesh that an outermost map makes: its own axis, then one for each level.
 
@@ -112,8 +107,9 @@ def map_mesh(
       axis_size: the number of elements.
       call_jaxpr: what is searched for maps inside.
       devices: the devices to use.
-      spare: what becomes of devices that the map does not need. They are not in the
-        mesh if partitions inside leave a rest.
+      shared: whether the map shares a program, whose maps all use all devices: JAX
+        describes all results on the first mesh of a program. If not, spare devices are
+        not in the mesh, nor if the number of partitions inside does not divide.
     """
     groups = processes.by_process(devices)
     if axis_size % len(groups) == 0:
@@ -126,7 +122,7 @@ def map_mesh(
     count, rest = divmod(available, math.prod(partitions.values()))
     spread: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, devices_for)
-    shared = spare != "unused" and not rest and math.prod(sizes) < count
+    shared = shared and not rest and math.prod(sizes) < count
     is_flat = len(sizes) == len(groups) == 1 and not partitions
     if shared and is_flat:
         sizes = [count]
@@ -151,7 +147,7 @@ def _level_sizes(
     spread: DeviceCount,
     spread_inside: DeviceCount,
 ) -> tuple[list[int], list[Hashable]]:
-    """How many devices each level of nesting gets, and the name of each inner level."""
+    """The number of devices of each level of nesting, and the inner levels' names."""
     sizes = [spread(axis_size, count)]
     names: list[Hashable] = []
     level = inner_maps(jaxpr)
@@ -172,7 +168,7 @@ def _level_sizes(
 
 
 def own_placement(mesh: Mesh) -> MeshPlacement:
-    """Where the map that made a mesh with `map_mesh` goes on it."""
+    """The placement of a map on the mesh that `map_mesh` made for it."""
     own, *inner = (
         name
         for name in mesh.axis_names
@@ -184,10 +180,9 @@ def own_placement(mesh: Mesh) -> MeshPlacement:
 def _mesh_axis_names(
     names: Sequence[Hashable], taken: set[Hashable]
 ) -> tuple[str, ...]:
-    """Strings that XLA can read, all different.
+    """Different strings that XLA can read: the maps' names where they are such.
 
-    A name that is not the map's own is one that no map has: another map's collectives
-    would mean that one.
+    Other names are ones that no map has, as the collectives of a map could mean them.
     """
     chosen: list[str] = []
     for level, name in enumerate(names):
@@ -208,20 +203,20 @@ def _axis_names(jaxpr: Jaxpr) -> set[Hashable]:
 
 
 def inner_maps(jaxpr: Jaxpr) -> list[Any]:
-    """The map equations one level down, in whatever other equations hold them."""
+    """The map equations one level down, in control flow and calls too."""
     outside = equations(jaxpr, into=lambda equation: equation.primitive is not spmap_p)
     return [equation for equation in outside if equation.primitive is spmap_p]
 
 
-def inner_walk(
+def inner_placement(
     equation: Equation, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> MeshPlacement | None:
-    """Where a map inside another goes; None: it is vectorised on each device.
+    """The placement of a map inside another; None: each device vectorises it.
 
     Args:
       equation: the inner map's.
       mesh: the outermost map's.
-      inner_axes: the mesh axes left for maps that say nothing.
+      inner_axes: the mesh axes left for maps without ``mesh_axes``.
     """
     if equation.params["mesh_axes"] is not None:
         return MeshPlacement(equation.params["mesh_axes"], tuple(inner_axes))
@@ -252,8 +247,8 @@ def _check_inner_meshes(
     for mesh_axis in params["mesh_axes"] or ():
         if mesh_axis in used:
             raise ValueError(
-                f"{map_text(params)} walks mesh axes {params['mesh_axes']}, but the "
-                f"map of {used[mesh_axis]} around it walks {mesh_axis!r} already. Give "
+                f"{map_text(params)} uses mesh axes {params['mesh_axes']}, but the "
+                f"map of {used[mesh_axis]} around it uses {mesh_axis!r} already. Give "
                 "each of them axes of its own."
             )
         used = used | {mesh_axis: name}

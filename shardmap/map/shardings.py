@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shardmap._jax.types import AnyMesh, Jaxpr
 from shardmap.arrays import placement
 from shardmap.map.constraint import constrain_p, partition_cuts
-from shardmap.map.layout import MeshPlacement, inner_walk
+from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.conversions import cut_spec
 
@@ -34,8 +34,7 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
       params: the parameters of the map's equation.
     """
     mesh = params["mesh"]
-    walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
-    operands, results = _map_cuts(params, mesh, walk)
+    operands, results = _map_cuts(params, mesh, MeshPlacement.of(params))
     # Tangents of integers are NumPy arrays, which several processes do not cut.
     operands = [
         {} if placement.has_no_bytes(var.aval) else cut
@@ -69,19 +68,19 @@ _Cuts = dict[int, tuple[str, ...]]
 
 
 def _map_cuts(
-    params: dict[str, Any], mesh: AnyMesh, walk: MeshPlacement
+    params: dict[str, Any], mesh: AnyMesh, on: MeshPlacement
 ) -> tuple[list[_Cuts], list[_Cuts]]:
     """The cuts of a map's operands and results, maps inside included."""
-    divides = params["axis_size"] % walk.device_count(mesh) == 0
+    divides = params["axis_size"] % on.device_count(mesh) == 0
 
     def outside(axis: int | None, cuts: _Cuts) -> _Cuts:
         if axis is None:
             return cuts
         shifted = {dim + (dim >= axis): names for dim, names in cuts.items()}
-        own = {axis: walk.mesh_axes} if divides and walk.mesh_axes else {}
+        own = {axis: on.mesh_axes} if divides and on.mesh_axes else {}
         return own | shifted
 
-    operands, results = _element_cuts(params["call_jaxpr"], mesh, walk.inner_axes)
+    operands, results = _element_cuts(params["call_jaxpr"], mesh, on.inner_axes)
     return (
         list(map(outside, params["in_axes"], operands)),
         list(map(outside, params["out_axes"], results)),
@@ -97,8 +96,9 @@ def _element_cuts(
     for equation in jaxpr.eqns:
         cuts: Sequence[_Cuts] = [{}] * len(equation.invars)
         if equation.primitive is spmap_p:
-            walk = inner_walk(equation, mesh, inner_axes) or MeshPlacement((), ())
-            cuts, results = _map_cuts(equation.params, mesh, walk)
+            inner = inner_placement(equation, mesh, inner_axes)
+            nowhere = MeshPlacement((), ())
+            cuts, results = _map_cuts(equation.params, mesh, inner or nowhere)
             made.update(zip(equation.outvars, results, strict=True))
         elif equation.primitive is constrain_p:
             cuts = [partition_cuts(equation.params["parts"], mesh)]

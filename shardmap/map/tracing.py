@@ -38,14 +38,14 @@ _INSIDE = "_inside_spmap"
 
 @dataclasses.dataclass(frozen=True)
 class DevicesMarker:
-    """Bound as an axis of one around an element: the devices of the whole program."""
+    """Marker in the axis environment: the devices of the outermost map."""
 
     devices: tuple[jax.Device, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshAxisMarker:
-    """Bound as an axis of one around an element: a mesh axis that its map walks."""
+    """Marker in the axis environment: a mesh axis that a map around uses."""
 
     mesh_axis: str
 
@@ -59,10 +59,7 @@ def _axis_env(
 
 
 def is_bound(axis_name: Hashable) -> bool:
-    """Whether something around binds this name.
-
-    Asked of JAX's own axis environment, which every cache of JAX takes into account.
-    """
+    """Whether the axis environment has this name, which is in JAX's cache keys."""
     try:
         jax.lax.axis_size(axis_name)
     except NameError:
@@ -71,7 +68,7 @@ def is_bound(axis_name: Hashable) -> bool:
 
 
 def inside_map() -> bool:
-    """Whether the function of a map's element is being traced."""
+    """Whether the function of one element of a map is being traced."""
     return is_bound(_INSIDE)
 
 
@@ -79,8 +76,8 @@ def inside_map() -> bool:
 class Flattened:
     """A user's result as its leaves and its structure.
 
-    JAX makes results of whatever it keeps for arrays. A class of the user's may not
-    like to be made of anything but arrays; this one does not mind.
+    JAX unflattens results with placeholders for arrays, which a user's class may
+    refuse.
     """
 
     def __init__(self, leaves: Sequence[Any], tree: PyTree) -> None:
@@ -96,13 +93,13 @@ class Flattened:
 
 
 def log_compile(message: str, *args: Value) -> None:
-    """Logs that a program is compiled, in one line."""
+    """Logs in one line that a program is compiled."""
     level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
     logging.log(level, f"shardmap: compiling {message}", *args)
 
 
 class Body(NamedTuple):
-    """What one element computes, traced.
+    """The traced function of one element.
 
     Attributes:
       jaxpr: a jaxpr without constants; its first inputs take ``constants``.
@@ -122,9 +119,9 @@ _BOUND = ", or use one that is bound here: "
 
 @contextlib.contextmanager
 def names_said(*bound: Hashable) -> Iterator[None]:
-    """While a function is traced under a map that binds these names.
+    """Context in which JAX's error for an unbound axis name lists the bound ones.
 
-    JAX's error for another one speaks of `jax.shard_map`, and not of those there are.
+    JAX's own text advises `jax.shard_map`.
     """
     try:
         with casts_refused():
@@ -152,19 +149,19 @@ def trace_body(
 ) -> Body:
     """Traces ``fun`` with the axis bound, its constants moved to the front.
 
-    JAX keeps the jaxpr as long as ``fun`` lives: tracing the same function object
-    with equal avals again is cheap and gives the same jaxpr object.
+    JAX caches the jaxpr as long as ``fun`` lives. Tracing the same function object with
+    equal avals again is cheap and gives the same jaxpr object.
 
     Args:
       fun: the function of one element.
       avals: of its arguments.
       axis_name, axis_size: of the map.
-      facts: what maps inside can ask about this one, with `is_bound`.
-      mesh: what ``fun`` sees as the mesh of `jax.set_mesh`; None: none.
+      facts: markers that maps inside look up with `is_bound`.
+      mesh: the mesh of `jax.set_mesh` inside ``fun``; None: none.
     """
     check_types_unchecked()
-    # Where a map is lowered decides on which mesh its body is, and not where it is
-    # traced: the values inside must not be typed with the mesh around.
+    # The mesh of the body is chosen when the map is lowered: values must not be typed
+    # with the mesh that is set while it is traced.
     with (
         types_unchecked(),
         jax.sharding.use_abstract_mesh(mesh or NO_MESH),
@@ -189,7 +186,7 @@ def trace_body(
 
 
 def check_constants(constants: Sequence[Any]) -> None:
-    """Refuses references, which would be written to on several devices."""
+    """Refuses references, which several devices would write to."""
     for aval in map(jax.typeof, constants):
         if isinstance(aval, jax.ref.AbstractRef):
             raise TypeError(
@@ -200,7 +197,7 @@ def check_constants(constants: Sequence[Any]) -> None:
 
 
 def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> Any:
-    """What ``fun()`` gives where the axis is bound, nothing being computed."""
+    """The result of ``fun()`` in an abstract trace with the axis bound."""
     given = None
 
     def run() -> tuple[()]:
@@ -217,10 +214,10 @@ _UNCHANGED = object()
 
 
 def per_jaxpr(make: Make) -> Make:
-    """Keeps what ``make`` gives for a jaxpr as long as that jaxpr lives.
+    """Caches the results of ``make`` for a jaxpr as long as that jaxpr lives.
 
-    ``make`` takes the jaxpr and hashable arguments. It may give the jaxpr itself, but
-    nothing that holds it, which would keep it alive.
+    ``make`` takes the jaxpr and hashable arguments. It may return the jaxpr itself, but
+    nothing that refers to it, which would keep it alive.
     """
     made: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
@@ -259,7 +256,7 @@ def _without_constants(closed: ClosedJaxpr, axis_name: Hashable, axis_size: int)
 
 
 class Batch(NamedTuple):
-    """One vmap: the name and size of its axis."""
+    """A vmap: the name and size of its axis."""
 
     name: Hashable
     size: int
@@ -267,7 +264,7 @@ class Batch(NamedTuple):
     def vectorize(
         self, jaxpr: Jaxpr, in_dims: Sequence[int | None], out_dims: Any
     ) -> Callable[..., Any]:
-        """`jax.vmap` of ``jaxpr``, also where nothing is mapped."""
+        """`jax.vmap` of ``jaxpr``, of which no operand need be mapped."""
         return self.vectorize_function(self.function(jaxpr), in_dims, out_dims)
 
     def function(self, jaxpr: Jaxpr) -> Callable[..., list[Any]]:
@@ -278,11 +275,11 @@ class Batch(NamedTuple):
     def vectorize_function(
         self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
     ) -> Callable[..., Any]:
-        """`jax.vmap` of ``fun``, also where nothing is mapped.
+        """`jax.vmap` of ``fun``, of which no operand need be mapped.
 
-        It has no collectives over this axis but those that `jax.vmap` knows.
+        JAX's own batching rules must know its collectives over this axis.
         """
-        # vmap wants at least one mapped operand.
+        # jax.vmap requires a mapped operand.
         mapped = jax.vmap(
             lambda _, *args: fun(*args),
             in_axes=(0, *in_dims),
@@ -299,10 +296,7 @@ class Batch(NamedTuple):
 def batched_results(
     jaxpr: Jaxpr, batch: Batch, dims: tuple[int | None, ...]
 ) -> tuple[bool, ...]:
-    """Which results of ``jaxpr`` differ along ``batch``.
-
-    ``dims`` are those of its operands.
-    """
+    """Which results of ``jaxpr`` are batched, if operands are at ``dims``."""
     return _batched_results(
         batch.function(jaxpr),
         [var.aval for var in jaxpr.invars],
@@ -317,7 +311,7 @@ def _batched_results(
     batch: Batch,
     dims: Sequence[int | None],
 ) -> tuple[bool, ...]:
-    """JAX itself is asked, by a function whose vectorisation rule is told."""
+    """As JAX's vmap has it: a custom batching rule sees what is batched."""
     batched: tuple[bool, ...] = ()
 
     @jax.custom_batching.custom_vmap
@@ -353,7 +347,7 @@ def batched_results_of(
     args: Sequence[Any],
     dims: Sequence[int | None],
 ) -> tuple[bool, ...]:
-    """Which results of ``fun`` differ along ``batch``, for the operands of a rule."""
+    """Which results of ``fun`` are batched, for the operands of a batching rule."""
     avals = [remove_axis(jax.typeof(a), d) for a, d in zip(args, dims, strict=True)]
     return _batched_results(fun, avals, batch, dims)
 
@@ -366,7 +360,7 @@ def bind_map(
     params: dict[str, Any],
     primitive: MapPrimitive = spmap_p,
 ) -> list[Any]:
-    """Binds a map of ``body``; its constants go to every element whole."""
+    """Binds a map of ``body``, whose constants are not mapped."""
     return primitive.bind(
         *body.constants,
         *args,

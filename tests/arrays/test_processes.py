@@ -103,7 +103,7 @@ def test_each_process_has_its_own_part_of_the_mesh(elements, inner, shape, ids):
 
     jaxpr = jax.make_jaxpr(body)(np.ones(inner or 1)).jaxpr
     mesh = layout.map_mesh(
-        "i", elements, jaxpr, devices_of(0, 0, 0, 0, 1, 1, 1, 1), "unused"
+        "i", elements, jaxpr, devices_of(0, 0, 0, 0, 1, 1, 1, 1), shared=False
     )
     assert mesh.devices.shape == shape
     assert [device.id for device in mesh.devices.flat] == ids

@@ -70,9 +70,11 @@ def test_blocks_hold_the_axis_and_none_is_empty(axis_size, available):
 def test_devices_in_order():
     devices = jax.devices()[::-1]
     jaxpr = jax.make_jaxpr(jnp.sin)(1.0).jaxpr
-    assert map_mesh("i", 4, jaxpr, devices, "unused").devices.tolist() == devices[:4]
+    assert (
+        map_mesh("i", 4, jaxpr, devices, shared=False).devices.tolist() == devices[:4]
+    )
     nested = jax.make_jaxpr(sm.spmap(jnp.sin, "j"), axis_env=[("i", 4)])(np.ones(2))
-    grid = map_mesh("i", 4, nested.jaxpr, devices, "unused")
+    grid = map_mesh("i", 4, nested.jaxpr, devices, shared=False)
     assert grid.devices.tolist() == np.array(devices).reshape(4, 2).tolist()
 
 

@@ -213,8 +213,8 @@ CASES = {
             mesh_axes="data",
         )(np.ones((4, 4))),
         ValueError,
-        r"spmap of <lambda> walks mesh axes \('data',\), but the map of <lambda> "
-        r"around it walks 'data' already. Give each of them axes of its own",
+        r"spmap of <lambda> uses mesh axes \('data',\), but the map of <lambda> "
+        r"around it uses 'data' already. Give each of them axes of its own",
     ),
     "nested maps on different meshes": (
         lambda: sm.spmap(sm.spmap(lambda x: x, mesh=MESH, mesh_axes="data"))(

@@ -238,7 +238,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
             axis_size,
             call_jaxpr,
             self._devices(),
-            "unused" if alone else "shared",
+            shared=not alone,
         )
         contexts.check_mesh(self._named(), mesh)
         return {"mesh": mesh} | own_placement(mesh)._asdict()

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from shardmap._jax.primitives import walked_axes
+from shardmap._jax.primitives import manual_axes_of
 from shardmap._jax.types import Equation
 from shardmap.explain.read.source import source_of
-from shardmap.map.layout import MeshPlacement, inner_walk
+from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import ALONE, Around, Decision
 
@@ -55,7 +55,7 @@ class Scope(NamedTuple):
 
     def in_shard_map(self, equation: Equation) -> "Scope":
         """The scope of the body of a `jax.shard_map`."""
-        mesh, manual = equation.params["mesh"], walked_axes(equation)
+        mesh, manual = equation.params["mesh"], manual_axes_of(equation)
         program = Around(mesh.axis_names, self.program.manual | manual)
         sizes = ((name, mesh.shape[name]) for name in manual)
         return self.with_sizes(sizes)._replace(program=program)
@@ -66,10 +66,10 @@ class Scope(NamedTuple):
         # Without a placement it runs on each device whole.
         mesh, walk = self.mesh, None
         if mesh is not None:
-            walk = inner_walk(equation, mesh, self.inner_axes)
+            walk = inner_placement(equation, mesh, self.inner_axes)
         elif params["mesh"] is not None:
             mesh = params["mesh"]
-            walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
+            walk = MeshPlacement.of(params)
         decided = decision.decide(params, mesh, walk, self.program)
         sizes = ((axis, mesh.shape[axis]) for axis in decided.mesh_axes)
         return decided, self.with_sizes(sizes)._replace(

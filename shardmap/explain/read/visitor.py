@@ -12,8 +12,8 @@ from shardmap._jax.primitives import (
     SHARD_MAP,
     is_pmap,
     is_transposed,
+    manual_axes_of,
     vmaps_around,
-    walked_axes,
 )
 from shardmap._jax.types import Equation, Jaxpr, Var
 from shardmap._jax.walk import equations, jaxprs_in
@@ -366,7 +366,7 @@ class _Visitor:
     def _shard_map(self, equation: Equation, around: Scope, of_pmap: bool) -> None:
         params = equation.params
         mesh = params["mesh"]
-        manual = walked_axes(equation)
+        manual = manual_axes_of(equation)
         for name in mesh.axis_names:
             if name not in manual:
                 continue

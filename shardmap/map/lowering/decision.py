@@ -1,4 +1,4 @@
-"""Which way a map is lowered: decided here, done by lowering, told by `explain`."""
+"""How a map is lowered. `programs` does what is decided here, `explain` reports it."""
 
 import dataclasses
 from typing import Any, Literal, NamedTuple
@@ -18,8 +18,8 @@ class Around(NamedTuple):
     """The program that a map is a part of.
 
     Attributes:
-      axis_names: those of its mesh, where it is written per device.
-      manual: the mesh axes along which it is.
+      axis_names: the axes of the mesh of a `jax.shard_map` around; else none.
+      manual: those along which the program is written per device.
       partitioned: whether the partitioner cuts it.
     """
 
@@ -29,7 +29,7 @@ class Around(NamedTuple):
 
 
 ALONE = Around()
-"""What is around a map that is in no such program."""
+"""A map that is no part of such a program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +40,15 @@ class Decision:
       axis: how its elements are laid out and run.
       branch: one of these.
 
-        * "around": without devices of its own; each device of the program around it
-          has all elements.
+        * "around": each device of the program around the map vectorises all elements.
         * "partitioned": one block has all elements, and the partitioner cuts it.
         * "whole": one block has all elements, on a mesh of its own.
-        * "element": each device has one element, and runs the function itself.
-        * "blocks": each device has a block of elements.
+        * "element": each device runs the function itself, on one element.
+        * "blocks": each device vectorises a block of elements.
 
-      manual_axes: those along which what the map holds is written per device.
-      gathers: whether the program around is written per device along the axis's
-        mesh axes already: each device then takes its block, and all get the results of
-        all.
+      manual_axes: the mesh axes along which the function is written per device.
+      gathers: whether the program around is written per device along the map's mesh
+        axes already. Each device then slices its block, and gathers all results.
     """
 
     axis: AxisLayout
@@ -64,7 +62,7 @@ class Decision:
         return self.axis.device_axes
 
     def inside(self, mesh: AnyMesh | None, around: Around) -> Around:
-        """What is around the maps in this one."""
+        """The program around the maps in this one."""
         if self.branch in ("element", "blocks") and mesh is not None:
             return Around(mesh.axis_names, around.manual | {*self.manual_axes})
         partitioned = around.partitioned or self.branch == "partitioned"
@@ -74,7 +72,7 @@ class Decision:
 def decide(
     params: dict[str, Any],
     mesh: AnyMesh | None,
-    walk: MeshPlacement | None,
+    placement: MeshPlacement | None,
     around: Around,
 ) -> Decision:
     """How a map is lowered.
@@ -82,31 +80,31 @@ def decide(
     Args:
       params: the parameters of its equation.
       mesh: that it runs on, if any.
-      walk: where it goes on the mesh; None: nowhere.
+      placement: the mesh axes that it uses; None: each device runs all of it.
       around: the program that it is a part of.
     """
     name, size, batch_size = (
         params[key] for key in ("axis_name", "axis_size", "batch_size")
     )
     one_block = AxisLayout(name, size, batch_size=batch_size)
-    if mesh is None or walk is None:
+    if mesh is None or placement is None:
         return Decision(one_block, "around")
     if around.manual and around.axis_names != mesh.axis_names:
         return Decision(one_block, "around")
-    axis = walk.layout(mesh, name, size, batch_size)
+    axis = placement.layout(mesh, name, size, batch_size)
     if around.partitioned or (params["lowering"] == "spmd" and not around.manual):
         return Decision(axis, "partitioned")
     # The partitioner refuses collectives along one device where others are.
-    if not walk.mesh_axes or axis.devices == 1 < mesh.size:
+    if not placement.mesh_axes or axis.devices == 1 < mesh.size:
         return Decision(one_block, "whole")
     platform = "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
     # Not every collective of JAX takes several mesh axes for one name.
     one_each = (
         axis.devices == size
-        and len(walk.mesh_axes) == 1
+        and len(placement.mesh_axes) == 1
         and lowers_per_device(params["call_jaxpr"], name, platform)
     )
-    manual_axes = walk.mesh_axes
+    manual_axes = placement.mesh_axes
     if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
         manual_axes = (*manual_axes, REPLICAS)
     if calls_host(params["call_jaxpr"]):
@@ -116,5 +114,5 @@ def decide(
         axis,
         "element" if one_each else "blocks",
         manual_axes,
-        gathers=around.manual >= {*walk.mesh_axes},
+        gathers=around.manual >= {*placement.mesh_axes},
     )

@@ -1,4 +1,4 @@
-"""A map that is evaluated: it runs at once, as a program of its own."""
+"""The evaluation of a map: it runs at once, as a program of its own."""
 
 import functools
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from shardmap.map.shardings import map_shardings
 from shardmap.map.tracing import per_jaxpr
 
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
-"""Settings under which a map runs operation by operation, on one device."""
+"""Settings with which a map runs operation by operation, on one device."""
 
 
 def evaluate_map(*args: Value, **params: Param) -> list[Any]:
-    """What the map's equation gives for arrays."""
+    """The results of a map's equation, of arrays."""
     if any(map(config_value, _DEBUGGING)):
         return _evaluate_by_operations(args, params)
     if params["mesh"] is not None and contexts.has_mesh():
@@ -46,7 +46,7 @@ def _evaluate_by_operations(args: Sequence[Value], params: dict[str, Any]) -> li
     mesh = params["mesh"]
     if not isinstance(mesh, Mesh) or mesh.is_multi_process or contexts.has_mesh():
         return list(map(_as_array, run(*args)))
-    # What is evaluated in a map inside is on several devices already.
+    # A map inside is evaluated on its own devices.
     here = SingleDeviceSharding(mesh.devices.flat[0])
     results = map(_as_array, run(*(_put(arg, here) for arg in args)))
     return list(map(_put, results, map_shardings(params).results))
@@ -62,18 +62,18 @@ def _put(value: Value, sharding: Sharding) -> Any:
 
 
 def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
-    """A map that is evaluated, on as many devices as its operands are on.
+    """The parameters of the map on the devices of its operands.
 
-    It has all devices of its mesh, unless operands are on just those that it would have
-    if it were called outside of any trace: then they were made so, and what comes of
-    them here is to meet them.
+    A map that was traced has all devices. If operands are on just those that it would
+    have outside of a trace, another map has made them there, and the results of this
+    one are to meet them.
     """
     mesh = map_mesh(
         params["axis_name"],
         params["axis_size"],
         params["call_jaxpr"],
         list(params["mesh"].devices.flat),
-        "unused",
+        shared=False,
     )
     needed = set(mesh.devices.flat)
     if any(
@@ -87,14 +87,14 @@ def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, A
 
 
 def _as_array(value: Value) -> Any:
-    """What a function gives back as it got it may be NumPy's, not JAX's."""
+    """A `jax.Array`: a function may return a NumPy argument as it is."""
     is_jax = isinstance(value, jax.Array) or value.dtype == jax.dtypes.float0
     return value if is_jax else jnp.asarray(value)
 
 
 @functools.lru_cache(maxsize=4096)
 def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
-    """The compiled form of one equation, and how its operands must be sharded."""
+    """The program of an equation, and the shardings of its operands."""
     run = functools.partial(spmap_p.bind, **params)
     mesh = params["mesh"]
     if mesh is None:
@@ -112,7 +112,7 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
 
 @functools.lru_cache(maxsize=4096)
 def _program_under_mesh(**params: Param) -> Any:
-    """The same under `jax.set_mesh`, where results are on that mesh."""
+    """`_program` under `jax.set_mesh`, where results are on that mesh."""
     run = functools.partial(spmap_p.bind, **params)
     devices = list(params["mesh"].devices.flat)
     return map_jit(
@@ -121,12 +121,12 @@ def _program_under_mesh(**params: Param) -> Any:
 
 
 def communicates(params: dict[str, Any]) -> bool:
-    """Whether the program of a map has anything to send between devices."""
-    walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
+    """Whether the devices of a map's program send anything to each other."""
+    own = MeshPlacement.of(params)
     return (
         params["lowering"] == "spmd"
-        or len(params["mesh"].axis_names) > len(walk.mesh_axes)
-        or params["axis_size"] % walk.device_count(params["mesh"]) != 0
+        or len(params["mesh"].axis_names) > len(own.mesh_axes)
+        or params["axis_size"] % own.device_count(params["mesh"]) != 0
         or has_collectives(params["call_jaxpr"])
     )
 

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardmap._jax.context import equation_context
 from shardmap._jax.effects import on_variables
-from shardmap._jax.primitives import SHARD_MAP, walked_axes
+from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import AnyMesh, Atom, Aval, Equation, Jaxpr, Value
 from shardmap._jax.walk import rewrite_jaxpr, with_same_constants
 from shardmap.map.contexts import CutOtherwise
@@ -32,7 +32,7 @@ def under_mesh(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
         if equation.primitive is SHARD_MAP:
             if params["mesh"].axis_names != mesh.axis_names:
                 return equation  # By the partitioner, on a mesh of its own.
-            manual = with_manual_axes(mesh, walked_axes(equation))
+            manual = with_manual_axes(mesh, manual_axes_of(equation))
             inside = _typed_with(under_mesh(params["jaxpr"], manual), manual)
             params = params | {"mesh": mesh, "jaxpr": inside}
         else:

@@ -38,7 +38,7 @@ from shardmap.map import agreement
 from shardmap.map.collectives.names import for_mesh, in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import widen
 from shardmap.map.collectives.split import split_collectives, vectorizable
-from shardmap.map.layout import MeshPlacement, inner_walk
+from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import Around, Decision
 from shardmap.map.lowering.effects import call_for_each
@@ -54,13 +54,9 @@ from shardmap.sharding.mesh import with_manual_axes
 def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
     mesh, manual = params["mesh"], manual_axes(ctx)
     around = mesh_around(ctx) if manual else None
-    walk = (
-        None
-        if mesh is None
-        else MeshPlacement(params["mesh_axes"], params["inner_axes"])
-    )
+    placement = None if mesh is None else MeshPlacement.of(params)
     program = Around(() if around is None else around.axis_names, manual)
-    decided = decision.decide(params, mesh, walk, program)
+    decided = decision.decide(params, mesh, placement, program)
     if decided.branch == "around":
         return _lower_on_one_device(ctx, args, params, around)
     if not manual:
@@ -253,16 +249,16 @@ def _one_element(
 
 
 def _with_inner_maps_on(mesh: AnyMesh, jaxpr: Jaxpr, inner_axes: Sequence[str]) -> Any:
-    """``jaxpr`` whose maps one level down know where on ``mesh`` they go."""
+    """``jaxpr`` whose maps one level down have a placement on ``mesh``."""
 
     def change(equation: Equation) -> Any:
         if equation.primitive is not spmap_p:
             return equation
-        walk = inner_walk(equation, mesh, inner_axes)
-        if walk is None:
+        placement = inner_placement(equation, mesh, inner_axes)
+        if placement is None:
             return equation
         return equation.replace(
-            params=equation.params | walk._asdict() | {"mesh": mesh}
+            params=equation.params | placement._asdict() | {"mesh": mesh}
         )
 
     return rewrite_jaxpr(jaxpr, change, is_no_map)

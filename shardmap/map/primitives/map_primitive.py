@@ -30,7 +30,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from shardmap._jax.arrays import check_types_unchecked
 from shardmap._jax.context import NO_MESH, replicated_without_mesh
 from shardmap._jax.effects import without_axis, without_references
-from shardmap._jax.primitives import SHARD_MAP, walked_axes
+from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
     AnyJaxpr,
@@ -360,7 +360,7 @@ spmap_p.def_effectful_abstract_eval(_spmap_abstract_eval)
 def binds(equation: Equation, name: Hashable) -> bool:
     """Whether an equation is a map, or a `jax.shard_map`, that binds an axis name."""
     if equation.primitive is SHARD_MAP:
-        return name in walked_axes(equation)
+        return name in manual_axes_of(equation)
     is_map = isinstance(equation.primitive, MapPrimitive)
     return is_map and bool(equation.params["axis_name"] == name)
 

@@ -1,7 +1,6 @@
-"""`jax.shard_map` inside of maps: where both can be one program.
+"""`jax.shard_map` inside a map: whether both can be one program.
 
-A shard_map names its mesh. The map around it runs on one too, and each axis of a mesh
-can be walked once.
+Both name a mesh, and each of its axes can be manual once.
 """
 
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from shardmap._jax.primitives import SHARD_MAP, is_pmap, walked_axes
+from shardmap._jax.primitives import SHARD_MAP, is_pmap, manual_axes_of
 from shardmap._jax.types import AnyJaxpr, Equation, Jaxpr
 from shardmap._jax.walk import equations
 from shardmap.map.primitives.axis import axis_text, map_text
@@ -18,25 +17,25 @@ from shardmap.sharding.conversions import axes_in
 
 
 def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
-    """The mesh axes that maps and shard_maps in ``jaxpr`` walk, and constraints cut by.
+    """The mesh axes that maps, shard_maps and constraints in ``jaxpr`` use.
 
     A map of which no array has the mapped axis only binds a name.
     """
-    walked: set[str] = set()
+    used: set[str] = set()
     for equation in equations(jaxpr):
         params = equation.params
         if equation.primitive is SHARD_MAP:
-            walked |= walked_axes(equation)
+            used |= manual_axes_of(equation)
         elif isinstance(sharding := params.get("sharding"), NamedSharding):
-            walked |= {
+            used |= {
                 name
                 for entry in sharding.spec
                 for name in axes_in(entry)
                 if isinstance(name, str)
             }
         elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
-            walked |= set(params.get("mesh_axes") or ())
-    return walked
+            used |= _map_axes(equation)
+    return used
 
 
 def has_shard_maps(jaxpr: Jaxpr) -> bool:
@@ -45,22 +44,23 @@ def has_shard_maps(jaxpr: Jaxpr) -> bool:
 
 
 def _shard_maps(
-    jaxpr: AnyJaxpr, walked: frozenset[str]
+    jaxpr: AnyJaxpr, used: frozenset[str]
 ) -> Iterator[tuple[Equation, frozenset[str]]]:
-    """The shard_map equations, and what maps around them walk besides ``walked``."""
+    """The shard_map equations, each with ``used`` and the axes of maps around it."""
 
     def is_plain(equation: Equation) -> bool:
-        return equation.primitive is not SHARD_MAP and not _walked_by_map(equation)
+        return equation.primitive is not SHARD_MAP and not _map_axes(equation)
 
     for equation in equations(jaxpr, is_plain):
         if equation.primitive is SHARD_MAP:
-            yield equation, walked
+            yield equation, used
         elif not is_plain(equation):
             inside = equation.params["call_jaxpr"]
-            yield from _shard_maps(inside, walked | _walked_by_map(equation))
+            yield from _shard_maps(inside, used | _map_axes(equation))
 
 
-def _walked_by_map(equation: Equation) -> set[str]:
+def _map_axes(equation: Equation) -> set[str]:
+    """The mesh axes of a map; none of another equation."""
     return set(equation.params.get("mesh_axes") or ())
 
 
@@ -74,12 +74,12 @@ def check_shard_maps(params: dict[str, Any]) -> None:
       ValueError: names the map, both meshes or the mesh axis.
     """
     mesh, manual = params["mesh"], params["lowering"] == "manual"
-    walked = frozenset(params["mesh_axes"] or ()) | set(params["inner_axes"])
-    for equation, around in _shard_maps(params["call_jaxpr"], walked):
+    used = frozenset(params["mesh_axes"] or ()) | set(params["inner_axes"])
+    for equation, around in _shard_maps(params["call_jaxpr"], used):
         inner = equation.params["mesh"]
         if mesh.abstract_mesh.shape_tuple == inner.abstract_mesh.shape_tuple:
             same_mesh = not isinstance(inner, Mesh) or _devices(inner) == _devices(mesh)
-            both = sorted(walked_axes(equation) & around)
+            both = sorted(manual_axes_of(equation) & around)
         else:
             same_mesh, both = False, []
         if same_mesh and not (manual and both):
@@ -98,7 +98,7 @@ def check_shard_maps(params: dict[str, Any]) -> None:
                 "the devices."
             )
         problem = (
-            f"both walk mesh axes {both}"
+            f"both use mesh axes {both}"
             if both
             else f"the map runs on {mesh}, the shard_map on {inner}"
         )

@@ -25,8 +25,7 @@ def batch_that_fits(params: Params, memory: int) -> int | None:
     """
     mesh, devices = params["mesh"], 1
     if mesh is not None:
-        walk = MeshPlacement(params["mesh_axes"], params["inner_axes"])
-        devices = walk.device_count(mesh)
+        devices = MeshPlacement.of(params).device_count(mesh)
     block = -(-params["axis_size"] // devices)
     model = functools.cache(lambda count: _peak(params, block, count))
     if model(block).bytes <= memory:

@@ -134,7 +134,7 @@ def refused(match, inner, name, **options):
 
 def test_an_axis_that_both_walk():
     refused(
-        r"the jax.shard_map inside it cannot be one program: both walk mesh axes "
+        r"the jax.shard_map inside it cannot be one program: both use mesh axes "
         r"\['data'\]. Give spmap the same mesh= and mesh_axes= which shard_map's "
         r"axis_names= leave out, or give spmap lowering='spmd', or put "
         r"shardmap.spmap in place",
@@ -162,7 +162,7 @@ def test_an_axis_that_a_map_between_walks():
         over(MESH, "data", lambda x: x * 2), "j", mesh=MESH, mesh_axes="data"
     )
     mapped = sm.spmap(inner, "i", mesh=MESH, mesh_axes="model")
-    with pytest.raises(ValueError, match=r"both walk mesh axes \['data'\]"):
+    with pytest.raises(ValueError, match=r"both use mesh axes \['data'\]"):
         mapped(np.ones((2, 4, 8)))
 
 
