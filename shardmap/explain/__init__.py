@@ -1,6 +1,6 @@
-"""What runs in parallel, where arrays are, what moves: reads the other rooms only.
+"""Explanations: what runs in parallel, where arrays are, what moves, what it costs.
 
-`api` has `explain`, which asks a function (`functions`) for its program, lets `read`
-see what is in it, and fills in a `report`. An `explanation` is one that prints, shows
-and saves itself, as `draw` does it. `interconnect` estimates times.
+`api` has `explain`. It makes a `program` of a function, `read` finds facts in its jaxpr
+and in the compiled text, and `report` holds them. `draw` turns a report into text and
+HTML for an `explanation`. `interconnect` estimates times.
 """

@@ -31,7 +31,7 @@ class Plan(Protocol):
 
 @runtime_checkable
 class InPieces(Protocol):
-    """A function that works in pieces explains for a call what becomes of each cut."""
+    """A function in pieces explains a call: what becomes of each cut."""
 
     def explain(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -118,7 +118,7 @@ def explain(
 
 
 def _as_function(fun: Callable[..., Any]) -> Any:
-    """A bound method as a function: its attributes are those of the unbound one."""
+    """Wraps a bound method, whose attributes are those of the unbound one."""
     if not inspect.ismethod(fun):
         return fun
 
@@ -169,7 +169,7 @@ def _explain(
 def _remarks(
     program: Program, axes: Sequence[Axis], cuts: Sequence[sharded.ShardedDimension]
 ) -> tuple[Remark, ...]:
-    """What is worth changing, idle devices first."""
+    """The remarks, idle devices first."""
     count, available = program.num_devices, program.available
     idle = sharded.idle_mesh_axes(program.mesh, axes, cuts)
     return (
@@ -188,7 +188,7 @@ def _remarks(
 def _axes(
     program: Program, cuts: Sequence[sharded.ShardedDimension]
 ) -> tuple[Axis, ...]:
-    """The axes, and what devices they are on."""
+    """The axes, with the devices that they run on."""
     facts = program.facts
     paths = [array.path for array in program.arrays]
     over = {
@@ -201,11 +201,11 @@ def _axes(
         found = tuple(paths[argument] for argument in arguments)
         axes[number] = dataclasses.replace(axes[number], over=found)
     asked = sharded.constrained(facts.constraints, program.meshes)
-    return sharded.with_devices(axes, cuts, asked, over)
+    return sharded.with_devices(axes, cuts, asked, over, program.mesh)
 
 
 def _as_array(leaf: Value) -> Any:
-    """Arrays of other libraries by their shape; the rest as it is."""
+    """Replaces an array of another library by its shape and dtype."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
         return leaf
     try:

@@ -1,4 +1,4 @@
-"""`Explanation`: the report on a function or a plan, printed, shown and saved."""
+"""`Explanation`: a report that prints, shows and saves itself."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""What joins the devices, and how long a collective takes on it."""
+"""The links between devices, and the time of collectives on them."""
 
 import dataclasses
 import math
@@ -149,7 +149,7 @@ Interconnect.KNOWN = types.MappingProxyType(_PUBLIC_FIGURES)
 
 
 def interconnect(given: "str | Interconnect | None") -> Interconnect | None:
-    """The interconnect of a name, or the one that is given.
+    """The interconnect with a name; an `Interconnect` as it is.
 
     Raises:
       TypeError: neither a name nor an `Interconnect`.

@@ -15,7 +15,7 @@ from shardmap.units import duration, size
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Measurement:
-    """What some calls took. Printed, it compares them with the predictions.
+    """The time and memory of some calls. Prints beside the predictions.
 
     Attributes:
       name: the function's.
@@ -50,10 +50,6 @@ class Measurement:
             f"  time of a call: {took}; {predicted}\n"
             f"  peak memory of a device: {peak}; predicted: {needed}"
         )
-
-
-def _size(count: int | None, without: str) -> str:
-    return without if count is None else size(count)
 
 
 def measure(

@@ -51,7 +51,7 @@ class Traceable(Lowerable, Protocol):
 
 @runtime_checkable
 class HasShardings(Protocol):
-    """A mapped function whose arrays are sharded as it says, whatever it computes."""
+    """A mapped function, which fixes the shardings of its arrays."""
 
     def shardings(
         self, args: PyTree, out: PyTree, /
@@ -84,7 +84,7 @@ def _compile(
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function as it is traced, and compiled where its devices are there.
+    """A traced function, compiled unless its mesh is abstract.
 
     Attributes:
       fun, args, kwargs: the function, and what it is called with.
@@ -113,7 +113,7 @@ class Program:
 
     @property
     def layouts(self) -> list[Any]:
-        """Of inputs, then of outputs."""
+        """The shardings of inputs, then of outputs."""
         return [*self.layouts_in, *self.layouts_out]
 
     @functools.cached_property
@@ -151,7 +151,7 @@ class Program:
 
     @property
     def donates(self) -> bool:
-        """Whether a call takes arguments away."""
+        """Whether a call donates arguments."""
         return any(info.donated for info in jax.tree.leaves(self.traced.args_info))
 
     @functools.cached_property
@@ -180,7 +180,7 @@ class Program:
 
     @functools.cached_property
     def facts(self) -> Facts:
-        """What the jaxpr says, with the vmaps over the function's arguments."""
+        """The facts of the jaxpr, with the vmaps over the arguments."""
         source = definition_of(self.fun)
         found = facts_of(self.jaxpr, source)
         # Marks would keep a function in pieces from being cut.
@@ -200,7 +200,7 @@ class Program:
 
     @functools.cached_property
     def collectives(self) -> list[Collective]:
-        """What goes between devices, by XLA; over an abstract mesh, by the jaxpr."""
+        """The collectives of XLA; of the jaxpr if nothing was compiled."""
         if self.is_abstract:
             return collectives_of(self.jaxpr, definition_of(self.fun))
         if self.module is None:
@@ -216,7 +216,7 @@ class Program:
         return largest_at_peak(self.module, self._sources)
 
     def notes(self) -> list[str]:
-        """What is not known, or is known in part."""
+        """Notes on what is unknown, or known in part."""
         notes = []
         if self.is_abstract:
             notes.append(
@@ -255,7 +255,7 @@ def _notes_on_cost(module: Module) -> list[str]:
 
 
 def _removed(facts: Facts, compiled: Sequence[Collective]) -> list[str]:
-    """A note on how many collectives of a program the compiler did not keep."""
+    """A note on the number of collectives that the compiler removed."""
     kept = {(each.operation, each.source) for each in compiled}
     count = len(facts.collectives - kept)
     if not count:

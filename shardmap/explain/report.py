@@ -1,4 +1,4 @@
-"""What an explanation holds: axes, arrays, collectives, costs and remarks, as data.
+"""The data of an explanation: axes, arrays, collectives, costs and remarks.
 
 Everything here is frozen and plain: strings, numbers, tuples and `ShardingSpec`.
 `to_dict` gives it as JSON would; `Explanation` prints and saves it.
@@ -16,7 +16,7 @@ AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "shard
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """One axis that a function is repeated over, and how the repetitions run.
+    """An axis that a function is repeated over, and how it runs.
 
     Attributes:
       name: what collectives call the axis, as text; None if it has no name.
@@ -58,14 +58,14 @@ class Axis:
 
     @property
     def idle_places(self) -> int:
-        """How many places compute nothing that is needed, as the axis is too short."""
+        """How many places have no element, as the axis does not divide."""
         if self.size is None:
             return 0
         return self.devices * -(-self.size // self.devices) - self.size
 
     @property
     def last_step(self) -> int | None:
-        """How many elements the last step of a device has, if others have more."""
+        """The number of elements of a shorter last step, or None."""
         if self.size is None or self.vectorised is None or self.steps is None:
             return None
         before = self.vectorised * (self.steps - 1)
@@ -199,7 +199,7 @@ class Collective:
     after: str | None = None
 
     def on(self, wires: Interconnect | None) -> "Collective":
-        """The same with its bytes and, if wires are given, its time on them.
+        """The same with ``link_bytes``, and with its time on an interconnect.
 
         Collectives that XLA sends as one share its time by their bytes.
         """
@@ -216,7 +216,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What the compiler says that one call costs on one device. None: it does not say.
+    """The cost of one call on one device, by the compiler. None: unknown.
 
     Attributes:
       flops: arithmetic operations, in every step of a loop of known length.
@@ -247,7 +247,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """A value that a device holds where a call needs most memory.
+    """A value that a device holds at the peak of memory.
 
     Attributes:
       type: its dtype and shape on the device, as XLA writes them.
@@ -279,7 +279,7 @@ class Remark:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The fields of an `Explanation`, which says what each of them is."""
+    """The fields of an `Explanation`; see there."""
 
     name: str
     mesh: tuple[tuple[str, int], ...]
@@ -311,7 +311,7 @@ class Report:
 
     @property
     def seconds(self) -> float | None:
-        """The estimated time of all collectives that are known to run, in turn."""
+        """The estimated time of all collectives of known number."""
         known = [each.seconds for each in self.collectives if each.seconds is not None]
         return None if self.interconnect is None else sum(known)
 

@@ -1,4 +1,4 @@
-"""A document: what an explanation says, before it becomes text or HTML.
+"""Documents: the content of an explanation, rendered as text or as HTML.
 
 A document is made once from a report. `as_text` and `as_html` render it, and they alone
 know about indentation, tags and escapes.
@@ -39,7 +39,7 @@ class Preformatted:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a table, and what is said below it."""
+    """A row of a table, with notes below it."""
 
     cells: tuple[str, ...]
     notes: tuple[Paragraph, ...] = ()
@@ -109,7 +109,7 @@ def mesh_drawing(
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """Something with a title of its own, such as an axis or an array."""
+    """A block with a title, such as an axis or an array."""
 
     title: Inline
     blocks: tuple["Block", ...] = ()
@@ -118,14 +118,14 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Cards that stand beside each other where there is room."""
+    """Cards, side by side where there is room."""
 
     cards: tuple[Card, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Details:
-    """Details to unfold on a page; text has the title alone."""
+    """Blocks that a page folds; text shows the title alone."""
 
     title: str
     blocks: tuple["Block", ...]

@@ -1,4 +1,4 @@
-"""What a picture of a layout shows: grids of shards, and the devices that hold them.
+"""Pictures of a layout: grids of shards, and the devices that hold them.
 
 The last two cut dimensions of an array are the rows and columns of a grid. One cut
 dimension alone makes rows, or columns if it is the array's last. If more dimensions are
@@ -91,7 +91,7 @@ def grids_of(
     max_pieces: int = 8,
     max_grids: int = 4,
 ) -> Grids:
-    """What to draw of an array of shape `shape`.
+    """The grids of an array of shape `shape`.
 
     Args:
       spec: how the array is cut.
@@ -152,7 +152,7 @@ def grids_of(
 
 
 def _directions(cut: Sequence[int], rank: int) -> tuple[int | None, int | None]:
-    """Which of at most two cut dimensions goes down, and which across."""
+    """Which cut dimension goes down and which across, of at most two."""
     across = cut[-1] if cut and (len(cut) == 2 or cut[-1] == rank - 1) else None
     return next((dim for dim in cut if dim != across), None), across
 
@@ -179,7 +179,7 @@ def _holders(spec: ShardingSpec, numbers: Sequence[int]) -> np.ndarray:
 
 
 def _place(labels: Sequence[Sequence[str]], chosen: Mapping[int, int]) -> str:
-    """Where a grid is in the array; "" if that is cut along no other dimension."""
+    """The index of a grid in the array; "" if there is only one."""
     if not chosen:
         return ""
     index = [
@@ -189,7 +189,7 @@ def _place(labels: Sequence[Sequence[str]], chosen: Mapping[int, int]) -> str:
 
 
 def _shown(count: int, most: int) -> list[int | None]:
-    """Which shards to draw; None stands for those left out before the last one."""
+    """The shards to draw, the last one included; None marks the gap."""
     if count <= most:
         return list(range(count))
     return [*range(most - 2), None, count - 1]

@@ -167,7 +167,7 @@ def _drawing(drawing: Drawing) -> str:
 
 
 def _copies(grids: Grids) -> str:
-    """One box for a whole array, whatever the number of its copies."""
+    """One box for a whole array, with the number of copies."""
     [[cell]] = grids.grids[0].cells
     said = f"whole on device{'s' * (grids.copies > 1)} {cell.holders}"
     box = f'<span class="copies">x {grids.copies:,}</span>'
@@ -194,5 +194,5 @@ def _grid(grid: Grid, grids: Grids) -> str:
 
 
 def _narrow(text: str, after: str = ":") -> str:
-    """The text, which may become two lines in a narrow column."""
+    """The text, with places where a narrow column may break it."""
     return escape(text).replace(after, f"{after}<wbr>")

@@ -1,4 +1,4 @@
-"""What an explanation says, as a document: of a report, a plan, an array or a spec."""
+"""The documents of reports, plans, arrays and specs."""
 
 import collections
 import dataclasses
@@ -146,7 +146,7 @@ def _remark(lead: str, remark: Remark) -> Paragraph:
 
 
 def _verdict(report: Report) -> list[str]:
-    """What runs in parallel, what moves between devices, what they hold."""
+    """The summary: parallelism, traffic and memory, a line each."""
     return [_parallel(report), _waits(report), *_holds(report)]
 
 
@@ -189,7 +189,7 @@ def _waits(report: Report) -> str:
 
 
 def _how_many(collectives: Sequence[Collective]) -> str:
-    """Those of a loop whose length only the running program knows are not counted."""
+    """The number of collectives, without those in loops of unknown length."""
     known = [(each.count, each.together) for each in collectives if each.count]
     count = sum(times for times, _ in known)
     many = f"{count:,} collective{'s' * (count != 1)} a call"
@@ -214,7 +214,7 @@ def _holds(report: Report) -> list[str]:
 
 
 def _mesh(report: Report) -> Iterator[Block]:
-    """A drawing; folded where the devices are 0, 1, 2 and so on."""
+    """A drawing, folded if the devices are in row-major order."""
     drawing = mesh_drawing(report.mesh, report.devices)
     if report.mesh and report.devices:
         yield drawing
@@ -306,7 +306,7 @@ def _arrays(arrays: Sequence[ArrayLayout]) -> Iterator[Block]:
 
 
 def _card(those: _ArrayGroup, drawn: dict[str, str]) -> Card:
-    """Arrays with the same layout; a picture that stands above is not repeated."""
+    """A card for arrays with one layout; each picture is drawn once."""
     title: Inline = (Code(those.name), f": {those.description}")
     array = those.arrays[0]
     if array.spec is None or array.spec.num_shards == 1:
@@ -374,7 +374,7 @@ class _CollectiveGroup(NamedTuple):
 
     @property
     def first(self) -> Collective:
-        """One of them, for what they have in common."""
+        """A member; kind, axes and line are those of all."""
         return self.members[0]
 
     @property
@@ -384,7 +384,7 @@ class _CollectiveGroup(NamedTuple):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Why they are there; what is behind a colon is an example."""
+        """The causes, each once; the part after a colon is an example."""
         causes: dict[str, str] = {}
         for cause in [each.cause for each in self.members if each.cause]:
             causes.setdefault(cause.partition(": ")[0], cause)
@@ -392,7 +392,7 @@ class _CollectiveGroup(NamedTuple):
 
     @property
     def operand(self) -> str:
-        """What a device has before and after, if all are alike and no cause says it."""
+        """The types before and after, unless they differ or a cause has them."""
         before, after = self.first.before, self.first.after
         if not self.is_one_size or before is None or after is None:
             return ""
@@ -469,7 +469,7 @@ def _row(group: _CollectiveGroup, has_times: bool, said: set[str]) -> Row:
 
 
 def _about(group: _CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
-    """What a row of collectives is for, where it is, and what avoids it."""
+    """The operation, the line, the cause and the advice of a row."""
     first = group.first
     over = "over " + ", ".join(map(repr, first.axes)) if first.axes else ""
     parts = [" ".join(filter(None, (first.operation, over))), group.operand]
@@ -488,7 +488,7 @@ def _about(group: _CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
 
 
 def _why(group: _CollectiveGroup, said: set[str]) -> Iterator[str]:
-    """The causes; an explanation behind a colon is not said again."""
+    """The causes; an explanation after a colon is given once."""
     for cause in group.causes:
         text, _, explanation = cause.partition(": ")
         yield text if explanation in said else cause

@@ -189,7 +189,7 @@ class _Writer:
         self.lines: list[str] = []
 
     def add(self, text: str, indent: int = 0, style: str = "") -> None:
-        """Adds a paragraph; its lines but the first go in a little more."""
+        """Adds a paragraph, with a hanging indent."""
         for line in textwrap.wrap(
             printable(text),
             self.width,
@@ -231,7 +231,7 @@ class _Writer:
                 self.add(title, indent)
 
     def table(self, table: Table, indent: int) -> None:
-        """Adds columns; or, where they are too wide, a paragraph for each row."""
+        """Adds columns, or a paragraph for each row if they are too wide."""
         rows = [[printable(cell) for cell in row.cells] for row in table.rows]
         lengths = [
             max(map(len, column)) for column in zip(table.titles, *rows, strict=True)
@@ -255,7 +255,7 @@ class _Writer:
             self.blocks(row.notes, indent + 4)
 
     def drawing(self, drawing: Drawing, indent: int) -> None:
-        """Adds the widest picture that fits; of a whole array words say enough."""
+        """Adds the widest picture that fits; none for a whole array."""
         for most in (8, 6, 4, 3):
             fewer = dataclasses.replace(drawing, max_pieces=most, max_grids=2)
             grids = fewer.grids()

@@ -1,1 +1,1 @@
-"""What a jaxpr and a compiled program say of axes, arrays and collectives."""
+"""Readers of jaxprs and of compiled programs."""

@@ -1,4 +1,4 @@
-"""What a program over an abstract mesh sends between devices, read from its jaxpr.
+"""The collectives of a program over an abstract mesh, read from its jaxpr.
 
 A map is written out as the program of one device, by the functions that lower it; what
 a device has of each array is then simply the shape in the jaxpr.
@@ -36,7 +36,7 @@ from shardmap.map.primitives.map_primitive import spmap_p
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """What becomes of names where maps are written out.
+    """Names of axes and lines of operations, where maps are written out.
 
     Attributes:
       along: the mesh axes of a map's axis that has one element on each device.
@@ -156,7 +156,7 @@ _XLA = {
 def _written_out(
     equation: Equation, scope: Scope, names: _Names
 ) -> tuple[Jaxpr, Scope, _Names]:
-    """The program of one device of a map, and what is around it."""
+    """The program of one device of a map, with its scope and names."""
     params = equation.params
     jaxpr, name = params["call_jaxpr"], params["axis_name"]
     decided, inner = scope.in_map(equation)
@@ -177,7 +177,7 @@ def _written_out(
 def _of_block(
     equation: Equation, jaxpr: Jaxpr, decided: Decision, name: Any, inner: Scope
 ) -> Jaxpr:
-    """The program of a device that has a block of the elements of a map."""
+    """The program of a device that has a block of elements."""
     params = equation.params
     avals = [aval_of(atom) for atom in equation.invars]
     if not decided.mesh_axes:

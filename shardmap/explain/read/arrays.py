@@ -60,7 +60,7 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
 
 
 def largest_mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> Any:
-    """The one to speak of; None if there is none."""
+    """The largest mesh; None without one."""
     named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
     return max([*meshes, *named], key=lambda mesh: mesh.size, default=None)
 
@@ -80,7 +80,7 @@ def devices_of(mesh: Any) -> tuple[int, ...]:
 
 
 def if_unusual(devices: Sequence[int]) -> tuple[int, ...]:
-    """The ids of devices; () for 0, 1, 2 and so on, which need not be said."""
+    """The ids of devices; () for 0, 1, 2 and so on."""
     return () if [*devices] == [*range(len(devices))] else tuple(devices)
 
 
@@ -193,7 +193,7 @@ def describe(spec: ShardingSpec) -> str:
 
 @per_jaxpr
 def shardings_in(jaxpr: Jaxpr) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """How inputs and outputs of a program are sharded, as far as its maps say it.
+    """The shardings of inputs and outputs that the maps of a program fix.
 
     An input that goes straight to a map lies as the map wants it, and a result that
     comes straight from one as it makes it.

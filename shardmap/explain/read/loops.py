@@ -1,24 +1,23 @@
-"""Loops: which of their steps need the ones before, and who waits for whom."""
+"""Loops: their dependences, the arrays that they go over, and batches."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax.extend.core.primitives import dynamic_slice_p, gather_p, slice_p
+from jax.extend.core.primitives import slice_p
 
 from shardmap._jax.primitives import scan_counts, vmaps_around
 from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
 from shardmap._jax.walk import jaxprs_in
 from shardmap.explain.read.source import source_of
-from shardmap.map.tracing import per_jaxpr
 
 UNTIL_THE_SLOWEST = "until the slowest of those that are vectorised together is done"
 
 
 def is_in_turn(scan: Equation) -> bool:
-    """Whether a step of a `jax.lax.scan` takes what the one before gave.
+    """Whether a step of a `jax.lax.scan` depends on the one before.
 
     A counter does not count: what it is in a step is known before.
     """
@@ -50,7 +49,7 @@ def _counts(var: Any, new: Atom, made: dict[Any, Equation]) -> bool:
 
 
 def _needs(jaxpr: Jaxpr, carried: set[Any]) -> bool:
-    """Whether anything is computed of one of these variables."""
+    """Whether an equation uses one of these variables."""
     return any(
         not isinstance(atom, jex_core.Literal) and atom in carried
         for equation in jaxpr.eqns
@@ -58,38 +57,14 @@ def _needs(jaxpr: Jaxpr, carried: set[Any]) -> bool:
     )
 
 
-def goes_over(scan: Equation) -> list[Atom]:
-    """The operands that a `jax.lax.scan` goes over, along their first dimension.
-
-    It takes a slice of them in each step: by itself, or by an index in its body.
-    """
-    body: Jaxpr = scan.params["jaxpr"]
+def goes_over(scan: Equation) -> Sequence[Atom]:
+    """The operands whose first dimension a `jax.lax.scan` goes over."""
     first, count = scan_counts(scan.params)
-    indexed = [scan.invars[k] for k in range(first) if _is_indexed(body, k)]
-    return [*scan.invars[first + count :], *indexed]
-
-
-@per_jaxpr
-def _is_indexed(jaxpr: Jaxpr, number: int) -> bool:
-    """Whether a part of an input is taken along its first dimension, by an index."""
-    var = jaxpr.invars[number]
-    for equation in jaxpr.eqns:
-        operands: list[Any] = list(equation.invars)
-        places = [k for k, atom in enumerate(operands) if atom is var]
-        if not places:
-            continue
-        if equation.primitive in (dynamic_slice_p, gather_p) and places[0] == 0:
-            if equation.params["slice_sizes"][0] < aval_of(var).shape[0]:
-                return True
-        for inner in jaxprs_in(equation.params):
-            if len(inner.invars) == len(operands):
-                if _is_indexed(inner, places[0]):
-                    return True
-    return False
+    return scan.invars[first + count :]
 
 
 class Origins:
-    """Which arguments of a program its values are made of, first dimension by first."""
+    """The arguments that values come from, along their first dimension."""
 
     def __init__(self, jaxpr: Jaxpr) -> None:
         self._found = {var: frozenset([k]) for k, var in enumerate(jaxpr.invars)}
@@ -100,7 +75,7 @@ class Origins:
         return frozenset().union(*(self._found.get(a, frozenset()) for a in known))
 
     def note(self, equation: Equation) -> None:
-        """Follows them through an equation, and into what it calls."""
+        """Follows arguments through an equation and into its jaxprs."""
         for var in equation.outvars:
             made_of = [
                 atom
@@ -121,7 +96,7 @@ def _has_same_rows(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 
 
 def waits_for_all(loop: Equation) -> bool:
-    """Whether a loop under `jax.vmap` goes on while any of its elements wants to.
+    """Whether a loop under `jax.vmap` runs until its last element is done.
 
     Each element then says for itself whether it wants to.
     """
@@ -142,7 +117,7 @@ def in_steps(steps: int, width: int, last: int) -> str:
 def batch_of_map(
     equation: Equation, made_by: Mapping[Var, Equation]
 ) -> tuple[int, int] | None:
-    """Size and batch size of the `jax.lax.map` with ``batch_size`` that a scan is.
+    """Size and batch size, if a scan is a `jax.lax.map` with ``batch_size``.
 
     Such a scan takes an array that was cut, on the same line of the program, into
     steps and batches, and each step of it is one vmap.

@@ -1,4 +1,4 @@
-"""What is worth changing in a program: found, with numbers, and what to do instead."""
+"""Remarks: what to change in a program, with numbers and the remedy."""
 
 import math
 import re
@@ -36,7 +36,7 @@ _ON_DEVICES = ("spmap", "shard_map", "pmap")
 def idle_devices(
     axes: Sequence[Axis], num_devices: int, available: int | None
 ) -> list[Remark]:
-    """Devices that are there and have nothing to do, or that could be there."""
+    """Devices without work, or a lack of devices."""
     outer = [a for a in axes if a.kind in _ON_DEVICES or a.devices > 1]
     if available == 1 and outer:
         return [
@@ -71,7 +71,7 @@ def idle_devices(
 def uncut_batch(
     arrays: Sequence[ArrayLayout], idle_axes: Sequence[tuple[str, int]]
 ) -> list[Remark]:
-    """A batch that could be cut along a mesh axis that nothing is cut along.
+    """A batch that is not cut, next to a mesh axis without use.
 
     It is an input that does not come back as a result, as parameters do.
     """
@@ -133,7 +133,7 @@ def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
 
 
 def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | None:
-    """How two axes, the outer one short, share the devices; None: they do not."""
+    """How a short axis and one inside it can share the devices."""
     outer = axis.size
     if outer is None or available is None:
         return None
@@ -245,7 +245,7 @@ def _search_outside(
 
 
 def _flops(equation: Equation) -> int:
-    """Roughly, of products: two for each number read and each number written."""
+    """The flops of a product, roughly; 0 for other operations."""
     if equation.primitive is dot_general_p:
         (contracted, _), _ = equation.params["dimension_numbers"]
         shape = aval_of(equation.invars[0]).shape

@@ -1,4 +1,4 @@
-"""What is around an equation: loops, maps, and the mesh axes that they use."""
+"""The scope of an equation: loops, maps, and mesh axes around it."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from shardmap.map.lowering.decision import ALONE, Around, Decision
 
 
 class Scope(NamedTuple):
-    """What is around an equation.
+    """The loops, maps and mesh axes around an equation.
 
     Attributes:
       axis: the number of the axis directly around it.

@@ -101,7 +101,7 @@ def _axis_sizes(layout: NamedSharding) -> Iterator[dict[str, int]]:
 def _sizes_by_places(
     shape: tuple[int, ...], layout: Sharding, mesh: Mesh
 ) -> Iterator[dict[str, int]]:
-    """The axes along which the places of the shards of a dimension differ."""
+    """The mesh axes along which the shards of each dimension differ."""
     places = layout.devices_indices_map(shape)
     for dimension in range(len(shape)):
         starts = np.reshape(
@@ -120,8 +120,9 @@ def with_devices(
     cuts: Sequence[ShardedDimension],
     asked: Sequence[ShardedDimension],
     over: Mapping[int, Set[tuple[str, int]]],
+    mesh: Sequence[tuple[str, int]] = (),
 ) -> tuple[Axis, ...]:
-    """The axes, crossed with how arrays are sharded.
+    """Combines the axes of a program with the shardings of arrays.
 
     A vmap over a dimension that is cut runs on the devices that have the shards. Mesh
     axes that cut something else are axes of their own.
@@ -129,9 +130,10 @@ def with_devices(
     Args:
       axes: those of the program.
       cuts: the cut dimensions of inputs and outputs.
-      asked: those that the program asks for on its way.
-      over: for the number of each vmap, the arguments that it is over, by their paths,
+      asked: those that the constraints of the program cut.
+      over: for the number of each vmap, the paths of the arguments that it is over,
         each with the dimension.
+      mesh: the names and sizes of the mesh axes, for the order.
     """
     used = {axis.name for axis in axes if axis.kind in ("shard_map", "pmap")}
     crossed = []
@@ -139,7 +141,7 @@ def with_devices(
         if axis.kind == "vmap" and not _is_of_map(axes, number):
             arguments = over.get(number, frozenset())
             along = [c for c in cuts if (c.path, c.dimension) in arguments]
-            # Of others that are as long it may be what they say, or not.
+            # The vmap may be over others of that length.
             others = asked if arguments else [*cuts, *asked]
             if along:
                 used.update(along[0].names)
@@ -148,7 +150,7 @@ def with_devices(
                 running = "one batched operation: on how many devices cannot be told"
                 axis = dataclasses.replace(axis, vectorised=None, running=running)
         crossed.append(axis)
-    # This says by itself what its mesh axes are for.
+    # An spmap has the mesh axes.
     if any(axis.kind == "spmap" for axis in axes):
         return tuple(crossed)
     left: dict[str, list[ShardedDimension]] = {}
@@ -156,7 +158,9 @@ def with_devices(
         for name in cut.names:
             if name not in used:
                 left.setdefault(name, []).append(cut)
-    own = [_mesh_axis(name, those) for name, those in left.items()]
+    names = [name for name, _ in mesh if name in left]
+    names += [name for name in left if name not in names]
+    own = [_mesh_axis(name, left[name]) for name in names]
     return (
         *own,
         *(
@@ -169,7 +173,7 @@ def with_devices(
 
 
 def _is_of_map(axes: Sequence[Axis], number: int) -> bool:
-    """Whether it is in a map, or a map in it: the map then says what is on devices."""
+    """Whether it is around or inside a map, which then has the devices."""
     lines = [{place, *_around(axes, axis)} for place, axis in enumerate(axes)]
     return any(
         axis.kind in _OF_MAPS and (number in lines[place] or place in lines[number])
@@ -233,7 +237,7 @@ def idle_mesh_axes(
 
 
 class LayoutConstraint(NamedTuple):
-    """A layout that a value is to have, as `jax.lax.with_sharding_constraint` says.
+    """A layout that `jax.lax.with_sharding_constraint` asks for.
 
     Attributes:
       sharding: the layout.
@@ -252,7 +256,7 @@ class LayoutConstraint(NamedTuple):
 
 
 def constraints_of(jaxpr: Jaxpr, around: str | None) -> Iterator[LayoutConstraint]:
-    """The layouts that the equations of a jaxpr ask for, without those inside them.
+    """The layouts that the equations of a jaxpr ask for, without nested ones.
 
     Args:
       jaxpr: the jaxpr.
@@ -286,7 +290,7 @@ def constraints_of(jaxpr: Jaxpr, around: str | None) -> Iterator[LayoutConstrain
 
 
 def _layout(equation: Equation) -> NamedSharding | None:
-    """What it asks for; other primitives only note a sharding."""
+    """The layout that an equation asks for, if it does."""
     # That of `jax.sharding.reshard` has no public name.
     asks = equation.primitive is sharding_constraint_p
     layout = equation.params.get("sharding" if asks else "dst_sharding")
@@ -303,7 +307,7 @@ def _on_a_device(shape: tuple[int, ...], layout: NamedSharding) -> tuple[int, ..
 def constrained(
     constraints: Sequence[LayoutConstraint], meshes: Sequence[Any]
 ) -> list[ShardedDimension]:
-    """The dimensions that a program itself says how to cut, on its way."""
+    """The dimensions that the constraints of a program cut."""
     found: list[ShardedDimension] = []
     for each in constraints:
         path = "a value" + (f" at {each.source}" if each.source else "")

@@ -33,7 +33,7 @@ def source_of(equation: Equation) -> str | None:
 
 
 def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:
-    """The innermost line of the user's, or else of an installed package but JAX.
+    """The innermost line of the user's code, or else of an installed package.
 
     Args:
       stack: file, line and function of each frame, innermost first.
@@ -49,7 +49,7 @@ def user_line(stack: Iterable[tuple[str, int, str]]) -> str | None:
 
 
 def definition_of(fun: Callable[..., Any]) -> str | None:
-    """Where a function is defined, in the same way; None if JAX or C++ has it."""
+    """The line where a function is defined; None for functions of JAX or C."""
     code = getattr(inspect.unwrap(fun), "__code__", None)
     if code is None:
         return None
@@ -57,7 +57,7 @@ def definition_of(fun: Callable[..., Any]) -> str | None:
 
 
 def _line(file_name: str, number: int, function: str) -> str:
-    """The line, the file relative to the current directory if it is inside it."""
+    """The line, with the file relative to the current directory if inside."""
     if (cell := _cell(file_name)) is not None:
         return f"{cell}:{number} ({function})"
     path = pathlib.Path(file_name)
@@ -67,7 +67,7 @@ def _line(file_name: str, number: int, function: str) -> str:
 
 
 def _cell(file_name: str) -> str | None:
-    """What a notebook calls the cell that a file stands for, such as ``In[2]``."""
+    """The name of a notebook's cell, such as ``In[2]``; None for a file."""
     named = re.match(r"<ipython-input-(\d+)-", file_name)
     if named is not None:
         return f"In[{named[1]}]"

@@ -1,4 +1,4 @@
-"""One pass over a program: its axes, its collectives, the layouts that it asks for."""
+"""One pass over a jaxpr: its axes, collectives and layout constraints."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ _CHANGE_IN_TURN = (
 
 
 class Facts(NamedTuple):
-    """What a program says of itself.
+    """The facts of a jaxpr.
 
     Attributes:
       axes: its axes, each before those inside it.
@@ -100,7 +100,7 @@ def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
 
 
 class _OpenVmap(NamedTuple):
-    """A vmap that is around the equations that are visited.
+    """A vmap around the equations that are visited.
 
     Attributes:
       scope: what is inside it.
@@ -140,7 +140,7 @@ class _Visitor:
         change: str,
         in_turn: bool = False,
     ) -> int:
-        """Adds an axis, if it is not there already, and gives its number."""
+        """Adds an axis unless it is known, and returns its number."""
         size, devices, vectorised, steps = layout
         source = source_of(equation) or around.line
         text = None if name is None or name == UNNAMED else str(name)
@@ -170,7 +170,7 @@ class _Visitor:
         return self._seen[key]
 
     def visit(self, jaxpr: Jaxpr, around: Scope, open_vmaps: int = 0) -> None:
-        """Visits a jaxpr, whose outermost ``open_vmaps`` vmaps are known already."""
+        """Visits a jaxpr inside ``open_vmaps`` known vmaps."""
         origins = tuple(map(self._origins.of, jaxpr.invars))
         key = (id(jaxpr), around, open_vmaps, origins)
         if key in self._visited:
@@ -239,7 +239,7 @@ class _Visitor:
     def _scan(
         self, equation: Equation, around: Scope, made_by: Mapping[Var, Equation]
     ) -> bool:
-        """Adds a loop; True if a vmap behind it computes what is left of its axis."""
+        """Adds a loop; True if a vmap after it computes the remainder."""
         length = equation.params["length"]
         body = equation.params["jaxpr"]
         batch = loops.batch_of_map(equation, made_by)
@@ -275,7 +275,7 @@ class _Visitor:
         stack: Sequence[_OpenVmap],
         marks: Sequence[MarkedVmap],
     ) -> None:
-        """Notes which argument, along which dimension, vmaps of marks are over."""
+        """Notes the argument and the dimension of each marked vmap."""
         for vmap, mark in zip(stack[1:], marks, strict=False):
             number, dimension = vmap.scope.axis, mark.dimension
             if vmap.mark is None or number is None or dimension is None:
@@ -321,7 +321,7 @@ class _Visitor:
         self.visit(params["jaxpr"].jaxpr, around)
 
     def _waits(self, loop: Equation, around: Scope) -> bool:
-        """Whether elements that are vectorised together wait for the slowest."""
+        """Whether vectorised elements wait for the slowest."""
         number = around.axis
         while number is not None:
             axis = self.axes[number]
@@ -410,7 +410,7 @@ def _how_it_runs(layout: AxisLayout, branch: decision.Branch, replicas: int = 1)
 
 
 def _tells_apart(shard_map: Equation, name: str) -> bool:
-    """Whether devices along a mesh axis have, get or ask for something of their own."""
+    """Whether the devices along a mesh axis do different things."""
     specs = [spec.partitions for spec in shard_map.params["in_specs"]]
     return name in jax.tree.leaves(specs) or any(
         name in named_axes(each)

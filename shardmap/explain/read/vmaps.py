@@ -21,7 +21,7 @@ mark_p = jex_core.Primitive("mark")
 
 
 class MarkedVmap(NamedTuple):
-    """A vmap around a mark: its name and size, and the dimension it is over, if any."""
+    """The name, size and mapped dimension of a vmap around a mark."""
 
     name: str | None
     size: int
@@ -73,7 +73,7 @@ def marked(tree: PyTree) -> Any:
 
 
 def vmaps_of(equation: Equation) -> tuple[MarkedVmap, ...]:
-    """The vmaps of its jaxpr that a mark says it is in, outermost first."""
+    """The vmaps of its jaxpr around a mark, outermost first."""
     if equation.primitive is not mark_p:
         return ()
     # The innermost comes first; those around the jaxpr come last.

@@ -1,1 +1,1 @@
-"""What XLA's text of a compiled program says: what moves, where from, what is alive."""
+"""Readers of XLA's text of a compiled program."""

@@ -1,4 +1,4 @@
-"""Why the compiler put a collective in, and what would avoid it."""
+"""Why the compiler added a collective, and how to avoid it."""
 
 import math
 import re
@@ -66,7 +66,7 @@ class Cause(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What there is to see of a collective that the compiler put in.
+    """A collective that the compiler added, and its surroundings.
 
     Attributes:
       module, sent, kind: the program, the collective, its kind.
@@ -157,7 +157,7 @@ def _layout_of(
     source: str | None,
     asked: Sequence[LayoutConstraint],
 ) -> LayoutConstraint | None:
-    """The layout that is asked for near by and that a device has afterwards."""
+    """The layout constraint near by that the result has."""
     if not sent.opcode.startswith(_MOVES):
         return None
     is_exchange = sent.opcode.startswith("all-to-all")
@@ -181,26 +181,16 @@ def _layout_of(
 # Rules: the first that knows the cause says it
 
 
-def _library(seen: _Seen) -> Cause | None:
-    calls = [each for each, _ in seen.takers if each.opcode == "custom-call"]
-    if not calls or seen.kind != "all-gather":
+def _call(seen: _Seen) -> Cause | None:
+    is_call = any(each.opcode == "custom-call" for each, _ in seen.takers)
+    is_host = seen.operation.endswith("callback")
+    if seen.kind != "all-gather" or not (is_call or is_host):
         return None
+    where = "of the host" if is_host else "into a library"
     return Cause(
-        f"{seen.operation} is a call into a library, which XLA cannot cut: "
-        f"{seen.becomes}",
-        "Make the calls over a batch dimension that is cut, by spmap, jax.vmap or "
+        f"{seen.operation} is a call {where}, which XLA cannot cut: {seen.becomes}",
+        "Make the calls over a batch dimension that is cut, by spmap or "
         "jax.shard_map: each device then does its own.",
-    )
-
-
-def _host(seen: _Seen) -> Cause | None:
-    if not seen.operation.endswith("callback") or seen.kind != "all-gather":
-        return None
-    return Cause(
-        f"{seen.operation} calls the host from one device, with all of the array: "
-        f"{seen.becomes}",
-        "Call it inside spmap or jax.shard_map: each device then calls with its own "
-        "part.",
     )
 
 
@@ -324,8 +314,7 @@ def _added_up(seen: _Seen) -> Cause:
 
 
 _RULES = (
-    _host,
-    _library,
+    _call,
     _scatter,
     _rematerialised,
     _part,
@@ -345,7 +334,7 @@ def _wanted(seen: _Seen) -> str:
 
 
 def _is_part(seen: _Seen) -> bool:
-    """Whether each device has taken a part before anything is sent."""
+    """Whether each device slices its operand before it sends."""
     module = seen.module
     return any(
         inner.opcode in _TAKES_PART
@@ -355,7 +344,7 @@ def _is_part(seen: _Seen) -> bool:
 
 
 def _stays_somewhere(sent: Instruction) -> bool:
-    """Whether all devices take part, and some send to themselves.
+    """Whether all devices take part, some of them sending to themselves.
 
     So it is where the axes of a mesh change places, and not where elements move along.
     """
@@ -384,7 +373,7 @@ def _gathered_for(seen: _Seen, by: list[Instruction]) -> str | None:
 
 
 def _only_cut_again(module: Module, sent: Instruction, takers: list[_Taker]) -> bool:
-    """Whether each device only takes a part, by its own number."""
+    """Whether each device only slices the result, by its own number."""
     return bool(takers) and all(
         each.opcode == "dynamic-slice" and _by_device(module, sent, fusion or each)
         for each, fusion in takers
@@ -392,7 +381,7 @@ def _only_cut_again(module: Module, sent: Instruction, takers: list[_Taker]) -> 
 
 
 def _by_device(module: Module, sent: Instruction, taker: Instruction) -> bool:
-    """Whether something that is taken besides a result depends on the device."""
+    """Whether another operand depends on the number of the device."""
 
     def others(each: Instruction) -> list[Instruction]:
         return [o for o in module.operands_of(each) if o.name != sent.name]
@@ -401,7 +390,7 @@ def _by_device(module: Module, sent: Instruction, taker: Instruction) -> bool:
 
 
 def _takers(module: Module, made: Instruction) -> Iterator[_Taker]:
-    """What works on a result, however it is viewed, or moved in memory."""
+    """The instructions that compute with a result, past views and copies."""
     waiting: list[_Taker] = [(made, None)]
     seen = {made.name}
     for each, inside in waiting:  # The list grows as it is read.

@@ -160,7 +160,7 @@ def _bytes_in(kind: str, given: int, group_size: int) -> int:
 
 
 def _operations(op_name: str, count: int) -> list[tuple[str, ...]]:
-    """What each value of an instruction may be of.
+    """The operations that each value of an instruction may come from.
 
     >>> _operations("jit(f)/shard_map/psum", 1)
     [('psum',)]

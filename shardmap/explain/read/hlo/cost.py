@@ -73,7 +73,7 @@ def steps_are_known(module: Module) -> bool:
 
 
 def _loop_factors(module: Module) -> Iterator[float]:
-    """How much more is done than XLA counts: flops, transcendentals and bytes."""
+    """Flops, transcendentals and bytes, relative to what XLA counts."""
     once, often = [0.0] * 3, [0.0] * 3
 
     def visit(name: str, count: int, is_fused: bool) -> None:
@@ -151,7 +151,7 @@ def largest_at_peak(module: Module, sources: Sources) -> tuple[Held, ...]:
 
 
 def _type(each: Instruction) -> str:
-    """Its arrays; the first ones, where there are many."""
+    """The types of its arrays, the first few."""
     shapes = [f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in each.shapes]
     if len(shapes) > MOST_HELD:
         shapes[MOST_HELD - 1 :] = [f"{len(shapes) - MOST_HELD + 1:,} more"]
@@ -159,7 +159,7 @@ def _type(each: Instruction) -> str:
 
 
 def _peak(module: Module, name: str) -> list[Instruction]:
-    """What is alive where a computation, with those that it calls, holds most."""
+    """The values alive at the peak of a computation and those it calls."""
     instructions = module.computations.get(name, [])
     last = _last_uses(instructions)
     alive: dict[str, Instruction] = {}

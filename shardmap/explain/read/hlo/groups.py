@@ -1,4 +1,4 @@
-"""Which devices take part in a collective, and along which axes of a mesh they lie."""
+"""The devices of a collective, and the mesh axes along which they differ."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Mesh = Sequence[tuple[str, int]]
 
 
 def groups_of(line: str, num_devices: int) -> Groups:
-    """The groups of devices that an instruction sends data within.
+    """The groups of devices of a collective.
 
     >>> groups_of("replica_groups={{0,1},{2,3}}", 4)
     [(0, 1), (2, 3)]
@@ -37,7 +37,7 @@ def groups_of(line: str, num_devices: int) -> Groups:
 
 
 def pairs_of(line: str, with_themselves: bool = False) -> list[tuple[int, int]]:
-    """Who sends to whom in a permutation.
+    """The pairs of sender and receiver of a permutation.
 
     Args:
       line: the instruction.
@@ -91,7 +91,7 @@ def _iota(text: str, count: int) -> np.ndarray:
 
 
 def _along_names(sizes: str, order: str, names: str) -> Groups:
-    """The groups along some named axes, or parts of them, of XLA's own mesh."""
+    """The groups along named axes of XLA's own mesh, or parts of them."""
     mesh = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)]
     ids = _iota(order, int(np.prod([size for _, size in mesh], dtype=int))).ravel()
     # A part ``'i':(2)4`` of an axis has 2 before it, and 4 itself.

@@ -1,4 +1,4 @@
-"""The lines of the user's program that the instructions of a compiled one are of."""
+"""The lines of the user's program behind the instructions of a compiled one."""
 
 import functools
 import re
@@ -34,7 +34,7 @@ class Sources:
         )
 
     def of_value(self, instruction: Instruction, name: str, place: int) -> str | None:
-        """The line of one of the values that XLA sends as one, if it says it elsewhere.
+        """The line of one of several values that XLA sends as one, if known.
 
         Args:
           instruction: what sends them.
@@ -49,7 +49,7 @@ class Sources:
         return next((each for each in made if each in there), None)
 
     def made_for(self, instruction: Instruction) -> Instruction:
-        """What an instruction of the partitioner is for.
+        """The instruction that one of the partitioner serves.
 
         From JAX 0.12 on XLA says of what moves an operand only where that is from: it
         is for the first that takes it and is not of the partitioner itself.
@@ -78,7 +78,7 @@ class Sources:
         return next(filter(None, map(self._own, reached(instruction, onward))), None)
 
     def _own(self, each: Instruction) -> str | None:
-        """The line that XLA says of it."""
+        """The line in its own metadata."""
         frame = each.frame
         if frame is not None and _SLICES_OF_SCAN.search(each.op_name):
             frame = self._loop_of_slice(frame)
@@ -110,11 +110,11 @@ class Sources:
         return [*self._root_of(each), *self._module.operands_of(each)]
 
     def _root_of(self, each: Instruction) -> list[Instruction]:
-        """The root of a fusion, of which XLA may say more than of the fusion."""
+        """The root of a fusion, which may have more metadata."""
         return [part for part in self._module.parts_of(each) if part.is_root]
 
     def _onward(self, each: Instruction) -> list[Instruction]:
-        """What takes its result, first what does so inside of fusions and loops."""
+        """The users of its result, those inside fusions and loops first."""
         users = self._module.users_of(each)
         inside: list[Instruction] = []
         for user in users:
@@ -126,7 +126,7 @@ class Sources:
         return [*inside, *users]
 
     def _in_loops(self, carried: Instruction, places: list[int]) -> list[Instruction]:
-        """What takes some of what a tuple brings into the bodies of loops."""
+        """The users, in the bodies of loops, of some elements of a tuple."""
         found: list[Instruction] = []
         waiting = list(self._module.users_of(carried))
         for each in waiting:  # The list grows as it is read.

@@ -53,30 +53,30 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """What JAX calls where it comes from, such as ``jit(f)/dot_general``."""
+        """JAX's name of its origin, such as ``jit(f)/dot_general``."""
         found = _OP_NAME.search(self.line)
         return found[1] if found else ""
 
     @property
     def operation(self) -> str:
-        """What it is of, such as ``dot_general``; of several that are one, its own."""
+        """The JAX operation, such as ``dot_general``; else the opcode."""
         if merged_names(self.op_name):
             return self.opcode
         return self.op_name.rsplit("/", 1)[-1] or self.opcode
 
     @property
     def is_generated(self) -> bool:
-        """Whether the partitioner put it in, where XLA says so."""
+        """Whether XLA marks it as added by the partitioner."""
         return 'is_spmd_generated="true"' in self.line
 
     @property
     def is_of_argument(self) -> bool:
-        """Whether it has the name of an argument, and not of an operation."""
+        """Whether it is named after an argument, not an operation."""
         return bool(self.op_name) and "/" not in self.op_name
 
     @property
     def frame(self) -> int | None:
-        """Where its line is in the tables of the program."""
+        """The number of its stack frame in the tables of the module."""
         found = _FRAME.search(self.line)
         return int(found[1]) if found else None
 
@@ -183,7 +183,7 @@ class Module:
 def reached(
     start: Instruction, onward: Callable[[Instruction], list[Instruction]]
 ) -> Iterator[Instruction]:
-    """An instruction and all that ``onward`` leads to from it, the nearest first."""
+    """An instruction and those that ``onward`` leads to, breadth first."""
     waiting, seen = [start], {start.name}
     for each in waiting:  # The list grows as it is read.
         yield each
@@ -241,7 +241,7 @@ def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def merged_names(op_name: str) -> list[str]:
-    """What each of the operations is called that XLA made one of; [] for one alone.
+    """The names of the operations that XLA merged into one; [] for a single one.
 
     >>> merged_names("jit(f)/(jvp(g)/dot_general:a/reduce_sum)")
     ['jit(f)/jvp(g)/dot_general', 'jit(f)/a/reduce_sum']

@@ -94,7 +94,7 @@ GENERAL = {
     ),
     "a call of the host": (
         (on_the_host, on("i")),
-        ("all-gather", "pure_callback calls the host from one device"),
+        ("all-gather", "pure_callback is a call of the host, which XLA cannot cut"),
         (
             jax.shard_map(on_the_host, mesh=LINE, in_specs=P("i"), out_specs=P("i")),
             on("i"),
