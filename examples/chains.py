@@ -1,16 +1,16 @@
 """Many Markov chains with NumPyro: `python examples/chains.py`.
 
 A logistic regression tells malignant from benign tumours, in the breast cancer data of
-scikit-learn. NumPyro's NUTS draws from its posterior, with more chains than there are
-devices. NumPyro takes any map of a function as its `chain_method`; here it is `spmap`,
-which lays 24 chains on 8 devices, 3 on each.
+scikit-learn. NumPyro's NUTS draws from its posterior, with more chains than devices.
+NumPyro accepts any map as its `chain_method`; `spmap` places 24 chains on 8 devices, 3
+on each.
 
-How many gradients a step of NUTS takes depends on where the chain is. Chains that are
-vectorised together all wait for the slowest of them in every step. With `batch_size=1`
-those of a device run one after the other, and none waits. It also makes the draws of
-each chain the same, to the last bit, as if it had run alone, which is checked here.
+The number of gradients in a step of NUTS depends on the state of the chain. Vectorised
+chains wait for the slowest of them in every step. With `batch_size=1` the chains of a
+device run one after the other, and none waits. The draws of each chain are then the
+same bits as if it had run alone, which is checked here.
 
-The eight devices are virtual: JAX splits the CPU into eight, so this runs anywhere.
+JAX makes eight virtual devices of the CPU, so this runs anywhere.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 """Data-parallel training with flax and optax: `python examples/data_parallel.py`.
 
-A convolutional network learns the handwritten digits that scikit-learn ships. Each step
-is one call of `train_step`, which `spmap` maps over the first axis of a batch: every
-device takes its share of the images, `lax.pmean` averages what they learnt, and
-`nn.BatchNorm` normalises by the whole batch, as it is told the axis's name.
+A convolutional network learns the handwritten digits of scikit-learn. `spmap` maps
+`train_step` over the first axis of a batch: every device has a share of the images, and
+`lax.pmean` averages the gradients. `nn.BatchNorm` gets the name of the axis, so it
+normalises by the whole batch.
 
-`jax.vmap` of the same step is the reference: it means the same, on one device.
+The reference is `jax.vmap` of the same step, on one device.
 
-The eight devices are virtual: JAX splits the CPU into eight, so this runs anywhere.
+JAX makes eight virtual devices of the CPU, so this runs anywhere.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Network(nn.Module):
 
 
 class State(NamedTuple):
-    """What a training step reads and replaces."""
+    """The state of the training: parameters, statistics and optimizer."""
 
     params: Any
     batch_stats: Any

@@ -1,12 +1,11 @@
-"""Heat spreads over a plate that is cut over eight devices: `python examples/heat.py`.
+"""Heat spreads over a plate on eight devices: `python examples/heat.py`.
 
 The plate is a grid of temperatures with a cold edge. Each device holds one block of it.
-To move one step in time, a cell needs its four neighbours, and those of a cell at the
-edge of a block are on the next device: before each step, every device sends its edges
-to its neighbours with `lax.ppermute`. The same steps also run on one device, without
-any map, and the two plates are compared.
+A step in time needs the four neighbours of each cell, some of which are on other
+devices. Before each step, every device therefore sends its edges to its neighbours with
+`lax.ppermute`. The result is compared with the same steps on one device.
 
-The eight devices are virtual: JAX splits the CPU into eight, so this runs anywhere.
+JAX makes eight virtual devices of the CPU, so this runs anywhere.
 """
 
 import argparse
@@ -32,10 +31,9 @@ def step(plate: jax.Array) -> jax.Array:
 
 
 def with_halo(block: jax.Array, axis_name: str, dimension: int) -> jax.Array:
-    """The block with one more line at each end: the neighbours' edges.
+    """The block with the edges of its neighbours, along one dimension.
 
-    A device that gets nothing, as there is no neighbour on that side, gets zeros from
-    `ppermute`: the cold edge of the plate.
+    Without a neighbour, `ppermute` returns zeros, which are the cold edge of the plate.
     """
     size = lax.axis_size(axis_name)
     up = [(k, k + 1) for k in range(size - 1)]
@@ -48,7 +46,7 @@ def with_halo(block: jax.Array, axis_name: str, dimension: int) -> jax.Array:
 
 
 def spread(block: jax.Array, steps: jax.Array) -> jax.Array:
-    """What one device does with its block. Corners are not read, so may be anything."""
+    """The steps of one device. The corners of the halo are not used."""
 
     def one(_: int, block: jax.Array) -> jax.Array:
         return step(with_halo(with_halo(block, "rows", 0), "columns", 1))
@@ -62,7 +60,7 @@ def spread_on_one_device(plate: jax.Array, steps: jax.Array) -> jax.Array:
 
 
 def hot_spots(size: int) -> np.ndarray:
-    """A cold plate with a hot disc and a hot bar that lie across several blocks."""
+    """A cold plate with a hot disc and a hot bar across several blocks."""
     y, x = np.mgrid[0:size, 0:size] / size
     disc = (y - 0.3) ** 2 + (x - 0.5) ** 2 < 0.02
     bar = (abs(y - 0.75) < 0.03) & (abs(x - 0.4) < 0.3)

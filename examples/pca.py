@@ -1,12 +1,11 @@
 """Principal components of a table on disk, by `plan`: `python examples/pca.py`.
 
-`principal_components` and `project` say what they mean, as if the table fitted in
-memory. `plan` cuts them along the rows: shards read their rows from the file, one after
-the other. The means are needed before the products, so each shard takes both of its own
-rows, and a last stage puts them together: the table is read once. The scores go to a
-file too.
+`principal_components` and `project` are written for a table in memory. `plan` cuts them
+along the rows, and the shards read their rows from the file, one after the other. Each
+shard computes the means and products of its rows, and a last stage combines them, so
+the table is read once. The scores are written to a file.
 
-The result is compared with scikit-learn's, which reads the whole table.
+The reference is scikit-learn, which reads the whole table.
 """
 
 import argparse

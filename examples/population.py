@@ -1,14 +1,13 @@
 """A population of models, each trained on shared data: `python examples/population.py`.
 
-Eight classifiers of handwritten digits start from random numbers of their own, and
-learn at rates of their own. Two maps, one inside the other, share the work on a mesh of
-4 x 2 devices: the outer one maps over the members of the population, two on each row of
-the mesh; the inner one over the shares of a batch, one on each column. At the end all
-vote, which is a sum over the members.
+Eight classifiers of handwritten digits have different initial parameters and learning
+rates. Two nested maps share a mesh of 4 x 2 devices: the outer map is over the members
+of the population, two on each row of the mesh, and the inner map over the shares of a
+batch, one on each column. At the end the members vote, which is a sum over them.
 
-`jax.vmap` in place of both maps is the reference: it means the same, on one device.
+The reference is `jax.vmap` in place of both maps, on one device.
 
-The eight devices are virtual: JAX splits the CPU into eight, so this runs anywhere.
+JAX makes eight virtual devices of the CPU, so this runs anywhere.
 """
 
 import argparse
@@ -65,7 +64,7 @@ def train_step(member: Member, images: jax.Array, labels: jax.Array) -> Member:
 
 
 def vote(member: Member, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What one member says some images are, and what all say: two arrays."""
+    """The predictions of one member, and of all members together."""
     log_p = log_probabilities(member.params, images)
     everyone = lax.psum(jnp.exp(log_p), "member")
     return log_p.argmax(-1), everyone.argmax(-1)

@@ -1,15 +1,14 @@
-"""Training in several processes that goes on where it was stopped, however it was:
+"""Training in several processes that continues after a restart:
 
     python -m shardmap run -n 2 examples/resume.py --folder /tmp/training
 
 A small network learns the sine function. Each process draws its own part of every
-batch; `spmap` maps the step over the devices of all of them, and `lax.pmean` averages
-what they learnt, so that all hold the same parameters. Every few steps the first
-process writes them to a file; all read it when they start.
+batch. `spmap` maps the step over the devices of all processes, and `lax.pmean` averages
+the gradients, so all have the same parameters. Every few steps the first process saves
+them to a file, which all read when they start.
 
-What is drawn depends on the number of the step and of the process only. So a run that
-was killed and started again ends with the same parameters as one that was not, to the
-last bit.
+The draws depend only on the numbers of the step and of the process. A run that was
+killed and restarted therefore ends with the same bits as one that was not.
 """
 
 import argparse
@@ -67,7 +66,7 @@ def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def save(path: pathlib.Path, step: int, state: Any) -> None:
-    """Writes the state so that there is always one whole file, old or new."""
+    """Replaces the file at once, so that it is always complete."""
     if jax.process_index() == 0:
         unfinished = path.with_suffix(".unfinished")
         with unfinished.open("wb") as file:

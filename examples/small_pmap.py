@@ -1,4 +1,4 @@
-"""`jax.pmap` in one small file of public JAX: shardmap's model in one sitting.
+"""`jax.pmap` in one small file of public JAX: a model of shardmap.
 
 A spec says where each shard of an array is. A primitive holds the function of one
 element, and there is a rule for each transformation. It runs as a `jax.jit` of a
@@ -27,11 +27,11 @@ import shardmap as sm
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """How the leading dimension of an array is cut over devices.
+    """How the leading dimension of an array is sharded.
 
     Attributes:
-      shards: into how many shards, one for each device; None: each has a copy.
-      devices: how many there are.
+      shards: the number of shards, one for each device. None: each device has a copy.
+      devices: the number of devices.
     """
 
     shards: int | None
@@ -45,7 +45,7 @@ class Spec:
         return [slice(k * rows, (k + 1) * rows) for k in range(self.shards)]
 
     def named_sharding(self, mesh: Mesh) -> NamedSharding:
-        """The equal sharding of JAX."""
+        """The equivalent JAX sharding."""
         cut = () if self.shards is None else mesh.axis_names
         return NamedSharding(mesh, PartitionSpec(*cut))
 
@@ -60,7 +60,7 @@ class Spec:
 
 
 def put(x: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
-    """An array whose shards go to their devices one by one."""
+    """Puts each shard on its device and makes one array of them."""
     shards = [
         jax.device_put(x[rows], device)
         for rows, device in zip(spec.indices(x.shape), mesh.devices.flat, strict=True)
@@ -80,8 +80,8 @@ map_p.multiple_results = True
 class Element:
     """The function of one element, traced.
 
-    JAX's type checker looks into the jaxprs of an equation's parameters, but does not
-    know the axis there. It does not look into this.
+    JAX's type checker checks jaxprs in the parameters of an equation, where it does not
+    know the axis. It does not check those in a class.
     """
 
     jaxpr: Any
@@ -91,7 +91,7 @@ class Element:
 
     @property
     def structs(self) -> list[jax.ShapeDtypeStruct]:
-        """What it takes."""
+        """The shapes and dtypes of the arguments."""
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.jaxpr.in_avals]
 
 
@@ -105,8 +105,8 @@ def bind(
     """Traces the function of one element and binds the map of it.
 
     Args:
-      element: takes and gives flat lists of arrays.
-      axis: the axis' name and size.
+      element: a function of flat lists of arrays.
+      axis: the name and the size of the axis.
       in_axes, out_axes: 0 or None for each argument and result. ``out_axes=None`` maps
         all results.
       args: the arguments.

@@ -33,19 +33,19 @@ def pmap(
 ) -> Any:
     """`shardmap.spmap` with the parameters of `jax.pmap`.
 
-    Where ``out_axes`` is None for a result that differs between elements, the result is
-    that of element 0, with a warning. `shardmap.spmap` refuses it.
+    If a result with ``out_axes=None`` differs between elements, that of element 0 is
+    returned, with a warning. `shardmap.spmap` raises an error.
 
     Args:
       fun: the function of one element.
       axis_name: as for `shardmap.spmap`, like all parameters but the last.
-      in_axes: which axis of each argument is mapped.
-      out_axes: where results have the mapped axis.
+      in_axes: the mapped axis of each argument.
+      out_axes: the mapped axis of each result.
       static_broadcasted_argnums: positions of compile-time constants.
       devices: the devices to use.
-      backend: whose devices to use.
+      backend: the platform whose devices to use.
       axis_size: the number of elements.
-      donate_argnums: positions of arguments whose memory the results may use.
+      donate_argnums: positions of arguments whose memory the results may reuse.
       global_arg_shapes: only None.
 
     Raises:

@@ -61,20 +61,20 @@ def id_tap(
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
     **kwargs: object,
 ) -> PyTree:
-    """Calls ``tap_func(arg, transforms)`` on the host, and gives ``arg`` back.
+    """Calls ``tap_func(arg, transforms)`` on the host, and returns ``arg``.
 
     Args:
-      tap_func: the host function; with ``tap_with_device`` it is given ``device=`` too.
+      tap_func: the host function; with ``tap_with_device`` it also gets ``device=``.
       arg: a pytree of arrays.
-      result: what to return instead of ``arg``.
-      tap_with_device: whether the host function asks for the device.
-      device_index: which device calls for a value that several share. 0: as
-        `shardmap.tap` chooses; inside a map all devices call then.
+      result: the value to return instead of ``arg``.
+      tap_with_device: whether to pass the device.
+      device_index: the device that calls with a value that several share. 0: as
+        `shardmap.tap`, for which all devices of a map call.
       callback_flavor: not used.
-      **kwargs: more arguments for ``tap_func``.
+      **kwargs: more arguments of ``tap_func``.
 
     Raises:
-      CallbackException: outside a program, if the host function raises.
+      CallbackException: the host function raised outside of a program.
 
     >>> id_tap(lambda x, transforms: print(x, transforms), 3)
     3 ()
@@ -95,17 +95,17 @@ def id_print(
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
     **kwargs: object,
 ) -> PyTree:
-    """Prints ``arg`` on the host, under a line of the other arguments, and returns it.
+    """Prints ``arg`` on the host, after a line with the other arguments; returns it.
 
     Args:
       arg: a pytree of arrays.
-      result: what to return instead of ``arg``.
-      tap_with_device: whether the line has the device too.
+      result: the value to return instead of ``arg``.
+      tap_with_device: whether the line has the device.
       device_index: as for `id_tap`.
-      output_stream: where to write. Default: what is `sys.stdout` at that time.
-      threshold: from how many elements on an array is shortened.
+      output_stream: where to write. Default: `sys.stdout` at the time of the call.
+      threshold: the number of elements above which an array is shortened.
       callback_flavor: not used.
-      **kwargs: what the line above has, as ``name: value``.
+      **kwargs: printed in the first line as ``name: value``.
 
     >>> id_print((1, [2.5, 3]), what="these")
     what: these
@@ -127,20 +127,20 @@ def call(
     device_index: int = 0,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
 ) -> PyTree:
-    """Calls ``callback_func(arg)`` on the host, and returns what it returns.
+    """Calls ``callback_func(arg)`` on the host, and returns its result.
 
     Args:
-      callback_func: the host function; with ``call_with_device`` it is given
-        ``device=`` too.
+      callback_func: the host function; with ``call_with_device`` it also gets
+        ``device=``.
       arg: a pytree of arrays.
-      result_shape: a pytree of what has the shapes and dtypes of the result, or of
-        numbers. None: the result is None.
-      call_with_device: whether the host function asks for the device.
+      result_shape: a pytree of the shapes and dtypes of the result, or of numbers.
+        None: the result is None.
+      call_with_device: whether to pass the device.
       device_index: as for `id_tap`.
       callback_flavor: not used.
 
     Raises:
-      CallbackException: outside a program, if the host function raises.
+      CallbackException: the host function raised outside of a program.
 
     >>> call(lambda x: x * 2, np.float32(3), result_shape=np.float32(0))
     Array(6., dtype=float32)
@@ -168,13 +168,13 @@ def _tap(
 
 
 def barrier_wait(logging_name: str | None = None) -> None:
-    """Waits for all taps of the programs that this thread has started.
+    """Waits for all taps of programs that this thread has started.
 
     Args:
       logging_name: not used.
 
     Raises:
-      CallbackException: a host function raised; what it raised is the cause.
+      CallbackException: a host function raised; the cause is its exception.
     """
     with _as_callback_exceptions():
         taps_barrier()

@@ -39,11 +39,11 @@ _noted: dict[str, set[tuple[int, str]]] = {}
 
 
 def install() -> None:
-    """Puts the old names that JAX has lost in their places, for this process.
+    """Installs the old names that JAX has removed, for this process.
 
-    Call it before the imports that need them: a notebook's first cell, or the first
-    lines of a program. `python -m shardmap old` does it for a program as it is.
-    Installed twice is installed once.
+    Call it before the imports that need them: in the first cell of a notebook, or the
+    first lines of a program. `python -m shardmap old` does so for an unedited program.
+    A second call has no effect.
 
     >>> import jax
     >>> install()
@@ -74,20 +74,20 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes back what `install` has put anywhere; JAX is then as it was before.
+    """Removes everything that `install` has installed.
 
-    What a program has imported under an old name it keeps.
+    Names that a program has imported stay with it.
     """
     while _undo:
         _undo.pop()()
 
 
 def uses() -> list[Use]:
-    """Where old names are in files that have used them since `install`, in their order.
+    """Lists the places where files have used old names since `install`, in order.
 
-    A name that a program has used stands for all its places in that file. Where the
-    source cannot be read, or does not have the name, its place is where it was asked
-    for.
+    A name that a program has used stands for all its places in that file. If the source
+    cannot be read, or does not contain the name, the place is the line that asked for
+    it.
 
     >>> import jax
     >>> install()

@@ -81,29 +81,29 @@ def xmap(
     donate_argnums: int | Sequence[int] = (),
     backend: str | None = None,
 ) -> Callable[..., Any]:
-    """Maps a function over named axes, each put on mesh axes, in a loop or vectorised.
+    """Maps a function over named axes, which mesh axes, loops or vectorising compute.
 
-    Each name that has a resource is one `shardmap.spmap`, each other one `jax.vmap`.
-    Where two names are put on one mesh axis, the first has it.
+    Each name with a resource is one `shardmap.spmap`; each other name is one
+    `jax.vmap`. If two names have the same mesh axis, the first gets it.
 
     Args:
       fun: the function of one element of all the named axes.
-      in_axes: a pytree prefix of the tuple of arguments, whose leaves say which axes
-        have names: a dict such as ``{0: "a"}`` or a list such as ``["a", ...]``.
+      in_axes: a pytree prefix of the tuple of arguments, whose leaves name axes: a dict
+        such as ``{0: "a"}`` or a list such as ``["a", ...]``.
       out_axes: the same for the result.
       axis_sizes: sizes of axes that no argument has.
-      axis_resources: for a name the axis of the mesh around the call, a `SerialLoop`
-        or the name of one, or a tuple of such.
-      donate_argnums: positions of arguments whose memory the results may use.
-      backend: not used: the mesh says which devices.
+      axis_resources: for each name an axis of the surrounding mesh, a `SerialLoop` or
+        its name, or a tuple of these.
+      donate_argnums: positions of arguments whose memory the results may reuse.
+      backend: not used; the mesh has the devices.
 
     Returns:
-      The mapped function, with ``lower`` as `jax.jit` gives it.
+      The mapped function. It has ``lower``, like a `jax.jit` function.
 
     Raises:
-      ValueError: when called: a name whose size is not known, or differs; a resource
-        that is neither an axis of the mesh around the call nor a loop; an axis that an
-        array does not have, or axes that a list without ``...`` does not have.
+      ValueError: when called: the size of a name is unknown, or differs; a resource is
+        neither an axis of the surrounding mesh nor a loop; or an array does not have an
+        axis, or has others than a list without ``...``.
 
     >>> import jax.numpy as jnp
     >>> outer = xmap(jnp.multiply, (["a"], ["b"]), ["b", "a"])

@@ -75,23 +75,23 @@ def make_sharded_device_array(
     device_buffers: Sequence[jax.Array],
     indices: Sequence[object] | None = None,
 ) -> jax.Array:
-    """Makes one array of arrays that are on a device each.
+    """Makes one array from arrays on one device each.
 
     Args:
-      aval: has the ``shape`` of the whole array; its dtype is that of the buffers.
-      sharding_spec: how the array is cut over the devices, in the order of its mesh
-        mapping; None: it is stacked along dimension 0, a row for each device.
-      device_buffers: for each device an array of the shape that the spec gives it.
-        Dimensions that are ``Unstacked`` may be missing, as they were in old buffers.
-      indices: what each device has; it follows from the spec, and is not looked at.
+      aval: has the ``shape`` of the whole array. The dtype is that of the buffers.
+      sharding_spec: the spec of the array, over the devices in the order of its mesh.
+        None: the array is stacked along dimension 0, one row for each device.
+      device_buffers: the shard of each device. `Unstacked` dimensions may be missing,
+        as in old buffers.
+      indices: not used, as the spec determines them.
 
     Returns:
       An array over the devices of the buffers, which are not copied unless a dimension
       is missing.
 
     Raises:
-      ValueError: the spec does not cut the shape, or cuts it for another number of
-        devices, or into parts of other shapes.
+      ValueError: the spec does not fit the shape, the number of devices, or the shapes
+        of the shards.
 
     >>> import shardmap as sm
     >>> spec = sm.ShardingSpec((sm.Unstacked(1), None), (sm.ShardedAxis(0),))
@@ -265,11 +265,11 @@ def replicate(
 
     Args:
       val: an array or a pytree of arrays.
-      axis_size: how long the new axis is; it divides ``nrep``.
-      nrep: how many devices get a copy.
-      devices: these devices, by default the first of `jax.local_devices`.
-      backend: whose local devices, if ``devices`` is None.
-      in_axis: where the new axis is; None: there is none.
+      axis_size: the length of the new axis; it divides ``nrep``.
+      nrep: the number of devices that get a copy.
+      devices: these devices. Default: the first of `jax.local_devices`.
+      backend: the platform of the default devices.
+      in_axis: the position of the new axis. None: there is no new axis.
 
     Raises:
       ValueError: there are not ``nrep`` devices; or as `device_put_replicated`.

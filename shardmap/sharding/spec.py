@@ -298,7 +298,7 @@ class ShardingSpec:
 
     @property
     def sharded_axis_sizes(self) -> tuple[int, ...]:
-        """The sizes of the axes that `ShardedAxis` counts.
+        """The sizes of the sharded axes, which `ShardedAxis` numbers.
 
         >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
         >>> spec.sharded_axis_sizes
@@ -308,7 +308,7 @@ class ShardingSpec:
 
     @property
     def tile_counts(self) -> tuple[int, ...]:
-        """The number of shards of each array dimension, 1 where it is not cut.
+        """The number of shards of each array dimension.
 
         >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
         >>> spec.tile_counts
@@ -318,7 +318,7 @@ class ShardingSpec:
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """The shape of the device mesh: one size per entry of `mesh_mapping`."""
+        """The shape of the mesh, with one size for each entry of `mesh_mapping`."""
         sizes = self.sharded_axis_sizes
         return tuple(
             sizes[assignment.axis]
@@ -329,7 +329,7 @@ class ShardingSpec:
 
     @property
     def num_shards(self) -> int:
-        """The number of devices, copies counted."""
+        """The number of devices, including copies."""
         return math.prod(self.mesh_shape)
 
     @property
@@ -347,7 +347,7 @@ class ShardingSpec:
 
     @property
     def dim_shardings(self) -> tuple[tuple[int, ...], ...]:
-        """For each array dimension, the mesh dimensions that cut it, major to minor.
+        """For each array dimension, the mesh dimensions that shard it, major to minor.
 
         >>> spec = ShardingSpec((Chunked((2, 3)),), [ShardedAxis(1), ShardedAxis(0)])
         >>> spec.dim_shardings
@@ -395,9 +395,9 @@ class ShardingSpec:
         )
 
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one shard of an array of shape `shape`.
+        """Returns the shape of one shard of an array of shape `shape`.
 
-        `Unstacked` dimensions are left out: inside the map they do not exist.
+        `Unstacked` dimensions are left out, because they do not exist inside the map.
 
         Raises:
           ValueError: `shape` has another rank, a dimension is not divisible, or an
@@ -413,15 +413,15 @@ class ShardingSpec:
         )
 
     def indices(self, shape: Sequence[int]) -> np.ndarray:
-        """Which part of an array of shape `shape` each device holds.
+        """Returns the index of each device's shard in an array of shape `shape`.
 
         Args:
           shape: the shape of the whole array.
 
         Returns:
-          An object array of shape `mesh_shape`. Each entry is a tuple that indexes the
-          array, with one item per dimension: `slice(None)` where it is not cut,
-          `slice(start, stop)` for `Chunked`, an int for `Unstacked`.
+          An object array of shape `mesh_shape`. Each entry is a tuple with one item for
+          each dimension: `slice(None)` if it is not sharded, `slice(start, stop)` for
+          `Chunked`, an int for `Unstacked`.
 
         Raises:
           ValueError: as `shard_shape`.
@@ -452,7 +452,7 @@ class ShardingSpec:
         return np.broadcast_to(on_mesh, self.mesh_shape).copy()
 
     def stacked(self) -> ShardingSpec:
-        """The same layout seen from outside: `Unstacked(n)` becomes `Chunked((n,))`.
+        """Returns the layout seen from outside: `Unstacked(n)` becomes `Chunked((n,))`.
 
         >>> ShardingSpec((Unstacked(4), None), (ShardedAxis(0),)).stacked()
         ShardingSpec((Chunked((4,)), None), (ShardedAxis(0),))
@@ -474,11 +474,11 @@ class ShardingSpec:
                 )
 
     def tile_assignment(self) -> np.ndarray:
-        """Which device holds which tile, as the proto says it.
+        """Returns the tile assignment of the proto.
 
         Returns:
-          The numbers of the devices, in an array of one dimension per array dimension,
-          and a last one for copies if anything is `Replicated`.
+          The numbers of the devices, in an array with one dimension for each array
+          dimension, and a last one for copies if anything is `Replicated`.
 
         Raises:
           ValueError: a dimension is `Unstacked`; use `spec.stacked()`.
@@ -496,10 +496,10 @@ class ShardingSpec:
         )
 
     def sharding_proto(self) -> OpSharding:
-        """The equal `OpSharding` proto, as JAX 0.4 made it.
+        """Returns the equivalent `OpSharding` proto, as JAX 0.4 did.
 
-        It lists the devices, up to 1,024 of them. For more it has the compact form,
-        whose size does not depend on their number.
+        It lists up to 1,024 devices. For more it uses the compact form, whose size does
+        not depend on their number.
 
         Raises:
           ValueError: a dimension is `Unstacked`; use `spec.stacked()`.
@@ -528,7 +528,7 @@ class ShardingSpec:
     # To and from JAX's and XLA's shardings: see conversions.py.
 
     def hlo_sharding(self) -> HloSharding:
-        """The equal `HloSharding`, XLA's own form of this layout.
+        """Returns the equivalent `HloSharding` of XLA.
 
         Raises:
           ValueError: a dimension is `Unstacked`; use `spec.stacked()`.
@@ -540,10 +540,11 @@ class ShardingSpec:
         return conversions.hlo_sharding(self)
 
     def sdy(self, axis_names: Sequence[str] | None = None) -> str:
-        """The layout as Shardy text: the mesh on one line, the sharding on the next.
+        """Returns the layout as Shardy text: the mesh in one line, the sharding in the
+        next.
 
         Args:
-          axis_names: a name per mesh dimension, by default "axis0", "axis1", ...
+          axis_names: a name for each mesh dimension. Default: "axis0", "axis1", ...
 
         Raises:
           ValueError: a dimension is `Unstacked`, or there are not as many different
@@ -560,11 +561,11 @@ class ShardingSpec:
         devices: Sequence[jax.Device] | np.ndarray,
         axis_names: Sequence[str] | None = None,
     ) -> NamedSharding:
-        """The equal `jax.sharding.NamedSharding` over `devices`.
+        """Returns the equivalent `jax.sharding.NamedSharding` over `devices`.
 
         Args:
           devices: `num_shards` devices, flat (row-major over the mesh) or as an array.
-          axis_names: a name per mesh dimension, by default "axis0", "axis1", ...
+          axis_names: a name for each mesh dimension. Default: "axis0", "axis1", ...
 
         Raises:
           ValueError: a dimension is `Unstacked`, the number of devices is wrong, or
@@ -601,19 +602,20 @@ class ShardingSpec:
         ndim: int | None = None,
         num_devices: int | None = None,
     ) -> ShardingSpec:
-        """The spec of a proto: device k holds the same indices.
+        """Returns the spec of a proto. Device k holds the same indices.
 
-        Reads explicit device lists (V1) and the iota form (V2).
+        Reads device lists (V1) and the compact iota form (V2).
 
         Args:
           proto: an `OpSharding`, or an `HloSharding`.
-          ndim: the rank of the array; needed for REPLICATED, which does not hold it.
-          num_devices: the number of devices; needed for REPLICATED as well.
+          ndim: the rank of the array; required for REPLICATED, which does not contain
+            it.
+          num_devices: the number of devices; required for REPLICATED too.
 
         Raises:
           TypeError: `proto` is neither.
-          ValueError: no spec expresses the proto (MANUAL, MAXIMAL, TUPLE, an order of
-            devices that is no mesh), or `ndim` or `num_devices` is missing or differs.
+          ValueError: no spec expresses the proto (MANUAL, MAXIMAL, TUPLE, devices in an
+            order of no mesh), or `ndim` or `num_devices` is missing or differs.
 
         >>> spec = ShardingSpec((Chunked(4), None), (Replicated(2), ShardedAxis(0)))
         >>> ShardingSpec.from_proto(spec.sharding_proto()) == spec
@@ -623,13 +625,13 @@ class ShardingSpec:
 
     @classmethod
     def from_named_sharding(cls, sharding: NamedSharding, ndim: int) -> ShardingSpec:
-        """The spec of a `NamedSharding` of an array of rank `ndim`.
+        """Returns the spec of a `NamedSharding` of an array of rank `ndim`.
 
         Each mesh axis is one mesh dimension, so `spec.indices(shape)` has the shape of
-        `sharding.mesh.devices` and device k is the k-th of `mesh.devices.flat`.
+        `sharding.mesh.devices`.
 
         Raises:
-          TypeError: `sharding` is no NamedSharding.
+          TypeError: `sharding` is not a NamedSharding.
           ValueError: its PartitionSpec is longer than `ndim`, or has UNCONSTRAINED,
             unreduced or manual parts, which no spec expresses.
 
@@ -645,12 +647,12 @@ class ShardingSpec:
 
     @classmethod
     def from_sharding(cls, sharding: Sharding, shape: Sequence[int]) -> ShardingSpec:
-        """The spec of any `jax.sharding.Sharding` of an array of shape `shape`.
+        """Returns the spec of any `jax.sharding.Sharding` of an array of shape `shape`.
 
-        Device k is the k-th that `sharding.devices_indices_map(shape)` lists.
+        Device k is the k-th in `sharding.devices_indices_map(shape)`.
 
         Raises:
-          TypeError: `sharding` is no Sharding.
+          TypeError: `sharding` is not a Sharding.
           ValueError: no spec expresses the layout.
 
         >>> import jax
