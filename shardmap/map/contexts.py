@@ -1,9 +1,8 @@
 """Maps under `jax.set_mesh`.
 
-A program under `jax.set_mesh` runs on the devices of that mesh. So do the maps in it,
-and those that are called under it as programs of their own: they are made and run as
-`jax.jit` would, and what they give is on that mesh. A map that names other devices
-is none of these programs; called by itself, it runs outside of the mesh.
+A program under `jax.set_mesh` runs on the devices of that mesh, and so do the maps in
+it. A map that is called there is compiled as by `jax.jit`, and its results are on that
+mesh. A map that names other devices runs outside of the mesh.
 """
 
 import itertools
@@ -23,31 +22,27 @@ from shardmap.map import tracing
 
 
 class CutOtherwise(NotImplementedError):
-    """Two meshes in a program have cuts that the other has not.
-
-    XLA has no way to compile that yet, as JAX says of such things with its parent.
-    """
+    """Two meshes of a program cut the devices in ways that XLA cannot combine."""
 
 
 def has_mesh() -> bool:
-    """Whether a map here is under a mesh of `jax.set_mesh`, and in no other map."""
+    """Whether `jax.set_mesh` applies here, and no map is around."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return False
-    # JAX sets one without devices while it makes a `jax.shard_map`.
+    # JAX sets a mesh without devices while it traces a `jax.shard_map`.
     return not concrete_mesh().empty and not tracing.inside_map()
 
 
 def mesh_devices() -> list[jax.Device]:
     """The devices of the mesh of `jax.set_mesh`; none if there is no such mesh."""
-    # What is being traced runs on them too.
     return list(concrete_mesh().devices.flat)
 
 
 def place(leaves: Sequence[Any]) -> list[Any]:
     """Arguments of a program under `jax.set_mesh`, on the devices of that mesh.
 
-    If it has Explicit axes they are on that mesh, so that what is made of them does.
+    If the mesh has Explicit axes, the arguments have shardings on it.
     """
     mesh = concrete_mesh()
     has_types = AxisType.Explicit in mesh.axis_types
@@ -74,7 +69,7 @@ def place(leaves: Sequence[Any]) -> list[Any]:
 
 
 class UnderMesh:
-    """A mapped function as a program under `jax.set_mesh`, which `jax.jit` makes."""
+    """A mapped function as a `jax.jit` program under `jax.set_mesh`."""
 
     def __init__(
         self,
@@ -106,14 +101,12 @@ class UnderMesh:
         return jax.tree.unflatten(tree, place(leaves))
 
     def as_part(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Adds the program to what is being traced."""
+        """Binds the program in the trace around."""
         return self._part(*args, **kwargs)
 
 
 def check_mesh(name: str, mesh: Mesh) -> None:
-    """Refuses a map's mesh that has no name in the types of what is around it.
-
-    XLA cannot split an axis of one mesh in a program into those of another.
+    """Refuses a mesh that is not made of whole axes of one with Explicit axes.
 
     Raises:
       ValueError: names the map and both meshes.

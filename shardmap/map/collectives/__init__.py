@@ -1,1 +1,1 @@
-"""Collectives over mapped axes: what they ask, and over blocks of elements."""
+"""Collectives over mapped axes: checks, rewrites, and rules for blocks of elements."""

@@ -1,6 +1,6 @@
-"""What is asked of collectives, once for all lowerings: where a body is traced.
+"""Checks of collectives when a function is traced, for all lowerings.
 
-JAX looks at some of it where it lowers a collective, at some of it never.
+JAX makes some of these checks when it lowers a collective, and some never.
 """
 
 import collections
@@ -22,20 +22,20 @@ from shardmap.map.primitives.map_primitive import binds, is_no_map
 
 
 def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> Any:
-    """Refuses collectives that name what is not there.
+    """Refuses collectives with wrong axes, groups, indices or dtypes.
 
     Args:
-      jaxpr: what one element of a map computes.
-      axis_name: the map's axis.
-      axis_size: the number of its elements. Other axes are bound where this is called.
+      jaxpr: the function of one element.
+      axis_name: the map's axis. Other axes are bound in the trace around.
+      axis_size: the number of its elements.
 
     Returns:
-      ``jaxpr`` whose permutations count from the front.
+      ``jaxpr`` with permutations of non-negative indices.
 
     Raises:
       NotImplementedError: a primitive over the axis is not in the table.
-      ValueError: names the collective, its axes and their size, and what is wrong.
-      TypeError: it adds what cannot be added.
+      ValueError: a collective has wrong axes, groups or indices.
+      TypeError: a collective adds values that cannot be added.
     """
     _check_known(jaxpr, axis_name, axis_size)
 
@@ -73,14 +73,14 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
             return equation
         return equation.replace(params=params | {"perm": pairs})
 
-    # Maps inside were traced on their own.
+    # Maps inside were checked when they were traced.
     return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
 def _check_known(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> None:
     """Refuses collectives that are not in the table.
 
-    They would combine devices, and leave out the elements that share one.
+    They would combine devices, but not the elements that share a device.
     """
 
     for equation in equations(jaxpr, lambda e: not binds(e, axis_name)):
@@ -132,7 +132,7 @@ def _check_is_of_one_array(where: str, equation: Equation) -> None:
 def _check_groups(
     where: str, groups: Sequence[Sequence[int]], total: int, even: bool
 ) -> None:
-    # That they have each index up to some number once, JAX has seen to.
+    # JAX has checked that they have each index up to some number once.
     given = sum(map(len, groups))
     if given != total:
         raise ValueError(

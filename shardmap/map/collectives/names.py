@@ -1,7 +1,7 @@
-"""Names of mapped axes and of mesh axes: which one a collective means, in what order.
+"""Names of mapped axes and mesh axes in collectives.
 
-Where a map is lowered to one element on each device, its axis is called as the mesh
-calls it, in the maps inside too.
+When a map has one element on each device, its axis is renamed to the mesh axis, in maps
+inside too.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from shardmap.map.primitives.map_primitive import binds, is_no_map, spmap_p
 
 
 @dataclasses.dataclass(frozen=True)
-class _MapsName:
-    """The name of a map's axis, told apart from a mesh axis that is called so."""
+class _RenamedAxis:
+    """The new name of a map's axis that is called like a mesh axis."""
 
     name: Hashable
 
@@ -53,15 +53,15 @@ def rename_axis(jaxpr: Jaxpr, old: Hashable, new: Hashable) -> Any:
 def rename_shadowed_axes(
     axis_name: Hashable, jaxpr: Jaxpr, mesh_axes: Collection[str]
 ) -> tuple[Hashable, Any]:
-    """A map's axis name and its jaxpr where no map binds the name of a mesh axis.
+    """A map's axis name and jaxpr with no map called like a mesh axis.
 
-    Else a collective over a mesh axis could mean a map inside by that name.
+    A collective over that mesh axis would be over the map inside instead.
     """
 
     def new_name(name: Hashable, jaxpr: Jaxpr) -> tuple[Hashable, Any]:
         if name not in mesh_axes:
             return name, jaxpr
-        return _MapsName(name), rename_axis(jaxpr, name, _MapsName(name))
+        return _RenamedAxis(name), rename_axis(jaxpr, name, _RenamedAxis(name))
 
     def change(equation: Equation) -> Any:
         if equation.primitive is not spmap_p:
@@ -74,9 +74,10 @@ def rename_shadowed_axes(
 
 
 def for_mesh(axis_name: Hashable, jaxpr: Jaxpr, mesh: AnyMesh) -> tuple[Hashable, Any]:
-    """A map's axis name and its jaxpr as they are on the devices of a mesh.
+    """A map's axis name and jaxpr, ready for the devices of a mesh.
 
-    No map is called as an axis of the mesh, and permutations are in the mesh's order.
+    No map is called like an axis of the mesh, and permutations name mesh axes in the
+    mesh's order.
     """
     name, jaxpr = rename_shadowed_axes(axis_name, jaxpr, mesh.axis_names)
     return name, in_mesh_order(jaxpr, mesh)
@@ -95,9 +96,9 @@ def permute(x: Value, names: Sequence[str], pairs: Pairs) -> Any:
 
 
 def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
-    """``jaxpr`` whose permutations over mesh axes name them in the order of the mesh.
+    """``jaxpr`` whose permutations name mesh axes in the order of the mesh.
 
-    JAX numbers devices in that order whatever that of the names, or refuses.
+    JAX numbers devices in the order of the mesh, whatever the order of the names.
     """
 
     def change(equation: Equation) -> Any:
@@ -113,7 +114,7 @@ def in_mesh_order(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
             params=equation.params | {"axis_name": names, "perm": pairs}
         )
 
-    # What maps hold is put in order where they are lowered.
+    # The bodies of maps are put in order when these are lowered.
     return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 

@@ -16,13 +16,13 @@ from shardmap.map.primitives.axis import AxisLayout
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """How elements combine.
+    """A reduction over elements.
 
     Attributes:
-      combiner: its name, one of `COMBINE`.
-      local: over dimensions of one device's array.
-      between: over mesh axes, as `jax.lax.psum`.
-      segments: over groups of rows, as `jax.ops.segment_sum`.
+      combiner: how two values become one, a name in `COMBINE`.
+      local: reduces dimensions of an array, as `jax.numpy.sum`.
+      between: reduces over mesh axes, as `jax.lax.psum`.
+      segments: reduces groups of rows, as `jax.ops.segment_sum`.
     """
 
     combiner: str
@@ -45,7 +45,7 @@ class Reduction:
         return self.finish(axis, self.local(present, (0, *dimensions)), axes), False
 
     def start(self, aval: Aval) -> jax.Array:
-        """What to accumulate parts of a block from."""
+        """The value to which parts of a block are accumulated."""
         return jnp.full(aval.shape, identity(self.combiner, aval.dtype), aval.dtype)
 
     def accumulate(self, before: Value, part: Value, present: Value) -> Any:
@@ -63,7 +63,7 @@ class Reduction:
 
 
 def _by_gathering(combiner: str) -> Reduction:
-    """The reduction by any combiner: devices gather the values that they combine."""
+    """A reduction by any combiner: devices gather values, and combine them."""
 
     def local(block: Value, dimensions: Sequence[int]) -> Any:
         nothing = identity(combiner, block.dtype)

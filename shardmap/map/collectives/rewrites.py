@@ -1,4 +1,4 @@
-"""Collectives brought into the form that XLA takes best."""
+"""Rewrites of collectives, for JAX's rules and for XLA."""
 
 import itertools
 from collections.abc import Hashable, Sequence, Set
@@ -33,14 +33,14 @@ from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import is_no_map, spmap_p
 
 _HOLDERS = {p.jit_p: CALLS[p.jit_p], p.remat_p: CALLS[p.remat_p], spmap_p: "call_jaxpr"}
-"""What may be changed in an equation that is to be differentiated."""
+"""Primitives whose jaxprs may be changed before they are differentiated."""
 
 
 def tile_collectives(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` with some collectives as JAX differentiates and vectorises them right.
+    """``jaxpr`` with tiled all_to_all and psum_scatter.
 
-    Without ``tiled``, JAX transposes an all_to_all wrongly that moves a dimension, and
-    vectorises a psum_scatter wrongly along what lies behind the scattered dimension.
+    Without ``tiled``, JAX's transpose of an all_to_all that moves a dimension is wrong,
+    and so is its batching of a psum_scatter behind the scattered dimension.
     """
 
     def change(equation: Equation) -> Any:
@@ -49,7 +49,7 @@ def tile_collectives(jaxpr: Jaxpr) -> Any:
             return equation
         tiled = equation.replace(params=params | {"tiled": True})
         if equation.primitive is p.all_to_all_p:
-            # What `jax.lax.all_to_all` binds has the dimensions that it has if tiled.
+            # `jax.lax.all_to_all` has made the dimensions those of a tiled one.
             return tiled
         if equation.primitive is not REDUCE_SCATTER:
             return equation
@@ -64,15 +64,15 @@ def tile_collectives(jaxpr: Jaxpr) -> Any:
         )
         return [tiled.replace(outvars=[between]), *squeeze]
 
-    # Maps inside were traced on their own.
+    # Maps inside were rewritten when they were traced.
     return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
-def widen(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` whose reductions of bfloat16 between devices are of float32.
+def upcast_bfloat16_reductions(jaxpr: Jaxpr) -> Any:
+    """``jaxpr`` with reductions of bfloat16 in float32.
 
-    Where only some axes of a mesh are manual, XLA's CPU compiler aborts at a reduction
-    of bfloat16 between devices. It would widen it, too.
+    XLA's CPU compiler aborts at a reduction of bfloat16 between devices if only some
+    mesh axes are manual.
     """
 
     def change(equation: Equation) -> Any:
@@ -123,11 +123,10 @@ def _converted(
 def without_sums_of_shared(
     jaxpr: Jaxpr, axis_name: Hashable, axis_size: int, in_axes: Sequence[int | None]
 ) -> Any:
-    """``jaxpr`` in which what all elements have alike is multiplied, and not added up.
+    """``jaxpr`` with sums of equal values as products with the number of elements.
 
-    A result that is a sum and not mapped has one cotangent for all elements, which its
-    derivative adds up before anything else: elements that run one after the other would
-    all have to be there.
+    The transpose of an unmapped sum begins with a sum of its cotangent, which is the
+    same in all elements. A loop over elements could not begin with a collective.
     """
     is_shared = [axis is None for axis in in_axes]
     return _without_sums(jaxpr, axis_name, axis_size, is_shared)[0]
@@ -136,7 +135,7 @@ def without_sums_of_shared(
 def _without_sums(
     jaxpr: Any, axis_name: Hashable, axis_size: int, is_shared: Sequence[bool]
 ) -> tuple[Any, list[bool]]:
-    """The new jaxpr, and which of its results all elements have alike."""
+    """The new jaxpr, and which of its results are the same in all elements."""
     shared = {
         var for var, is_one in zip(jaxpr.invars, is_shared, strict=True) if is_one
     }
@@ -171,7 +170,7 @@ def _may_differ(equation: Equation, axis_name: Hashable) -> bool:
 
 
 def _may_hold(equation: Equation, axis_name: Hashable) -> bool:
-    """Whether an equation may hold sums over the axis that may be changed."""
+    """Whether to look for sums over the axis in the jaxpr of an equation."""
     is_bound_again = equation.params.get("axis_name") == axis_name
     return equation.primitive in _HOLDERS and not is_bound_again
 
@@ -189,7 +188,7 @@ def _inside(equation: Equation, *how: Any) -> tuple[Any, list[bool]]:
 
 
 def _multiplied(equation: Any, axis_name: Hashable, axis_size: int) -> list[Any]:
-    """The equations of a sum over the axis of what its elements have alike."""
+    """The equations of a sum over the axis, of a value that all elements share."""
     (operand,), (result,) = equation.invars, equation.outvars
     aval = aval_of(operand)
     wide = aval.dtype
@@ -214,17 +213,17 @@ def _multiplied(equation: Any, axis_name: Hashable, axis_size: int) -> list[Any]
 
 
 def merge_sums(jaxpr: Jaxpr, axis_name: Hashable) -> Any:
-    """``jaxpr`` with sums over an axis of sums over inner axes made one.
+    """``jaxpr`` with a sum of sums in a map inside as one sum over both axes.
 
-    What all elements of nested maps share gets its cotangent from the inner map as a
-    sum, which the outer map sums again: two collectives, one after the other.
+    The cotangent of a value that nested maps share is summed by the inner map, and then
+    by the outer one: two collectives, one after the other.
     """
     for equation in jaxpr.eqns:
         if not _is_sum(equation, axis_name) or len(equation.params["axes"]) > 1:
             continue
         (inner,), (result,) = equation.invars, equation.outvars
         if any(var is result for e in jaxpr.eqns for var in e.invars):
-            continue  # A sum of the function's own, which it goes on with.
+            continue  # The function itself uses this sum.
         merged = _sum_inside(jaxpr, inner, axis_name, equation.effects)
         if merged is not None:
             jaxpr = merged.replace(
@@ -235,7 +234,7 @@ def merge_sums(jaxpr: Jaxpr, axis_name: Hashable) -> Any:
 
 
 def _is_sum(equation: Equation, axis_name: Hashable = None) -> bool:
-    """Whether it adds up all elements, of that axis among others if it is given."""
+    """Whether an equation is a sum without groups, over that axis if it is given."""
     return (
         equation.primitive is p.psum_p
         and axis_name in (None, *equation.params["axes"])
@@ -247,9 +246,9 @@ def _is_sum(equation: Equation, axis_name: Hashable = None) -> bool:
 def _sum_inside(
     jaxpr: Jaxpr, result: Value, axis_name: Hashable, effects: Set[Effect]
 ) -> Any | None:
-    """``jaxpr`` whose ``result`` is summed over the axis, too.
+    """``jaxpr`` with the sum ``result`` over the axis, too.
 
-    None where it is not a sum already, here or in a map, or has other uses.
+    None if it is not a sum, here or in a map, or has other uses.
     """
     uses = [var for e in jaxpr.eqns for var in e.invars] + list(jaxpr.outvars)
     makers = [e for e in jaxpr.eqns if any(var is result for var in e.outvars)]

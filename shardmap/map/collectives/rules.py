@@ -1,9 +1,7 @@
-"""What each collective does over an axis whose elements are in blocks on devices.
+"""The rule of each collective for blocks of elements on devices.
 
-An axis of ``size`` elements is on ``devices`` devices, ``block`` elements on each, in
-order; the last block may be partly empty. A block is one vectorised operation, so a
-collective has two parts: what a device can do with its own elements, and then one
-collective between devices, of the least size.
+A device first combines the elements of its block. Then there is one collective between
+devices, of the least size. See `AxisLayout` for where the elements are.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -21,9 +19,9 @@ from shardmap.map.collectives.reductions import SUM, add_up
 from shardmap.map.primitives.axis import AxisLayout, axis_text, pad_last
 
 Rule = Callable[..., tuple[Any, bool]]
-"""Takes the axis, the blocks of operands (elements in front) and the equation's
-parameters; gives the result, or a list, and whether it differs between elements (these
-in front again)."""
+"""Takes the axis, the blocks of operands with elements in front, and the equation's
+parameters. Returns the result, or a list of them, and whether these differ between
+elements, which are then in front again."""
 
 
 # Reductions
@@ -206,7 +204,7 @@ def ragged_all_to_all_rule(
 
 
 def rule_of_vmap(primitive: Primitive) -> Rule:
-    """The rule of a collective that `jax.vmap` knows: each device does all elements."""
+    """The rule of a collective with a batching rule: each device does all elements."""
 
     def rule(axis: AxisLayout, *blocks: Value, **params: Param) -> tuple[Any, bool]:
         names = axis_names(params)

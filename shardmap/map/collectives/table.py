@@ -1,4 +1,4 @@
-"""The table of collectives, which map, plan and explain read where they meet one."""
+"""The table of collectives, for maps, plans and explain."""
 
 import dataclasses
 from collections.abc import Callable
@@ -40,14 +40,14 @@ class Collective:
     """One collective.
 
     Attributes:
-      name: that of the function, for messages and `explain`.
-      kind: as XLA calls it; None if nothing is sent.
-      rule: what it does over blocks of elements.
-      combiner: how values of several devices become one; None if they do not.
-      of_equal_groups: whether the groups of ``axis_index_groups`` must be of one size.
-      is_elementwise: whether the plan may cut the dimensions of an element.
-      lowers_per_device: whether JAX lowers it for one element on each device, of an
-        operand of that type, on that platform.
+      name: the name of the function, for messages and `explain`.
+      kind: XLA's name; None if nothing is sent.
+      rule: its rule for blocks of elements.
+      combiner: how values of several devices become one; None if they stay apart.
+      of_equal_groups: whether all ``axis_index_groups`` must have one size.
+      is_elementwise: whether a plan may cut the dimensions of an element.
+      lowers_per_device: whether JAX lowers it for one element on each device, given the
+        type of an operand and the platform.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Collective:
 
     @property
     def is_reduction(self) -> bool:
-        """Whether it combines values, and nothing else."""
+        """Whether it only combines values."""
         return isinstance(self.rule, Reduction)
 
 

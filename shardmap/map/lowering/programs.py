@@ -36,7 +36,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.map import agreement
 from shardmap.map.collectives.names import for_mesh, in_mesh_order, rename_axis
-from shardmap.map.collectives.rewrites import widen
+from shardmap.map.collectives.rewrites import upcast_bfloat16_reductions
 from shardmap.map.collectives.split import split_collectives, vectorizable
 from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
@@ -124,7 +124,7 @@ def per_device(
     axis = dataclasses.replace(decided.axis, name=axis_name)
     jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
     if mesh.devices.flat[0].platform == "cpu" and len(mesh.axis_names) > 1:
-        jaxpr = widen(jaxpr)
+        jaxpr = upcast_bfloat16_reductions(jaxpr)
     if decided.branch == "whole":
         jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
         return block_function(jaxpr, axis, in_axes, out_axes)

@@ -11,7 +11,7 @@ from shardmap._jax.walk import equations
 from shardmap.map.collectives.rewrites import (
     merge_sums,
     tile_collectives,
-    widen,
+    upcast_bfloat16_reductions,
     without_sums_of_shared,
 )
 
@@ -57,7 +57,9 @@ def test_a_scattered_sum_is_the_same_tiled():
 
 
 def test_sums_of_bfloat16_are_of_float32():
-    wide = widen(traced(lambda x: lax.psum(x, "i"), (3,), dtype=jnp.bfloat16))
+    wide = upcast_bfloat16_reductions(
+        traced(lambda x: lax.psum(x, "i"), (3,), dtype=jnp.bfloat16)
+    )
     (added,) = named(wide, "psum")
     assert [v.aval.dtype for v in added.invars] == [np.float32]
     assert [v.aval.dtype for v in wide.outvars] == [jnp.bfloat16]
@@ -73,7 +75,7 @@ def test_sums_of_bfloat16_are_of_float32():
 )
 def test_what_stays_narrow(fun, dtype):
     jaxpr = traced(fun, (3,), dtype=dtype)
-    assert widen(jaxpr) is jaxpr
+    assert upcast_bfloat16_reductions(jaxpr) is jaxpr
 
 
 def test_a_sum_of_an_inner_map_s_sum_is_one():
