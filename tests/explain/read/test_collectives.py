@@ -369,7 +369,8 @@ def test_a_collective_that_is_registered_late_is_seen():
 
         return lax.scan(step, x, length=3)[0]
 
-    mesh = jax.sharding.AbstractMesh((16,), ("i",))
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((16,), ("i",), axis_types=auto)
     mapped = jax.shard_map(
         fun, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False
     )
