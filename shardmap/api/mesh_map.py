@@ -20,7 +20,6 @@ from shardmap._jax import context
 from shardmap._jax.arrays import varying_axes
 from shardmap._jax.context import NO_MESH
 from shardmap._jax.effects import axes_used
-from shardmap._jax.stages import trace_as
 from shardmap._jax.typechecks import bound_axes
 from shardmap._jax.types import (
     AnyMesh,
@@ -38,7 +37,7 @@ from shardmap.api.calls import caches, options
 from shardmap.api.calls.call import Arguments, Call, devices_of, without_statics
 from shardmap.api.calls.options import Lowering
 from shardmap.api.calls.programs import Args, Kwargs, Programs
-from shardmap.api.calls.statics import apply_statics, wrap_statics
+from shardmap.api.calls.statics import wrap_statics
 from shardmap.api.function import Mapped, P, R
 from shardmap.arrays import placement, trees
 from shardmap.map import agreement, contexts, tracing
@@ -190,13 +189,6 @@ class MeshPrograms(Programs[MeshCall, Options]):
 
     what = "mesh_map"
 
-    def __init__(self, fun: Callable[..., Any], options: Options) -> None:
-        super().__init__(fun, options)
-        # JAX finds a trace again by the function that is traced.
-        self._blocks: caches.LRUCache[Callable[..., tracing.Flattened]] = (
-            caches.LRUCache()
-        )
-
     def infer_params(self, arguments: Arguments, alone: bool = True) -> MeshCall:
         mesh = self.options.mesh
         avals = self.leaf_avals(arguments)
@@ -210,7 +202,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
         self._check_in_axes(in_axes, avals, arguments)
         around = self._axes_around()
         own = tuple(name for name in mesh.axis_names if name not in around)
-        block = self._block(arguments)
+        block = self.flat_function(arguments)
         blocks = [_block_aval(mesh, *each) for each in zip(avals, in_axes, strict=True)]
         jaxpr, out_tree = self._traced(block, blocks, own)
         out_axes = self.out_axes(out_tree)
@@ -276,22 +268,6 @@ class MeshPrograms(Programs[MeshCall, Options]):
         return {
             name for axes in jax.tree.leaves(given, is_leaf=_is_axes) for name in axes
         }
-
-    def _block(self, arguments: Arguments) -> Callable[..., tracing.Flattened]:
-        key = arguments.in_tree, arguments.statics
-        block = self._blocks.get(key)
-        if block is None:
-            fun, structure = self.fun, arguments._replace(leaves=())
-
-            def block(*blocks: Value) -> tracing.Flattened:
-                result = apply_statics(fun(), *structure.with_leaves(blocks))
-                return tracing.Flattened(*jax.tree.flatten(result))
-
-            args, kwargs = arguments.with_leaves(arguments.leaves)
-            static = arguments.static_argnums
-            trace_as(block, self.what, fun(), args, kwargs, static)
-            block = self._blocks.setdefault(key, block)
-        return block
 
     def _traced(
         self,

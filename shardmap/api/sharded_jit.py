@@ -15,10 +15,9 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import Aval, ClosedJaxpr, PyTree, Value, without_sharding
-from shardmap.api.calls import caches, options
+from shardmap.api.calls import options
 from shardmap.api.calls.call import Arguments, Call
 from shardmap.api.calls.programs import Args, Kwargs, Programs
-from shardmap.api.calls.statics import apply_statics
 from shardmap.api.function import Mapped, P, R
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.map import agreement, contexts
@@ -220,44 +219,22 @@ class PartitionCall(Call):
         )
 
 
-class _WithStatics:
-    """A function that takes static arguments as `Static`s, to be traced."""
-
-    def __init__(self, fun: caches.WeakFunction) -> None:
-        self._fun = fun
-
-    @property
-    def __wrapped__(self) -> Callable[..., PyTree]:
-        """The function that JAX's errors name."""
-        return self._fun()
-
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        return apply_statics(self._fun(), args, kwargs)
-
-
 class PartitionPrograms(Programs[PartitionCall, Options]):
     """All that is made for one function that `sharded_jit` cuts."""
 
     what = "sharded_jit"
-
-    def __init__(self, fun: Callable[..., object], options: Options) -> None:
-        super().__init__(fun, options)
-        # JAX finds a trace again by the function that is traced.
-        self._with_statics = caches.described_like(
-            _WithStatics(self.fun), fun, self.name
-        )
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> PartitionCall:
         what, names = self._named(), self.leaf_names(arguments)
         avals = self.leaf_avals(arguments)
         in_parts = self._in_parts(arguments)
         _check_shapes(what, names, avals, in_parts)
-        args, kwargs = arguments.with_leaves(list(map(without_sharding, avals)))
-        traced = self._jitted(arguments).trace(*args, **kwargs)
-        jaxpr, out = traced.jaxpr, traced.out_info
-        out_names = trees.leaf_paths("result", out)
+        flat = jax.jit(self.flat_function(arguments))
+        traced = flat.trace(*map(without_sharding, avals))
+        jaxpr, out_tree = traced.jaxpr, traced.out_info.tree
+        out_names = trees.result_names(out_tree)
         out_parts = _broadcast(
-            what, "out_parts", self.options.out_parts, out, "the result"
+            what, "out_parts", self.options.out_parts, out_tree, "the result"
         )
         _check_shapes(what, out_names, jaxpr.out_avals, out_parts)
         constraints = constraints_in(jaxpr.jaxpr)
@@ -275,7 +252,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         return PartitionCall(
             arguments,
             avals,
-            jax.tree.structure(out),
+            out_tree,
             jaxpr.out_avals,
             partition_mesh((), total or 1, "sharded_jit") if alone else None,
             in_parts,
@@ -294,10 +271,6 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
             self._named(), "in_parts", prefix, positional, "the positional arguments"
         )
         return parts + [None] * keywords.num_leaves
-
-    def _jitted(self, arguments: Arguments) -> jax.stages.Wrapped:
-        static = arguments.static_argnums
-        return jax.jit(self._with_statics, static_argnums=static, static_argnames=())
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         arguments = self._arguments(args, kwargs)
@@ -322,8 +295,8 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
             closed = call.jaxpr
             results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
         else:
-            args, kwargs = call.arguments.with_leaves(operands)
-            results = jax.tree.leaves(self._jitted(call.arguments)(*args, **kwargs))
+            flat = jax.jit(self.flat_function(call.arguments))
+            results = flat(*operands).leaves
         return jax.tree.unflatten(call.out_tree, cut(results, call.out_parts))
 
     def agree(self, call: PartitionCall) -> None:

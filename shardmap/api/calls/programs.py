@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Sharding
 
 from shardmap._jax.context import configuration, without_mesh
-from shardmap._jax.stages import FoundNaN, Mismatch
+from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
 from shardmap.api.calls import caches, refusals
 from shardmap.api.calls.call import (
@@ -24,6 +24,7 @@ from shardmap.api.calls.call import (
 )
 from shardmap.api.calls.multiprocess import AcrossProcesses
 from shardmap.api.calls.options import Options
+from shardmap.api.calls.statics import apply_statics
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.arrays.programs import running
 from shardmap.map import contexts, tracing
@@ -52,6 +53,26 @@ class CompiledEntry(NamedTuple):
     is_exact: bool
 
 
+class FlatFunction:
+    """A user's function, from leaves to leaves, to be traced.
+
+    JAX finds a trace again by this object, so there is one for each function, options,
+    argument structure and static arguments.
+    """
+
+    def __init__(
+        self, name: str, fun: caches.WeakFunction, arguments: Arguments
+    ) -> None:
+        self.__name__ = name
+        self._fun = fun
+        self._arguments = arguments._replace(leaves=())
+
+    def __call__(self, *leaves: Value) -> tracing.Flattened:
+        args, kwargs = self._arguments.with_leaves(leaves)
+        result = apply_statics(self._fun(), args, kwargs)
+        return tracing.Flattened(*jax.tree.flatten(result))
+
+
 class Programs(abc.ABC, Generic[C, OptionsT]):
     """All that is made for one function under one set of options.
 
@@ -69,6 +90,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         self.options = options
         self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
         self._entries: caches.LRUCache[CompiledEntry] = caches.LRUCache()
+        self._flat: caches.LRUCache[FlatFunction] = caches.LRUCache()
 
     # What each kind of map says
 
@@ -177,6 +199,18 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             donate_argnums=self.options.donate_argnums,
             donate_argnames=self.donate_argnames,
         )
+
+    def flat_function(self, arguments: Arguments) -> FlatFunction:
+        """The function of the leaves of such arguments."""
+        key = arguments.in_tree, arguments.statics
+        flat = self._flat.get(key)
+        if flat is None:
+            flat = FlatFunction(self.name, self.fun, arguments)
+            args, kwargs = arguments.with_leaves(arguments.leaves)
+            static = arguments.static_argnums
+            trace_as(flat, self.what, self.fun(), args, kwargs, static)
+            flat = self._flat.setdefault(key, flat)
+        return flat
 
     def leaf_names(self, arguments: Arguments) -> list[str]:
         """How a caller would write each leaf."""

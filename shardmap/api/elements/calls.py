@@ -5,38 +5,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from shardmap._jax.types import Aval, TreeDef, Value, with_shape
-from shardmap.api.calls import caches
-from shardmap.api.calls.call import Arguments, Call, ProcessLocal
-from shardmap.api.calls.statics import Static, apply_statics
+from shardmap._jax.types import Aval, with_shape
+from shardmap.api.calls.call import Call, ProcessLocal
 from shardmap.arrays.process_local import ProcessShardings, parts_along, shardings_along
 from shardmap.map import tracing
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.shardings import MapShardings, map_shardings
-
-
-class Element:
-    """The function of one element over flat leaves, to be traced.
-
-    JAX finds a trace again by this object, so there is one for each function, options,
-    argument structure and static arguments.
-    """
-
-    def __init__(
-        self,
-        fun: caches.WeakFunction,
-        in_tree: TreeDef,
-        statics: tuple[tuple[int, Static], ...],
-    ) -> None:
-        self._fun = fun
-        self._arguments = Arguments((), in_tree, statics)
-
-    def __call__(self, *leaves: Value) -> tracing.Flattened:
-        args, kwargs = self._arguments.with_leaves(leaves)
-        result = apply_statics(self._fun(), args, kwargs)
-        return tracing.Flattened(*jax.tree.flatten(result))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,14 +8,12 @@ import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from shardmap._jax import context
-from shardmap._jax.stages import trace_as
 from shardmap._jax.types import Aval, Axes, Jaxpr, Params, PyTree, TreeDef, Value
 from shardmap._lazy import ask
-from shardmap.api.calls import caches
 from shardmap.api.calls.call import Arguments, without_statics
 from shardmap.api.calls.programs import Args, Kwargs, Programs
 from shardmap.api.elements import ambient_mesh, axes
-from shardmap.api.elements.calls import Element, ElementCall, with_axis
+from shardmap.api.elements.calls import ElementCall, with_axis
 from shardmap.api.elements.options import Options
 from shardmap.arrays import array_likes, processes, trees
 from shardmap.arrays.process_local import look, parts_along
@@ -37,11 +35,6 @@ class ElementPrograms(Programs[ElementCall, Options]):
 
     what = "spmap"
     static_parameter = "static_broadcasted_argnums"
-
-    def __init__(self, fun: Callable[..., object], options: Options) -> None:
-        super().__init__(fun, options)
-        self._elements: caches.LRUCache[Element] = caches.LRUCache()
-        # Never forgotten, as nobody could know whether all processes have.
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> ElementCall:
         options = self.options
@@ -70,7 +63,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
             are_global, in_axes, names
         )
         axis_size = self._axis_size(in_axes, avals, names, is_local)
-        body = self._body(self._element(arguments), in_axes, avals, axis_size)
+        body = self._body(self.flat_function(arguments), in_axes, avals, axis_size)
         params = {
             "axis_name": options.axis_name,
             "axis_size": axis_size,
@@ -132,17 +125,6 @@ class ElementPrograms(Programs[ElementCall, Options]):
                 "by keyword have none: they are always mapped along axis 0."
             )
         return arguments.given(prefix)
-
-    def _element(self, arguments: Arguments) -> Element:
-        key = arguments.in_tree, arguments.statics
-        element = self._elements.get(key)
-        if element is None:
-            element = Element(self.fun, *key)
-            args, kwargs = arguments.with_leaves(arguments.leaves)
-            static = arguments.static_argnums
-            trace_as(element, self.what, self.fun(), args, kwargs, static)
-            element = self._elements.setdefault(key, element)
-        return element
 
     def _body(
         self,
