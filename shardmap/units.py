@@ -4,6 +4,7 @@ import functools
 import inspect
 import operator
 import re
+from collections.abc import Callable
 from typing import Any
 
 UNITS = {
@@ -160,6 +161,30 @@ class WithOptions(functools.partial[Any]):
             if value is not parameters[name].default
         ]
         return f"<decorator {self.func.__name__}({', '.join(given)})>"
+
+
+def decorator_with_options(transformation: Callable[..., Any]) -> Callable[..., Any]:
+    """A function transformation that is a decorator where it gets no function.
+
+    >>> @decorator_with_options
+    ... def double(fun=None, times=1):
+    ...     return lambda x: times * fun(x)
+    >>> double(abs, 2)(-3), double(times=2)(abs)(-3)
+    (6, 6)
+    """
+
+    @functools.wraps(transformation)
+    def transform(fun: Any = None, *args: Any, **options: Any) -> Any:
+        if fun is not None:
+            return transformation(fun, *args, **options)
+        try:
+            given = inspect.signature(transformation).bind(None, *args, **options)
+        except TypeError as error:
+            raise TypeError(f"{transformation.__name__}() {error}") from None
+        del given.arguments["fun"]
+        return WithOptions(transform, **given.arguments)
+
+    return transform
 
 
 class Auto:

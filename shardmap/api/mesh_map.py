@@ -48,7 +48,7 @@ from shardmap.map.primitives.shard_maps import axes_used_inside
 from shardmap.map.shardings import MapShardings
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh, with_manual_axes
-from shardmap.units import WithOptions, shown
+from shardmap.units import decorator_with_options, shown
 
 Axes = dict[str, int]
 """Mesh axis names, each with the array dimension that it cuts."""
@@ -612,8 +612,9 @@ def mesh_map(
 ) -> Decorator: ...
 
 
+@decorator_with_options
 def mesh_map(
-    fun: Callable[..., Any] | None = None,
+    fun: Any = None,
     mesh: Mesh | None = None,
     in_axes: PyTree = None,
     out_axes: PyTree = None,
@@ -669,16 +670,6 @@ def mesh_map(
       >>> product(np.ones((8, 6)), np.ones((6, 3))).shape
       (8, 3)
     """
-    if fun is None:
-        return WithOptions(
-            mesh_map,
-            mesh=mesh,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            lowering=lowering,
-            donate_argnums=donate_argnums,
-            static_argnums=static_argnums,
-        )
     options.check_callable("mesh_map", fun)
     if mesh is None or in_axes is None or out_axes is None:
         raise TypeError(

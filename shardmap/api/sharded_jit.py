@@ -31,7 +31,7 @@ from shardmap.map.constraint import (
     total_partitions,
 )
 from shardmap.map.shardings import MapShardings
-from shardmap.units import WithOptions
+from shardmap.units import decorator_with_options
 
 Counts = tuple[int, ...] | None
 """Partitions along each dimension; None: every device has the whole value."""
@@ -362,8 +362,9 @@ def sharded_jit(
 ) -> Decorator: ...
 
 
+@decorator_with_options
 def sharded_jit(
-    fun: Callable[..., Any] | None = None,
+    fun: Any = None,
     in_parts: PyTree = None,
     out_parts: PyTree = None,
     num_partitions: int | None = None,
@@ -412,15 +413,6 @@ def sharded_jit(
       >>> [shard.data.shape for shard in y.addressable_shards]
       [(2, 6), (2, 6)]
     """
-    if fun is None:
-        return WithOptions(
-            sharded_jit,
-            in_parts=in_parts,
-            out_parts=out_parts,
-            num_partitions=num_partitions,
-            static_argnums=static_argnums,
-            donate_argnums=donate_argnums,
-        )
     options.check_callable("sharded_jit", fun)
     _check_leaves("sharded_jit in_parts", in_parts)
     _check_leaves("sharded_jit out_parts", out_parts)

@@ -17,7 +17,7 @@ from shardmap.api.elements.programs import ElementPrograms
 from shardmap.api.function import Mapped, P, R
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh, check_devices, too_few_devices
-from shardmap.units import Auto, WithOptions
+from shardmap.units import Auto, decorator_with_options
 
 
 class MappedFunction(Mapped[P, R]):
@@ -92,8 +92,9 @@ def spmap(
 ) -> Decorator: ...
 
 
+@decorator_with_options
 def spmap(
-    fun: Callable[..., Any] | None = None,
+    fun: Any = None,
     axis_name: Hashable = None,
     *,
     in_axes: PyTree = 0,
@@ -177,24 +178,6 @@ def spmap(
       >>> normalize(np.array([1.0, 3.0, 4.0]))
       Array([0.125, 0.375, 0.5  ], dtype=float32)
     """
-    if fun is None:
-        return WithOptions(
-            spmap,
-            axis_name=axis_name,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            static_broadcasted_argnums=static_broadcasted_argnums,
-            devices=devices,
-            backend=backend,
-            axis_size=axis_size,
-            donate_argnums=donate_argnums,
-            mesh=mesh,
-            mesh_axes=mesh_axes,
-            batch_size=batch_size,
-            memory=memory,
-            lowering=lowering,
-            check_replicas=check_replicas,
-        )
     options.check_callable("spmap", fun)
     if mesh is None and mesh_axes is not None:
         around = current_mesh()

@@ -212,15 +212,11 @@ _global_arrays = _GlobalArrays()
 # While JAX differentiates or vectorises
 
 
-def look(leaves: Sequence[Any]) -> list[bool] | None:
-    """Which of the values that are being computed with are global arrays.
-
-    Returns:
-      For each leaf whether it is; None where there are no values, as they are traced.
-    """
-    seen = _Seen()
+def which_are_global(leaves: Sequence[Any]) -> list[bool] | None:
+    """Whether each leaf is a global array; None while JAX traces it, without values."""
+    seen = _ConcreteValues()
     tracers = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
-    look_p.bind(*tracers, seen=seen)
+    concrete_probe_p.bind(*tracers, seen=seen)
     if seen.values is None:
         return None
     values = iter(seen.values)
@@ -230,39 +226,36 @@ def look(leaves: Sequence[Any]) -> list[bool] | None:
     ]
 
 
-class _Seen:
-    """The values behind tracers; none if there are no values yet."""
+class _ConcreteValues:
+    """The values of tracers in an eager transformation; None if there are none yet."""
 
     values: Sequence[Any] | None = None
 
 
-look_p = jex_core.Primitive("look")
-look_p.multiple_results = True
+concrete_probe_p = jex_core.Primitive("concrete_probe")
+"""Has no result. Evaluated, it stores its operands in ``seen``."""
+concrete_probe_p.multiple_results = True
 
 
-@look_p.def_impl
-def _look(*leaves: Value, seen: _Seen) -> list[Any]:
+@concrete_probe_p.def_impl
+def _probe_impl(*leaves: Value, seen: _ConcreteValues) -> list[Any]:
     seen.values = leaves
     return []
 
 
-@look_p.def_abstract_eval
-def _look_abstract(*_: object, seen: _Seen) -> list[Any]:
-    return []
-
-
-def _look_jvp(
+def _probe_jvp(
     primals: Sequence[Value], _: object, **params: Param
 ) -> tuple[list[Any], list[Any]]:
-    return look_p.bind(*primals, **params), []
+    return concrete_probe_p.bind(*primals, **params), []
 
 
-def _look_batching(
+def _probe_batching(
     leaves: Sequence[Value], _: object, **params: Param
 ) -> tuple[list[Any], list[Any]]:
-    return look_p.bind(*leaves, **params), []
+    return concrete_probe_p.bind(*leaves, **params), []
 
 
-ad.primitive_jvps[look_p] = _look_jvp
-batching.primitive_batchers[look_p] = _look_batching
-mlir.register_lowering(look_p, lambda ctx, *leaves, seen: [])
+concrete_probe_p.def_abstract_eval(lambda *_, seen: [])
+ad.primitive_jvps[concrete_probe_p] = _probe_jvp
+batching.primitive_batchers[concrete_probe_p] = _probe_batching
+mlir.register_lowering(concrete_probe_p, lambda ctx, *leaves, seen: [])

@@ -18,7 +18,7 @@ from shardmap.plan.inside import primitive
 from shardmap.plan.inside.primitive import Options, chunked_p, without_tracers
 from shardmap.plan.inside.residuals import keeping_residuals
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.units import WithOptions, bytes_of, refuse_no_bool, shown
+from shardmap.units import bytes_of, decorator_with_options, refuse_no_bool, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -193,8 +193,9 @@ def chunked(
 ) -> Callable[[Callable[P, R]], ChunkedFunction[P, R]]: ...
 
 
+@decorator_with_options
 def chunked(
-    fun: Callable[..., Any] | None = None,
+    fun: Any = None,
     in_slices: InSlices = None,
     *,
     memory: int | str | None = None,
@@ -248,15 +249,6 @@ def chunked(
       >>> attend(q, q, q).shape
       (8, 2)
     """
-    if fun is None:
-        return WithOptions(
-            chunked,
-            in_slices=in_slices,
-            memory=memory,
-            partial=partial,
-            remat=remat,
-            strict=strict,
-        )
     if not callable(fun):
         raise TypeError(f"chunked takes a function, got {shown(fun)}")
     refuse_no_bool("partial", partial)

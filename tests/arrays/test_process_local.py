@@ -89,7 +89,7 @@ def test_looking_sees_values_behind_tracers_that_have_some():
     seen = []
 
     def f(x):
-        seen.append(process_local.look([x, 1.0]))
+        seen.append(process_local.which_are_global([x, 1.0]))
         return x
 
     jax.vmap(f)(X)

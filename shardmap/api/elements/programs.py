@@ -16,7 +16,7 @@ from shardmap.api.elements import ambient_mesh, axes
 from shardmap.api.elements.calls import ElementCall, with_axis
 from shardmap.api.elements.options import Options
 from shardmap.arrays import array_likes, processes, trees
-from shardmap.arrays.process_local import look, parts_along
+from shardmap.arrays.process_local import parts_along, which_are_global
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import (
     MeshPlacement,
@@ -103,7 +103,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         """
         if arguments.all_global or tracing.inside_map() or not self.across_processes():
             return None
-        return look(arguments.leaves)
+        return which_are_global(arguments.leaves)
 
     def _check_static_count(self, count: int) -> None:
         static = self.options.static_argnums
