@@ -49,14 +49,15 @@ class Local(NamedTuple):
       node: the equation.
       values: the operands' boxes, traced.
       sizes: factor -> its size in this shard.
-      holes: (operand, axis) -> the holes before and after, for axes with a `Window`.
+      holes: (operand, axis) -> the holes before and after, for axes with a `Window`,
+        or what else it says of them.
       starts: factor -> where it starts, a traced scalar, for those asked for.
     """
 
     node: Node
     values: Sequence[Any]
     sizes: Mapping[Factor, int]
-    holes: Mapping[tuple[int, int], tuple[int, int]]
+    holes: Mapping[tuple[int, int], tuple[int, ...]]
     starts: Mapping[Factor, jax.Array]
 
 
@@ -70,7 +71,7 @@ class LocalSizes(NamedTuple):
     """
 
     sizes: tuple[int, ...]
-    holes: tuple[tuple[int, int], ...]
+    holes: tuple[tuple[int, ...], ...]
     crops: Crops
 
 
@@ -168,7 +169,7 @@ class Factors(Rule):
                     lost.append(Lost(cut.origins, self.wholes[factor]))
                 elif factor not in self._on_outs and factor not in self.contracted:
                     lost.append(Lost(cut.origins, ALWAYS_WHOLE))
-                elif isinstance(axis, Windowed):
+                elif isinstance(axis, Windowed) and not axis.window.same_loop:
                     # Soft: other windows on the same axis would put it elsewhere.
                     moved = axis.window.moves(cut.at, self.sizes[factor])
                     if not moved:
@@ -199,15 +200,19 @@ class Factors(Rule):
         for side, operands in (("in", self.ins), ("out", self.outs)):
             for k, axes in enumerate(operands):
                 for number, axis in enumerate(axes):
-                    directly = axis is not None and not isinstance(axis, Windowed)
-                    if directly and axis not in self.wholes:
-                        groups.setdefault(axis, []).append(Link(side, k, number))
+                    if isinstance(axis, Windowed):
+                        factor = axis.factor if axis.window.same_loop else None
+                    else:
+                        factor = axis
+                    if factor is not None and factor not in self.wholes:
+                        groups.setdefault(factor, []).append(Link(side, k, number))
         return list(groups.values())
 
     def windows(self) -> list[tuple[Link, Window, Link]]:
         return [
             (Link("in", k, number), window, Link("out", j, list(axes).index(factor)))
             for k, number, (factor, window) in self._windowed
+            if not window.same_loop
             for j, axes in enumerate(self.outs)
             if factor in axes
         ]
@@ -226,7 +231,7 @@ class Factors(Rule):
         # What only results have that are not wanted is not run at all.
         for factor in self._order:
             run.setdefault(factor, (0, 0))
-        holes: list[tuple[int, int]] = []
+        holes: list[tuple[int, ...]] = []
         needed: list[Box | None] = []
         for axes, shape in zip(self.ins, self.node.in_shapes, strict=True):
             part: list[Interval] = []
@@ -234,9 +239,9 @@ class Factors(Rule):
                 if axis is None:
                     part.append((0, size))
                 elif isinstance(axis, Windowed):
-                    interval, before, after = axis.window.reads(run[axis.factor])
+                    interval, around = axis.window.reads(run[axis.factor])
                     part.append(interval)
-                    holes.append((before, after))
+                    holes.append(around)
                 else:
                     part.append(run[axis])
             needed.append(tuple(part))

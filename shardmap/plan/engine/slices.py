@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from shardmap.plan.engine.alike.affine import is_known, is_more
 
@@ -165,8 +165,11 @@ class Window:
     A slice, padding, a convolution and a pooling are all of this form.
 
     >>> Window(size=10, stride=2, pad=1, extent=3).reads((0, 2))
-    ((0, 4), 1, 0)
+    ((0, 4), (1, 0))
     """
+
+    same_loop: ClassVar[bool] = False
+    """Whether both axes are one loop, so that cuts pass as they are."""
 
     size: int
     stride: int = 1
@@ -180,7 +183,7 @@ class Window:
         for name in ("size", "stride", "pad", "extent", "dilation"):
             object.__setattr__(self, name, int(getattr(self, name)))
 
-    def reads(self, result: Interval) -> tuple[Interval, int, int]:
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
         """The elements that an interval of the result reads, and the holes around.
 
         Returns:
@@ -189,18 +192,18 @@ class Window:
         """
         start, stop = result
         if self.reverse:
-            return (self.size - stop, self.size - start), 0, 0
+            return (self.size - stop, self.size - start), (0, 0)
         if stop == start:
-            return (0, 0), 0, 0
+            return (0, 0), (0, 0)
         first = start * self.stride - self.pad
         count = (stop - 1 - start) * self.stride + self.extent
         low = min(max(-(-first // self.dilation), 0), self.size)
         high = max(min((first + count - 1) // self.dilation + 1, self.size), low)
         if low == high:
-            return (0, 0), count, 0
+            return (0, 0), (count, 0)
         before = low * self.dilation - first
         inside = (high - low - 1) * self.dilation + 1
-        return (low, high), before, count - before - inside
+        return (low, high), (before, count - before - inside)
 
     def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
         """Where cuts of the input lie in the result, which has the given size."""

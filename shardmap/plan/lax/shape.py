@@ -121,10 +121,10 @@ def pad(node: Node) -> Factors:
 
     def emitter(local: Local) -> Sequence[Any]:
         operand, value = local.values
-        around = [
-            (*local.holes.get((0, axis), (0, 0)), config[axis][2])
-            for axis in range(len(shape))
-        ]
+        around = []
+        for axis in range(len(shape)):
+            before, after = local.holes.get((0, axis), (0, 0))
+            around.append((before, after, config[axis][2]))
         return [lax.pad(operand, value, around)]
 
     # What is added around parts of a sum would be added once for each part.

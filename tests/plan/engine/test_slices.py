@@ -60,7 +60,7 @@ def test_a_window_reads_exactly_what_it_covers(window, start, length):
         for p in held
         if p % window.dilation == 0 and 0 <= p // window.dilation < window.size
     ]
-    interval, before, after = window.reads((start, stop))
+    interval, (before, after) = window.reads((start, stop))
     if not elements:
         assert interval == (0, 0)
         assert before + after == len(held)
@@ -72,7 +72,7 @@ def test_a_window_reads_exactly_what_it_covers(window, start, length):
 
 def test_a_reversed_window():
     window = Window(10, reverse=True)
-    assert window.reads((0, 3)) == ((7, 10), 0, 0)
+    assert window.reads((0, 3)) == ((7, 10), (0, 0))
     assert window.moves((3, 4), 10) == (6, 7)
 
 

@@ -29,7 +29,7 @@ class Ranges(Window):
     >>> turned = np.array([2, 3, 0, 1])
     >>> ahead = Ranges.of(np.arange(4), turned, turned, size=4)
     >>> ahead.reads((0, 2)), ahead.reads((1, 3)), ahead.moves([2], 4)
-    (((2, 4), 0, 0), ((0, 4), 0, 0), (2,))
+    (((2, 4), ()), ((0, 4), ()), (2,))
     """
 
     content: bytes = b""
@@ -53,13 +53,13 @@ class Ranges(Window):
         ascends, descends = lows[1:] >= highs[:-1], highs[1:] <= lows[:-1]
         return bool(ascends.all() or descends.all())
 
-    def reads(self, result: Interval) -> tuple[Interval, int, int]:
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
         places, lows, highs = self.rows
         first, last = np.searchsorted(places, [int(place) for place in result])
         if first >= last:
-            return (0, 0), 0, 0
+            return (0, 0), ()
         low, high = int(lows[first:last].min()), int(highs[first:last].max()) + 1
-        return (low, min(low + stretch(high - low), self.size)), 0, 0
+        return (low, min(low + stretch(high - low), self.size)), ()
 
     def _changes(self, points: Iterable[int]) -> np.ndarray:
         """The numbers of the places from which on another piece is seen."""
@@ -111,8 +111,8 @@ MOST_APART = 2
 class SpreadPlaces(Window):
     """A dilated window whose holes nobody fills."""
 
-    def reads(self, result: Interval) -> tuple[Interval, int, int]:
-        return super().reads(result)[0], 0, 0
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
+        return super().reads(result)[0], ()
 
 
 def stretch(length: int) -> int:

@@ -6,8 +6,7 @@ leave on the diagonal: they follow from the first rows of Q. Singular values are
 of the triangle; LAPACK takes the same way for matrices that are this tall.
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,28 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.factors import Factors
-from shardmap.plan.engine.nodes import (
-    Graph,
-    Node,
-    Operand,
-    PlanPrimitive,
-    Value,
-)
-from shardmap.plan.engine.rules import (
-    UNCUT,
-    Cut,
-    Factor,
-    Forward,
-    Link,
-    Need,
-    Rule,
-    RuleMaker,
-    Stages,
-)
-from shardmap.plan.engine.slices import Box, Edges, Interval, hull_of
+from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
+from shardmap.plan.engine.pieces import InPieces, in_pieces, of_pieces
+from shardmap.plan.engine.rules import MANY, Cut, RuleMaker, Stages
 from shardmap.plan.lax.batched import CORE
+from shardmap.plan.lax.staged.barrier import barrier
 
 TRIANGLES, ONE_TRIANGLE, ROWS = map(
     PlanPrimitive, ("triangles of pieces", "triangle of all", "orthogonal rows")
@@ -100,96 +83,40 @@ def _qr(graph: Graph, operand: Operand, edges: tuple[int, ...]) -> list[Value]:
     few = jax.core.ShapedArray((len(edges) - 1, columns, columns), dtype)
     small = jax.core.ShapedArray((columns, columns), dtype)
     found = graph.add(TRIANGLES, params, [operand], [few, few])
-    turns, r = graph.add(ONE_TRIANGLE, params, found, [few, small])
+    complete = [barrier(graph, each) for each in found]
+    turns, r = graph.add(ONE_TRIANGLE, params, complete, [few, small])
     return [*graph.add(ROWS, params, [operand, turns], [operand.aval]), r]
 
 
-class _Tall(Rule):
-    """What the rules of pieces share."""
+def triangles(node: Node) -> Factors:
+    """``i~ * -> i * *, i * *``: the triangle of each piece, and the first rows of Q."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.pieces = Edges(node.params["edges"])
-
-    def factored(self, piece: jax.Array) -> Sequence[jax.Array]:
+    def of_piece(piece: jax.Array, starts: Any) -> list[jax.Array]:
         q, r = jnp.linalg.qr(piece)
-        return q, r
+        return [r[None], q[: piece.shape[1]][None]]
+
+    return of_pieces(
+        *(node, [["row", 0]], [["row", 1, 2], ["row", 3, 4]]),
+        *({"row": node.params["edges"]}, of_piece),
+        wholes=dict.fromkeys(range(5), CORE),
+        each=MANY,
+    )
 
 
-class Triangles(_Tall):
-    """The triangle of each piece, and the first rows of its Q."""
+def rows(node: Node) -> Factors:
+    """``i *, i~ * * -> i *``: the rows of Q of each piece."""
+    edges: tuple[int, ...] = node.params["edges"]
 
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        along = Cut(tuple(range(1, self.pieces.count)), False, cuts[0][0].origins)
-        return Forward([[along if cuts[0][0].at else UNCUT, UNCUT, UNCUT]] * 2)
+    def of_piece(piece: jax.Array, turn: jax.Array) -> jax.Array:
+        q, _ = jnp.linalg.qr(piece)
+        return jnp.matmul(q, turn[0], precision="highest")
 
-    def links(self) -> list[list[Link]]:
-        return [[Link("out", 0, axis), Link("out", 1, axis)] for axis in range(3)]
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        box = hull_of(boxes)
-        assert box is not None
-        first, last = box[0]
-        edges = [self.pieces.at(first + k) for k in range(last - first + 1)]
-        lengths = tuple(b - a for a, b in itertools.pairwise(edges))
-        columns = self.node.in_shapes[0][1]
-        made = (box[0], (0, columns), (0, columns))
-        shapes, begins = crops(boxes, [made] * 2)
-        needed = ((edges[0], edges[-1]), (0, columns))
-        return Need((needed,), (lengths, shapes), tuple(begins))
-
-    def emit(
-        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        [value], (lengths, shapes) = values, static
-        found, start = [], 0
-        for length in lengths:
-            q, r = self.factored(lax.slice_in_dim(value, start, start + length))
-            found.append((r, q[: value.shape[1]]))
-            start += length
-        outs = [jnp.stack(column) for column in zip(*found, strict=True)]
-        return crop(outs, shapes, starts)
-
-
-class Rows(_Tall):
-    """The rows of Q of one piece."""
-
-    complete = frozenset({1})
-
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        return Forward([[cuts[0][0], UNCUT]])
-
-    def links(self) -> list[list[Link]]:
-        return [[Link("out", 0, 0), Link("in", 0, 0)]]
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        [box] = boxes
-        assert box is not None
-        start, stop = box[0]
-        number = self.pieces.number(start)
-        last = self.pieces.number(stop - 1) if stop > start else number
-        edges = [self.pieces.at(number + k) for k in range(last - number + 2)]
-        lengths = tuple(b - a for a, b in itertools.pairwise(edges))
-        columns = self.node.in_shapes[0][1]
-        rows, every = (edges[0], edges[-1]), (0, columns)
-        shapes, begins = crops(boxes, [(rows, every)])
-        needed = (rows, every), ((number, last + 1), every, every)
-        return Need(needed, (lengths, shapes), tuple(begins))
-
-    def emit(
-        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        (value, turns), (lengths, shapes) = values, static
-        found, start = [], 0
-        for number, length in enumerate(lengths):
-            q, _ = self.factored(lax.slice_in_dim(value, start, start + length))
-            found.append(jnp.matmul(q, turns[number], precision="highest"))
-            start += length
-        return crop([lax.concatenate(found, 0)], shapes, starts)
+    return in_pieces(
+        *(node, ["row", 0], ["row", 1, 2], "row", edges, of_piece),
+        InPieces(edges[-1], edges=edges),
+        wholes=dict.fromkeys(range(3), CORE),
+        each=MANY,
+    )
 
 
 def one_triangle(node: Node) -> Factors:
@@ -212,7 +139,6 @@ def one_triangle(node: Node) -> Factors:
         wholes=dict.fromkeys(axes, CORE),
         emitter=emitter,
         cheap=False,
-        complete=frozenset({0, 1}),
     )
 
 
@@ -238,7 +164,7 @@ def householder_signs(top: jax.Array) -> jax.Array:
 
 
 RULES: dict[Any, RuleMaker] = {
-    TRIANGLES: Triangles,
+    TRIANGLES: triangles,
     ONE_TRIANGLE: one_triangle,
-    ROWS: Rows,
+    ROWS: rows,
 }

@@ -4,7 +4,6 @@ A stage takes the largest of every piece, and the next one those of all pieces. 
 elements stay in their order, as pieces do.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,26 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.crop import crop, crops
-from shardmap.plan.engine.nodes import (
-    Graph,
-    Node,
-    Operand,
-    PlanPrimitive,
-)
-from shardmap.plan.engine.rules import (
-    UNCUT,
-    Cut,
-    Factor,
-    Forward,
-    Link,
-    Need,
-    Rule,
-    RuleMaker,
-    Stages,
-    meet,
-)
-from shardmap.plan.engine.slices import Box, Interval, hull_of
+from shardmap.plan.engine.factors import Factors, Local
+from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive
+from shardmap.plan.engine.pieces import of_pieces
+from shardmap.plan.engine.rules import MANY, Cut, Factor, Reason, RuleMaker, Stages
+from shardmap.plan.lax.batched import CORE
+from shardmap.plan.lax.staged.barrier import barrier
 
 EACH_PIECE, ALL_PIECES = (
     PlanPrimitive("largest of pieces"),
@@ -54,7 +39,9 @@ def in_stages(
     shape = (*operand.shape[:-1], len(edges) - 1, k)
     few = [jax.core.ShapedArray(shape, out.aval.dtype) for out in node.outs]
     found = graph.add(EACH_PIECE, params, node.ins, few)
-    return graph.add(ALL_PIECES, params, found, [out.aval for out in node.outs])
+    others = range(operand.aval.ndim - 1)
+    complete = [barrier(graph, each, passing=others) for each in found]
+    return graph.add(ALL_PIECES, params, complete, [out.aval for out in node.outs])
 
 
 STAGES: dict[Any, Stages] = {p.top_k_p: in_stages}
@@ -75,95 +62,47 @@ def _edges(points: Sequence[int], size: int, k: int) -> tuple[int, ...]:
     return (*found, size)
 
 
-class EachPiece(Rule):
-    """The largest of each piece, and where they stand."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.edges: tuple[int, ...] = node.params["edges"]
-        self.k: int = node.params["k"]
-        self.params = {k: v for k, v in node.params.items() if k != "edges"}
-        self.axis = len(node.in_shapes[0]) - 1
-
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        [row] = cuts
-        along = UNCUT
-        if row[self.axis].at:
-            every = tuple(range(1, len(self.edges) - 1))
-            along = Cut(every, False, row[self.axis].origins)
-        out = [*row[: self.axis], along, UNCUT]
-        return Forward([out, out])
-
-    def links(self) -> list[list[Link]]:
-        sides = (("out", 0), ("out", 1), ("in", 0))
-        count = len(self.node.out_shapes[0])
-        return [
-            [Link(*side, axis) for side in (sides if axis < self.axis else sides[:2])]
-            for axis in range(count)
-        ]
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        box = hull_of(boxes)
-        assert box is not None
-        first, last = box[self.axis]
-        edges = self.edges[first : last + 1]
-        lengths = tuple(b - a for a, b in itertools.pairwise(edges))
-        shapes, begins = crops(boxes, [(*box[:-1], (0, self.k))] * 2)
-        needed = (*box[: self.axis], (edges[0], edges[-1]))
-        return Need((needed,), (lengths, shapes), (edges[0], *begins))
-
-    def emit(
-        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        [value], (lengths, shapes) = values, static
-        found, start = [], 0
-        for length in lengths:
-            part = lax.slice_in_dim(value, start, start + length, axis=self.axis)
-            largest, place = p.top_k_p.bind(part, **self.params)
-            place = place + jnp.asarray(starts[0] + start, place.dtype)
-            found.append((largest, place))
-            start += length
-        outs = [jnp.stack(column, self.axis) for column in zip(*found, strict=True)]
-        return crop(outs, shapes, starts[1:])
+def _largest(node: Node, values: jax.Array) -> Sequence[jax.Array]:
+    params = {name: each for name, each in node.params.items() if name != "edges"}
+    return p.top_k_p.bind(values, **params)
 
 
-class AllPieces(Rule):
-    """The largest of those of all pieces."""
+def of_each_piece(node: Node) -> Factors:
+    """``i j~ -> i j *, i j *``: the largest of each piece, and where they stand."""
+    axis = len(node.in_shapes[0]) - 1
+    axes = range(axis + 1)
 
-    complete = frozenset({0, 1})
+    def largest(piece: jax.Array, starts: Mapping[Any, jax.Array]) -> list[jax.Array]:
+        values, places = _largest(node, piece)
+        places = places + starts[axis].astype(places.dtype)
+        return [lax.expand_dims(each, (axis,)) for each in (values, places)]
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.params = {k: v for k, v in node.params.items() if k != "edges"}
-        self.axis = len(node.out_shapes[0]) - 1
-
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        out = [meet([row[axis] for row in cuts]) for axis in range(self.axis)]
-        return Forward([[*out, UNCUT]] * 2)
-
-    def links(self) -> list[list[Link]]:
-        sides = (("in", 0), ("in", 1), ("out", 0), ("out", 1))
-        return [[Link(*side, axis) for side in sides] for axis in range(self.axis)]
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        box = hull_of(boxes)
-        assert box is not None
-        pieces, k = self.node.in_shapes[0][-2:]
-        shapes, begins = crops(boxes, [(*box[: self.axis], (0, k))] * 2)
-        needed = (*box[: self.axis], (0, pieces), (0, k))
-        return Need((needed, needed), shapes, tuple(begins))
-
-    def emit(
-        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        largest, places = (v.reshape(*v.shape[:-2], -1) for v in values)
-        best, index = p.top_k_p.bind(largest, **self.params)
-        own = jnp.take_along_axis(places, index, self.axis)
-        return crop([best, own], static, starts)
+    return of_pieces(
+        *(node, [axes], [[*axes, "k"]] * 2, {axis: node.params["edges"]}, largest),
+        starts=[axis],
+        wholes={"k": CORE},
+        each=MANY,
+    )
 
 
-RULES: dict[Any, RuleMaker] = {EACH_PIECE: EachPiece, ALL_PIECES: AllPieces}
+def of_all_pieces(node: Node) -> Factors:
+    """``i * *, i * * -> i *, i *``: the largest of those of all pieces."""
+    axis = len(node.out_shapes[0]) - 1
+    batch = list(range(axis))
+
+    def emitter(local: Local) -> Sequence[jax.Array]:
+        largest, places = (v.reshape(*v.shape[:-2], -1) for v in local.values)
+        best, index = _largest(node, largest)
+        return [best, jnp.take_along_axis(places, index, axis)]
+
+    wholes: dict[Factor, Reason] = dict.fromkeys(["piece", "k", "largest"], CORE)
+    return Factors(
+        *(node, [[*batch, "piece", "k"]] * 2, [[*batch, "largest"]] * 2),
+        wholes=wholes,
+        emitter=emitter,
+        cheap=False,
+        each=MANY,
+    )
+
+
+RULES: dict[Any, RuleMaker] = {EACH_PIECE: of_each_piece, ALL_PIECES: of_all_pieces}

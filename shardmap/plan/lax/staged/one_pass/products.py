@@ -15,8 +15,7 @@ which a reduced product of elements is one without free axes.
 """
 
 import functools
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,20 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Node, PlanPrimitive
-from shardmap.plan.engine.rules import (
-    UNCUT,
-    Cut,
-    Factor,
-    Forward,
-    Link,
-    Need,
-    Rule,
-    RuleMaker,
-    meet,
-)
-from shardmap.plan.engine.slices import Box, Edges, Interval, Window
-from shardmap.plan.lax.staged.one_pass.statistics import PieceNumbers, Statistic, away
+from shardmap.plan.engine.pieces import of_pieces
+from shardmap.plan.engine.rules import RuleMaker
+from shardmap.plan.lax.staged.one_pass.statistics import Statistic, away
 
 PRODUCTS = PlanPrimitive("products of pieces")
 
@@ -165,82 +155,31 @@ def _in_front(x: jax.Array, params: ProductParams, side: int, rank: int) -> jax.
     return lax.expand_dims(x, range(before, before + others))
 
 
-class Products(Rule):
-    """``i j k, i j l -> p i k l``: the contracted axis that is cut becomes pieces."""
-
-    each = 2
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.params: ProductParams = node.params["params"]
-        self.edges = Edges(self.params.edges)
-        dims, perms = self.params.dims, self.params.perms
-        # Of each axis of the result, the operands' axes that it is.
-        self._sources: list[list[tuple[int, int]]] = [
-            [(0, perms[0][a]), (1, perms[1][b])] for a, b in zip(*dims[1], strict=True)
-        ]
-        self._sources += [
-            [(side, perm[axis])]
-            for side, perm in enumerate(perms)
-            for axis in free_axes(dims, side, len(perm))
-        ]
-        place = self.params.place
-        self._cut = [(side, perms[side][dims[0][side][place]]) for side in (0, 1)]
-
-    def elements(self) -> int:
-        shape, perm = self.node.in_shapes[0], self.params.perms[0]
-        contracted = [shape[perm[axis]] for axis in self.params.dims[0][0]]
-        return int(np.prod([*contracted, *self.node.out_shapes[0][1:]]))
-
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        own = meet([cuts[side][axis] for side, axis in self._cut])
-        every = tuple(range(1, self.edges.count))
-        pieces = Cut(every, False, own.origins) if own.at else UNCUT
-        rest = [
-            meet([cuts[side][axis] for side, axis in each]) for each in self._sources
-        ]
-        return Forward([[pieces, *rest]])
-
-    def links(self) -> list[list[Link]]:
-        return [
-            [Link("out", 0, number), *(Link("in", *each) for each in sources)]
-            for number, sources in enumerate(self._sources, 1)
-        ]
-
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        through = PieceNumbers.of(self.params.edges)
-        return [(Link("in", *each), through, Link("out", 0, 0)) for each in self._cut]
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        [box] = boxes
-        assert box is not None
-        (first, last), *rest = box
-        edges = [self.edges.at(first + k) for k in range(last - first + 1)]
-        needed = [[(0, size) for size in shape] for shape in self.node.in_shapes]
-        for interval, sources in zip(rest, self._sources, strict=True):
-            for side, axis in sources:
-                needed[side][axis] = interval
-        for side, axis in self._cut:
-            needed[side][axis] = edges[0], edges[-1]
-        lengths = tuple(b - a for a, b in itertools.pairwise(edges))
-        return Need(tuple(map(tuple, needed)), lengths)
-
-    def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        start, found = 0, []
-        for length in static:
-            x, y = (
-                value
-                if len(static) == 1
-                else lax.slice_in_dim(value, start, start + length, axis=axis)
-                for value, (_, axis) in zip(values, self._cut, strict=True)
-            )
-            found.append(of_piece(x, y, self.params))
-            start += length
-        return [lax.concatenate(found, 0)]
+def products_of_pieces(node: Node) -> Factors:
+    """``i~ j, i~ k -> i j k``: the contracted axis that is cut becomes pieces."""
+    params: ProductParams = node.params["params"]
+    dims, perms = params.dims, params.perms
+    ins: list[list[Any]] = [
+        [(side, axis) for axis in range(len(perm))] for side, perm in enumerate(perms)
+    ]
+    # Axes that are contracted or go together have one name.
+    for left, right in zip(
+        (*dims[0][0], *dims[1][0]), (*dims[0][1], *dims[1][1]), strict=True
+    ):
+        ins[1][perms[1][right]] = ins[0][perms[0][left]]
+    cut = ins[0][perms[0][dims[0][0][params.place]]]
+    free = [
+        ins[side][perm[axis]]
+        for side, perm in enumerate(perms)
+        for axis in free_axes(dims, side, len(perm))
+    ]
+    batch = [ins[0][perms[0][axis]] for axis in dims[1][0]]
+    edges = {cut: params.edges}
+    return of_pieces(
+        *(node, ins, [[cut, *batch, *free]], edges),
+        lambda x, y, starts: [of_piece(x, y, params)],
+        each=2,
+    )
 
 
-RULES: dict[Any, RuleMaker] = {PRODUCTS: Products}
+RULES: dict[Any, RuleMaker] = {PRODUCTS: products_of_pieces}

@@ -15,10 +15,8 @@ and an argmax is that of the largest elements of all pieces.
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -27,8 +25,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.crop import crop, crops
 from shardmap.plan.engine.emitting import running
+from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import (
     Graph,
     Node,
@@ -36,17 +34,8 @@ from shardmap.plan.engine.nodes import (
     PlanPrimitive,
     Value,
 )
-from shardmap.plan.engine.rules import (
-    UNCUT,
-    Cut,
-    Factor,
-    Forward,
-    Link,
-    Need,
-    Rule,
-    RuleMaker,
-)
-from shardmap.plan.engine.slices import Box, Edges, Interval, Window, hull_of
+from shardmap.plan.engine.pieces import of_pieces
+from shardmap.plan.engine.rules import RuleMaker
 
 OF_PIECES = PlanPrimitive("statistics of pieces")
 
@@ -246,108 +235,23 @@ def counts_of(edges: EdgesOfAxes, axes: Sequence[int]) -> np.ndarray:
     return found
 
 
-@dataclass(frozen=True)
-class PieceNumbers(Window):
-    """Whole pieces as one element each: no piece looks into another one.
+def statistics_of_pieces(node: Node) -> Factors:
+    """``i~ j -> i j, i j``: what is taken of each piece of the reduced axes."""
+    kind: Statistic = node.params["kind"]
+    edges: EdgesOfAxes = node.params["edges"]
+    axes = range(len(edges))
 
-    Attributes:
-      edges: where they lie.
-    """
-
-    edges: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, edges: tuple[int, ...]) -> "PieceNumbers":
-        mean = -(-edges[-1] // (len(edges) - 1))
-        return cls(edges[-1], stride=mean, extent=mean, edges=edges)
-
-
-class OfPieces(Rule):
-    """What is taken of each piece: reduced axes count pieces."""
-
-    each = 4
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.kind: Statistic = node.params["kind"]
-        edges: EdgesOfAxes = node.params["edges"]
-        self.axes = axes_of(edges)
-        self.edges = {axis: Edges(edges[axis]) for axis in self.axes}
-        self.rank = len(node.in_shapes[0])
-
-    def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        [row] = cuts
-        out = list(row)
-        for axis in self.axes:
-            every = tuple(range(1, self.edges[axis].count))
-            out[axis] = Cut(every, False, row[axis].origins) if row[axis].at else UNCUT
-        return Forward([out] * len(self.node.outs))
-
-    def links(self) -> list[list[Link]]:
-        outs = range(len(self.node.outs))
-        return [
-            [Link("out", k, axis) for k in outs]
-            + [Link("in", 0, axis)] * (axis not in self.axes)
-            for axis in range(self.rank)
-        ]
-
-    def windows(self) -> list[tuple[Link, Window, Link]]:
-        edges: EdgesOfAxes = self.node.params["edges"]
-        return [
-            (Link("in", 0, axis), PieceNumbers.of(edges[axis]), Link("out", k, axis))
-            for axis in self.axes
-            for k in range(len(self.node.outs))
-        ]
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        box = hull_of(boxes)
-        assert box is not None
-        edges = []
-        for axis in self.axes:
-            first, last = box[axis]
-            own = self.edges[axis]
-            edges.append([own.at(first + k) for k in range(last - first + 1)])
-        lengths = tuple(
-            tuple(b - a for a, b in itertools.pairwise(each)) for each in edges
-        )
-        needed = list(box)
-        for axis, each in zip(self.axes, edges, strict=True):
-            needed[axis] = each[0], each[-1]
-        shapes, begins = crops(boxes, [box] * len(boxes))
-        starts = (*(each[0] for each in edges), *begins)
-        return Need((tuple(needed),), (lengths, shapes), starts)
-
-    def emit(
-        self, values: Sequence[jax.Array], static: Any, starts: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        [value], (lengths, shapes) = values, static
-        count = len(self.axes)
-        found = self._cut(value, list(zip(self.axes, lengths, strict=True)), starts)
-        return crop(list(found), shapes, starts[count:])
-
-    def _cut(
-        self,
-        value: jax.Array,
-        left: list[tuple[int, tuple[int, ...]]],
-        starts: Sequence[Any],
+    def of_piece(
+        piece: jax.Array, starts: Mapping[Any, jax.Array]
     ) -> Sequence[jax.Array]:
-        """The statistics of a box, cut along the axes that are left."""
-        if not left:
-            return self.kind.of_piece(value, self.axes, *starts[: len(self.axes)])
-        [(axis, lengths), *rest] = left
-        if len(lengths) == 1:
-            return self._cut(value, rest, starts)
-        place = self.axes.index(axis)
-        columns, start = [], 0
-        for length in lengths:
-            part = lax.slice_in_dim(value, start, start + length, axis=axis)
-            own = list(starts)
-            own[place] = own[place] + start
-            columns.append(self._cut(part, rest, own))
-            start += length
-        return [lax.concatenate(rows, axis) for rows in zip(*columns, strict=True)]
+        return kind.of_piece(piece, axes_of(edges), *starts.values())
+
+    return of_pieces(
+        *(node, [axes], [axes] * len(node.outs)),
+        *({axis: edges[axis] for axis in axes_of(edges)}, of_piece),
+        starts=axes_of(edges),
+        each=4,
+    )
 
 
-RULES: dict[Any, RuleMaker] = {OF_PIECES: OfPieces}
+RULES: dict[Any, RuleMaker] = {OF_PIECES: statistics_of_pieces}

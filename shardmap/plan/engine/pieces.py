@@ -1,0 +1,240 @@
+"""Axes of pieces: one element for each piece of another axis, and the way back.
+
+An axis in pieces has ``edges``. What is made of each piece has an axis with an element
+for every piece, which sees the elements from ``edges[k]`` to ``edges[k + 1]``. On the
+way back each element sees what was made of its piece, and the piece itself.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from shardmap.plan.engine.factors import Factors, Local
+from shardmap.plan.engine.nodes import Node
+from shardmap.plan.engine.rules import Axis, Factor, Windowed
+from shardmap.plan.engine.slices import Edges, Interval, Window
+
+
+@dataclass(frozen=True)
+class _OfEdges(Window):
+    """A window that knows where pieces lie.
+
+    Attributes:
+      edges: the ends of all pieces.
+    """
+
+    edges: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def places(self) -> Edges:
+        return Edges(self.edges)
+
+    def ends(self, first: int, count: int) -> list[int]:
+        """The ends of some pieces."""
+        return [self.places.at(first + k) for k in range(count + 1)]
+
+    def numbers(self, interval: Interval) -> tuple[int, int]:
+        """The first piece that an interval lies in, and how many there are."""
+        start, stop = interval
+        first = self.places.number(start)
+        last = self.places.number(stop - 1) if stop > start else first
+        return first, last - first + 1
+
+
+def _lengths(ends: Sequence[int]) -> tuple[int, ...]:
+    return tuple(b - a for a, b in itertools.pairwise(ends))
+
+
+class Pieces(_OfEdges):
+    """Each element of the result sees a piece.
+
+    >>> Pieces.at((0, 4, 6, 9)).reads((1, 3))
+    ((4, 9), (2, 3))
+    """
+
+    @classmethod
+    def at(cls, edges: tuple[int, ...]) -> "Pieces":
+        mean = -(-edges[-1] // (len(edges) - 1))
+        return cls(edges[-1], stride=mean, extent=mean, edges=edges)
+
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
+        ends = self.ends(result[0], result[1] - result[0])
+        return (ends[0], ends[-1]), _lengths(ends)
+
+    def moves(self, points: Iterable[int], size: int) -> tuple[int, ...]:
+        return tuple(range(1, size))
+
+
+class Numbers(_OfEdges):
+    """Each element of the result sees what was made of its piece.
+
+    >>> Numbers(3, edges=(0, 4, 6, 9)).reads((4, 7))
+    ((1, 3), ())
+    """
+
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
+        first, count = self.numbers(result)
+        return (first, first + count), ()
+
+
+@dataclass(frozen=True)
+class InPieces(_OfEdges):
+    """Each element of the result sees its piece: both axes are one loop.
+
+    Attributes:
+      start: whether it sees the elements before it.
+      stop: whether it sees those behind it.
+
+    >>> InPieces(9, edges=(0, 4, 6, 9)).reads((5, 8))
+    ((4, 9), (1, 2, 3))
+    >>> InPieces(9, edges=(0, 4, 6, 9), stop=False).reads((5, 8))
+    ((4, 8), (1, 2, 2))
+    """
+
+    start: bool = True
+    stop: bool = True
+    same_loop = True
+
+    def reads(self, result: Interval) -> tuple[Interval, tuple[int, ...]]:
+        first, count = self.numbers(result)
+        ends = self.ends(first, count)
+        if not self.start:
+            ends[0] = result[0]
+        if not self.stop:
+            ends[-1] = result[1]
+        return (ends[0], ends[-1]), (result[0] - ends[0], *_lengths(ends))
+
+
+def of_pieces(
+    node: Node,
+    ins: Sequence[Sequence[Factor]],
+    outs: Sequence[Sequence[Factor]],
+    edges: Mapping[Any, tuple[int, ...]],
+    function: Callable[..., Sequence[jax.Array]],
+    **options: Any,
+) -> Factors:
+    """The rule of what is made of each piece.
+
+    Args:
+      node: the equation.
+      ins: the factors of operands.
+      outs: the factors of results.
+      edges: of which factors there are pieces. They count these in the results.
+      function: makes the results of a piece of the operands, where they have length 1.
+        It gets the piece, and by factor where it starts.
+      options: others of `Factors`.
+    """
+
+    def emitter(local: Local) -> Sequence[jax.Array]:
+        starts = {
+            factor: jnp.asarray(edges[factor])[local.starts[factor]]
+            for factor in local.starts
+        }
+        return of_box(local, local.values, list(edges), starts)
+
+    def of_box(
+        local: Local,
+        values: Sequence[jax.Array],
+        left: Sequence[Factor],
+        starts: Mapping[Factor, jax.Array],
+    ) -> Sequence[jax.Array]:
+        """What is made of a box that has pieces of the factors that are left."""
+        if not left:
+            return function(*values, starts)
+        factor, *rest = left
+        axes = [list(row).index(factor) if factor in row else None for row in ins]
+        [first, *_] = [place for place in enumerate(axes) if place[1] is not None]
+        lengths: Sequence[int] = local.holes[first]  # type: ignore[index]
+        if len(lengths) == 1:
+            return of_box(local, values, rest, starts)
+        columns, start = [], 0
+        for length in lengths:
+            piece = _taken(values, axes, start, length)
+            own = {f: at + start * (f == factor) for f, at in starts.items()}
+            columns.append(of_box(local, piece, rest, own))
+            start += length
+        return [
+            lax.concatenate(parts, list(row).index(factor))
+            for parts, row in zip(zip(*columns, strict=True), outs, strict=True)
+        ]
+
+    named = [
+        [Windowed(f, Pieces.at(edges[f])) if f in edges else f for f in row]
+        for row in ins
+    ]
+    return Factors(node, named, outs, emitter=emitter, cheap=False, **options)
+
+
+def _taken(
+    values: Sequence[jax.Array], axes: Sequence[int | None], start: int, length: int
+) -> list[jax.Array]:
+    """A part of each value along its axis; None for all of it."""
+    return [
+        value
+        if axis is None or value.shape[axis] == length
+        else lax.slice_in_dim(value, start, start + length, axis=axis)
+        for value, axis in zip(values, axes, strict=True)
+    ]
+
+
+def in_pieces(
+    node: Node,
+    value: Sequence[Factor],
+    numbers: Sequence[Factor],
+    factor: Factor,
+    edges: tuple[int, ...],
+    function: Callable[[jax.Array, jax.Array], jax.Array],
+    window: InPieces,
+    **options: Any,
+) -> Factors:
+    """The rule of what is made of a value, and of what was made of its pieces before.
+
+    Args:
+      node: the equation, of these two, whose result has the value's axes.
+      value: its factors.
+      numbers: those of what was made of pieces.
+      factor: the one that is in pieces.
+      edges: where these lie.
+      function: makes a piece of the result.
+      window: what elements see of their piece.
+      options: others of `Factors`.
+    """
+    axes = list(value).index(factor), list(numbers).index(factor)
+
+    def emitter(local: Local) -> Sequence[jax.Array]:
+        offset, *lengths = local.holes[0, axes[0]]
+        parts, start = [], 0
+        for number, length in enumerate(lengths):
+            [piece] = _taken(local.values[:1], axes[:1], start, length)
+            [own] = _taken(local.values[1:], axes[1:], number, 1)
+            parts.append(function(piece, own))
+            start += length
+        found = parts[0] if len(parts) == 1 else lax.concatenate(parts, axes[0])
+        size = local.sizes[factor]
+        if size == found.shape[axes[0]]:
+            return [found]
+        return [lax.slice_in_dim(found, offset, offset + size, axis=axes[0])]
+
+    count = len(edges) - 1
+    ins: list[list[Axis]] = [
+        [Windowed(f, window) if f == factor else f for f in value],
+        [
+            Windowed(f, Numbers(count, edges=edges)) if f == factor else f
+            for f in numbers
+        ],
+    ]
+    return Factors(
+        node,
+        ins,
+        [value],
+        emitter=emitter,
+        cheap=False,
+        complete=frozenset({1}),
+        **options,
+    )
