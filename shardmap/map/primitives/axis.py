@@ -1,4 +1,4 @@
-"""The axis of a map: what it is called, how its elements are laid out and run.
+"""The axis of a map: its name, and the layout of its elements.
 
 An axis of ``size`` elements is on ``devices`` devices, ``block`` elements on each, in
 order; the last block may be partly empty. Each device vectorises ``batch_size``
@@ -18,15 +18,14 @@ from jax import lax
 from shardmap._jax.types import Value
 
 UNNAMED = "_unnamed"
-"""The axis name of maps that were given none; nothing can refer to it."""
+"""The axis name of maps without one; no collective can name it."""
 
 REPLICAS = "_replicas"
-"""The mesh axis of devices that do the same as others: spare ones, in a program that
-needs them elsewhere."""
+"""The mesh axis along which a map's elements are replicated on spare devices."""
 
 
 def axis_text(axis_name: Hashable) -> str:
-    """What to call an axis in a sentence.
+    """An axis in the words of a message.
 
     >>> axis_text("i"), axis_text(UNNAMED)
     ("axis 'i'", 'an axis')
@@ -35,7 +34,7 @@ def axis_text(axis_name: Hashable) -> str:
 
 
 def map_text(params: dict[str, Any]) -> str:
-    """What to call a map in a sentence, by the parameters of its equation.
+    """A map in the words of a message, by the parameters of its equation.
 
     >>> map_text({"name": "step"})
     'spmap of step'
@@ -48,7 +47,7 @@ class AxisLayout:
     """How the elements of an axis run: devices x vectorised x steps.
 
     Attributes:
-      name: what the function's collectives call the axis.
+      name: the axis name in collectives.
       size: the number of elements.
       device_axes: the mesh axes whose devices share the elements, major to minor;
         empty if the program sees all elements at once.
@@ -56,7 +55,7 @@ class AxisLayout:
       batch_size: how many elements a device vectorises at the most; None: its block.
       block: how many each device has, the last one perhaps fewer. By default as few as
         hold all elements.
-      vectorized_name: what the vectorised axis is called while a block is traced.
+      vectorized_name: the name of the vectorised axis while a block is traced.
 
     Example:
       >>> print(AxisLayout("i", 100, ("data",), 8, batch_size=4))
@@ -120,8 +119,7 @@ class AxisLayout:
         # Not the number itself: the largest uint32 is no int32.
         return jnp.where(present, block, lax.full_like(block, fill))
 
-    # The axis together with others. Every other name is an axis of devices or of some
-    # map around.
+    # This axis together with others, which are mesh axes or axes of maps around.
 
     def total(self, names: Sequence[Any]) -> int:
         """The number of elements along ``names``."""
@@ -130,7 +128,7 @@ class AxisLayout:
         )
 
     def gather(self, block: Value, names: Sequence[Any]) -> Any:
-        """All elements along ``names`` together, on every device, in front."""
+        """All elements along ``names`` in front, on every device."""
         gathered, have_axis = block, False
         for name in reversed(names):
             if name == self.name:
@@ -143,7 +141,7 @@ class AxisLayout:
         return gathered.reshape(self.total(names), *block.shape[1:])
 
     def positions(self, names: Sequence[Any]) -> jax.Array:
-        """Where this device's elements are among all along ``names``."""
+        """The positions of this device's elements along ``names``."""
         position: Any = 0
         for name in names:
             if name == self.name:
@@ -155,9 +153,9 @@ class AxisLayout:
     def groups(
         self, names: Sequence[Any], groups: Sequence[Sequence[int]] | None
     ) -> tuple[Sequence[Sequence[int]], np.ndarray, np.ndarray]:
-        """The groups; for each position, the number of its group and its place in it.
+        """The groups, and for each position the number of its group and place in it.
 
-        Without groups, all are one.
+        Without groups, all elements are one group.
         """
         total = self.total(names)
         groups = groups or [range(total)]
@@ -169,9 +167,9 @@ class AxisLayout:
 
 
 def pad_last(array: Value, count: int, axis: int) -> Any:
-    """The array with its last element ``count`` times more.
+    """The array with ``count`` copies of its last element behind it.
 
-    Whatever works for that element works for the padding, random keys included.
+    Copies are valid inputs of any function, also as random keys.
     """
     if not count:
         return array
@@ -180,7 +178,7 @@ def pad_last(array: Value, count: int, axis: int) -> Any:
 
 
 def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list[Any]:
-    """Adds ``count`` elements to what is mapped."""
+    """Adds ``count`` elements to the mapped operands."""
     return [
         operand if axis is None else pad_last(operand, count, axis)
         for operand, axis in zip(operands, axes, strict=True)
@@ -190,7 +188,7 @@ def pad(operands: Sequence[Any], axes: Sequence[int | None], count: int) -> list
 def unpad(
     results: Sequence[Any], axes: Sequence[int | None], axis: AxisLayout
 ) -> list[Any]:
-    """Takes off what `pad` put on."""
+    """Removes the elements that `pad` has added."""
     if not axis.padding:
         return list(results)
     return [

@@ -1,6 +1,6 @@
-"""The types of arrays of meshes with Explicit axes, which say how these are sharded.
+"""Shardings in the types of arrays, on meshes with Explicit axes.
 
-Maps say that themselves, so they take arrays without such types.
+A map has shardings of its own, so it takes arrays without shardings in their types.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from shardmap._jax.types import Value, is_typed, without_sharding
 
 
 def drop_sharding(array: Value) -> Any:
-    """A traced array whose type does not say how it is sharded."""
+    """The array without a sharding in its type."""
     if not is_typed(jax.typeof(array)):
         return array
     return sharding_type_p.bind(array, sharding=None)
 
 
 def check_batch(what: str, args: Sequence[Any], dims: Sequence[int | None]) -> None:
-    """Refuses the operands of a batching rule whose batch is along an Explicit axis.
+    """Refuses a batch along an Explicit mesh axis.
 
     Args:
-      what: what has the rule, for the error.
+      what: whose batching rule it is, for the error.
       args, dims: the operands, and where each has the batch.
     """
     for arg, dim in zip(args, dims, strict=True):
@@ -49,7 +49,7 @@ def _typed_aval(aval: Any, *, sharding: NamedSharding | None) -> Any:
 
 
 def _transpose(cotangent: Value, operand: Value, **_: object) -> list[Any]:
-    # Of a tangent the type may be gone already.
+    # The type of a tangent may have no sharding.
     if not is_typed(operand.aval):
         return [drop_sharding(cotangent)]
     return [jax.sharding.reshard(cotangent, operand.aval.sharding)]
@@ -72,7 +72,7 @@ def _implementation(x: Value, *, sharding: NamedSharding | None) -> Any:
     here = concrete_mesh()
     if sharding is None or here.empty or here.abstract_mesh != sharding.mesh:
         return x
-    # The type of an array that is there is how it lies.
+    # The type of a concrete array follows its sharding.
     with without_mesh():
         return jax.device_put(x, NamedSharding(here, sharding.spec))
 

@@ -1,4 +1,4 @@
-"""The map as a JAX primitive: what one equation of a jaxpr says.
+"""The map as a JAX primitive.
 
 A map runs ``call_jaxpr`` once for each element of an axis::
 
@@ -8,9 +8,9 @@ A map runs ``call_jaxpr`` once for each element of an axis::
                          name=f mesh=Mesh('i': 8) mesh_axes=('i',) ...] a
       in (b,) }
 
-Seen from outside, an operand has the mapped axis at ``in_axes[k]`` (``None``: every
-element gets the whole operand); seen by ``call_jaxpr`` the axis is gone. Results get
-it back at ``out_axes[k]``.
+Operand ``k`` has the mapped axis at ``in_axes[k]``, which ``call_jaxpr`` does not see;
+with ``None``, every element gets the whole operand. Result ``k`` has the axis at
+``out_axes[k]``.
 
 The idea and the name come from ``jax.core.MapPrimitive``, which JAX deleted together
 with ``xla_pmap_p``.
@@ -33,7 +33,6 @@ from shardmap._jax.effects import without_axis, without_references
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.typechecks import bound_axis, check_jaxpr, register_typecheck
 from shardmap._jax.types import (
-    AnyJaxpr,
     AnyMesh,
     Aval,
     Equation,
@@ -43,7 +42,7 @@ from shardmap._jax.types import (
     aval_of,
     with_shape,
 )
-from shardmap._jax.walk import equations, jaxprs_in, opened
+from shardmap._jax.walk import jaxprs_in, opened
 from shardmap.map.primitives.axis import AxisLayout, axis_text
 from shardmap.map.primitives.shard_maps import check_shard_maps
 
@@ -105,11 +104,11 @@ class MapPrimitive(jex_core.Primitive):
 
     @classmethod
     def def_function_bind(cls, rule: Callable[..., list[Any]]) -> None:
-        """Tells how maps are bound with a function instead of a jaxpr.
+        """Sets how maps are bound with a function instead of a jaxpr.
 
         Args:
           rule: takes `bind`, the function of one element, the operands and the
-            parameters; gives the results.
+            parameters; returns the results.
         """
         cls._function_bind = staticmethod(rule)
 
@@ -123,18 +122,17 @@ class MapPrimitive(jex_core.Primitive):
         return self.abstract_eval(*(o.aval for o in operands), **params)
 
     def is_high(self, *_: object, **__: object) -> bool:
-        """No: what is high in ``call_jaxpr`` is lowered where the map is."""
+        """No: high-level equations in ``call_jaxpr`` are lowered with the map."""
         return False
 
     def bind(self, *args: Value, **params: Param) -> list[Any]:
         """Binds the primitive: runs it, or adds its equation to a jaxpr being traced.
 
         Args:
-          *args: the operands, flat, mapped axes included. Before them may stand the
-            function of one element instead of ``call_jaxpr``; it takes and gives flat
-            values.
-          **params: see the class. With a function, ``out_axes_thunk`` may give
-            ``out_axes`` once it has been traced.
+          *args: the operands, flat, with the mapped axes. The first may be the function
+            of one element instead of ``call_jaxpr``, of flat values.
+          **params: see the class. With a function, ``out_axes_thunk`` may return
+            ``out_axes`` once the function is traced.
 
         Returns:
           The results, flat, as a list.
@@ -216,37 +214,35 @@ def _without_elements(
     call_jaxpr: Jaxpr,
     **_: object,
 ) -> list[Any]:
-    """The results of a map over an axis of size 0: nothing is computed or laid out."""
+    """The results of a map over an axis of size 0."""
     avals = [
         insert_axis(aval_of(var), 0, axis)
         for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
     ]
     if None not in out_axes:
         return [jax.lax.full(aval.shape, 0, aval.dtype) for aval in avals]
-    # What has no mapped axis is the same for any number of elements, or a collective's.
+    # Unmapped results do not depend on elements, or are those of collectives.
     mapped = jax.vmap(
         lambda _, *args: jax.core.eval_jaxpr(call_jaxpr, (), *args),
         in_axes=(0, *in_axes),
         out_axes=list(out_axes),
         axis_name=axis_name,
     )
-    # vmap wants at least one mapped operand.
+    # jax.vmap requires a mapped operand.
     return mapped(np.zeros(0, bool), *operands)
 
 
 @functools.lru_cache(maxsize=1024)
 def mesh_jaxpr(mesh: Mesh | None, named: bool = True) -> Any:
-    """A jaxpr whose only equation constrains a value to ``mesh``.
+    """A jaxpr with one equation, a sharding constraint on ``mesh``.
 
-    `jax.jit` learns which devices a program needs by looking for such equations, in
-    the jaxprs that other equations hold too. Without one it would compile a program
-    with a map in it for one device.
+    `jax.jit` collects the devices of a program from such equations, also in the jaxprs
+    of other equations. Without one it would compile a map for one device.
 
     Args:
-      mesh: those devices.
-      named: whether JAX may describe results on this mesh. Under a mesh with Explicit
-        axes it describes them on that one, and refuses two in a program that calls the
-        host.
+      mesh: the devices.
+      named: whether the sharding names the mesh. Under a mesh with Explicit axes it
+        must not: JAX refuses two meshes in a program that calls the host.
     """
     if mesh is None:
         return None
@@ -270,7 +266,7 @@ def layout_text(
     batch_size: int | None,
     **_: object,
 ) -> str:
-    """How many devices, how many elements at once on each, and how often."""
+    """The layout of a map's elements in words, for jaxprs."""
     axis = f"{axis_text(axis_name)} of {axis_size:,}"
     if mesh is None or mesh_axes is None:
         return f"{axis}, as the map around it decides"
@@ -285,7 +281,7 @@ def layout_text(
 
 
 def remove_axis(aval: Aval, axis: int | None) -> jax.core.ShapedArray:
-    """The aval that one element sees of an operand."""
+    """The aval of an operand in the function of one element."""
     shape = aval.shape
     if axis is not None:
         shape = shape[:axis] + shape[axis + 1 :]
@@ -293,7 +289,7 @@ def remove_axis(aval: Aval, axis: int | None) -> jax.core.ShapedArray:
 
 
 def insert_axis(aval: Aval, size: int, axis: int | None) -> jax.core.ShapedArray:
-    """The aval of all elements' results together."""
+    """The aval of a result of all elements."""
     shape = aval.shape
     if axis is not None:
         shape = (*shape[:axis], size, *shape[axis:])
@@ -341,8 +337,7 @@ def _abstract_eval(
         insert_axis(aval_of(var), axis_size, axis)
         for var, axis in zip(call_jaxpr.outvars, out_axes, strict=True)
     ]
-    # The effects of using this map's axis name, and of references that elements make
-    # for themselves, end where the map ends.
+    # Uses of this map's axis name, and of references that an element makes, stay in it.
     effects = without_axis(call_jaxpr.effects, axis_name)
     return out_avals, without_references(effects)
 
@@ -368,8 +363,3 @@ def binds(equation: Equation, name: Hashable) -> bool:
 def is_no_map(equation: Equation) -> bool:
     """Whether an equation is neither a map nor a `jax.shard_map`."""
     return equation.primitive not in (spmap_p, SHARD_MAP)
-
-
-def has_maps(jaxpr: AnyJaxpr) -> bool:
-    """Whether there is any map in ``jaxpr``, at any level."""
-    return any(equation.primitive is spmap_p for equation in equations(jaxpr))

@@ -1,12 +1,9 @@
-"""The tap as a JAX primitive: a host function is called with the values of a program.
+"""The tap as a JAX primitive: calls a host function with values of a program.
 
-A tap is one equation, `tap_p`, with the tapped values as operands, and as results what
-the host function returns, if that is asked for. Mostly it is not, so differentiation
-and vectorisation have little to do with it. Its lowering adds the number of the device
-and calls `jax.experimental.io_callback`.
-
-Taps of one device run in program order, which only ordered effects give: XLA runs
-callbacks that do not depend on each other in any order.
+The operands of `tap_p` are the tapped values. With ``result_shape=``, its results are
+those of the host function. Its lowering adds the number of the device and calls
+`jax.experimental.io_callback`. Its effect is ordered, so taps of one device run in
+program order.
 """
 
 import dataclasses
@@ -39,15 +36,14 @@ from shardmap.map.primitives.axis import REPLICAS
 
 
 class _Failures:
-    """The first failure of a tap since it was last raised, and how many came after it.
+    """The first failure of a tap since `taps_barrier`, and the number of later ones.
 
     A callback that raises spoils the results of its program on all devices, and the
-    tokens that order later programs. So the taps of a program never raise: what they
-    would raise waits here for `taps_barrier`.
+    tokens that order later programs. So taps never raise; `taps_barrier` does.
     """
 
     def __init__(self) -> None:
-        # Finalizers run between any two steps, and what they call may fail, too.
+        # A finalizer may tap while this thread holds it.
         self._lock = threading.RLock()
         self._first: tuple[str, BaseException] | None = None
         self._others = 0
@@ -59,7 +55,7 @@ class _Failures:
                 self._first = message, exception
             else:
                 self._others += 1
-        # Where one call fails, those of all devices do.
+        # If one call fails, usually those of all devices do.
         if is_first:
             logging.error(
                 "%s; taps_barrier raises this, and counts what fails until then",
@@ -85,15 +81,15 @@ failures = _Failures()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TapCall:
-    """What a tap calls.
+    """The host function of a tap, and how it is called.
 
     Attributes:
       func: the host function.
-      with_device: whether it is given the device behind the value.
+      with_device: whether it takes the device as its second argument.
       device_index: the only device of the program that calls; None: all do.
       tree: the structure of the value.
-      results: the leaves of what it returns; empty if that is not asked for.
-      result_tree: the structure of what it returns; None likewise.
+      results: the leaves of ``result_shape``; empty without one.
+      result_tree: the structure of ``result_shape``; None without one.
     """
 
     func: Callable[..., Any]
@@ -155,7 +151,7 @@ class TapCall:
 
 
 def _missing(result: jax.ShapeDtypeStruct, skipped: bool) -> np.ndarray:
-    """What a program goes on with where there is no call, or where it has failed."""
+    """The result without a call, or of one that has failed: NaN if it can be."""
     is_number = not skipped and jnp.issubdtype(result.dtype, jnp.inexact)
     return np.full(result.shape, np.nan if is_number else 0, result.dtype)
 
@@ -216,7 +212,7 @@ def _jvp_rule(
 
 
 def _transpose_rule(_: object, *leaves: Value, **__: object) -> list[None]:
-    # Reached by tapping a linear function's unknown input: it has no value to show.
+    # Reached by a tap of the input of a linear function, which has no value.
     return [None] * len(leaves)
 
 
@@ -246,7 +242,7 @@ def _batching_rule(
     if call.result_tree is None:
         return tap_p.bind(*moved, call=call, **params), []
 
-    # What it returns is for one element.
+    # The host function returns the result of one element.
     explicit_sharding.check_batch("tap", leaves, dims)
     moved = list(map(explicit_sharding.drop_sharding, moved))
 
@@ -266,9 +262,8 @@ def _batching_rule(
 def _calling_devices(ctx: LoweringContext, call: TapCall) -> list[Any]:
     """The devices of a program in order, None for those that do not call.
 
-    Inside `jax.shard_map` every device calls, with its instance of the value; copies of
-    an element call once. Outside, a value belongs to the program: it is whole, and one
-    device calls.
+    Inside `jax.shard_map` every device calls with its own value, but one replica of
+    each element. Outside, one device calls with the whole value.
     """
     mesh, index = mesh_around(ctx), call.device_index
     if mesh is not None:
@@ -305,7 +300,7 @@ def _check_shard_map(ctx: LoweringContext, call: TapCall, mesh: AnyMesh) -> None
 
 
 def _copies(mesh: AnyMesh) -> list[int]:
-    """Which axes of a mesh have copies of elements."""
+    """The numbers of the mesh axes of replicas."""
     return [k for k, name in enumerate(mesh.axis_names) if name.startswith(REPLICAS)]
 
 
@@ -321,14 +316,14 @@ def _lowering(
         number = jax.lax.axis_index(names) if names else np.int32(0)
         results = io_callback(callback, call.results, number, *operands, ordered=True)
         if mesh is not None and (copies := _copies(mesh)):
-            # Zeros but from the one that calls.
+            # The replicas that do not call have zeros.
             along = [names[k] for k in copies]
             results = [jax.lax.psum(r, along).astype(r.dtype) for r in results]
         return list(results)
 
-    # io_callback makes JAX arrays of the values first. For that it needs a thread of
-    # those that are all in callbacks on CPU, if there are as many devices, and waits
-    # forever. So the program calls without what io_callback puts around it.
+    # io_callback makes JAX arrays of the values, which takes a thread of a pool. On CPU
+    # all of these may be in callbacks, and it would wait forever. So the program calls
+    # the host function itself.
     is_cpu = next(filter(None, devices)).platform == "cpu"
     instead = callback if is_cpu else None
     return lower_ordered_callback(ctx, TAP_EFFECT, run, operands, instead)
