@@ -32,7 +32,7 @@ _MESSAGE_BYTES = 1024
 
 
 def description(params: dict[str, Any]) -> str:
-    """What a map is, equal in all processes that run the same program.
+    """A text about a map that is the same in all processes of a program.
 
     Args:
       params: the parameters of its equation.
@@ -48,29 +48,29 @@ def description(params: dict[str, Any]) -> str:
 
 
 def operations(jaxpr: Jaxpr) -> str:
-    """Eight digits that tell what a jaxpr is made of."""
+    """Eight digits of the hash of a jaxpr's operations."""
     return _digest(jaxpr)[:8]
 
 
 @per_jaxpr
 def _digest(jaxpr: Jaxpr) -> str:
-    # Another process may share other jaxprs: all are told where they are called.
+    # Processes may share different jaxprs, so each is hashed where it is called.
     steps = []
     for equation in jaxpr.eqns:
         results = " ".join(var.aval.str_short() for var in equation.outvars)
-        steps.append(f"{equation.primitive} {results} {_who_talks(equation.params)}")
+        steps.append(f"{equation.primitive} {results} {_parameters(equation.params)}")
         steps += map(_digest, jaxprs_in(equation.params))
     return hashlib.sha256("\n".join(steps).encode()).hexdigest()
 
 
-def _who_talks(params: dict[str, Any]) -> str:
-    """What collectives, maps inside and constraints say about their elements."""
+def _parameters(params: dict[str, Any]) -> str:
+    """The parameters of collectives, maps inside and constraints."""
     keys = ("axes", "axis_name", "axis_size", "axis_index_groups", "perm", "parts")
     return " ".join(f"{key}={_plain(params[key])}" for key in keys if key in params)
 
 
 def _plain(value: Value) -> str:
-    """The text of names and numbers. Of other objects another process has its own."""
+    """The text of names and numbers. Other objects differ between processes."""
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_plain, value))})"
     return repr(value) if isinstance(value, str | int | None) else "?"
@@ -177,7 +177,7 @@ def _within_time_limit(
 
 
 def _exchange(devices: tuple[jax.Device, ...], text: str) -> dict[int, str]:
-    """What each process says, by process."""
+    """The text of each process, by process."""
     here = jax.process_index(devices[0].client)
     logging.debug("shardmap: process %d is about to run %s", here, text)
     encoded = text.encode()

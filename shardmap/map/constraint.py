@@ -1,8 +1,8 @@
-"""The sharding constraint of partition counts, and the mesh axes that it needs.
+"""The sharding constraint of `sharded_jit`, in partitions of each dimension.
 
-The equation says into how many partitions each dimension of a value is cut. Outside
-maps it has a mesh of its own. Inside a map it has none: the outermost map adds mesh
-axes for the partitions behind those of its elements and leaves them to the partitioner.
+Outside maps, its equation has a mesh of its own. Inside a map it has none: the
+outermost map adds mesh axes for partitions behind its own, and leaves them to the
+partitioner.
 """
 
 import itertools
@@ -63,7 +63,7 @@ def total_partitions(parts: Parts) -> int:
 
 
 def partition_axes(layouts: Collection[Parts], total: int) -> dict[str, int]:
-    """The fewest mesh axes, and their sizes, that can say all of these parts.
+    """The fewest mesh axes, and their sizes, that can express all of these parts.
 
     For (4, 1) alone it is one axis of 4; for (4, 1) and (2, 2) it is two of 2.
     """
@@ -90,7 +90,7 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def partition_cuts(parts: Parts, mesh: AnyMesh) -> dict[int, tuple[str, ...]]:
-    """The dimensions that are cut, and along which axes of the mesh.
+    """The mesh axes of each dimension that is cut.
 
     Raises:
       ValueError: the mesh has no axes for these parts.
@@ -134,10 +134,9 @@ def axes_for_partitions(
     """The mesh axes that the constraints in a map's function need, and their sizes.
 
     Args:
-      jaxpr: what one element computes.
-      axis_name: the map's, for errors.
-      axis_size: the same.
-      available: how many devices there are.
+      jaxpr: the function of one element.
+      axis_name, axis_size: of the map, for errors.
+      available: the number of devices.
 
     Raises:
       ValueError: constraints that ask for different totals, or too many devices.
@@ -176,9 +175,9 @@ def partition_mesh(
 ) -> Mesh:
     """The mesh of a value outside maps.
 
-    Alone, partition k is on device k: of the local devices or, if these are too few, of
-    those of all processes. In a program with more devices, the same number of them
-    has each partition, if ``total`` divides their number.
+    ``alone``, partition k is on device k, of this process if it has enough. Else the
+    mesh has all devices, with equally many for each partition, if ``total`` divides
+    their number.
 
     Raises:
       ValueError: names ``what``, the devices that it needs and those that there are.
@@ -193,7 +192,7 @@ def partition_mesh(
         )
     axes = partition_axes([parts], total)
     if not alone and len(devices) % total == 0:
-        # The same mesh for all parts: JAX describes all results on the first one.
+        # One mesh for all parts: JAX describes all results on the first one.
         total = len(devices)
         axes = partition_axes([tuple(_prime_factors(total))], total)
     axes = axes or {f"{_AXIS_PREFIX}0": 1}
@@ -202,7 +201,7 @@ def partition_mesh(
 
 
 def on_its_own_devices(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` as a program of its own: on as many devices as there are partitions."""
+    """``jaxpr`` with constraints on as many devices as there are partitions."""
 
     def change(equation: Equation) -> Any:
         params = equation.params
@@ -250,7 +249,7 @@ def constrain(
 
 
 def _check_devices(mesh: Mesh, what: str) -> None:
-    """Refuses other devices than those of `jax.set_mesh`, if there is such a mesh."""
+    """Refuses devices that are not those of `jax.set_mesh`."""
     wanted = list(mesh.devices.flat)
     if contexts.has_mesh() and (there := contexts.mesh_devices()) != wanted:
         raise ValueError(
@@ -271,7 +270,7 @@ def _implementation(
         return jnp.asarray(x)
     wanted = tuple(count or 1 for count in parts)
     if isinstance(x, jax.Array) and x.committed:
-        # It is to meet others that were made outside of any program.
+        # It was made outside of a program, as the arrays that it will meet.
         needed = partition_mesh(wanted, total)
         if x.sharding.device_set == set(needed.devices.flat):
             mesh = needed
@@ -310,10 +309,10 @@ def _lowering(
         mesh = auto_mesh(jax.sharding.get_abstract_mesh())
     if mesh.empty:
         if total is not None:
-            return [x]  # A map that runs on one device.
+            return [x]  # In a map on one device.
         mesh = AbstractMesh((device_count(ctx),), (f"{_AXIS_PREFIX}0",))
     if any(map(is_partition_axis, mesh.manual_axes)):
-        return [x]  # A map that calls the host: each device runs a program of its own.
+        return [x]  # In a map that calls the host, which is manual along all axes.
     sharding = partition_sharding(parts, mesh)
     run = mlir.lower_fun(
         lambda x: jax.lax.with_sharding_constraint(x, sharding), multiple_results=False
@@ -321,7 +320,7 @@ def _lowering(
     drop_sharding = ctx.replace(avals_in=list(map(without_sharding, ctx.avals_in)))
     if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
         return run(drop_sharding, x)
-    # On a mesh with Explicit axes a constraint would be a check of types.
+    # On a mesh with Explicit axes a constraint would only check types.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return run(drop_sharding, x)
 

@@ -1,4 +1,4 @@
-"""How the operands and results of a map are sharded over its mesh."""
+"""The shardings of a map's operands and results."""
 
 import math
 from collections.abc import Sequence
@@ -16,31 +16,30 @@ from shardmap.sharding.conversions import cut_spec
 
 
 class MapShardings(NamedTuple):
-    """How the operands and results of an outermost map are sharded over its devices."""
+    """The shardings of an outermost map's operands and results."""
 
     operands: tuple[NamedSharding, ...]
     results: tuple[NamedSharding, ...]
 
 
 def map_shardings(params: dict[str, Any]) -> MapShardings:
-    """The layout of a map and of the maps inside it, as seen from outside.
+    """The shardings of a map, including those of maps inside.
 
-    An operand that goes straight to a map inside, or a result that comes straight from
-    one, is cut along that map's mesh axes too, and the same for partitions. A
-    dimension that does not divide among its devices is replicated on all of them, as
-    JAX has no arrays with uneven shards.
+    An operand that a map inside takes as it is, or a result of one, is cut along that
+    map's mesh axes too, and likewise for partitions. A dimension that does not divide
+    among its devices is replicated, as JAX has no uneven shards.
 
     Args:
       params: the parameters of the map's equation.
     """
     mesh = params["mesh"]
     operands, results = _map_cuts(params, mesh, MeshPlacement.of(params))
-    # Tangents of integers are NumPy arrays, which several processes do not cut.
+    # Tangents of integers are NumPy arrays, the same in all processes.
     operands = [
         {} if placement.has_no_bytes(var.aval) else cut
         for var, cut in zip(params["call_jaxpr"].invars, operands, strict=True)
     ]
-    # XLA gives every device the whole of a result without entries.
+    # XLA replicates results without entries.
     results = [
         cut if params["axis_size"] * math.prod(var.aval.shape) else {}
         for var, cut in zip(params["call_jaxpr"].outvars, results, strict=True)
@@ -90,7 +89,7 @@ def _map_cuts(
 def _element_cuts(
     jaxpr: Jaxpr, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts that maps and constraints make in the inputs and outputs."""
+    """The cuts that maps and constraints make in inputs and outputs."""
     uses: dict[Any, list[_Cuts]] = {var: [] for var in jaxpr.invars}
     made: dict[Any, _Cuts] = {}
     for equation in jaxpr.eqns:

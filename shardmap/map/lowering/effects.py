@@ -1,10 +1,9 @@
-"""Effects in a block of elements: each happens once for each element.
+"""Effects in a block of elements, such as host callbacks: once for each element.
 
-Vectorised code computes a block as a whole, its empty places too. An equation with an
-effect, such as a host callback, is therefore called in a loop over the elements that
-exist. Control flow around it is vectorised by JAX: both branches of a `jax.lax.cond`
-run where elements choose differently, and a `while_loop` steps for all elements until
-the last one ends.
+Vectorised code computes a whole block, with its empty places. An equation with an
+effect runs in a loop over the elements instead. JAX vectorises the control flow around
+it: both branches of a `jax.lax.cond` run if elements choose differently, and a
+`while_loop` runs for all elements until the last one ends.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +27,12 @@ from shardmap.map.primitives.tap import is_no_tap, tap_p
 
 
 def has_effect(equation: Equation) -> bool:
-    """Whether anything happens in an equation that is seen outside of it."""
+    """Whether an equation, or one that it holds, has an effect outside."""
     return any(map(happens_outside, equation.effects))
 
 
 def happens_here(equation: Equation) -> bool:
-    """Whether an equation has an effect, and not only holds others that have."""
+    """Whether an equation has an effect itself."""
     # A tap's jaxpr is there for JAX to look at; it is not run.
     return has_effect(equation) and (
         equation.primitive is tap_p or not jaxprs_in(equation.params)
@@ -54,7 +53,7 @@ each_p.multiple_results = True
 def if_present(
     index: Value, size: int, call: Callable[..., list[Any]], *operands: Value
 ) -> list[Any]:
-    """Calls for an element that exists; gives zeros for one that does not."""
+    """The results of a call for an element; zeros for an empty place."""
 
     def skip(*operands: Value) -> list[Any]:
         shapes = jax.eval_shape(call, *operands)
@@ -64,7 +63,7 @@ def if_present(
 
 
 def call_for_each(jaxpr: Jaxpr, axis: AxisLayout) -> Any:
-    """``jaxpr`` whose effects, in a block of ``axis``, happen element by element.
+    """``jaxpr`` with a loop over the elements of a block for each effect.
 
     Raises:
       NotImplementedError: an effect in control flow that JAX cannot vectorise.
@@ -91,14 +90,14 @@ def call_for_each(jaxpr: Jaxpr, axis: AxisLayout) -> Any:
 
 
 def _check_control_flow(equation: Equation, axis: AxisLayout) -> None:
-    """Refuses what `jax.vmap` refuses, or computes wrong numbers for."""
+    """Refuses what `jax.vmap` refuses, or computes wrongly."""
     if equation.primitive is while_p and _calls_in_order(equation.params["cond_jaxpr"]):
         what = "an ordered call of the host in the condition of a while_loop"
         remedy = "Call, or tap, in the loop's body"
     elif equation.primitive in (while_p, cond_p) and equation.effects & io_effects():
         what = f"jax.experimental.io_callback in a {equation.primitive}"
         remedy = "Use shardmap.tap, with result_shape= for what it returns"
-    elif equation.primitive is while_p and _waits_for_nobody(equation, axis):
+    elif equation.primitive is while_p and _may_never_end(equation, axis):
         what = (
             "a tap with result_shape= in a while_loop, where a block has empty places"
         )
@@ -113,12 +112,12 @@ def _check_control_flow(equation: Equation, axis: AxisLayout) -> None:
 
 
 def _calls_in_order(condition: ClosedJaxpr) -> bool:
-    """Whether a loop forgets what elements had that have ended, for an effect."""
+    """Whether a condition has an effect that JAX's batching of loops ignores."""
     return any(map(happens_outside, condition.effects - {DEBUG_EFFECT}))
 
 
-def _waits_for_nobody(loop: Equation, axis: AxisLayout) -> bool:
-    """Whether a loop may go on for ever, with zeros for elements that do not exist."""
+def _may_never_end(loop: Equation, axis: AxisLayout) -> bool:
+    """Whether a loop may never end for empty places, whose results are zeros."""
     is_partly_empty = bool(axis.padding and axis.device_axes)
     return is_partly_empty and any(
         equation.primitive is each_p and equation.outvars

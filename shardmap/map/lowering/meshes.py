@@ -21,9 +21,9 @@ from shardmap.sharding.mesh import with_manual_axes
 
 
 def under_mesh(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
-    """``jaxpr`` as if it had been traced under ``mesh``, an abstract mesh.
+    """``jaxpr`` as if traced under an abstract mesh.
 
-    An equation remembers the mesh that it was traced under, and is lowered under it.
+    An equation is lowered under the mesh that it was traced under.
     """
     contexts: dict[Any, Any] = {}
 
@@ -31,7 +31,7 @@ def under_mesh(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
         params = equation.params
         if equation.primitive is SHARD_MAP:
             if params["mesh"].axis_names != mesh.axis_names:
-                return equation  # By the partitioner, on a mesh of its own.
+                return equation  # It has a mesh of its own.
             manual = with_manual_axes(mesh, manual_axes_of(equation))
             inside = _typed_with(under_mesh(params["jaxpr"], manual), manual)
             params = params | {"mesh": mesh, "jaxpr": inside}
@@ -41,12 +41,12 @@ def under_mesh(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
             contexts[id(equation.ctx)] = equation_context(equation, mesh)
         return equation.replace(params=params, ctx=contexts[id(equation.ctx)])
 
-    # What maps hold is put under a mesh where they are lowered.
+    # The bodies of maps get their mesh when these are lowered.
     return rewrite_jaxpr(jaxpr, change, is_no_map)
 
 
 def _on_mesh(value: Value, mesh: AnyMesh) -> Any:
-    """A sharding of values inside or around a shard_map, on ``mesh`` instead."""
+    """A sharding on an abstract mesh with these axis names, on ``mesh`` instead."""
     if (
         isinstance(value, NamedSharding)
         and isinstance(value.mesh, AbstractMesh)
@@ -57,7 +57,7 @@ def _on_mesh(value: Value, mesh: AnyMesh) -> Any:
 
 
 def _typed_with(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
-    """``jaxpr``, of a shard_map, whose types name ``mesh`` instead of its own."""
+    """The jaxpr of a shard_map with ``mesh`` in its types."""
 
     def retype(aval: Aval) -> Any:
         sharding = _on_mesh(getattr(aval, "sharding", None), mesh)
@@ -69,12 +69,12 @@ def _typed_with(jaxpr: Jaxpr, mesh: AnyMesh) -> Any:
 
 
 def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
-    """``jaxpr`` with other avals for its variables, but not for those further in."""
+    """``jaxpr`` with other avals for its variables, but not in inner jaxprs."""
     made: dict[Any, Any] = {}
 
     def new(atom: Atom) -> Any:
         if isinstance(atom, jex_core.Literal):
-            # The value may have a type of its own.
+            # A JAX array would keep its own type.
             value, aval = np.asarray(atom.val), retype(atom.aval)
             return jex_core.Literal(value.item() if aval.weak_type else value, aval)
         if atom not in made:
@@ -101,14 +101,13 @@ def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
     )
 
 
-# Several meshes in one program. XLA takes them apart into one. Where neither has all
-# the cuts of the other, such as 4 x 2 and 2 x 4, it ends the whole process: if maps on
-# both are written per device, or a map is that only along some axes and an argument is
-# on the other mesh.
+# XLA combines the meshes of a program into one. If neither has all cuts of the other,
+# such as 4 x 2 and 2 x 4, it aborts the process: with two manual maps, or with a map
+# that is manual along some axes and an argument on the other mesh.
 
 
 class _Lowered(threading.local):
-    """The program that a thread lowers, and the meshes in it with their maps' names."""
+    """The program that this thread lowers, and the names of maps by mesh."""
 
     program: Any = None
     meshes: dict[Mesh, str]
@@ -118,12 +117,12 @@ _lowered = _Lowered()
 
 
 def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
-    """Refuses a map whose mesh cannot be one with those of other maps.
+    """Refuses a map whose mesh XLA cannot combine with those of other maps.
 
     Args:
-      program: any object that there is one of for each program that is lowered.
-      name: what to call the map.
-      mesh: that the map runs on.
+      program: an object that identifies the program.
+      name: of the map, for errors.
+      mesh: of the map.
 
     Raises:
       CutOtherwise: names both functions, both meshes and a mesh for both.
@@ -144,12 +143,12 @@ def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
 
 
 def check_arguments(name: str, mesh: Mesh, meshes: Iterable[Sequence[int]]) -> None:
-    """Refuses a map per device along some axes, where arguments are cut otherwise.
+    """Refuses a map whose mesh XLA cannot combine with those of arguments.
 
     Args:
-      name: what to call the map.
-      mesh: that the map runs on.
-      meshes: the sizes of the axes of those that arguments of the program are on.
+      name: of the map, for errors.
+      mesh: of the map, which is manual along some axes.
+      meshes: the axis sizes of the meshes of the program's arguments.
 
     Raises:
       CutOtherwise: names the function, both meshes and a mesh for the argument.
@@ -166,7 +165,7 @@ def check_arguments(name: str, mesh: Mesh, meshes: Iterable[Sequence[int]]) -> N
 
 
 def _sizes_for_both(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """The axes of a mesh that has the cuts of both; none if one of them has."""
+    """The axis sizes of a mesh with the cuts of both; empty if one has them all."""
     cuts, other_cuts = _cuts(a), _cuts(b)
     if max(cuts) != max(other_cuts) or cuts <= other_cuts or other_cuts <= cuts:
         return ()
@@ -175,7 +174,7 @@ def _sizes_for_both(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 
 def _cuts(sizes: Sequence[int]) -> set[int]:
-    """Into how many groups the devices are cut by the first axis, first two, ..."""
+    """The numbers of groups of devices along the first axis, first two axes, ..."""
     return {1, *itertools.accumulate(sizes, operator.mul)}
 
 

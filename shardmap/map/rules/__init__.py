@@ -1,8 +1,8 @@
-"""What the transformations of JAX do with a map. Importing registers them.
+"""The rules of maps for JAX's transformations. Importing registers them.
 
-Every rule works in the same way: it transforms the function of one element with
-JAX's own public transformation, traces the result with the axis bound, and binds
-the map again. So any composition of transformations of a map is a program of maps.
+Each rule transforms the function of one element by JAX's own transformation, traces
+the result with the axis bound, and binds the map again. So any composition of
+transformations of a map is a program of maps.
 """
 
 from shardmap.map.rules import (

@@ -1,9 +1,9 @@
-"""Maps bound with a function, as `jax.experimental.checkify` does.
+"""Maps bound with a function instead of a jaxpr.
 
-checkify binds a primitive whose equation has a ``call_jaxpr`` anew: without it, with
-the error so far as the first operands, and with a function, ``subfuns[0]``, that takes
-the error's leaves and the operands of one element and gives the error's leaves and the
-results. That is how calls are bound; a map has to say which element's error counts.
+`jax.experimental.checkify` binds a map so: with the leaves of the error so far as the
+first operands, and a function of these and of one element's operands that returns the
+leaves of the error and the results. The error of a map is that of its first element
+that has one.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,10 +62,9 @@ def bind_function(
 
 
 def _first_error(leaves: list[Any]) -> list[Any]:
-    """What one element says, of all elements' errors.
+    """The error of the first element that has one.
 
-    An error begins with its predicates, one for each kind of error, as booleans; then
-    come as many codes, as integers.
+    The leaves of an error begin with its predicates, one for each kind of error.
     """
     predicates = []
     for leaf in leaves:

@@ -18,7 +18,7 @@ def _without_dead_code(
     axis_name: Hashable,
     axis_size: int,
 ) -> tuple[Any, list[bool]]:
-    # JAX may check what it makes.
+    # JAX may type-check the new jaxpr.
     with bound_axis(axis_name, axis_size):
         return without_dead_code(jaxpr, used_outputs)
 
@@ -26,7 +26,7 @@ def _without_dead_code(
 def _dce_rule(
     used_outputs: Sequence[bool], equation: Equation
 ) -> tuple[list[bool], Equation | None]:
-    # The use of an axis name is none that anybody sees.
+    # The use of an axis name is no visible effect.
     is_seen = any(axis_of(effect) is NO_AXIS for effect in equation.effects)
     if not any(used_outputs) and not is_seen:
         return [False] * len(equation.invars), None

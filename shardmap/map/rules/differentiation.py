@@ -45,10 +45,10 @@ class _Linearized(NamedTuple):
     """The two maps of the jvp rule.
 
     Attributes:
-      forward: gives the results, then the residuals that have to be computed.
-      residuals: where each residual is found, as `residual_sources` gives it.
-      tangent: takes the residuals and the nonzero tangents, gives the tangents of
-        the inexact results.
+      forward: returns the results, then the computed residuals.
+      residuals: the source of each residual, from `residual_sources`.
+      tangent: takes the residuals and the nonzero tangents; returns the tangents of the
+        inexact results.
     """
 
     forward: Body
@@ -59,9 +59,9 @@ class _Linearized(NamedTuple):
 def residual_sources(
     residuals: Sequence[Any], operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[list[Any], tuple[tuple[str, int], ...]]:
-    """Which residuals have to be computed, and where each one is then found.
+    """The residuals to compute, and the source of each residual.
 
-    That is ("operand", k), ("result", k) or ("computed", k).
+    A source is ("operand", k), ("result", k) or ("computed", k).
     """
     computed: list[Any] = []
     sources = []
@@ -138,9 +138,9 @@ def _linearize(
 
 
 def _without_taps_in_loops(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` of tangents without the taps of values in its while loops.
+    """``jaxpr`` of tangents without taps in its while loops.
 
-    JAX computes the tangents of a while loop together with its values once more.
+    JAX computes the values of a while loop again with its tangents.
     """
 
     def drop(equation: Equation) -> Any:
@@ -166,13 +166,13 @@ def _without_taps_in_loops(jaxpr: Jaxpr) -> Any:
 def _residual_axes(
     forward: Body, in_axes: tuple[int | None, ...], params: dict[str, Any]
 ) -> tuple[int | None, ...]:
-    """For each result of the forward map, if it were a residual, where its axis is."""
+    """The axis of each result of the forward map as a residual."""
     name, size = params["axis_name"], params["axis_size"]
     count = len(forward.jaxpr.outvars)
     if params.get("batch_size") is None:
         differ = set(in_axes) != {None} or uses_axis(forward.jaxpr, name)
         return (0 if differ else None,) * count
-    # Elements that run one after the other must find what they agree on at once.
+    # A loop over elements needs the values that all share without the axis.
     dims = (*(None for _ in forward.constants), *(a and 0 for a in in_axes))
     differs = batched_results(forward.jaxpr, Batch(name, size), dims)
     return tuple(0 if differ else None for differ in differs)
@@ -266,7 +266,7 @@ def _by_transposition(
 def _by_derivative(
     fun: Callable[..., Any], avals: Sequence[Aval], cotangents: list[Any]
 ) -> Sequence[Any]:
-    """The same, where `jax.linear_transpose` fails: on references."""
+    """The same for functions with references, which `jax.linear_transpose` refuses."""
     zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
     return jax.vjp(fun, *zeros)[1](cotangents)
 
@@ -284,8 +284,13 @@ def _transpose(
 ) -> Body:
     """The map from residuals and cotangents of results to cotangents of operands.
 
-    ``linear`` marks the operands that want a cotangent, ``wanted`` the results that
-    have one. A loop over elements cannot sum over their axis in a map inside.
+    Args:
+      jaxpr: the function of one element.
+      linear: which operands are to have a cotangent.
+      wanted: which results have one.
+      in_axes, out_axes, axis_name, axis_size: of the map.
+      is_looped: whether it loops over elements, which allows no sum over its axis in a
+        map inside.
     """
     avals = list(map(aval_of, jaxpr.invars))
     residual_avals = [a for a, lin in zip(avals, linear, strict=True) if not lin]
@@ -303,8 +308,8 @@ def _transpose(
             results = jax.core.eval_jaxpr(jaxpr, (), *merged)
             return [r for r, w in zip(results, wanted, strict=True) if w]
 
-        # Every element holds a copy of an unmapped result, of which the caller sees
-        # one: each copy gets its share of the cotangent.
+        # An unmapped result is a copy in each element. Each gets an equal share of the
+        # cotangent.
         cotangents = [
             ct / axis_size if axis is None and not as_one else ct
             for ct, axis in zip(
@@ -325,7 +330,7 @@ def _transpose(
         axis_size=axis_size,
     )
     if set(in_axes) | set(out_axes) == {None}:
-        # Where nothing differs along the axis there is nothing to add up.
+        # Nothing differs along the axis, so there is nothing to sum.
         body = trace(functools.partial(transposed, as_one=True))
         if not uses_axis(body.jaxpr, axis_name):
             return body

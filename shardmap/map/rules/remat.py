@@ -1,8 +1,8 @@
-"""How the map behaves under `jax.checkpoint`: its policy looks inside.
+"""The remat rule of maps: policies of `jax.checkpoint` apply inside them.
 
-What the policy saves of an element is saved, mapped, by one map; what it does not is
-computed again by another. What one element computes is split by JAX's own rule for a
-`jax.checkpoint` inside of another.
+The map is split in two. The forward one returns the values that the policy saves, the
+backward one computes the others again. JAX's rule for nested `jax.checkpoint` splits
+the function of one element.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def _split_rule(
     available_in: Sequence[bool],
     equation: Equation,
 ) -> Split:
-    """Splits a map in what runs forward and what runs backward; see `SplitRule`."""
+    """Splits a map into a forward and a backward one; see `SplitRule`."""
     params = equation.params
     element = equation.replace(
         primitive=_remat_p, params={**remat_params(), "jaxpr": params["call_jaxpr"]}
@@ -77,9 +77,9 @@ def _where(
 def _without_copies(
     jaxpr: Jaxpr, kept: tuple[bool, ...]
 ) -> tuple[Any, tuple[tuple[str, int], ...]]:
-    """The forward part without residuals that are there already, and where all are.
+    """The forward part with only the residuals to compute, and the source of each.
 
-    ``kept`` marks the results that somebody takes; residuals come after all results.
+    ``kept`` marks the results that are used. Residuals come after all results.
     """
     results, residuals = jaxpr.outvars[: len(kept)], jaxpr.outvars[len(kept) :]
     computed, sources = residual_sources(
@@ -96,7 +96,7 @@ def _part(
     operands: Sequence[tuple[Any, int | None]],
     results: Sequence[tuple[Any, int | None]],
 ) -> Any | None:
-    """The map of a part, of variables and their axes; None if it does nothing."""
+    """The map of a part; None without results and effects."""
     params = equation.params | {
         "call_jaxpr": jaxpr,
         "in_axes": tuple(axis for _, axis in operands),

@@ -1,4 +1,4 @@
-"""How `jax.vmap` treats a map: the batch goes to the function of one element."""
+"""The batching rule of maps: the batch goes to the function of one element."""
 
 import functools
 from collections.abc import Hashable, Sequence
@@ -29,14 +29,14 @@ def _batch(
     axis_name: Hashable,
     axis_size: int,
 ) -> tuple[Body, tuple[bool, ...]]:
-    """The batched body, and which of its results are batched (at 0).
+    """The batched body, and which of its results are batched, at 0.
 
-    ``dims`` and ``avals`` are those of one element's batched operands.
+    ``dims`` and ``avals`` are those of an element's batched operands.
     """
     batched: tuple[bool, ...] = ()
 
     def vectorized(*args: Value) -> Any:
-        # Asked here, where the map's own axis is bound.
+        # Here the map's own axis is bound.
         nonlocal batched
         batched = batched_results(jaxpr, batch, dims)
         out_dims = [0 if is_batched else None for is_batched in batched]
@@ -64,8 +64,7 @@ def _batching_rule(
         )
     explicit_sharding.check_batch("a map", args, dims)
     args = list(map(explicit_sharding.drop_sharding, args))
-    # Operands keep their layout: the mapped axis and the batch axis are counted in
-    # the array that has both.
+    # Both axes are counted in the array that has them; operands are not transposed.
     map_axes: list[int | None] = []
     element_dims: list[int | None] = []
     for dim, axis in zip(dims, in_axes, strict=True):
@@ -79,7 +78,7 @@ def _batching_rule(
         remove_axis(jax.typeof(arg), axis)
         for arg, axis in zip(args, map_axes, strict=True)
     )
-    # Inside, a name that both have means the map's axis.
+    # If both axes have one name, collectives inside mean the map's.
     shadowed = vmap.name == params["axis_name"]
     body, batched = _batch(
         call_jaxpr,
@@ -89,7 +88,7 @@ def _batching_rule(
         params["axis_name"],
         params["axis_size"],
     )
-    # A batched result has the batch at 0 and everything else behind it.
+    # Batched results have the batch at 0.
     result_axes = [
         axis + 1 if is_batched and axis is not None else axis
         for axis, is_batched in zip(out_axes, batched, strict=True)
