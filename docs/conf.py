@@ -146,7 +146,10 @@ PUBLIC = ("shardmap", "shardmap.compat", "shardmap.extend")
 
 
 def shorten_names(app: Sphinx, doctree: nodes.document) -> None:
-    """Shows classes that no public module has without the module they are in."""
+    """Leaves out what says nothing: modules that are not public, and `Any`."""
+    for field in [*doctree.findall(nodes.field)]:
+        if [part.astext() for part in field] == ["Return type", "Any"]:
+            field.parent.remove(field)
     for before in [*doctree.findall(desc_addname)]:
         if before.parent.get("module") not in PUBLIC:
             before.parent.remove(before)
