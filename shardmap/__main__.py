@@ -44,7 +44,7 @@ COMMANDS = {
     ),
     "old": Command(
         module="shardmap.commands.old",
-        summary="run a program written for jax.pmap of years ago, as it is",
+        summary="run an old jax.pmap program unedited",
         needs={},
     ),
     "doctor": Command(
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         if importlib.util.find_spec(module) is None:
             return refuse(
                 f"{name} needs {module}, which is not installed; "
-                f"pip install '.[{extra}]', in a clone of shardmap, brings it"
+                f"in a clone of shardmap, run: pip install '.[{extra}]'"
             )
     try:
         imported = importlib.import_module(command.module)
@@ -100,11 +100,10 @@ def help_text() -> str:
             "commands:",
             *rows,
             "",
-            "'python -m shardmap COMMAND --help' tells a command's options;",
-            "'--version' tells the version. 'shardmap COMMAND' is the same where the",
-            "package is installed.",
-            "A command ends with 0 when it is done, with 1 when a check of its own",
-            "failed, and with 2 when it could not do what was asked; stderr says why.",
+            "'python -m shardmap COMMAND --help' shows the options of a command, and",
+            "'--version' the version. An installed package has the command 'shardmap'.",
+            "The exit code is 0 if all went well, 1 if a check failed, and 2 if the",
+            "command could not run; stderr says why.",
         ]
     )
 

@@ -29,9 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     """Runs or checks what `arguments` name, and returns the exit code."""
     parser = Parser(
         "old",
-        "Run a program written for jax.pmap of years ago as it is: names that JAX has\n"
-        "lost are put in their places first. At its end the places that used them are\n"
-        "listed on stderr, each with the edit that makes it permanent.",
+        "Run an old jax.pmap program unedited: names that JAX has removed are installed\n"
+        "first. At the end, stderr lists the places that used them, each with the edit\n"
+        "that replaces it.",
         EXAMPLES,
     )
     parser.add_argument(

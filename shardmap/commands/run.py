@@ -82,7 +82,7 @@ def _parser() -> Parser:
         type=_seconds,
         default=GRACE,
         metavar="SECONDS",
-        help="how long processes that are to end may take (default %(default)g)",
+        help="how many seconds processes have to end (default %(default)g)",
     )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("arguments", nargs="...", help="the script's own arguments")

@@ -159,7 +159,7 @@ def test_a_missing_extra_gets_one_line_and_code_2():
     assert result.stdout == ""
     assert result.stderr == (
         "python -m shardmap: demo needs sklearn, which is not installed; "
-        "pip install '.[demo]', in a clone of shardmap, brings it\n"
+        "in a clone of shardmap, run: pip install '.[demo]'\n"
     )
 
 
