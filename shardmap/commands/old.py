@@ -29,9 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     """Runs or checks what `arguments` name, and returns the exit code."""
     parser = Parser(
         "old",
-        "Run an old jax.pmap program unedited: names that JAX has removed are installed\n"
-        "first. At the end, stderr lists the places that used them, each with the edit\n"
-        "that replaces it.",
+        "Run an old jax.pmap program unedited, with the names that JAX has removed.\n"
+        "At the end, stderr lists the places that used them, each with the edit that\n"
+        "replaces it.",
         EXAMPLES,
     )
     parser.add_argument(
