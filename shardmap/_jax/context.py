@@ -1,7 +1,7 @@
-"""Where JAX is: what is being traced, and what a program is lowered for.
+"""The state of JAX: the current trace, and the context of a lowering rule.
 
-No public name of JAX leads to these. Of what a lowering rule is given,
-`jax.interpreters` names the class and says nothing about what is in it.
+None of this has a public name. `jax.interpreters` has the class of a lowering rule's
+context, but does not document its attributes.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ EMPTY_MESH = Mesh(np.empty((), dtype=object), ())
 
 
 def without_mesh() -> AbstractContextManager[None]:
-    """As if no mesh were set around.
+    """A context without a mesh.
 
-    While JAX traces, or binds the axis of a `jax.vmap`, no mesh can be set: then only
-    the types of arrays are as without one.
+    In a trace, or inside a `jax.vmap`, no mesh can be set. There only the types of
+    arrays are as without one.
     """
     if core.trace_state_clean():
         return jax.set_mesh(EMPTY_MESH)
@@ -64,15 +64,15 @@ TOP_TRACES = TOP_LEVEL, config.config_ext.unset
 
 
 def nothing_is_traced() -> bool:
-    """Whether a primitive that is bound here runs at once, on arrays."""
+    """Whether a primitive that is bound here is evaluated."""
     return current_trace() in TOP_TRACES
 
 
 def in_while_condition() -> bool:
-    """Whether the condition of a `while_loop` is traced here, or in what is around.
+    """Whether the condition of a `while_loop` is being traced, here or around.
 
-    A batching rule has no other way to know: JAX vectorises conditions and bodies
-    alike, each as a trace that says what it is for.
+    A batching rule has no other way to know: JAX batches conditions and bodies alike,
+    and only the debug info of the trace differs.
     """
     trace: Any = jex_core.find_top_trace(())
     while trace is not None:
@@ -85,10 +85,10 @@ def in_while_condition() -> bool:
 
 @contextlib.contextmanager
 def casts_refused() -> Iterator[None]:
-    """While a function is traced whose axes JAX has in no mesh.
+    """Context in which JAX's error for a `jax.lax.pcast` names the remedy.
 
-    What `jax.lax.pcast` and its like give has a type that only a mesh allows. JAX says
-    so with an error that names this type's class.
+    The result of a cast has a type that only a mesh allows. JAX's error names the class
+    of that type.
     """
     a_type = jax.core.ShapedArray((), np.dtype(bool)).manual_axis_type
     try:
@@ -107,10 +107,10 @@ def casts_refused() -> Iterator[None]:
 
 
 def equation_context(equation: Equation, mesh: AnyMesh) -> Any:
-    """What an equation remembers of where it was traced, with another mesh.
+    """The context of an equation, with another mesh.
 
-    An equation is lowered under the mesh that it was traced under. Its context is an
-    object that takes what is around when it is made, and has no other way to be made.
+    An equation is lowered under the mesh of its context. A context is made from the
+    state of JAX, and in no other way.
     """
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     with equation.ctx.manager, jax.sharding.use_abstract_mesh(abstract):
@@ -124,14 +124,14 @@ LoweringContext = mlir.LoweringRuleContext
 
 
 def module_of(ctx: LoweringContext) -> object:
-    """An object that there is one of for each program that is lowered."""
+    """An object that identifies the program that is being lowered."""
     return ctx.module_context.host_callbacks
 
 
 def argument_meshes(ctx: LoweringContext) -> set[tuple[int, ...]]:
-    """The sizes of the axes of each mesh that arguments of the program are on.
+    """The axis sizes of the meshes of the program's arguments.
 
-    JAX notes it for the program's first function, before it lowers what is in it.
+    JAX adds them to the program's first function before it lowers the body.
     """
     for function in ctx.module_context.module.body.operations:
         if "arg_attrs" in function.attributes:
@@ -142,32 +142,32 @@ def argument_meshes(ctx: LoweringContext) -> set[tuple[int, ...]]:
 
 
 def mesh_around(ctx: LoweringContext) -> AnyMesh | None:
-    """The mesh of the `jax.shard_map` that is lowered around; None: of no one."""
+    """The mesh of the `jax.shard_map` around; None without one."""
     return getattr(ctx.module_context.axis_context, "mesh", None)
 
 
 def manual_axes(ctx: LoweringContext) -> frozenset[Any]:
-    """The mesh axes along which the program is written per device here."""
+    """The mesh axes that are manual here."""
     return getattr(ctx.module_context.axis_context, "manual_axes", frozenset())
 
 
 def device_count(ctx: LoweringContext) -> int:
-    """How many devices the program is for, where no mesh is around."""
+    """The number of devices of the program, outside of `jax.shard_map`."""
     return getattr(ctx.module_context.axis_context, "num_devices", 1)
 
 
 def devices_of(ctx: LoweringContext) -> Sequence[jax.Device]:
-    """The devices that the program is for, where no mesh is around."""
+    """The devices of the program, outside of `jax.shard_map`."""
     context: Any = ctx.module_context.axis_context
     devices: Sequence[jax.Device] = context.device_assignment
     return devices
 
 
 def replicated_without_mesh(devices: Sequence[jax.Device]) -> Sharding:
-    """A sharding over devices that names no mesh.
+    """A replicated sharding that names no mesh.
 
-    JAX refuses a program that calls the host if the meshes of its arguments and of its
-    constraints differ, which it only asks of shardings with a mesh.
+    JAX refuses a program with host callbacks if the meshes of its arguments and
+    constraints differ.
     """
     return GSPMDSharding.get_replicated(tuple(devices))
 
@@ -178,9 +178,9 @@ def lower_inside(
     avals: Sequence[Aval],
     args: Sequence[Value],
 ) -> Any:
-    """Lowers ``run`` in place of an equation whose operands have other types.
+    """Lowers ``run`` in place of an equation, with other types of its operands.
 
-    Its ordered effects stay those of the equation.
+    The ordered effects are those of the equation.
     """
     inner = ctx.replace(avals_in=avals, tokens_out=None)
     results = mlir.lower_fun(run)(inner, *args)
@@ -189,20 +189,17 @@ def lower_inside(
 
 
 def config_value(name: str) -> Any:
-    """What `jax.config` says here, in this thread and under its context managers."""
+    """A value of `jax.config`, in this thread and under its context managers."""
     return getattr(jax.config, name)
 
 
 def configuration() -> Hashable:
-    """What of JAX's configuration here programs are traced for.
-
-    `jax.jit` keeps a program for each. No public name gives all of it.
-    """
+    """The configuration of JAX that is part of the cache keys of `jax.jit`."""
     found: Hashable = config.trace_context()
     return found
 
 
 def backends_are_started() -> bool:
-    """Whether JAX has looked for devices, and settled on its threads."""
-    # No public name asks without making it so.
+    """Whether JAX has initialized its backends."""
+    # Public functions would initialize them.
     return bool(xla_bridge.backends_are_initialized())

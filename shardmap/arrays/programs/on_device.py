@@ -1,9 +1,9 @@
-"""Small programs over the arrays of one device, whose results are free to go anywhere.
+"""Programs over the arrays of one device, with uncommitted results.
 
-What `jax.jit` computes from arrays that are committed to a device, as the shards of an
-array are, is committed to it as well and refuses to meet arrays from elsewhere. A
-program that is compiled ahead, for a device but for no committed array, takes them all
-the same, and its results are not committed.
+The shards of an array are committed to their devices, and so are the results that
+`jax.jit` computes from them, which then refuse arrays on other devices. A program that
+is compiled ahead of time for a device, but for uncommitted arrays, takes committed ones
+too, and its results are not committed.
 """
 
 import functools
@@ -17,7 +17,7 @@ from shardmap._jax.types import Value
 
 
 class Operand(NamedTuple):
-    """What a program knows of an array."""
+    """The type of an array in the signature of a program."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -37,9 +37,8 @@ def program(
 
     Args:
       device: the device.
-      fun: a function that gives a list. A program is found again by this function's
-        equality.
-      operands: what ``fun`` is called with, hashable.
+      fun: a function that returns a list. Programs are cached by its equality.
+      operands: the types of its arguments, hashable.
 
     Returns:
       A function like ``fun`` that runs as one program, on ``device``, with uncommitted
@@ -55,7 +54,7 @@ def program(
             ]
             return jax.jit(fun).lower(*avals).compile()
 
-    # In a new thread no mesh is set and nothing is being traced.
+    # In a new thread no mesh is set and no trace is around.
     with ThreadPoolExecutor(1) as thread:
         compiled = thread.submit(make).result()
 
@@ -63,7 +62,7 @@ def program(
         try:
             return compiled(*arrays)
         except ValueError:
-            # Not for host memory or unusual layouts, nor under `jax.disable_jit`.
+            # The program refuses host memory, unusual layouts and `jax.disable_jit`.
             return fun(*arrays)
 
     return run

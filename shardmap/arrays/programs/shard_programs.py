@@ -1,4 +1,4 @@
-"""How arrays are cut on the devices that hold them, found out once for each layout."""
+"""The programs that take elements from shards, cached by layout."""
 
 import functools
 import itertools
@@ -19,11 +19,11 @@ from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 
 
 class Placed(NamedTuple):
-    """What a leaf is, and where: all that the cuts depend on."""
+    """The type and the sharding of a leaf, which determine its cuts."""
 
     operand: Operand
     sharding: Sharding | None
-    """None for what is on no device: a tracer, or an array on the host."""
+    """None for a tracer, or an array on the host."""
 
 
 def placed(leaf: Value) -> Placed:
@@ -40,12 +40,12 @@ class Span(NamedTuple):
 
 
 Index: TypeAlias = int | tuple[int | Span, ...] | Literal["first"] | None
-"""An element, or a part along several axes, or the first element on this process, or
-all elements one by one."""
+"""One element; a part along several axes; the first element on this process; or all
+elements, each by itself."""
 
 
 class DeviceStep(NamedTuple):
-    """What one device does."""
+    """The program of one device."""
 
     run: Callable[..., list[jax.Array]]
     shards: Sequence[tuple[int, int]]
@@ -56,12 +56,12 @@ class DeviceStep(NamedTuple):
 
 
 class Join(NamedTuple):
-    """How parts on several devices make one array."""
+    """An array that is made of parts on several devices."""
 
     leaf: int
     shape: tuple[int, ...]
     shardings: Sequence[Sharding]
-    """One for each array, which is as many parts in a row as that has devices."""
+    """One for each array; its parts are in a row, one for each device."""
 
 
 class Cuts(NamedTuple):
@@ -70,7 +70,7 @@ class Cuts(NamedTuple):
     steps: Sequence[DeviceStep]
     joins: Sequence[Join]
     indexed: Sequence[tuple[int, Sequence[tuple[int | slice, ...]]]]
-    """Leaf that is on no device, and the indices of its parts."""
+    """A leaf without a sharding, and the indices of its parts."""
 
 
 class RefusedError(Exception):
@@ -85,15 +85,15 @@ class RefusedError(Exception):
 def cuts_for(
     leaves: tuple[Placed, ...], axis: int | tuple[int, ...], index: Index
 ) -> Cuts:
-    """How to take what ``index`` says of each leaf.
+    """The programs that take ``index`` of each leaf.
 
     Args:
       leaves: the arrays.
-      axis: where the index begins; or for all elements, the axes that they lack.
-      index: what is wanted.
+      axis: the first axis of the index; or for all elements, the axes to remove.
+      index: which elements.
 
     Raises:
-      RefusedError: what is wrong with which leaf.
+      RefusedError: the index does not fit a leaf.
     """
     lengths, indexed, joins = [], [], []
     # One program for all that is on a device.
@@ -130,16 +130,16 @@ def cuts_for(
 
 
 class _Wanted(NamedTuple):
-    """What is wanted of a leaf."""
+    """The part of a leaf that an index names."""
 
     bounds: Sequence[tuple[int, int]]
     """Start and stop along each dimension."""
     dropped: tuple[int, ...]
-    """The dimensions that the results have not: one result for each index of them."""
+    """The dimensions to remove: there is one result for each index along them."""
 
     @property
     def places(self) -> tuple[int, ...]:
-        """How many indices the dropped dimensions have."""
+        """The number of indices along each dropped dimension."""
         return tuple(self.bounds[d][1] - self.bounds[d][0] for d in self.dropped)
 
     @property
@@ -152,7 +152,7 @@ class _Wanted(NamedTuple):
         return tuple(d for d in range(len(self.bounds)) if d not in self.dropped)
 
     def indices(self, shape: Sequence[int]) -> list[tuple[int | slice, ...]]:
-        """What stands in brackets to get each result from a global array."""
+        """The index of each result in the global array."""
         index: list[int | slice] = [
             slice(None) if pair == (0, size) else slice(*pair)
             for pair, size in zip(self.bounds, shape, strict=True)
@@ -171,7 +171,7 @@ def _wanted(
     axis: int | tuple[int, ...],
     index: Index,
 ) -> _Wanted:
-    """Axes and index counted from the front."""
+    """The part that an index names, with axes and indices from the front."""
     bounds = [(0, size) for size in shape]
     if index is None:
         axes = axis if isinstance(axis, tuple) else (axis,)
@@ -212,25 +212,25 @@ def _axis(shape: tuple[int, ...], axis: int) -> int:
 
 
 class _ShardSlice(NamedTuple):
-    """What is wanted of one shard of a leaf."""
+    """The part of one shard of a leaf."""
 
     leaf: int
     shard: int
     device: jax.Device
     operand: Operand
     windows: tuple[tuple[int, int], ...]
-    """Dimension, and how much of it: where not the whole shard is wanted."""
+    """Each dimension of which not the whole shard is taken, and the length taken."""
     offsets: Sequence[int]
-    """Where each window begins."""
+    """The start of each window."""
     dropped: tuple[int, ...]
     positions: Sequence[int]
-    """Where the results go."""
+    """The positions of the results."""
 
 
 def _parts(
     leaf: int, kind: Operand, sharding: Sharding, wanted: _Wanted
 ) -> Iterator[_ShardSlice]:
-    """What each device gives; of copies, the first that is on this process."""
+    """The part of each shard; of replicas, the first on this process."""
     shape, bounds, dropped = kind.shape, wanted.bounds, wanted.dropped
     held = sharding.shard_shape(shape)
     sizes = [max(size, 1) for size in held]
@@ -255,7 +255,7 @@ def _parts(
                 if n < shape[d]
             )
             raise ValueError(f"has {where} on a device of another process")
-        # What is wanted of this block, counted in the global array.
+        # The part of this block, counted in the global array.
         inside = [
             (max(start, k * n), min(stop, k * n + n))
             for (start, stop), k, n in zip(bounds, block, sizes, strict=True)
@@ -282,7 +282,7 @@ def _parts(
 
 
 def _blocks(start: int, stop: int, size: int) -> range:
-    """The numbers of the blocks of a size that a range of elements touches."""
+    """The numbers of the blocks of a size that a range of elements meets."""
     last = max(stop - 1, 0) // size
     return range(min(start // size, last), last + 1)
 
@@ -298,7 +298,7 @@ def _number(place: Sequence[int], sizes: Sequence[int]) -> int:
 def _join(
     leaf: int, sharding: Sharding, wanted: _Wanted, parts: Sequence[_ShardSlice]
 ) -> Join:
-    """The arrays that a leaf's parts make, cut as the leaf is."""
+    """The arrays that the parts of a leaf make, cut as the leaf."""
     shape = tuple(
         stop - start for start, stop in (wanted.bounds[d] for d in wanted.kept)
     )
@@ -334,7 +334,7 @@ def _join(
 def _mesh_axes(sharding: Sharding, dimension: int, count: int) -> dict[str, int] | None:
     """The mesh axes along which a dimension has ``count`` blocks, and their sizes.
 
-    None where they have no names, or are part of what several axes cut.
+    None if they have no names, or are only a part of the axes that cut the dimension.
     """
     if count == 1:
         return {}
@@ -352,10 +352,10 @@ def _mesh_axes(sharding: Sharding, dimension: int, count: int) -> dict[str, int]
 
 @dataclass(frozen=True)
 class _SliceProgram:
-    """A program that cuts shards: they come first, then where the windows begin."""
+    """A program that cuts shards. It takes these, then the starts of windows."""
 
     shards: tuple[tuple[tuple[tuple[int, int], ...], tuple[int, ...]], ...]
-    """The windows and the dropped dimensions of each, as `_ShardSlice` has them."""
+    """The windows and dropped dimensions of each shard; see `_ShardSlice`."""
 
     def __call__(self, *args: jax.Array) -> list[Any]:
         offsets = iter(args[len(self.shards) :])
