@@ -140,7 +140,7 @@ def plan(
 
 
 class ShardPlan:
-    """A function, cut into shards. Made by `plan`.
+    """A function that is cut into shards; the result of `plan`.
 
     Example:
       >>> import numpy as np, shardmap as sm
@@ -166,12 +166,14 @@ class ShardPlan:
 
     @property
     def stages(self) -> list[Stage]:
-        """What runs one after the other; the shards of one stage run in any order."""
+        """The stages, which run one after the other. The shards of a stage run in any
+        order.
+        """
         return self._cut_program.stages
 
     @property
     def shards(self) -> Shards:
-        """Those of all stages, a lazy sequence."""
+        """The shards of all stages, a lazy sequence."""
         return Shards(self._cut_program, self._cut_program.stages)
 
     def stage_shards(self, number: int) -> Shards:
@@ -182,35 +184,35 @@ class ShardPlan:
 
     @property
     def num_shards(self) -> int:
-        """How many shards there are in all stages."""
+        """The number of shards in all stages."""
         return self._cut_program.num_shards
 
     @property
     def out_slices(self) -> PyTree:
-        """How the outputs are cut: per output {axis: list of (start, stop)}."""
+        """How the results are cut: for each, {axis: list of (start, stop)}."""
         return report.out_slices(self._cut_program)
 
     @property
     def peak_bytes(self) -> int:
-        """The most that one shard holds at once, and what is kept meanwhile.
+        """The most bytes that one shard uses, with what is kept at the same time.
 
-        It is an upper bound for what the shard reads, computes and gives back, and for
-        what later stages need. Arguments and results are not counted, nor what is kept
-        in ``scratch``, nor what the allocator keeps of memory that is free.
+        It is an upper bound for what the shard reads, computes and returns, and for
+        what later stages need. It does not count arguments, results, values in
+        ``scratch``, and free memory that the allocator keeps.
         """
         return plan_peak(self._cut_program).bytes
 
     @property
     def cut_fraction(self) -> float:
-        """What the largest shard reads and writes, over the bytes of everything."""
+        """The bytes that the largest shard reads and writes, over all bytes."""
         return report.cut_fraction(self._cut_program)
 
     def explain(self) -> Any:
-        """For each axis: cut, into what, reaching what; or whole, and why.
+        """Explains what became of each cut: what it reaches, or why an axis is whole.
 
         Returns:
-          An `Explanation`, as `shardmap.explain` gives. Print it; it has a line of text
-          for each in ``pieces``, and ``stages``.
+          An `Explanation`, as `shardmap.explain` returns. Print it; ``pieces`` has its
+          lines, and ``stages`` the numbers.
         """
         title = str(self).splitlines()[0]
         text = report.explain(self._cut_program)
@@ -218,7 +220,7 @@ class ShardPlan:
 
     @property
     def stage_costs(self) -> tuple[report.StageCost, ...]:
-        """What each stage makes, reads and keeps."""
+        """What each stage computes, reads and keeps."""
         return report.stage_costs(self._cut_program)
 
     def __repr__(self) -> str:
@@ -235,12 +237,13 @@ class ShardPlan:
     def traffic(
         self, *args: PyTree, out: PyTree = None, scratch: Any = None, **kwargs: PyTree
     ) -> Traffic:
-        """What a run by other processes moves: there, and through this process.
+        """Tells what a run in other processes would move, and how much through this
+        process.
 
         Args:
-          *args: as for `run`; without any, those of `plan`.
+          *args: as for `run`. Default: those of `plan`.
           out: as for `run`.
-          scratch: as for `run`; nothing is made there.
+          scratch: as for `run`; nothing is created there.
           **kwargs: as for `run`.
 
         Example:
@@ -270,14 +273,14 @@ class ShardPlan:
         return bare if self._labels is None else self._labels.result(bare)
 
     def to_dask(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """The function's result as arrays of Dask, of which nothing is computed yet.
+        """Returns the result as Dask arrays, which are not computed yet.
 
-        What later stages need are arrays of Dask too, which its workers keep, and spill
-        to their disks: ``scratch`` is not used.
+        Values for later stages are Dask arrays too, which the workers keep and spill to
+        their disks; ``scratch`` is not used.
 
         Args:
-          *args: as for `run`; without any, those of `plan`. Arrays of Dask stay where
-            they are.
+          *args: as for `run`. Default: those of `plan`. Dask arrays stay where they
+            are.
           **kwargs: as for `run`.
 
         Example:
@@ -302,49 +305,50 @@ class ShardPlan:
         task: tuple[int, int] | None = None,
         **kwargs: PyTree,
     ) -> PyTree:
-        """Runs all shards and returns the function's result.
+        """Runs all shards and returns the result of the function.
 
         Args:
-          *args: the function's arguments: arrays, or what has ``shape``, ``dtype`` and
-            ``__getitem__``, of which each shard reads its own slices only.
-          out: where to put the result: array-likes with ``__getitem__`` and
-            ``__setitem__`` in the structure of the result, None for new NumPy arrays.
-            Where it is stored in chunks, cuts that were asked for as a number of
-            pieces are moved to the borders of these.
+          *args: the arguments of the function: arrays, or values with ``shape``,
+            ``dtype`` and ``__getitem__``, of which each shard reads only its own
+            slices.
+          out: where to write the result: array-likes with ``__getitem__`` and
+            ``__setitem__`` in the structure of the result. Cuts that were given as a
+            number of pieces are moved to the borders of its chunks. None: new NumPy
+            arrays.
           executor: None for this process, which reads, computes and writes at the same
             time; a number of processes, each with its share of the cores; a
-            `concurrent.futures.Executor`, such as threads, processes started with
-            "spawn", or those of loky and mpi4py; or a `distributed.Client`, whose
-            workers also combine partial results. Other processes open files and stores
-            themselves; `traffic` tells what goes through this one.
-          max_in_flight: how many shards may be read or computed at once. In this
-            process as many threads read, which hides the latency of remote stores. By
-            default one thread reads, up to two shards ahead, or one that is larger
-            than 32 MiB, or where ``memory`` of the plan has no room for two.
-          progress: whether to show a bar of tqdm, or lines of text without tqdm.
-          retries: how often a shard that fails is tried again.
-          checkpoint: a folder for the results of shards. A run that was stopped goes
-            on with those that are missing. The arguments must hold the same values,
-            which is checked of arrays in memory up to 1 MiB.
-          scratch: where to keep what later stages need, as for `plan`; by default what
-            was given there. A run makes a place of its own in it, under a random name,
-            which is gone when it ends. Other processes open it themselves.
-          task: (index, count) in each of the processes of an array job, which run the
-            same program with the same ``checkpoint``. Each runs its part of the shards
-            of every stage, and waits for what others make; one that was killed is
-            started again. Large values that later stages need are read from the folder.
-          **kwargs: what was given to `plan` by name; static arguments as they were.
+            `concurrent.futures.Executor` of threads, or of processes that "spawn", loky
+            or mpi4py start; or a `distributed.Client`, whose workers also combine
+            partial results. Other processes open files and stores themselves; `traffic`
+            tells what goes through this one.
+          max_in_flight: the number of shards that are read or computed at once. In this
+            process, as many threads read, which hides the latency of remote stores.
+            Default: one thread reads up to two shards ahead, or one if it is larger
+            than 32 MiB or ``memory`` has no room for two.
+          progress: whether to show a tqdm bar, or lines of text without tqdm.
+          retries: how often to retry a shard that fails.
+          checkpoint: a folder for the results of shards. A run that was stopped
+            continues with those that are missing. The arguments must have the same
+            values; this is checked for arrays in memory up to 1 MiB.
+          scratch: where to store values for later stages, as for `plan`. Default: that
+            of `plan`. A run makes a place with a random name in it, and removes it at
+            the end. Other processes open it themselves.
+          task: (index, count) in each process of an array job, which all run the same
+            program with the same ``checkpoint``. Each runs its part of the shards of
+            every stage, and waits for the others. Restart a task that was killed. Large
+            values for later stages are read from the folder.
+          **kwargs: the keyword arguments of `plan`; static arguments with the same
+            values.
 
         Returns:
-          NumPy arrays, or what was given as ``out``, in the function's structure. In an
-          array job this is so in the last task, which ends when all is done; the others
-          give None.
+          NumPy arrays, or ``out``, in the structure of the function's result. In an
+          array job, the last task returns this at the end, and the others return None.
 
         Raises:
-          OSError: ``scratch`` or the checkpoint cannot take what is kept there.
+          OSError: ``scratch`` or ``checkpoint`` cannot store a value.
           ShardError: a shard failed, or the executor broke down.
-          ValueError: ``out`` or the arguments do not fit, or the checkpoint is another
-            plan's or was made with other arguments.
+          ValueError: ``out`` or the arguments do not fit, or the checkpoint is that of
+            another plan or of other arguments.
         """
         if max_in_flight is not None:
             max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)

@@ -37,17 +37,16 @@ class ExportedShard(NamedTuple):
 
 
 class Shard:
-    """One independent piece of a plan's work. Made by `ShardPlan.shards`.
+    """One independent part of the work of a plan; see `ShardPlan.shards`.
 
-    It is a piece of work, not of an array: `shard_of` takes the part of an array that
-    is on one device.
+    (`shard_of` is something else: it returns the part of an array on one device.)
 
     Attributes:
-      number: its place in its stage.
+      number: its position in its stage.
       in_slices: what it reads, in the structure of the arguments: a tuple of slices, a
-        list of such tuples where it reads several parts, None where it reads nothing.
-      out_slices: what it writes, in the structure of the result; None where another
-        shard does, or another stage.
+        list of such tuples if it reads several parts, None if it reads nothing.
+      out_slices: what it writes, in the structure of the result; None if another shard
+        or stage writes it.
       combiner: how each result is combined, in the same structure: "insert", "add",
         "min", "max", "mul", "and", "or" or "xor".
 
@@ -113,7 +112,7 @@ class Shard:
 
     @property
     def function(self) -> jax.stages.Wrapped:
-        """The compiled function of what `args` gives; shards alike share it."""
+        """The compiled function of the results of `args`; equal shards share it."""
         return self._cut_program.compiled(self._stage, self.recipe)
 
     def args(
@@ -122,12 +121,12 @@ class Shard:
         values: "Accumulator | PyTree" = None,
         **kwargs: PyTree,
     ) -> tuple[Any, ...]:
-        """Reads what `function` takes.
+        """Reads the arguments of `function`.
 
         Args:
           *arrays: the arguments of the plan's function.
-          values: what `reduce` returned so far; needed in a plan of several stages.
-          **kwargs: those that it takes by name.
+          values: the last result of `reduce`; required in a plan of several stages.
+          **kwargs: the keyword arguments of the plan's function.
         """
         given = self._cut_program.given(arrays, kwargs)
         leaves = list(map(sliceable, self._cut_program.leaves(given)))
@@ -141,16 +140,16 @@ class Shard:
     def reduce(
         self, result: Sequence[ArrayLike], acc: "Accumulator | PyTree" = None
     ) -> "Accumulator | PyTree":
-        """Puts a result of `function` where it belongs.
+        """Writes a result of `function` to its place.
 
         Args:
-          result: what `function` returned.
-          acc: what earlier shards' results are put together in, None at the first. For
-            a plan of one stage this may be arrays in the structure of the result.
+          result: the result of `function`.
+          acc: the result of `reduce` for earlier shards; None for the first. In a plan
+            of one stage it may be arrays in the structure of the result.
 
         Returns:
-          ``acc``, changed in place. The last shard's is the function's result; of a
-          plan of several stages it is ``acc.result()``.
+          ``acc``, changed in place. After the last shard this is the result of the
+          function; in a plan of several stages, ``acc.result()`` is.
         """
         if acc is None:
             acc = Accumulator(self._cut_program)
@@ -169,11 +168,11 @@ class Shard:
         return acc
 
     def export(self) -> ExportedShard:
-        """`function` as bytes, which `jax.export.deserialize` takes anywhere.
+        """Serializes `function`, for `jax.export.deserialize`.
 
         Returns:
-          The bytes, and what the function takes, in words: the boxes as they are
-          stored, random keys as their bits, and then where loops and windows start.
+          The bytes, and a description of the arguments: the boxes as they are stored,
+          random keys as their bits, and then the starts of loops and windows.
 
         Example:
           >>> import numpy as np, shardmap as sm
@@ -237,7 +236,7 @@ class Shard:
             )
 
     def writes(self) -> Iterator[tuple[Box, str, Value]]:
-        """Where each part of a result goes, and how."""
+        """The destination of each part of a result, and how it is combined."""
         for result, box in zip(self._stage.results, self.boxes, strict=True):
             if box is not None:
                 yield box, result.combiner, result.value
