@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ from shardmap.plan.engine.stages import Stage
 from shardmap.plan.lax.random import DRAWN_WHOLE
 from shardmap.plan.memory.shards import (
     kept_bytes,
+    plan_peak,
     sample,
     scratch_bytes,
     shard_peak,
@@ -76,7 +77,7 @@ def stage_costs(cut_program: CutProgram) -> tuple[StageCost, ...]:
             stage.number,
             stage.num_shards,
             tuple(_names(cut_program, (result.value for result in stage.results))),
-            _reads(cut_program, stage),
+            _reads(cut_program, [stage]),
             shard_peak(cut_program, stage).bytes,
             kept_bytes(cut_program, place),
             scratch_bytes(cut_program, place),
@@ -101,7 +102,9 @@ def summary(cut_program: CutProgram) -> str:
         shards += f" in {stages} stages"
     lines = [
         f"ShardPlan: {shards}, at most {size(largest)} of {size(everything)} in one "
-        f"({cut_fraction(cut_program):.1%})"
+        f"({cut_fraction(cut_program):.1%})",
+        f"  a shard holds at most {size(plan_peak(cut_program).bytes)}; all read "
+        f"{_reads(cut_program, cut_program.stages) or 'nothing'}",
     ]
     for leaf, axis in _asked(cut_program):
         fate = "; ".join(_fate(cut_program, leaf, axis))
@@ -118,11 +121,11 @@ def summary(cut_program: CutProgram) -> str:
             )
         lines += [f"  {line}" for line in _choices(cut_program, stage)]
         lines += [f"  {line}" for line in _lengths(stage)]
-    return "\n".join(lines)
+    return "\n".join(dict.fromkeys(lines))
 
 
 def explain(cut_program: CutProgram) -> str:
-    """Every axis of every argument: cut_program, reaching what; or whole, and why."""
+    """For each axis of each argument: what its cut reaches, or why it is whole."""
     lines = []
     for leaf, value in enumerate(cut_program.graph.inputs):
         lines.append(
@@ -276,19 +279,22 @@ def cut_fraction(cut_program: CutProgram) -> float:
     return largest / everything if everything else 1.0
 
 
-def _reads(cut_program: CutProgram, stage: Stage) -> str:
-    """How often the shards of a stage read each argument in all."""
-    numbers = seen(stage)
-    elements: dict[Value, int] = {}
-    for number in numbers:
-        for value, box in stage.recipe(number)[1].reads:
-            elements[value] = elements.get(value, 0) + math.prod(shape_of(box))
-    about = "about " if numbers.step > 1 else ""
+def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
+    """How often the shards of some stages read each argument in all."""
+    elements: dict[Value, float] = {}
+    for stage in stages:
+        numbers = seen(stage)
+        weight = stage.num_shards / len(numbers)
+        for number in numbers:
+            for value, box in stage.recipe(number)[1].reads:
+                own = weight * math.prod(shape_of(box))
+                elements[value] = elements.get(value, 0) + own
+    about = "about " if any(seen(stage).step > 1 for stage in stages) else ""
     names = zip(cut_program.names, cut_program.graph.inputs, strict=True)
     found: dict[str, list[str]] = {}
     for name, value in names:
         if elements.get(value):
-            times = elements[value] / value.size * stage.num_shards / len(numbers)
+            times = elements[value] / value.size
             often = "once" if times == 1 else f"{about}{times:.3g} times"
             found.setdefault(often, []).append(name)
     return ", ".join(
@@ -382,7 +388,7 @@ def _costs(cut_program: CutProgram, place: int) -> str:
     """What a stage keeps in memory, and how often it reads what is given."""
     stage = cut_program.stages[place]
     kept, computed = kept_bytes(cut_program, place), temporaries(cut_program, stage)
-    reads = _reads(cut_program, stage)
+    reads = _reads(cut_program, [stage])
     elsewhere = scratch_bytes(cut_program, place)
     parts = [f"{size(kept)} kept"] * bool(kept)
     parts += [f"{size(elsewhere)} kept in scratch"] * bool(elsewhere)

@@ -103,7 +103,8 @@ def _moved(
 
 def _temporary(cut_program: CutProgram, stage: Stage, recipe: Recipe) -> Peak:
     function = cut_program.function(stage, recipe.static)
-    return peak(jax.make_jaxpr(function)(*arg_avals(recipe)).jaxpr)
+    with jax.enable_x64(cut_program.x64):  # Whatever is set now.
+        return peak(jax.make_jaxpr(function)(*arg_avals(recipe)).jaxpr)
 
 
 def shard_peak(cut_program: CutProgram, stage: Stage, in_loops: bool = False) -> Peak:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from shardmap._jax.context import config_value
 from shardmap._jax.types import PyTree, TreeDef
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan.engine.emitting.emit import emit
@@ -53,6 +54,7 @@ class CutProgram:
       scratch: where large values that later stages need are kept, None for memory.
       narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
         both dtypes.
+      x64: whether it was made with 64-bit numbers.
       parts: of how many partial results each value is put together, box by box.
     """
 
@@ -73,6 +75,7 @@ class CutProgram:
         self.cuts, self.names, self.again = cuts, names, again
         self.given: Given = in_order
         self.narrowed: Mapping[str, tuple[np.dtype, np.dtype]] = {}
+        self.x64: bool = config_value("jax_enable_x64")
         self.stages = stages_of(analysis)
         self.parts = {
             result.value: math.prod(len(stage.loops[k].pieces) for k in result.partial)
