@@ -1,4 +1,4 @@
-"""One call: its arguments set apart, and what can have the same program."""
+"""One call: what becomes of donated arguments."""
 
 import jax
 import numpy as np
@@ -6,48 +6,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardmap.api.calls.call import Arguments
-from shardmap.api.calls.statics import Static
 from tests.api.kinds import MESH, SHARDED, X, every_kind, mapped
-
-
-def arguments():
-    return Arguments.of((X, Static("a"), {"y": X}), {"z": X})
-
-
-def test_static_arguments_are_set_apart_by_position():
-    read = arguments()
-    assert len(read.leaves) == 3
-    assert read.statics == ((1, Static("a")),)
-    assert (read.static_argnums, read.argnums) == ((1,), [0, 2])
-    assert read.num_positional == 3
-
-
-def test_other_leaves_go_where_the_arguments_were():
-    args, kwargs = arguments().with_leaves([1, 2, 3])
-    assert args == [1, Static("a"), {"y": 2}]
-    assert kwargs == {"z": 3}
-
-
-@pytest.mark.parametrize(
-    ("argnums", "names", "donated"),
-    [
-        ((), ("z",), [False, False, False]),
-        ((0,), (), [True, False, False]),
-        ((1, 2), ("z",), [False, True, True]),
-    ],
-)
-def test_donated_leaves_are_those_of_positions_and_names(argnums, names, donated):
-    assert arguments().donated(argnums, names) == donated
-
-
-def test_calls_of_a_kind_read_the_same():
-    def kind(x, how):
-        return Arguments.of((x, Static(how)), {}).kind()
-
-    assert kind(X, "a") == kind(X + 1, "a") == kind(jax.numpy.asarray(X), "a")
-    others = [(X, "b"), (X[:2], "a"), (X.astype(int), "a"), ([X], "a"), (1.0, "a")]
-    assert len({kind(X, "a"), *(kind(*other) for other in others)}) == 6
 
 
 @pytest.mark.few(2)
@@ -78,3 +37,24 @@ def held_by(array):
         return 0
     buffers = [shard.data for shard in array.addressable_shards]
     return sum(buffer.nbytes for buffer in buffers if not buffer.is_deleted())
+
+
+@every_kind
+def test_memory_that_is_gone_or_would_go_twice_is_refused(kind):
+    f = mapped(kind, lambda x, y: x + y, donate_argnums=0)
+    x, y = (jax.device_put(X, SHARDED) + k for k in range(2))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"x is donated, .* once, as x, y: its"):
+            f(x, x)
+    np.testing.assert_array_equal(f(x, y), 2 * X + 1)
+    with pytest.raises(RuntimeError, match=rf"{kind} of .*: Array has been .*: x\."):
+        f(x, y)
+    np.testing.assert_array_equal(f(y, X), 2 * X + 1)
+
+
+@every_kind
+def test_arguments_that_are_no_numbers_or_not_there_are_refused(kind):
+    with pytest.raises(TypeError, match="argument x is a NumPy array of dtype <U1"):
+        mapped(kind, lambda x: x)(np.array(["a"] * 8))
+    with pytest.raises(ValueError, match=r"\(1,\), but <lambda> takes 1 positional"):
+        mapped(kind, lambda x: x, donate_argnums=1)

@@ -1,17 +1,8 @@
-"""What is decided of the axes of a call: results without one, and several processes."""
+"""The elements of a call over several processes, which are counted together."""
 
-import jax
-import numpy as np
 import pytest
-from jax import lax
 
-from shardmap.api.elements.axes import (
-    are_process_local,
-    check_elements,
-    unmapped,
-    unmapped_that_differ,
-)
-from shardmap.map import tracing
+from shardmap.api.elements.axes import are_process_local, check_elements
 
 
 def names():
@@ -57,26 +48,3 @@ def test_all_elements_are_counted():
 def test_other_counts_are_refused(own, wanted, divisor, message):
     with pytest.raises(ValueError, match=message):
         check_elements("f", own, 2, wanted, divisor)
-
-
-FOUR = tracing.Batch("i", 4)
-
-
-@pytest.mark.parametrize(
-    ("out_axes", "bad"),
-    [((None,) * 4, [0, 1]), ((0, None, None, None), [1]), ((0, 0, None, None), [])],
-)
-def test_results_that_differ_are_found(out_axes, bad):
-    def fun(x, y):
-        return x + y, lax.axis_index("i"), lax.psum(x, "i"), y * 2
-
-    avals = [jax.core.ShapedArray((), np.float32)] * 2
-    body = tracing.trace_body(fun, avals, "i", 4)
-    assert unmapped_that_differ(out_axes, body, (0, None), FOUR) == bad
-
-
-def test_the_error_names_the_results():
-    error = unmapped("f", ["result['a']", "result['b']"])
-    assert isinstance(error, ValueError)
-    assert "results of f can differ" in str(error)
-    assert "\n  * result['a']\n  * result['b']\n" in str(error)
