@@ -1,4 +1,4 @@
-"""What `spmap`, `mesh_map` and `sharded_jit` return: one kind of mapped function."""
+"""The class of the functions that `spmap`, `mesh_map` and `sharded_jit` return."""
 
 import functools
 import types
@@ -53,18 +53,18 @@ class Mapped(Generic[P, R]):
 
     def __init__(self, fun: Callable[P, R], options: Options) -> None:
         functools.update_wrapper(self, fun, updated=())
-        # Not its methods: `jax.pmap` puts `lower` among the attributes of a function.
+        # `jax.pmap` makes methods such as `lower` attributes of the function.
         attributes = getattr(fun, "__dict__", {}).items()
         vars(self).update({k: v for k, v in attributes if not hasattr(type(self), k)})
         self._programs = caches.weak_cache(
             fun, (self._kind, options.key()), lambda: self._kind(fun, options)
         )
-        # They find the function by a weak reference, to an equal one perhaps.
+        # Perhaps those of an equal function, which is kept alive here.
         self._fun = self._programs.fun()
         self._static = options.static_argnums
         self._donates = bool(options.donate_argnums)
-        # The last program for each number of arguments is tried first. It refuses what
-        # it is not for.
+        # The last program for each number of arguments is tried first. It raises an
+        # error for arguments that it does not take.
         self._recent: dict[int, CompiledEntry] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,7 +82,7 @@ class Mapped(Generic[P, R]):
                 try:
                     return entry.call(*given)
                 except (TypeError, ValueError, FoundNaN):
-                    pass  # It is for other arguments, or another configuration of JAX.
+                    pass  # Other arguments, or another configuration of JAX.
         return self._run(given, kwargs)
 
     @api_boundary
@@ -99,7 +99,7 @@ class Mapped(Generic[P, R]):
         return results
 
     def _check_results(self, results: PyTree) -> bool:
-        """Looks at the results of a run; whether it has to do so after every one."""
+        """Checks the results of a run; returns whether to check those of every run."""
         return False
 
     @api_boundary
@@ -120,7 +120,7 @@ class Mapped(Generic[P, R]):
     def trace(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(fun).trace` does."""
         if isinstance(self.mesh, AbstractMesh):
-            # Of a program for no devices there is none but that of a caller.
+            # It has no program of its own without devices.
             jitted = jax.jit(self, static_argnums=self.static_argnums)
             return jitted.trace(*args, **kwargs)
         given = wrap_statics(args, self._static)
@@ -161,7 +161,7 @@ class Mapped(Generic[P, R]):
     ) -> Callable[Q, S]: ...
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """A mapped function in a class is a method."""
+        """Makes a mapped function in a class a method."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self) -> Any:

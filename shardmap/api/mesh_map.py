@@ -65,7 +65,7 @@ def _is_axes(value: object) -> bool:
 
 
 def _check_names(parameter: str, axes: PyTree, mesh: AnyMesh) -> None:
-    """Refuses what are no axes of ``mesh``."""
+    """Raises an error for leaves that are not axes of ``mesh``."""
     for leaf in jax.tree.leaves(axes, is_leaf=_is_axes):
         if not _is_axes(leaf):
             raise TypeError(
@@ -185,7 +185,7 @@ class MeshCall(Call):
 
 
 class MeshPrograms(Programs[MeshCall, Options]):
-    """All that is made for one function that `mesh_map` maps."""
+    """The programs of one function under `mesh_map`."""
 
     what = "mesh_map"
 
@@ -208,7 +208,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
         out_axes = self.out_axes(out_tree)
         out_blocks = [without_sharding(aval_of(v)) for v in jaxpr.outvars]
         _check_out_axes(out_axes, out_blocks, out_tree)
-        # Maps inside may take mesh axes that no array names here.
+        # Inner maps may use mesh axes that no array is cut along here.
         inside = axes_used_inside(jaxpr) - self._named_axes()
         own = tuple(name for name in own if name not in inside)
         self._check_results(jaxpr, in_axes, out_axes, out_tree, own)
@@ -275,9 +275,11 @@ class MeshPrograms(Programs[MeshCall, Options]):
         avals: Sequence[Aval],
         own: Sequence[str],
     ) -> tuple[Jaxpr, TreeDef]:
-        """What a block computes, and the structure of its result.
+        """Traces the function of a block.
 
-        The first inputs of the jaxpr are what the function closes over.
+        Returns:
+          The jaxpr, whose first inputs are the constants that the function closes over;
+          and the structure of the result.
         """
         named = self._named_axes()
         bound: dict[Any, int] = _sizes(self.options.mesh, own)
@@ -285,14 +287,14 @@ class MeshPrograms(Programs[MeshCall, Options]):
             mesh = self._mesh_inside(())
             bound |= {tracing.MeshAxisMarker(name): 1 for name in named}
         else:
-            # Mesh axes that no array names are left to maps inside.
+            # Inner maps may use the other mesh axes.
             mesh = self._mesh_inside([name for name in own if name in named] or own)
         with (
             jax.sharding.use_abstract_mesh(mesh),
             bound_axes(bound),
             tracing.names_said(*own),
         ):
-            # Of the type that they have in `jax.shard_map`: JAX keeps the trace.
+            # With the types of `jax.shard_map`, which then finds this trace.
             structs = [
                 without_sharding(aval).update(
                     sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
@@ -325,7 +327,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
         out_tree: TreeDef,
         own: Sequence[str],
     ) -> None:
-        """Refuses results that differ along mesh axes that their axes do not name."""
+        """Checks that results do not differ along mesh axes that they do not name."""
         mesh = self.options.mesh
         used = {name for each in jaxprs(jaxpr) for name in axes_used(each.effects)}
         jaxpr = tile_collectives(jaxpr)
@@ -358,7 +360,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
 
     @functools.cached_property
     def _part(self) -> jax.stages.Wrapped:
-        """What adds the map to whatever is being traced: JAX keeps its traces."""
+        """The map under `jax.jit`, which caches its traces."""
 
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
             arguments = self._arguments(args, kwargs)
@@ -401,7 +403,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
         return bool(devices) and devices != contexts.mesh_devices()
 
     def in_axes(self, arguments: Arguments) -> list[Axes]:
-        """The axes of each leaf: of what is passed by keyword there are none."""
+        """The axes of each leaf of the arguments; those by keyword have none."""
         positional, keywords = arguments.in_tree.children()
         prefix = arguments.given(self.options.in_axes)
         axes = trees.broadcast_axes(
@@ -421,7 +423,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
     def _check_in_axes(
         self, in_axes: Sequence[Axes], avals: Sequence[Aval], arguments: Arguments
     ) -> None:
-        """Refuses dimensions that an argument does not have, or that do not divide."""
+        """Checks that each argument has the dimensions that are cut, which divide."""
         problems = []
         for k, (aval, axes) in enumerate(zip(avals, in_axes, strict=True)):
             counts = _counts(self.options.mesh, axes, aval.ndim)
@@ -470,7 +472,7 @@ def _sizes(mesh: AnyMesh, names: Sequence[str]) -> dict[str, int]:
 
 
 def _run_block(call: MeshCall, *blocks: Value) -> list[Any]:
-    """What a block computes, flat."""
+    """Evaluates the function of a block, with its collectives as JAX takes them."""
     closed = jax.make_jaxpr(call.block)(*blocks)
     jaxpr = tile_collectives(closed.jaxpr)
     jaxpr = in_mesh_order(jaxpr, call.mesh)
@@ -483,7 +485,7 @@ def _shard_mapped(call: MeshCall, *leaves: Value) -> list[Any]:
     if not call.own_axes:
         return block(*leaves)
     around = jax.sharding.get_abstract_mesh()
-    # Inside a `jax.shard_map` it is on that one's mesh already.
+    # An enclosing `jax.shard_map` has set its mesh.
     with jax.sharding.use_abstract_mesh(around if around.manual_axes else NO_MESH):
         return jax.shard_map(
             block,
@@ -497,7 +499,7 @@ def _shard_mapped(call: MeshCall, *leaves: Value) -> list[Any]:
 
 def _vectorized(call: MeshCall, *leaves: Value) -> list[Any]:
     """A `spmap` of the block for each mesh axis, for the partitioner to cut."""
-    from shardmap.api.spmap import spmap  # Few need it: it imports much.
+    from shardmap.api.spmap import spmap  # Slow to import, and rarely needed.
 
     mesh: Any = call.mesh
     run: Callable[..., Any] = functools.partial(_run_block, call)

@@ -1,8 +1,8 @@
-"""Mapped functions as bytes, for other processes.
+"""Pickling of mapped functions.
 
-A mapped function is its function and its options; what was compiled for it is made
-anew. JAX cannot pickle devices, and so no meshes: they travel by platform and number,
-and are those of the process that reads them.
+The function and the options are pickled, compiled programs are not. JAX cannot pickle
+devices, nor meshes: they are pickled as platforms and numbers, and become devices of
+the process that loads them.
 """
 
 import sys
@@ -17,7 +17,7 @@ from shardmap.sharding.mesh import too_few_devices
 
 
 def reduced(mapped: Any, fun: Callable[..., Any], options: Any) -> Any:
-    """What ``__reduce__`` gives for a mapped function.
+    """The result of ``__reduce__`` for a mapped function.
 
     Args:
       mapped: the mapped function, made from the other two.
@@ -29,7 +29,7 @@ def reduced(mapped: Any, fun: Callable[..., Any], options: Any) -> Any:
     for name in getattr(mapped, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     if found is mapped and module != "__main__":
-        return mapped.__qualname__  # As functions of a module are, by its name.
+        return mapped.__qualname__  # By its name, as functions of a module are.
     by_name: dict[str, Any] = {}
     if devices := getattr(options, "devices", None):
         by_name["devices"] = _names(devices)

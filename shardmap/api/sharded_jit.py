@@ -41,14 +41,14 @@ Counts = tuple[int, ...] | None
 
 
 def _is_leaf(value: object) -> bool:
-    """Whether ``value`` is a leaf of parts, and no container of them."""
+    """Whether ``value`` is a leaf of parts, not a container of leaves."""
     if value is None or isinstance(value, PartitionSpec):
         return True
     return type(value) is tuple and bool(value) and all(type(n) is int for n in value)
 
 
 def _check_leaves(name: str, parts: PyTree) -> None:
-    """Refuses other leaves, and counts below 1."""
+    """Checks that all leaves are counts of at least 1."""
     for leaf in jax.tree.leaves(parts, is_leaf=_is_leaf):
         counts = () if leaf is None else leaf
         if not _is_leaf(leaf) or not all(
@@ -79,7 +79,7 @@ def _check_shapes(
     avals: Sequence[Aval],
     all_parts: Sequence[Counts],
 ) -> None:
-    """Refuses counts for another rank, and those that do not divide a dimension."""
+    """Checks that there is a count for each dimension, which divides its size."""
     problems = []
     for name, aval, parts in zip(names, avals, all_parts, strict=True):
         if parts is None:
@@ -110,7 +110,7 @@ def _check_shapes(
 def _totals(
     parameter: str, names: Sequence[str], all_parts: Sequence[Counts]
 ) -> list[tuple[str, int | None]]:
-    """The total of each value's parts, and what the parts are called."""
+    """The total number of partitions of each value, with a name for errors."""
     return [
         (f"{parameter} of {name}", None if parts is None else total_partitions(parts))
         for name, parts in zip(names, all_parts, strict=True)
@@ -118,16 +118,16 @@ def _totals(
 
 
 def _agreed_total(what: str, totals: Sequence[tuple[str, int | None]]) -> int | None:
-    """The total that all agree on, each with its name; None if there is none."""
-    said = [(source, total) for source, total in totals if total is not None]
-    for source, total in said:
-        if total != said[0][1]:
+    """The common total of named parts; None if no parts have one."""
+    known = [(source, total) for source, total in totals if total is not None]
+    for source, total in known:
+        if total != known[0][1]:
             raise ValueError(
-                f"{what}: {source} has {total} total partitions but {said[0][1]} are "
-                f"expected, as {said[0][0]} has. All parts must have the same "
+                f"{what}: {source} has {total} total partitions but {known[0][1]} are "
+                f"expected, as {known[0][0]} has. All parts must have the same "
                 "product, or be None."
             )
-    return said[0][1] if said else None
+    return known[0][1] if known else None
 
 
 def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
@@ -190,7 +190,7 @@ class PartitionCall(Call):
 
     Attributes:
       in_parts, out_parts: how each leaf and each result is cut.
-      total: how many partitions there are; None if nobody says.
+      total: the number of partitions; None if nothing determines it.
       jaxpr: what the function computes.
     """
 
@@ -220,7 +220,7 @@ class PartitionCall(Call):
 
 
 class PartitionPrograms(Programs[PartitionCall, Options]):
-    """All that is made for one function that `sharded_jit` cuts."""
+    """The programs of one function under `sharded_jit`."""
 
     what = "sharded_jit"
 
@@ -262,7 +262,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         )
 
     def _in_parts(self, arguments: Arguments) -> list[Counts]:
-        """The parts of each leaf: what is passed by keyword is whole."""
+        """The parts of each leaf of the arguments; those by keyword are whole."""
         positional, keywords = arguments.in_tree.children()
         prefix = self.options.in_parts
         if not _is_leaf(prefix):
@@ -278,7 +278,7 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         return self.bind_call(call, arguments.leaves)
 
     def bind_part(self, args: Args, kwargs: Kwargs) -> PyTree:
-        # Values of an eager gradient have types, which those inside have not.
+        # Explicit types of the operands end at the `jax.jit`.
         return self.program_under_mesh.as_part(args, kwargs)
 
     def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:

@@ -126,7 +126,7 @@ def takes(count: int, function: Callable[..., object]) -> bool:
     """
     try:
         inspect.signature(function).bind(*[None] * count)
-    except ValueError:  # Python does not know what it takes.
+    except ValueError:  # It has no signature.
         return True
     except TypeError:
         return False
@@ -208,7 +208,7 @@ def lay_out(value: Value, sharding: Sharding) -> jax.Array:
 
 
 def sliceable(value: Value) -> Any:
-    """The value, or where slices of it cannot be had, what its handler makes of it."""
+    """The value, or if it has no slices, the array that its handler makes."""
     if _handler(type(value)) is None or hasattr(value, "__getitem__"):
         return value
     return lay_out(value, SingleDeviceSharding(jax.local_devices()[0]))

@@ -1,4 +1,4 @@
-"""Arrays onto the devices where a map wants them."""
+"""Placing arrays on the devices of a map."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from shardmap.arrays import array_likes
 from shardmap.arrays.programs.running import map_jit
 from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
 
-# Types of which `jax.jit` itself gives each device its part.
+# `jax.jit` itself gives each device its part of these.
 _LEFT_TO_JIT = frozenset([np.ndarray, bool, int, float, complex])
 
 
@@ -25,7 +25,7 @@ def place(
     uncommitted: bool = False,
     donate: Sequence[bool] | None = None,
 ) -> list[Any]:
-    """Lays out arrays as a map wants them.
+    """Moves arrays to shardings.
 
     Args:
       arrays: arrays, scalars, array-likes and values of types with a handler.
@@ -65,13 +65,13 @@ def is_misplaced(array: Value, sharding: Sharding, uncommitted: bool) -> bool:
 
 
 def memory_kind(aval: Aval) -> str | None:
-    """What a sharding calls the space of memory of an array; None: its device's."""
+    """The ``memory_kind`` of a sharding for an array; None for device memory."""
     on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
     return "pinned_host" if on_host else None
 
 
 def has_no_bytes(value: object) -> bool:
-    """Whether these are tangents of integers: NumPy arrays, on no device."""
+    """Whether a value is a tangent of integers: a NumPy array, on no device."""
     return getattr(value, "dtype", None) == jax.dtypes.float0
 
 
@@ -109,7 +109,7 @@ def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
             # weak type.
             return np.asarray(value).item()
         whole = np.asarray(value, kind.dtype)
-        # The type is said for a process that has none of the devices.
+        # Needed in a process without any of the devices.
         return jax.make_array_from_callback(
             kind.shape, sharding, lambda i: whole[i], dtype=kind.dtype
         )
@@ -162,7 +162,7 @@ def _recut_and_put(array: jax.Array, sharding: Sharding) -> jax.Array:
 
 @functools.lru_cache(maxsize=1024)
 def _recut(sharding: Sharding) -> Any:
-    """A program that lays out an array anew on the devices that it is on."""
+    """A program that reshards an array on its devices."""
     devices = list(sharding.device_set)
     return map_jit(lambda x: x, devices, communicates=True, out_shardings=sharding)
 

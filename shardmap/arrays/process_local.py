@@ -1,6 +1,6 @@
-"""Process-local arrays, and the global array that those of all processes make.
+"""Process-local arrays, and the global arrays that they are parts of.
 
-Both are the same buffers: neither way copies any.
+Conversion copies no buffers.
 """
 
 import functools
@@ -24,13 +24,13 @@ from shardmap.sharding.mesh import local_mesh
 
 
 class ProcessShardings(NamedTuple):
-    """How the process-local part of an array is sharded, and the global array.
+    """The shardings of a global array and of its process-local part.
 
     Attributes:
       local_sharding: of the part on this process, over its own devices.
       global_sharding: over the devices of all processes.
       factors: how many times longer the global array is along the first dimensions;
-        None for what is not mapped, of which each process has all.
+        None if it is not mapped, and whole in each process.
       devices: how many devices of this process have a shard.
       is_copied: whether all of them have the same.
     """
@@ -54,8 +54,8 @@ class ProcessShardings(NamedTuple):
         return tuple(scale(size, factor) for size, factor in pairs)
 
     def shards(self, array: jax.Array) -> list[jax.Array]:
-        """What the devices of this process hold of an array of this sharding."""
-        if self.is_copied:  # Of such, JAX gives one device's data only.
+        """The shards of an array on the devices of this process."""
+        if self.is_copied:  # `addressable_data` has one shard only.
             return [shard.data for shard in array.addressable_shards]
         return [array.addressable_data(k) for k in range(self.devices)]
 
@@ -64,7 +64,7 @@ class ProcessShardings(NamedTuple):
 def shardings_along(
     sharding: NamedSharding, axis: int | None, parts: int
 ) -> ProcessShardings:
-    """How this process's part of a global array is sharded.
+    """The shardings of a mapped array.
 
     Args:
       sharding: the global array's.
@@ -88,7 +88,7 @@ def shardings_along(
 
 @functools.lru_cache(maxsize=4096)
 def shardings_of(sharding: NamedSharding) -> ProcessShardings:
-    """The same where every dimension may be cut between processes."""
+    """The shardings of an array that may be cut along any dimension."""
     local = NamedSharding(_local_mesh(sharding.mesh), sharding.spec)
     factors = tuple(
         math.prod(sharding.mesh.shape[name] // local.mesh.shape[name] for name in names)
@@ -105,7 +105,7 @@ def _local_mesh(mesh: Mesh) -> Mesh:
 
 
 def parts_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
-    """How many times more devices there are along the axes than this process has."""
+    """The number of processes along mesh axes."""
     local = _local_mesh(mesh)
     return math.prod(mesh.shape[name] // local.shape[name] for name in mesh_axes)
 
@@ -114,7 +114,7 @@ def parts_along(mesh: Mesh, mesh_axes: Sequence[str]) -> int:
 
 
 def is_global_array(value: object) -> bool:
-    """Whether this is a global array, of which other processes hold parts."""
+    """Whether other processes hold parts of an array."""
     if isinstance(value, jax.core.Tracer):
         return False
     if isinstance(value, jax.Array):
@@ -127,13 +127,13 @@ def to_global(value: Value, shardings: ProcessShardings, donate: bool = False) -
     """The global array that a process-local array is a part of.
 
     Args:
-      value: the process-local array, of any kind; a global array is laid out.
-      shardings: what both shall have.
+      value: the process-local array, of any type; a global array is resharded.
+      shardings: those of both.
       donate: frees the memory of ``value`` if it had to be moved.
 
     Returns:
-      The global array; or a Python scalar, which `jax.jit` takes as it is. A scalar of
-      weak type becomes one, as arrays that are made of shards have none.
+      The global array, or a Python scalar. An array that is a weakly typed scalar
+      becomes one, as arrays made of shards have no weak type.
     """
     if placement.has_no_bytes(value):
         return np.zeros(shardings.global_shape(value.shape), value.dtype)
@@ -173,11 +173,11 @@ def to_local(array: jax.Array, shardings: ProcessShardings) -> Any:
 
 
 class _GlobalArrays:
-    """The global arrays that process-local arrays are parts of.
+    """A cache of the global arrays that process-local arrays are parts of.
 
-    The results of one call are mostly the arguments of the next: as long as the
-    process-local array lives and has not been donated, so does the global array. Arrays
-    are known by their identity, as they have no hash and no attributes of ours.
+    The results of one call are often the arguments of the next. A global array is kept
+    until the process-local one is freed or donated. Keys are identities, as arrays have
+    no hash.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class _GlobalArrays:
         return global_array
 
     def forget(self, value: object) -> None:
-        """Lets go of the memory that is the array's own."""
+        """Drops the global array of a process-local one."""
         self._kept.pop(id(value), None)
 
 

@@ -1,4 +1,4 @@
-"""Devices of several processes: whose they are, and how long to wait for them."""
+"""Devices of several processes, and the time to wait for other processes."""
 
 import math
 import os
@@ -65,7 +65,7 @@ def several(devices: Sequence[jax.Device]) -> bool:
 
 
 def time_limit() -> float:
-    """How many seconds to wait for the other processes, 600 unless told otherwise."""
+    """The number of seconds to wait for other processes, by default 600."""
     text = os.environ.get(TIME_LIMIT, "600")
     try:
         seconds = float(text)

@@ -152,7 +152,7 @@ def _take(
     except RefusedError as refused:
         name = _name(tree, refused.leaf)
         raise refused.kind(f"{caller}: {name} {refused}") from None
-    if len(cuts.steps) == len(leaves) == 1:  # No bookkeeping for what shall be quick.
+    if len(cuts.steps) == len(leaves) == 1:  # The fast path of one shard.
         (step,) = cuts.steps
         shard = leaves[0].addressable_data(step.shards[0][1])
         return [step.run(shard, *step.offsets)]

@@ -1,4 +1,4 @@
-"""Trees of arguments: axes for each leaf, and the names of leaves."""
+"""Pytrees of arguments: the axes and the names of their leaves."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ def broadcast_axes(
 
 
 def _misfit(numbered: PyTree, structure: TreeDef, name: str) -> str:
-    """Where a prefix does not fit, in JAX's words."""
+    """The error message of JAX for a prefix that does not fit."""
     whole = with_leaves(structure, [object() for _ in range(structure.num_leaves)])
     try:
         jax.tree.broadcast(numbered, whole)
@@ -62,8 +62,8 @@ def _misfit(numbered: PyTree, structure: TreeDef, name: str) -> str:
 def _leaf_counts(prefix: PyTree, structure: TreeDef) -> list[int] | None:
     """How many leaves of ``structure`` each leaf of a prefix stands for.
 
-    None if it is no prefix. Only structures are compared: a user's class may not like
-    to be made of anything but arrays.
+    None if it is not a prefix. Only structures are compared, as classes of users may
+    take nothing but arrays.
     """
     if jax.tree_util.treedef_is_leaf(prefix) and prefix.num_leaves == 1:
         return [structure.num_leaves]
@@ -80,7 +80,7 @@ def _leaf_counts(prefix: PyTree, structure: TreeDef) -> list[int] | None:
 
 
 def keyword_names(fun: Callable[..., Any], argnums: Sequence[int]) -> tuple[str, ...]:
-    """What the arguments at these positions are called when passed by keyword."""
+    """The names of the arguments at these positions."""
     return tuple(
         parameter.name
         for argnum, parameter in enumerate(_parameters(fun))
@@ -124,7 +124,7 @@ def leaf_names(
 
 
 def advice_on_lists(names: Sequence[str], args: PyTree) -> str:
-    """What to do about lists of numbers, which JAX takes for pytrees.
+    """Advice about lists of numbers, which are pytrees for JAX.
 
     Args:
       names: those of the leaves, as `leaf_names` gives them.
@@ -155,20 +155,20 @@ def _depth(value: object) -> int:
 
 
 MOST_LINES = 8
-"""So many leaves of a tree are listed in an error."""
+"""The most leaves of a tree in an error message."""
 
 
 def bullets(lines: Sequence[str]) -> str:
-    """The lines of an error, the first ones of very many."""
+    """Lines of an error message, at most `MOST_LINES`."""
     more = len(lines) - MOST_LINES
     shown = lines if more <= 1 else [*lines[:MOST_LINES], f"and {more} more"]
     return "".join(f"\n  * {line}" for line in shown)
 
 
 def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
-    """The pytree of these leaves, which are no arrays.
+    """The pytree of these leaves, which are not arrays.
 
-    None where a class of the user's does not like to be made of anything but arrays.
+    None if a class in it takes nothing but arrays.
     """
     try:
         return jax.tree.unflatten(tree, leaves)
@@ -177,7 +177,7 @@ def with_leaves(tree: PyTree, leaves: Sequence[Any]) -> Any | None:
 
 
 def takes_anything(*trees: TreeDef) -> bool:
-    """Whether such pytrees can be made of leaves that are no arrays."""
+    """Whether such pytrees can have leaves that are not arrays."""
     return all(
         with_leaves(tree, [object()] * tree.num_leaves) is not None for tree in trees
     )

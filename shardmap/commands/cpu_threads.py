@@ -1,20 +1,19 @@
-"""How many threads jaxlib has on CPU, which has to be said before JAX starts.
+"""The number of threads of jaxlib on CPU, which is set before JAX starts.
 
-A collective keeps its thread until all devices have come to it. Where runs are queued
-under a `jax.jit` of the user's own, as many threads as there are cores can all be kept
-by collectives that wait for devices without one, for ever.
+A collective blocks a thread until all devices reach it. If runs are queued, as under a
+`jax.jit`, blocked collectives can hold all threads while other devices need one.
 """
 
 import os
 from collections.abc import Mapping
 
-# jaxlib sizes its pools by this; it has no name for it but this variable's.
+# jaxlib reads the sizes of its thread pools from this environment variable.
 VARIABLE = "NPROC"
 ENOUGH = 64
 
 
 def enough_threads(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable that gives jaxlib enough threads; none if the user has set it.
+    """The variable that gives jaxlib enough threads; empty if the user has set it.
 
     >>> enough_threads({"NPROC": "4"})
     {}
@@ -27,7 +26,7 @@ def enough_threads(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_enough_threads(environment: Mapping[str, str]) -> bool:
-    """Whether jaxlib is told to have threads for many collectives at a time.
+    """Whether jaxlib has threads for many collectives at a time.
 
     >>> has_enough_threads({"NPROC": "4"}), has_enough_threads({"NPROC": "64"})
     (False, True)

@@ -47,9 +47,7 @@ def show(error: BaseException, script: str) -> None:
 
 def end_with(parent: int) -> None:
     """Ends this process, and those that it has started, when the parent has ended."""
-    os.read(
-        parent, 1
-    )  # Nothing is ever written: it returns when the other end is shut.
+    os.read(parent, 1)  # Returns when the other end is shut: nothing is written.
     os.killpg(0, signal.SIGKILL)
 
 

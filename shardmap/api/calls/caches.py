@@ -1,8 +1,7 @@
-"""Keeping what was made for a function as long as the function lives.
+"""Caches that live as long as a function.
 
-Programs are expensive to make, and ``spmap(f)(x)`` may stand in a loop: what is made
-has to be found again by the function, not by the object that `spmap` returned. And it
-must not keep the function alive.
+Compiling is expensive, and ``spmap(f)(x)`` may be in a loop: programs are found by the
+function, not by the object that `spmap` returned. They do not keep the function alive.
 """
 
 import collections
@@ -13,25 +12,25 @@ from collections.abc import Callable, Collection, Hashable
 from typing import Any, Generic, TypeVar
 
 MOST = 1024
-"""How many things of a kind are kept for one function."""
+"""The size of the cache of one function."""
 
 V = TypeVar("V")
 
 
 class LRUCache(Generic[V]):
-    """A dictionary of at most `MOST` values: the one least recently used goes first.
+    """A dictionary of at most `MOST` values, which drops the least recently used one.
 
-    Users' ``__hash__`` and ``__eq__`` run while it looks, which may come back here, in
-    this thread or in another: there is no lock. One step of a dictionary is atomic.
+    It has no lock: a lookup runs the ``__hash__`` and ``__eq__`` of users, which may
+    look up something else, in this thread or in another. Each step is atomic.
     """
 
     def __init__(self) -> None:
         self._values: collections.OrderedDict[Hashable, V] = collections.OrderedDict()
 
     def get(self, key: Hashable) -> V | None:
-        """What is kept for ``key``, which may be too old to be kept."""
+        """The value of ``key``; None if there is none, or it was dropped."""
         value = self._values.get(key)
-        # To hash a key takes time: as long as there is room, all ages are the same.
+        # Hashing a key takes time: while there is room, the order does not matter.
         if value is not None and len(self._values) > MOST // 2:
             try:
                 self._values.move_to_end(key)
@@ -40,7 +39,7 @@ class LRUCache(Generic[V]):
         return value
 
     def setdefault(self, key: Hashable, value: V) -> V:
-        """``value``; or what another thread has kept for ``key`` in the meantime."""
+        """Stores and returns ``value``, or returns what another thread has stored."""
         value = self._values.setdefault(key, value)
         while len(self._values) > MOST:
             self._values.popitem(last=False)
@@ -58,9 +57,9 @@ _kept: dict["_Owner", LRUCache[Any]] = {}
 
 
 class WeakFunction:
-    """A reference to a function, or to a method's object, that does not keep it.
+    """A weak reference to a function, or to a bound method.
 
-    Calling it gives the function. Whoever calls the mapped function holds it.
+    Calling it gives the function, which the caller of the mapped function keeps alive.
     """
 
     def __init__(self, fun: Callable[..., Any]) -> None:
@@ -110,10 +109,10 @@ class _Owner(weakref.ref[Any]):
 
 
 def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) -> V:
-    """What ``make()`` gave the first time for an equal function and key.
+    """The result of ``make()``, cached for equal functions and keys.
 
-    The value must not hold ``fun``; use `WeakFunction`. For a method of an object it is
-    made anew, as `jax.jit` traces it anew: the object may have changed.
+    The value must not hold ``fun``; use `WeakFunction`. Bound methods are not cached,
+    as their object may have changed; `jax.jit` traces them anew, too.
     """
     if isinstance(fun, types.MethodType):
         return make()
@@ -129,9 +128,9 @@ def weak_cache(fun: Callable[..., Any], key: Hashable, make: Callable[[], V]) ->
 def described_like(
     run: Any, fun: Callable[..., Any], name: str, dropped: Collection[int] = ()
 ) -> Any:
-    """``run``, with the name and the arguments' names of ``fun``, which JAX prints.
+    """``run``, with the name and signature of ``fun``, which JAX prints.
 
-    Of defaults, which may hold ``fun``, it says only that there are some.
+    Defaults, which may hold ``fun``, are replaced by None.
 
     Args:
       run: the function to describe.

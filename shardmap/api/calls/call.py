@@ -1,6 +1,6 @@
-"""One call of a mapped function: what it is made of, read, and made ready.
+"""One call of a mapped function: its arguments, avals and shardings.
 
-These are values; `shardmap.api.calls.programs` makes programs of them.
+`shardmap.api.calls.programs` makes programs of them.
 """
 
 import abc
@@ -46,7 +46,7 @@ class Arguments(NamedTuple):
         return cls(leaves, in_tree, statics)
 
     def kind(self) -> Hashable:
-        """Equal for calls that read the same in one configuration of JAX."""
+        """A cache key: equal for calls with the same program."""
         kinds = tuple(
             (
                 leaf.shape,
@@ -75,9 +75,9 @@ class Arguments(NamedTuple):
         return args
 
     def given(self, prefix: PyTree) -> PyTree:
-        """What a pytree prefix of the arguments says of those that are not static.
+        """A pytree prefix of the arguments, without the entries of static ones.
 
-        It may have an entry for each argument, or none for the static ones.
+        Static arguments may have entries or not.
         """
         if isinstance(prefix, tuple) and len(prefix) == self.num_positional:
             return tuple(prefix[k] for k in self.argnums)
@@ -118,7 +118,7 @@ class Arguments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call(abc.ABC):
-    """One call, read: all that is needed to run it, or to bind it.
+    """One call, with all that is needed to run or to bind it.
 
     Attributes:
       arguments: its arguments.
@@ -142,7 +142,7 @@ class Call(abc.ABC):
     @property
     @abc.abstractmethod
     def described(self) -> str:
-        """What is compiled, for the log and for other processes."""
+        """The description of the program in the log."""
 
     @property
     def global_avals(self) -> tuple[Sequence[Aval], Sequence[Aval]]:
@@ -156,7 +156,7 @@ class Call(abc.ABC):
 
     @functools.cached_property
     def process_local(self) -> "ProcessLocal | None":
-        """How a call over several processes passes its arrays; None: of one process."""
+        """How arrays are passed over several processes; None in one process."""
         if not self.devices or not processes.several(self.devices):
             return None
         count = len(self.in_avals)
@@ -171,7 +171,7 @@ class Call(abc.ABC):
         return local is not None and (False in local.are_global or any(local.results))
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
-        """What the program takes: global arrays, whatever users pass."""
+        """The global arrays that the program takes."""
         assert self.shardings is not None
         avals, _ = self.global_avals
         return [
@@ -188,7 +188,7 @@ def devices_of(mesh: AnyMesh | None) -> list[jax.Device]:
 
 
 class ProcessLocal(NamedTuple):
-    """Which arrays of a call are process-local data, and how.
+    """Which arrays of a call are process-local data.
 
     Attributes:
       operands: for each leaf, how this process's data is a part of the global array;
@@ -211,10 +211,10 @@ def without_statics(args: Sequence[PyTree]) -> tuple[PyTree, ...]:
 def with_statics(
     statics: Sequence[tuple[int, Static]], program: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A compiled program, called with its static arguments as well.
+    """A compiled program that takes its static arguments, too.
 
     Args:
-      statics: their values, by position; others are refused with TypeError.
+      statics: their values, by position; a call with others raises TypeError.
       program: takes the other arguments.
     """
     if not statics:

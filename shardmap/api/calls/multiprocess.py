@@ -1,4 +1,4 @@
-"""Calls of a map over several processes, with what one of them has."""
+"""Calls of a map with process-local data."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from shardmap.arrays.process_local import is_global_array, to_global, to_local
 
 
 class AcrossProcesses:
-    """A program of global arrays, called with what one process has of them.
+    """A program of global arrays that takes and returns process-local data.
 
     Args:
       program: a function of global arrays.
-      call: a call that it is for, with process-local data.
+      call: a call with process-local data.
       donated: which leaves are donated.
     """
 

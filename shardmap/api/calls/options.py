@@ -1,4 +1,4 @@
-"""The options of mapped functions, checked."""
+"""Checks of the options of mapped functions."""
 
 import inspect
 import operator
@@ -19,7 +19,7 @@ Lowering = Literal["manual", "spmd"]
 def hashable(
     tree: PyTree, is_leaf: Callable[[Any], bool]
 ) -> tuple[tuple[Any, ...], TreeDef]:
-    """A pytree of options as a part of a key, whatever containers it is in."""
+    """A pytree of options as a hashable key."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
     return tuple(leaves), structure
 
@@ -30,7 +30,7 @@ def index_tuple(
     caller: str = "spmap",
     from_end: bool = False,
 ) -> tuple[int, ...]:
-    """Positions of arguments, given as an int or several, as a tuple.
+    """Checks the positions of arguments, an int or several, and returns a tuple.
 
     Args:
       name: the parameter.
@@ -53,7 +53,7 @@ def index_tuple(
 
 
 def axis_name(name: Hashable) -> Hashable:
-    """``name``, if collectives can tell it from a dimension."""
+    """Checks the name of an axis."""
     try:
         hash(name)
     except TypeError:
@@ -70,7 +70,7 @@ def axis_name(name: Hashable) -> Hashable:
 
 
 def backend(name: str | None) -> str | None:
-    """``name``, if it may be that of a backend."""
+    """Checks the name of a backend."""
     if name is not None and not isinstance(name, str):
         raise TypeError(
             f"spmap backend must be a name such as 'cpu' or None, but got "
@@ -80,7 +80,7 @@ def backend(name: str | None) -> str | None:
 
 
 def axis_size(size: int | None) -> int | None:
-    """``size``, if it is one, as an int."""
+    """Checks the size of an axis, and returns an int."""
     if size is None:
         return None
     number = None if isinstance(size, bool) else _index(size)
@@ -99,14 +99,14 @@ def _index(value: Any) -> int | None:
 
 
 def flag(name: str, value: bool) -> bool:
-    """``value``, if it is one of two."""
+    """Checks a boolean option."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"spmap {name} must be True or False, but got {shown(value)}.")
     return bool(value)
 
 
 def check_callable(caller: str, fun: object) -> None:
-    """Refuses what is no function."""
+    """Checks that ``fun`` is callable."""
     if callable(fun) and not isinstance(fun, Mesh):
         return
     text = f"{caller} expects a callable, but got {shown(fun)}."
@@ -116,7 +116,7 @@ def check_callable(caller: str, fun: object) -> None:
 
 
 def check_mesh(mesh: AnyMesh | None, caller: str = "spmap") -> None:
-    """Refuses what is no mesh, and one that has a device twice."""
+    """Checks that ``mesh`` is a mesh of different devices."""
     if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
         made = f"make_mesh({mesh})" if isinstance(mesh, Mapping) else "make_mesh"
         raise TypeError(
@@ -136,7 +136,7 @@ def positions(
     donate_argnums: int | Iterable[int],
     from_end: bool = False,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The positions of static arguments, in order, and of those that are donated.
+    """Checks the positions of static arguments, which are sorted, and of donated ones.
 
     Args:
       caller: what they were given to.
@@ -164,7 +164,7 @@ def positions(
 def _check_donated(
     caller: str, fun: Callable[..., Any], donated: Sequence[int]
 ) -> None:
-    """Refuses donated arguments that the function does not have."""
+    """Checks that the function has the donated arguments."""
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):  # Some builtins have none.
@@ -183,7 +183,7 @@ def _check_donated(
 
 
 def lowering(name: Lowering, batch_size: object, caller: str = "spmap") -> Lowering:
-    """``name``, if there is such a lowering and it can do what is asked."""
+    """Checks the name of a lowering, and its use with ``batch_size``."""
     if name != "manual" and name != "spmd":
         raise ValueError(
             f"{caller} lowering must be 'manual' or 'spmd', but got {shown(name)}."
@@ -198,7 +198,7 @@ def lowering(name: Lowering, batch_size: object, caller: str = "spmap") -> Lower
 
 
 class Options(Protocol):
-    """What the options of every kind of map have: they are a named tuple."""
+    """The options that every kind of map has, in a named tuple."""
 
     @property
     def static_argnums(self) -> tuple[int, ...]: ...

@@ -1,7 +1,7 @@
-"""From a call to a program: the same way for every kind of map.
+"""From a call to a program, for every kind of map.
 
-A call is read: its arguments checked, the function traced. Then it is bound, if JAX is
-tracing, or compiled ahead of time and run.
+`Programs.infer_params` checks the arguments and traces the function. Then the call is
+bound, if JAX is tracing, or compiled ahead of time and run.
 """
 
 import abc
@@ -37,14 +37,14 @@ Kwargs = dict[str, PyTree]
 
 
 class CompiledEntry(NamedTuple):
-    """A compiled program and what calls it is for.
+    """A compiled program, and the arguments that it takes.
 
     Attributes:
       call: runs it on positional and keyword arguments as the user passes them, static
         ones included; raises TypeError or ValueError, before it runs, for others.
       shardings: of the leaves; None if it lays them out itself.
       donated: which leaves are donated.
-      is_exact: whether it refuses all that it is not for.
+      is_exact: whether it raises an error for all other arguments.
     """
 
     call: Callable[..., Any]
@@ -74,13 +74,13 @@ class FlatFunction:
 
 
 class Programs(abc.ABC, Generic[C, OptionsT]):
-    """All that is made for one function under one set of options.
+    """The programs of one function under one set of options.
 
-    It does not hold the function, so it may live as long as the function does.
+    It has a weak reference to the function, in whose cache it is.
     """
 
     what: ClassVar[str]
-    """What users call it, for errors."""
+    """The public name of the transformation, for errors."""
     static_parameter: ClassVar[str] = "static_argnums"
     """The parameter that names static arguments."""
 
@@ -92,7 +92,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         self._entries: caches.LRUCache[CompiledEntry] = caches.LRUCache()
         self._flat: caches.LRUCache[FlatFunction] = caches.LRUCache()
 
-    # What each kind of map says
+    # Defined by each kind of map
 
     @abc.abstractmethod
     def infer_params(self, arguments: Arguments, alone: bool = True) -> C:
@@ -105,19 +105,19 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
 
     @abc.abstractmethod
     def bind_call(self, call: C, leaves: Sequence[Value]) -> PyTree:
-        """Adds a call to what is being traced, with these for its leaves."""
+        """Adds a call with these leaves to what is being traced."""
 
     @abc.abstractmethod
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        """Adds the map to whatever is being traced."""
+        """Adds a call to what is being traced."""
 
     @abc.abstractmethod
     def has_other_devices(self) -> bool:
-        """Whether it runs on others than those of `jax.set_mesh`, by itself."""
+        """Whether its devices differ from those of `jax.set_mesh`."""
 
     @abc.abstractmethod
     def agree(self, call: C) -> None:
-        """Sees that all processes make this call, before it is lowered."""
+        """Checks that all processes make this call, before it is lowered."""
 
     def bind_part(self, args: Args, kwargs: Kwargs) -> PyTree:
         """`bind`, under `jax.set_mesh`."""
@@ -129,8 +129,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         """Runs a call on arguments with any shardings.
 
         Returns:
-          The results; and the program, if it takes such arguments as they are, and
-          refuses others.
+          The results; and the program, if the next call may try it first.
         """
         arguments = self._arguments(args, kwargs)
         leaves = arguments.leaves
@@ -191,7 +190,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
 
     @functools.cached_property
     def program_under_mesh(self) -> contexts.UnderMesh:
-        """What runs the function under `jax.set_mesh`."""
+        """The function as a program under `jax.set_mesh`."""
         return contexts.UnderMesh(
             self.name,
             self.bind,
@@ -201,7 +200,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         )
 
     def flat_function(self, arguments: Arguments) -> FlatFunction:
-        """The function of the leaves of such arguments."""
+        """The function of the leaves, for such arguments."""
         key = arguments.in_tree, arguments.statics
         flat = self._flat.get(key)
         if flat is None:
@@ -239,11 +238,11 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         return avals
 
     def infer_params_alone(self, args: Args, kwargs: Kwargs) -> C:
-        """Reads a call that is lowered or traced by itself."""
+        """`infer_params`, for a call that is lowered or traced."""
         return self.infer_params(self._arguments(args, kwargs))
 
     def across(self, call: C, program: Callable[..., Any]) -> AcrossProcesses:
-        """A program of global arrays, called as in this call over several processes."""
+        """A program of global arrays that takes the arrays of this call."""
         return AcrossProcesses(program, call, self._donated(call.arguments))
 
     def _arguments(self, args: Args, kwargs: Kwargs) -> Arguments:
@@ -278,7 +277,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
             with_statics(arguments.statics, program),
             shardings,
             self._donated(arguments),
-            # A program of global arrays takes an array of one process of their shape.
+            # A program of global arrays also takes process-local data of their shape.
             call.process_local is None or call.has_process_local,
         )
 
@@ -323,7 +322,7 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
         )
 
     def _of_global_arrays(self, call: C) -> C:
-        """A call of this process's data, as the call of global arrays that is run."""
+        """The call with global arrays in place of process-local data."""
         if not call.has_process_local:
             return call
         arguments = call.arguments._replace(leaves=call.structs(), all_global=True)
@@ -347,9 +346,9 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
 def _by_leaves(
     program: Callable[..., Any], in_tree: TreeDef, out_tree: TreeDef
 ) -> Callable[..., Any]:
-    """A compiled program of leaves, for classes that JAX cannot describe.
+    """A compiled program of leaves, for pytrees that take nothing but arrays.
 
-    JAX makes such an object of what it says about its leaves, which are no arrays.
+    JAX makes such objects of avals and shardings.
     """
 
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""What a call of a mapped function is refused for."""
+"""Errors of calls of a mapped function."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from shardmap.api.calls.statics import Static
 def check_hashable(
     what: str, parameter: str, statics: Sequence[tuple[int, Static]]
 ) -> None:
-    """Refuses static arguments that cannot be part of a key.
+    """Checks that static arguments are hashable.
 
     Args:
       what: the map, for the error.
@@ -43,7 +43,7 @@ def _is_hashable(value: Static) -> bool:
 def no_array(
     what: str, name: str, leaf: Value, aval: Aval | None, static_parameter: str
 ) -> TypeError:
-    """The error for an argument that JAX cannot compute with, or that is no array.
+    """The error for an argument that is not an array of numbers.
 
     Args:
       what: the map.
@@ -76,7 +76,7 @@ def check_there(
     donated: Sequence[bool],
     names: Callable[[], list[str]],
 ) -> None:
-    """Refuses arrays whose memory is gone or goes, with which a program may crash.
+    """Checks that arrays are not deleted, and donated ones are passed once.
 
     Args:
       what: the map, for the error.
@@ -110,7 +110,7 @@ def check_there(
 
 
 def repeated(objects: Sequence[object]) -> frozenset[int]:
-    """The `id` of each object that is there more than once."""
+    """The `id` of each object that occurs more than once."""
     ids = list(map(id, objects))
     if len(set(ids)) == len(ids):
         return frozenset()

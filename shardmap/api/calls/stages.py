@@ -1,4 +1,4 @@
-"""What `lower` gives: JAX's own stage, and how the arrays are sharded as specs."""
+"""The stages of a mapped function: those of JAX, with the specs of its arrays."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -52,11 +52,11 @@ class Lowered(jax.stages.Lowered):
           name: what is lowered.
           lowered: JAX's own.
           in_specs, out_specs: see the class.
-          agree: sees, before the first run, that all processes make it.
-          across: gives, for the compiled function, one of what users pass.
+          agree: checks, before the first run, that all processes make it.
+          across: wraps the compiled function for the arrays that users pass.
         """
         copy_stage(lowered, self)
-        # As `jax.jit` has them for NumPy arrays: the specs say where arrays are.
+        # Without shardings, as `jax.jit` has them for NumPy arrays.
         self.args_info = jax.tree.map(
             lambda info: jax.stages.ArgInfo(without_sharding(info._aval), info.donated),
             lowered.args_info,
@@ -172,14 +172,14 @@ def _traced(
 
 
 def _any_sharding(call: Call, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function of one process, called with arrays of any sharding."""
+    """A compiled function that takes arrays of any sharding."""
     assert call.shardings is not None
     shardings: Sequence[Sharding] = call.shardings.operands
 
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
         try:
             return compiled(*args, **kwargs)
-        except (TypeError, ValueError):  # It is JAX who refuses: nothing is traced.
+        except (TypeError, ValueError):  # Raised before the program runs.
             leaves, in_tree = jax.tree.flatten((args, kwargs))
             if in_tree != call.arguments.in_tree:
                 raise

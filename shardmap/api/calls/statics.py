@@ -9,8 +9,8 @@ from shardmap._jax.types import PyTree
 class Static:
     """A compile-time constant as a part of keys.
 
-    Equal to another if both have the same value and type, tuples and frozensets with
-    all that is in them: ``1``, ``1.0`` and ``True`` are equal, but compute differently.
+    Equal if the values are equal and of one type, also inside tuples and frozensets:
+    ``1``, ``1.0`` and ``True`` are equal, but compute differently.
 
     >>> Static((1, 2)) == Static((1, 2)), Static((1, 2)) == Static((True, 2))
     (True, False)
@@ -38,7 +38,7 @@ class Static:
 
 
 def typed(value: Hashable) -> Hashable:
-    """What is equal only for equal values of equal types.
+    """A value with its types, equal only for equal values of equal types.
 
     >>> typed(1) == typed(1.0)
     False
@@ -51,7 +51,7 @@ def typed(value: Hashable) -> Hashable:
 
 
 def wrap_statics(args: tuple[Any, ...], argnums: Collection[int]) -> tuple[Any, ...]:
-    """The positional arguments, those that are constants each as a `Static`."""
+    """Wraps the static arguments."""
     if not argnums:
         return args
     count = len(args)

@@ -1,1 +1,1 @@
-"""What is `spmap`'s own: how it reads a call of elements, and what it refuses."""
+"""How `spmap` reads a call of elements."""

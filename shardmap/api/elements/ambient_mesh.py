@@ -1,4 +1,4 @@
-"""What a map asks of the program around it: other maps, and `jax.set_mesh`."""
+"""The program around a map: other maps, `jax.shard_map` and `jax.set_mesh`."""
 
 from collections.abc import Sequence
 
@@ -22,18 +22,18 @@ def devices_of(options: Options) -> Sequence[jax.Device]:
 def _program_devices(options: Options) -> list[jax.Device]:
     if options.mesh is None:
         return list(devices_of(options))
-    # An abstract mesh, of which `explain` estimates the cost, has none.
+    # `explain` also takes abstract meshes, which have no devices.
     return list(options.mesh.devices.flat) if isinstance(options.mesh, Mesh) else []
 
 
 def other_devices(options: Options) -> list[jax.Device]:
-    """The devices that a map names, if they are not those of `jax.set_mesh`."""
+    """The devices of a map, if they are not those of `jax.set_mesh`."""
     devices = _program_devices(options)
     return [] if devices == contexts.mesh_devices() else devices
 
 
 def check_devices(name: str, options: Options) -> None:
-    """Refuses such devices in a program under `jax.set_mesh`."""
+    """Checks that a map in a program under `jax.set_mesh` is on its devices."""
     if contexts.has_mesh() and (devices := other_devices(options)):
         raise ValueError(
             f"spmap of {name} names the devices {[device.id for device in devices]}, "
@@ -44,7 +44,7 @@ def check_devices(name: str, options: Options) -> None:
 
 
 def check_in_shard_map(name: str, options: Options) -> None:
-    """Refuses devices and mesh axes that a map in `jax.shard_map` cannot run on."""
+    """Checks the devices and mesh axes of a map inside `jax.shard_map`."""
     around = jax.sharding.get_abstract_mesh()
     text = f"spmap of {name} is inside jax.shard_map over {around.manual_axes}"
     if options.devices is not None or options.backend is not None:
@@ -72,10 +72,10 @@ def check_in_shard_map(name: str, options: Options) -> None:
 def axis_env_markers(
     name: str, options: Options
 ) -> list[tracing.DevicesMarker | tracing.MeshAxisMarker]:
-    """What maps inside a map can ask about it.
+    """The markers of a map in the axis environment, for maps inside it.
 
     Raises:
-      ValueError: it is inside another map, and names devices that this one has not.
+      ValueError: it is inside another map of other devices.
     """
     known: list[tracing.DevicesMarker | tracing.MeshAxisMarker] = [
         tracing.MeshAxisMarker(mesh_axis) for mesh_axis in options.mesh_axes or ()
@@ -103,7 +103,7 @@ def same_mesh(options: Options, around: AbstractMesh) -> AbstractMesh | None:
 
 
 def explain_meshes(name: str, around: AbstractMesh, error: Exception) -> None:
-    """Says what a `jax.sharding.PartitionSpec` in a map wants, or an array there."""
+    """Adds a note to errors about the mesh of `jax.set_mesh` inside a map."""
     if "ontext mesh" in str(error) and AxisType.Explicit in around.axis_types:
         error.add_note(
             f"spmap of {name} finds an array of the mesh of jax.set_mesh outside of "

@@ -1,4 +1,4 @@
-"""The axes of a call of `spmap`: where they are, how long, and what is wrong with them.
+"""Checks of the mapped axes of a call of `spmap`.
 
 Errors name each bad leaf by its key path, as ``params['w']`` or ``x``, with its shape.
 """
@@ -17,7 +17,7 @@ def normalize_in_axes(
     names: Callable[[], list[str]],
     args: PyTree,
 ) -> tuple[int | None, ...]:
-    """Negative axes counted from the front; ``args`` are looked at for an error.
+    """Axes counted from the front.
 
     Raises:
       ValueError: an axis that its argument does not have.
@@ -142,7 +142,7 @@ def unmapped_that_differ(
     Args:
       out_axes: where each result has the mapped axis.
       body: what one element computes.
-      in_axes: the same of the operands behind the body's constants.
+      in_axes: the mapped axes of the operands after the constants.
       batch: the mapped axis.
     """
     dims = (None,) * len(body.constants) + tuple(
@@ -157,7 +157,7 @@ def unmapped_that_differ(
 
 
 def unmapped(name: str, results: Sequence[str]) -> UnmappedResultsDiffer:
-    """The error for such results of a function, by their key paths."""
+    """The error for results that differ, by their key paths."""
     return UnmappedResultsDiffer(
         "spmap has mapped output but out_axes is None: these results of "
         f"{name} can differ between the elements of the axis:{bullets(results)}"
@@ -174,7 +174,7 @@ def are_process_local(
 ) -> bool:
     """Whether the call is with process-local data, and not with global arrays.
 
-    What is mapped decides. What is not is equal on all processes, in either case.
+    Only mapped arguments count; others are equal in all processes.
 
     Raises:
       ValueError: names mapped arguments of both kinds.

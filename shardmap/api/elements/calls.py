@@ -1,4 +1,4 @@
-"""One call of a map over elements: what it is made of, how its arrays are sharded."""
+"""One call of `spmap`, and the shardings of its arrays."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ class ElementCall(Call):
     """One call of a map over elements.
 
     Attributes:
-      body: what one element computes.
+      body: the traced function of one element.
       params: of the map's equation. Its operands are the body's constants, then the
         leaves.
       is_across_processes: whether it is run now, on devices of several processes.
@@ -33,7 +33,7 @@ class ElementCall(Call):
 
     @functools.cached_property
     def _map_shardings(self) -> MapShardings:
-        """Those of the map's equation, whose operands begin with the constants."""
+        """The shardings of the equation, whose first operands are constants."""
         return map_shardings(self.params)
 
     @functools.cached_property
@@ -71,7 +71,7 @@ class ElementCall(Call):
     def process_shardings(
         self,
     ) -> tuple[list[ProcessShardings], list[ProcessShardings]]:
-        """Of the operands and of the results, in this process and globally."""
+        """The shardings of operands and results in this process."""
         operands, results = self._map_shardings
         parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
         return (

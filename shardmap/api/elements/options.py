@@ -1,4 +1,4 @@
-"""The options of `spmap`, checked."""
+"""The options of `spmap`, and checks of them."""
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from shardmap.units import Auto, bytes_of, shown
 
 
 class Options(NamedTuple):
-    """The arguments of `spmap` but the function, and what made the map of them."""
+    """The arguments of `spmap` except the function."""
 
     axis_name: Hashable
     in_axes: PyTree
@@ -41,7 +41,7 @@ class Options(NamedTuple):
 
 
 def check_axes(name: str, axes: PyTree) -> None:
-    """Refuses anything but ints and None as the leaves of ``axes``."""
+    """Checks that the leaves of ``axes`` are ints or None."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(axes):
         if type(leaf) is not int:
             where = (
@@ -56,7 +56,7 @@ def check_axes(name: str, axes: PyTree) -> None:
 def batch_size(
     size: int | Auto | None, memory: int | str | None
 ) -> tuple[int | Auto | None, int | None]:
-    """``size``, if it is one, and the memory for it in bytes."""
+    """Checks ``batch_size``, and returns it with the memory in bytes."""
     if isinstance(size, Auto) != (memory is not None):
         raise ValueError(
             "spmap batch_size=AUTO and memory= go together, but got "

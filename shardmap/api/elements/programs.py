@@ -1,4 +1,4 @@
-"""How `spmap` reads a call: axes and sizes checked, one element traced, and bound."""
+"""How `spmap` reads and binds a call."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from shardmap.units import Auto
 
 
 class ElementPrograms(Programs[ElementCall, Options]):
-    """All that is made for one function that `spmap` maps."""
+    """The programs of one function under `spmap`."""
 
     what = "spmap"
     static_parameter = "static_broadcasted_argnums"
@@ -116,7 +116,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
             )
 
     def _in_axes_prefix(self, arguments: Arguments) -> PyTree:
-        """What ``in_axes`` says of the arguments that are not static."""
+        """The ``in_axes`` of arguments that are not static."""
         prefix, count = self.options.in_axes, arguments.num_positional
         if isinstance(prefix, tuple) and len(prefix) != count:
             raise ValueError(
@@ -133,9 +133,9 @@ class ElementPrograms(Programs[ElementCall, Options]):
         avals: Sequence[Aval],
         axis_size: int,
     ) -> tracing.Body:
-        """What one element computes, traced."""
+        """Traces the function of one element."""
         if context.config_value("jax_disable_jit"):
-            # The function is called every time then; JAX does not know this object.
+            # A new object, so that JAX calls the function each time.
             element = functools.partial(element)
         around = jax.sharding.get_abstract_mesh()
         try:
@@ -190,7 +190,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         return self.across_processes() or bool(others)
 
     def agree(self, call: ElementCall) -> None:
-        """Once for each kind of call: sees that all processes make it."""
+        """Checks that all processes make this call."""
         agreement.agree(
             call.params["mesh"],
             self._named(),
@@ -201,7 +201,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
         return ambient_mesh.devices_of(self.options)
 
     def _on_devices(self, axis_size: int, call_jaxpr: Jaxpr, alone: bool) -> Params:
-        """The parameters of the equation that say on which devices it runs."""
+        """The parameters of the equation that place it on devices."""
         mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
         nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
         if jax.sharding.get_abstract_mesh().manual_axes:
@@ -268,7 +268,7 @@ class ElementPrograms(Programs[ElementCall, Options]):
 
 
 def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:
-    """The leaves as what JAX can bind: array-likes are read."""
+    """Reads array-likes; other leaves stay."""
     if not any(map(array_likes.is_array_like, leaves)):
         return leaves
     here = SingleDeviceSharding(jax.local_devices()[0])
