@@ -28,7 +28,6 @@ from jax.extend.core import primitives as p
 from shardmap.plan.engine.emitting import running
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import (
-    Graph,
     Node,
     Operand,
     PlanPrimitive,
@@ -88,14 +87,6 @@ def unmoved(x: Value) -> tuple[Value, tuple[int, ...]]:
         perm = tuple(node.params["permutation"][axis] for axis in perm)
         x = source
     return x, perm
-
-
-def moved(graph: Graph, x: Operand, perm: tuple[int, ...]) -> Operand:
-    """A transpose of a value, or the value itself."""
-    if perm == tuple(range(len(perm))):
-        return x
-    move = functools.partial(lax.transpose, permutation=perm)
-    return graph.call(move, [x])[0]
 
 
 class Statistic(NamedTuple):
