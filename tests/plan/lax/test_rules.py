@@ -8,7 +8,7 @@ from hypothesis import given
 from jax.extend.core import jaxprs_in_params, primitives
 
 from shardmap.map.collectives.table import COLLECTIVES
-from shardmap.plan.lax.table import CALLS, TABLE, WHEN_CUT
+from shardmap.plan.lax.table import CALLS, STAGES, TABLE
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, cuts
 from tests.plan.plan_programs import SINGLE, X
@@ -49,7 +49,7 @@ def test_every_rule_is_in_a_program():
     seen = set()
     for program in SINGLE.values():
         seen.update(equations(jax.make_jaxpr(program.fun)(*program.args)))
-    ruled = {*TABLE.makers, *CALLS.jaxprs, *WHEN_CUT} & set(PUBLIC)
+    ruled = {*TABLE.makers, *CALLS.jaxprs, *STAGES} & set(PUBLIC)
     missing = {q.name for q in ruled - seen} - set(ELSEWHERE)
     assert missing == set()
 
