@@ -1,1 +1,4 @@
-"""Arrays on devices and in processes: reading, placing, stacking. It knows no map."""
+"""Arrays on devices and in processes: reading, placing, stacking.
+
+It does not know maps.
+"""

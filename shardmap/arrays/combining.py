@@ -1,4 +1,4 @@
-"""How values are combined, by name, and what changes nothing then."""
+"""Combiners of reductions by name, with their identities."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def identity(combiner: str, dtype: DTypeLike) -> np.ndarray:
-    """What changes nothing when it is combined.
+    """The identity of a combiner.
 
     >>> identity("add", np.int8), identity("min", np.float32)
     (array(0, dtype=int8), array(inf, dtype=float32))

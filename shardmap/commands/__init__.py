@@ -1,5 +1,5 @@
 """The commands of `python -m shardmap`, one module each.
 
-A command ends with 0 when it did what was asked, with 1 when a check of its own failed,
-and with 2 when it could not do what was asked; then one line on stderr says why.
+The exit code is 0 if all went well, 1 if a check failed, and 2 if the command could not
+run; then one line on stderr says why.
 """

@@ -1,6 +1,6 @@
-"""`python -m shardmap doctor`: whether shardmap can work here, and what cannot.
+"""`python -m shardmap doctor`: whether shardmap works here, and what does not.
 
-JAX is started in a process of its own, as a wrong flag can end the process or stop it.
+JAX is started in another process, because a wrong flag can end or hang it.
 """
 
 import importlib.metadata
@@ -31,7 +31,7 @@ PROBE = "from shardmap.commands import doctor; doctor.probe()"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints what is found, and returns 0, or 1 if shardmap cannot work here."""
+    """Prints the findings, and returns 0, or 1 if shardmap does not work here."""
     parser = Parser(
         "doctor",
         "Check the versions, the devices and a small map over all of them. List the "
@@ -56,12 +56,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def installed() -> dict[str, str]:
-    """The versions that count."""
+    """The versions of the packages that matter."""
     return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
 
 
 def requirements() -> list[str]:
-    """What shardmap needs, as its metadata say it; empty in a plain checkout."""
+    """The requirements of shardmap's metadata; empty in a plain checkout."""
     try:
         return importlib.metadata.requires("shardmap") or []
     except importlib.metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def requirements() -> list[str]:
 def versions(
     installed: Mapping[str, str], needed: Sequence[str]
 ) -> Iterator[tuple[bool, str]]:
-    """For each package whether its version is a problem, and what to say.
+    """For each package, whether its version is a problem, and the text.
 
     >>> list(versions({"jax": "0.9.1"}, ["jax<0.13,>=0.10.2"]))
     [(True, 'jax 0.9.1; shardmap needs jax<0.13,>=0.10.2')]
@@ -97,7 +97,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def start_jax(seconds: float = SECONDS) -> dict[str, Any]:
-    """What `probe` finds in a process of its own, or ``{"error": ...}``."""
+    """The result of `probe` in another process, or ``{"error": ...}``."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", PROBE],
@@ -154,7 +154,7 @@ def devices(found: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
 
 
 def flags(environment: Mapping[str, str]) -> list[str]:
-    """The settings that JAX reads.
+    """The environment variables that JAX reads.
 
     >>> flags({"JAX_PLATFORMS": "cpu", "HOME": "/root"})
     ['JAX_PLATFORMS=cpu']
@@ -199,7 +199,7 @@ def _is_installed(package: str) -> bool:
 
 
 def limits(found: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """What is known not to work with these devices and flags."""
+    """The known limits with these devices and flags."""
     if "error" in found:
         return []
     result = []

@@ -1,4 +1,4 @@
-"""`python -m shardmap explain`: where a function of yours runs, without running it."""
+"""`python -m shardmap explain`: explains a function without running it."""
 
 import difflib
 import importlib
@@ -40,11 +40,11 @@ PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
 class Failure(Exception):
-    """The user's program raised: what, and where."""
+    """An error of the user's program, with its place."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Explains the function that `arguments` name and returns the exit code."""
+    """Explains the function and returns the exit code."""
     parser = Parser(
         "explain",
         "Tell what a function runs in parallel, where its arrays are, what moves "
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def explanation_of(options: Any, arguments: Sequence[str]) -> Explanation:
-    """The explanation that the parsed options of these arguments ask for."""
+    """The explanation for the parsed options."""
     if options.devices is not None:
         if options.devices < 1:
             raise ValueError(f"--devices must be at least 1, got {options.devices}")
@@ -116,7 +116,7 @@ def explanation_of(options: Any, arguments: Sequence[str]) -> Explanation:
 def check_count(
     function: Callable[..., Any], name: str, given: int, arguments: Sequence[str]
 ) -> None:
-    """Refuses too few values of ``--arg``, and tells the whole command.
+    """Raises an error for too few ``--arg``, with the whole command.
 
     >>> check_count(pow, "pow", 1, ["m:pow", "--arg", "i32[]"])
     Traceback (most recent call last):
@@ -146,7 +146,7 @@ of your own: python -m shardmap explain m:pow --arg 'i32[]' --arg 'f32[8,128]'
 
 
 def read_interconnect(text: str | None) -> str | Interconnect | None:
-    """A name as it is, or the interconnect of ``bandwidth,latency``.
+    """The name of an interconnect, or one made from ``bandwidth,latency``.
 
     >>> read_interconnect("25e9,2e-6").time("all-gather", 1000, 8)
     1.428e-05
@@ -170,7 +170,7 @@ def read_interconnect(text: str | None) -> str | Interconnect | None:
 
 
 def read_argument(text: str) -> Any:
-    """What an ``--arg`` says: arrays as `jax.ShapeDtypeStruct`, constants themselves.
+    """Parses an ``--arg``: arrays as `jax.ShapeDtypeStruct`, or constants.
 
     >>> read_argument("{'w': f32[3], 'scale': 2}")
     {'w': ShapeDtypeStruct(shape=(3,), dtype=float32), 'scale': 2}
@@ -194,7 +194,7 @@ def read_argument(text: str) -> Any:
 
 
 class _ArrayType:
-    """A dtype by its short name: indexed with a shape, it is an array."""
+    """A dtype by its short name. Indexed with a shape, it is an array."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -235,7 +235,7 @@ def _dtype(name: str) -> Any:
 
 
 def find_function(text: str) -> tuple[Callable[..., Any], str]:
-    """The function that a text such as ``train.py:step`` names, and what to call it."""
+    """The function of a text such as ``train.py:step``, and its name."""
     module_text, colon, path = text.rpartition(":")
     if not (module_text and colon and path):
         raise ValueError(
@@ -258,7 +258,7 @@ def find_function(text: str) -> tuple[Callable[..., Any], str]:
 
 
 def _candidates(name: str, holder: Any) -> str:
-    """What ``holder`` has instead of ``name``: what is like it, or its functions.
+    """The names in ``holder`` that resemble ``name``, or its functions.
 
     >>> _candidates("lod", __import__("json"))
     '; did you mean load or loads?'
@@ -286,7 +286,7 @@ def _candidates(name: str, holder: Any) -> str:
 
 
 def load(text: str) -> ModuleType:
-    """Imports a module by its name, or from a .py file, as Python would from here."""
+    """Imports a module by name, or from a .py file."""
     file = pathlib.Path(text)
     is_file = file.suffix == ".py"
     if is_file and not file.is_file():
@@ -321,7 +321,7 @@ def _load_file(file: pathlib.Path) -> ModuleType:
 
 
 def _what(error: BaseException) -> str:
-    """An error's type, its message and the last line of the user's that led to it."""
+    """The type and message of an error, and the last line of the user's code."""
     text = f"{type(error).__name__}: {one_line(str(error))}".rstrip(": ")
     if isinstance(error, SyntaxError):
         return text  # Says where itself.

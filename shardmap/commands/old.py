@@ -1,4 +1,4 @@
-"""`python -m shardmap old`: runs a program of `jax.pmap`'s early years as it is."""
+"""`python -m shardmap old`: runs an old `jax.pmap` program unedited."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ ABOVE = (__file__, "<frozen importlib")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs or checks what `arguments` name, and returns the exit code."""
+    """Runs or checks the program, and returns the exit code."""
     parser = Parser(
         "old",
         "Run an old jax.pmap program unedited, with the names that JAX has removed.\n"
@@ -123,10 +123,10 @@ def _is_module(name: str) -> bool:
 
 
 def _run_file(file: str) -> None:
-    """Runs a file as the module ``__main__``, which stays when it has ended.
+    """Runs a file as the module ``__main__``, which stays afterwards.
 
-    Exit handlers and threads of the program may need it. `runpy.run_path` would take it
-    away.
+    Exit handlers and threads of the program may need it. `runpy.run_path` would remove
+    it.
     """
     module = types.ModuleType("__main__")
     loader = SourceFileLoader("__main__", file)
@@ -138,7 +138,7 @@ def _run_file(file: str) -> None:
 
 
 def _show(error: BaseException) -> None:
-    """Shows an exception as Python would, beginning in the program."""
+    """Prints an exception as Python does, from the frames of the program on."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ABOVE):
         trace = trace.tb_next
@@ -146,7 +146,7 @@ def _show(error: BaseException) -> None:
 
 
 def report(found: Sequence[Use]) -> list[str]:
-    """What to say of the old names that a run has used: of none nothing."""
+    """The text on the old names that a run has used; empty if there are none."""
     installed = [use for use in found if use.file.startswith(PACKAGES)]
     own = [use for use in found if use not in installed]
     lines: list[str] = []
@@ -171,7 +171,7 @@ def report(found: Sequence[Use]) -> list[str]:
 
 
 def _short(file: str) -> str:
-    """A path from here, where it is below here."""
+    """A path relative to the working directory, if it is below it."""
     path = Path(file)
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def python_files(paths: Iterable[str]) -> Iterator[Path]:
-    """The files, and those in the folders, that ``paths`` name.
+    """The Python files of ``paths``, which are files and folders.
 
     Raises:
       ValueError: there is no such file or folder.

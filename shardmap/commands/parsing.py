@@ -1,4 +1,4 @@
-"""How commands read their arguments, and how they refuse them."""
+"""Parsing of arguments, and errors about them."""
 
 import argparse
 import ast
@@ -12,7 +12,7 @@ PREFIXES = ("sm.", "shardmap.", "jax.sharding.", "jax.")
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads the arguments of one command.
+    """Parses the arguments of one command.
 
     A wrong argument ends the program with code 2 and one line on stderr, such as
     ``python -m shardmap show: --shape needs whole numbers, got 'x'``.
@@ -33,9 +33,9 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """As `parse_args`, but a value such as ``-5,-1`` is not taken for an option.
+        """As `parse_args`, but does not take a value such as ``-5,-1`` for an option.
 
-        It is a wrong value, most likely, and its option is to say so.
+        The option that it belongs to reports the wrong value.
         """
         options = self._option_string_actions
         joined: list[str] = []
@@ -61,7 +61,7 @@ def one_line(message: str) -> str:
 
 
 def evaluate(text: str, what: str, lookup: Callable[[str], Any]) -> Any:
-    """The value of a small Python expression, which can call what `lookup` gives.
+    """Evaluates a small Python expression with the functions of `lookup`.
 
     Args:
       text: constants, tuples, lists, dicts, and calls and subscripts of names.
@@ -94,7 +94,7 @@ class _Evaluation:
         self.what, self.lookup = what, lookup
 
     def value(self, node: ast.AST | None) -> Any:
-        """The value of a part; None is the key of ``**`` in a dict."""
+        """Evaluates a node; None is the key of ``**`` in a dict."""
         match node:
             case ast.Constant(
                 value=None | bool() | int() | float() | str() as constant

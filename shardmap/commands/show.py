@@ -1,6 +1,6 @@
 """`python -m shardmap show`: a sharding in every form, from indices to Shardy text.
 
-Needs no devices: a layout is numbers.
+It needs no devices.
 """
 
 import itertools
@@ -35,7 +35,7 @@ INDICES_SHOWN = 12
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Shows the sharding that `arguments` describe and returns the exit code."""
+    """Prints the sharding and returns the exit code."""
     parser = Parser(
         "show",
         "Show which device holds which part of an array, and the same layout as "
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
-    """Everything that is shown.
+    """The text of the page.
 
     >>> print(page("P('x')", "4", "x=2").partition("Indices")[0].rstrip())
     P('x') on a mesh of x=2
@@ -94,7 +94,7 @@ def page(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
 
 
 def page_as_json(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
-    """Everything that `page` shows but the picture, for all devices.
+    """The content of `page` without the picture, for all devices.
 
     >>> found = json.loads(page_as_json("P('x')", "4", "x=2"))
     >>> found["shard_shape"], found["indices"]
@@ -127,13 +127,13 @@ def page_as_json(spec_text: str, shape_text: str, mesh_text: str | None) -> str:
 
 
 class _Asked(NamedTuple):
-    """What the arguments describe.
+    """The parsed arguments.
 
     Attributes:
       spec: the layout.
-      shape: the array's.
-      mesh: the sizes of mesh axes by name, if they are given.
-      partitions: the PartitionSpec as text, if that is what is given.
+      shape: the shape of the array.
+      mesh: the sizes of mesh axes by name, if given.
+      partitions: the PartitionSpec as text, if given.
     """
 
     spec: ShardingSpec
@@ -179,7 +179,7 @@ def _check_count(devices: int) -> None:
 
 
 def read_shape(text: str) -> tuple[int, ...]:
-    """The shape that a text such as ``8,64`` says.
+    """Parses a shape such as ``8,64``.
 
     >>> read_shape("8, 64"), read_shape("(8,)"), read_shape("()")
     ((8, 64), (8,), ())
@@ -197,7 +197,7 @@ def read_shape(text: str) -> tuple[int, ...]:
 
 
 def read_mesh(text: str) -> dict[str, int]:
-    """The mesh that a text such as ``data=4,model=2`` says.
+    """Parses a mesh such as ``data=4,model=2``.
 
     >>> read_mesh("data=4, model=2")
     {'data': 4, 'model': 2}
@@ -325,7 +325,7 @@ def _indices(spec: ShardingSpec, shape: tuple[int, ...]) -> Iterator[str]:
 
 
 def _index_text(index: tuple[int | slice, ...]) -> str:
-    """An index as it is written between brackets.
+    """An index as written between brackets.
 
     >>> _index_text((3, slice(None), slice(0, 2))), _index_text(())
     ('[3, :, 0:2]', '[()]')

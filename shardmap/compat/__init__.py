@@ -2,9 +2,9 @@
 
     from shardmap.compat import pmap, device_put_replicated
 
-Most are other names for what `shardmap` has. Those of `host_callback`, `maps`, `pjit`,
-`pxla` and `util` have the parameters of the modules of these names. `install` puts all
-of them where JAX had them. docs/migrating.md goes through them.
+Most are other names for functions of `shardmap`. Those of `host_callback`, `maps`,
+`pjit`, `pxla` and `util` have the parameters of these modules. `install` installs all
+of them in JAX. docs/migrating.md describes them.
 """
 
 from shardmap.api.sharded_jit import with_sharding_constraint

@@ -1,4 +1,4 @@
-"""`pmap` and `sharded_jit`, with the parameters that they had in JAX."""
+"""`pmap` and `sharded_jit`, with their parameters in JAX."""
 
 import functools
 import types
@@ -172,7 +172,7 @@ def _is_none(axis: object) -> bool:
 def _with_results_of_first(
     fun: Callable[..., PyTree], axis_name: Hashable, out_axes: PyTree
 ) -> Callable[..., PyTree]:
-    """``fun``, with results of element 0 where ``out_axes`` is None."""
+    """``fun``, with the results of element 0 for ``out_axes=None``."""
 
     def of_first(result: jax.Array) -> jax.Array:
         result = jnp.asarray(result)

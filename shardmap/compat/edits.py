@@ -1,4 +1,4 @@
-"""Where old names are used, and the edit that puts the new one there."""
+"""Uses of old names, and the edits that replace them."""
 
 import functools
 import sys
@@ -18,7 +18,7 @@ Form = Literal["import", "from", "name"]
 
 
 class Use(NamedTuple):
-    """Where an old name is used; an import may give it another name."""
+    """A use of an old name; an import may rename it."""
 
     file: str
     line: int
@@ -28,7 +28,7 @@ class Use(NamedTuple):
 
 
 def edit(old: str, form: Form, asname: str | None = None) -> str:
-    """The edit that puts the new name for an old one.
+    """The edit that replaces an old name.
 
     >>> edit("jax.tree_map", "name")
     'jax.tree_map -> jax.tree.map'
@@ -60,7 +60,7 @@ def edit(old: str, form: Form, asname: str | None = None) -> str:
 
 
 def without_repetitions(found: Iterable[Use]) -> list[Use]:
-    """Sorted, without those that another edit makes right.
+    """The uses in order, without those that another edit covers.
 
     >>> use, inside = ("train.py", 1, "jax.api"), ("train.py", 2, "jax.api.jit")
     >>> used = Use(*use, "from"), Use(*inside, "name")
@@ -86,7 +86,7 @@ def without_repetitions(found: Iterable[Use]) -> list[Use]:
 
 
 def told(use: Use, file: str) -> str:
-    """One line for a use, with this name for its file.
+    """One line for a use in a file of this name.
 
     >>> told(Use("/home/train.py", 3, "jax.tree_map", "name"), "train.py")
     'train.py:3: jax.tree_map -> jax.tree.map'
@@ -95,9 +95,9 @@ def told(use: Use, file: str) -> str:
 
 
 def caller() -> tuple[str, int]:
-    """The file and line of the program that has called into this package.
+    """The file and line of the program that called this package.
 
-    Calls that pass through Python's own modules are those of their caller.
+    Frames of Python's own modules are skipped.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):

@@ -1,9 +1,9 @@
-"""What ``jax.experimental.host_callback`` had: taps, with the parameters they had.
+"""The functions of ``jax.experimental.host_callback``, with their parameters.
 
     from shardmap.compat import host_callback as hcb
 
-The host function's ``transforms`` are always ``()``: nobody says any more whether a
-value was batched. All else is as `shardmap.tap` does it.
+The ``transforms`` of a host function are always ``()``. Otherwise these are
+`shardmap.tap`.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class CallbackException(RuntimeError):
-    """A host function raised; `barrier_wait` says so."""
+    """The error of `barrier_wait` after a host function raised."""
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def _as_callback_exceptions() -> Iterator[None]:
 
 
 class CallbackFlavor(enum.Enum):
-    """Which callback of JAX was to call the host in the last years; all tap here."""
+    """The callbacks of JAX that could call the host; all are taps here."""
 
     IO_CALLBACK = 1
     PURE = 2
@@ -182,7 +182,7 @@ def barrier_wait(logging_name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def outfeed_receiver(*_: object, **__: object) -> Iterator[None]:
-    """What taps needed around them until 2020: waits for them at its end."""
+    """A context that taps needed until 2020. Waits for them at its end."""
     yield
     barrier_wait()
 
@@ -265,7 +265,7 @@ BRACKETS: dict[type, tuple[str, str]] = {
 
 
 def _lines(value: PyTree) -> list[str]:
-    """A value as text; a tuple, list or dict has each part on a line of its own.
+    """A value as text; each part of a tuple, list or dict has its own line.
 
     >>> _lines({"a": (), "b": 1})
     ['{ a=( )', '  b=1 }']

@@ -1,8 +1,8 @@
-"""The old names in JAX's own places, for this process, when asked.
+"""Installs the old names in the modules of JAX, for this process.
 
-A module that still exists gets a ``__getattr__`` that gives the names it has lost; one
-that does not gets a stand-in in `sys.modules`. Both note who asks for what, so that the
-places to edit are known in the end.
+A module that still exists gets a ``__getattr__`` for its removed names. A removed
+module gets a stand-in in `sys.modules`. Both record who asks for a name, for the list
+of places to edit.
 """
 
 import functools
@@ -120,7 +120,7 @@ def _written_in(file: str) -> list[Use]:
 
 
 def _stand_in(name: str) -> None:
-    """Puts a module in the place of one that is gone."""
+    """Installs a module in place of a removed one."""
     module = types.ModuleType(name, f"Stands in for {name}, which JAX has no more.")
     module.__spec__ = ModuleSpec(name, None)
     instead = MODULES.get(name)
@@ -148,7 +148,7 @@ def _stand_in(name: str) -> None:
 
 
 def _amend(module: types.ModuleType, names: set[str]) -> None:
-    """Gives a module the names that it has lost."""
+    """Gives a module its removed names."""
     space = vars(module)
     before = space.get("__getattr__")
     instead = {
@@ -196,7 +196,7 @@ _ATTRIBUTES: dict[str, Callable[[jax.Array], Any]] = {
 
 
 def _give_arrays(name: str) -> None:
-    """Gives arrays an attribute that they have lost."""
+    """Gives arrays a removed attribute."""
     before = vars(ArrayType).get(name)
 
     def attribute(array: jax.Array) -> Any:
@@ -212,6 +212,6 @@ def _give_arrays(name: str) -> None:
 
 
 def _note(name: str) -> None:
-    """Notes that the program has used an old name."""
+    """Records that the program has used an old name."""
     file, line = caller()
     _noted.setdefault(file, set()).add((line, name))

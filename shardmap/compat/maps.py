@@ -1,4 +1,4 @@
-"""What ``jax.experimental.maps`` had: `xmap`, with the parameters that it had."""
+"""`xmap` and other functions of ``jax.experimental.maps``, with their parameters."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ __all__ = ["Mesh", "SerialLoop", "mesh", "serial_loop", "thread_resources", "xma
 
 
 class SerialLoop(NamedTuple):
-    """As the resource of an axis: its elements are worked on in so many steps."""
+    """A resource of an axis: a loop over its elements, of this many steps."""
 
     length: int
 
@@ -58,7 +58,7 @@ class _Environment:
 
 
 class _ThreadResources:
-    """What is around here is asked of ``thread_resources.env``."""
+    """The type of ``thread_resources``, whose ``env`` has the surrounding mesh."""
 
     env = _Environment()
 
@@ -122,7 +122,7 @@ def xmap(
 
 
 class _Mapped:
-    """What `xmap` returns: a program for each mesh around it and sizes of the axes."""
+    """The result of `xmap`: a program for each surrounding mesh and sizes of axes."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _Mapped:
 
 
 class _Way(NamedTuple):
-    """How the elements of one axis run: over these mesh axes, so many at once."""
+    """How the elements of one axis run: their mesh axes, and how many at once."""
 
     mesh_axes: tuple[str, ...]
     batch_size: int | None
@@ -210,7 +210,7 @@ def _way(
 
 
 def _on_free(way: _Way | None, free: Mapping[str, int]) -> _Way | None:
-    """``way`` on those of its mesh axes that no other name has; None: vectorised."""
+    """``way`` on its mesh axes that no other name has; None: vectorised."""
     mesh_axes = tuple(axis for axis in way.mesh_axes if axis in free) if way else ()
     if way is None or not (mesh_axes or way.batch_size):
         return None
@@ -262,7 +262,7 @@ def _nested(
 
 
 def _axes_of(names: Sequence[Hashable], k: int, axes: PyTree) -> PyTree:
-    """Where arrays have the axis ``names[k]`` when those before it are gone.
+    """The position of the axis ``names[k]`` after the removal of those before it.
 
     >>> _axes_of(["a", "b"], 1, (["a", "b", ...], {2: "b"}, {}))
     (0, 2, None)
@@ -307,7 +307,7 @@ def _as_dict(axes: NamedAxes) -> dict[int, Hashable]:
 
 
 def _check_prefix(ins: PyTree, args: PyTree) -> None:
-    """Refuses axes whose pytree is no prefix of that of the arguments."""
+    """Raises an error if the pytree of axes is not a prefix of the arguments."""
     try:
         jax.tree.map(lambda *_: None, ins, args, is_leaf=_is_axes)
     except ValueError:
@@ -319,7 +319,7 @@ def _check_prefix(ins: PyTree, args: PyTree) -> None:
 
 
 def _check_ranks(what: str, axes: NamedAxes, part: PyTree) -> None:
-    """Refuses axes that the arrays of a part do not have."""
+    """Raises an error for axes that arrays do not have."""
     for array in jax.tree.leaves(part):
         rank = np.ndim(array)
         exact = not isinstance(axes, dict) and ... not in axes
@@ -338,7 +338,7 @@ def _names(axes: PyTree) -> set[Hashable]:
 def _sizes(
     ins: PyTree, args: Sequence[PyTree], given: Mapping[Hashable, int]
 ) -> dict[Hashable, int]:
-    """The size of each axis that has a name, in the order of the arguments."""
+    """The size of each named axis, in the order of the arguments."""
     sizes: dict[Hashable, int] = {}
 
     def read(leaf: NamedAxes, part: PyTree) -> None:

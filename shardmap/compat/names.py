@@ -1,7 +1,7 @@
-"""The old names that JAX has no more, and what has taken the place of each.
+"""The removed names of JAX, and the new name of each.
 
-The new name is also what the old one gives while `install` is in force: what a program
-gets is what its edit would give it. What has the new names is imported when asked for.
+While `install` is in force, an old name gives the object of the new name, as the edit
+would. Modules of new names are imported lazily.
 """
 
 import functools
@@ -170,7 +170,7 @@ ATTRIBUTES = {
 
 
 def new_name(old: str) -> str | None:
-    """What has taken the place of a name or a module; None: it is no old name.
+    """The new name of an old name or module; None if it is not an old name.
 
     >>> new_name("jax.tree_map"), new_name("jax.experimental.stax.Dense")
     ('jax.tree.map', 'jax.example_libraries.stax.Dense')
@@ -188,7 +188,7 @@ def new_name(old: str) -> str | None:
 
 @functools.cache
 def value_of(new: str) -> Any:
-    """What a dotted name means.
+    """The object of a dotted name.
 
     >>> value_of("jax.config").__class__.__name__
     'Config'
@@ -204,7 +204,7 @@ def value_of(new: str) -> Any:
 
 
 def exists(new: str) -> bool:
-    """Whether a dotted name means anything.
+    """Whether a dotted name exists.
 
     >>> exists("jax.numpy.sin"), exists("jax.numpy.sine")
     (True, False)

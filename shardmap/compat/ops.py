@@ -1,4 +1,4 @@
-"""What ``jax.ops`` and ``jax.lax`` had in their first years."""
+"""Functions that ``jax.ops`` and ``jax.lax`` had in their first years."""
 
 import re
 from collections.abc import Callable, Hashable, Sequence
@@ -65,7 +65,7 @@ def index_max(
 
 
 def tie_in(x: object, y: T) -> T:
-    """``y``, of which ``x`` was to be a part until JAX 0.2.
+    """Returns ``y``. Until JAX 0.2 it made ``y`` depend on ``x``.
 
     >>> tie_in(1, 2)
     2
@@ -132,7 +132,7 @@ def xeinsum(spec: str, *operands: ArrayLike) -> jax.Array:
 def xla_computation(
     fun: Callable[..., PyTree], *_: object, **options: Any
 ) -> Callable[..., Any]:
-    """What gives the XLA program of a function, which has ``as_hlo_text``.
+    """Returns a function that returns the XLA program, which has ``as_hlo_text``.
 
     Args:
       fun: the function.

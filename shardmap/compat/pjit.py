@@ -1,4 +1,4 @@
-"""What ``jax.experimental.pjit`` had: `pjit` with the parameters that it had."""
+"""`pjit` of ``jax.experimental.pjit``, with its parameters."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def pjit(
     *args: int | Sequence[int],
     **kwargs: Any,
 ) -> "PartitionedFunction":
-    """`jax.jit`, told by partition specs where the mesh around it cuts arrays.
+    """`jax.jit` with partition specs for the surrounding mesh.
 
     Args:
       fun: the function.
@@ -45,7 +45,7 @@ def pjit(
 
 
 class PartitionedFunction:
-    """A function compiled for the mesh around each call; what `pjit` returns."""
+    """The result of `pjit`: a function compiled for the mesh around each call."""
 
     def __init__(self, fun: Callable[..., PyTree], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
@@ -87,7 +87,7 @@ def _replicated(resources: PyTree) -> PyTree:
 
 
 def _on(mesh: Mesh, specs: PyTree) -> PyTree:
-    """``specs`` as shardings of a mesh, where there is one."""
+    """``specs`` as shardings of a mesh, if there is one."""
     return jax.tree.map(
         lambda spec: (
             NamedSharding(mesh, spec)

@@ -1,4 +1,4 @@
-"""What ``jax.interpreters.pxla`` had: arrays made of buffers, and their specs."""
+"""Functions of ``jax.interpreters.pxla``: arrays made of buffers, and their specs."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -42,10 +42,10 @@ xla_pmap = soft_pmap = spmap_p.bind
 
 
 class PmapSharding:
-    """Makes the `jax.sharding.NamedSharding` that lays out arrays as PmapSharding did.
+    """Makes a `jax.sharding.NamedSharding` with the layout of the old PmapSharding.
 
-    There are no objects of this type, so ``isinstance(x.sharding, PmapSharding)`` is
-    False. Ask `shardmap.spec_of` how an array is sharded.
+    No object has this type, so ``isinstance(x.sharding, PmapSharding)`` is False. Use
+    `shardmap.spec_of`.
 
     >>> PmapSharding.default((1, 5)).shard_shape((1, 5))
     (1, 5)
@@ -125,7 +125,7 @@ class _IsArray(type):
 
 
 class ShardedDeviceArray(metaclass=_IsArray):
-    """Makes a `jax.Array` of arrays on a device each; every array is an instance.
+    """Makes a `jax.Array` from one array on each device. Every array is an instance.
 
     >>> import jax, numpy as np
     >>> aval = jax.ShapeDtypeStruct((1, 3), np.float32)
@@ -141,7 +141,7 @@ class ShardedDeviceArray(metaclass=_IsArray):
         device_buffers: Sequence[jax.Array] | None = None,
         indices: Sequence[object] | None = None,
     ) -> jax.Array:
-        """As `make_sharded_device_array`; the spec may be left out."""
+        """As `make_sharded_device_array`; the spec is optional."""
         if device_buffers is None:
             return make_sharded_device_array(aval, None, device_buffers=sharding_spec)
         return make_sharded_device_array(aval, sharding_spec, device_buffers, indices)
@@ -189,7 +189,7 @@ shard_arg_handlers = _ShardArgHandlers()
 def partitioned_sharding_spec(
     num_partitions: int, partitions: Sequence[int] | None, aval: Aval
 ) -> ShardingSpec:
-    """The spec of an array that `shardmap.sharded_jit` cuts.
+    """The spec of an array that `shardmap.sharded_jit` partitions.
 
     Args:
       num_partitions: how many devices hold the array if it is not cut.

@@ -1,4 +1,4 @@
-"""Which old names a Python source uses, by reading it: nothing of it is run."""
+"""Finds old names in Python source, without running it."""
 
 import ast
 import importlib
@@ -22,7 +22,7 @@ def uses_in(file: str, source: str | bytes) -> list[Use]:
 
 
 def unknown_in(source: str | bytes) -> list[tuple[int, str]]:
-    """The lines and names of JAX that neither this JAX nor shardmap has.
+    """The lines and names of JAX that neither JAX nor shardmap has.
 
     >>> unknown_in("import jax\\njax.tree_map(f, x)\\njax.mask(f)")
     [(3, 'jax.mask')]
@@ -43,7 +43,7 @@ class _Finder(ast.NodeVisitor):
             self.visit(ast.parse(source))
 
     def look(self, node: ast.alias | ast.Attribute, name: str, form: Form) -> bool:
-        """Notes the longest old name that ``name`` begins with."""
+        """Records the longest old name that ``name`` begins with."""
         parts = name.split(".")
         for k in range(len(parts), 1, -1):
             if k < len(parts) and ".".join(parts[:k]) in GONE:

@@ -1,4 +1,4 @@
-"""What ``jax.util`` had that programs used."""
+"""Functions of ``jax.util`` that programs used."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ wraps = functools.wraps
 
 
 def safe_map(f: Callable[..., Any], *lists: Iterable[Any]) -> list[Any]:
-    """`map`, as a list, of lists that must be equally long.
+    """`map` of lists of equal length, as a list.
 
     >>> safe_map(max, [1, 5], [4, 2])
     [4, 5]
@@ -28,7 +28,7 @@ def safe_map(f: Callable[..., Any], *lists: Iterable[Any]) -> list[Any]:
 
 
 def safe_zip(*lists: Iterable[Any]) -> list[Any]:
-    """`zip`, as a list, of lists that must be equally long.
+    """`zip` of lists of equal length, as a list.
 
     >>> safe_zip([1, 2], "ab")
     [(1, 'a'), (2, 'b')]
@@ -37,7 +37,7 @@ def safe_zip(*lists: Iterable[Any]) -> list[Any]:
 
 
 def unzip2(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Pairs as a tuple of the first and one of the second.
+    """Splits pairs into a tuple of the first and a tuple of the second items.
 
     >>> unzip2([(1, "a"), (2, "b")])
     ((1, 2), ('a', 'b'))
@@ -47,7 +47,7 @@ def unzip2(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[Any
 
 
 def unzip3(triples: Iterable[tuple[Any, Any, Any]]) -> tuple[tuple[Any, ...], ...]:
-    """As `unzip2`, of triples.
+    """As `unzip2`, for triples.
 
     >>> unzip3([(1, 2, 3)])
     ((1,), (2,), (3,))
@@ -57,7 +57,7 @@ def unzip3(triples: Iterable[tuple[Any, Any, Any]]) -> tuple[tuple[Any, ...], ..
 
 
 def split_list(args: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
-    """A list cut into parts of these sizes, and what is left.
+    """Splits a list into parts of these sizes and the rest.
 
     >>> split_list([1, 2, 3, 4], [1, 2])
     [[1], [2, 3], [4]]

@@ -1,5 +1,5 @@
-"""What a sharding is.
+"""Specs, protos and meshes.
 
-`spec` is the sharding model, `conversions` its ways to and from JAX's shardings, XLA's
-protos and Shardy, `mesh` makes meshes and takes parts of them.
+`spec` is the sharding model, `conversions` converts it to and from JAX shardings, XLA
+protos and Shardy, and `mesh` makes meshes and parts of them.
 """

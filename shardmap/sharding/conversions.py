@@ -1,19 +1,19 @@
-"""A sharding in JAX's and XLA's words: `NamedSharding`, `HloSharding`, protos, Shardy.
+"""Conversions of specs: `NamedSharding`, `HloSharding`, protos, Shardy.
 
-All say the shape of a mesh of devices, and for each dimension of the array which mesh
-dimensions cut it, major to minor: a `Layout`. The functions to a sharding read it from
-a `ShardingSpec`, those from a sharding return it.
+A `Layout` has the shape of a mesh of devices, and for each dimension of the array the
+mesh dimensions that shard it, major to minor. Functions to a sharding read it from a
+`ShardingSpec`; functions from a sharding return it.
 
-A `NamedSharding` and Shardy give mesh dimensions names. XLA says a layout the other way
-round: an array of *tiles*, one dimension per array dimension and a last one for copies,
-whose entries are device numbers. The way there is a transposition: number the devices
-row-major over the mesh (an iota), move the mesh dimensions into the order of the
-array's dimensions, copies last, and reshape. The iota form of the proto stores just
-that recipe, so its size does not depend on the number of devices.
+A `NamedSharding` and Shardy name mesh dimensions. XLA has a *tile assignment* instead:
+an array of device numbers with one dimension for each array dimension, and a last one
+for copies. It is a transposition: number the devices row-major over the mesh (an iota),
+transpose the mesh dimensions into the order of the array's dimensions, copies last, and
+reshape. The iota form of the proto stores these steps, so its size does not depend on
+the number of devices.
 
-The way back asks, for each mesh dimension, what one step along it does to the *tile
-number* (tiles counted row-major). There is a layout just when device numbers are such
-steps added up: each mesh dimension has a size and a step, 0 for copies.
+The way back finds, for each mesh dimension, the step of the *tile number* along it
+(tiles are counted row-major; the step is 0 for copies). A layout exists if the tile
+number of each device is the sum of such steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_SPEC = (
 
 
 class _Spec(Protocol):
-    """What is read of a `ShardingSpec`, whose file imports this one."""
+    """The fields of a `ShardingSpec` that are read here; its file imports this one."""
 
     @property
     def tile_counts(self) -> tuple[int, ...]: ...
@@ -58,7 +58,7 @@ class _Spec(Protocol):
 
 
 def cut_spec(cuts: Mapping[int, Sequence[Any]]) -> PartitionSpec:
-    """The `PartitionSpec` that cuts these dimensions along these mesh axes.
+    """The `PartitionSpec` that shards these dimensions over these mesh axes.
 
     >>> cut_spec({1: ("x",), 2: ("y", "z"), 3: ()})
     P(None, 'x', ('y', 'z'), None)
@@ -353,7 +353,7 @@ class _MeshDimension(NamedTuple):
 
 
 def _mesh_of_iota(proto: OpSharding, copies: int) -> list[_MeshDimension]:
-    """The mesh dimensions of the iota form, read off without making the iota."""
+    """The mesh dimensions of the iota form, computed without making the iota."""
     sizes, order = proto.iota_reshape_dims, proto.iota_transpose_perm
     steps, step = {}, 1
     for dimension in reversed(order):
@@ -393,7 +393,7 @@ def _layout_of_tiles(tile_counts: Sequence[int], tiles: np.ndarray) -> Layout:
 
 
 def _split(mesh: Sequence[_MeshDimension], boundary: int) -> list[_MeshDimension]:
-    """Cuts the mesh dimension that steps across `boundary` tiles into two at it."""
+    """Splits the mesh dimension that crosses `boundary` tiles into two."""
     result = []
     for size, step in mesh:
         if step < boundary < size * step:
@@ -409,7 +409,7 @@ def _split(mesh: Sequence[_MeshDimension], boundary: int) -> list[_MeshDimension
 def _layout_of_steps(
     tile_counts: Sequence[int], mesh: Sequence[_MeshDimension]
 ) -> Layout:
-    """The layout whose mesh dimensions take these steps through the tiles."""
+    """The layout whose mesh dimensions have these steps."""
     # A mesh dimension may run over several array dimensions; cut it where one ends.
     place = 1
     for count in reversed(tile_counts):

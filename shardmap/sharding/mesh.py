@@ -1,4 +1,4 @@
-"""Meshes of devices: JAX's own `Mesh`, and ways to make one and to take a part."""
+"""Meshes of devices: JAX's `Mesh`, and functions that make one or a part of one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def virtual_devices(count: int, platform: str = "cpu") -> str:
 def too_few_devices(needed: int) -> str:
     """The end of an error message: how many devices there are, and how to get more.
 
-    Empty if there are enough, and the error is about which are given.
+    Empty if there are enough devices.
     """
     available = jax.local_devices()
     if needed <= len(available) or needed > _MOST_VIRTUAL_DEVICES:
@@ -68,7 +68,7 @@ def too_few_devices(needed: int) -> str:
 def check_devices(
     caller: str, devices: Iterable[jax.Device], what: str = "devices"
 ) -> tuple[jax.Device, ...]:
-    """``devices`` as a tuple, if they are such, each there once.
+    """``devices`` as a tuple; raises an error if one is no device, or is given twice.
 
     >>> check_devices("spmap", 4)
     Traceback (most recent call last):
@@ -101,7 +101,7 @@ jax.devices()[:4], but got 4.
 def is_mesh_axis_name(name: object) -> TypeGuard[str]:
     """Whether XLA can read this name of a mesh axis.
 
-    Of others it ends the process, or does not find the axis.
+    For other names it ends the process, or does not find the axis.
 
     >>> is_mesh_axis_name("data"), is_mesh_axis_name("\u03bb"), is_mesh_axis_name("")
     (True, False, False)
@@ -112,7 +112,7 @@ def is_mesh_axis_name(name: object) -> TypeGuard[str]:
 
 
 def check_axis_names(caller: str, names: Iterable[object]) -> None:
-    """Refuses mesh axes of names that XLA cannot read."""
+    """Raises an error for names of mesh axes that XLA cannot read."""
     for name in names:
         if isinstance(name, str) and not is_mesh_axis_name(name):
             raise ValueError(
@@ -175,10 +175,10 @@ OneMesh = TypeVar("OneMesh", bound=Mesh | AbstractMesh)
 
 
 def auto_mesh(mesh: OneMesh) -> OneMesh:
-    """The same mesh with Auto axes for those that are Explicit.
+    """The mesh with Auto axes instead of Explicit ones.
 
-    `jax.make_mesh` makes axes that are part of the types of arrays. Maps say themselves
-    how arrays are sharded.
+    Explicit axes are part of the types of arrays, but maps determine shardings
+    themselves.
 
     >>> auto_mesh(jax.make_mesh((1,), ("data",))).axis_types
     (Auto,)
@@ -193,7 +193,7 @@ def auto_mesh(mesh: OneMesh) -> OneMesh:
 
 
 def with_manual_axes(mesh: OneMesh, names: Collection[str]) -> OneMesh:
-    """The mesh as it is called where a program is written per device along axes.
+    """The mesh inside a program that is manual along some axes.
 
     >>> with_manual_axes(make_mesh({"data": 1, "model": 1}), ["model"]).axis_types
     (Auto, Manual)
@@ -285,7 +285,7 @@ def local_mesh(mesh: Mesh) -> Mesh:
 
 
 def local_box(is_local: np.ndarray) -> tuple[slice, ...]:
-    """The box that the True entries fill; ValueError if they fill none.
+    """The box of the True entries; ValueError if they are not a box.
 
     >>> local_box(np.array([[False, True], [False, True]]))
     (slice(0, 2, None), slice(1, 2, None))

@@ -1,9 +1,9 @@
 """The sharding model: which shard of an array is on which device.
 
-A `ShardingSpec` answers two questions. How is each dimension of the array cut
-(`sharding`, one entry per array dimension)? And how are the shards laid on a mesh of
-devices (`mesh_mapping`, one entry per mesh dimension)? A worked example, an array of
-shape (4, 8) on six devices:
+A `ShardingSpec` has two fields: how each dimension of the array is sharded (`sharding`,
+one entry for each array dimension), and how the shards are placed on a mesh of devices
+(`mesh_mapping`, one entry for each mesh dimension). An example, an array of shape
+(4, 8) on six devices:
 
     spec = ShardingSpec(
         sharding=(None, Chunked((2,))),     rows are not cut, columns are cut in 2
@@ -16,23 +16,23 @@ shape (4, 8) on six devices:
          [(:, 0:4), (:, 4:8)],
          [(:, 0:4), (:, 4:8)]]
 
-Devices are numbered row-major over the mesh: the last mesh dimension moves fastest, so
-device 1 holds `(:, 4:8)`. Copies lie along the `Replicated` mesh dimensions, and their
-place in the mapping decides which devices hold the same: here 0, 2 and 4 do. With the
-mapping `(ShardedAxis(0), Replicated(3))` copies are neighbours: devices 0, 1 and 2.
+Devices are numbered row-major over the mesh: the last mesh dimension varies fastest, so
+device 1 holds `(:, 4:8)`. Devices along `Replicated` mesh dimensions hold copies: here
+0, 2 and 4 do. With the mapping `(ShardedAxis(0), Replicated(3))`, adjacent devices hold
+copies: 0, 1 and 2.
 
 `ShardedAxis(k)` counts *sharded axes*: each number in a `Chunked` and each `Unstacked`
-is one, in the order of the array's dimensions, and dimensions that are not cut are
-passed over. In the example the columns are sharded axis 0. `Chunked((2, 3))` is two
-sharded axes, of sizes 2 and 3, whose 6 shards are numbered row-major.
+is one, in the order of the array's dimensions; dimensions that are not sharded do not
+count. In the example the columns are sharded axis 0. `Chunked((2, 3))` is two sharded
+axes, of sizes 2 and 3, whose 6 shards are numbered row-major.
 
-The shards are also called *tiles* and numbered row-major over the array. Which devices
-hold which tile is one transposition of the mesh (`tile_assignment`): its dimensions are
-put in the order of the array's, copies last. Indices and protos follow from it.
+XLA calls shards *tiles*, numbered row-major over the array. The tile assignment is a
+transposition of the mesh: its dimensions in the order of the array's, copies last.
+Indices and protos follow from it.
 
-The idea, the names and the fields are those of `ShardingSpec` in JAX 0.2.6 to 0.9.
-The model is Python and NumPy. conversions.py translates specs to and from the sharding
-objects of JAX and XLA.
+The names and the fields are those of `ShardingSpec` in JAX 0.2.6 to 0.9. The model is
+Python and NumPy; conversions.py converts specs to and from the shardings of JAX and
+XLA.
 """
 
 from __future__ import annotations
@@ -464,7 +464,7 @@ class ShardingSpec:
         return ShardingSpec(sharding, self.mesh_mapping)
 
     def _check_stacked(self, wanted: str) -> None:
-        """Raises ValueError if a dimension is `Unstacked`: `wanted` cannot say it."""
+        """Raises ValueError if a dimension is `Unstacked`, for `wanted`."""
         for dimension, entry in enumerate(self.sharding):
             if isinstance(entry, Unstacked):
                 raise ValueError(

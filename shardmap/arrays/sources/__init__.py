@@ -1,1 +1,1 @@
-"""Values that other processes open for themselves: files and stores."""
+"""Values that other processes can open themselves: files and stores."""

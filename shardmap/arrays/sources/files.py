@@ -1,4 +1,4 @@
-"""Files that are mapped into memory."""
+"""Memory-mapped files."""
 
 import mmap
 import os

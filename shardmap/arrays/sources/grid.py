@@ -1,12 +1,12 @@
-"""Where the chunks of arrays begin that lie in stores in chunks."""
+"""The chunks of arrays that are stored in chunks."""
 
 import numpy as np
 
 
 def borders(array: object, axis: int) -> tuple[int, ...] | None:
-    """Where the chunks begin along an axis, but for the first; None: it has none.
+    """The starts of the chunks along an axis, except the first; None without chunks.
 
-    Chunks of zarr's that lie together in a shard are read as one.
+    The chunks of a zarr shard count as one.
 
     >>> import types
     >>> borders(types.SimpleNamespace(shape=(10,), chunks=(4,)), 0)

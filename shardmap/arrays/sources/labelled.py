@@ -1,8 +1,8 @@
-"""The arrays and datasets of xarray, as what lies under their labels.
+"""The arrays in xarray arrays and datasets, without their labels.
 
-A `DataArray` is one array, a `Dataset` a dict of them by name. What xarray has not read
-yet stays where it is: a shard reads its own part, and where that is a store of zarr
-without a decoding in between, other processes do.
+A `DataArray` is one array, a `Dataset` a dict of arrays by name. Values that xarray has
+not read yet stay where they are: a shard reads its own part. Other processes do too, if
+it is a zarr store that needs no decoding.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ WRAPPERS = ("MemoryCachedArray", "CopyOnWriteArray")
 
 
 def is_labelled(value: object) -> bool:
-    """Whether a value is of xarray, which may not be installed."""
+    """Whether a value is an xarray array or dataset; xarray may not be installed."""
     return any(
         cls.__module__.partition(".")[0] == "xarray"
         and cls.__name__ in ("DataArray", "Dataset")
@@ -38,7 +38,7 @@ def is_dataset(value: object) -> bool:
 
 
 def plain(tree: PyTree) -> PyTree:
-    """A pytree with the arrays under labels in the place of what has labels."""
+    """A pytree with the arrays of xarray values in place of these."""
     return jax.tree.map(
         lambda leaf: _plain(leaf) if is_labelled(leaf) else leaf,
         tree,
@@ -53,7 +53,7 @@ def _plain(value: Any) -> Any:
 
 
 def array_of(variable: Any) -> Any:
-    """What a variable holds: an array, or what can be sliced and is not read yet."""
+    """The value of a variable: an array, or an array-like that is not read yet."""
     if variable.chunks is not None:
         return variable.data
     if not variable._in_memory:
@@ -79,7 +79,7 @@ class Lazy:
 
 
 class View:
-    """A part of something that can be sliced."""
+    """A part of an array-like."""
 
     def __init__(self, parent: Any, slices: Sequence[slice]) -> None:
         self._parent = parent

@@ -1,8 +1,8 @@
-"""What is said of a value so that another process can open it.
+"""Descriptions of values, by which another process can open them.
 
-A value that lies in a file or a store goes to other processes as a few words, such as a
-path and an offset, and they read and write it themselves. A type is registered with two
-functions: one says where a value is, the other opens what the first has said.
+A value in a file or a store is sent to other processes as a description, such as a path
+and an offset, and they read and write it themselves. A type is registered with two
+functions: one describes a value, the other opens it.
 """
 
 import json
@@ -18,7 +18,7 @@ Grain: TypeAlias = Callable[[Any], Sequence[int] | None]
 
 
 class Kind(NamedTuple):
-    """How values of one type travel. See `register_shard_handler`."""
+    """How values of one type are described and opened. See `register_shard_handler`."""
 
     name: str
     describe: Describe
@@ -27,12 +27,12 @@ class Kind(NamedTuple):
 
 
 class Away(NamedTuple):
-    """A value as another process gets it.
+    """A description of a value for another process.
 
     Attributes:
-      kind: the name that its type is registered by.
-      about: where it is.
-      reopen: opens it; a process that has not registered the type gets it by name.
+      kind: the name of its type.
+      about: the description.
+      reopen: the function that opens it, for processes without the registered type.
       grain: the lengths of the cells that one process at a time may write, per axis;
         None if other processes may not write it.
     """
@@ -47,7 +47,7 @@ class Away(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Equal for values that are the same file or dataset."""
+        """A key that is equal for the same file or dataset."""
         return f"{self.kind} {json.dumps(self.about.get('place'), sort_keys=True)}"
 
 
@@ -60,7 +60,7 @@ def register_kind(cls: str, kind: Kind) -> None:
 
 
 def type_name(cls: type) -> str:
-    """How a type is called: the package that has it, and its name there.
+    """The name of a type: its package, and its name there.
 
     >>> import numpy as np
     >>> type_name(np.memmap)
@@ -70,12 +70,12 @@ def type_name(cls: type) -> str:
 
 
 def kind_named(name: str) -> Kind | None:
-    """The kind that a name is registered for."""
+    """The registered kind of this name."""
     return next((kind for kind in _kinds.values() if kind.name == name), None)
 
 
 def away(value: object) -> Away | None:
-    """The value for other processes, None if it cannot travel."""
+    """The description of a value; None if other processes cannot open it."""
     for cls in type(value).__mro__:
         kind = _kinds.get(type_name(cls))
         if kind is None:

@@ -10,9 +10,9 @@ from shardmap.arrays.sources.registry import About, Kind, register_kind
 
 
 class Dataset:
-    """A dataset of HDF5, whose file is open while it is read, and no longer.
+    """An HDF5 dataset, whose file is open only while it is read.
 
-    HDF5 locks files: one that stays open here could not be written elsewhere.
+    HDF5 locks open files, so that others cannot write them.
     """
 
     def __init__(self, path: str, name: str) -> None:
@@ -104,7 +104,7 @@ def _asynchronous(system: Any) -> Any:
 
 
 def _grain_zarr(array: Any) -> list[int] | None:
-    """A file of the store is written as a whole."""
+    """The cells that are written as one file."""
     if not _writable(array):
         return None
     cells = getattr(array, "shards", None) or array.chunks
