@@ -1,4 +1,4 @@
-"""Cuts at the borders of the cells of what results are written to.
+"""Moves cuts to the borders of the cells that results are written to.
 
 A file of zarr is written as a whole: where two shards had parts of one, all that they
 make would have to be written by one process. Cuts that were asked for as a number of
@@ -76,7 +76,7 @@ class Borders:
 
 
 def _nearest(at: Sequence[int], loops: Sequence[tuple[Loop, int]]) -> Counted:
-    """The points from which loops get their pieces, moved so that those fit."""
+    """The points of a cut, moved so that the pieces of loops end at cells."""
     # The pieces of ``x[1:]`` lie one before those of ``x``.
     shifts = {
         stop - point
@@ -100,7 +100,7 @@ def round_to(point: int, step: int) -> int:
 
 
 def cells_of(array: Any) -> tuple[int, ...] | None:
-    """The lengths of what is written as a whole, None if all can be written apart."""
+    """The lengths of the cells that are written as a whole, None if there are none."""
     sink = None if array is None else away(array)
     cells = getattr(array, "chunks", None) if sink is None else sink.grain
     if not isinstance(cells, tuple | list) or len(cells) != len(array.shape):
@@ -124,7 +124,7 @@ def _crossed(made: CutProgram, cells: Cells) -> Iterator[tuple[Loop, int]]:
 
 
 def _together(made: CutProgram) -> list[Origins]:
-    """Axes of arguments that are cut alike, as they meet somewhere."""
+    """Groups of axes of arguments that share a loop, and so have the same cuts."""
     groups: list[Origins] = []
     for stage in made.stages:
         for loop in stage.loops:

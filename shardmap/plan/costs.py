@@ -1,4 +1,4 @@
-"""What a plan computes more than once, and what it keeps so as not to.
+"""What a plan computes again, and what it keeps instead.
 
 A value that several stages need, or every shard of another loop, is kept where that
 costs less than to compute it again: see `Work.worth_keeping`.
@@ -22,7 +22,7 @@ SEEN = 64
 
 
 def seen(stage: Stage) -> range:
-    """Shards from all of a stage, and few enough to look at each."""
+    """Some shards, spread over a stage."""
     return range(0, stage.num_shards, max(1, stage.num_shards // SEEN))
 
 
@@ -51,7 +51,7 @@ def functions(stage: Stage) -> Compiled:
 
 
 def _different(stage: Stage) -> tuple[set[int], dict[StaticRecipe, Recipe]]:
-    """Some shards, and of their recipes one for each function of the stage."""
+    """The numbers of some shards, and one recipe for each of their functions."""
     numbers = {*seen(stage), *sample(stage)}
     recipes = [stage.recipe(number)[1] for number in numbers]
     return numbers, {recipe.static: recipe for recipe in recipes}
@@ -69,7 +69,7 @@ def functions_in_all(cut_program: CutProgram) -> int:
 
 
 def repeated(cut_program: CutProgram, place: int) -> int:
-    """About how many operations a stage does that one call would have done once."""
+    """About how many operations the shards of a stage repeat."""
     stage = cut_program.stages[place]
     rules = cut_program.analysis.rules
     earlier = {

@@ -1,4 +1,4 @@
-"""From a function and what it is asked to be cut into to what is cut."""
+"""Cuts a function: from its arguments and ``in_slices`` to a `CutProgram`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +85,7 @@ def _names(what: str, tree: PyTree) -> list[str]:
 
 
 def _refuse_far_starts(cut_program: CutProgram) -> None:
-    """Says so if a shard starts where 32 bits do not reach.
+    """Refuses a plan with a shard that starts beyond 32 bits.
 
     Raises:
       ValueError: one does, and JAX has no 64-bit numbers now.

@@ -1,1 +1,1 @@
-"""Shards in other processes and on other machines, which read and write themselves."""
+"""Running shards in other processes and on other machines."""

@@ -32,7 +32,7 @@ def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
 
 
 def take_share(index: int, count: int) -> None:
-    """Keeps this process to its share, which counts if JAX has not started yet."""
+    """Keeps this process to its share. JAX must not have started yet."""
     if hasattr(os, "sched_setaffinity"):
         own = share_of(sorted(os.sched_getaffinity(0)), index, count)
         # Linux counts threads, and those that are there may be who starts JAX.
@@ -51,7 +51,7 @@ def take_share_of_all(index: int, count: int) -> bool:
     """As `take_share`, of a machine on which this process has all cores so far.
 
     Returns:
-      Whether it had, and JAX had not been asked for devices.
+      Whether it took a share: it had all cores, and JAX had not started.
     """
     if not hasattr(os, "sched_getaffinity"):
         return False

@@ -1,8 +1,8 @@
 """Shards on a Dask cluster: data goes from storage to worker to storage.
 
 Functions and boxes that several shards need are tasks of their own, so that they travel
-once and are made again where a worker is lost. Partial results stay on the workers and
-are folded there, as the tree that they are folded as everywhere.
+once and are made again where a worker is lost. Partial results are combined on the
+workers.
 """
 
 import collections
@@ -39,7 +39,7 @@ NO_WORKERS = "distributed.scheduler.no-workers-timeout"
 
 
 def same(thing: Any) -> Any:
-    """What a task gives that only holds something."""
+    """The function of a task that holds a value."""
     return thing
 
 
@@ -62,7 +62,7 @@ def fold_there(
 
 
 def others(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
-    """A shard's results without those that are folded elsewhere."""
+    """A shard's results without those that are combined on the cluster."""
     return [None if k in places else part for k, part in enumerate(result)]
 
 
@@ -132,7 +132,7 @@ class Dask(Elsewhere):
         return self.held_there[key]
 
     def once(self, source: Away) -> Any:
-        """A future of what is said of a source, which is much for each task."""
+        """A future of the description of a source, which tasks share."""
         key = id(source)  # Of those in ``travels``, which stay; two may be one file's.
         if key not in self.held_there:
             self.held_there[key] = self.task("source", same, source)
@@ -145,7 +145,7 @@ class Dask(Elsewhere):
         return self.client.scatter(array, hash=False)
 
     def arg(self, value: Value, box: Box) -> Any:
-        """A box for a shard: where it is, what it is, or a future of it."""
+        """A box for a shard: where it is, its array, or a future of that."""
         read = self.travels.read(value, box)
         if read is not None:
             return Read(self.once(read.source), *read[1:])

@@ -16,7 +16,7 @@ from shardmap.plan.run.workers import Workers
 
 
 class Elsewhere(Workers):
-    """Sends exported functions, and where values are or else their bytes."""
+    """Sends exported functions, and of each box its place or its bytes."""
 
     apart = True
 
@@ -28,7 +28,7 @@ class Elsewhere(Workers):
         )
 
     def arg(self, value: Value, box: Box) -> Any:
-        """A box for a shard: where it is, or what it is."""
+        """A box for a shard: where it is, or its array."""
         return self.travels.read(value, box) or self.held(value, box)
 
     def args(self, shard: Shard) -> list[Any]:
@@ -38,7 +38,7 @@ class Elsewhere(Workers):
         return [*found, np.asarray(starts, start_dtype(starts))]
 
     def held(self, value: Value, box: Box) -> np.ndarray:
-        """A box of what does not travel, read here."""
+        """A box that is read here and sent."""
         kept = self.acc.kept
         return np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
 

@@ -1,4 +1,4 @@
-"""What another process is asked to do for one shard, and how it does it.
+"""The task of one shard in another process: read, run, write.
 
 It gets an exported function and, for each box that it reads or writes, either where the
 value lies or the bytes themselves. What it cannot write comes back.
@@ -115,7 +115,7 @@ class Travels(NamedTuple):
         return Write(sink, box) if is_whole(box, sink.grain, value.shape) else None
 
     def read(self, value: Value, box: Box) -> Read | None:
-        """How a box is read where the shard runs; None if it is sent."""
+        """How the worker reads a box; None if it is sent."""
         source = self.source(value)
         if source is None or is_key(value.aval):
             return None
@@ -123,7 +123,7 @@ class Travels(NamedTuple):
 
 
 def is_whole(box: Box, grain: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a box has no part of a cell.
+    """Whether a box consists of whole cells.
 
     >>> is_whole(((4, 8), (0, 3)), (4, 2), (10, 3))
     True

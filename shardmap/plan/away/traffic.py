@@ -1,4 +1,4 @@
-"""What a run by other processes moves: there, and through this process."""
+"""The bytes that a run by other processes moves."""
 
 from typing import Any, NamedTuple
 

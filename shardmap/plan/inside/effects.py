@@ -1,4 +1,4 @@
-"""Effects of a function in pieces: each happens once per piece of what it is shown.
+"""Effects of a function in pieces: each happens once per piece of its operands.
 
 A callback without results, such as `jax.debug.print`, is called with each piece of its
 operands. Whatever else has an effect, a callback that returns something or a loop that

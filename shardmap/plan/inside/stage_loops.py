@@ -189,7 +189,7 @@ def _run_shards(
 
 
 def _runs_once(cut_program: CutProgram, shards: SameSteps) -> bool:
-    """Whether a step may not run again, as a piece of a scan: its like stand beside."""
+    """Whether a step runs once, as a piece of a scan does."""
     rules = cut_program.analysis.rules
     return any(rules[step.node].once for step in shards.static.steps)
 

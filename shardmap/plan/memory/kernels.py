@@ -1,4 +1,4 @@
-"""What operations take besides operands and results, by the kernels of XLA for CPU.
+"""The temporary memory of operations, by the kernels of XLA for CPU.
 
 Measured with programs of one operation each. Where the compiler's own count leaves
 something out, as it does for what a kernel takes while it runs, it is the growth of the

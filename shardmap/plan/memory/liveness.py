@@ -109,9 +109,10 @@ def _made_in(
     for equation in reversed(jaxpr.eqns):
         if not _is_in_place(equation):
             continue
-        for result in found.intersection(equation.outvars):
-            for v in made.intersection(_variables(equation.invars)) - found:
-                if len(users[v]) == 1 and nbytes(v) == nbytes(result):
+        for result in [v for v in equation.outvars if v in found]:
+            for v in _variables(equation.invars):
+                is_free = v in made and v not in found and len(users[v]) == 1
+                if is_free and nbytes(v) == nbytes(result):
                     found.add(v)
                     break
     return found

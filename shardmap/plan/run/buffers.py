@@ -1,4 +1,4 @@
-"""Where results of shards are put together."""
+"""Buffers of results, the tree of partial results, and reads of boxes."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,12 +67,12 @@ def fold(combiner: str, parts: Iterable[Any], own: bool = False) -> np.ndarray:
 
 
 class Fold:
-    """Partial results, put together as a tree whose shape their number fixes.
+    """A tree of partial results, whose shape depends on their number alone.
 
-    Sixteen of them make one, sixteen of those the next, and so on, so that whoever puts
-    together what, the bytes are the same. The top of the tree is the buffer.
+    Sixteen of them make one, sixteen of those the next, and so on, so that whoever
+    combines them, the bytes are the same. The top of the tree is the buffer.
 
-    A node is an array here; elsewhere it is what stands for one, such as a future.
+    Nodes are arrays, or what stands for arrays, such as futures.
 
     Args:
       combiner: how they are combined.
@@ -104,7 +104,7 @@ class Fold:
         return node
 
     def rest(self) -> Any:
-        """What is put together so far and not in the buffer yet."""
+        """Combines what is not in the buffer yet, and gives it."""
         node = None
         for level in self._levels:
             node = level.add(node, True)
@@ -124,7 +124,7 @@ def depth(count: int) -> int:
 
 
 class _Level:
-    """The node of a tree that is being made, on one of its levels."""
+    """The unfinished node on one level of a tree."""
 
     def __init__(self, combine: Callable[[list[Any], bool], Any], at_once: int) -> None:
         self._combine, self._at_once = combine, at_once
@@ -165,7 +165,7 @@ class Folds:
         return made
 
     def rest(self) -> Iterator[tuple[Any, np.ndarray]]:
-        """For each key, what is not in the buffer yet and is from now on."""
+        """Per key, what is not in the buffer yet. The caller puts it there."""
         for key, fold in self._known.items():
             node = fold.rest()
             if node is not None:
@@ -181,7 +181,7 @@ def start_dtype(starts: Sequence[int]) -> Any:
 
 
 def holds(array: Any, dtype: np.dtype) -> bool:
-    """Whether JAX would see this type in an array-like, or this number has it."""
+    """Whether JAX reads an array-like, or a number, as this dtype."""
     if isinstance(array, bool | int | float | complex):
         return bool(np.can_cast(type(array), dtype, "same_kind"))
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
@@ -190,7 +190,7 @@ def holds(array: Any, dtype: np.dtype) -> bool:
 
 
 def refuse_masked(array: Any) -> None:
-    """Says so if an array has holes, which JAX does not know.
+    """Refuses an array with masked elements, which JAX does not have.
 
     Raises:
       ValueError: some elements are masked.

@@ -1,4 +1,4 @@
-"""A function that is cut: what a plan, its shards and what runs them work on."""
+"""A function that is cut, which plans, shards and engines share."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -42,20 +42,20 @@ class CutProgram:
     """The graph of a function, its analysis and its stages.
 
     Args:
-      analysis: what became of the cuts.
+      analysis: how the cuts pass through the function.
       in_tree: the structure of the arguments.
       out_tree: the structure of the results.
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
       names: what messages call the leaves of the arguments.
-      again: makes the same with other cuts.
+      again: cuts the same function at other cuts.
 
     Attributes:
-      given: how arguments of the function become those of the graph.
+      given: maps arguments of the function to those of the graph.
       scratch: where large values that later stages need are kept, None for memory.
       narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
         both dtypes.
       x64: whether it was made with 64-bit numbers.
-      parts: of how many partial results each value is put together, box by box.
+      parts: the number of partial results of each box of a value.
     """
 
     scratch: Any = None
@@ -91,7 +91,7 @@ class CutProgram:
         return sum(stage.num_shards for stage in self.stages)
 
     def kept_at(self, place: int) -> list[Value]:
-        """What is held while a stage runs besides arguments and results."""
+        """Values that are held while a stage runs, besides arguments and results."""
         later = self.stages[place:]
         both = (*self.graph.outputs, *self.graph.effects)
         others = {value for value in both if isinstance(value, Value)}
@@ -168,8 +168,8 @@ class CutProgram:
     def compiled(self, stage: Stage, recipe: Recipe) -> jax.stages.Wrapped:
         """The compiled function of all shards whose recipes do the same.
 
-        Those of one stage have equal static parts; for those of others, such as the
-        steps of a loop that is written out, it is traced to be seen.
+        Recipes of one stage are compared by their static parts. Functions of several
+        stages, such as the steps of an unrolled loop, are traced and compared.
         """
         *_, starts = avals = arg_avals(recipe)
         key = stage.number, recipe.static, starts.dtype

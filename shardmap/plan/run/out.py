@@ -18,7 +18,7 @@ OutputPlace = tuple[Value | None, Any]
 """An output's value, and the array-like to put it in. Both may be None."""
 
 MOST_WORK = 10_000
-"""How long to look for an element that two views of one array share."""
+"""The limit of work for `numpy.shares_memory`."""
 
 
 def outputs(

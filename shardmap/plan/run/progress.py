@@ -49,7 +49,7 @@ def bar(total: int, shown: bool) -> Iterator[Callable[[Shard], Any]]:
 
 
 _Show = Callable[[str, str], None]
-"""Is called after each shard with the name of its stage, and what moved so far."""
+"""Called after each shard with the name of its stage and the bytes so far."""
 
 
 def _has_tqdm() -> bool:

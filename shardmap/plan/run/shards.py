@@ -1,4 +1,4 @@
-"""One shard of a plan, the sequence of all, and what results are put together in."""
+"""One shard of a plan, the sequence of shards, and the accumulator of results."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, SupportsIndex, overload
@@ -200,7 +200,7 @@ class Shard:
         return ExportedShard(exported(self.function, avals), tuple(feeds))
 
     def _refuse_stranger(self, name: str, acc: Any) -> None:
-        """Says so if results cannot be put together in what was given.
+        """Refuses an accumulator that results cannot be put into.
 
         Raises:
           ValueError: it is another plan's, or lacks what later stages need.
@@ -291,7 +291,7 @@ class Shards(Sequence[Shard]):
 
 
 class Accumulator:
-    """The results of a plan in the making, and what its later stages need.
+    """The results of a plan so far, and the values that later stages need.
 
     Args:
       cut_program: the plan, or what is behind it.
@@ -313,7 +313,7 @@ class Accumulator:
         self._folds = buffers.Folds()
 
     def buffer(self, value: Value) -> Any:
-        """Where a value is put together, made when it is first asked for."""
+        """The buffer of a value, made when it is first used."""
         if value not in self.kept:
             combiner = self._combiners[value]
             buffer = self.given.get(value)
@@ -325,7 +325,7 @@ class Accumulator:
         return self.kept[value]
 
     def put(self, shard: Shard, result: Sequence[Any]) -> None:
-        """Puts a shard's results where they belong; None is there already."""
+        """Puts a shard's results into their buffers; None is there already."""
         self._done_of(shard.stage)[shard.number] = True
         for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
             buffer = self.buffer(value)
@@ -347,7 +347,7 @@ class Accumulator:
         return self._done[stage]
 
     def refuse_twice(self, shard: Shard) -> None:
-        """Says so if a shard has been put in already.
+        """Refuses a shard that has been reduced already.
 
         Raises:
           ValueError: it has.
@@ -359,7 +359,7 @@ class Accumulator:
             )
 
     def refuse_unfinished(self, shard: Shard) -> None:
-        """Says so if a shard needs values that earlier shards have not all made.
+        """Refuses a shard that needs values of shards that have not been reduced.
 
         Raises:
           ValueError: some are missing.
@@ -379,7 +379,7 @@ class Accumulator:
                 )
 
     def free(self, place: int) -> list[Value]:
-        """Lets go of what no stage from this one on needs."""
+        """Frees the values that no stage from this one on needs, and returns them."""
         outputs = self.cut_program.graph.outputs
         needed = {value for value in outputs if isinstance(value, Value)}
         needed.update(*(stage.reads for stage in self.cut_program.stages[place:]))
@@ -390,7 +390,7 @@ class Accumulator:
         return gone
 
     def flush(self) -> None:
-        """Writes what is mapped into memory to its files, for others to read."""
+        """Writes mapped arrays to their files, for other processes."""
         for array in self.kept.values():
             if isinstance(array, np.memmap):
                 array.flush()

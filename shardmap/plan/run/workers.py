@@ -1,4 +1,4 @@
-"""What every engine that runs shards does, and those of this process."""
+"""Engines that run shards: what all have in common, and those of this process."""
 
 import collections
 import contextlib
@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from shardmap._jax.context import config_value
 from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.shards import Accumulator, Shard
 
 AHEAD = 2 * (os.cpu_count() or 1)
@@ -33,15 +34,8 @@ class ShardError(RuntimeError):
     """A shard failed for good. The cause is the last error."""
 
 
-class Saved(Protocol):
-    """Where results are kept."""
-
-    def load(self, shard: Shard) -> Any: ...
-    def save(self, shard: Shard, result: Sequence[np.ndarray]) -> None: ...
-
-
 def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Gives a thread this thread's settings of JAX that a shard depends on."""
+    """A context manager that gives other threads this thread's settings of JAX."""
     x64: bool = config_value("jax_enable_x64")
     device = config_value("jax_default_device")
 
@@ -54,18 +48,18 @@ def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 class Workers:
-    """An engine: one way to get the results of shards.
+    """Runs shards by an executor.
 
     Args:
       executor: what runs the shards.
       cut_program: the plan.
       leaves: its arguments.
       acc: where results are put together.
-      keeps: whether the results are all wanted here, to be saved.
+      keeps: whether all results come back to this process, to be saved.
     """
 
     ahead = AHEAD
-    apart = False  # Whether others read what this process has written to files.
+    apart = False  # Whether other processes read files that this one writes.
 
     def __init__(
         self,
@@ -88,7 +82,7 @@ class Workers:
         raise NotImplementedError
 
     def result(self, shard: Shard, future: Any) -> Any:
-        """The results of a shard, None of what has been written or combined."""
+        """The results of a shard; None for those that are written or combined."""
         return future.result()
 
     def run_stage(
@@ -97,7 +91,7 @@ class Workers:
         numbers: Iterable[int],
         ahead: int,
         retries: int,
-        saved: Saved | None,
+        saved: Checkpoint | None,
     ) -> Iterator[Shard]:
         """Runs shards, whose results are in the accumulator when this ends.
 
@@ -151,7 +145,7 @@ class Workers:
         raise AssertionError
 
     def _submitted(self, shard: Shard) -> Any:
-        """A future of the shard, which also holds an error of reading or submitting."""
+        """The future of a shard, with the error if it cannot be submitted."""
         try:
             return self.submit(shard)
         except Exception as error:
@@ -176,7 +170,7 @@ def failed(shard: Shard, attempts: int, error: BaseException) -> ShardError:
 
 
 class Here(Workers):
-    """Reads and starts shards in threads, while this one waits and writes."""
+    """Reads and starts shards in a pool, while this thread waits and writes."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -222,4 +216,4 @@ class InThreads(Workers):
 
 
 Engine: TypeAlias = Callable[..., contextlib.AbstractContextManager[Workers]]
-"""Makes the work of one run from what `Workers` takes, but for the executor."""
+"""Makes `Workers` from their arguments without the executor."""

@@ -1,7 +1,7 @@
-"""What a checkpoint knows a plan and its arguments by: digests of all that counts.
+"""Digests by which a checkpoint recognises a plan and its arguments.
 
-A digest is the same in every process: no address, no order of a set. Of functions that
-shards call back, the code counts, and what it closes over.
+A digest is the same in every process: it has no addresses and no order of a set in it.
+Functions that shards call back count by their code and what they close over.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ CALLED = "callback"
 
 
 def fingerprint(cut_program: CutProgram) -> str:
-    """The same for plans that have the same shards, and hardly for others."""
+    """A digest of the shards of a plan."""
     graph = cut_program.graph
     digest = Digest()
     for stage in cut_program.stages:

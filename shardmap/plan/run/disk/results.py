@@ -1,9 +1,7 @@
 """Files that appear whole or not at all, and results of shards in such files.
 
-A file of results tells whether it is whole and that shard's. Whoever finds one takes
-the results from there, with the same bytes as if the shard had run. Several processes
-may write to one folder: drafts have names of their own, and who comes last writes the
-same.
+Checksums in a file say whether it is complete and which shard it is of. Several
+processes may write to one folder: each writes a draft of its own, and renames it.
 """
 
 import contextlib

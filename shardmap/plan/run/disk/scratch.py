@@ -1,7 +1,7 @@
-"""What later stages need, in files or a store instead of memory.
+"""Values that later stages need, in files or a store instead of memory.
 
-A run has a place of its own there, under a random name that nobody has made before, and
-takes it away when it ends. The place of a run that was killed is removed by the next.
+A run makes a folder or group of its own there, under a random name, and removes it when
+it ends. That of a run that was killed is removed by the next one.
 """
 
 import contextlib
@@ -117,7 +117,7 @@ def _results(cut_program: CutProgram) -> list[tuple[Stage, Result]]:
 
 
 def to_travel(cut_program: CutProgram, scratch: Any) -> dict[Value, Away]:
-    """What other processes would open of what lies in ``scratch``; none is made."""
+    """How other processes open the values in ``scratch``. Creates nothing."""
     name = "memmap" if isinstance(scratch, pathlib.Path) else "zarr"
     kind = kind_named(name)
     if scratch is None or kind is None:
@@ -141,14 +141,14 @@ def to_travel(cut_program: CutProgram, scratch: Any) -> dict[Value, Away]:
 
 
 def _known(dtype: Any) -> bool:
-    """Whether a store has a type, such as not bfloat16."""
+    """Whether a store has a type; it does not have bfloat16."""
     return bool(np.dtype(dtype.str) == dtype)
 
 
 def _cell(
     stage: Stage, result: Result, shape: Sequence[int], itemsize: int
 ) -> list[int]:
-    """The lengths of what one shard writes, so that it writes cells of its own."""
+    """The lengths of the chunks: what one shard writes, or a part of it."""
     found = [max(length, 1) for length in shape]
     for axis, k in enumerate(result.axes):
         if k is not None:
@@ -160,7 +160,7 @@ def _cell(
 
 
 class _Files:
-    """Files that are mapped into memory, which takes none of its own."""
+    """Files that are mapped into memory."""
 
     def __init__(self, folder: pathlib.Path, name: str) -> None:
         Folder(folder, "scratch").make()
@@ -188,7 +188,7 @@ class _Files:
 
 
 def _reserve(file: int, nbytes: int) -> None:
-    """Makes a file that long; a write to it cannot find the disk full any more."""
+    """Reserves the space of a file, so that no write finds the disk full."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file, 0, nbytes)
