@@ -1,4 +1,4 @@
-"""What depends on how JAX is made, with the reason; a test or a check fails loudly."""
+"""The uses of private JAX, each with its reason and a test that fails loudly."""
 
 import pathlib
 
@@ -19,10 +19,10 @@ api_boundary = traceback_util.api_boundary
 
 
 def other_jax(problem: str) -> ImportError:
-    """The error for a JAX that is made otherwise than this package knows.
+    """The error for a JAX release that this package does not support.
 
     Args:
-      problem: what was looked for, why, and what was found.
+      problem: what is missing, and what it is for.
     """
     return ImportError(
         f"{problem}. shardmap works with JAX {SUPPORTED}: install one of these, or a "

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def check_types_unchecked() -> None:
-    """Refuses a map where each value says along which mesh axes it differs."""
+    """Refuses a map inside a `jax.shard_map` with ``check_vma=True``."""
     if _config._check_vma.value:
         raise ValueError(
             "a map of shardmap is inside a jax.shard_map with check_vma=True, but no "
@@ -43,25 +43,19 @@ def check_types_unchecked() -> None:
 
 
 def types_unchecked() -> AbstractContextManager[Any]:
-    """Where this is entered, values do not say along which axes they differ.
-
-    It is as in a `jax.shard_map` with ``check_vma=False``, which cannot be said inside.
-    """
+    """A context as in a `jax.shard_map` with ``check_vma=False``."""
     return _config._check_vma(False)
 
 
 def varying_axes(aval: Aval) -> tuple[str, ...]:
-    """The axes of a `jax.shard_map` along which an array is said to differ.
-
-    There are none in one with ``check_vma=False``.
-    """
+    """The varying mesh axes of a type; none with ``check_vma=False``."""
     return tuple(sorted(aval.manual_axis_type.varying))
 
 
 def varying_like(value: jax.Array, like: Aval) -> jax.Array:
-    """``value``, said to differ along the axes of a `jax.shard_map` that ``like`` does.
+    """``value`` with the varying mesh axes of ``like`` too.
 
-    The results of all branches of `jax.lax.cond` have to be of one type, and say so.
+    All branches of a `jax.lax.cond` must have results of one type.
     """
     own = varying_axes(jax.typeof(value))
     more = tuple(axis for axis in varying_axes(like) if axis not in own)

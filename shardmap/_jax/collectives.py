@@ -9,10 +9,9 @@ from shardmap._jax.walk import jaxprs_in
 
 
 def _registered(name: str) -> Primitive:
-    """A primitive that has no public name, found among those with rules for `jvp`.
+    """A primitive without a public name, found among those with a jvp rule.
 
-    Tracing the function that binds it would find it too, and takes longer than all
-    else that is done here.
+    Tracing a function that binds it would take longer.
     """
     found = [primitive for primitive in ad.primitive_jvps if primitive.name == name]
     if len(found) != 1:
@@ -27,11 +26,11 @@ def _registered(name: str) -> Primitive:
 REDUCE_SCATTER = _registered("reduce_scatter")
 PBROADCAST = _registered("pbroadcast")
 PSUM_INVARIANT = _registered("psum_invariant")
-"""What `jax.lax.psum` binds in a `jax.shard_map` that checks what varies."""
+"""`jax.lax.psum` in a `jax.shard_map` with ``check_vma=True`` binds this."""
 
 
 def axis_names(params: Params) -> tuple[Any, ...]:
-    """The axes that a collective works over; numbers among them are dimensions."""
+    """The axes of a collective; numbers among them are dimensions."""
     names = params.get("axes", params.get("axis_name"))
     return tuple(names) if isinstance(names, (tuple, list)) else (names,)
 
@@ -44,7 +43,7 @@ def with_axis_names(params: Params, names: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def named_axes(equation: Equation) -> tuple[Any, ...]:
-    """The mapped axes that an equation names; none if it is a map itself."""
+    """The mapped axes in the parameters of an equation; none of a map."""
     names = axis_names(equation.params)
     named = tuple(name for name in names if not isinstance(name, int | None))
     return () if named and jaxprs_in(equation.params) else named

@@ -1,8 +1,7 @@
-"""Effects of equations: which ones JAX has, and one of our own that it treats well.
+"""The effects of equations: JAX's own, and that of taps.
 
-JAX asks for the class of an effect in tables of its own, to which no public name leads:
-whether loops may have it, whether it is kept in order, whether checkpoint lets it by.
-The classes of JAX's own effects are found on jaxprs that have them.
+JAX has private tables of the classes of effects that loops and checkpoint allow, and
+that are ordered. The classes of JAX's effects are found on jaxprs that have them.
 """
 
 import dataclasses
@@ -28,28 +27,28 @@ NO_AXIS = object()
 
 [_axis_effect] = _effects_of(lambda: jax.lax.axis_index("i"))
 AXIS_EFFECT = type(_axis_effect)
-"""The class of effects that say that an axis by that name is used."""
+"""The class of the effects of using an axis name."""
 
 
 def axis_of(effect: Effect) -> Hashable:
-    """The axis whose use an effect says; `NO_AXIS` if it says something else."""
+    """The axis that an effect is the use of; `NO_AXIS` of other effects."""
     is_use = isinstance(effect, AXIS_EFFECT)
     name: Hashable = getattr(effect, "name", NO_AXIS)
     return name if is_use else NO_AXIS
 
 
 def axes_used(effects: Collection[Effect]) -> set[Hashable]:
-    """The names of axes in effects."""
+    """The axes that effects are the uses of."""
     return {axis_of(effect) for effect in effects} - {NO_AXIS}
 
 
 def without_axis(effects: Collection[Effect], name: Hashable) -> set[Effect]:
-    """The effects but those of using this axis."""
+    """The effects without the use of this axis."""
     return {effect for effect in effects if axis_of(effect) != name}
 
 
 def with_axis(effect: Effect, name: Hashable) -> Effect:
-    """The use of another axis."""
+    """The effect of using another axis."""
     use: Any = effect
     changed: Effect = dataclasses.replace(use, name=name)
     return changed
@@ -59,7 +58,7 @@ def with_axis(effect: Effect, name: Hashable) -> Effect:
 
 
 def on_variables(effects: Collection[Effect], new: Callable[[Var], Var]) -> set[Effect]:
-    """The effects; those that are on a variable, such as a reference, on a new one."""
+    """The effects, those on a variable such as a reference on another one."""
 
     def moved(effect: Any) -> Effect:
         has_variable = hasattr(effect, "input")
@@ -82,12 +81,12 @@ def _references() -> Jaxpr:
 
 
 def without_references(effects: Collection[Effect]) -> set[Effect]:
-    """The effects but those of references that were made where they are."""
+    """The effects without those on references made in the same jaxpr."""
     return set(effects) - _references().effects
 
 
 def happens_outside(effect: Effect) -> bool:
-    """Whether an effect is more than the use of an axis name or of a reference."""
+    """Whether an effect is other than the use of an axis name or a reference."""
     inside = {type(e) for eqn in _references().eqns for e in eqn.effects}
     return axis_of(effect) is NO_AXIS and type(effect) not in inside
 
@@ -110,8 +109,8 @@ def io_effects() -> frozenset[Effect]:
 CALLBACK_JAXPR = jax.make_jaxpr(
     lambda: io_callback(lambda: (), (), ordered=True)
 )().jaxpr
-"""Where an equation holds a jaxpr with one of its own callbacks, JAX tells the lowering
-which devices a program is for."""
+"""JAX's lowering knows the devices of a program if the parameters of an equation have a
+jaxpr with a callback of JAX's own."""
 
 [_ordered_io] = CALLBACK_JAXPR.effects
 [DEBUG_EFFECT] = _effects_of(lambda: jax.debug.callback(lambda: None))
@@ -120,10 +119,10 @@ which devices a program is for."""
 
 # JAX has no public names for these classes, so mypy cannot know what they are.
 class TapEffect(type(_ordered_io), type(DEBUG_EFFECT)):  # type: ignore[misc]
-    """Keeps taps in order, on several devices too, and is allowed everywhere.
+    """The effect of taps: ordered on each device, and allowed everywhere.
 
-    JAX asks for the class of an effect. The first is one that it orders on each
-    device, the second one that it allows in checkpoint and in custom derivatives.
+    JAX asks for the class of an effect. It orders effects of the first base class, and
+    allows the second in checkpoint and in custom derivatives.
     """
 
     def __str__(self) -> str:
@@ -140,18 +139,18 @@ def lower_ordered_callback(
     operands: Sequence[Value],
     instead: Callable[..., Sequence[Any]] | None,
 ) -> Any:
-    """Lowers one ordered `io_callback` in place of an equation with an effect of ours.
+    """Lowers one ordered `io_callback` in place of an equation with `TAP_EFFECT`.
 
     Args:
       ctx: of the equation's lowering rule.
-      effect: the equation's only effect, in whose order the callback is called.
+      effect: the equation's only effect, which orders the callback.
       run: calls `io_callback` once, ordered.
-      operands: what ``run`` takes, as the rule got them.
-      instead: the host function for the compiled program to call, with NumPy arrays;
-        None: JAX's own around what ``run`` names.
+      operands: the operands of ``run``, as the rule got them.
+      instead: a host function of NumPy arrays that the program calls; None: JAX's
+        wrapper of the one that ``run`` passes.
 
     Raises:
-      RuntimeError: JAX keeps callbacks in another way than it did.
+      RuntimeError: JAX does not keep callbacks as expected.
     """
     token = ctx.tokens_in.get(effect)
     inner = ctx.replace(tokens_in=mlir.TokenSet({_ordered_io: token}), tokens_out=None)

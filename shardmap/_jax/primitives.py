@@ -1,7 +1,6 @@
-"""Primitives of JAX that have no public name, and what equations keep beside them.
+"""Primitives of JAX without a public name, and details of equations.
 
-The collectives of `jax.lax`, `jax.shard_map` and so on are found by tracing what binds
-them. Tables of rules need them.
+Primitives are found by tracing functions that bind them.
 """
 
 import functools
@@ -23,15 +22,15 @@ from shardmap._jax.walk import equations
 
 
 def equation_of(name: str, use: Callable[..., Any], *args: Value) -> Equation:
-    """The equation of a primitive in what ``use`` traces to.
+    """The equation of a primitive in the jaxpr of a function.
 
     Args:
-      name: what the primitive is called.
-      use: binds it, perhaps among others.
-      *args: what ``use`` takes.
+      name: the name of the primitive.
+      use: a function that binds it, perhaps among others.
+      *args: the arguments of ``use``.
 
     Raises:
-      ImportError: there is none by that name: this is another JAX.
+      ImportError: JAX binds no primitive by that name.
     """
     # Whatever mesh is set around.
     empty = jax.sharding.use_abstract_mesh(NO_MESH)
@@ -47,7 +46,7 @@ def equation_of(name: str, use: Callable[..., Any], *args: Value) -> Equation:
 
 
 def primitive_of(name: str, use: Callable[..., Any], *args: Value) -> Primitive:
-    """The primitive by that name in what ``use`` traces to; see `equation_of`."""
+    """The primitive by that name in the jaxpr of a function; see `equation_of`."""
     return equation_of(name, use, *args).primitive
 
 
@@ -75,15 +74,12 @@ PURE_CALLBACK = primitive_of(
 
 
 def manual_axes_of(equation: Equation) -> frozenset[str]:
-    """The mesh axes along which the program of a shard_map is written per device."""
+    """The mesh axes that a shard_map makes manual."""
     return frozenset(equation.params["newly_manual_axes"])
 
 
 def is_pmap(equation: Equation) -> bool:
-    """Whether a shard_map is that of `jax.pmap`.
-
-    Nothing says so but where the function that it maps is from.
-    """
+    """Whether a shard_map is that of `jax.pmap`, by the source of its function."""
     mapped = equation.params["jaxpr"].debug_info.func_src_info or ""
     return os.path.join("jax", "_src", "pmap.") in mapped
 
@@ -92,8 +88,8 @@ def is_pmap(equation: Equation) -> bool:
 
 
 def vmaps_around(equation: Equation) -> int:
-    """In how many vmaps of its jaxpr an equation stands."""
-    # They are in the text alone: JAX has no other names for what it does.
+    """The number of vmaps around an equation in its jaxpr."""
+    # Only the name stack tells.
     return str(equation.source_info.name_stack).count("vmap(")
 
 
@@ -103,7 +99,7 @@ def is_transposed(equation: Equation) -> bool:
 
 
 def frames_of(equation: Equation) -> Iterator[tuple[str, int, str]]:
-    """File, line and function of each frame that made an equation, innermost first."""
+    """File, line and function of each frame of an equation, innermost first."""
     traceback: Any = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         yield frame.file_name, frame.line_num, frame.function_name
@@ -120,7 +116,7 @@ def remat_params() -> Params:
 
 
 def scan_counts(params: Params) -> tuple[int, int]:
-    """How many constants and how many carries a scan has, by its parameters."""
+    """The number of constants and of carries of a scan, by its parameters."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     # From JAX 0.12 on.

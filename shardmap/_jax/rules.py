@@ -1,7 +1,4 @@
-"""JAX's tables of rules that want more than public JAX says.
-
-Those of vmap, of dead code, and of `jax.checkpoint`.
-"""
+"""JAX's tables of rules for vmap, dead code and `jax.checkpoint`."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -15,10 +12,10 @@ from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value, Var
 
 
 class Vmap(NamedTuple):
-    """What JAX tells a rule of the vmap around it.
+    """The vmap that a batching rule is for.
 
     Attributes:
-      name: of its axis; JAX's own object if it has none.
+      name: of its axis; an object of JAX's if it has none.
       size: the number of elements.
       spmd_name: the mesh axis, or axes, of ``spmd_axis_name``; None: none.
     """
@@ -30,19 +27,18 @@ class Vmap(NamedTuple):
 
 Dims = Sequence[int | None]
 Batched = tuple[Any, Any]
-"""What a rule gives: the results, and where each has the batch; None: nowhere."""
+"""The results of a rule, and the batch dimension of each; None: not batched."""
 
 
 def def_batching(primitive: Primitive, rule: Callable[..., Batched]) -> None:
-    """Has JAX vectorise ``primitive`` by ``rule``, where nothing is batched too.
+    """Registers a batching rule that knows its vmap.
 
-    The other table of JAX's has rules that are not told of the vmap, and not asked
-    where no operand is batched.
+    Unlike the rules in JAX's public table, it is called if no operand is batched, too.
 
     Args:
       primitive: any primitive.
-      rule: takes a `Vmap`, the operands, where each has the batch, and the parameters
-        by name.
+      rule: takes a `Vmap`, the operands, the batch dimension of each, and the
+        parameters by name.
     """
 
     def told(axis_data: Any, args: Sequence[Value], dims: Dims, **params: Param) -> Any:
@@ -55,12 +51,12 @@ def def_batching(primitive: Primitive, rule: Callable[..., Batched]) -> None:
 # Dead code
 
 DeadCodeRule = Callable[[Sequence[bool], Equation], tuple[list[bool], Equation | None]]
-"""Takes which results are used, and the equation; gives which operands are, and the
-equation that is left, if any."""
+"""Takes which results are used, and the equation. Returns which operands are used, and
+the equation that is left, if any."""
 
 
 def def_dce(primitive: Primitive, rule: DeadCodeRule) -> None:
-    """Has JAX remove dead code from equations of ``primitive`` by ``rule``."""
+    """Registers the rule that removes dead code from equations of ``primitive``."""
 
     def told(used_outputs: Sequence[bool], *rest: object) -> Any:
         equation: Any = rest[-1]  # From JAX 0.12 on, the live inputs come before it.
@@ -70,7 +66,7 @@ def def_dce(primitive: Primitive, rule: DeadCodeRule) -> None:
 
 
 def without_dead_code(jaxpr: Jaxpr, used_outputs: Sequence[bool]) -> Any:
-    """The jaxpr with what the used outputs need, and which inputs that are."""
+    """The jaxpr with only the used outputs, and which inputs these need."""
     pruned, used_inputs = partial_eval.dce_jaxpr(jaxpr, used_outputs)
     # A copy, as JAX may give back the jaxpr that it is kept for.
     return pruned.replace(), used_inputs
@@ -80,13 +76,13 @@ def without_dead_code(jaxpr: Jaxpr, used_outputs: Sequence[bool]) -> Any:
 
 
 class Split(NamedTuple):
-    """An equation under `jax.checkpoint`, in what runs forward and what backward.
+    """An equation under `jax.checkpoint`, split in a forward and a backward one.
 
     Attributes:
       forward, backward: the equations; either may be None.
-      unknown_out: which results are unknown forward.
-      available_out: which are there backward.
-      saved: the variables that are saved for it.
+      unknown_out: which results the forward equation does not compute.
+      available_out: which results the backward equation computes.
+      saved: the variables that are saved between them.
     """
 
     forward: Equation | None
@@ -97,15 +93,15 @@ class Split(NamedTuple):
 
 
 Policy = Callable[..., Any]
-"""Tells for a primitive, avals and parameters whether to save the results."""
+"""Whether to save the results of a primitive, given avals and parameters."""
 
 SplitRule = Callable[[Policy, Sequence[bool], Sequence[bool], Equation], Split]
-"""Takes the policy, which operands are known only backward, which are there backward,
+"""Takes the policy, which operands are unknown forward, which are available backward,
 and the equation."""
 
 
 def def_split(primitive: Primitive, rule: SplitRule) -> None:
-    """Has `jax.checkpoint` split equations of ``primitive`` by ``rule``."""
+    """Registers the rule by which `jax.checkpoint` splits ``primitive``."""
     partial_eval.partial_eval_jaxpr_custom_rules[primitive] = rule
 
 
@@ -115,6 +111,6 @@ def split_checkpoint(
     available_in: Sequence[bool],
     equation: Equation,
 ) -> Split:
-    """How JAX splits a `jax.checkpoint` inside of another; see `SplitRule`."""
+    """JAX's rule for a `jax.checkpoint` inside another; see `SplitRule`."""
     split = partial_eval.partial_eval_jaxpr_custom_rules[remat_p]
     return Split(*split(policy, unknown_in, available_in, equation))

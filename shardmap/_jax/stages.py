@@ -1,4 +1,4 @@
-"""What JAX traces, lowers and compiles: how it says so, how runs fail, what is slow."""
+"""The stages of JAX's compilation: tracing, lowering, compiling and running."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,10 +10,9 @@ from jax._src.api_util import InternalFloatingPointError
 
 
 def copy_stage(stage: object, into: object) -> None:
-    """Makes an object of a derived class the same stage.
+    """Copies the state of a stage to an object of a derived class.
 
-    The stages of `jax.stages` are classes to derive from, but what makes them is not
-    public. All that they hold is in their slots.
+    The constructors of the classes in `jax.stages` are not public.
 
     Args:
       stage: a `jax.stages.Lowered` or `jax.stages.Compiled`.
@@ -28,17 +27,17 @@ def copy_stage(stage: object, into: object) -> None:
 
 
 FoundNaN = InternalFloatingPointError
-"""What a program raises under `jax.debug_nans`."""
+"""The error of a program under `jax.debug_nans`."""
 
 
 class Mismatch(TypeError):
-    """A compiled program is called with arguments that it is not for."""
+    """The arguments do not fit a compiled program."""
 
 
 class _Exact:
-    """An executable that takes only what `jax.jit` would not trace anew.
+    """An executable for arguments for which `jax.jit` would not trace again.
 
-    JAX's takes weak types for others, and arguments under any configuration.
+    JAX's own ignores weak types and the configuration.
     """
 
     def __init__(self, compiled: jax.stages.Compiled) -> None:
@@ -55,11 +54,11 @@ class _Exact:
 
 
 def dispatcher(compiled: jax.stages.Compiled) -> tuple[Callable[..., Any], bool]:
-    """What calls a compiled program as fast and as exactly as `jax.jit` calls its own.
+    """The C++ function that calls a compiled program, as that of `jax.jit`.
 
     It raises TypeError or ValueError, before it runs anything, for arguments of another
-    structure, type, weak type or sharding, and in another configuration of JAX. JAX
-    asks Python only about arguments of a signature that it has not seen.
+    structure, type, weak type or sharding, and in another configuration of JAX. Python
+    runs only for new signatures.
 
     Returns:
       The function; and whether the program calls the host.
@@ -73,10 +72,10 @@ def dispatcher(compiled: jax.stages.Compiled) -> tuple[Callable[..., Any], bool]
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Whether this is how JAX says that the other processes cannot be reached.
+    """Whether an error of a run means that another process cannot be reached.
 
-    Its errors are XLA's, of one class for all that a run can fail with. On CPU those of
-    a collective name the library that connects the processes.
+    XLA's errors have one class. On CPU, those of a collective name the library that
+    connects the processes.
     """
     return "gloo" in str(error).lower()
 
@@ -90,10 +89,9 @@ def trace_as(
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
 ) -> None:
-    """Has JAX speak of a user's function where it traces one of ours.
+    """Sets the debug info of a function to that of a user's function.
 
-    Its errors say which function is traced and on which argument a value depends. It
-    finds both by looking at the function, unless an attribute of it says them.
+    JAX's errors name the traced function, and the argument that a value depends on.
 
     Args:
       traced: a function of the leaves of the user's arguments.

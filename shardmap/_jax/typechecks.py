@@ -1,10 +1,8 @@
-"""How JAX's type checker checks equations of our primitives.
+"""The rules of JAX's type checker for our primitives.
 
-With ``jax_enable_checks`` JAX checks the jaxprs that it makes. It looks into whatever
-jaxprs an equation holds, without the axes that the equation binds, and asks the
-primitive's abstract evaluation for the rest. A primitive that binds axes, or whose
-equations stand for others, has to say itself how they are checked. JAX's own have a
-table for that, `jax._src.core.custom_typechecks`, which no public name leads to.
+With ``jax_enable_checks``, JAX checks the jaxprs that it makes, and the jaxprs in their
+equations, without the axes that these bind. A primitive that binds axes needs a rule of
+its own, in the private table `jax._src.core.custom_typechecks`.
 """
 
 import contextlib
@@ -36,13 +34,13 @@ Typed = tuple[Sequence[Any], Any]
 
 
 def register_typecheck(primitive: Primitive, check: Callable[..., Typed]) -> None:
-    """Has JAX check equations of ``primitive`` by ``check``.
+    """Registers the rule that checks equations of ``primitive``.
 
     Args:
       primitive: any primitive.
       check: takes the operands, variables and literals with an ``aval`` each, and the
-        parameters by name; gives the results' avals and the effects. A TypeError or
-        ValueError of it says what is wrong, to which JAX adds the equation.
+        parameters by name. Returns the results' avals and the effects, or raises a
+        TypeError or ValueError, to which JAX adds the equation.
     """
 
     def typecheck(_: object, *operands: Value, **params: Param) -> Typed:
@@ -59,7 +57,7 @@ def register_typecheck(primitive: Primitive, check: Callable[..., Typed]) -> Non
 def type_equation(
     primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]
 ) -> Typed:
-    """Checks what would be an equation.
+    """Checks an equation that is not in a jaxpr.
 
     Returns:
       The avals of its results, and its effects.
@@ -76,10 +74,6 @@ def bound_axis(name: Hashable, size: int) -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def bound_axes(sizes: Mapping[Any, int]) -> Iterator[None]:
-    """Where this is entered it is as in a map's function.
-
-    These axes are bound, the last one innermost, and values do not say along which axes
-    of a `jax.shard_map` around they differ.
-    """
+    """A context as in the function of a map: with these axes bound, innermost last."""
     with types_unchecked(), extend_axis_env_nd(list(sizes.items())):
         yield

@@ -1,7 +1,4 @@
-"""Short names for JAX's own types, and the parameters of a map's equation.
-
-All are public in JAX; here they are under the words that this package uses.
-"""
+"""Aliases of JAX's public types, and the parameters of a map's equation."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, cast
@@ -47,13 +44,13 @@ Effect: TypeAlias = jex_core.Effect
 
 Var: TypeAlias = jex_core.Var
 Atom: TypeAlias = jex_core.Var | jex_core.Literal
-"""What an equation takes: a variable, or a number that stands in its place."""
+"""An operand of an equation: a variable or a literal."""
 
 Aval: TypeAlias = jax.core.ShapedArray
-"""The shape and the dtype of a value, all that is known of it while it is traced."""
+"""The abstract value of an array: its shape and dtype."""
 
 Value: TypeAlias = Any
-"""Whatever JAX computes with: an array, a tracer, NumPy's, a Python number."""
+"""A JAX value: an array, a tracer, a NumPy array or a number."""
 
 
 def aval_of(atom: Atom) -> Aval:
@@ -62,10 +59,7 @@ def aval_of(atom: Atom) -> Aval:
 
 
 def with_shape(aval: Aval, shape: Sequence[int]) -> Aval:
-    """The aval of another shape, which does not say how the array is sharded.
-
-    The space of memory stays: arithmetic of arrays in two of them is an error.
-    """
+    """The aval with another shape, in the same memory space, without a sharding."""
     return jax.core.ShapedArray(
         tuple(shape),
         aval.dtype,
@@ -75,24 +69,24 @@ def with_shape(aval: Aval, shape: Sequence[int]) -> Aval:
 
 
 def is_typed(aval: object) -> bool:
-    """Whether an aval says how the array is sharded, along Explicit axes."""
+    """Whether an aval has a sharding along Explicit mesh axes."""
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def without_sharding(aval: Any) -> Aval:
-    """The aval that does not say how the array is sharded; weak types, spaces stay."""
+    """The aval without a sharding, with its weak type and memory space."""
     return with_shape(aval, aval.shape)
 
 
 PyTree: TypeAlias = Any
-"""Values in tuples, dicts and so on, as a user passes them."""
+"""Values in nested containers."""
 
 TreeDef: TypeAlias = jax.tree_util.PyTreeDef
 """The structure of a pytree."""
 
 DType: TypeAlias = Any
-"""Of NumPy, or one of JAX's own, such as that of random keys."""
+"""A dtype of NumPy, or an extended one of JAX."""
 
 Groups: TypeAlias = Sequence[Sequence[int]]
 """The ``axis_index_groups`` of a collective."""
@@ -100,10 +94,10 @@ Groups: TypeAlias = Sequence[Sequence[int]]
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 
 Axes: TypeAlias = tuple[int | None, ...]
-"""Where each operand, or result, has the mapped axis; None: it has not."""
+"""The mapped axis of each operand or result; None: not mapped."""
 
 Param: TypeAlias = Any
-"""A parameter of an equation: whatever its primitive wants."""
+"""A parameter of an equation."""
 
 Params: TypeAlias = Mapping[str, Param]
 """The parameters of an equation of any primitive."""
