@@ -95,6 +95,7 @@ class Analysis:
         self.kept: dict[Value, None] = {}
         self.work = Work(self.classes, keeps)
         self._anchored: set[Value] = set()
+        self._early: set[Value] = set()
         self.reductions: list[ReducedLoop] = []
         self.ended: list[Ended] = []
         for value, cuts in zip(graph.inputs, input_cuts, strict=True):
@@ -178,7 +179,7 @@ class Analysis:
         while stack:
             v = stack.pop()
             node = v.producer
-            if node is None or v in self.kept:
+            if node is None or v in self.kept or v in self._early:
                 continue
             if not self.rules[node.number].cheap:
                 if v not in self._anchored:
@@ -188,6 +189,8 @@ class Analysis:
                 if isinstance(source, Value) and source not in seen:
                     seen.add(source)
                     stack.append(source)
+        # It stays so, as more and more is kept.
+        self._early |= seen
         return True
 
     def _cuts_of(self, operand: Operand) -> list[Cut]:

@@ -9,7 +9,7 @@ A value may be wanted in several boxes, as ``x`` in ``x + x.T``. They become one
 where that costs nothing, else the value is computed or read once for each.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -91,17 +91,19 @@ Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
 """Node number -> contracted factor -> the part of it to run over."""
 
 
-def relevant_nodes(
-    nodes: Sequence[Node], outputs: Collection[Operand], stops: Collection[Value]
-) -> list[Node]:
+def relevant_nodes(outputs: Iterable[Operand], stops: Collection[Value]) -> list[Node]:
     """Those that the outputs depend on, from last to first, up to ``stops``."""
-    wanted = {value for value in outputs if isinstance(value, Value)} - set(stops)
-    found = []
-    for node in reversed(nodes):
-        if any(out in wanted and out not in stops for out in node.outs):
-            found.append(node)
-            wanted.update(v for v in node.ins if isinstance(v, Value))
-    return found
+    found: set[Node] = set()
+    stack = list(outputs)
+    while stack:
+        value = stack.pop()
+        if not isinstance(value, Value) or value in stops:
+            continue
+        node = value.producer
+        if node is not None and node not in found:
+            found.add(node)
+            stack += node.ins
+    return sorted(found, key=lambda node: node.number, reverse=True)
 
 
 def trace_back(

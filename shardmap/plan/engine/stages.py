@@ -97,7 +97,7 @@ class Stage:
         self.number = number
         self.analysis = analysis
         self.stops = stops
-        self.backwards: list[Node] = relevant_nodes(analysis.graph.nodes, values, stops)
+        self.backwards: list[Node] = relevant_nodes(values, stops)
         self.reads: frozenset[Value] = frozenset(
             v
             for v in [*values, *(v for node in self.backwards for v in node.ins)]

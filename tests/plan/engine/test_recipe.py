@@ -23,9 +23,7 @@ class Traced:
         self.rules = {n.number: TABLE.rule(n) for n in self.graph.nodes}
         self.nodes = {n.number: n for n in self.graph.nodes}
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
-        self.backwards = relevant_nodes(
-            self.graph.nodes, self.graph.outputs, self.stops
-        )
+        self.backwards = relevant_nodes(self.graph.outputs, self.stops)
 
     def recipe(self, *boxes):
         demands = [
@@ -85,9 +83,7 @@ def test_a_stop_is_read_though_it_could_be_made():
     [middle] = traced.graph.nodes[0].outs
     stops = traced.stops | {middle}
     outputs = traced.graph.outputs
-    assert [n.name for n in relevant_nodes(traced.graph.nodes, outputs, stops)] == [
-        "cos"
-    ]
+    assert [n.name for n in relevant_nodes(outputs, stops)] == ["cos"]
     demand = [(outputs[0], ((0, 2), (0, 7)))]
     recipe = trace_back(traced.backwards, traced.rules, demand, stops, {})
     assert [value for value, _ in recipe.reads] == [middle]

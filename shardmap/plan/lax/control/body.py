@@ -42,7 +42,7 @@ class InnerBody:
         self.nodes = {n.number: n for n in self.graph.nodes}
         outputs = self.graph.outputs
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
-        self.backwards = relevant_nodes(self.graph.nodes, outputs, self.stops)
+        self.backwards = relevant_nodes(outputs, self.stops)
 
     def loops(self) -> tuple[Unions, dict[AxisKey, Node], list[Sum]]:
         """Which axes are one loop, what would break it there, and what is summed."""

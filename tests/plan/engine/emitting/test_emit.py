@@ -23,7 +23,7 @@ def emitted(fun, *boxes):
         None if box is None else (value, box)
         for value, box in zip(graph.outputs, boxes, strict=True)
     ]
-    backwards = relevant_nodes(graph.nodes, graph.outputs, stops)
+    backwards = relevant_nodes(graph.outputs, stops)
     recipe = trace_back(backwards, rules, demands, stops, {})
     run = emit(recipe.static, nodes, rules, graph.outputs)
     reads = [X[tuple(slice(*each) for each in box)] for _, box in recipe.reads]
