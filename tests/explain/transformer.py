@@ -1,4 +1,4 @@
-"""A step of training for a transformer of four blocks, on devices that share the batch
+"""A step of training for a transformer of two blocks, on devices that share the batch
 alone, or the weights as well."""
 
 import jax
@@ -30,7 +30,7 @@ def explained(names):
         @nn.compact
         def __call__(self, tokens):
             x = nn.Embed(32, 16)(tokens)
-            for _ in range(4):
+            for _ in range(2):
                 x = Block()(x)
             return nn.Dense(32)(nn.LayerNorm()(x))
 
