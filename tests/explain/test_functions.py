@@ -1,7 +1,6 @@
 """What is asked of a function that is explained: by what it can do, not what it is."""
 
 import dataclasses
-import functools
 import re
 
 import jax
@@ -103,15 +102,3 @@ def test_a_matrix_with_a_trace_is_no_traced_function():
 def test_static_arguments_are_no_arrays():
     scale = sm.spmap(lambda x, k: x * k, static_broadcasted_argnums=1)
     assert [each.path for each in sm.explain(scale)(X, 2).inputs] == ["x"]
-
-
-def test_a_wrapper_is_not_what_it_wraps():
-    mapped = sm.spmap(lambda x: x + 1)
-
-    @functools.wraps(mapped)
-    def wrapper(x):
-        return mapped(x) * 2
-
-    report = sm.explain(wrapper)(X)
-    assert report.axes[0].kind == "spmap"
-    assert report.cost.flops >= 2 * X.size / 8

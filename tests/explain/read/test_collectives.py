@@ -2,8 +2,6 @@
 
 import re
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 import shardmap as sm
 from shardmap.explain.read import abstract as reading
 from tests.shared_jaxprs import at_most, nested
-from tests.strategies import examples
 
 DEVICES = 8
 MESH = sm.make_mesh({"data": 4, "model": 2})
@@ -95,36 +92,18 @@ COLLECTIVES = {
 }
 
 
-def check_spmap(operation, length, block, dtype):
-    kind, fun, sizes = COLLECTIVES[operation]
-    x = shape(DEVICES * block, length, dtype=dtype)
-    mapped = sm.spmap(fun, "i")
-    (each,) = sm.explain(mapped)(x).collectives
-    itemsize = np.dtype(dtype).itemsize
-    assert (each.kind, each.operation, each.axes) == (kind, operation, ("i",))
-    assert (each.group_size, each.count) == (DEVICES, 1)
-    assert (each.bytes_in, each.bytes_out) == tuple(
-        itemsize * size for size in sizes(length, block)
-    )
-    assert each.added_by_partitioner is False
-    assert instructions(mapped, x) == 1
-
-
 @pytest.mark.parametrize("block", [1, 3])
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_every_collective_of_a_map(operation, block):
-    check_spmap(operation, 5, block, np.float32)
-
-
-@examples(4)
-@hypothesis.given(
-    st.sampled_from(list(COLLECTIVES)),
-    st.integers(1, 9),
-    st.integers(1, 4),
-    st.sampled_from([np.float32, np.int32]),
-)
-def test_collectives_of_any_size(operation, length, block, dtype):
-    check_spmap(operation, length, block, dtype)
+    kind, fun, sizes = COLLECTIVES[operation]
+    x = shape(DEVICES * block, 5)
+    mapped = sm.spmap(fun, "i")
+    (each,) = sm.explain(mapped)(x).collectives
+    assert (each.kind, each.operation, each.axes) == (kind, operation, ("i",))
+    assert (each.group_size, each.count) == (DEVICES, 1)
+    assert (each.bytes_in, each.bytes_out) == tuple(4 * n for n in sizes(5, block))
+    assert each.added_by_partitioner is False
+    assert instructions(mapped, x) == 1
 
 
 @pytest.mark.few(3)
@@ -332,18 +311,6 @@ def test_what_xla_removes_is_said():
     assert report.notes == (
         "XLA removed, merged or replaced 1 collective of the program.",
     )
-
-
-def test_what_xla_sends_together_is_said():
-    def fun(x):
-        return lax.psum(x, "i"), lax.psum(x * 2, "i")
-
-    x = shape(8, 3)
-    mapped = sm.spmap(fun, "i")
-    report = sm.explain(mapped)(x)
-    messages = sum(1 / each.together for each in report.collectives)
-    assert messages == instructions(mapped, x)
-    assert report.notes == ()
 
 
 def test_sources():
