@@ -31,7 +31,6 @@ from shardmap.explain.read.source import definition_of
 from shardmap.explain.read.visitor import CHUNKED, Facts, facts_of
 from shardmap.explain.read.vmaps import marked
 from shardmap.explain.report import ArrayLayout, Collective, Cost, Held
-from shardmap.map.agreement import postponed
 from shardmap.units import size
 
 
@@ -64,22 +63,25 @@ def trace(
     """Traces the function as a call does: by itself, or by `jax.jit`."""
     if not isinstance(fun, Traceable):
         return jax.jit(fun).trace(*args, **kwargs)
-    traced: Any = fun.trace(*args, **kwargs)
-    # A library's own stage, such as that of `flax.nnx.jit`, has JAX's inside.
-    inner = getattr(traced, "traced", None)
-    return inner if isinstance(inner, jax.stages.Traced) else traced
+    return _stage(fun.trace(*args, **kwargs), "traced", jax.stages.Traced)
 
 
-def _compile(
+def _lower(
     fun: Callable[..., Any],
     traced: jax.stages.Traced,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> jax.stages.Compiled:
-    with postponed():
-        if isinstance(fun, Lowerable) and not isinstance(fun, Traceable):
-            return fun.lower(*args, **kwargs).compile()
-        return traced.lower().compile()
+) -> jax.stages.Lowered:
+    # A map of several processes knows which of them lower it; its trace does not.
+    if isinstance(fun, Lowerable):
+        return _stage(fun.lower(*args, **kwargs), "lowered", jax.stages.Lowered)
+    return traced.lower()
+
+
+def _stage(made: Any, name: str, kind: type) -> Any:
+    """JAX's own stage. A library's, as of `flax.nnx.jit`, has it as an attribute."""
+    inner = getattr(made, name, None)
+    return inner if isinstance(inner, kind) else made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +281,7 @@ def program_of(
         if isinstance(fun, HasShardings):
             return Program(*given, *fun.shardings(args, traced.out_info), True)
         return Program(*given, *arrays.shardings_in(jaxpr), True)
-    compiled = _compile(fun, traced, args, kwargs)
+    compiled = _lower(fun, traced, args, kwargs).compile()
     text = compiled.as_text()
     module = module_of(text) if text else None
     layouts = arrays.compiled_layouts(traced, compiled)
