@@ -6,12 +6,11 @@ import runpy
 import signal
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from shardmap.commands.cpu_threads import enough_threads
-from shardmap.commands.old_check import python_files
 from shardmap.commands.parsing import Parser
 from shardmap.compat.edits import PACKAGES, Use, told
 from shardmap.compat.installing import install, uninstall, uses
@@ -91,6 +90,26 @@ def check(paths: Sequence[str]) -> int:
     for text in unread:
         print(f"python -m shardmap old: {text}", file=sys.stderr)
     return 1 if lines or unread else 0
+
+
+def python_files(paths: Iterable[str]) -> Iterator[Path]:
+    """The Python files of ``paths``, which are files and folders.
+
+    Raises:
+      ValueError: there is no such file or folder.
+    """
+    for text in paths:
+        path = Path(text)
+        if not path.exists():
+            raise ValueError(f"there is no file or folder {text}")
+        if path.is_file():
+            yield path
+            continue
+        for file in sorted(path.rglob("*.py")):
+            inside = file.relative_to(path).parts[:-1]
+            if file.is_dir() or any(part.startswith(".") for part in inside):
+                continue
+            yield file
 
 
 def run(script: str, arguments: Sequence[str], is_module: bool = False) -> int:

@@ -8,7 +8,6 @@ import jax
 import pytest
 
 from shardmap.commands import old
-from shardmap.commands.old_check import python_files
 from shardmap.compat.sources import unknown_in, uses_in
 from tests.command_line import call, refusal
 
@@ -146,7 +145,7 @@ def test_a_folder_is_listed_and_not_run(folder):
 
 
 def test_files_and_folders(folder):
-    files = list(python_files([str(folder / "sub"), str(folder / "d.txt")]))
+    files = list(old.python_files([str(folder / "sub"), str(folder / "d.txt")]))
     assert files == [folder / "sub" / "b.py", folder / "d.txt"]
 
 
