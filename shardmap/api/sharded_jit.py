@@ -282,21 +282,20 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         return self.program_under_mesh.as_part(args, kwargs)
 
     def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:
-        is_alone = call.mesh is not None
+        if call.mesh is not None:
+            # The shardings of arguments and results are those of the `jax.jit`.
+            closed = call.jaxpr
+            results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves)
+            return jax.tree.unflatten(call.out_tree, results)
 
         def cut(values: Sequence[Value], all_parts: Sequence[Counts]) -> list[Value]:
             return [
-                constrain(value, parts, call.total, self.what, is_alone)
+                constrain(value, parts, call.total, self.what)
                 for value, parts in zip(values, all_parts, strict=True)
             ]
 
-        operands = cut(leaves, call.in_parts)
-        if is_alone:
-            closed = call.jaxpr
-            results = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
-        else:
-            flat = jax.jit(self.flat_function(call.arguments))
-            results = flat(*operands).leaves
+        flat = jax.jit(self.flat_function(call.arguments))
+        results = flat(*cut(leaves, call.in_parts)).leaves
         return jax.tree.unflatten(call.out_tree, cut(results, call.out_parts))
 
     def agree(self, call: PartitionCall) -> None:

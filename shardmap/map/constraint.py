@@ -222,7 +222,6 @@ def constrain(
     parts: Parts | None,
     total: int | None = None,
     what: str = CONSTRAINT,
-    alone: bool = False,
 ) -> Any:
     """Cuts a value into partitions.
 
@@ -230,7 +229,7 @@ def constrain(
       x: an array.
       parts: the counts; None: every device has the whole value.
       total: the number of devices, if ``parts`` does not tell.
-      what, alone: see `partition_mesh`.
+      what: see `partition_mesh`.
     """
     if parts is None:
         parts = (1,) * jax.typeof(x).ndim
@@ -239,7 +238,7 @@ def constrain(
     mesh = None
     inside = tracing.inside_map() or jax.sharding.get_abstract_mesh().manual_axes
     if total is not None and not inside:
-        mesh = partition_mesh(parts, total, what, alone or nothing_is_traced())
+        mesh = partition_mesh(parts, total, what, nothing_is_traced())
         if isinstance(x, jax.core.Tracer):
             _check_devices(mesh, what)
     x = explicit_sharding.drop_sharding(x)
