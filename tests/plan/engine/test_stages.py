@@ -1,41 +1,54 @@
-"""The loops of a stage, and its shards."""
+"""The loops of a stage, its shards, and what each of them reads."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shardmap.plan.engine.stages import stages_of
-from tests.plan.engine.toys import CUT, NOT, analysed
+from shardmap.plan.plan import plan
+from tests.plan.checks import assert_same, check_cut, cuts
+from tests.plan.plan_programs import reals
+from tests.strategies import examples
+
+X, Y = reals(6, 6), reals(4)
+
+
+def several(x):
+    y = jnp.sin(x) + jnp.arange(6.0)[None]
+    return y + y.T[::-1], y[1:, ::2] - x[:-1, 1::2].sum()
+
+
+@examples(2)
+@given(st.data())
+def test_a_box_is_what_the_whole_result_has_there(data):
+    made = plan(several, X, in_slices=data.draw(cuts((X,))))
+    assert_same(made.run(X), jax.jit(several)(X), 1e-4)
 
 
 def test_one_axis_twice_in_a_result_gives_two_loops():
-    def with_transpose(x):
-        return x + x
-
-    found = analysed(with_transpose, (6, 6), cuts=[[CUT, CUT]])
-    found.classes.unite(
-        (found.graph.inputs[0].number, 0), (found.graph.inputs[0].number, 1)
-    )
-    [stage] = stages_of(found)
-    assert stage.num_shards == 9
+    made = check_cut(lambda x: x + x.T, X, in_slices=({0: 3, 1: 3},))
+    assert made.num_shards == 9
 
 
 def test_results_with_different_loops_do_not_multiply():
-    found = analysed(
-        lambda x, y: (jnp.sin(x), jnp.sin(y)), (6,), (4,), cuts=[[CUT], [CUT]]
+    made = check_cut(
+        lambda x, y: (jnp.sin(x), jnp.sin(y)), X, Y, in_slices=({0: 6}, {0: 4})
     )
-    [stage] = stages_of(found)
-    assert stage.num_shards == 6
-    made = [stage.recipe(k)[0] for k in range(6)]
-    assert all(sum(box is not None for box in boxes) == 1 for boxes in made)
+    assert (made.num_shards, len(made.stages)) == (10, 1)
 
 
-def test_two_runs_give_the_same_plan():
-    def run():
-        found = analysed(
-            lambda x, y: jnp.sin(jnp.sum(x + y, 0)),
-            (6, 2),
-            (6, 2),
-            cuts=[[CUT, NOT]] * 2,
-        )
-        return [stage.recipe(k)[0] for stage in stages_of(found) for k in range(2)]
+def test_far_boxes_of_one_argument_are_read_apart():
+    made = plan(lambda x: x + x.T, X, in_slices=({0: 3, 1: 3},))
+    [shard] = [s for s in made.shards if s.out_slices == (slice(0, 2), slice(4, 6))]
+    *reads, _ = shard.args(X)
+    assert [read.shape for read in reads] == [(2, 2), (2, 2)]
+    np.testing.assert_array_equal(reads[0], X[0:2, 4:6])
 
-    assert run() == run()
+
+def test_two_plans_of_one_function_are_the_same():
+    def boxes():
+        made = plan(lambda x: jnp.cumsum(jnp.sin(x), 0), X, in_slices=({0: 3},))
+        return [(shard.stage, shard.in_slices) for shard in made.shards]
+
+    assert boxes() == boxes()
