@@ -4,13 +4,9 @@ import pathlib
 
 import pytest
 
-from tests.plan.run.peaks import PROGRAMS, in_a_fresh_process
+from tests.plan.run.peaks import in_a_fresh_process
 
-QUICK = ("standardised", "elementwise chain", "running sum")
-NAMES = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.deep)
-    for name in PROGRAMS
-]
+NAMES = ("standardised", "running sum", "product", "sorted rows", "FFT of rows")
 STATUS = pathlib.Path("/proc/self/status")
 
 
