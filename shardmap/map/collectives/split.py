@@ -136,9 +136,7 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
     """``jaxpr`` for `jax.vmap` along an axis ``name``, perhaps None, of ``size``.
 
     JAX's batching rules of collectives know no groups, mostly only one axis, and number
-    the elements of a permutation over several axes wrongly. It has no rule for
-    `custom_partitioning`, which is for the function as it was written, nor for a
-    callback that does not say how it is vectorised.
+    the elements of a permutation over several axes wrongly.
     """
     if name is not None and uses_axis(jaxpr, name):
         axis = AxisLayout(name, size, vectorized_name=name)
@@ -146,20 +144,38 @@ def vectorizable(jaxpr: Jaxpr, name: Hashable, size: int) -> Any:
 
     def change(equation: Equation) -> Any:
         primitive, params = equation.primitive, equation.params
-        if primitive is closed_call_p:
-            return _as_jit(equation)
         if primitive is all_to_all_p and params["axis_index_groups"] is not None:
             return equation.replace(primitive=grouped_p)
-        if primitive is PURE_CALLBACK and params["vmap_method"] is None:
-            return equation.replace(params=params | {"vmap_method": "sequential"})
-        if primitive is CUSTOM_PARTITIONING:
-            [held] = jaxprs_in(params)
-            plain = jax.jit(lambda *args: jax.core.eval_jaxpr(held, (), *args))
-            return equations_for(plain, equation.invars, equation.outvars, equation)
-        return equation
+        return _with_batching_rule(equation)
 
-    # Maps inside have this done to them when they are vectorised.
-    return rewrite_jaxpr(jaxpr, change, lambda e: e.primitive is not spmap_p)
+    return rewrite_jaxpr(jaxpr, change, _is_no_map)
+
+
+def with_batching_rules(jaxpr: Jaxpr) -> Any:
+    """``jaxpr`` with equations that `jax.vmap` knows, apart from its collectives.
+
+    JAX has no rule for `custom_partitioning`, which is for the function as it was
+    written, nor for a callback that does not say how it is vectorised.
+    """
+    return rewrite_jaxpr(jaxpr, _with_batching_rule, _is_no_map)
+
+
+def _with_batching_rule(equation: Equation) -> Any:
+    primitive, params = equation.primitive, equation.params
+    if primitive is closed_call_p:
+        return _as_jit(equation)
+    if primitive is PURE_CALLBACK and params["vmap_method"] is None:
+        return equation.replace(params=params | {"vmap_method": "sequential"})
+    if primitive is CUSTOM_PARTITIONING:
+        [held] = jaxprs_in(params)
+        plain = jax.jit(lambda *args: jax.core.eval_jaxpr(held, (), *args))
+        return equations_for(plain, equation.invars, equation.outvars, equation)
+    return equation
+
+
+def _is_no_map(equation: Equation) -> bool:
+    """Maps inside are made ready when they are vectorised."""
+    return equation.primitive is not spmap_p
 
 
 def _as_jit(equation: Equation) -> Any:

@@ -37,7 +37,7 @@ from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.map import agreement
 from shardmap.map.collectives.names import for_mesh, in_mesh_order, rename_axis
 from shardmap.map.collectives.rewrites import upcast_bfloat16_reductions
-from shardmap.map.collectives.split import split_collectives, vectorizable
+from shardmap.map.collectives.split import split_collectives, with_batching_rules
 from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
 from shardmap.map.lowering.decision import Around, Decision
@@ -319,7 +319,7 @@ def block_function(
       in_axes: where operands have the block of elements; None: one for all.
       out_axes: the same for results.
     """
-    jaxpr = vectorizable(jaxpr, None, axis.block)
+    jaxpr = with_batching_rules(jaxpr)
     if axis.steps > 1:
         return loop(jaxpr, axis, in_axes, out_axes)
     split = call_for_each(split_collectives(jaxpr, axis), axis)

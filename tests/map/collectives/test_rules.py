@@ -276,6 +276,20 @@ def test_groups(name, groups, lowering):
     np.testing.assert_allclose(result, loop_groups(x, groups, combine), rtol=1e-6)
 
 
+def test_groups_of_more_elements_than_devices():
+    groups = [list(range(0, 12, 2)), list(range(1, 12, 2))]
+    x = array(12, 36)
+    results = sm.spmap(
+        lambda x: {
+            name: collective(x, groups) for name, (collective, _) in GROUPED.items()
+        },
+        "i",
+    )(x)
+    for name, (_, combine) in GROUPED.items():
+        expected = loop_groups(x, groups, combine)
+        np.testing.assert_allclose(results[name], expected, rtol=1e-6)
+
+
 # Nested axes, either of them long
 
 
