@@ -14,9 +14,9 @@ from shardmap.plan.engine.nodes import Graph, Node, Operand, Value, flatten
 from shardmap.plan.engine.propagate import Analysis
 from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
 from shardmap.plan.lax import batched, reduce
-from shardmap.plan.lax.control import along, written_out
+from shardmap.plan.lax.control import written_out
 from shardmap.plan.lax.control.inner import ALONG
-from shardmap.plan.lax.staged import barrier, recut, select
+from shardmap.plan.lax.staged import along, barrier, recut, select
 from shardmap.plan.lax.staged.one_pass import once
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
 

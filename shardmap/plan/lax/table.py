@@ -36,9 +36,9 @@ from shardmap.plan.lax import (
     special,
     window,
 )
-from shardmap.plan.lax.control import along, branches, loops, mapped
+from shardmap.plan.lax.control import branches, loops, mapped
 from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
-from shardmap.plan.lax.staged import barrier, counting, sort, tall, top
+from shardmap.plan.lax.staged import along, barrier, counting, sort, tall, top
 from shardmap.plan.lax.staged.one_pass import products, statistics
 
 

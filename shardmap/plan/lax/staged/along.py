@@ -6,35 +6,14 @@ time.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import jax
-from jax import lax
+from collections.abc import Sequence
 
 from shardmap._jax.primitives import scan_counts
 from shardmap.plan.engine.factors import RuleTable
-from shardmap.plan.engine.nodes import (
-    Calls,
-    Graph,
-    Node,
-    Operand,
-    PlanPrimitive,
-)
-from shardmap.plan.engine.rules import (
-    UNCUT,
-    Cut,
-    Factor,
-    Forward,
-    Link,
-    Lost,
-    Need,
-    Reason,
-    Rule,
-    meet,
-)
-from shardmap.plan.engine.slices import Box, Edges, Interval
+from shardmap.plan.engine.nodes import Calls, Graph, Node, Operand, PlanPrimitive
+from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Lost, Reason, meet
 from shardmap.plan.lax.control.loops import Scan
+from shardmap.plan.lax.shape import Concatenate
 
 PIECE, JOINED = PlanPrimitive("piece of a scan"), PlanPrimitive("steps of a scan")
 MOST_PIECES = 64
@@ -76,7 +55,7 @@ def in_stages(
         steps.append(outs[carries:])
     if params["reverse"]:
         steps.reverse()
-    own = {"edges": edges, "origins": sorted(cut.origins)}
+    own = {"dimension": 0, "origins": sorted(cut.origins)}
     joined = [
         graph.add(JOINED, own, parts, [aval])[0]
         for parts, aval in zip(zip(*steps, strict=True), made[carries:], strict=True)
@@ -109,46 +88,14 @@ class Piece(Scan):
         return made._replace(lost=[*made.lost, Lost(along.origins, IN_STAGES)])
 
 
-class Joined(Rule):
+class Joined(Concatenate):
     """The steps of all pieces, one piece after the other."""
 
-    cheap = True
-    each = 1
-
     def __init__(self, node: Node) -> None:
-        self.node = node
-        self.edges = Edges(node.params["edges"])
+        super().__init__(node)
         self.shared_out = frozenset(range(len(node.ins)))
 
     def forward(self, cuts: Sequence[Sequence[Cut]]) -> Forward:
-        at, origins = self.node.params["edges"][1:-1], self.node.params["origins"]
-        others = [meet(each) for each in zip(*(row[1:] for row in cuts), strict=True)]
-        return Forward([[Cut(at, False, frozenset(origins)), *others]])
-
-    def links(self) -> list[list[Link]]:
-        parts = range(len(self.node.ins))
-        return [
-            [Link("out", 0, axis), *(Link("in", k, axis) for k in parts)]
-            for axis in range(1, len(self.node.out_shapes[0]))
-        ]
-
-    def backward(
-        self, boxes: Sequence[Box | None], loops: Mapping[Factor, Interval]
-    ) -> Need:
-        [box] = boxes
-        assert box is not None
-        (begin, end), *rest = box
-        needed: list[Box | None] = []
-        for k in range(len(self.node.ins)):
-            first, last = self.edges.at(k), self.edges.at(k + 1)
-            part = max(begin, first) - first, min(end, last) - first
-            needed.append((part, *rest) if part[0] < part[1] else None)
-        if not any(needed):  # An empty box still has its other axes.
-            needed[0] = ((0, 0), *rest)
-        return Need(tuple(needed))
-
-    def emit(
-        self, values: Sequence[Any], static: Any, starts: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        parts = [value for value in values if value is not None]
-        return parts if len(parts) == 1 else [lax.concatenate(parts, 0)]
+        [[_, *others]] = super().forward(cuts).outs
+        origins = frozenset(self.node.params["origins"])
+        return Forward([[Cut(tuple(self.begins[1:]), False, origins), *others]])
