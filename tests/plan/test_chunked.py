@@ -102,7 +102,7 @@ TRANSFORMATIONS = {
 
 
 @pytest.mark.few(1)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize(
     "name", ["rows", "sum over rows", "neighbours", "standardised", "custom derivative"]

@@ -17,7 +17,7 @@ SIZES = [1, 3, 8, 12, 16, 17]
 
 
 @pytest.mark.few(15)
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("size", "lowering"),
     [(size, "manual") for size in SIZES] + [(8, "spmd"), (17, "spmd")],
@@ -70,7 +70,7 @@ def test_over_given_devices(name, devices):
 
 
 @pytest.mark.few(1)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(2)
 @both_lowerings
 @pytest.mark.parametrize(
     "dtype", [np.int32, np.int8, np.uint32, np.bool_, jnp.bfloat16]
@@ -255,7 +255,7 @@ GROUPED = {
 
 
 @pytest.mark.few(3)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize(
     "groups",
@@ -303,7 +303,7 @@ NESTED = {
 
 
 @pytest.mark.few(1)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("shape", "lowering"),
     [(shape, "manual") for shape in [(2, 4), (3, 5), (2, 9), (16, 3), (7, 2), (10, 10)]]

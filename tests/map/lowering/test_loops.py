@@ -37,7 +37,7 @@ LOOPED = {
 
 
 @pytest.mark.few(1)
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("size", [5, 16, 41])
 @pytest.mark.parametrize("name", LOOPED)
