@@ -277,7 +277,7 @@ CASES = {
             ),
             ("chunked", "depends", "x", lambda: sm.chunked(depends, {0: 2})(FOUR)),
             (
-                "jit",
+                "sharded_jit",
                 "depends",
                 "x",
                 lambda: sm.sharded_jit(depends, None, None, 2)(FOUR),

@@ -51,15 +51,15 @@ def _lengths(ends: Sequence[int]) -> tuple[int, ...]:
     return tuple(b - a for a, b in itertools.pairwise(ends))
 
 
-class Pieces(_OfEdges):
+class PieceWindow(_OfEdges):
     """Each element of the result sees a piece.
 
-    >>> Pieces.at((0, 4, 6, 9)).reads((1, 3))
+    >>> PieceWindow.at((0, 4, 6, 9)).reads((1, 3))
     ((4, 9), (2, 3))
     """
 
     @classmethod
-    def at(cls, edges: tuple[int, ...]) -> "Pieces":
+    def at(cls, edges: tuple[int, ...]) -> "PieceWindow":
         mean = -(-edges[-1] // (len(edges) - 1))
         return cls(edges[-1], stride=mean, extent=mean, edges=edges)
 
@@ -84,16 +84,16 @@ class Numbers(_OfEdges):
 
 
 @dataclass(frozen=True)
-class InPieces(_OfEdges):
+class WithinPiece(_OfEdges):
     """Each element of the result sees its piece: both axes are one loop.
 
     Attributes:
       start: whether it sees the elements before it.
       stop: whether it sees those behind it.
 
-    >>> InPieces(9, edges=(0, 4, 6, 9)).reads((5, 8))
+    >>> WithinPiece(9, edges=(0, 4, 6, 9)).reads((5, 8))
     ((4, 9), (1, 2, 3))
-    >>> InPieces(9, edges=(0, 4, 6, 9), stop=False).reads((5, 8))
+    >>> WithinPiece(9, edges=(0, 4, 6, 9), stop=False).reads((5, 8))
     ((4, 8), (1, 2, 2))
     """
 
@@ -165,7 +165,7 @@ def of_pieces(
         ]
 
     named = [
-        [Windowed(f, Pieces.at(edges[f])) if f in edges else f for f in row]
+        [Windowed(f, PieceWindow.at(edges[f])) if f in edges else f for f in row]
         for row in ins
     ]
     return Factors(node, named, outs, emitter=emitter, cheap=False, **options)
@@ -190,7 +190,7 @@ def in_pieces(
     factor: Factor,
     edges: tuple[int, ...],
     function: Callable[[jax.Array, jax.Array], jax.Array],
-    window: InPieces,
+    window: WithinPiece,
     **options: Any,
 ) -> Factors:
     """The rule of what is made of a value, and of what was made of its pieces before.

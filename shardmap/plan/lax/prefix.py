@@ -18,7 +18,7 @@ from jax.extend.core import primitives as p
 from shardmap.arrays.combining import identity
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive
-from shardmap.plan.engine.pieces import InPieces, in_pieces, of_pieces
+from shardmap.plan.engine.pieces import WithinPiece, in_pieces, of_pieces
 from shardmap.plan.engine.rules import MANY, Cut, Reason, RuleMaker, Stages
 from shardmap.plan.lax.staged.barrier import barrier
 
@@ -117,7 +117,7 @@ def running_pieces(node: Node) -> Factors:
         return kind.join(before, _running(node, value)).astype(value.dtype)
 
     reverse = node.params["reverse"]
-    window = InPieces(edges[-1], edges=edges, start=not reverse, stop=reverse)
+    window = WithinPiece(edges[-1], edges=edges, start=not reverse, stop=reverse)
     return in_pieces(node, axes, axes, axis, edges, piece, window, each=MANY)
 
 

@@ -16,7 +16,7 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
-from shardmap.plan.engine.pieces import InPieces, in_pieces, of_pieces
+from shardmap.plan.engine.pieces import WithinPiece, in_pieces, of_pieces
 from shardmap.plan.engine.rules import MANY, Cut, RuleMaker, Stages
 from shardmap.plan.lax.batched import CORE
 from shardmap.plan.lax.staged.barrier import barrier
@@ -113,7 +113,7 @@ def rows(node: Node) -> Factors:
 
     return in_pieces(
         *(node, ["row", 0], ["row", 1, 2], "row", edges, of_piece),
-        InPieces(edges[-1], edges=edges),
+        WithinPiece(edges[-1], edges=edges),
         wholes=dict.fromkeys(range(3), CORE),
         each=MANY,
     )

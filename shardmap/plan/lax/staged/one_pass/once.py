@@ -62,7 +62,7 @@ passes do for any number of them."""
 Perm = tuple[int, ...]
 
 
-class Taken(NamedTuple):
+class PieceStatistics(NamedTuple):
     """Statistics of the pieces of a value.
 
     Attributes:
@@ -88,7 +88,7 @@ class OnePass(NamedTuple):
       write: adds what puts them together to the graph.
     """
 
-    taken: Sequence[Taken]
+    taken: Sequence[PieceStatistics]
     write: "Callable[[_Numbers], Sequence[Operand]]"
 
 
@@ -109,7 +109,7 @@ def writers(
         if match is not None:
             found[node] = match
     found = _read_less(found)
-    kinds: dict[Any, Taken] = {}
+    kinds: dict[Any, PieceStatistics] = {}
     for match in found.values():
         for each in match.taken:
             kinds.setdefault(each.along, each)
@@ -148,10 +148,10 @@ class _Numbers:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._made: dict[Taken, Sequence[Operand]] = {}
-        self._complete: dict[tuple[Taken, int], Operand] = {}
+        self._made: dict[PieceStatistics, Sequence[Operand]] = {}
+        self._complete: dict[tuple[PieceStatistics, int], Operand] = {}
 
-    def __call__(self, taken: Taken, number: int, perm: Perm) -> Operand:
+    def __call__(self, taken: PieceStatistics, number: int, perm: Perm) -> Operand:
         """One of the numbers of all pieces, its axes in an order."""
         graph, gone = self.graph, axes_of(taken.edges)
         if taken not in self._made:
@@ -166,7 +166,7 @@ class _Numbers:
         return graph.call(lambda x: lax.transpose(x, perm), [complete])[0]
 
 
-def _of_pieces(graph: Graph, taken: Taken) -> Sequence[Operand]:
+def _of_pieces(graph: Graph, taken: PieceStatistics) -> Sequence[Operand]:
     x, kind, edges = graph.now(taken.value), taken.kind, taken.edges
     shape = tuple(
         len(own) - 1 if own else size for own, size in zip(edges, x.shape, strict=True)
@@ -291,7 +291,7 @@ def _sum(analysis: Analysis, node: Node) -> OnePass | None:
     edges = _edges(side.value.shape, analysis.cuts[side.value], own)
     if edges is None or not _is_early(analysis, [side.value], node):
         return None
-    taken = Taken(side.value, kind, edges)
+    taken = PieceStatistics(side.value, kind, edges)
 
     def write(numbers: _Numbers) -> Sequence[Operand]:
         assert side.centre is not None
@@ -321,7 +321,7 @@ def _place(analysis: Analysis, node: Node) -> OnePass | None:
         return None
     largest = node.primitive is p.argmax_p
     kind = place_of(largest, np.dtype(node.params["index_dtype"]))
-    taken = Taken(value, kind, edges)
+    taken = PieceStatistics(value, kind, edges)
 
     def write(numbers: _Numbers) -> Sequence[Operand]:
         whole = functools.partial(all_places, largest, axis)
@@ -330,7 +330,7 @@ def _place(analysis: Analysis, node: Node) -> OnePass | None:
     return OnePass([taken], write)
 
 
-def _plain(node: Node, kinds: dict[Any, Taken]) -> OnePass | None:
+def _plain(node: Node, kinds: dict[Any, PieceStatistics]) -> OnePass | None:
     """A reduction whose result is made of statistics that are taken anyway."""
     x, axes = node.ins[0], node.params.get("axes", ())
     if not isinstance(x, Value):
@@ -406,7 +406,7 @@ def _product(analysis: Analysis, node: Node) -> OnePass | None:
     params = _params(analysis, node, found, sides)
     if params is None:
         return None
-    taken: list[Taken | None] = []
+    taken: list[PieceStatistics | None] = []
     for side, axes in zip(sides, contracted, strict=True):
         own: list[tuple[int, ...]] = [()] * len(side.perm)
         for k, axis in enumerate(axes):
@@ -418,7 +418,7 @@ def _product(analysis: Analysis, node: Node) -> OnePass | None:
         cuts = analysis.cuts[side.value]
         if tuple(own) != _edges(side.value.shape, cuts, axes_of(tuple(own))):
             return None  # Its other statistics are taken of other pieces.
-        taken.append(Taken(side.value, side.kind, tuple(own)))
+        taken.append(PieceStatistics(side.value, side.kind, tuple(own)))
 
     def write(numbers: _Numbers) -> Sequence[Operand]:
         return _write_product(numbers, sides, params, taken)
@@ -456,7 +456,7 @@ def _write_product(
     numbers: _Numbers,
     sides: Sequence[Side],
     params: ProductParams,
-    taken: Sequence[Taken | None],
+    taken: Sequence[PieceStatistics | None],
 ) -> Sequence[Operand]:
     """Adds the products of pieces, and what puts them together."""
     graph = numbers.graph
