@@ -233,7 +233,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
 
         Raises:
           ValueError: it is on another mesh or other devices, or is over axes that are
-            named here.
+            named here; or a `jax.vmap` around has the name of one of them.
         """
         mesh, there = self.options.mesh, jax.sharding.get_abstract_mesh()
         devices = devices_of(mesh)
@@ -261,6 +261,15 @@ class MeshPrograms(Programs[MeshCall, Options]):
                 f"{self._named()} names the mesh axes {sorted(both)}, along which a "
                 "map or jax.shard_map around it runs already. Name other axes."
             )
+        is_outermost = not around and not tracing.inside_map()
+        if self.options.lowering == "manual" and is_outermost:
+            for name in filter(tracing.is_bound, mesh.axis_names):
+                raise ValueError(
+                    f"{self._named()} has a mesh axis {name!r}, and is inside a "
+                    f"jax.vmap with axis_name={name!r}: JAX would compute collectives "
+                    "over the axis of the vmap. Give the vmap another axis_name, or "
+                    "use lowering='spmd'."
+                )
         return around
 
     def _named_axes(self) -> set[str]:

@@ -444,6 +444,19 @@ def test_one_mesh_axis_at_a_time(around, is_abstract):
             np.testing.assert_allclose(both, np.stack([expected] * 2), rtol=1e-6)
 
 
+def test_a_vmap_with_the_name_of_a_mesh_axis():
+    def mapped(lowering):
+        total = sm.mesh_map(
+            lambda v: lax.psum(v, "x"), MESH, {"x": 0}, {}, lowering=lowering
+        )
+        return jax.vmap(total, axis_name="x")
+
+    x = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(mapped("spmd")(x[None]), [x[:4] + x[4:]])
+    with pytest.raises(ValueError, match=r"'x', and is inside a jax\.vmap with"):
+        mapped("manual")(x[None])
+
+
 def test_an_axis_that_is_cut_around_already_is_refused():
     def twice(x):
         return sm.mesh_map(jnp.sin, MESH, {"x": 0}, {"x": 0})(x)

@@ -19,7 +19,7 @@ from shardmap._jax.collectives import axis_names
 from shardmap._jax.effects import NO_AXIS, axis_of
 from shardmap._jax.types import Atom, Equation, Jaxpr, Value
 from shardmap._jax.walk import inline_calls
-from shardmap.map.collectives.split import collectives_of, is_collective
+from shardmap.map.collectives.split import collectives_of, is_collective, vectorizable
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering.effects import has_effect, if_present
 from shardmap.map.primitives.axis import AxisLayout
@@ -169,6 +169,10 @@ def loop(
     parts = _cut(jaxpr, axis, in_axes)
     rules: list[Any] = [COLLECTIVES[e.primitive].rule for e in parts.reductions]
     calls_host = any(map(has_effect, parts.element.eqns))
+    is_vectorised = axis.vectorised > 1 and not calls_host
+    jaxpr = parts.element
+    if is_vectorised:
+        jaxpr = vectorizable(jaxpr, None, axis.vectorised)
 
     def run(*blocks: Value) -> list[Any]:
         mapped = [
@@ -182,7 +186,7 @@ def loop(
             own, same = iter(mapped), iter(unmapped)
             args = [next(same if in_axis is None else own) for in_axis in in_axes]
             indices = [index] * parts.indices
-            return jax.core.eval_jaxpr(parts.element, (), *indices, *args)
+            return jax.core.eval_jaxpr(jaxpr, (), *indices, *args)
 
         def step(
             accumulated: Sequence[Value], given: Sequence[Any]
@@ -192,11 +196,11 @@ def loop(
                 results = lax.map(
                     lambda args: if_present(args[0], axis.size, element, *args), given
                 )
-            elif axis.vectorised == 1:
+            elif is_vectorised:
+                results = jax.vmap(element)(*given)
+            else:
                 alone = element(*(array[0] for array in given))
                 results = [jnp.expand_dims(result, 0) for result in alone]
-            else:
-                results = jax.vmap(element)(*given)
             present = given[0] < axis.size
             combined = [
                 rule.accumulate(before, value, present)

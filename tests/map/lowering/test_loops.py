@@ -202,3 +202,16 @@ def test_a_loop_without_shardy(element, batch_size):
     finally:
         jax.config.update("jax_use_shardy_partitioner", True)
     jax.tree.map(np.testing.assert_array_equal, given, wanted)
+
+
+def test_groups_of_an_axis_around_the_loop():
+    def swapped(v):
+        groups = [[0, 1]]
+        return lax.all_to_all(v, "i", 0, 0, axis_index_groups=groups, tiled=True)
+
+    x = array(2, 12, 4)
+    looped = sm.spmap(sm.spmap(swapped, "j", batch_size=2), "i")(x)
+    pairs = x.reshape(2, 12, 2, 2)
+    np.testing.assert_array_equal(
+        looped, np.stack([np.concatenate(pairs[:, :, k], -1) for k in range(2)])
+    )
