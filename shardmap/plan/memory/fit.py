@@ -136,24 +136,32 @@ class Fit:
         return max(min(max(lengths), MOST_PIECES), 1) if lengths else 0
 
     def _axes(self, keeps: bool) -> Asked:
-        asked: Asked = tuple(((),) * len(aval.shape) for aval in self._jaxpr.in_avals)
-        least, count = self._best(asked, keeps, self._memory).peak, 1
+        asked, count = whole(self._jaxpr), 1
+        # Where the model finds no need for cuts, only the compiler knows of one.
+        ask_compiler = self._best(asked, keeps).peak.bytes <= self._memory
 
-        def in_few(each: Asked) -> Peak:
-            return self._best(self._in_pieces(each, TRIED), keeps, self._memory).peak
+        def held(each: Asked, count: int) -> Peak:
+            pieces = self._in_pieces(each, count)
+            found = self._best(pieces, keeps, self._memory)
+            if not ask_compiler:
+                return found.peak
+            took = compiled_bytes(found.program, self._in_loops)
+            return found.peak._replace(bytes=took)
 
+        least = held(asked, count)
         for _ in range(MOST_AXES):
             if least.bytes <= self._memory:
                 break
-            saving = {each: in_few(each) for each in self._candidates(asked)}
+            saving = {each: held(each, TRIED) for each in self._candidates(asked)}
             best = min(saving, key=lambda each: saving[each].bytes, default=None)
             if best is None or saving[best].bytes >= least.bytes:
                 break
             asked, least, count = best, saving[best], TRIED
-            if least.bytes > self._memory:
-                count = self._most(asked)
-                pieces = self._in_pieces(asked, count)
-                least = self._best(pieces, keeps, self._memory).peak
+            most = self._most(asked)
+            # The totals of very many pieces may take more than shorter pieces save.
+            while least.bytes > self._memory and count < most:
+                count = min(4 * count, most)
+                least = held(asked, count)
         self._refuse(least, count)
         return asked
 
@@ -168,24 +176,27 @@ class Fit:
                     yield (*asked[:k], row, *asked[k + 1 :])
 
     def _program(self, asked: Asked, keeps: bool) -> CutProgram:
-        most, room = self._most(asked), self._memory
+        most, count = self._most(asked), 1
         for _ in range(COMPILED if most else 1):
-            count = self._fewest(asked, most, keeps, room)
-            found = self._best(self._in_pieces(asked, count), keeps, room)
+            count = self._fewest(asked, most, keeps, count)
+            found = self._best(self._in_pieces(asked, count), keeps, self._memory)
             took = compiled_bytes(found.program, self._in_loops)
             if took <= self._memory:
                 return found.program
-            room = int(0.9 * room * self._memory / took)
+            # A piece takes about as much less as it is shorter.
+            count = math.ceil(1.1 * count * took / self._memory)
         self._refuse(found.peak._replace(bytes=took), count)
         raise AssertionError(took)
 
-    def _fewest(self, asked: Asked, most: int, keeps: bool, room: int) -> int:
-        """In how many pieces it fits, up to a sixteenth more than it takes."""
+    def _fewest(self, asked: Asked, most: int, keeps: bool, first: int) -> int:
+        """In how many pieces it fits, ``first`` or more, up to a sixteenth too many."""
+        room = self._memory
 
         def held(count: int) -> Peak:
             return self._best(self._in_pieces(asked, count), keeps, room).peak
 
-        below, count = 0, min(1, most)
+        count = min(first, most)
+        below = count - 1
         while (least := held(count)).bytes > room:
             if count >= most:
                 self._refuse(least, count)

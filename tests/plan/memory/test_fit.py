@@ -43,3 +43,24 @@ def test_the_compiler_has_the_last_word(monkeypatch):
     )
     moved = sum(made.stage_costs[0].moved[:1])
     assert moved <= 60_000
+
+
+@pytest.mark.parametrize("memory", [60_000, 300_000])
+def test_what_only_the_compiler_finds_too_large_is_cut(memory):
+    def values(z):
+        return jnp.linalg.svd(z, compute_uv=False)
+
+    z = np.random.default_rng(0).normal(size=(64, 24, 24)).astype(np.float32)
+    made = sm.plan(values, z, memory=memory)
+    assert made.num_shards > 1
+    assert made.peak_bytes <= memory
+    expected = jax.jit(values)(z)
+    np.testing.assert_allclose(made.run(z), expected, atol=1e-3)
+    np.testing.assert_allclose(
+        sm.chunked(values, memory=memory)(z), expected, atol=1e-3
+    )
+
+
+def test_the_axis_that_is_cut_need_not_have_the_most_pieces():
+    x = np.ones(100_000, np.float32)
+    assert sm.plan(lambda x: jnp.cumsum(x), x, memory=60_000).peak_bytes <= 60_000
