@@ -60,9 +60,9 @@ def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
 
 
 def largest_mesh(meshes: Sequence[Any], layouts: Sequence[Any]) -> Any:
-    """The largest mesh; None without one."""
+    """The largest mesh, of inputs and outputs first; None without one."""
     named = [s.mesh for s in layouts if isinstance(s, NamedSharding)]
-    return max([*meshes, *named], key=lambda mesh: mesh.size, default=None)
+    return max([*named, *meshes], key=lambda mesh: mesh.size, default=None)
 
 
 def axes_of(mesh: Any) -> tuple[tuple[str, int], ...]:
