@@ -19,6 +19,17 @@ COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 """The combiners, each for two arrays of one dtype."""
 
+COMBINE_IN_NUMPY: Mapping[str, Any] = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+"""The same combiners for NumPy arrays."""
+
 
 def identity(combiner: str, dtype: DTypeLike) -> np.ndarray:
     """The identity of a combiner.

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from shardmap._jax.arrays import check_types_unchecked, types_unchecked
-from shardmap._jax.context import NO_MESH, casts_refused, config_value
+from shardmap._jax.context import NO_MESH, casts_refused
 from shardmap._jax.effects import axes_used
 from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import (
@@ -24,7 +24,6 @@ from shardmap._jax.types import (
     Value,
     without_sharding,
 )
-from shardmap._lazy import logging
 from shardmap.map.collectives.checks import checked_collectives
 from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.split import vectorizable
@@ -90,12 +89,6 @@ class Flattened:
     @classmethod
     def tree_unflatten(cls, tree: PyTree, leaves: Sequence[Any]) -> "Flattened":
         return cls(leaves, tree)
-
-
-def log_compile(message: str, *args: Value) -> None:
-    """Logs in one line that a program is compiled."""
-    level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
-    logging.log(level, f"shardmap: compiling {message}", *args)
 
 
 class Body(NamedTuple):

@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import jax
 from jax.sharding import Sharding
 
-from shardmap._jax.context import configuration, without_mesh
+from shardmap._jax.context import config_value, configuration, without_mesh
 from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
 from shardmap._jax.types import Aval, PyTree, TreeDef, Value
+from shardmap._lazy import logging
 from shardmap.api.calls import caches, refusals
 from shardmap.api.calls.call import (
     Arguments,
@@ -336,7 +337,8 @@ class Programs(abc.ABC, Generic[C, OptionsT]):
                 f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
                 "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
             )
-        tracing.log_compile("%s: %s", self.name, call.described)
+        level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
+        logging.log(level, "shardmap: compiling %s: %s", self.name, call.described)
         return {
             "out_shardings": trees.with_leaves(out_tree, call.shardings.results),
             "compiler_options": running.compiler_options(call.devices),

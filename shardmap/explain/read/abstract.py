@@ -26,7 +26,7 @@ from shardmap.map.collectives.names import for_mesh
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.lowering.decision import Decision
-from shardmap.map.lowering.programs import (
+from shardmap.map.lowering.lower_map import (
     block_function,
     on_one_device,
     one_block_of_whole,

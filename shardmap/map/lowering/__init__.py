@@ -4,7 +4,7 @@
 """
 
 from shardmap.map import rules
-from shardmap.map.lowering import evaluation, programs
+from shardmap.map.lowering import evaluation, lower_map
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 
-__all__ = ["MapPrimitive", "evaluation", "programs", "rules", "spmap_p"]
+__all__ = ["MapPrimitive", "evaluation", "lower_map", "rules", "spmap_p"]

@@ -16,7 +16,7 @@ from shardmap.arrays.programs.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshPlacement, map_mesh, own_placement
-from shardmap.map.lowering.programs import on_one_device
+from shardmap.map.lowering.lower_map import on_one_device
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p

@@ -149,8 +149,8 @@ def of_pieces(
             return function(*values, starts)
         factor, *rest = left
         axes = [list(row).index(factor) if factor in row else None for row in ins]
-        [first, *_] = [place for place in enumerate(axes) if place[1] is not None]
-        lengths: Sequence[int] = local.holes[first]  # type: ignore[index]
+        places = [(k, axis) for k, axis in enumerate(axes) if axis is not None]
+        lengths = local.holes[places[0]]
         if len(lengths) == 1:
             return of_box(local, values, rest, starts)
         columns, start = [], 0

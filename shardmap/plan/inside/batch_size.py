@@ -7,7 +7,7 @@ import jax
 
 from shardmap._jax.types import Params
 from shardmap.map.layout import MeshPlacement
-from shardmap.map.lowering.programs import block_function
+from shardmap.map.lowering.lower_map import block_function
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.plan.memory.liveness import Peak, peak
 from shardmap.units import size

@@ -93,8 +93,8 @@ class Fit:
         """
         return _keeping_or_not(lambda keeps: self._program(asked, keeps))
 
-    def _best(self, asked: Asked, keeps: bool, room: int = 0) -> _Found:
-        """The least that these cuts take; the first way that takes no more than room.
+    def _best(self, asked: Asked, keeps: bool) -> _Found:
+        """The first way of these cuts that fits, or the one that takes the least.
 
         That way is tried first the next time.
         """
@@ -106,7 +106,7 @@ class Fit:
                 made = self._make(*key)
                 self._known[key] = _Found(made, plan_peak(made, self._in_loops))
             found.append((self._known[key], partial))
-            if found[-1][0].peak.bytes <= room:
+            if found[-1][0].peak.bytes <= self._memory:
                 break
         best, chosen = min(found, key=lambda each: each[0].peak.bytes)
         self._choices.sort(key=lambda partial: partial != chosen)
@@ -142,7 +142,7 @@ class Fit:
 
         def held(each: Asked, count: int) -> Peak:
             pieces = self._in_pieces(each, count)
-            found = self._best(pieces, keeps, self._memory)
+            found = self._best(pieces, keeps)
             if not ask_compiler:
                 return found.peak
             took = compiled_bytes(found.program, self._in_loops)
@@ -176,37 +176,36 @@ class Fit:
                     yield (*asked[:k], row, *asked[k + 1 :])
 
     def _program(self, asked: Asked, keeps: bool) -> CutProgram:
-        most, count = self._most(asked), 1
+        most, first = self._most(asked), 1
         for _ in range(COMPILED if most else 1):
-            count = self._fewest(asked, most, keeps, count)
-            found = self._best(self._in_pieces(asked, count), keeps, self._memory)
+            count = self._fewest(asked, most, keeps, first)
+            found = self._best(self._in_pieces(asked, count), keeps)
             took = compiled_bytes(found.program, self._in_loops)
             if took <= self._memory:
                 return found.program
             # A piece takes about as much less as it is shorter.
-            count = math.ceil(1.1 * count * took / self._memory)
+            first = math.ceil(1.1 * count * took / self._memory)
         self._refuse(found.peak._replace(bytes=took), count)
         raise AssertionError(took)
 
     def _fewest(self, asked: Asked, most: int, keeps: bool, first: int) -> int:
         """In how many pieces it fits, ``first`` or more, up to a sixteenth too many."""
-        room = self._memory
 
         def held(count: int) -> Peak:
-            return self._best(self._in_pieces(asked, count), keeps, room).peak
+            return self._best(self._in_pieces(asked, count), keeps).peak
 
         count = min(first, most)
         below = count - 1
-        while (least := held(count)).bytes > room:
+        while (least := held(count)).bytes > self._memory:
             if count >= most:
                 self._refuse(least, count)
                 break
             # A piece holds about as much less as it is shorter.
-            times = min(max(least.bytes / max(room, 1), 1.25), 16)
+            times = min(max(least.bytes / self._memory, 1.25), 16)
             below, count = count, min(max(int(count * times), count + 1), most)
         tried = count - max(1, count // 16)
         while count - below > max(1, count // 16):
-            if held(tried).bytes <= room:
+            if held(tried).bytes <= self._memory:
                 count = tried
             else:
                 below = tried

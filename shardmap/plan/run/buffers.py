@@ -1,7 +1,7 @@
 """Buffers of results, the tree of partial results, and reads of boxes."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,20 +11,10 @@ from jax.typing import ArrayLike
 from shardmap._jax.context import config_value
 from shardmap._jax.types import Aval
 from shardmap.arrays.array_likes import device_dtype, refuse_other_dtype
-from shardmap.arrays.combining import identity
+from shardmap.arrays.combining import COMBINE_IN_NUMPY, identity
 from shardmap.plan.engine.keys import data_aval, is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, shape_of, slices
-
-COMBINE: Mapping[str, Any] = {
-    "add": np.add,
-    "and": np.bitwise_and,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
 
 FOLDED = 16
 """How many partial results make one."""
@@ -44,7 +34,7 @@ def put(buffer: Any, box: Box, combiner: str, part: ArrayLike) -> None:
     if combiner != "insert":
         # Parts of inf and -inf, and sums that overflow, come out as XLA has them.
         with np.errstate(all="ignore"):
-            part = COMBINE[combiner](np.asarray(buffer[index]), part)
+            part = COMBINE_IN_NUMPY[combiner](np.asarray(buffer[index]), part)
     buffer[index] = part
 
 
@@ -61,7 +51,7 @@ def fold(combiner: str, parts: Iterable[Any], own: bool = False) -> np.ndarray:
     with np.errstate(all="ignore"):
         for part in parts:
             out = total if own and total.ndim else None
-            total = np.asarray(COMBINE[combiner](total, part, out=out))
+            total = np.asarray(COMBINE_IN_NUMPY[combiner](total, part, out=out))
             own = True
     return np.asarray(total)
 
