@@ -109,9 +109,7 @@ def id_print(
 
     >>> id_print((1, [2.5, 3]), what="these")
     what: these
-    ( 1
-      [ 2.5
-        3 ] )
+    ( 1 [ 2.5 3 ] )
     (1, [2.5, 3])
     """
     host = _Print(_fixed(kwargs), tap_with_device, output_stream, threshold)
@@ -262,13 +260,16 @@ BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     dict: ("{", "}"),
 }
+WIDTH = 80
 
 
 def _lines(value: PyTree) -> list[str]:
-    """A value as text; each part of a tuple, list or dict has its own line.
+    """A value as text, on one line if it fits, or else with a line for each part.
 
-    >>> _lines({"a": (), "b": 1})
-    ['{ a=( )', '  b=1 }']
+    >>> _lines({"a": (), "b": [1, 2.5]})
+    ['{ a=(  ) b=[ 1 2.5 ] }']
+    >>> _lines((np.eye(2), 3))
+    ['( [[1. 0.]', '   [0. 1.]]', '  3 )']
     """
     if type(value) not in BRACKETS:
         return str(value).split("\n")
@@ -283,7 +284,8 @@ def _lines(value: PyTree) -> list[str]:
     )
     first, last = BRACKETS[type(value)]
     inner = [line for part in parts for line in part]
-    if not inner:
-        return [f"{first} {last}"]
+    one_line = f"{first} {' '.join(inner)} {last}"
+    if len(inner) == len(parts) and len(one_line) <= WIDTH:
+        return [one_line]
     begun = [f"{first} {inner[0]}", *(f"  {line}" for line in inner[1:])]
     return [*begun[:-1], f"{begun[-1]} {last}"]

@@ -64,8 +64,24 @@ def test_a_print_is_one_text_for_each_device():
     hcb.barrier_wait()
     texts = ["device:" + text for text in out.getvalue().split("device:")[1:]]
     assert sorted(texts) == [
-        f"device: {jax.devices()[k]} what: it\n{{ a=( {k + 1}.0 )\n  b={k}.0 }}\n"
+        f"device: {jax.devices()[k]} what: it\n{{ a=( {k + 1}.0 ) b={k}.0 }}\n"
         for k in range(2)
+    ]
+
+
+def test_a_print_has_a_line_for_each_part_if_one_line_is_too_short():
+    out = io.StringIO()
+    hcb.id_print((), output_stream=out)
+    hcb.id_print((np.eye(2), {"a": 3}), output_stream=out)
+    hcb.id_print([np.arange(10), np.arange(30)], output_stream=out)
+    assert out.getvalue().splitlines() == [
+        "(  )",
+        "( [[1. 0.]",
+        "   [0. 1.]]",
+        "  { a=3 } )",
+        "[ [0 1 2 3 4 5 6 7 8 9]",
+        "  [ 0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17 18 19 20 21 22 23",
+        "   24 25 26 27 28 29] ]",
     ]
 
 

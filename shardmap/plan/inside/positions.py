@@ -110,7 +110,10 @@ class Positions:
         self.rows = [column.astype(dtype) for column, steps in found if steps is None]
 
     def at(self, counter: Any, looked_up: Sequence[Any]) -> ShardPlaces:
-        """The positions of one shard: plain numbers where all shards have the same."""
+        """The positions of one shard.
+
+        Boxes have plain numbers where all shards have the same.
+        """
         rest = iter(looked_up)
         found = [
             next(rest)
@@ -131,4 +134,5 @@ class Positions:
 
         written = {k: taken(rank) for k, rank in self._written.items()}
         reads = [taken(rank) for rank in self._reads]
-        return ShardPlaces(written, reads, list(numbers))
+        starts = [jnp.asarray(number, self.first.dtype) for number in numbers]
+        return ShardPlaces(written, reads, starts)
