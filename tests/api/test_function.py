@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import inspect
 import logging
 import pickle
 import traceback
@@ -49,6 +50,7 @@ def test_is_told_by_its_name_and_docs(kind):
     f = mapped(kind, shifted)
     assert repr(f) == f"<{kind} of shifted>"
     assert (f.__name__, f.__doc__, f.__wrapped__) == ("shifted", "x, moved.", shifted)
+    assert inspect.signature(f) == inspect.signature(shifted)
 
 
 @every_kind
@@ -164,12 +166,15 @@ def test_is_freed_with_its_function(kind):
         f = mapped(kind, fun)
         f(X)
         f(jax.device_put(X, SHARDED))
-        return weakref.ref(fun)
+        jax.grad(lambda x: mapped(kind, fun)(x).sum())(X)
+        counted = Counted()
+        mapped(kind, counted.method)(X)
+        return weakref.ref(fun), weakref.ref(counted)
 
-    reference = references()
+    function, owner = references()
     jax.clear_caches()
     gc.collect()
-    assert reference() is None
+    assert (function(), owner()) == (None, None)
 
 
 class Counted:
@@ -184,6 +189,9 @@ class Counted:
         if x.shape[-1:] in ((2,), (3,)) and self.error is not None:
             raise self.error("it is the user's")
         return x + 1
+
+    def method(self, x):
+        return self(x)
 
 
 @pytest.mark.few(1)
@@ -225,15 +233,14 @@ def test_a_call_is_read_once(kind, is_set, monkeypatch):
 
 
 @every_kind
-@pytest.mark.parametrize("error", [ValueError, TypeError])
-def test_a_users_error_is_raised_once_and_alone(kind, error):
-    counted = Counted(error)
+def test_a_users_error_is_raised_once_and_alone(kind):
+    counted = Counted(TypeError)
     f = mapped(kind, lambda x: counted(x), **_ranks(kind))
     # The program for this one is tried first for what comes next.
     for _ in range(2):
         f(jax.device_put(X, SHARDED))
     counted.runs = 0
-    with pytest.raises(error, match="it is the user's") as raised:
+    with pytest.raises(TypeError, match="it is the user's") as raised:
         f(jax.device_put(np.ones((8, 2), np.float32), SHARDED))
     assert counted.runs == 1
     assert raised.value.__context__ is None
@@ -241,7 +248,7 @@ def test_a_users_error_is_raised_once_and_alone(kind, error):
     told = "".join(traceback.format_exception(raised.value))
     assert "KeyError" not in told
     assert "During handling" not in told
-    with pytest.raises(error, match="it is the user's") as raised:
+    with pytest.raises(TypeError, match="it is the user's") as raised:
         f(np.ones((8, 3), np.float32))
     assert raised.value.__context__ is None
     # The map still works, and as fast.
@@ -277,6 +284,16 @@ def test_what_jax_is_told_anew_is_traced_anew(kind):
     assert f(np.arange(8)).dtype == np.int32
 
 
+COMPILING = {
+    "spmap": "axis 'i' of 8 elements on devices [0, 1, 2, 3, 4, 5, 6, 7], elements "
+    "['float32[]']",
+    "mesh_map": "blocks on mesh {'i': 8}, devices [0, 1, 2, 3, 4, 5, 6, 7], arguments "
+    "['float32[8]']",
+    "sharded_jit": "8 partitions on devices [0, 1, 2, 3, 4, 5, 6, 7], arguments "
+    "['float32[8]']",
+}
+
+
 @every_kind
 def test_one_line_for_each_compile(kind, caplog):
     absl_logging.get_absl_logger().propagate = True
@@ -285,9 +302,9 @@ def test_one_line_for_each_compile(kind, caplog):
         for _ in range(2):
             f(X)
             f(np.ones(16, np.float32))
-    lines = [m for m in caplog.messages if "shardmap: compiling <lambda>: " in m]
+    lines = [m for m in caplog.messages if "shardmap: compiling" in m]
     assert len(lines) == 2
-    assert all("devices [0, 1, 2, 3, 4, 5, 6, 7]" in line for line in lines)
+    assert lines[0] == f"shardmap: compiling <lambda>: {COMPILING[kind]}"
 
 
 # Refusals
@@ -300,7 +317,7 @@ def test_what_cannot_be_called_is_refused(kind):
 
 
 @every_kind
-@pytest.mark.parametrize("positions", ["a", 1.5, True, (0, "a"), [None]])
+@pytest.mark.parametrize("positions", ["a", True, (0, 1.5)])
 @pytest.mark.parametrize("parameter", ["static", "donate_argnums"])
 def test_positions_that_are_no_ints_are_refused(kind, parameter, positions):
     named = {"static": r"static_\w+"}.get(parameter, parameter)

@@ -113,14 +113,8 @@ def test_parts_that_are_none(parts):
             make()
 
 
-def test_other_mistakes():
+def test_counts_below_one():
     with pytest.raises(ValueError, match=r"in_parts must be counts of at least 1"):
         sharded_jit(jnp.sin, (2, 0), None)
     with pytest.raises(ValueError, match=r"num_partitions must be counts of at least"):
         sharded_jit(jnp.sin, None, None, 0)
-    with pytest.raises(TypeError, match="sharded_jit expects a callable, but got 3"):
-        sharded_jit(3, None, None)
-    with pytest.raises(
-        TypeError, match=r"argument name of type .*str.* static_argnums"
-    ):
-        sharded_jit(lambda x, name: x, None, None)(X, "x")

@@ -45,21 +45,14 @@ def test_call_is_done_when_an_eager_tap_returns(recorder):
     recorder.wait()
 
 
-@pytest.mark.parametrize("k", range(3))
-def test_jit_on_each_device_in_turn(recorder, k):
+def test_jit_on_each_device_in_turn(recorder):
     @jax.jit
     def two_taps(x):
         return recorder.tap(recorder.tap(x) + 1)
 
-    for device in jax.devices()[: k + 1]:
+    for device in TWO:
         assert two_taps(jax.device_put(111, device)) == 112
-    assert recorder.wait() == {device: [111, 112] for device in range(k + 1)}
-
-
-def test_map(recorder):
-    f = spmap_on_two(lambda x: recorder.tap(2 * x))
-    np.testing.assert_array_equal(f(np.arange(2, dtype=np.int32)), [0, 2])
-    assert recorder.wait() == {0: [0], 1: [2]}
+    assert recorder.wait() == {device: [111, 112] for device in range(2)}
 
 
 def test_map_of_a_pair(recorder):
@@ -86,23 +79,8 @@ def test_map_of_map_of_vmap(recorder):
     }
 
 
-def test_map_of_map_with_work_around(recorder):
-    x = numbered(2, 1, 3)
-    f = spmap_on_two(tapped_map_of_map(recorder))
-    np.testing.assert_array_equal(f(x), 2 * (x + 1) + 1)
-    calls = recorder.wait()
-    for before, inside, after in calls.values():
-        assert np.shape(before) == np.shape(after) == (1, 3)
-        assert np.size(inside) == 3
-    flat = {d: [np.ravel(v).tolist() for v in values] for d, values in calls.items()}
-    assert flat == {
-        0: [[1, 2, 3], [2, 4, 6], [3, 5, 7]],
-        1: [[101, 102, 103], [202, 204, 206], [203, 205, 207]],
-    }
-
-
 @pytest.mark.few(1)
-@pytest.mark.parametrize("shape", [(2, 3, 2), (2, 4), (4, 2), (3, 2)])
+@pytest.mark.parametrize("shape", [(2, 3, 2), (2, 1, 3), (4, 2)])
 def test_map_of_map_with_work_around_on_more_devices(recorder, shape):
     """What the outer function computes is there on each device of its element."""
     x = numbered(*shape)
@@ -173,12 +151,6 @@ def test_sharded_jit_without_a_map(recorder, order):
     f = jax.jit(lambda x: 5 * recorder.tap(x @ jnp.ones((3, 4), jnp.int32)))
     np.testing.assert_array_equal(f(placed), [[15] * 4, [165] * 4])
     assert recorder.wait() == {order[0]: [[[3, 3, 3, 3], [33, 33, 33, 33]]]}
-
-
-def test_what_was_called_is_computed_with(recorder):
-    f = spmap_on_two(lambda x: 3 * recorder.tap(2 * x))
-    np.testing.assert_array_equal(f(np.arange(2)), [0, 6])
-    assert recorder.wait() == {0: [0], 1: [2]}
 
 
 def test_a_tap_is_one_equation_with_an_effect(recorder):
@@ -293,7 +265,7 @@ def test_threads(recorder):
 # Devices
 
 
-@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("step", [1, -1])
 def test_devices(recorder, count, step):
     devices = jax.devices()[::step][:count]
@@ -312,10 +284,9 @@ def test_the_device_is_a_jax_device():
     assert seen == TWO
 
 
-@pytest.mark.parametrize("k", [0, 5])
-def test_eager_tap_of_a_placed_array(recorder, k):
-    recorder.tap(jax.device_put(1.5, jax.devices()[k]))
-    assert recorder.wait() == {k: [1.5]}
+def test_eager_tap_of_a_placed_array(recorder):
+    recorder.tap(jax.device_put(1.5, jax.devices()[5]))
+    assert recorder.wait() == {5: [1.5]}
 
 
 def test_eager_tap_of_a_sharded_array_has_the_whole_value(recorder):

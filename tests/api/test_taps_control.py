@@ -56,11 +56,6 @@ def in_fori_loop(note, x):
     return lax.fori_loop(0, x, lambda k, c: c + note(k), x)
 
 
-def in_fori_loop_of_one_length(note, x):
-    length = jnp.int32(3)
-    return lax.fori_loop(0, length, lambda k, c: note(c + k), x)
-
-
 def in_scan(note, x):
     return lax.scan(lambda c, k: (note(c + k), None), x, jnp.arange(3))[0]
 
@@ -76,14 +71,6 @@ def in_switch(note, x):
 def in_branches_without_results(note, x):
     lax.cond(x > 1, lambda: (note(x), None)[1], lambda: None)
     return x
-
-
-def in_cond_of_one_choice(note, x):
-    return lax.cond(jnp.int32(1) > 0, lambda x: note(x) + 1, lambda x: x, x)
-
-
-def in_scan_in_while(note, x):
-    return lax.while_loop(lambda x: x < 2, lambda x: in_scan(note, x), x)
 
 
 def in_while_in_scan(note, x):
@@ -126,13 +113,10 @@ ALONE = [
     in_body,
     in_condition_and_body,
     in_fori_loop,
-    in_fori_loop_of_one_length,
     in_scan,
     in_cond,
     in_switch,
     in_branches_without_results,
-    in_cond_of_one_choice,
-    in_scan_in_while,
     in_while_in_scan,
     in_while_in_while,
     in_cond_in_while_in_jit,
@@ -147,7 +131,6 @@ VECTORISED = [program for program in ALONE if program not in IN_CONDITIONS]
 LAYOUTS = {
     "one each": (8, {}),
     "batch_size": (11, {"devices": jax.devices()[:2], "batch_size": 1}),
-    "two each": (16, {}),
     "uneven": (11, {}),
     "spmd": (8, {"lowering": "spmd"}),
     "one device": (5, {"devices": jax.devices()[:1]}),
@@ -261,32 +244,6 @@ def test_with_the_index_in_a_loop():
     }
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("program", VECTORISED, ids=lambda f: f.__name__)
-def test_numbers_and_calls_under_vmap(program):
-    """One call has all elements, as often as the longest loop runs."""
-    x = np.arange(5, dtype=np.int32) - 1
-    count = []
-
-    def note(value):
-        sm.tap(lambda value: count.append(value.shape), value)
-        return value
-
-    expected = [program(lambda v: v, y) for y in x]
-    np.testing.assert_array_equal(
-        jax.vmap(functools.partial(program, note))(x), np.stack(expected)
-    )
-    sm.taps_barrier()
-    np.testing.assert_array_equal(
-        jax.jit(jax.vmap(jax.vmap(functools.partial(program, note))))(
-            np.stack([x, x + 1])
-        ),
-        np.stack([expected, [program(lambda v: v, y) for y in x + 1]]),
-    )
-    sm.taps_barrier()
-    assert count
-
-
 def shares_the_condition(x):
     """The tapped value is one for all elements."""
 
@@ -305,11 +262,8 @@ counted = functools.partial(in_condition, tapped)
     [
         jax.vmap(counted),
         jax.vmap(jax.jit(counted)),
-        jax.vmap(functools.partial(in_condition, jax.jit(tapped))),
         jax.vmap(functools.partial(in_condition, jax.checkpoint(tapped))),
-        jax.vmap(functools.partial(in_while_in_while, tapped)),
         jax.vmap(shares_the_condition),
-        jax.vmap(jax.vmap(counted), in_axes=None, axis_size=2),
         lambda x: jax.vmap(sm.spmap(counted))(x[None]),
     ],
 )

@@ -1,11 +1,9 @@
 """Keeping things for functions: found again when equal, gone with the function."""
 
-import functools
 import gc
 import subprocess
 import sys
 import threading
-import weakref
 
 import jax
 import numpy as np
@@ -14,21 +12,6 @@ from jax import lax
 
 import shardmap as sm
 from shardmap.api.calls import caches
-from shardmap.api.calls.caches import MOST, LRUCache, WeakFunction, weak_cache
-
-
-class Value:
-    """Something to keep."""
-
-
-def test_the_same_function_and_key_find_the_same_value():
-    def fun():
-        pass
-
-    value = weak_cache(fun, "key", Value)
-    assert weak_cache(fun, "key", Value) is value
-    assert weak_cache(fun, "other key", Value) is not value
-    assert weak_cache(lambda: None, "key", Value) is not value
 
 
 @pytest.mark.few(1)
@@ -47,20 +30,6 @@ def test_a_method_is_traced_anew_as_its_object_may_have_changed(mapped):
     for scale.factor in (1, 2):
         assert mapped(scale.times)(np.ones(8))[0] == scale.factor
         assert kept_there(np.ones(8))[0] == 1
-
-
-def test_the_programs_of_a_method_go_with_it():
-    class Scale:
-        def times(self, x):
-            return x * 2
-
-    scale = Scale()
-    mapped = sm.spmap(scale.times)
-    mapped(np.ones(8))
-    programs = weakref.ref(mapped._programs)
-    del mapped
-    gc.collect()
-    assert programs() is None
 
 
 @pytest.mark.few(1)
@@ -98,57 +67,6 @@ def test_no_more_programs_of_static_values_live_than_are_kept(
     gc.collect()
     assert 0 < len(client.live_executables()) - before <= 4
     np.testing.assert_array_equal(mapped(0, x), 0 * x)
-
-
-def test_callables_without_hash_are_found_by_identity():
-    class Unhashable:
-        __hash__ = None
-
-        def __eq__(self, other):
-            return True
-
-        def __call__(self):
-            pass
-
-    one, two = Unhashable(), Unhashable()
-    value = weak_cache(one, None, Value)
-    assert weak_cache(one, None, Value) is value
-    assert weak_cache(two, None, Value) is not value
-
-
-def test_the_value_goes_with_the_function():
-    def fun():
-        pass
-
-    value = weak_cache(fun, None, Value)
-    reference = weakref.ref(value)
-    del fun, value
-    gc.collect()
-    assert reference() is None
-
-
-def test_what_has_no_weak_reference_is_made_anew_each_time():
-    assert weak_cache(np.add, None, Value) is not weak_cache(np.add, None, Value)
-    assert WeakFunction(np.add)() is np.add
-
-
-def test_weak_functions_give_the_function_while_it_lives():
-    class Owner:
-        def method(self):
-            return self
-
-    def fun():
-        pass
-
-    owner = Owner()
-    partial = functools.partial(fun)
-    assert WeakFunction(fun)() is fun
-    assert WeakFunction(partial)() is partial
-    method = WeakFunction(owner.method)
-    assert method()() is owner
-    del owner
-    gc.collect()
-    assert method() is None
 
 
 class Nested:
@@ -245,44 +163,3 @@ def test_no_lock_is_held_while_hooks_of_users_run():
     assert done.returncode == 0, done.stdout + done.stderr
     count, *_ = done.stdout.split()
     assert int(count) >= 10
-
-
-def test_other_threads_are_not_kept_waiting_by_a_comparison():
-    mapped = threading.Event()
-
-    class Waiting(Nested):
-        def __hash__(self):
-            return 2
-
-        def __eq__(self, other):
-            threading.Thread(target=lambda: (sm.spmap(abs), mapped.set())).start()
-            return mapped.wait(30)
-
-    first = Waiting()
-    weak_cache(first, None, Value)
-    weak_cache(Waiting(), None, Value)
-    assert mapped.is_set()
-
-
-def test_of_many_values_the_least_recently_used_go():
-    kept = LRUCache()
-    for k in range(MOST):
-        kept.setdefault(k, f"value {k}")
-    assert kept.get(0) == "value 0"
-    assert kept.setdefault("one more", "value") == "value"
-    assert len(kept) == MOST
-    assert kept.get(0) == "value 0"
-    assert kept.get(1) is None
-    assert kept.setdefault(0, "another") == "value 0"
-    kept.drop(0)
-    assert kept.get(0) is None
-
-
-def test_of_one_function_not_all_options_are_kept():
-    def fun():
-        pass
-
-    first = weak_cache(fun, 0, Value)
-    for k in range(1, MOST + 1):
-        weak_cache(fun, k, Value)
-    assert weak_cache(fun, 0, Value) is not first

@@ -3,14 +3,12 @@
 import gc
 import logging
 import threading
-import weakref
 
 import jax
 import numpy as np
 import pytest
 from absl import logging as absl_logging
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.xla_client import HloSharding
 
 import shardmap as sm
@@ -59,18 +57,6 @@ def test_compiles_once_for_equal_calls_and_again_for_new_shapes():
             mapped(np.ones((8, 2), np.float32))
             mapped(EIGHT)
     assert (counted.traces, compiles.count) == (2, 1)
-
-
-def test_mapping_a_function_in_a_loop_compiles_once():
-    counted = Counted()
-
-    def fun(x):
-        return counted.method(x)
-
-    with Compiles() as compiles:
-        for _ in range(5):
-            sm.spmap(fun, axis_name="i", in_axes=[0])(EIGHT)
-    assert (counted.traces, compiles.count) == (1, 1)
 
 
 def test_a_mapped_method_compiles_once_per_object():
@@ -136,23 +122,6 @@ def test_a_program_finds_its_function_under_grad_and_vmap_too():
     assert (counted.traces, compiles.count) == (1, 0)
 
 
-def test_a_function_that_nobody_holds_is_freed():
-    def references():
-        counted = Counted()
-
-        def fun(x):
-            return counted.method(x)
-
-        sm.spmap(fun)(EIGHT)
-        sm.spmap(counted.method)(EIGHT)
-        jax.grad(lambda x: sm.spmap(fun)(x).sum())(EIGHT)
-        return weakref.ref(fun), weakref.ref(counted)
-
-    function, owner = references()
-    gc.collect()
-    assert (function(), owner()) == (None, None)
-
-
 def test_a_thousand_equal_calls_keep_nothing():
     mapped = sm.spmap(lambda x, y: x + y, devices=jax.devices()[:2])
     x = np.ones(2, np.float32)
@@ -204,13 +173,6 @@ def test_eight_threads_at_once_also_for_first_calls():
 # Lowered form
 
 
-def test_lower_gives_jaxs_own_stage():
-    lowered = sm.spmap(lambda x: x + 1).lower(EIGHT)
-    assert isinstance(lowered, jax.stages.Lowered)
-    assert lowered.out_info.shape == (8,)
-    np.testing.assert_array_equal(lowered.compile()(EIGHT), EIGHT + 1)
-
-
 def test_lower_takes_abstract_arguments_and_keywords():
     mapped = sm.spmap(lambda x, y: x + y["z"], in_axes=(1,))
     x, y = np.ones((3, 8), np.float32), {"z": np.ones((8, 3), np.float32)}
@@ -254,11 +216,10 @@ def hlo_shardings(lowered):
     ]
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_the_programs_annotation_is_the_spec(size, axis):
+@pytest.mark.parametrize("axis", [0, -1])
+def test_the_programs_annotation_is_the_spec(axis):
     shape = [3, 3, 3]
-    shape[axis] = size
+    shape[axis] = 4
     lowered = sm.spmap(lambda x, y: x + y, in_axes=(axis, None)).lower(
         np.ones(shape, np.float32), np.float32(1)
     )
@@ -276,45 +237,7 @@ def test_the_result_lies_as_out_specs_say():
     assert sm.spec_of(mapped(x)) == mapped.lower(x).out_specs
 
 
-def test_numpy_arrays_go_to_the_devices_in_slices():
-    compiled = sm.spmap(lambda x: x + 1).lower(np.ones((8, 3))).compile()
-    ((given,), _) = compiled.input_shardings
-    mesh = Mesh(np.array(jax.devices()), ("i",))
-    assert given.is_equivalent_to(NamedSharding(mesh, PartitionSpec("i")), 2)
-
-
-def test_trace_gives_jaxs_own_stage():
-    traced = sm.spmap(lambda x: x + 1).trace(EIGHT)
-    assert isinstance(traced, jax.stages.Traced)
-    assert [e.primitive for e in traced.jaxpr.eqns] == [sm.spmap_p]
-
-
-def test_lower_inside_another_map_is_refused():
-    inner = sm.spmap(lambda x: x)
-
-    @sm.spmap
-    def outer(x):
-        inner.lower(x)
-        return x
-
-    with pytest.raises(ValueError, match="cannot be lowered inside another map"):
-        outer(np.ones((2, 2)))
-
-
 # Logs
-
-
-def test_one_line_per_compile(caplog):
-    mapped = sm.spmap(lambda x: x + 1, "batch")
-    absl_logging.get_absl_logger().propagate = True
-    with caplog.at_level(logging.WARNING, logger="absl"), jax.log_compiles():
-        mapped(EIGHT)
-        mapped(EIGHT)
-    lines = [r.getMessage() for r in caplog.records if "shardmap" in r.getMessage()]
-    assert lines == [
-        "shardmap: compiling <lambda>: axis 'batch' of 8 elements on devices "
-        "[0, 1, 2, 3, 4, 5, 6, 7], elements ['float32[]']"
-    ]
 
 
 def test_one_line_per_moved_input(caplog):

@@ -79,17 +79,6 @@ def test_args_info_is_that_of_jit(kind):
         assert lowered.in_tree == jax.tree.structure((args, kwargs))
 
 
-@every_kind
-def test_a_compiled_call_with_another_dtype_names_the_argument(kind):
-    compiled = kinds()[kind].lower(X, {"hi": X}).compile()
-    with pytest.raises(
-        TypeError,
-        match=r"Argument 'y\['hi'\]' compiled with float32\[8\] and called with "
-        r"int32\[8\]",
-    ):
-        compiled(X, {"hi": X.astype(np.int32)})
-
-
 def test_args_info_with_static_and_donated_arguments():
     def scaled(n, x, y):
         return x * n + y
