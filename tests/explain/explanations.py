@@ -115,6 +115,7 @@ def with_everything():
         count=None,
         source=None,
         added_by_partitioner=True,
+        cause="reduce_sum reduces a sharded dimension",
         seconds=None,
         link_bytes=None,
     )

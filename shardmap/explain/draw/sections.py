@@ -383,20 +383,10 @@ class _CollectiveGroup(NamedTuple):
         return len({(each.bytes_in, each.bytes_out) for each in self.members}) == 1
 
     @property
-    def causes(self) -> tuple[str, ...]:
-        """The causes, each once; the part after a colon is an example."""
-        causes: dict[str, str] = {}
-        for cause in [each.cause for each in self.members if each.cause]:
-            causes.setdefault(cause.partition(": ")[0], cause)
-        return tuple(causes.values())
-
-    @property
     def operand(self) -> str:
-        """The types before and after, unless they differ or a cause has them."""
+        """The types before and after; "" where the members differ."""
         before, after = self.first.before, self.first.after
         if not self.is_one_size or before is None or after is None:
-            return ""
-        if any(before in cause for cause in self.causes):
             return ""
         return before if before == after else f"{before} -> {after}"
 
@@ -469,7 +459,7 @@ def _row(group: _CollectiveGroup, has_times: bool, said: set[str]) -> Row:
 
 
 def _about(group: _CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
-    """The operation, the line, the cause and the advice of a row."""
+    """The operation, the line, the causes and the advice of a row."""
     first = group.first
     over = "over " + ", ".join(map(repr, first.axes)) if first.axes else ""
     parts = [" ".join(filter(None, (first.operation, over))), group.operand]
@@ -478,21 +468,12 @@ def _about(group: _CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:
         what = (*what, " at " if what[0] else "", Code(first.source))
     if any(what):
         yield Paragraph(what)
-    if first.added_by_partitioner:
-        why = "; ".join(_why(group, said)) or "the program has no such operation"
-        yield paragraph(f"put in by the compiler: {why}")
+    for cause in dict.fromkeys(each.cause for each in group.members if each.cause):
+        yield paragraph(f"Added by the compiler: {cause}.")
     for advice in [each.advice for each in group.members if each.advice]:
         if advice not in said:
             yield paragraph(f"To avoid: {advice}")
         said.add(advice)
-
-
-def _why(group: _CollectiveGroup, said: set[str]) -> Iterator[str]:
-    """The causes; an explanation after a colon is given once."""
-    for cause in group.causes:
-        text, _, explanation = cause.partition(": ")
-        yield text if explanation in said else cause
-        said.add(explanation)
 
 
 def _cost(report: Report) -> Iterator[Block]:

@@ -6,6 +6,7 @@ Arrays are sharded as inputs and outputs, or on the way, where a program asks fo
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ _CHANGE = (
     "jax.lax.with_sharding_constraint."
 )
 _MOST_NAMED = 3
-"""With more dimensions than these along a mesh axis, only the first is named."""
+"""Of more dimensions along a mesh axis than these, only the arguments are named."""
 
 
 class ShardedDimension(NamedTuple):
@@ -203,9 +204,10 @@ def _on_devices(axis: Axis, cut: ShardedDimension) -> Axis:
 def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
     cut = cuts[0]
     size = cut.sizes[cut.names.index(name)]
-    named = cuts if len(cuts) <= _MOST_NAMED else cuts[:1]
-    more = f", and {len(cuts) - 1:,} more" if len(cuts) > len(named) else ""
-    dimensions = ", ".join(f"dimension {cut.dimension} of {cut.path}" for cut in named)
+    what = ", ".join(f"dimension {cut.dimension} of {cut.path}" for cut in cuts)
+    if len(cuts) > _MOST_NAMED:
+        whole = dict.fromkeys(re.split(r"[\[.]", cut.path)[0] for cut in cuts)
+        what = f"{len(cuts):,} arrays of {', '.join(whole)}"
     return Axis(
         name=name,
         size=size,
@@ -216,9 +218,7 @@ def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
         depth=0,
         inside=None,
         source=None,
-        running=(
-            f"on {size:,} devices at once, cut by the partitioner: {dimensions}{more}"
-        ),
+        running=f"on {size:,} devices at once, cut by the partitioner: {what}",
         change=_CHANGE,
     )
 

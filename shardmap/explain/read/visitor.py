@@ -1,7 +1,7 @@
 """One pass over a jaxpr: its axes, collectives and layout constraints."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +42,10 @@ _CHANGE_VMAP = (
 _CHANGE_MESH = (
     "The shape of mesh= says how many devices; in_specs= and out_specs= of "
     "jax.shard_map, in_axes= and out_axes= of mesh_map what they cut."
+)
+_CHANGE_PMAP = (
+    "Give jax.pmap devices=; its axis has one element on each of them, where that of "
+    "shardmap.spmap may be of any length."
 )
 _CHANGE_LOOP = (
     "jax.lax.map takes batch_size=, how many steps to vectorise; no step needs the one "
@@ -99,25 +103,9 @@ def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
     )
 
 
-class _OpenVmap(NamedTuple):
-    """A vmap around the equations that are visited.
-
-    Attributes:
-      scope: what is inside it.
-      mark: its name and size, if a mark says them.
-      is_given: whether it is that of another equation, such as a loop of batches.
-    """
-
-    scope: Scope
-    mark: MarkedVmap | None = None
-    is_given: bool = False
-
-    def is_of(self, mark: MarkedVmap) -> bool:
-        """Whether a mark may be inside this vmap."""
-        return self.is_given or (self.mark is not None and self.mark[:2] == mark[:2])
-
-
 class _Visitor:
+    """Collects the facts of a jaxpr and of those in its equations."""
+
     def __init__(self, origins: loops.Origins) -> None:
         self.axes: list[Axis] = []
         self.over: dict[int, set[tuple[int, int]]] = {}
@@ -126,8 +114,46 @@ class _Visitor:
         self.primitives: set[str] = set()
         self.is_partitioned = False
         self._origins = origins
-        self._seen: dict[Any, int] = {}
+        self._numbers: dict[Any, int] = {}
         self._visited: set[Any] = set()
+
+    def visit(self, jaxpr: Jaxpr, around: Scope, vmaps: int = 0) -> None:
+        """Visits the equations of a jaxpr.
+
+        Args:
+          jaxpr: the jaxpr.
+          around: its scope.
+          vmaps: how many of the vmaps in the equations' metadata ``around`` has.
+        """
+        origins = tuple(map(self._origins.of, jaxpr.invars))
+        key = (id(jaxpr), around, vmaps, origins)
+        if key in self._visited:
+            return
+        self._visited.add(key)
+        self.constraints += constraints_of(jaxpr, around.line)
+        made_by = {var: each for each in jaxpr.eqns for var in each.outvars}
+        opened = _OpenVmaps(around, vmaps)
+        for equation in jaxpr.eqns:
+            self.primitives.add(equation.primitive.name)
+            self._origins.note(equation)
+            here = self._in_vmaps(equation, opened).at(equation)
+            if equation.primitive in COLLECTIVES:
+                self._collective(equation, here)
+            elif equation.primitive is scan_p:
+                loop = self._scan(equation, here, made_by)
+                if loop is not None:
+                    opened.open(loop)
+            elif equation.primitive is spmap_p:
+                self._spmap(equation, here)
+            elif equation.primitive is SHARD_MAP:
+                self._shard_map(equation, here, is_pmap(equation))
+            elif equation.primitive is while_p:
+                self._while(equation, here)
+            elif equation.primitive.name == CHUNKED:
+                self._chunked(equation, here)
+            else:
+                for inner in jaxprs_in(equation.params):
+                    self.visit(inner, here)
 
     def _add(
         self,
@@ -139,16 +165,15 @@ class _Visitor:
         running: str,
         change: str,
         in_turn: bool = False,
-    ) -> int:
-        """Adds an axis unless it is known, and returns its number."""
+    ) -> Scope:
+        """Adds an axis unless it is known, and returns the scope inside it."""
         size, devices, vectorised, steps = layout
         source = source_of(equation) or around.line
         text = None if name is None or name == UNNAMED else str(name)
-        backward = is_transposed(equation)
-        key = (around.axis, kind, text, layout, running, None if backward else source)
-        # Differentiation repeats an axis, on the way back.
-        forward = (around.axis, kind, text, layout, running, None)
-        if key not in self._seen:
+        key = (around.axis, kind, text, layout, running)
+        # Differentiation repeats an axis in the backward pass, on other lines.
+        place = None if is_transposed(equation) else source
+        if (key, place) not in self._numbers:
             inside = None if around.axis is None else self.axes[around.axis]
             axis = Axis(
                 name=text,
@@ -164,144 +189,89 @@ class _Visitor:
                 change=change,
                 in_turn=in_turn,
             )
+            number = self._numbers[key, place] = len(self.axes)
+            self._numbers.setdefault((key, None), number)
             self.axes.append(axis)
-            self._seen[key] = len(self.axes) - 1
-            self._seen.setdefault(forward, len(self.axes) - 1)
-        return self._seen[key]
+        return around._replace(axis=self._numbers[key, place])
 
-    def visit(self, jaxpr: Jaxpr, around: Scope, open_vmaps: int = 0) -> None:
-        """Visits a jaxpr inside ``open_vmaps`` known vmaps."""
-        origins = tuple(map(self._origins.of, jaxpr.invars))
-        key = (id(jaxpr), around, open_vmaps, origins)
-        if key in self._visited:
-            return
-        self._visited.add(key)
-        self.constraints += constraints_of(jaxpr, around.line)
-        made_by = {var: e for e in jaxpr.eqns for var in e.outvars}
-        # The jaxpr itself, then the vmaps around an equation.
-        stack = [_OpenVmap(around, is_given=True)] * (1 + open_vmaps)
-        forward = list(stack)
-        rest_of_loop = False
-        for equation in jaxpr.eqns:
-            self.primitives.add(equation.primitive.name)
-            self._origins.note(equation)
-            depth = vmaps_around(equation)
-            rest_of_loop &= depth > 0
-            if rest_of_loop:
-                continue
-            marks = vmaps_of(equation)
-            del stack[depth + 1 :]
-            for level, mark in enumerate(marks, 1):
-                if level < len(stack) and not stack[level].is_of(mark):
-                    del stack[level:]
-            if is_transposed(equation):
-                # The way back goes through the same vmaps.
-                stack += forward[len(stack) : depth + 1]
-            while len(stack) <= depth:
-                known = marks[len(stack) - 1] if marks else None
-                scope = self._vmap(stack[-1].scope, known, equation)
-                stack.append(_OpenVmap(scope, known))
-                forward = list(stack)
-            self._goes_over_marks(equation, stack, marks)
-            here = stack[-1].scope.at(equation)
-            if equation.primitive in COLLECTIVES:
-                self._collective(equation, here)
-            elif equation.primitive is scan_p:
-                rest_of_loop = self._scan(equation, here, made_by)
-            elif equation.primitive is spmap_p:
-                self._spmap(equation, here, depth)
-            elif equation.primitive is SHARD_MAP:
-                self._shard_map(equation, here, is_pmap(equation))
-            elif equation.primitive is while_p:
-                self._while(equation, here)
-            elif equation.primitive.name == CHUNKED:
-                self._chunked(equation, here)
-            else:
-                for inner in jaxprs_in(equation.params):
-                    self.visit(inner, here)
+    def _in_vmaps(self, equation: Equation, opened: "_OpenVmaps") -> Scope:
+        """The scope inside the vmaps around an equation, which are added as axes."""
+        opened.close_for(equation)
+        depth, marks = vmaps_around(equation), vmaps_of(equation)
+        for level in range(opened.depth, depth):
+            mark = marks[level] if marks else None
+            running = f"{_VMAP}; {_UNKNOWN_VMAP}" if mark is None else _VMAP
+            name, size = (None, None) if mark is None else mark[:2]
+            opened.open(
+                self._add(
+                    opened.scopes[level],
+                    "vmap",
+                    name,
+                    (size, 1, size, 1),
+                    equation,
+                    running,
+                    _CHANGE_VMAP,
+                ),
+                mark,
+            )
+        for level, mark in enumerate(marks, 1):
+            number = opened.scopes[level].axis
+            if (
+                opened.marks[level]
+                and number is not None
+                and mark.dimension is not None
+            ):
+                arguments = self._origins.of(*equation.invars)
+                over = self.over.setdefault(number, set())
+                over.update((argument, mark.dimension) for argument in arguments)
+        return opened.scopes[depth]
 
     def _collective(self, equation: Equation, here: Scope) -> None:
         if not here.program.partitioned and group_size(equation, here) > 1:
             name = COLLECTIVES[equation.primitive].name
             self.collectives.add((name, here.line))
 
-    def _vmap(
-        self, around: Scope, known: MarkedVmap | None, equation: Equation
-    ) -> Scope:
-        name, size = (None, None) if known is None else known[:2]
-        running = _VMAP if known is not None else f"{_VMAP}; {_UNKNOWN_VMAP}"
-        layout = (size, 1, size, 1)
-        number = self._add(
-            around, "vmap", name, layout, equation, running, _CHANGE_VMAP
-        )
-        return around._replace(axis=number)
-
     def _scan(
         self, equation: Equation, around: Scope, made_by: Mapping[Var, Equation]
-    ) -> bool:
-        """Adds a loop; True if a vmap after it computes the remainder."""
+    ) -> Scope | None:
+        """Adds a loop; gives the scope in it if a vmap does the last step after it."""
         length = equation.params["length"]
-        body = equation.params["jaxpr"]
         batch = loops.batch_of_map(equation, made_by)
         if batch is None:
-            running = f"{length:,} steps, one after another"
+            size, width, steps = length, 1, length
             in_turn = loops.is_in_turn(equation)
+            running = f"{length:,} steps, one after another"
             if in_turn:
                 running += ": each takes what the one before gave"
-            layout: Any = (length, 1, 1, length)
             change = _CHANGE_IN_TURN if in_turn else _CHANGE_LOOP
-            number = self._add(
-                around, "loop", None, layout, equation, running, change, in_turn
+        else:
+            size, width = batch
+            steps, in_turn = -(-size // width), False
+            running = loops.in_steps(steps, width, size - width * (steps - 1))
+            change = (
+                f"Give jax.lax.map another batch_size= than {width}, or write spmap "
+                "for it, which lays the elements on devices."
             )
-            self._goes_over(number, equation)
-            self.visit(body, around._replace(axis=number))
-            return False
-        size, width = batch
-        steps = -(-size // width)
-        running = loops.in_steps(steps, width, size - width * (steps - 1))
-        change = (
-            f"Give jax.lax.map another batch_size= than {width}, or write spmap for "
-            "it, which lays the elements on devices."
-        )
         layout = (size, 1, width, steps)
-        number = self._add(around, "loop", None, layout, equation, running, change)
-        self._goes_over(number, equation)
-        self.visit(body, around._replace(axis=number), open_vmaps=1)
-        return size % width != 0
-
-    def _goes_over_marks(
-        self,
-        equation: Equation,
-        stack: Sequence[_OpenVmap],
-        marks: Sequence[MarkedVmap],
-    ) -> None:
-        """Notes the argument and the dimension of each marked vmap."""
-        for vmap, mark in zip(stack[1:], marks, strict=False):
-            number, dimension = vmap.scope.axis, mark.dimension
-            if vmap.mark is None or number is None or dimension is None:
-                continue
-            for argument in self._origins.of(*equation.invars):
-                self.over.setdefault(number, set()).add((argument, dimension))
-
-    def _goes_over(self, number: int, scan: Equation) -> None:
-        arguments = self._origins.of(*loops.goes_over(scan))
-        self.over[number] = {(argument, 0) for argument in arguments}
+        inside = self._add(
+            around, "loop", None, layout, equation, running, change, in_turn
+        )
+        assert inside.axis is not None
+        arguments = self._origins.of(*loops.goes_over(equation))
+        self.over[inside.axis] = {(argument, 0) for argument in arguments}
+        vmaps = 0 if batch is None else 1
+        self.visit(equation.params["jaxpr"], inside, vmaps)
+        return inside if steps > length else None
 
     def _while(self, equation: Equation, around: Scope) -> None:
         running = "steps one after another, as many as the values ask for"
         if self._waits(equation, around):
             running += f": {loops.UNTIL_THE_SLOWEST}"
-        number = self._add(
-            around,
-            "while",
-            None,
-            (None, 1, 1, None),
-            equation,
-            running,
-            "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps.",
-        )
+        change = "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps."
+        layout = (None, 1, 1, None)
+        inside = self._add(around, "while", None, layout, equation, running, change)
         for inner in jaxprs_in(equation.params):
-            self.visit(inner, around._replace(axis=number))
+            self.visit(inner, inside)
 
     def _chunked(self, equation: Equation, around: Scope) -> None:
         """Adds the loop of each stage of a function in pieces."""
@@ -332,7 +302,7 @@ class _Visitor:
             number = axis.inside
         return False
 
-    def _spmap(self, equation: Equation, around: Scope, depth: int) -> None:
+    def _spmap(self, equation: Equation, around: Scope) -> None:
         params = equation.params
         decided, inside = around.in_map(equation)
         self.is_partitioned |= decided.branch == "partitioned"
@@ -357,11 +327,12 @@ class _Visitor:
             equation,
             _how_it_runs(layout, decided.branch, replicas),
             change,
-        )
+        ).axis
         if decided.mesh_axes:
             inside = inside.with_sizes([(params["axis_name"], layout.devices)])
         # A map that is vectorised has the vmaps around it inside.
-        self.visit(params["call_jaxpr"], inside._replace(axis=number), depth)
+        vmaps = vmaps_around(equation)
+        self.visit(params["call_jaxpr"], inside._replace(axis=number), vmaps)
 
     def _shard_map(self, equation: Equation, around: Scope, of_pmap: bool) -> None:
         params = equation.params
@@ -371,25 +342,65 @@ class _Visitor:
             if name not in manual:
                 continue
             size = mesh.shape[name]
-            number = self._add(
-                around,
-                "pmap" if of_pmap else "shard_map",
-                name,
-                (size, size, 1, 1),
-                equation,
-                _how_it_runs(AxisLayout(name, size, (name,), size), "element"),
-                "Give jax.pmap devices=; its axis has one element on each of them, "
-                "where that of shardmap.spmap may be of any length."
-                if of_pmap
-                else _CHANGE_MESH,
-            )
+            change, kind = _CHANGE_MESH, "shard_map"
+            if of_pmap:
+                change, kind = _CHANGE_PMAP, "pmap"
+            running = _how_it_runs(AxisLayout(name, size, (name,), size), "element")
+            layout = (size, size, 1, 1)
+            around = self._add(around, kind, name, layout, equation, running, change)
             if not of_pmap and not _tells_apart(equation, name):
-                running = f"{self.axes[number].running}, which all do the same: {_SAME}"
-                self.axes[number] = dataclasses.replace(
-                    self.axes[number], running=running, is_repeated=True
+                assert around.axis is not None
+                self.axes[around.axis] = dataclasses.replace(
+                    self.axes[around.axis],
+                    running=f"{running}, which all do the same: {_SAME}",
+                    is_repeated=True,
                 )
-            around = around._replace(axis=number)
         self.visit(params["jaxpr"], around.in_shard_map(equation))
+
+
+class _OpenVmaps:
+    """The vmaps around the equations of a jaxpr, which are gone through in order.
+
+    An equation says how many vmaps are around it. A vmap ends where there are fewer,
+    or where a mark says that it is another.
+
+    Args:
+      around: the scope of the jaxpr.
+      given: how many vmaps ``around`` has already.
+
+    Attributes:
+      scopes: that of the jaxpr, then that inside each vmap, outermost first.
+      marks: the mark of each vmap, if there is one; None for the jaxpr.
+    """
+
+    def __init__(self, around: Scope, given: int) -> None:
+        self.scopes = [around] * (1 + given)
+        self.marks: list[MarkedVmap | None] = [None] * (1 + given)
+        self._given = self._forward = given
+
+    @property
+    def depth(self) -> int:
+        """How many there are."""
+        return len(self.scopes) - 1
+
+    def open(self, inside: Scope, mark: MarkedVmap | None = None) -> None:
+        """Adds a vmap inside the others."""
+        self.scopes.append(inside)
+        self.marks.append(mark)
+        self._forward = self.depth
+
+    def close_for(self, equation: Equation) -> None:
+        """Ends the vmaps that an equation is not in."""
+        if is_transposed(equation):
+            return  # The backward pass goes through the same vmaps.
+        self._forward = min(self._forward, vmaps_around(equation))
+        kept = self._forward
+        for level, mark in enumerate(vmaps_of(equation), 1):
+            if self._given < level <= kept:
+                known = self.marks[level]
+                if known is None or known[:2] != mark[:2]:
+                    kept = level - 1
+        del self.scopes[kept + 1 :], self.marks[kept + 1 :]
 
 
 def _how_it_runs(layout: AxisLayout, branch: decision.Branch, replicas: int = 1) -> str:

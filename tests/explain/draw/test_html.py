@@ -145,7 +145,7 @@ def test_everything_that_is_known_is_on_the_page():
         "psum over 'data', 'model' at train.py:12 (step)",
         '<td data-label="Collective">all-reduce</td><td data-label="Times">100</td>',
         '<td data-label="Sent in all">7.0 KiB</td><td data-label="Time in all">12 us',
-        "put in by the compiler: the program has no such operation",
+        "Added by the compiler: reduce_sum reduces a sharded dimension.",
         'Floating point operations</td><td data-label="">1.5 T',
         "1.9 GiB",
         "750",

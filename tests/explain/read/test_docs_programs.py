@@ -19,7 +19,7 @@ TESTS = [
     "tests/map/collectives/test_names.py",
     "tests/api/test_mesh_map.py",
     "tests/api/test_sharded_jit.py",
-    "tests/explain/test_questions.py",
+    "tests/explain/read/hlo/test_causes.py",
     "tests/explain/read/test_sharded.py",
 ]
 

@@ -208,6 +208,13 @@ def test_the_parts_of_sharded_jit_are_axes():
     assert "each of 8 devices does the same" not in str(report)
 
 
+def test_many_arrays_along_a_mesh_axis_are_counted_by_argument():
+    fun = jax.jit(lambda w, x: jnp.tanh(x @ w["a"] @ w["b"][0] @ w["b"][1]).sum())
+    w = on(MODEL, 64, 64)
+    (axis,) = sm.explain(fun)({"a": w, "b": [w, w]}, w).axes
+    assert axis.running.endswith("cut by the partitioner: 4 arrays of w, x")
+
+
 def test_mesh_axes_are_in_the_order_of_the_mesh():
     w, x = on(MODEL, 64, 16), on(DATA, 1000, 64)
     axes = sm.explain(jax.jit(lambda w, x: x @ w))(w, x).axes

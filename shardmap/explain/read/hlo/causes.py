@@ -1,7 +1,6 @@
 """Why the compiler added a collective, and how to avoid it."""
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,14 +12,13 @@ from shardmap.explain.read.hlo.text import (
     Module,
     merged_names,
     reached,
-    types,
 )
 from shardmap.explain.read.sharded import LayoutConstraint
 from shardmap.map.collectives.table import COLLECTIVES
 
 REMATERIALISED = (
-    "the array is made whole on every device and then cut in another way (an "
-    "involuntary full rematerialisation)"
+    "the array is made whole on every device, then cut in another way (an involuntary "
+    "full rematerialization)"
 )
 _VIEWS = frozenset(
     "bitcast copy transpose reshape convert copy-start copy-done".split()
@@ -30,21 +28,11 @@ _PARTS = frozenset("slice squeeze dynamic_slice gather".split())
 _TAKES_PART = ("slice", "dynamic-slice", "gather")
 _LAYOUTS = frozenset("sharding_constraint reshard all-gather".split())
 _SAME_LAYOUT = (
-    "Name mesh axes for the same dimensions, in the same order, before and after."
-)
-_ALONG = (
-    "What goes along one dimension, such as a sort, is to find another one cut already."
-)
-_SUMS = (
-    "reduce_",
-    "scatter",
-    "argmax",
-    "argmin",
-    "dot",
-    "conv_general_dilated",
+    "Shard the same dimensions over the same mesh axes, in the same order, before and "
+    "after."
 )
 _PRODUCTS = ("dot", "conv_general_dilated")
-_DIMENSIONS = re.compile(r"\ball-gather.*\bdimensions=\{(\d+)\}")
+_SUMS = ("reduce_", "scatter", "argmax", "argmin", *_PRODUCTS)
 
 
 _Taker = tuple[Instruction, Instruction | None]
@@ -57,7 +45,7 @@ class Cause(NamedTuple):
     Attributes:
       text: why, in a sentence.
       advice: what would avoid it; None where it is expected.
-      source: the line of the program that asks for it, where there is such a one.
+      source: the line of the program that asks for it, if known.
     """
 
     text: str
@@ -71,10 +59,9 @@ class _Seen(NamedTuple):
     Attributes:
       module, sent, kind: the program, the collective, its kind.
       maker: the instruction that it is for.
-      name, operation: what it is of, as JAX calls it.
+      name, operation: JAX's names of its origin, such as ``jit(f)/dot_general``.
       takers: what works on its result.
-      becomes: what a device has before and after.
-      asked: the layout of the program that it is for, if there is such a one.
+      asked: the layout constraint that it is for, if any.
     """
 
     module: Module
@@ -84,7 +71,6 @@ class _Seen(NamedTuple):
     name: str
     operation: str
     takers: list[_Taker]
-    becomes: str
     asked: LayoutConstraint | None
 
     @property
@@ -100,14 +86,14 @@ def cause_of(
     one: tuple[int, str] | None = None,
     asked: Sequence[LayoutConstraint] = (),
 ) -> Cause | None:
-    """The cause of a collective; None for what the user's own program sends.
+    """The cause of a collective; None for those of the user's program.
 
     Args:
       module: the program.
       sources: the lines of its instructions.
       sent: the collective.
       kind: as XLA calls it.
-      one: of several values that XLA sends as one its place, and what it is of.
+      one: of several values that XLA sends as one, the place and the operation.
       asked: the layouts that the program asks for.
     """
     maker = sources.made_for(sent)
@@ -117,38 +103,9 @@ def cause_of(
     name = maker.op_name if place is None else merged_names(sent.op_name)[place]
     layout = _layout_of(sent, place, sources.of(sent), asked)
     takers = list(_takers(module, sent))
-    text = _becomes(module, sent, operation, place)
-    seen = _Seen(module, sent, kind, maker, name, operation, takers, text, layout)
-    cause = next(filter(None, (rule(seen) for rule in _RULES)), None)
-    if cause is None or layout is None:
-        return cause
-    return cause._replace(source=layout.source)
-
-
-def _becomes(
-    module: Module, sent: Instruction, operation: str, place: int | None
-) -> str:
-    """What a device has before and after, in words.
-
-    Args:
-      module: the program.
-      sent: the collective.
-      operation: what it is of.
-      place: which of several values that XLA sends as one; None: all.
-    """
-    one = slice(None) if place is None else slice(place, place + 1)
-    operands = module.operands_of(sent)[one]
-    before = types(shape for each in operands for shape in each.shapes)
-    after = types(sent.shapes[one])
-    if sent.opcode.startswith("all-to-all"):
-        return f"{after} of a device go to the others, one to each"
-    if sent.opcode.startswith("collective-permute"):
-        return f"{before or after} of a device goes to another"
-    if sent.opcode.startswith("all-reduce"):
-        return f"{after} of each device become one, on all"
-    text = f"{before or f'what {operation} has'} on a device becomes {after}"
-    along = _DIMENSIONS.search(sent.line)
-    return text if along is None else f"{text}, gathered along dimension {along[1]}"
+    seen = _Seen(module, sent, kind, maker, name, operation, takers, layout)
+    cause = next(filter(None, (rule(seen) for rule in _RULES)))
+    return cause if layout is None else cause._replace(source=layout.source)
 
 
 def _layout_of(
@@ -178,7 +135,7 @@ def _layout_of(
     return None
 
 
-# Rules: the first that knows the cause says it
+# Rules: the first that knows the cause says it.
 
 
 def _call(seen: _Seen) -> Cause | None:
@@ -186,10 +143,10 @@ def _call(seen: _Seen) -> Cause | None:
     is_host = seen.operation.endswith("callback")
     if seen.kind != "all-gather" or not (is_call or is_host):
         return None
-    where = "of the host" if is_host else "into a library"
+    what = "is a callback to the host" if is_host else "calls a library"
     return Cause(
-        f"{seen.operation} is a call {where}, which XLA cannot cut: {seen.becomes}",
-        "Make the calls over a batch dimension that is cut, by spmap or "
+        f"{seen.operation} {what}, which XLA cannot partition",
+        "Make the calls over a batch dimension that is sharded, by spmap or "
         "jax.shard_map: each device then does its own.",
     )
 
@@ -198,11 +155,11 @@ def _scatter(seen: _Seen) -> Cause | None:
     if not seen.operation.startswith("scatter") or seen.kind == "all-reduce":
         return None
     return Cause(
-        "for a scatter into an array that is cut: each device looks through the "
-        f"updates of all others for those of its part; {seen.becomes}",
-        "Cut a dimension that the indices do not pick from; or, where every device "
-        "updates its own part only, scatter inside spmap or jax.shard_map, with "
-        "indices that count within the part.",
+        "a scatter into a sharded array: each device looks through the updates of all "
+        "others for those of its part",
+        "Shard a dimension that the indices do not pick from. Where every device "
+        "updates only its own part, scatter inside spmap or jax.shard_map, with "
+        "indices into that part.",
     )
 
 
@@ -212,24 +169,24 @@ def _rematerialised(seen: _Seen) -> Cause | None:
     if not _only_cut_again(seen.module, seen.sent, seen.takers):
         return None
     return Cause(
-        f"{REMATERIALISED}; {seen.becomes}",
-        "Lay it out in the same way before and after; where the layouts must "
-        "differ, change one mesh axis at a time, with a constraint in between.",
+        REMATERIALISED,
+        "Lay it out in the same way before and after. Where the layouts must differ, "
+        "change one mesh axis at a time, with a constraint in between.",
     )
 
 
 def _part(seen: _Seen) -> Cause | None:
     if seen.operation not in _PARTS or seen.kind not in ("all-gather", "all-reduce"):
         return None
-    how = "and the device that has it sends it to all"
+    how = "the device that has it sends it to all"
     if seen.kind == "all-gather":
         if seen.is_for_layout or _is_part(seen):
             return None
-        how = "for which each device is sent all of it"
+        how = "each device is sent the whole dimension"
     return Cause(
-        f"a part is taken along a dimension that is cut, {how}; {seen.becomes}",
-        "Cut another dimension than the one that is indexed; of an array that is "
-        "there, sm.shard_of(x, i) gives what a device has, without sending.",
+        f"{seen.operation} takes a part along a sharded dimension: {how}",
+        "Shard another dimension than the one that is indexed. Of an array that "
+        "exists already, sm.shard_of(x, i) gives what a device has, without sending.",
     )
 
 
@@ -238,21 +195,22 @@ def _sum(seen: _Seen) -> Cause | None:
     if not is_sum or seen.kind not in ("all-reduce", "reduce-scatter"):
         return None
     if "transpose(" in seen.name:
-        parts = "the gradients of all parts are added up"
+        parts = "the gradients of all shards are summed"
     elif seen.operation.startswith(_PRODUCTS):
-        parts = "partial products are added up"
+        parts = "partial products are summed"
     else:
-        parts = "what each device makes of its part is combined"
-    what = f"{seen.operation} goes over a dimension that is cut"
-    return Cause(f"{what}, as expected: {parts}", None)
+        parts = "the results of all shards are combined"
+    return Cause(
+        f"expected, as {seen.operation} reduces a sharded dimension: {parts}", None
+    )
 
 
 def _until_all_are_done(seen: _Seen) -> Cause | None:
     if seen.operation != "while" or seen.kind != "all-reduce":
         return None
     return Cause(
-        "in each step of a loop the devices ask each other whether one of them wants "
-        "to go on: all go on until the slowest is done",
+        "in each step of a loop the devices ask each other whether one of them goes "
+        "on: all loop until the slowest is done",
         "Loop inside spmap or jax.shard_map: each device then stops when its own "
         "elements are done.",
     )
@@ -261,30 +219,29 @@ def _until_all_are_done(seen: _Seen) -> Cause | None:
 def _gathered(seen: _Seen) -> Cause | None:
     if seen.kind != "all-gather":
         return None
-    by = [i for each, fusion in seen.takers for i in (each, fusion) if i is not None]
     pointwise = all(each.opcode in POINTWISE for each, _ in seen.takers)
     if seen.is_for_layout or pointwise:
         made = "" if seen.is_for_layout else ", or for what is made of it,"
         return Cause(
             f"the layout that is asked for here{made} has more of the array on a "
-            f"device: {seen.becomes}",
-            "Ask for it cut as it was, if each device needs only its part next.",
+            "device",
+            "Ask for it sharded as before, if each device needs only its part next.",
         )
-    taker = _gathered_for(seen, by)
     return Cause(
-        f"{taker or 'what takes it'} needs more of an operand than a device has: "
-        f"{seen.becomes}",
-        "Cut the operand along a dimension that the operation keeps.",
+        f"{_gathered_for(seen) or 'an operation'} needs more of an operand than a "
+        "device has",
+        "Shard the operand along a dimension that the operation keeps.",
     )
 
 
 def _exchanged(seen: _Seen) -> Cause | None:
     if seen.kind != "all-to-all":
         return None
+    along = "For an operation along one dimension, such as a sort, shard another."
     return Cause(
-        "an array that is cut along one dimension is wanted cut along another, "
-        f"{_wanted(seen)}: {seen.becomes}",
-        _SAME_LAYOUT if seen.is_for_layout else f"{_SAME_LAYOUT} {_ALONG}",
+        "an array that is sharded along one dimension is needed sharded along "
+        f"another, {_wanted(seen)}",
+        _SAME_LAYOUT if seen.is_for_layout else f"{_SAME_LAYOUT} {along}",
     )
 
 
@@ -293,23 +250,22 @@ def _sent_on(seen: _Seen) -> Cause | None:
         return None
     if _stays_somewhere(seen.sent):
         return Cause(
-            "what a device has is wanted on another one, as the mesh axes cut the "
-            f"array in another order: {_wanted(seen)}, {seen.becomes}",
+            "shards are needed on other devices, as the mesh axes are in another "
+            f"order, {_wanted(seen)}",
             _SAME_LAYOUT,
         )
     return Cause(
-        f"{seen.operation} needs elements that another device has, along a dimension "
-        f"that is cut: {seen.becomes}",
-        "Cut another dimension than the one along which it moves elements, or takes "
-        "those of neighbours.",
+        f"{seen.operation} needs elements of another device, along a sharded dimension",
+        "Shard another dimension than the one along which it moves or combines "
+        "elements.",
     )
 
 
 def _added_up(seen: _Seen) -> Cause:
     return Cause(
-        f"each device has a part of what {seen.operation} gives, and zeros elsewhere, "
-        f"and these are added up: {seen.becomes}",
-        "Cut another dimension than the one along which it puts parts together.",
+        f"each device has a part of the result of {seen.operation}, and zeros "
+        "elsewhere: these are summed",
+        "Shard another dimension than the one along which it joins parts.",
     )
 
 
@@ -330,7 +286,7 @@ _RULES = (
 def _wanted(seen: _Seen) -> str:
     if seen.is_for_layout:
         return "by the layout that is asked for here"
-    return f"for {seen.operation} or what takes it"
+    return f"for {seen.operation}"
 
 
 def _is_part(seen: _Seen) -> bool:
@@ -356,14 +312,15 @@ def _stays_somewhere(sent: Instruction) -> bool:
     )
 
 
-def _gathered_for(seen: _Seen, by: list[Instruction]) -> str | None:
+def _gathered_for(seen: _Seen) -> str | None:
     """The operation that an array is gathered for.
 
     XLA names a gather after it, or after what made the array.
     """
     operations = {
         each.operation
-        for each in by
+        for taker in seen.takers
+        for each in filter(None, taker)
         if each.operation and not each.is_generated and not each.is_of_argument
     }
     is_of_taker = seen.maker is not seen.sent
