@@ -342,9 +342,8 @@ class _Visitor:
             if name not in manual:
                 continue
             size = mesh.shape[name]
-            change, kind = _CHANGE_MESH, "shard_map"
-            if of_pmap:
-                change, kind = _CHANGE_PMAP, "pmap"
+            kind: AxisKind = "pmap" if of_pmap else "shard_map"
+            change = _CHANGE_PMAP if of_pmap else _CHANGE_MESH
             running = _how_it_runs(AxisLayout(name, size, (name,), size), "element")
             layout = (size, size, 1, 1)
             around = self._add(around, kind, name, layout, equation, running, change)
