@@ -7,6 +7,7 @@ the complete value, so that a stage ends there, and all that depends on it is co
 in a later one.
 """
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -298,6 +299,14 @@ class Analysis:
     def one_reduction(self, number: int) -> int:
         """The number that stands for all reductions that are one loop."""
         return self._same_reductions.find((0, number))[1]
+
+    @functools.cached_property
+    def same_reductions(self) -> dict[int, list[int]]:
+        """The reductions that are one loop, by the number that stands for them."""
+        found: dict[int, list[int]] = {}
+        for number in range(len(self.reductions)):
+            found.setdefault(self.one_reduction(number), []).append(number)
+        return found
 
     def _complete(self, value: Value) -> None:
         """Ends the value's stage with it, or with what it is easily made from."""

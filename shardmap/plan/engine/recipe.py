@@ -91,19 +91,31 @@ Intervals: TypeAlias = Mapping[int, Mapping[Factor, Interval]]
 """Node number -> contracted factor -> the part of it to run over."""
 
 
-def relevant_nodes(outputs: Iterable[Operand], stops: Collection[Value]) -> list[Node]:
-    """Those that the outputs depend on, from last to first, up to ``stops``."""
-    found: set[Node] = set()
+def needed(
+    outputs: Iterable[Operand], stops: Collection[Value]
+) -> tuple[list[Node], frozenset[Value]]:
+    """The nodes that outputs depend on, from last to first, and what these read.
+
+    Args:
+      outputs: the outputs.
+      stops: values that are read, though nodes would give them.
+    """
+    nodes: set[Node] = set()
+    reads: set[Value] = set()
     stack = list(outputs)
     while stack:
         value = stack.pop()
-        if not isinstance(value, Value) or value in stops:
+        if not isinstance(value, Value):
+            continue
+        if value in stops:
+            reads.add(value)
             continue
         node = value.producer
-        if node is not None and node not in found:
-            found.add(node)
+        if node is not None and node not in nodes:
+            nodes.add(node)
             stack += node.ins
-    return sorted(found, key=lambda node: node.number, reverse=True)
+    backwards = sorted(nodes, key=lambda node: node.number, reverse=True)
+    return backwards, frozenset(reads)
 
 
 def trace_back(

@@ -3,15 +3,15 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from shardmap.plan.engine.alike.classes import Alike, Classes, Walk
 from shardmap.plan.engine.nodes import Node, Value
-from shardmap.plan.engine.propagate import Analysis
-from shardmap.plan.engine.recipe import Recipe, relevant_nodes, trace_back
+from shardmap.plan.engine.propagate import Analysis, ReducedLoop
+from shardmap.plan.engine.recipe import Recipe, needed, trace_back
 from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
 from shardmap.plan.engine.work import AxisKey
@@ -92,17 +92,11 @@ class Stage:
         number: int,
         analysis: Analysis,
         values: Sequence[Value],
-        stops: frozenset[Value],
+        stops: Collection[Value],
     ) -> None:
         self.number = number
         self.analysis = analysis
-        self.stops = stops
-        self.backwards: list[Node] = relevant_nodes(values, stops)
-        self.reads: frozenset[Value] = frozenset(
-            v
-            for v in [*values, *(v for node in self.backwards for v in node.ins)]
-            if isinstance(v, Value) and v in stops
-        )
+        self.backwards, self.reads = needed(values, stops)
         self._loop_of: dict[int, int] = {}
         self.loops: list[Loop] = []
         self._numbers: dict[tuple[AxisKey, int], int] = {}
@@ -111,9 +105,9 @@ class Stage:
         self.families = self._families()
         self.num_shards = sum(family.size for family in self.families)
         self._contracted: list[tuple[int, Factor, int]] = [
-            (reduction.node, reduction.factor, self._loop_of[one])
-            for k, reduction in enumerate(analysis.reductions)
-            if (one := analysis.one_reduction(k)) in self._loop_of
+            (reduction.node, reduction.factor, loop)
+            for one, loop in self._loop_of.items()
+            for reduction in self._reductions(one)
         ]
 
     def __repr__(self) -> str:
@@ -175,10 +169,13 @@ class Stage:
             self._loop_of[number] = self._free_loop(
                 reduction.key, reduction.size, taken
             )
-        for k, reduction in enumerate(analysis.reductions):
-            one = analysis.one_reduction(k)
-            if one in self._loop_of:
-                self.loops[self._loop_of[one]].members.append(reduction.cut)
+        for one, loop in self._loop_of.items():
+            self.loops[loop].members += [each.cut for each in self._reductions(one)]
+
+    def _reductions(self, one: int) -> list[ReducedLoop]:
+        """Those that are one loop, by the number that stands for them."""
+        every = self.analysis.reductions
+        return [every[k] for k in self.analysis.same_reductions[one]]
 
     def _loops_of_axes(self, value: Value, reductions: Sequence[int]) -> list[int]:
         taken = {self._loop_of[number] for number in reductions}
@@ -369,7 +366,7 @@ class Stage:
             ]
             rules = self.analysis.rules
             return boxes, trace_back(
-                self.backwards, rules, demands, self.stops, contracted
+                self.backwards, rules, demands, self.reads, contracted
             )
 
         return walk
@@ -380,14 +377,14 @@ def stages_of(analysis: Analysis) -> list[Stage]:
     graph = analysis.graph
     outputs = [v for v in graph.outputs if isinstance(v, Value)] + graph.effects
     inputs = {v for v in outputs if v.producer is None}
+    made: dict[int, dict[Value, None]] = {}
+    for value in [*outputs, *analysis.kept]:
+        made.setdefault(analysis.level[value], {})[value] = None
     last = max([analysis.level[v] for v in outputs], default=0)
-    stops = frozenset([*graph.inputs, *graph.constants])
+    stops = {*graph.inputs, *graph.constants}
     found = []
-    for level in range(last + 1):
-        made = [v for v in analysis.kept if analysis.level[v] == level]
-        finals = [v for v in outputs if analysis.level[v] == level]
-        values = list(dict.fromkeys([*finals, *made]))
-        if values:
-            found.append(Stage(level, analysis, values, stops))
-        stops |= frozenset(made) - inputs
+    for level in sorted(made):
+        if level <= last:
+            found.append(Stage(level, analysis, list(made[level]), stops))
+        stops.update(v for v in made[level] if v in analysis.kept and v not in inputs)
     return found

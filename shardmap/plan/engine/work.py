@@ -46,8 +46,13 @@ def _nbytes(value: Value) -> int:
     return value.size * itemsize(value.aval)
 
 
-def _numbers(bits: int) -> list[int]:
-    return [k for k, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
+def _numbers(bits: int) -> Iterator[int]:
+    """The places of the bits that are set."""
+    text = f"{bits:b}"[::-1]
+    place = text.find("1")
+    while place >= 0:
+        yield place
+        place = text.find("1", place + 1)
 
 
 AxisKey = tuple[int, int]

@@ -22,7 +22,7 @@ from shardmap.plan.engine.nodes import Calls, Graph, Node, Value, flatten
 from shardmap.plan.engine.recipe import (
     Intervals,
     Recipe,
-    relevant_nodes,
+    needed,
     trace_back,
 )
 from shardmap.plan.engine.slices import Box, hull_of, shape_of
@@ -42,7 +42,7 @@ class InnerBody:
         self.nodes = {n.number: n for n in self.graph.nodes}
         outputs = self.graph.outputs
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
-        self.backwards = relevant_nodes(outputs, self.stops)
+        self.backwards, _ = needed(outputs, self.stops)
 
     def loops(self) -> tuple[Unions, dict[AxisKey, Node], list[Sum]]:
         """Which axes are one loop, what would break it there, and what is summed."""
