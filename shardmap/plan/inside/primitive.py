@@ -24,6 +24,7 @@ from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, Points, cuts_at
 from shardmap.plan.inside.effects import happening, silent
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
+from shardmap.plan.lax.control.written_out import MOST_EQUATIONS
 from shardmap.plan.lax.passes import analysed
 from shardmap.plan.lax.table import LOOKED_THROUGH
 from shardmap.plan.memory.fit import Fit
@@ -61,7 +62,13 @@ def _made(
         jax.tree.structure([0] * len(avals))
         for avals in (jaxpr.in_avals, jaxpr.out_avals)
     )
-    analysis = analysed(jaxpr, cuts, partial, effects=happening, keeps=keeps)
+    # Each stage of a loop is compiled with all others, as one function.
+    analysis = analysed(
+        *(jaxpr, cuts, partial),
+        effects=happening,
+        keeps=keeps,
+        most_equations=MOST_EQUATIONS,
+    )
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 
 

@@ -16,6 +16,7 @@ from shardmap.plan.engine.rules import UNCUT, Cut, Forward, Rule
 from shardmap.plan.lax import batched, reduce
 from shardmap.plan.lax.control import written_out
 from shardmap.plan.lax.control.inner import ALONG
+from shardmap.plan.lax.control.written_out import Opened
 from shardmap.plan.lax.staged import along, barrier, recut, select
 from shardmap.plan.lax.staged.one_pass import once
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
@@ -30,6 +31,7 @@ def analysed(
     out_cuts: list[list[Cut]] | None = None,
     effects: Effects | None = None,
     keeps: bool = True,
+    most_equations: int = written_out.MOST_IN_STAGES,
 ) -> Analysis:
     """The analysis of a graph in which what could be cut is written so that it is.
 
@@ -40,30 +42,39 @@ def analysed(
       out_cuts: of the results, besides those that reach them.
       effects: what becomes of equations with effects; None: they are refused.
       keeps: whether what could be computed again may be kept instead.
+      most_equations: how many a loop may become if each step is a stage.
     """
 
-    def analysis(open_loops: bool) -> Analysis:
+    def analysis(opened: Opened | None) -> Analysis:
         graph = flatten(closed, CALLS._replace(effects=effects))
         if out_cuts is not None:
             barrier.ask(graph, out_cuts)
         rules = _Rules()
         if partial:
-            graph.rewrite(_Follow(graph, cuts, rules, open_loops))
+            graph.rewrite(_Follow(graph, cuts, rules, opened))
         found = Analysis(graph, rules.rule, cuts, partial, keeps)
         if partial and (writers := once.writers(found)):
             graph.rewrite(lambda node: writers[node]() if node in writers else None)
             found = Analysis(graph, rules.rule, cuts, partial, keeps)
         return found
 
-    found = analysis(open_loops=False)
+    found = analysis(None)
     stuck = {each.node.primitive for each in found.ended}
-    if partial and not stuck.isdisjoint(written_out.STAGES):
-        # A loop is written out if that helps, perhaps only with another one, as the
-        # gradient of a loop is a loop.
-        trial = analysis(open_loops=True)
-        if _ends(trial) < _ends(found):
-            return trial
-    return found
+    if not partial or stuck.isdisjoint(written_out.PRIMITIVES):
+        return found
+    # A loop is written out if that helps, perhaps only with another one, as the
+    # gradient of a loop is a loop.
+    opened = Opened(written_out.MOST_EQUATIONS, written_out.SAMPLE)
+    trial = analysis(opened)
+    if opened.is_short and _ends(trial) < _ends(found):
+        in_stages = _last(trial) >= _last(found) + written_out.SAMPLE - 1
+        most = most_equations if in_stages else written_out.MOST_EQUATIONS
+        trial = analysis(Opened(most))
+    return trial if _ends(trial) < _ends(found) else found
+
+
+def _last(analysis: Analysis) -> int:
+    return max(analysis.level.values(), default=0)
 
 
 def _ends(analysis: Analysis) -> set[Any]:
@@ -96,13 +107,17 @@ class _Follow:
       graph: the graph, which is rewritten.
       cuts: of its inputs.
       rules: of its nodes.
-      open_loops: whether loops, branches and maps are written out.
+      opened: writes loops, branches and maps out; None: they stay.
     """
 
     def __init__(
-        self, graph: Graph, cuts: list[list[Cut]], rules: _Rules, open_loops: bool
+        self,
+        graph: Graph,
+        cuts: list[list[Cut]],
+        rules: _Rules,
+        opened: Opened | None,
     ) -> None:
-        self._graph, self._rules, self._open_loops = graph, rules, open_loops
+        self._graph, self._rules, self._opened = graph, rules, opened
         self._cuts = dict(zip(graph.inputs, cuts, strict=True))
         # What takes single places of an axis that would be sorted.
         self._places: dict[Node, int] = {}
@@ -142,6 +157,6 @@ class _Follow:
             return along.in_stages(graph, node, cuts)
         if primitive in STAGES:
             return STAGES[primitive](graph, node, cuts)
-        if self._open_loops and primitive in written_out.STAGES:
-            return written_out.STAGES[primitive](graph, node, cuts)
+        if self._opened and primitive in written_out.PRIMITIVES:
+            return self._opened(graph, node)
         return None

@@ -1,5 +1,6 @@
 """A function that is cut, which plans, shards and engines share."""
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -92,16 +93,20 @@ class CutProgram:
 
     def kept_at(self, place: int) -> list[Value]:
         """Values that are held while a stage runs, besides arguments and results."""
-        later = self.stages[place:]
+        return self._kept[place]
+
+    @functools.cached_property
+    def _kept(self) -> list[list[Value]]:
+        """`kept_at` of every stage."""
         both = (*self.graph.outputs, *self.graph.effects)
         others = {value for value in both if isinstance(value, Value)}
-        return [
-            result.value
-            for k, stage in enumerate(self.stages[: place + 1])
-            for result in stage.results
-            if result.value not in others
-            and (k == place or any(result.value in each.reads for each in later))
-        ]
+        last = {v: place for place, each in enumerate(self.stages) for v in each.reads}
+        found: list[list[Value]] = [[] for _ in self.stages]
+        for place, stage in enumerate(self.stages):
+            for value in (r.value for r in stage.results if r.value not in others):
+                for kept in found[place : max(place, last.get(value, 0)) + 1]:
+                    kept.append(value)
+        return found
 
     def is_large(self, value: Value) -> bool:
         """Whether a value is kept in ``scratch`` where there is one."""

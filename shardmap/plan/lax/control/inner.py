@@ -40,6 +40,9 @@ class Inner(Rule):
       outs: of the results' axes.
     """
 
+    remedy = ELSEWHERE
+    """What would make an axis cuttable that the body mixes."""
+
     def __init__(self, node: Node) -> None:
         self.node = node
         self.ins: Names = [[None] * len(s) for s in node.in_shapes]
@@ -103,7 +106,7 @@ class Inner(Rule):
                         places[Link(side, number, place)] = root
                     elif side == "in":
                         at = f"{bad[root].name} ({bad[root].source})"
-                        why = Reason(f"{MIXED.why} at {at}", MIXED.remedy)
+                        why = Reason(f"{MIXED.why} at {at}", self.remedy)
                         self.why.setdefault((number, place), why)
         self._inside.append((sums, places))
 

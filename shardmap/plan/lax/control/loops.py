@@ -24,7 +24,12 @@ from shardmap.plan.lax.control.body import (
     only_first,
     shapes_of,
 )
-from shardmap.plan.lax.control.inner import ALONG, Inner
+from shardmap.plan.lax.control.inner import ALONG, ELSEWHERE, Inner
+from shardmap.plan.lax.control.written_out import (
+    MOST_EQUATIONS,
+    MOST_IN_STAGES,
+    size_of_step,
+)
 
 Arrays: TypeAlias = list[jax.Array]
 
@@ -59,6 +64,12 @@ class Scan(Inner):
         super().__init__(node)
         params = node.params
         self.consts, self.carries = scan_counts(params)
+        if (size := params["length"] * size_of_step(node)) > MOST_EQUATIONS:
+            self.remedy += (
+                f"; a loop that sums over the cut becomes stages of up to "
+                f"{MOST_IN_STAGES:,} operations in all, {MOST_EQUATIONS:,} where they "
+                f"are one function, and this one has {size:,}"
+            )
         self.body = InnerBody(params["jaxpr"], table, calls)
         first = self.consts + self.carries
         self.name_loops(
@@ -200,6 +211,11 @@ class While(Inner):
     A mapped loop has a condition with leading axes, which its carried values share; an
     element whose condition is false stays as it is.
     """
+
+    remedy = (
+        f"{ELSEWHERE}; a loop that sums over the cut becomes stages if its number of "
+        "steps is known, as that of lax.fori_loop or lax.scan is"
+    )
 
     def __init__(self, node: Node, table: RuleTable, calls: Calls) -> None:
         super().__init__(node)

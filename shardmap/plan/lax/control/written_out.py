@@ -14,7 +14,6 @@ from jax import lax
 from jax.extend.core import primitives as p
 
 from shardmap._jax.primitives import scan_counts
-from shardmap._jax.types import AnyJaxpr
 from shardmap._jax.walk import equations
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.tracing import Batch
@@ -22,44 +21,74 @@ from shardmap.plan.engine.nodes import (
     Graph,
     Node,
     Operand,
+    Rewrite,
     traced,
 )
-from shardmap.plan.engine.rules import Cut, Stages
 
 MOST_EQUATIONS = 2048
-"""How many equations a loop may become."""
+"""How many equations a loop may become in functions that are compiled."""
+
+MOST_IN_STAGES = 2**16
+"""How many it may become if each step is a stage: all steps share their functions."""
+
+SAMPLE = 3
+"""How many steps show what becomes of a longer loop."""
 
 
-def steps_of_scan(
-    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
-) -> list[Operand] | None:
-    """The steps of a scan one after the other."""
+class Opened:
+    """How loops, branches and maps are written out.
+
+    Args:
+      most: how many equations a loop may become.
+      steps: how many steps of each loop are written; the others stand for them. None
+        for all.
+
+    Attributes:
+      is_short: whether a loop has more steps than were written.
+    """
+
+    def __init__(self, most: int, steps: int | None = None) -> None:
+        self._most, self._steps = most, steps
+        self.is_short = False
+
+    def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
+        """What stands for a node; None: it stays."""
+        if node.primitive is not p.scan_p:
+            return OTHERS[node.primitive](graph, node)
+        length: int = node.params["length"]
+        steps = length if self._steps is None else min(length, self._steps)
+        if not length or steps * size_of_step(node) > self._most:
+            return None
+        self.is_short |= steps < length
+        return _steps(graph, node, steps)
+
+
+def size_of_step(node: Node) -> int:
+    """How many equations a step of a scan becomes, those of inner loops once."""
+    return sum(1 for _ in equations(node.params["jaxpr"])) + 3 * len(node.ins)
+
+
+def _steps(graph: Graph, node: Node, steps: int) -> list[Operand]:
+    """The steps of a scan one after the other, of which some may stand for all."""
     params, ins = node.params, node.ins
     length, body = params["length"], params["jaxpr"]
-    if length * (_size(body) + 3 * len(ins)) > MOST_EQUATIONS or not length:
-        return None
     consts, carries = scan_counts(params)
     first = consts + carries
     carry = list(ins[consts:first])
-    rows = [_rows(graph, x, length) for x in ins[first:]]
+    rows = [_rows(graph, x, steps) for x in ins[first:]]
     made: dict[int, list[Operand]] = {}
-    order = range(length)
+    order = range(steps)
     for k in reversed(order) if params["reverse"] else order:
         operands = [*ins[:consts], *carry, *(row[k] for row in rows)]
         outs = graph.inline(body, operands)
         carry, made[k] = outs[:carries], outs[carries:]
-    columns = zip(*(made[k] for k in order), strict=True)
+    columns = zip(*(made[k % steps] for k in range(length)), strict=True)
     return [*carry, *(_stacked(graph, column) for column in columns)]
 
 
-def _size(jaxpr: AnyJaxpr) -> int:
-    """How many equations a jaxpr has, those of each inner one once."""
-    return sum(1 for _ in equations(jaxpr))
-
-
-def _rows(graph: Graph, x: Operand, length: int) -> list[Operand]:
+def _rows(graph: Graph, x: Operand, count: int) -> list[Operand]:
     def rows(x: jax.Array) -> list[jax.Array]:
-        return [lax.index_in_dim(x, k, 0, keepdims=False) for k in range(length)]
+        return [lax.index_in_dim(x, k, 0, keepdims=False) for k in range(count)]
 
     return graph.call(rows, [x])
 
@@ -72,9 +101,7 @@ def _stacked(graph: Graph, rows: Sequence[Operand]) -> Operand:
     return found
 
 
-def every_branch(
-    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
-) -> list[Operand] | None:
+def every_branch(graph: Graph, node: Node) -> list[Operand] | None:
     """All branches, and a choice: what is not chosen is computed for nothing."""
     branches = node.params["branches"]
     if any(e.primitive is p.while_p for jaxpr in branches for e in equations(jaxpr)):
@@ -93,9 +120,7 @@ def every_branch(
     return found
 
 
-def all_elements(
-    graph: Graph, node: Node, cuts: Sequence[Sequence[Cut]]
-) -> list[Operand] | None:
+def all_elements(graph: Graph, node: Node) -> list[Operand] | None:
     """A map as one function of all its elements."""
     params = node.params
     batch = Batch(params["axis_name"], params["axis_size"])
@@ -109,9 +134,8 @@ def all_elements(
     return graph.inline(made, node.ins)
 
 
-STAGES: dict[Any, Stages] = {
-    p.cond_p: every_branch,
-    p.scan_p: steps_of_scan,
-    spmap_p: all_elements,
-}
-"""What can be written out, and how."""
+OTHERS: dict[Any, Rewrite] = {p.cond_p: every_branch, spmap_p: all_elements}
+"""How branches and maps are written out."""
+
+PRIMITIVES = frozenset({p.scan_p, *OTHERS})
+"""What can be written out."""

@@ -10,7 +10,6 @@ from jax import lax
 
 from shardmap.api.spmap import spmap
 from shardmap.plan.chunked import chunked
-from shardmap.plan.lax.control import written_out
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, check_cut, cuts
 from tests.plan.plan_programs import X, reals
@@ -103,11 +102,38 @@ def test_a_loop_that_gains_nothing_stays_a_loop():
     assert "test_written_out.py" in text
 
 
-def test_a_long_loop_stays_a_loop(monkeypatch):
-    monkeypatch.setattr(written_out, "MOST_EQUATIONS", 10)
-    made = plan(heat, reals(40), in_slices=({0: 3},))
-    assert made.num_shards == 1
+def long_descent(points, targets):
+    def step(_, w):
+        return w - 0.1 * points.T @ (points @ w - targets) / len(targets)
+
+    return lax.fori_loop(0, 300, step, jnp.zeros(3))
+
+
+def test_a_long_loop_that_sums_over_the_cut_is_cut():
+    made = plan(long_descent, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
+    assert [stage.num_shards for stage in made.stages] == [2] * 300 + [1]
+
+
+def test_a_long_loop_without_stages_stays_a_loop():
+    def fun(x):
+        return lax.fori_loop(0, 300, lambda _, x: jnp.roll(x, 1) * 0.5 + x, x)
+
+    with pytest.warns(UserWarning, match="runs as a whole"):
+        made = plan(fun, reals(2000), in_slices=({0: 3},))
     assert "mixes this axis" in str(made.explain())
+    assert "2,048 where they are one function" in str(made.explain())
+
+
+def test_a_loop_to_a_tolerance_says_what_would_be_cut():
+    def fun(points, targets):
+        def step(w):
+            return w - 0.1 * points.T @ (points @ w - targets)
+
+        return lax.while_loop(lambda w: w.sum() < 3, step, jnp.zeros(3))
+
+    with pytest.warns(UserWarning, match="runs as a whole"):
+        made = plan(fun, POINTS, TARGETS, in_slices=({0: 2}, {0: 2}))
+    assert "as that of lax.fori_loop or lax.scan is" in str(made.explain())
 
 
 @pytest.mark.few(1)
