@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "doctor",
         "Check the versions, the devices and a small map over all of them. List the "
-        "flags\nthat are set, the missing extras, and what is known not to work "
-        "here.\nEnds with code 1 if something is broken.",
+        "flags\nthat are set, and what is known not to work here. Ends with code 1 if "
+        "something\nis broken.",
         EXAMPLES,
     )
     parser.parse_args(arguments)
@@ -48,7 +48,6 @@ def main(arguments: Sequence[str]) -> int:
         broken += problem
     for title, lines in (
         ("Flags", flags(os.environ)),
-        ("Extras", extras(requirements())),
         ("Known not to work here", limits(found, os.environ)),
     ):
         print("\n".join(["", title, *(f"  {line}" for line in lines or ["none"])]))
@@ -164,38 +163,6 @@ def flags(environment: Mapping[str, str]) -> list[str]:
         for name, value in sorted(environment.items())
         if name.startswith(FLAGS)
     ]
-
-
-def extras(needed: Sequence[str]) -> list[str]:
-    """A line for each extra: installed, or what is missing.
-
-    >>> extras(['numpy', 'no-such-package; extra == "demo"'])
-    ["demo: missing no-such-package; pip install '.[demo]'"]
-    """
-    if not needed:
-        return [UNKNOWN]
-    missing: dict[str, list[str]] = {}
-    for rule in needed:
-        match = re.match(r"([\w.-]+).*extra\s*==\s*[\"']([\w-]+)[\"']", rule)
-        if match is not None:
-            package, extra = match.groups()
-            lacking = missing.setdefault(extra, [])
-            if not _is_installed(package):
-                lacking.append(package)
-    return [
-        f"{extra}: missing {', '.join(lacking)}; pip install '.[{extra}]'"
-        if lacking
-        else f"{extra}: installed"
-        for extra, lacking in sorted(missing.items())
-    ]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def limits(found: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:

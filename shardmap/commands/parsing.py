@@ -1,14 +1,10 @@
 """Parsing of arguments, and errors about them."""
 
 import argparse
-import ast
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
-
-# Modules whose names may stand in front of a name.
-PREFIXES = ("sm.", "shardmap.", "jax.sharding.", "jax.")
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,79 +56,25 @@ def one_line(message: str) -> str:
     return " ".join(paragraphs.split("\n\n")[0].split())
 
 
-def evaluate(text: str, what: str, lookup: Callable[[str], Any]) -> Any:
-    """Evaluates a small Python expression with the functions of `lookup`.
+def evaluate(text: str, what: str, names: Mapping[str, Any]) -> Any:
+    """Evaluates a Python expression of the command line.
 
     Args:
-      text: constants, tuples, lists, dicts, and calls and subscripts of names.
+      text: the expression, written by whoever runs the command.
       what: what the text is, for errors.
-      lookup: the value of a name; `LookupError` if it is not known.
+      names: the names that it may use.
 
     Raises:
-      ValueError: the text is anything else.
-      Exception: what a call or a subscript raises.
+      ValueError: it cannot be evaluated.
 
-    >>> evaluate("{'a': add((1, 2))}", "the sum", {"add": sum}.__getitem__)
+    >>> evaluate("{'a': add((1, 2))}", "the sum", {"add": sum})
     {'a': 3}
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of odd numbers and strings.
-            node = ast.parse(text.strip(), mode="eval").body
-            return _Evaluation(what, lookup).value(node)
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        problem = error.msg if isinstance(error, SyntaxError) else "it is too deep"
-        raise ValueError(f"{what} {_short(text)} cannot be read: {problem}") from None
-
-
-def _short(text: str) -> str:
-    return repr(text) if len(text) < 80 else f"{text[:80]!r}..."
-
-
-class _Evaluation:
-    def __init__(self, what: str, lookup: Callable[[str], Any]) -> None:
-        self.what, self.lookup = what, lookup
-
-    def value(self, node: ast.AST | None) -> Any:
-        """Evaluates a node; None is the key of ``**`` in a dict."""
-        match node:
-            case ast.Constant(
-                value=None | bool() | int() | float() | str() as constant
-            ):
-                return constant
-            case ast.UnaryOp(
-                op=ast.USub(), operand=ast.Constant(value=int() | float())
-            ):
-                return -self.value(node.operand)
-            case ast.Tuple(elts=parts):
-                return tuple(map(self.value, parts))
-            case ast.List(elts=parts):
-                return list(map(self.value, parts))
-            case ast.Dict(keys=keys, values=values):
-                pairs = zip(keys, values, strict=True)
-                return {self.value(key): self.value(value) for key, value in pairs}
-            case ast.Name() | ast.Attribute():
-                return self.named(node)
-            case ast.Subscript(value=ast.Name() as name):
-                return self.named(name)[self.value(node.slice)]
-            case ast.Call(func=ast.Name() | ast.Attribute(), args=args, keywords=named):
-                options = {
-                    keyword.arg: self.value(keyword.value)
-                    for keyword in named
-                    if keyword.arg is not None
-                }
-                if len(options) == len(named):
-                    return self.named(node.func)(*map(self.value, args), **options)
-        wrong = "**" if node is None else _short(ast.unparse(node))
-        raise ValueError(f"{self.what} cannot have {wrong} in it")
-
-    def named(self, node: ast.AST) -> Any:
-        name = ast.unparse(node)
-        for prefix in PREFIXES:
-            name = name.removeprefix(prefix)
-        try:
-            return self.lookup(name)
-        except LookupError:
-            raise ValueError(
-                f"{self.what} has an unknown name {_short(name)}"
-            ) from None
+            return eval(text.strip(), {"__builtins__": {}}, names)
+    except Exception as error:
+        short = repr(text) if len(text) < 80 else f"{text[:80]!r}..."
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise ValueError(f"{what} {short} cannot be read: {reason}") from None

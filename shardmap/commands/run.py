@@ -79,7 +79,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--grace",
-        type=_seconds,
+        type=float,
         default=GRACE,
         metavar="SECONDS",
         help="how many seconds processes have to end (default %(default)g)",
@@ -90,29 +90,11 @@ def _parser() -> Parser:
 
 
 def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
+    if not (text.isdecimal() and 1 <= int(text) <= MOST):
         raise argparse.ArgumentTypeError(
-            f"must be a whole number, such as 2, got {text!r}"
-        ) from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    if number > MOST:
-        raise argparse.ArgumentTypeError(f"must be at most {MOST:,}, got {number:,}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(
-            f"must be a number of seconds, such as 5, got {text!r}"
+            f"must be a whole number from 1 to {MOST:,}, got {text!r}"
         )
-    return number
+    return int(text)
 
 
 def free_port() -> int:

@@ -7,15 +7,16 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+import shardmap as sm
 from shardmap.commands.parsing import Parser, evaluate
 from shardmap.explain.draw.grids import GAP
 from shardmap.explain.draw.text import picture
-from shardmap.sharding.conversions import axes_in
 from shardmap.sharding.spec import (
     Chunked,
     NoSharding,
@@ -150,7 +151,7 @@ class _Asked(NamedTuple):
         shape = read_shape(shape_text)
         mesh = None if mesh_text is None else read_mesh(mesh_text)
         _check_count(math.prod((mesh or {}).values()))
-        given = evaluate(spec_text, "SPEC", _NAMES.__getitem__)
+        given = evaluate(spec_text, "SPEC", _NAMES)
         partitions = None
         if isinstance(given, PartitionSpec):
             spec = _spec_of_partitions(given, len(shape), mesh)
@@ -184,16 +185,10 @@ def read_shape(text: str) -> tuple[int, ...]:
     >>> read_shape("8, 64"), read_shape("(8,)"), read_shape("()")
     ((8, 64), (8,), ())
     """
-    inner = text.strip().removeprefix("(").removesuffix(")").strip().removesuffix(",")
-    try:
-        shape = tuple(int(size) for size in inner.split(",")) if inner else ()
-    except ValueError:
-        raise ValueError(
-            f"--shape needs whole numbers, such as 8,64, got {text!r}"
-        ) from None
-    if any(size < 0 for size in shape):
-        raise ValueError(f"--shape needs sizes of 0 or more, got {text!r}")
-    return shape
+    sizes = [size for size in text.strip(" ()").split(",") if size.strip()]
+    if not all(size.strip().isdecimal() for size in sizes):
+        raise ValueError(f"--shape needs whole numbers, such as 8,64, got {text!r}")
+    return tuple(map(int, sizes))
 
 
 def read_mesh(text: str) -> dict[str, int]:
@@ -202,35 +197,26 @@ def read_mesh(text: str) -> dict[str, int]:
     >>> read_mesh("data=4, model=2")
     {'data': 4, 'model': 2}
     """
-    mesh: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = (word.strip() for word in part.partition("="))
-        try:
-            size = int(number)
-        except ValueError:
-            size = 0
-        if not name or size < 1 or name in mesh:
-            raise ValueError(
-                "--mesh needs a name=size for each axis, names that differ and sizes "
-                f"of 1 or more, such as data=4,model=2; got {text!r}"
-            )
-        mesh[name] = size
+    parts = [part.partition("=") for part in text.split(",")]
+    mesh = {
+        name.strip(): int(size)
+        for name, _, size in parts
+        if name.strip() and size.strip().isdecimal() and int(size)
+    }
+    if len(mesh) != len(parts):
+        raise ValueError(
+            "--mesh needs a name=size for each axis, names that differ and sizes of 1 "
+            f"or more, such as data=4,model=2; got {text!r}"
+        )
     return mesh
 
 
-def _partition_spec(*entries: Any) -> PartitionSpec:
-    for entry in entries:
-        if not all(isinstance(name, str) for name in axes_in(entry)):
-            raise ValueError(
-                "an entry of a PartitionSpec must be None, the name of a mesh axis or "
-                f"a tuple of names, got {entry!r}"
-            )
-    return PartitionSpec(*entries)
-
-
 _NAMES = {
-    "P": _partition_spec,
-    "PartitionSpec": _partition_spec,
+    "jax": jax,
+    "sm": sm,
+    "shardmap": sm,
+    "P": PartitionSpec,
+    "PartitionSpec": PartitionSpec,
     "ShardingSpec": ShardingSpec,
     "Chunked": Chunked,
     "Unstacked": Unstacked,
@@ -248,21 +234,14 @@ def _spec_of_partitions(
             "a PartitionSpec names the axes of a mesh: give their sizes, such as "
             "--mesh data=4,model=2"
         )
-    used = [name for entry in partitions for name in axes_in(entry)]
-    for name in used:
-        if name not in mesh:
-            raise ValueError(
-                f"the mesh axis {name!r} of SPEC is not in --mesh {_mesh_text(mesh)}"
-            )
-        if used.count(name) > 1:
-            raise ValueError(
-                f"the mesh axis {name!r} stands in SPEC {used.count(name)} times: it "
-                "can cut an array once"
-            )
     abstract = AbstractMesh(
         tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh)
     )
-    return ShardingSpec.from_named_sharding(NamedSharding(abstract, partitions), ndim)
+    try:
+        sharding = NamedSharding(abstract, partitions)
+    except Exception as error:  # JAX's own errors of a spec are of several types.
+        raise ValueError(f"SPEC {partitions}: {error}") from None
+    return ShardingSpec.from_named_sharding(sharding, ndim)
 
 
 def _mesh_text(mesh: dict[str, int] | None) -> str:

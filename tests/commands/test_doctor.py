@@ -92,7 +92,6 @@ def test_the_versions_here_are_in_the_range():
 def test_a_plain_checkout_has_no_ranges():
     lines = list(doctor.versions({"jax": "0.1"}, []))
     assert lines == [(False, f"jax 0.1; {doctor.UNKNOWN}")]
-    assert doctor.extras([]) == [doctor.UNKNOWN]
 
 
 def test_requirements_are_those_of_the_metadata(monkeypatch):
@@ -104,22 +103,6 @@ def test_requirements_are_those_of_the_metadata(monkeypatch):
 
     monkeypatch.setattr(doctor.importlib.metadata, "requires", not_found)
     assert doctor.requirements() == []
-
-
-def test_extras_say_what_is_missing():
-    assert doctor.extras(
-        [
-            "jax<0.13,>=0.10.2",
-            'pytest; extra == "test"',
-            "numpy[x]>=1; extra == 'test'",
-            'no-such-package==2.*; extra == "bench"',
-            'pytest; extra == "bench"',
-            'neither-here; extra == "bench"',
-        ]
-    ) == [
-        "bench: missing no-such-package, neither-here; pip install '.[bench]'",
-        "test: installed",
-    ]
 
 
 def test_a_wrong_sum_is_broken():
