@@ -14,7 +14,7 @@ from shardmap.arrays.sources.registry import away
 from shardmap.plan.engine.rules import Cut, Origins
 from shardmap.plan.engine.stages import Loop
 from shardmap.plan.in_slices import Counted
-from shardmap.plan.memory.shards import plan_peak
+from shardmap.plan.memory.plan_peak import plan_peak
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import outputs
 

@@ -13,7 +13,7 @@ from shardmap.plan.engine.recipe import Recipe, StaticRecipe, Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.engine.work import Choice
-from shardmap.plan.memory.shards import sample
+from shardmap.plan.memory.plan_peak import sample
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import count, size
 

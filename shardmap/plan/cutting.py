@@ -14,7 +14,7 @@ from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.lax.passes import analysed
 from shardmap.plan.memory.fit import Fit
-from shardmap.plan.memory.shards import sample
+from shardmap.plan.memory.plan_peak import sample
 from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
 

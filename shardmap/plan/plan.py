@@ -30,7 +30,7 @@ from shardmap.plan.cutting import cut_function
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices
 from shardmap.plan.labels import Labels, labels_of, named_cuts
-from shardmap.plan.memory.shards import plan_peak
+from shardmap.plan.memory.plan_peak import plan_peak
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run

@@ -23,7 +23,7 @@ from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Interval, pieces, shape_of
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.lax.random import DRAWN_WHOLE
-from shardmap.plan.memory.shards import (
+from shardmap.plan.memory.plan_peak import (
     kept_bytes,
     plan_peak,
     sample,
@@ -252,7 +252,7 @@ def _moved(cut_program: CutProgram, stage: Stage, number: int) -> dict[Value, in
         found[value] = found.get(value, 0) + box_bytes(value, box)
     # Boxes of one value may share some of it.
     found = {v: min(n, nbytes(v)) for v, n in found.items()}
-    for box, _, value in shard.writes():
+    for box, _, value in shard.writes:
         found[value] = found.get(value, 0) + box_bytes(value, box)
     return found
 

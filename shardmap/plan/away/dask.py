@@ -5,28 +5,24 @@ once and are made again where a worker is lost. Partial results are combined on 
 workers.
 """
 
-import collections
 import importlib
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import BrokenExecutor
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from concurrent.futures import BrokenExecutor, Future
+from typing import Any
 
 import numpy as np
 
 from shardmap.arrays.sources.registry import Away
 from shardmap.plan.away.cores import take_share_of_all, where
 from shardmap.plan.away.processes import Elsewhere
-from shardmap.plan.away.tasks import Read, Write, run_task
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, slices
 from shardmap.plan.engine.stages import Stage
-from shardmap.plan.run.buffers import put
-from shardmap.plan.run.folding import FoldTask, FoldTasks, fold_all
 from shardmap.plan.run.shards import Shard
-from shardmap.plan.run.workers import ShardError
+from shardmap.plan.run.tasks import Spec, Task, all_tasks, run_fold
 
 SMALL = 2**10
 """Up to how many bytes an array travels with each task that needs it."""
@@ -45,28 +41,52 @@ def same(thing: Any) -> Any:
 
 def fold_there(
     combiner: str,
-    start: np.ndarray | None,
-    places: Sequence[int | None],
-    results: Sequence[Any],
-) -> np.ndarray:
-    """`fold_all` of results of shards, of which it takes one each, or of other folds.
+    start: Spec | None,
+    places: Sequence[int],
+    results: Sequence[Sequence[np.ndarray]],
+) -> list[np.ndarray]:
+    """Combines the results of tasks, of which it takes one each."""
+    parts = (result[k] for k, result in zip(places, results, strict=True))
+    return [run_fold(combiner, start, parts)]
 
-    Args:
-      combiner: how.
-      start: what they are combined with first.
-      places: for each, its place in the results of a shard; None if it is a fold.
-      results: what has been made.
+
+def chosen(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
+    """A task's results with None in all other places."""
+    return [part if k in places else None for k, part in enumerate(result)]
+
+
+class OnDask(Elsewhere):
+    """Shards and folds as tasks of Dask.
+
+    Attributes:
+      results: what stands for the results of a task, by its name and their places.
     """
-    made = zip(places, results, strict=True)
-    return fold_all(combiner, start, (x if k is None else x[k] for k, x in made))
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.results: dict[tuple[str, int], Any] = {}
+
+    def of_dask(self, value: Value, box: Box) -> Any:
+        """A box of an argument that is an array of Dask, None of another value."""
+        is_input = value in self.cut_program.graph.inputs
+        leaf: Any = self.leaves[value.number] if is_input else None
+        return leaf[slices(box)].astype(value.aval.dtype) if is_dask(leaf) else None
+
+    def submit(self, task: Task) -> Any:
+        if task.needs:
+            results = [self.results[need.name, k] for need, k in task.needs]
+            places = [place for _, place in task.needs]
+            told = task.combiner, task.start, places, results
+            made = self.call(task, fold_there, *told)
+        else:
+            made = super().submit(task)
+        for place, (_, combiner, _) in enumerate(task.writes):
+            if combiner != "insert":
+                self.results[task.name, place] = made
+        return made
 
 
-def others(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
-    """A shard's results without those that are combined on the cluster."""
-    return [None if k in places else part for k, part in enumerate(result)]
-
-
-class Dask(Elsewhere):
+class Dask(OnDask):
     """Runs shards by a `distributed.Client`, which is the executor."""
 
     def __init__(self, *args: Any) -> None:
@@ -75,9 +95,6 @@ class Dask(Elsewhere):
         self.name = f"shardmap-{secrets.token_hex(4)}"
         self.numbers = itertools.count()
         self.held_there: dict[Any, Any] = {}
-        self.folds: FoldTasks
-        self.nodes: dict[Any, tuple[Any, int | None]] = {}
-        self.tops: collections.deque[tuple[FoldTask, Any]] = collections.deque()
         # Four shards for each thread of the cluster, as it is now.
         self.ahead = 4 * max(self._threads(), 1)
         self._share_cores()
@@ -97,8 +114,8 @@ class Dask(Elsewhere):
                     share = take_share_of_all
                     self.client.run(share, index, len(workers), workers=[worker])
 
-    def done(self, future: Any) -> Any:
-        """Waits until a future is done, and gives it.
+    def wait(self, future: Any) -> None:
+        """Waits until a future is done.
 
         Raises:
           BrokenExecutor: the cluster has had no worker for too long.
@@ -118,138 +135,83 @@ class Dask(Elsewhere):
                         f"its cluster has had no worker for {now - seen:.0f} s; Dask's "
                         f"setting {NO_WORKERS} says how long to wait for one"
                     ) from None
-        return future
 
-    def task(self, what: str, function: Any, *args: Any) -> Any:
+    def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
+        # What was kept here of earlier stages is not what it is now.
+        self.held_there.clear()
+        self.results.clear()
+        if self.keeps:
+            return super().tasks(stage, numbers)
+        return all_tasks(self.cut_program, stage)
+
+    def named(self, what: str, function: Any, *args: Any) -> Any:
         key = f"{self.name}-{what}-{next(self.numbers)}"
         return self.client.submit(function, *args, key=key, pure=False)
 
-    def blob(self, shard: Shard) -> Any:
+    def call(self, task: Task, function: Any, *args: Any) -> Any:
+        what = "fold" if task.needs else f"stage-{task.stage.number}"
+        return self.named(what, function, *args)
+
+    def function(self, shard: Shard) -> Any:
         key = shard.stage, shard.recipe.static
         if key not in self.held_there:
             blob = self.functions.of(shard)
-            self.held_there[key] = self.task("function", same, blob)
+            self.held_there[key] = self.named("function", same, blob)
         return self.held_there[key]
 
-    def once(self, source: Away) -> Any:
-        """A future of the description of a source, which tasks share."""
-        key = id(source)  # Of those in ``travels``, which stay; two may be one file's.
+    def place(self, away: Away) -> Any:
+        key = id(away)  # Of those in ``travels``, which stay; two may be one file's.
         if key not in self.held_there:
-            self.held_there[key] = self.task("source", same, source)
+            self.held_there[key] = self.named("source", same, away)
         return self.held_there[key]
-
-    def there(self, array: np.ndarray) -> Any:
-        """An array on the cluster."""
-        if array.nbytes <= INSIDE:
-            return self.task("array", same, array)
-        return self.client.scatter(array, hash=False)
 
     def arg(self, value: Value, box: Box) -> Any:
-        """A box for a shard: where it is, its array, or a future of that."""
-        read = self.travels.read(value, box)
-        if read is not None:
-            return Read(self.once(read.source), *read[1:])
-        given = value in self.cut_program.graph.inputs
-        leaf: Any = self.leaves[value.number] if given else None
-        if is_dask(leaf):
-            dtype = value.aval.dtype
-            part = leaf[slices(box)].astype(dtype)
-            return self.client.compute(part)
+        part = self.of_dask(value, box)
+        return super().arg(value, box) if part is None else self.client.compute(part)
+
+    def held(self, value: Value, box: Box) -> Any:
+        """A box on the cluster; whole values, which several shards need, once."""
         key = value, box
         if key not in self.held_there:
-            array = self.held(value, box)
-            whole = box == tuple((0, size) for size in value.shape)
-            found = array if array.nbytes <= SMALL else self.there(array)
-            if not whole:
+            array = super().held(value, box)
+            found: Any = array
+            if array.nbytes > INSIDE:
+                found = self.client.scatter(array, hash=False)
+            elif array.nbytes > SMALL:
+                found = self.named("array", same, array)
+            if box != tuple((0, size) for size in value.shape):
                 return found
             self.held_there[key] = found
         return self.held_there[key]
 
-    def submit(self, shard: Shard) -> "Submitted":
-        args = self.args(shard)
-        writes = [
-            write and Write(self.once(write.sink), write.box)
-            for write in (self.travels.write(*write) for write in shard.writes())
-        ]
-        what = f"stage-{shard.stage}"
-        future = self.task(what, run_task, self.blob(shard), args, writes)
+    def coming(self, task: Task) -> list[int]:
+        """Which results come here: others are written or combined on the cluster."""
         if self.keeps:
-            return Submitted(future, future)
-        folded = [k for k, (_, c, _) in enumerate(shard.writes()) if c != "insert"]
-        if len(folded) + len([write for write in writes if write]) == len(writes):
-            return Submitted(future, None)
-        come = self.task("rest", others, folded, future) if folded else future
-        return Submitted(future, come)
+            return [*range(len(task.writes))]
+        return [
+            place
+            for place, write in enumerate(task.writes)
+            if write[1] == "insert" and (task.needs or not self.travels.write(*write))
+        ]
 
-    def result(self, shard: Shard, future: Any) -> Any:
-        if not isinstance(future, Submitted):  # It could not be submitted.
-            return super().result(shard, future)
-        result = self.done(future.come or future.shard)
-        found = result.result() if future.come else [None for _ in shard.writes()]
-        if future.come is None and (error := result.exception()) is not None:
+    def submit(self, task: Task) -> Any:
+        made, coming = super().submit(task), self.coming(task)
+        if 0 < len(coming) < len(task.writes):
+            return self.named("rest", chosen, coming, made)
+        return made
+
+    def result(self, task: Task, future: Any) -> Any:
+        if isinstance(future, Future):  # It could not be submitted.
+            return future.result()
+        self.wait(future)
+        found = [None for _ in task.writes]
+        if self.coming(task):
+            found = future.result()
+        elif (error := future.exception()) is not None:
             raise error
-        if not self.keeps:
-            self._fold(shard, future.shard)
+        for need, place in task.needs:
+            del self.results[need.name, place]
         return found
-
-    def run_stage(self, stage: Stage, *args: Any) -> Iterator[Shard]:
-        # What was kept here of earlier stages is not what it is now.
-        self.held_there.clear()
-        self.folds = FoldTasks(self.cut_program, stage)
-        try:
-            yield from super().run_stage(stage, *args)
-            while self.tops:
-                self._fetch()
-        finally:
-            self.held_there.clear()
-            self.nodes.clear()
-            self.tops.clear()
-
-    def _fold(self, shard: Shard, future: Any) -> None:
-        """Starts the tasks that combine partial results and can run now."""
-        for place, (_, combiner, _) in enumerate(shard.writes()):
-            if combiner != "insert":
-                self.nodes[shard.number, place] = future, place
-        for each in self.folds.after(shard.number):
-            futures, places = zip(
-                *(self.nodes.pop(need.key) for need in each.needs), strict=True
-            )
-            args = each.combiner, each.start(), list(places), list(futures)
-            folded = self.task("fold", fold_there, *args)
-            if each.is_top:
-                self.tops.append((each, folded))
-            else:
-                self.nodes[each.key] = folded, None
-        while len(self.tops) > self.ahead:
-            self._fetch()
-
-    def _fetch(self) -> None:
-        """Brings here what the partial results of a box come to."""
-        task, future = self.tops.popleft()
-        try:
-            part = self.done(future).result()
-        except Exception as error:
-            raise ShardError(
-                "partial results could not be put together on the cluster: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        put(self.acc.buffer(task.value), task.box, "insert", part)
-
-
-class Submitted(NamedTuple):
-    """A shard under way on a cluster.
-
-    Attributes:
-      shard: the future of its results.
-      come: the future of those that come here, None if none do.
-    """
-
-    shard: Any
-    come: Any
-
-    def cancel(self) -> None:
-        for future in filter(None, self):
-            future.cancel()
 
 
 def is_dask(array: Any) -> bool:

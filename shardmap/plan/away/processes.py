@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from shardmap.plan.away.tasks import Functions, Travels, run_task
+from shardmap.arrays.sources.registry import Away
+from shardmap.plan.away.travels import Functions, Read, Travels, Write, run_task
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.shards import Shard
+from shardmap.plan.run.tasks import Task
 from shardmap.plan.run.workers import Workers
 
 
@@ -27,28 +29,41 @@ class Elsewhere(Workers):
             self.cut_program, self.leaves, self.acc.given, self.keeps
         )
 
+    def function(self, shard: Shard) -> Any:
+        """The exported function of a shard, or what stands for it."""
+        return self.functions.of(shard)
+
+    def place(self, away: Away) -> Any:
+        """The description of a file or store, or what stands for it."""
+        return away
+
     def arg(self, value: Value, box: Box) -> Any:
         """A box for a shard: where it is, or its array."""
-        return self.travels.read(value, box) or self.held(value, box)
-
-    def args(self, shard: Shard) -> list[Any]:
-        """What the function of a shard takes."""
-        starts = shard.recipe.starts
-        found = [self.arg(value, box) for value, box in shard.recipe.reads]
-        return [*found, np.asarray(starts, start_dtype(starts))]
+        read = self.travels.read(value, box)
+        if read is not None:
+            return Read(self.place(read.source), *read[1:])
+        return self.held(value, box)
 
     def held(self, value: Value, box: Box) -> np.ndarray:
         """A box that is read here and sent."""
         kept = self.acc.kept
         return np.asarray(self.cut_program.read_one(value, box, self.leaves, kept))
 
-    def submit(self, shard: Shard) -> Any:
-        writes = [self.travels.write(*write) for write in shard.writes()]
-        blob = self.functions.of(shard)
-        future: Future[Any] = self.executor.submit(
-            run_task, blob, self.args(shard), writes
-        )
+    def call(self, task: Task, function: Callable[..., Any], *args: Any) -> Any:
+        """Starts a function for a task, and gives its future."""
+        future: Future[Any] = self.executor.submit(function, *args)
         return future
+
+    def submit(self, task: Task) -> Any:
+        shard = self.shard(task)
+        starts = shard.recipe.starts
+        args = [self.arg(value, box) for value, box in shard.recipe.reads]
+        args.append(np.asarray(starts, start_dtype(starts)))
+        writes = [
+            write and Write(self.place(write.sink), write.box)
+            for write in (self.travels.write(*write) for write in task.writes)
+        ]
+        return self.call(task, run_task, self.function(shard), args, writes)
 
 
 class RayExecutor(Executor):

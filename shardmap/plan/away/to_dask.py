@@ -9,16 +9,13 @@ import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
-from shardmap.plan.away.dask import is_dask
-from shardmap.plan.away.processes import Elsewhere
-from shardmap.plan.away.tasks import run_task
+from shardmap.plan.away.dask import OnDask
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.slices import Box, Interval, shape_of, slices
-from shardmap.plan.run.buffers import start_dtype
 from shardmap.plan.run.cut_program import CutProgram
-from shardmap.plan.run.folding import FoldTasks, fold_all
-from shardmap.plan.run.shards import Accumulator, Shard, Shards
+from shardmap.plan.run.shards import Accumulator, Shard
+from shardmap.plan.run.tasks import Task, all_tasks
 
 
 def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
@@ -36,38 +33,25 @@ def to_dask(cut_program: CutProgram, args: tuple[PyTree, ...]) -> PyTree:
     return _Graph(cut_program, leaves).outputs()
 
 
-class _Graph:
+class _Graph(OnDask):
+    """Shards and folds as calls of `dask.delayed`."""
+
     def __init__(self, cut_program: CutProgram, leaves: Sequence[Any]) -> None:
+        super().__init__(None, cut_program, leaves, Accumulator(cut_program))
         self.dask: Any = importlib.import_module("dask")
         self.da: Any = importlib.import_module("dask.array")
-        self.cut_program = cut_program
-        acc = Accumulator(cut_program)
-        self.work = Elsewhere(None, cut_program, leaves, acc)
         self.blobs: dict[bytes, Any] = {}
         self.made: dict[Value, Any] = {}
-        self.fold = self.dask.delayed(fold_all, pure=False)
 
     def outputs(self) -> PyTree:
         for stage in self.cut_program.stages:
-            parts: dict[Value, dict[Box, Any]] = {}
-            nodes: dict[Any, Any] = {}
-            folds = FoldTasks(self.cut_program, stage)
-            for shard in Shards(self.cut_program, [stage]):
-                delayed = self.shard(shard)
-                for place, (box, combiner, value) in enumerate(shard.writes()):
-                    node = nodes[shard.number, place] = delayed[place]
+            parts: dict[Value, dict[Box, Any]] = {r.value: {} for r in stage.results}
+            for task in all_tasks(self.cut_program, stage):
+                made = self.submit(task)
+                for place, (box, combiner, value) in enumerate(task.writes):
                     if combiner == "insert":
-                        parts.setdefault(value, {})[box] = node
-                for each in folds.after(shard.number):
-                    needs = [nodes.pop(need.key) for need in each.needs]
-                    folded = self.fold(each.combiner, each.start(), needs)
-                    if each.is_top:
-                        parts.setdefault(each.value, {})[each.box] = folded
-                    else:
-                        nodes[each.key] = folded
-            for result in stage.results:
-                made = parts.get(result.value, {})
-                self.made[result.value] = self.array(result.value, made)
+                        parts[value][box] = made[place]
+            self.made.update((v, self.array(v, boxes)) for v, boxes in parts.items())
         found = [
             self.made[v]
             if isinstance(v, Value)
@@ -76,24 +60,20 @@ class _Graph:
         ]
         return jax.tree.unflatten(self.cut_program.out_tree, found)
 
-    def shard(self, shard: Shard) -> Any:
-        blob = self.work.functions.of(shard)
+    def call(self, task: Task, function: Any, *args: Any) -> Any:
+        return self.dask.delayed(function, pure=False)(*args)
+
+    def function(self, shard: Shard) -> Any:
+        blob = super().function(shard)
         if blob not in self.blobs:
             self.blobs[blob] = self.dask.delayed(blob)
-        args = [self.arg(value, box) for value, box in shard.recipe.reads]
-        starts = shard.recipe.starts
-        args.append(np.asarray(starts, start_dtype(starts)))
-        writes = [None for _ in shard.writes()]
-        return self.dask.delayed(run_task, pure=False)(self.blobs[blob], args, writes)
+        return self.blobs[blob]
 
     def arg(self, value: Value, box: Box) -> Any:
-        if value in self.made and value.producer is not None:
+        if value.producer is not None:
             return self.made[value][slices(box)]
-        if value.producer is None and value in self.cut_program.graph.inputs:
-            leaf = self.work.leaves[value.number]
-            if is_dask(leaf):
-                return leaf[slices(box)].astype(value.aval.dtype)
-        return self.work.travels.read(value, box) or self.work.held(value, box)
+        part = self.of_dask(value, box)
+        return super().arg(value, box) if part is None else part
 
     def array(self, value: Value, parts: Mapping[Box, Any]) -> Any:
         """An array of the boxes that shards make of a value."""

@@ -6,7 +6,7 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
 from shardmap.arrays.sources.registry import Away
 from shardmap.arrays.trees import result_names
-from shardmap.plan.away.tasks import Travels
+from shardmap.plan.away.travels import Travels
 from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.run.buffers import FOLDED
@@ -73,7 +73,7 @@ def traffic(
                 there = travels.read(value, box) is not None
                 how = _read(travels.source(value), there)
                 note(read, name, how, there, weight * box_bytes(value, box))
-            for box, combiner, value in shard.writes():
+            for box, combiner, value in shard.writes:
                 name = names.get(value, "what later stages need")
                 there = travels.write(box, combiner, value) is not None
                 how = "are written by the workers" if there else "come back"

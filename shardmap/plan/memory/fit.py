@@ -8,7 +8,7 @@ from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.in_slices import Asked, cut_points
 from shardmap.plan.memory.liveness import Peak
-from shardmap.plan.memory.shards import compiled_bytes, plan_peak
+from shardmap.plan.memory.plan_peak import compiled_bytes, plan_peak
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import AUTO, Auto, size
 

@@ -9,41 +9,49 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardmap.plan.engine.keys import box_bytes
+from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.shards import Shard
+from shardmap.plan.run.tasks import Task
 from shardmap.units import size
 
 _SECONDS_BETWEEN_LINES = 1.0
 
 
-def moved(shard: Shard) -> int:
+def moved(cut_program: CutProgram, task: Task) -> int:
     """The bytes that a shard reads and writes."""
+    shard = Shard(cut_program, task.stage, task.number)
     boxes = [(value, box) for value, box in shard.recipe.reads]
-    boxes += [(value, box) for box, _, value in shard.writes()]
+    boxes += [(value, box) for box, _, value in shard.writes]
     return sum(box_bytes(value, box) for value, box in boxes)
 
 
 @contextlib.contextmanager
-def bar(total: int, shown: bool) -> Iterator[Callable[[Shard], Any]]:
+def bar(
+    cut_program: CutProgram, total: int, shown: bool
+) -> Iterator[Callable[[Task], Any]]:
     """Shows the progress of a run on stderr, if it is to be shown.
 
     Args:
+      cut_program: the plan.
       total: how many shards there are.
       shown: whether to show it.
 
     Yields:
-      What is called with each shard that is done.
+      What is called with each task that is done.
     """
     if not shown:
-        yield lambda shard: None
+        yield lambda task: None
         return
     start, done = time.monotonic(), 0
     with _tqdm(total) if _has_tqdm() else _lines(total) as show:
 
-        def step(shard: Shard) -> None:
+        def step(task: Task) -> None:
             nonlocal done
-            done += moved(shard)
+            if task.needs:
+                return
+            done += moved(cut_program, task)
             rate = done / max(time.monotonic() - start, 1e-9)
-            show(f"stage {shard.stage}", f"{size(done)}, {size(int(rate))}/s")
+            show(f"stage {task.stage.number}", f"{size(done)}, {size(int(rate))}/s")
 
         yield step
 

@@ -14,7 +14,7 @@ import jax
 from shardmap._jax.types import PyTree
 from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.run.array_job import ArrayJob, Task
+from shardmap.plan.run.array_job import ArrayJob, place_in_job
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.disk.scratch import checked, scratch_arrays
@@ -38,7 +38,7 @@ def run(
     task: Any = None,
 ) -> PyTree:
     """See `ShardPlan.run`."""
-    own = None if task is None else Task.of(task)
+    own = None if task is None else place_in_job(task)
     if own and checkpoint is None:
         raise ValueError("task needs checkpoint, the folder that all tasks share")
     leaves = cut_program.leaves(args)
@@ -57,25 +57,27 @@ def run(
     with contextlib.ExitStack() as stack:
         kept_there = scratch_arrays(cut_program, None if job else scratch)
         arrays, remove = stack.enter_context(kept_there)
-        acc = job.values if job else Accumulator(cut_program, {**given, **arrays})
+        acc = job or Accumulator(cut_program, {**given, **arrays})
         work = stack.enter_context(engine(cut_program, leaves, acc, saved is not None))
         numbers = [
-            job.task.shards(stage) if job else range(stage.num_shards)
+            job.numbers(stage) if job else range(stage.num_shards)
             for stage in cut_program.stages
         ]
-        step = stack.enter_context(bar(sum(map(len, numbers)), progress))
+        total = sum(map(len, numbers))
+        step = stack.enter_context(bar(cut_program, total, progress))
         ahead = max_in_flight or work.ahead
         for place, stage in enumerate(cut_program.stages):
             for value in acc.free(place):
                 remove(value)
             if work.apart:
                 acc.flush()
-            for shard in work.run_stage(stage, numbers[place], ahead, retries, saved):
-                step(shard)
+            tasks = work.tasks(stage, numbers[place])
+            for done in work.run(tasks, ahead, retries, saved):
+                step(done)
             if job:
                 job.end_stage(stage)
     if job:
-        if not job.task.is_last:
+        if not job.is_last:
             return None
         acc = Accumulator(cut_program, given)
         job.put_into(acc)

@@ -1,6 +1,6 @@
 """One shard of a plan, the sequence of shards, and the accumulator of results."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import jax
@@ -12,12 +12,13 @@ from shardmap.arrays import combining
 from shardmap.arrays.array_likes import sliceable
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
-from shardmap.plan.engine.slices import Box, slices
+from shardmap.plan.engine.slices import slices
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.out import misfits
 from shardmap.plan.run.remote import arg_avals, exported
+from shardmap.plan.run.tasks import Target
 from shardmap.units import integer_of
 
 
@@ -157,12 +158,12 @@ class Shard:
                 acc = acc.result(raw=True)
         self._refuse_stranger("acc", acc)
         if isinstance(acc, Accumulator):
-            acc.refuse_twice(self)
-            acc.put(self, result)
+            acc.mark(self)
+            acc.put(self.writes, result)
             return acc
         outputs = self._cut_program.graph.outputs
         places = dict(zip(outputs, jax.tree.leaves(acc), strict=True))
-        for (box, combiner, value), part in zip(self.writes(), result, strict=True):
+        for (box, combiner, value), part in zip(self.writes, result, strict=True):
             if value in places:
                 buffers.put(places[value], box, combiner, part)
         return acc
@@ -235,11 +236,14 @@ class Shard:
                 f"no results can be put into {name}:\n" + "\n".join(problems)
             )
 
-    def writes(self) -> Iterator[tuple[Box, str, Value]]:
-        """The destination of each part of a result, and how it is combined."""
-        for result, box in zip(self._stage.results, self.boxes, strict=True):
-            if box is not None:
-                yield box, result.combiner, result.value
+    @property
+    def writes(self) -> list[Target]:
+        """Where each result goes, and how it is combined there."""
+        return [
+            (box, result.combiner, result.value)
+            for result, box in zip(self._stage.results, self.boxes, strict=True)
+            if box is not None
+        ]
 
     def __repr__(self) -> str:
         return (
@@ -324,10 +328,9 @@ class Accumulator:
             self.kept[value] = buffer
         return self.kept[value]
 
-    def put(self, shard: Shard, result: Sequence[Any]) -> None:
-        """Puts a shard's results into their buffers; None is there already."""
-        self._done_of(shard.stage)[shard.number] = True
-        for (box, combiner, value), part in zip(shard.writes(), result, strict=True):
+    def put(self, writes: Iterable[Target], result: Sequence[Any]) -> None:
+        """Puts the results of a task into their buffers; None is there already."""
+        for (box, combiner, value), part in zip(writes, result, strict=True):
             buffer = self.buffer(value)
             if part is None:
                 continue
@@ -346,17 +349,19 @@ class Accumulator:
             self._done[stage] = np.zeros(stages[stage].num_shards, bool)
         return self._done[stage]
 
-    def refuse_twice(self, shard: Shard) -> None:
-        """Refuses a shard that has been reduced already.
+    def mark(self, shard: Shard) -> None:
+        """Notes that a shard has been reduced.
 
         Raises:
-          ValueError: it has.
+          ValueError: it has been reduced before.
         """
-        if self._done_of(shard.stage)[shard.number]:
+        done = self._done_of(shard.stage)
+        if done[shard.number]:
             raise ValueError(
                 f"shard {shard.number} of stage {shard.stage} has been reduced into "
                 "acc already: reduce each shard once, or begin anew with None"
             )
+        done[shard.number] = True
 
     def refuse_unfinished(self, shard: Shard) -> None:
         """Refuses a shard that needs values of shards that have not been reduced.

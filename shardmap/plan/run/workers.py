@@ -18,6 +18,7 @@ from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.checkpoint import Checkpoint
 from shardmap.plan.run.shards import Accumulator, Shard
+from shardmap.plan.run.tasks import Task, shard_tasks
 
 AHEAD = 2 * (os.cpu_count() or 1)
 """How many shards an executor is given at once by default."""
@@ -48,10 +49,10 @@ def _settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 class Workers:
-    """Runs shards by an executor.
+    """Runs tasks by an executor.
 
     Args:
-      executor: what runs the shards.
+      executor: what runs the tasks.
       cut_program: the plan.
       leaves: its arguments.
       acc: where results are put together.
@@ -74,99 +75,105 @@ class Workers:
         self.keeps = keeps
         self.settings = _settings()
 
+    def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
+        """The tasks of a stage. What is not folded by them is folded here."""
+        return shard_tasks(stage, numbers)
+
+    def shard(self, task: Task) -> Shard:
+        return Shard(self.cut_program, task.stage, task.number)
+
     def read(self, shard: Shard) -> tuple[Any, ...]:
         return self.cut_program.read(shard.recipe, self.leaves, self.acc.kept)
 
-    def submit(self, shard: Shard) -> Any:
-        """Starts a shard, and gives its future."""
+    def submit(self, task: Task) -> Any:
+        """Starts a task, and gives its future."""
         raise NotImplementedError
 
-    def result(self, shard: Shard, future: Any) -> Any:
-        """The results of a shard; None for those that are written or combined."""
+    def result(self, task: Task, future: Any) -> Any:
+        """The results of a task; None for those that are written or combined."""
         return future.result()
 
-    def run_stage(
+    def run(
         self,
-        stage: Stage,
-        numbers: Iterable[int],
+        tasks: Iterable[Task],
         ahead: int,
         retries: int,
         saved: Checkpoint | None,
-    ) -> Iterator[Shard]:
-        """Runs shards, whose results are in the accumulator when this ends.
+    ) -> Iterator[Task]:
+        """Runs tasks, whose results are in the accumulator when this ends.
 
         Args:
-          stage: their stage.
-          numbers: which of its shards.
+          tasks: the tasks of one stage, each after those that it needs.
           ahead: how many may be under way.
           retries: how often one that fails is tried again.
           saved: where results are kept, and taken from.
 
         Yields:
-          The shards that are done.
+          The tasks that are done.
         """
-        waiting: collections.deque[tuple[Shard, Any, Any]] = collections.deque()
-        shards = (Shard(self.cut_program, stage, number) for number in numbers)
+        waiting: collections.deque[tuple[Task, Any, Any]] = collections.deque()
+        tasks = iter(tasks)
         try:
             while True:
-                for shard in itertools.islice(shards, ahead - len(waiting)):
-                    done = None if saved is None else saved.load(shard)
-                    future = self._submitted(shard) if done is None else None
-                    waiting.append((shard, future, done))
+                for task in itertools.islice(tasks, ahead - len(waiting)):
+                    done = None if saved is None else saved.load(task)
+                    future = self._submitted(task) if done is None else None
+                    waiting.append((task, future, done))
                 if not waiting:
                     return
                 # The oldest one, though others may be done: sums of floating-point
                 # numbers depend on their order.
-                shard, future, result = waiting.popleft()
+                task, future, result = waiting.popleft()
                 if future is not None:
-                    result = self.tried(shard, future, retries)
+                    result = self.tried(task, future, retries)
                     if saved is not None:
-                        saved.save(shard, result)
-                self.acc.put(shard, result)
-                # Else they are there while the next shard is computed.
+                        saved.save(task, result)
+                self.acc.put(task.writes, result)
+                # Else they are there while the next task runs.
                 del future, result
-                yield shard
+                yield task
         finally:
             for _, future, _ in waiting:
                 if future is not None:
                     future.cancel()
 
-    def tried(self, shard: Shard, future: Any, retries: int) -> Any:
-        """The results of a shard, which is tried again where it fails."""
+    def tried(self, task: Task, future: Any, retries: int) -> Any:
+        """The results of a task, which is tried again where it fails."""
         for attempt in itertools.count(1):
             try:
-                return self.result(shard, future)
+                return self.result(task, future)
             except BrokenExecutor as error:
-                raise broke_down(shard, error) from error
+                raise ShardError(
+                    f"the executor broke down while {named(task)} was under way "
+                    f"({error}); run again with a new one, checkpoint= keeps what is "
+                    "done"
+                ) from error
             except Exception as error:
                 if attempt > retries:
-                    raise failed(shard, attempt, error) from error
-                future = self._submitted(shard)
+                    reads = ""
+                    if not task.needs:
+                        reads = f"; it reads {self.shard(task).in_slices}"
+                    raise ShardError(
+                        f"{named(task)} failed {attempt} times{reads}: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                future = self._submitted(task)
         raise AssertionError
 
-    def _submitted(self, shard: Shard) -> Any:
-        """The future of a shard, with the error if it cannot be submitted."""
+    def _submitted(self, task: Task) -> Any:
+        """The future of a task, with the error if it cannot be submitted."""
         try:
-            return self.submit(shard)
+            return self.submit(task)
         except Exception as error:
             broken: Future[Any] = Future()
             broken.set_exception(error)
             return broken
 
 
-def broke_down(shard: Shard, error: BrokenExecutor) -> ShardError:
-    return ShardError(
-        f"the executor broke down while shard {shard.number} of stage {shard.stage} "
-        f"was under way ({error}); run again with a new one, checkpoint= keeps what is "
-        "done"
-    )
-
-
-def failed(shard: Shard, attempts: int, error: BaseException) -> ShardError:
-    return ShardError(
-        f"shard {shard.number} of stage {shard.stage} failed {attempts} times; it "
-        f"reads {shard.in_slices}: {type(error).__name__}: {error}"
-    )
+def named(task: Task) -> str:
+    """What messages call a task."""
+    shard = f"shard {task.number} of stage {task.stage.number}"
+    return f"the fold of partial results up to {shard}" if task.needs else shard
 
 
 class Here(Workers):
@@ -183,10 +190,11 @@ class Here(Workers):
         # Reads wait for disks and networks, and overlap; shards would share the cores.
         self.starting = threading.Lock()
 
-    def submit(self, shard: Shard) -> Future[Any]:
-        return self.executor.submit(self.start, shard, next(self.devices))
+    def submit(self, task: Task) -> Future[Any]:
+        return self.executor.submit(self.start, task, next(self.devices))
 
-    def start(self, shard: Shard, device: jax.Device | None) -> Any:
+    def start(self, task: Task, device: jax.Device | None) -> Any:
+        shard = self.shard(task)
         with self.settings():
             args = self.read(shard)
             if device is not None:
@@ -194,7 +202,7 @@ class Here(Workers):
             with self.starting:
                 return shard.function(*args)
 
-    def result(self, shard: Shard, future: Future[Any]) -> Any:
+    def result(self, task: Task, future: Future[Any]) -> Any:
         return [np.asarray(part) for part in future.result()]
 
 
@@ -207,10 +215,11 @@ def bytes_read(stage: Stage) -> int:
 class InThreads(Workers):
     """Every thread reads, computes and waits for its shard."""
 
-    def submit(self, shard: Shard) -> Future[Any]:
-        return self.executor.submit(self.whole, shard)
+    def submit(self, task: Task) -> Future[Any]:
+        return self.executor.submit(self.whole, task)
 
-    def whole(self, shard: Shard) -> Any:
+    def whole(self, task: Task) -> Any:
+        shard = self.shard(task)
         with self.settings():
             return [np.asarray(part) for part in shard.function(*self.read(shard))]
 

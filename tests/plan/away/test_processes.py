@@ -12,6 +12,7 @@ from shardmap.plan.away.processes import Elsewhere
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.plan import plan
 from shardmap.plan.run.shards import Accumulator
+from shardmap.plan.run.tasks import shard_tasks
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
 
@@ -50,7 +51,7 @@ def test_other_processes_get_bytes_and_numpy_arrays(x):
     cut = cut_function(jnp.sin, (x,), ({0: 4},))
     acc, executor = Accumulator(cut), Blobs()
     work = Elsewhere(executor, cut, [x], acc)
-    assert len(list(work.run_stage(cut.stages[0], range(4), 2, 0, None))) == 4
+    assert len(list(work.run(shard_tasks(cut.stages[0]), 2, 0, None))) == 4
     np.testing.assert_allclose(acc.result(), jax.jit(jnp.sin)(x), rtol=1e-6)
     assert len(executor.blobs) == 4
     # Shards that differ in their place only are one function.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import shardmap as sm
-from shardmap.plan.memory import shards
+from shardmap.plan.memory import plan_peak
 from shardmap.plan.memory.liveness import Peak
 
 ROWS, COLUMNS = 1000, 64
@@ -37,7 +37,7 @@ def test_the_axis_that_saves_the_most_is_cut():
 
 def test_the_compiler_has_the_last_word(monkeypatch):
     # The model knows nothing of temporaries: what is compiled has some.
-    monkeypatch.setattr(shards, "peak", lambda jaxpr: Peak(0))
+    monkeypatch.setattr(plan_peak, "peak", lambda jaxpr: Peak(0))
     made = sm.plan(
         lambda x: jnp.sort(x, 1).sum(1), X, in_slices={0: sm.AUTO}, memory=100_000
     )

@@ -11,7 +11,7 @@ from jax import lax
 import shardmap as sm
 from shardmap.plan.inside.primitive import Options, cut
 from shardmap.plan.inside.stage_loops import run_in_loops
-from shardmap.plan.memory.shards import plan_peak
+from shardmap.plan.memory.plan_peak import plan_peak
 from tests.plan.run.peaks import PROGRAMS, in_a_fresh_process
 
 # Without it, the fused operations of CPU keep memory that is not counted.

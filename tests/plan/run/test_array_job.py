@@ -15,8 +15,8 @@ import pytest
 from shardmap.arrays.array_likes import register_shard_handler
 from shardmap.arrays.sources import registry
 from shardmap.plan.plan import plan
-from shardmap.plan.run.disk import results
-from shardmap.plan.run.disk.results import Folder
+from shardmap.plan.run.disk import folder
+from shardmap.plan.run.disk.folder import Folder
 from shardmap.plan.run.workers import ShardError
 from tests.plan.plan_programs import reals
 from tests.plan.run.checks import Recorded, W, X, columns
@@ -194,7 +194,7 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
         if len(synced) == 4:  # The manifest, two shards, the first fold.
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(results.os, "fsync", full)
+    monkeypatch.setattr(folder.os, "fsync", full)
     with pytest.raises(OSError, match=r"cannot take .* bytes of .*0.fold \(No space"):
         made.run(X, W, checkpoint=tmp_path, task=(0, 1))
     assert len([*tmp_path.iterdir()]) == 3

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shardmap.plan.cutting import cut_function
-from shardmap.plan.run.shards import Accumulator, Shards
+from shardmap.plan.run.shards import Accumulator
+from shardmap.plan.run.tasks import shard_tasks
 from shardmap.plan.run.workers import Here, InThreads, ShardError
 from tests.plan.run.checks import Recorded, W, X
 
@@ -24,7 +25,7 @@ def test_threads_give_what_the_function_gives(kind):
     acc = Accumulator(cut)
     with ThreadPoolExecutor(2) as pool:
         work = kind(pool, cut, [X], acc)
-        assert len(list(work.run_stage(cut.stages[0], range(4), 2, 0, None))) == 4
+        assert len(list(work.run(shard_tasks(cut.stages[0]), 2, 0, None))) == 4
     np.testing.assert_allclose(acc.result(), jax.jit(fun)(X), rtol=1e-6)
 
 
@@ -42,8 +43,8 @@ def test_a_thread_has_the_settings_of_the_one_that_asked(kind):
         cut = cut_function(lambda x: x * 2, (x,), ({0: 2},))
         acc = Accumulator(cut)
         work = kind(pool, cut, [x], acc)
-        shard = Shards(cut, cut.stages)[0]
-        [part] = work.result(shard, work.submit(shard))
+        task = next(shard_tasks(cut.stages[0]))
+        [part] = work.result(task, work.submit(task))
     assert part.dtype == np.float64
     assert [x64 for _, x64 in seen] == [True]
     assert seen[0][0] is not threading.current_thread()

@@ -1,9 +1,13 @@
-"""A folder with the results of shards that are done."""
+"""A folder with the results of tasks that are done.
+
+Checksums in a file say whether it is complete, and which result of which plan it is.
+"""
 
 import hashlib
+import itertools
 import json
+import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,17 +15,13 @@ import numpy as np
 
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.fingerprint import fingerprint, fingerprints
-from shardmap.plan.run.disk.results import Folder, Part, Results, result_name
-from shardmap.plan.run.folding import stored_as
-from shardmap.plan.run.shards import Shard
+from shardmap.plan.run.disk.folder import Folder
+from shardmap.plan.run.tasks import Task
 
 MANIFEST = "plan.json"
 
-MOMENT = 1.0
-"""How many seconds a manifest may be empty, while another run writes it.
-
-It is never seen so where file systems have hard links.
-"""
+SUM = hashlib.sha256().digest_size
+"""The length of a checksum. A file has those of its results first."""
 
 
 class Checkpoint:
@@ -44,8 +44,7 @@ class Checkpoint:
         leaves: Sequence[Any],
     ) -> None:
         self.folder = Folder(folder, "checkpoint")
-        self.plan = fingerprint(cut_program)
-        self.results = Results(self.folder, self.plan)
+        plan = fingerprint(cut_program)
         self.folder.make()
         self.folder.clear()
         arguments = fingerprints(leaves)
@@ -57,12 +56,11 @@ class Checkpoint:
                     f"the folder {self.folder.path} is not empty and no checkpoint of "
                     "a plan: give an empty folder"
                 )
-            mine = {"plan": self.plan, "arguments": arguments}
+            mine = {"plan": plan, "arguments": arguments}
             content = json.dumps({**mine, "sha256": _sum(mine)}).encode()
-            self.folder.write(MANIFEST, content, anew=True)
-            # Another run may have been faster.
-            theirs = self._manifest() or mine
-        if theirs["plan"] != self.plan:
+            self.folder.write(MANIFEST, content)
+            theirs = mine
+        if theirs["plan"] != plan:
             raise ValueError(
                 f"the checkpoint folder {self.folder.path} belongs to another plan: "
                 "give an empty folder, or the function, shapes, cuts and chunks of out "
@@ -76,12 +74,13 @@ class Checkpoint:
                     f"the checkpoint folder {self.folder.path} was made with other "
                     f"values of {name}: give the same, or an empty folder"
                 )
+        # Two runs that begin in one folder at once do not take each other's results,
+        # unless they agree in all of this.
+        self._key = _sum(theirs)
 
     def _manifest(self) -> dict[str, Any] | None:
         """What the folder says that it is for, None if it is new."""
-        end = time.monotonic() + MOMENT
-        while (content := self.folder.read(MANIFEST)) == b"" and time.monotonic() < end:
-            time.sleep(0.01)
+        content = self.folder.read(MANIFEST)
         if content is None:
             return None
         try:
@@ -99,26 +98,47 @@ class Checkpoint:
             "plan the folder is for: give an empty folder"
         )
 
-    def load(self, shard: Shard) -> list[np.ndarray] | None:
-        """The result of a shard that is done, None of another."""
-        return self.results.load(_name(shard), _parts(shard))
+    def has(self, task: Task) -> bool:
+        """Whether there is a file of a task, which may be damaged."""
+        return (self.folder.path / task.name).exists()
 
-    def load_one(self, shard: Shard, place: int) -> np.ndarray | None:
-        """As `load`, one of the arrays in a result."""
-        found = self.results.load(_name(shard), _parts(shard), place)
+    def load(self, task: Task) -> list[np.ndarray] | None:
+        """The results of a task; None if it is not done, or a file is damaged."""
+        return self._read(task, range(len(task.writes)))
+
+    def load_one(self, task: Task, place: int) -> np.ndarray | None:
+        """As `load`, one of the results."""
+        found = self._read(task, [place])
         return None if found is None else found[0]
 
-    def save(self, shard: Shard, result: Sequence[np.ndarray]) -> None:
-        """Keeps a result; it is on disk when this returns."""
-        self.results.save(_name(shard), result)
+    def save(self, task: Task, results: Sequence[np.ndarray]) -> None:
+        """Keeps the results of a task; they are on disk when this returns."""
+        contents = [np.ascontiguousarray(each).tobytes() for each in results]
+        sums = [self._sum_of(task, k, each) for k, each in enumerate(contents)]
+        self.folder.write(task.name, b"".join([*sums, *contents]))
 
+    def _read(self, task: Task, places: Sequence[int]) -> list[np.ndarray] | None:
+        specs = task.results
+        lengths = [
+            math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in specs
+        ]
+        offsets = [*itertools.accumulate(lengths, initial=SUM * len(specs))]
+        found = []
+        for k in places:
+            spans = (SUM * k, SUM), (offsets[k], lengths[k])
+            content = self.folder.read(task.name, *spans)
+            if content is None or self._sum_of(task, k, content[SUM:]) != content[:SUM]:
+                return None
+            shape, dtype = specs[k]
+            found.append(np.frombuffer(content[SUM:], dtype).reshape(shape))
+        return found
 
-def _name(shard: Shard) -> str:
-    return result_name(shard.stage, shard.number)
-
-
-def _parts(shard: Shard) -> list[Part]:
-    return [stored_as(value, box) for box, _, value in shard.writes()]
+    def _sum_of(self, task: Task, place: int, content: bytes) -> bytes:
+        """The checksum of one result of a task of this plan."""
+        shape, dtype = task.results[place]
+        told = f"{place} of {len(task.writes)} {list(shape)} {np.dtype(dtype)}"
+        head = f"{self._key} {task.name} {told} "
+        return hashlib.sha256(head.encode() + content).digest()
 
 
 def _sum(manifest: Mapping[str, Any]) -> str:

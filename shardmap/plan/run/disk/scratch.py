@@ -21,8 +21,8 @@ from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.stages import Result, Stage
 from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.disk.folder import Folder, path_of
 from shardmap.plan.run.disk.owned import is_left, own_name
-from shardmap.plan.run.disk.results import Folder, path_of
 from shardmap.units import size
 
 PREFIX = "shardmap-"

@@ -1,14 +1,11 @@
-"""Files of results that are there in full and those of their shard, or not at all."""
+"""Files are there in full or not at all."""
 
 import errno
-import os
 import pathlib
 
-import numpy as np
 import pytest
 
-from shardmap.plan.run.disk import results
-from shardmap.plan.run.disk.results import Folder, Results
+from shardmap.plan.run.disk import folder
 from tests.plan.run.checks import Recorded, W, X
 
 
@@ -85,33 +82,7 @@ def test_a_full_disk_is_told_and_leaves_no_draft(made, tmp_path, monkeypatch):
         if len(synced) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(results.os, "fsync", full)
+    monkeypatch.setattr(folder.os, "fsync", full)
     with pytest.raises(OSError, match=r"cannot take .* bytes of 0-1.bin \(No space"):
         made.run(X, W, checkpoint=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0.bin", "plan.json"]
-
-
-def test_a_file_is_that_of_one_shard_of_one_plan(tmp_path):
-    folder = Folder(tmp_path, "checkpoint")
-    mine, other = Results(folder, "a plan"), Results(folder, "another")
-    made = [np.arange(6.0).reshape(2, 3), np.array(7, np.int32)]
-    mine.save("0-1.bin", made)
-    parts = [(part.shape, part.dtype) for part in made]
-    for got, want in zip(mine.load("0-1.bin", parts), made, strict=True):
-        np.testing.assert_array_equal(got, want)
-    assert mine.load("0-2.bin", parts) is None
-    assert other.load("0-1.bin", parts) is None
-    assert mine.load("0-1.bin", parts[:1]) is None
-    assert mine.load("0-1.bin", [*parts, ((1,), np.int8)]) is None
-    os.rename(tmp_path / "0-1.bin", tmp_path / "0-2.bin")
-    assert mine.load("0-2.bin", parts) is None
-
-
-def test_whoever_writes_first_keeps_the_file_if_it_is_to_be_new(tmp_path):
-    folder = Folder(tmp_path, "checkpoint")
-    assert folder.write("plan.json", b"first", anew=True)
-    assert not folder.write("plan.json", b"second", anew=True)
-    assert folder.read("plan.json") == b"first"
-    assert folder.write("plan.json", b"third")
-    assert folder.read("plan.json") == b"third"
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

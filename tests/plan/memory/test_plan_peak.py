@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shardmap.plan.cutting import cut_function
-from shardmap.plan.memory.shards import (
+from shardmap.plan.memory.plan_peak import (
     kept_bytes,
     plan_peak,
     scratch_bytes,

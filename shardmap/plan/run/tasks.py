@@ -1,0 +1,144 @@
+"""The tasks of a stage: its shards, and folds of their partial results.
+
+Sixteen partial results make one, sixteen of those the next, and so on, in the order of
+the shards. Whoever runs the tasks, the bytes are the same.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from shardmap.arrays.combining import identity
+from shardmap.plan.engine.keys import data_aval
+from shardmap.plan.engine.nodes import Value
+from shardmap.plan.engine.slices import Box, shape_of
+from shardmap.plan.engine.stages import Stage
+from shardmap.plan.run.buffers import FOLDED, Fold, fold
+from shardmap.plan.run.cut_program import CutProgram
+
+Target: TypeAlias = tuple[Box, str, Value]
+"""The box of a value that a result is for, and how it is combined there."""
+
+Need: TypeAlias = tuple["Task", int]
+"""A task, and which of its results another one needs."""
+
+Spec: TypeAlias = tuple[tuple[int, ...], Any]
+"""The shape and dtype of an array."""
+
+
+class Task(NamedTuple):
+    """A shard, or a fold of at most 16 partial results.
+
+    Attributes:
+      name: its name in the plan.
+      stage: its stage.
+      number: the number of the shard; for a fold, of the last shard below it.
+      writes: where its results go.
+      needs: the results that a fold combines; none for a shard.
+    """
+
+    name: str
+    stage: Stage
+    number: int
+    writes: tuple[Target, ...]
+    needs: tuple[Need, ...] = ()
+
+    @property
+    def combiner(self) -> str:
+        """How a fold combines."""
+        task, place = self.needs[0]
+        return task.writes[place][1]
+
+    @property
+    def start(self) -> Spec | None:
+        """The array of identities that the last fold of a box begins with."""
+        box, combiner, value = self.writes[0]
+        return spec(value, box) if combiner == "insert" else None
+
+    @property
+    def results(self) -> list[Spec]:
+        """The shapes and dtypes of its results."""
+        return [spec(value, box) for box, _, value in self.writes]
+
+
+def spec(value: Value, box: Box) -> Spec:
+    """The shape and dtype of a box of a value as it is stored."""
+    aval = data_aval(value.aval)
+    return shape_of(box) + tuple(aval.shape[len(box) :]), aval.dtype
+
+
+def run_fold(combiner: str, start: Spec | None, parts: Iterable[Any]) -> np.ndarray:
+    """Combines arrays from the first to the last, beginning with ``start``."""
+    if start is not None:
+        shape, dtype = start
+        first = np.full(shape, identity(combiner, dtype), dtype)
+        parts = itertools.chain([first], parts)
+    return fold(combiner, parts)
+
+
+def shard_tasks(stage: Stage, numbers: Iterable[int] | None = None) -> Iterator[Task]:
+    """The shards of a stage, or those with these numbers."""
+    for number in range(stage.num_shards) if numbers is None else numbers:
+        writes = tuple(_writes(stage, number))
+        yield Task(f"{stage.number}-{number}.bin", stage, number, writes)
+
+
+def all_tasks(cut_program: CutProgram, stage: Stage) -> Iterator[Task]:
+    """The shards of a stage and the folds of their results, after what they need."""
+    trees: dict[tuple[Value, Box], _Tree] = {}
+    for task in shard_tasks(stage):
+        yield task
+        for place, (box, combiner, value) in enumerate(task.writes):
+            if combiner != "insert":
+                if (value, box) not in trees:
+                    name = f"{value.number}-{len(trees)}"
+                    count = cut_program.parts[value]
+                    trees[value, box] = _Tree(name, task.writes[place], count)
+                yield from trees[value, box].add((task, place))
+
+
+def _writes(stage: Stage, number: int) -> Iterator[Target]:
+    """What a shard writes, without a look at how it computes it."""
+    family, index = stage.index(number)
+    pieces = {k: stage.loops[k].pieces[piece] for k, piece in index.items()}
+    flags = stage.written(family, index)
+    for result, is_written in zip(stage.results, flags, strict=True):
+        if is_written:
+            axes = zip(result.axes, result.value.shape, strict=True)
+            box = tuple(
+                (0, length) if k is None else pieces.get(k, (0, length))
+                for k, length in axes
+            )
+            yield box, result.combiner, result.value
+
+
+class _Tree:
+    """The folds of one box, in which ``count`` partial results come together."""
+
+    def __init__(self, name: str, write: Target, count: int) -> None:
+        self._name, self._write = name, write
+        self._made: list[Task] = []
+        self._tops: list[Need] = []
+        self._numbers = itertools.count()
+        self._fold = Fold(write[1], count, combine=self._combine, at_once=FOLDED)
+
+    def add(self, part: Need) -> list[Task]:
+        """The folds that can run after one more partial result."""
+        self._made = []
+        top = self._fold.add(part)
+        if top is not None:
+            self._tops.append(top)
+        if not self._fold.left:
+            self._combine("insert", self._tops)
+        return self._made
+
+    def _combine(self, combiner: str, needs: Sequence[Need], own: bool = False) -> Need:
+        box, _, value = self._write
+        last, _ = needs[-1]
+        name = f"{self._name}-{next(self._numbers)}.fold"
+        writes = ((box, combiner, value),)
+        made = Task(name, last.stage, last.number, writes, tuple(needs))
+        self._made.append(made)
+        return made, 0
