@@ -22,8 +22,6 @@ ROOMS = [
     "map",
     "map.rules",
     "map.lowering",
-    "api.calls",
-    "api.elements",
     "api",
     "plan.engine",
     "plan.lax.control",

@@ -23,12 +23,9 @@ from shardmap._jax.context import TOP_TRACES, current_trace
 from shardmap._jax.stages import FoundNaN
 from shardmap._jax.types import AnyMesh, PyTree
 from shardmap._lazy import ask
-from shardmap.api import pickling
-from shardmap.api.calls import caches, stages
-from shardmap.api.calls.call import Arguments
-from shardmap.api.calls.options import Options
-from shardmap.api.calls.programs import Args, CompiledEntry, Kwargs
-from shardmap.api.calls.statics import wrap_statics
+from shardmap.api import caches, pickling, stages
+from shardmap.api.arguments import wrap_statics
+from shardmap.api.programs import Args, CompiledEntry, Kwargs
 from shardmap.map import contexts
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ class Mapped(Generic[P, R]):
     _kind: ClassVar[type[Any]]
     _programs: Any
 
-    def __init__(self, fun: Callable[P, R], options: Options) -> None:
+    def __init__(self, fun: Callable[P, R], options: Any) -> None:
         functools.update_wrapper(self, fun, updated=())
         # `jax.pmap` makes methods such as `lower` attributes of the function.
         attributes = getattr(fun, "__dict__", {}).items()
@@ -62,7 +59,7 @@ class Mapped(Generic[P, R]):
         # Perhaps those of an equal function, which is kept alive here.
         self._fun = self._programs.fun()
         self._static = options.static_argnums
-        self._donates = bool(options.donate_argnums)
+        self._is_plain = not (options.static_argnums or options.donate_argnums)
         # The last program for each number of arguments is tried first. It raises an
         # error for arguments that it does not take.
         self._recent: dict[int, CompiledEntry] = {}
@@ -70,14 +67,11 @@ class Mapped(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
         if current_trace() not in TOP_TRACES:
-            if contexts.has_mesh():
-                return self._programs.bind_part(given, kwargs)
             return self._programs.bind(given, kwargs)
         if not kwargs:
             entry = self._recent.get(len(given))
             if entry is not None and (
-                not self._donates
-                or self._programs.check_donated(entry, Arguments.of(given, kwargs))
+                self._is_plain or self._programs.may_run(entry, given)
             ):
                 try:
                     return entry.call(*given)

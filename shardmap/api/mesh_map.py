@@ -33,12 +33,18 @@ from shardmap._jax.types import (
     without_sharding,
 )
 from shardmap._jax.walk import jaxprs
-from shardmap.api.calls import caches, options
-from shardmap.api.calls.call import Arguments, Call, devices_of, without_statics
-from shardmap.api.calls.options import Lowering
-from shardmap.api.calls.programs import Args, Kwargs, Programs
-from shardmap.api.calls.statics import wrap_statics
+from shardmap.api import options
+from shardmap.api.arguments import Arguments, wrap_statics
 from shardmap.api.function import Mapped, P, R
+from shardmap.api.options import Lowering
+from shardmap.api.programs import (
+    Args,
+    Call,
+    Kwargs,
+    Programs,
+    described_like,
+    devices_of,
+)
 from shardmap.arrays import placement, trees
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.collectives.names import in_mesh_order
@@ -120,7 +126,7 @@ def _global_aval(mesh: AnyMesh, block: Aval, axes: Axes) -> Aval:
 # Calls
 
 
-class Options(NamedTuple):
+class MeshMapOptions(NamedTuple):
     """The arguments of `mesh_map` but the function."""
 
     mesh: AnyMesh
@@ -183,11 +189,20 @@ class MeshCall(Call):
             f"{kinds}"
         )
 
+    def compared(self, name: str) -> str:
+        listed = ", ".join(aval.str_short() for aval in self.in_avals)
+        return (
+            f"{name}, mesh {dict(self.mesh.shape)}, arguments ({listed}), in_axes "
+            f"{self.in_axes}, out_axes {self.out_axes}, operations "
+            f"{agreement.operations(self.jaxpr)}"
+        )
 
-class MeshPrograms(Programs[MeshCall, Options]):
+
+class MeshPrograms(Programs[MeshCall]):
     """The programs of one function under `mesh_map`."""
 
     what = "mesh_map"
+    options: MeshMapOptions
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> MeshCall:
         mesh = self.options.mesh
@@ -372,12 +387,10 @@ class MeshPrograms(Programs[MeshCall, Options]):
         """The map under `jax.jit`, which caches its traces."""
 
         def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            arguments = self._arguments(args, kwargs)
+            arguments = self.read(args, kwargs)
             return self.bind_call(self.infer_params(arguments), arguments.leaves)
 
-        caches.described_like(run, self.fun(), self.name)
-        static = self.options.static_argnums
-        return jax.jit(run, static_argnums=static, static_argnames=())
+        return jax.jit(described_like(run, self.fun(), self.name))
 
     def bind_call(self, call: MeshCall, leaves: Sequence[Value]) -> PyTree:
         is_manual = self.options.lowering == "manual"
@@ -395,18 +408,6 @@ class MeshPrograms(Programs[MeshCall, Options]):
             ]
         return jax.tree.unflatten(call.out_tree, results)
 
-    def agree(self, call: MeshCall) -> None:
-        listed = ", ".join(aval.str_short() for aval in call.in_avals)
-        agreement.agree(
-            call.mesh,
-            self._named(),
-            lambda: (
-                f"{self.name}, mesh {dict(call.mesh.shape)}, arguments ({listed}), "
-                f"in_axes {call.in_axes}, out_axes {call.out_axes}, operations "
-                f"{agreement.operations(call.jaxpr)}"
-            ),
-        )
-
     def has_other_devices(self) -> bool:
         devices = devices_of(self.options.mesh)
         return bool(devices) and devices != contexts.mesh_devices()
@@ -414,7 +415,7 @@ class MeshPrograms(Programs[MeshCall, Options]):
     def in_axes(self, arguments: Arguments) -> list[Axes]:
         """The axes of each leaf of the arguments; those by keyword have none."""
         positional, keywords = arguments.in_tree.children()
-        prefix = arguments.given(self.options.in_axes)
+        prefix = arguments.prefix(self.options.in_axes)
         axes = trees.broadcast_axes(
             "in_axes", prefix, positional, "the arguments", _is_axes, caller="mesh_map"
         )
@@ -452,12 +453,11 @@ class MeshPrograms(Programs[MeshCall, Options]):
             lines = [
                 f"{names[k]} is {a.str_short()}: {what}" for k, a, what in problems
             ]
-            args, kwargs = arguments.with_leaves(arguments.leaves)
+            given = arguments.with_leaves(arguments.leaves)
             raise ValueError(
                 "mesh_map cannot cut these arguments over the mesh:"
                 f"{trees.bullets(lines)}\nCut other dimensions, or pad them to a "
-                "multiple."
-                + trees.advice_on_lists(names, (without_statics(args), kwargs))
+                "multiple." + trees.advice_on_lists(names, given)
             )
 
 
@@ -697,7 +697,7 @@ def mesh_map(
     static, donated = options.positions("mesh_map", fun, given_static, donate_argnums)
     return MeshMappedFunction(
         fun,
-        Options(
+        MeshMapOptions(
             mesh=auto_mesh(mesh),
             in_axes=in_axes,
             out_axes=out_axes,

@@ -15,10 +15,10 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import Aval, ClosedJaxpr, PyTree, Value, without_sharding
-from shardmap.api.calls import options
-from shardmap.api.calls.call import Arguments, Call
-from shardmap.api.calls.programs import Args, Kwargs, Programs
+from shardmap.api import options
+from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
+from shardmap.api.programs import Args, Call, Kwargs, Programs
 from shardmap.arrays import array_likes, placement, trees
 from shardmap.map import agreement, contexts
 from shardmap.map.constraint import (
@@ -167,7 +167,7 @@ def with_sharding_constraint(x: PyTree, parts: PyTree) -> PyTree:
 # Calls
 
 
-class Options(NamedTuple):
+class ShardedJitOptions(NamedTuple):
     """The arguments of `sharded_jit` but the function."""
 
     in_parts: PyTree
@@ -205,6 +205,14 @@ class PartitionCall(Call):
         kinds = [aval.str_short() for aval in self.in_avals]
         return f"{self.total or 1} partitions on devices {devices}, arguments {kinds}"
 
+    def compared(self, name: str) -> str:
+        listed = ", ".join(aval.str_short() for aval in self.in_avals)
+        return (
+            f"{name}, {self.total or 1} partitions, arguments ({listed}), in_parts "
+            f"{self.in_parts}, out_parts {self.out_parts}, operations "
+            f"{agreement.operations(self.jaxpr.jaxpr)}"
+        )
+
     @functools.cached_property
     def shardings(self) -> MapShardings:
         def sharding(aval: Aval, parts: Counts) -> NamedSharding:
@@ -219,10 +227,11 @@ class PartitionCall(Call):
         )
 
 
-class PartitionPrograms(Programs[PartitionCall, Options]):
+class PartitionPrograms(Programs[PartitionCall]):
     """The programs of one function under `sharded_jit`."""
 
     what = "sharded_jit"
+    options: ShardedJitOptions
 
     def infer_params(self, arguments: Arguments, alone: bool = True) -> PartitionCall:
         what, names = self._named(), self.leaf_names(arguments)
@@ -266,20 +275,26 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         positional, keywords = arguments.in_tree.children()
         prefix = self.options.in_parts
         if not _is_leaf(prefix):
-            prefix = arguments.given(prefix)
+            prefix = arguments.prefix(prefix)
         parts = _broadcast(
             self._named(), "in_parts", prefix, positional, "the positional arguments"
         )
         return parts + [None] * keywords.num_leaves
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        arguments = self._arguments(args, kwargs)
+        if contexts.has_mesh():
+            # Explicit types of the operands end at the `jax.jit`.
+            return self._part(*args, **kwargs)
+        return self._bind(*args, **kwargs)
+
+    @functools.cached_property
+    def _part(self) -> jax.stages.Wrapped:
+        return jax.jit(self._bind)
+
+    def _bind(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        arguments = self.read(args, kwargs)
         call = self.infer_params(arguments, alone=False)
         return self.bind_call(call, arguments.leaves)
-
-    def bind_part(self, args: Args, kwargs: Kwargs) -> PyTree:
-        # Explicit types of the operands end at the `jax.jit`.
-        return self.program_under_mesh.as_part(args, kwargs)
 
     def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:
         if call.mesh is not None:
@@ -297,18 +312,6 @@ class PartitionPrograms(Programs[PartitionCall, Options]):
         flat = jax.jit(self.flat_function(call.arguments))
         results = flat(*cut(leaves, call.in_parts)).leaves
         return jax.tree.unflatten(call.out_tree, cut(results, call.out_parts))
-
-    def agree(self, call: PartitionCall) -> None:
-        listed = ", ".join(aval.str_short() for aval in call.in_avals)
-        agreement.agree(
-            call.mesh,
-            self._named(),
-            lambda: (
-                f"{self.name}, {call.total or 1} partitions, arguments ({listed}), "
-                f"in_parts {call.in_parts}, out_parts {call.out_parts}, operations "
-                f"{agreement.operations(call.jaxpr.jaxpr)}"
-            ),
-        )
 
     def has_other_devices(self) -> bool:
         """It chooses its devices itself."""
@@ -424,5 +427,5 @@ def sharded_jit(
     if isinstance(in_parts, list):
         in_parts = tuple(in_parts)
     return ShardedFunction(
-        fun, Options(in_parts, out_parts, num_partitions, static, donated)
+        fun, ShardedJitOptions(in_parts, out_parts, num_partitions, static, donated)
     )

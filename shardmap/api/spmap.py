@@ -9,12 +9,10 @@ from jax.sharding import Mesh
 
 from shardmap._jax.arrays import current_mesh
 from shardmap._jax.types import PyTree
-from shardmap.api.calls import options
-from shardmap.api.calls.options import Lowering
-from shardmap.api.elements import options as element_options
-from shardmap.api.elements.options import Options
-from shardmap.api.elements.programs import ElementPrograms
+from shardmap.api import options
+from shardmap.api.elements import ElementPrograms
 from shardmap.api.function import Mapped, P, R
+from shardmap.api.options import Lowering, SpmapOptions
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.sharding.mesh import auto_mesh, check_devices, too_few_devices
 from shardmap.units import Auto, decorator_with_options
@@ -183,8 +181,8 @@ def spmap(
         around = current_mesh()
         mesh = None if around.empty else around
     options.check_mesh(mesh)
-    element_options.check_axes("in_axes", in_axes)
-    element_options.check_axes("out_axes", out_axes)
+    options.check_axes("in_axes", in_axes)
+    options.check_axes("out_axes", out_axes)
     if devices is not None:
         devices = check_devices("spmap", devices)
         if not devices:
@@ -196,8 +194,8 @@ def spmap(
     static, donated = options.positions("spmap", fun, given_static, donate_argnums)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
-    batch, allowed = element_options.batch_size(batch_size, memory)
-    chosen = Options(
+    batch, allowed = options.batch_size(batch_size, memory)
+    chosen = SpmapOptions(
         axis_name=UNNAMED if axis_name is None else options.axis_name(axis_name),
         in_axes=in_axes,
         out_axes=out_axes,
@@ -207,7 +205,7 @@ def spmap(
         axis_size=options.axis_size(axis_size),
         donate_argnums=donated,
         mesh=None if mesh is None else auto_mesh(mesh),
-        mesh_axes=element_options.mesh_axes(mesh, mesh_axes, devices, backend),
+        mesh_axes=options.mesh_axes(mesh, mesh_axes, devices, backend),
         batch_size=batch,
         memory=allowed,
         lowering=options.lowering(lowering, batch_size),

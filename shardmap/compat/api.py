@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from shardmap._jax.types import PyTree
 from shardmap.api import sharded_jit as partitions
-from shardmap.api.elements.axes import UnmappedResultsDiffer
+from shardmap.api.elements import UnmappedResultsDiffer
 from shardmap.api.spmap import MappedFunction, spmap
 from shardmap.compat.edits import caller
 

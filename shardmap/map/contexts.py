@@ -75,34 +75,20 @@ class UnderMesh:
         self,
         name: str,
         bind: Callable[[Sequence[Any], dict[str, Any]], Any],
-        static_argnums: Sequence[int] = (),
         **options: Param,
     ) -> None:
         def run(*args: Value, **kwargs: Value) -> Any:
             return bind(args, kwargs)
 
         run.__name__ = run.__qualname__ = name
-        self.static_argnums = static_argnums
-        options["static_argnums"] = tuple(static_argnums)
-        self._part = jax.jit(run, **options)
         self._program = map_jit(run, mesh_devices(), communicates=True, **options)
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Runs the program on arguments that lie anywhere."""
-        static = {k % len(args) for k in self.static_argnums if k < len(args)}
-        argnums = [k for k in range(len(args)) if k not in static]
-        leaves, tree = jax.tree.flatten(([args[k] for k in argnums], kwargs))
-        positional, by_name = jax.tree.unflatten(tree, place(leaves))
-        laid_out = dict(zip(argnums, positional, strict=True))
-        results = self._program(
-            *(laid_out.get(k, arg) for k, arg in enumerate(args)), **by_name
-        )
-        leaves, tree = jax.tree.flatten(results)
+        leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+        args, kwargs = jax.tree.unflatten(tree, place(leaves))
+        leaves, tree = jax.tree.flatten(self._program(*args, **kwargs))
         return jax.tree.unflatten(tree, place(leaves))
-
-    def as_part(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Binds the program in the trace around."""
-        return self._part(*args, **kwargs)
 
 
 def check_mesh(name: str, mesh: Mesh) -> None:

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.api.elements.axes import check_elements
+from shardmap.api.elements import check_elements
 from tests.map_programs import both_lowerings
 
 X = np.zeros((0, 3), np.float32)

@@ -10,8 +10,8 @@ from jax.sharding import Sharding
 from shardmap._jax import context
 from shardmap._jax.stages import copy_stage
 from shardmap._jax.types import PyTree, without_sharding
-from shardmap.api.calls.call import Call, without_statics
-from shardmap.api.calls.programs import Args, Kwargs, Programs
+from shardmap.api.arguments import Static
+from shardmap.api.programs import Args, Call, Kwargs, Programs
 from shardmap.arrays import placement
 from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
@@ -118,31 +118,31 @@ class _Compiled(jax.stages.Compiled):
         return f"<Compiled {self._name}>"
 
 
-def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
+def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
     """Lowers a call of a mapped function.
 
     Raises:
       ValueError: inside another map, whose program it would be a part of.
     """
-    call = programs.infer_params_alone(args, kwargs)
+    call = programs.infer_params(programs.read(args, kwargs))
     if call.shardings is None:
         raise ValueError(
             f"{programs.what} of {programs.name} cannot be lowered inside another map: "
             "it is part of that map's program. Lower the outermost one."
         )
-    traced = _traced(programs, call, *call.arguments.with_leaves(call.structs()))
     with agreement.postponed() as agree:
-        lowered = traced.lower()
+        lowered = _traced(programs, call).lower()
     in_specs, out_specs = (
         [
             ShardingSpec.from_named_sharding(sharding, aval.ndim)
             for sharding, aval in zip(shardings, avals, strict=True)
         ]
-        for shardings, avals in zip(call.shardings, call.global_avals, strict=True)
+        for shardings, avals in zip(
+            call.shardings, (call.global_avals, call.out_avals), strict=True
+        )
     )
-    args_specs, kwargs_specs = jax.tree.unflatten(call.arguments.in_tree, in_specs)
-    statics = tuple((argnum, None) for argnum, _ in call.arguments.statics)
-    by_position = call.arguments._replace(statics=statics).positional(args_specs)
+    args_specs, kwargs_specs = call.arguments.with_leaves(in_specs)
+    by_position = [None if type(arg) is Static else arg for arg in args_specs]
     across = programs.across if call.process_local is not None else _any_sharding
     return Lowered(
         f"{programs.what} of {programs.name}",
@@ -150,41 +150,39 @@ def lower(programs: Programs[Any, Any], args: Args, kwargs: Kwargs) -> Lowered:
         (*by_position, *([kwargs_specs] if kwargs_specs else [])),
         jax.tree.unflatten(call.out_tree, out_specs),
         agree,
-        # Compiled functions are called without the static arguments.
         functools.partial(across, call),
     )
 
 
-def trace(
-    programs: Programs[Any, Any], args: Args, kwargs: Kwargs
-) -> jax.stages.Traced:
+def trace(programs: Programs[Any], args: Args, kwargs: Kwargs) -> jax.stages.Traced:
     """Traces the program of a call of a mapped function."""
-    call = programs.infer_params_alone(args, kwargs)
-    if call.shardings is not None:
-        args, kwargs = call.arguments.with_leaves(call.structs())
-    return _traced(programs, call, args, kwargs)
+    return _traced(programs, programs.infer_params(programs.read(args, kwargs)))
 
 
-def _traced(
-    programs: Programs[Any, Any], call: Call, args: Args, kwargs: Kwargs
-) -> jax.stages.Traced:
-    return programs.jitted(call).trace(*without_statics(args), **kwargs)
+def _traced(programs: Programs[Any], call: Call) -> jax.stages.Traced:
+    """The program without the static arguments, as compiled functions are called."""
+    inside_map = call.shardings is None
+    leaves = call.arguments.leaves if inside_map else call.structs()
+    args, kwargs = call.arguments.without_statics().with_leaves(leaves)
+    program = programs.jitted(call, dropped=call.arguments.statics.keys())
+    return program.trace(*args, **kwargs)
 
 
 def _any_sharding(call: Call, compiled: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled function that takes arrays of any sharding."""
     assert call.shardings is not None
     shardings: Sequence[Sharding] = call.shardings.operands
+    arguments = call.arguments.without_statics()
 
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
         try:
             return compiled(*args, **kwargs)
         except (TypeError, ValueError):  # Raised before the program runs.
             leaves, in_tree = jax.tree.flatten((args, kwargs))
-            if in_tree != call.arguments.in_tree:
+            if in_tree != arguments.in_tree:
                 raise
         placed = placement.place(leaves, shardings, uncommitted=True)
-        args, kwargs = jax.tree.unflatten(in_tree, placed)
+        args, kwargs = arguments.with_leaves(placed)
         return compiled(*args, **kwargs)
 
     return run

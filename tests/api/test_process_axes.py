@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardmap.api.elements.axes import are_process_local, check_elements
+from shardmap.api.elements import are_process_local, check_elements
 
 
 def names():

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.api.calls import caches
+from shardmap.api import caches
 
 
 @pytest.mark.few(1)
@@ -137,13 +137,12 @@ class Fun(Hooks):
     def __signature__(self):
         meet(f"{self.name} __signature__ {stage}")
         raise AttributeError
-    def __call__(self, x, k):
+    def __call__(self, x):
         meet(f"{self.name} __call__ {stage}")
         return lax.psum(x, "i")
 
 def use():
-    mapped = sm.spmap(first, "i", in_axes=(0, None), static_broadcasted_argnums=1)
-    return np.asarray(mapped(x, Hooks("static")))
+    return np.asarray(sm.spmap(first, "i")(x))
 
 first, second = Fun("fun"), Fun("fun")
 for stage in "made", "found", "once more":
@@ -162,4 +161,4 @@ def test_no_lock_is_held_while_hooks_of_users_run():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     count, *_ = done.stdout.split()
-    assert int(count) >= 10
+    assert int(count) >= 5

@@ -3,15 +3,17 @@
 import inspect
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from shardmap._jax.types import AnyMesh, PyTree, TreeDef
-from shardmap.sharding.mesh import check_axis_names, check_devices
-from shardmap.units import shown
+from shardmap.api.arguments import typed
+from shardmap.arrays import trees
+from shardmap.sharding.mesh import check_axis_names, check_devices, names_of
+from shardmap.units import Auto, bytes_of, shown
 
 Lowering = Literal["manual", "spmd"]
 
@@ -50,59 +52,6 @@ def index_tuple(
                 f"{shown(argnums)}."
             )
     return values
-
-
-def axis_name(name: Hashable) -> Hashable:
-    """Checks the name of an axis."""
-    try:
-        hash(name)
-    except TypeError:
-        raise TypeError(
-            "spmap axis_name must be hashable, such as a string, but got "
-            f"{shown(name)}."
-        ) from None
-    if isinstance(name, int):
-        raise TypeError(
-            f"spmap axis_name must be no number, but got {name!r}: collectives take "
-            "numbers for dimensions of an array. Give it a name, such as a string."
-        )
-    return name
-
-
-def backend(name: str | None) -> str | None:
-    """Checks the name of a backend."""
-    if name is not None and not isinstance(name, str):
-        raise TypeError(
-            f"spmap backend must be a name such as 'cpu' or None, but got "
-            f"{shown(name)}. Give devices as devices=."
-        )
-    return name
-
-
-def axis_size(size: int | None) -> int | None:
-    """Checks the size of an axis, and returns an int."""
-    if size is None:
-        return None
-    number = None if isinstance(size, bool) else _index(size)
-    if number is None or number < 0:
-        raise (TypeError if number is None else ValueError)(
-            f"spmap axis_size must be an int from 0 on or None, but got {shown(size)}."
-        )
-    return number
-
-
-def _index(value: Any) -> int | None:
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
-def flag(name: str, value: bool) -> bool:
-    """Checks a boolean option."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"spmap {name} must be True or False, but got {shown(value)}.")
-    return bool(value)
 
 
 def check_callable(caller: str, fun: object) -> None:
@@ -197,14 +146,151 @@ def lowering(name: Lowering, batch_size: object, caller: str = "spmap") -> Lower
     return name
 
 
-class Options(Protocol):
-    """The options that every kind of map has, in a named tuple."""
+# Those of `spmap` alone
 
-    @property
-    def static_argnums(self) -> tuple[int, ...]: ...
 
-    @property
-    def donate_argnums(self) -> tuple[int, ...]: ...
+class SpmapOptions(NamedTuple):
+    """The arguments of `spmap` except the function."""
+
+    axis_name: Hashable
+    in_axes: PyTree
+    out_axes: PyTree
+    static_argnums: tuple[int, ...] = ()
+    devices: tuple[jax.Device, ...] | None = None
+    backend: str | None = None
+    axis_size: int | None = None
+    donate_argnums: tuple[int, ...] = ()
+    mesh: AnyMesh | None = None
+    mesh_axes: tuple[str, ...] | None = None
+    batch_size: int | Auto | None = None
+    memory: int | None = None
+    lowering: Lowering = "manual"
+    check_replicas: bool = False
 
     def key(self) -> Hashable:
-        """Hashable, equal for equal options."""
+        """Hashable, equal for equal options, whatever containers the axes are in."""
+        return self._replace(
+            axis_name=typed(self.axis_name),
+            in_axes=hashable(self.in_axes, trees.is_none),
+            out_axes=hashable(self.out_axes, trees.is_none),
+        )
+
+
+def check_axes(name: str, axes: PyTree) -> None:
+    """Checks that the leaves of ``axes`` are ints or None."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(axes):
+        if type(leaf) is not int:
+            where = (
+                f": {name}{jax.tree_util.keystr(path)} is {shown(leaf)}" if path else ""
+            )
+            raise TypeError(
+                f"spmap {name} must be an int, None, or (nested) container with those "
+                f"types as leaves, but got {shown(axes)}{where}."
+            )
+
+
+def batch_size(
+    size: int | Auto | None, memory: int | str | None
+) -> tuple[int | Auto | None, int | None]:
+    """Checks ``batch_size``, and returns it with the memory in bytes."""
+    if isinstance(size, Auto) != (memory is not None):
+        raise ValueError(
+            "spmap batch_size=AUTO and memory= go together, but got "
+            f"batch_size={size!r} and memory={memory!r}."
+        )
+    if isinstance(size, Auto):
+        assert memory is not None
+        return size, bytes_of("spmap memory", memory)
+    if size is not None and (type(size) is not int or size < 1):
+        raise ValueError(
+            f"spmap batch_size must be an int above 0 or None, but got {shown(size)}."
+        )
+    return size, None
+
+
+def mesh_axes(
+    mesh: AnyMesh | None,
+    names: str | Sequence[str] | None,
+    devices: Sequence[jax.Device] | None,
+    backend: str | None,
+) -> tuple[str, ...] | None:
+    """The axes of ``mesh`` to lay a map over, as a tuple.
+
+    Raises:
+      TypeError: ``names`` are none.
+      ValueError: only one of ``mesh`` and ``names`` given, a name that the mesh does
+        not have, or one twice.
+    """
+    if mesh is None and names is None:
+        return None
+    if mesh is None or names is None:
+        raise ValueError(
+            "spmap takes mesh and mesh_axes together, but got "
+            f"mesh={mesh} and mesh_axes={names!r}. Without mesh it takes that of "
+            "jax.set_mesh or `with mesh:` around it, and there is none."
+        )
+    if devices is not None or backend is not None:
+        raise ValueError(
+            "spmap takes its devices from mesh, so give neither devices nor backend "
+            "with it."
+        )
+    names = names_of("spmap mesh_axes", names)
+    if len(set(names)) < len(names) or set(names) - set(mesh.axis_names):
+        raise ValueError(
+            f"spmap mesh_axes must be axes of the mesh, each once, but got {names} for "
+            f"a mesh with axes {mesh.axis_names}."
+        )
+    return names
+
+
+def axis_name(name: Hashable) -> Hashable:
+    """Checks the name of an axis."""
+    try:
+        hash(name)
+    except TypeError:
+        raise TypeError(
+            "spmap axis_name must be hashable, such as a string, but got "
+            f"{shown(name)}."
+        ) from None
+    if isinstance(name, int):
+        raise TypeError(
+            f"spmap axis_name must be no number, but got {name!r}: collectives take "
+            "numbers for dimensions of an array. Give it a name, such as a string."
+        )
+    return name
+
+
+def backend(name: str | None) -> str | None:
+    """Checks the name of a backend."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(
+            f"spmap backend must be a name such as 'cpu' or None, but got "
+            f"{shown(name)}. Give devices as devices=."
+        )
+    return name
+
+
+def axis_size(size: int | None) -> int | None:
+    """Checks the size of an axis, and returns an int."""
+    if size is None:
+        return None
+    number = None if isinstance(size, bool) else _index(size)
+    if number is None or number < 0:
+        raise (TypeError if number is None else ValueError)(
+            f"spmap axis_size must be an int from 0 on or None, but got {shown(size)}."
+        )
+    return number
+
+
+def _index(value: Any) -> int | None:
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def flag(name: str, value: bool) -> bool:
+    """Checks a boolean option."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"spmap {name} must be True or False, but got {shown(value)}.")
+    return bool(value)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from shardmap.api.elements.options import Options
+from shardmap.api.options import SpmapOptions
 from shardmap.arrays import processes
 from shardmap.map import contexts, tracing
 
 
-def devices_of(options: Options) -> Sequence[jax.Device]:
+def devices_of(options: SpmapOptions) -> Sequence[jax.Device]:
     """The devices of a map without a mesh: its own, those that are set, or all."""
     if options.devices is not None:
         return options.devices
@@ -19,20 +19,20 @@ def devices_of(options: Options) -> Sequence[jax.Device]:
     return processes.all_devices(options.backend)
 
 
-def _program_devices(options: Options) -> list[jax.Device]:
+def _program_devices(options: SpmapOptions) -> list[jax.Device]:
     if options.mesh is None:
         return list(devices_of(options))
     # `explain` also takes abstract meshes, which have no devices.
     return list(options.mesh.devices.flat) if isinstance(options.mesh, Mesh) else []
 
 
-def other_devices(options: Options) -> list[jax.Device]:
+def other_devices(options: SpmapOptions) -> list[jax.Device]:
     """The devices of a map, if they are not those of `jax.set_mesh`."""
     devices = _program_devices(options)
     return [] if devices == contexts.mesh_devices() else devices
 
 
-def check_devices(name: str, options: Options) -> None:
+def check_devices(name: str, options: SpmapOptions) -> None:
     """Checks that a map in a program under `jax.set_mesh` is on its devices."""
     if contexts.has_mesh() and (devices := other_devices(options)):
         raise ValueError(
@@ -43,7 +43,7 @@ def check_devices(name: str, options: Options) -> None:
         )
 
 
-def check_in_shard_map(name: str, options: Options) -> None:
+def check_in_shard_map(name: str, options: SpmapOptions) -> None:
     """Checks the devices and mesh axes of a map inside `jax.shard_map`."""
     around = jax.sharding.get_abstract_mesh()
     text = f"spmap of {name} is inside jax.shard_map over {around.manual_axes}"
@@ -70,7 +70,7 @@ def check_in_shard_map(name: str, options: Options) -> None:
 
 
 def axis_env_markers(
-    name: str, options: Options
+    name: str, options: SpmapOptions
 ) -> list[tracing.DevicesMarker | tracing.MeshAxisMarker]:
     """The markers of a map in the axis environment, for maps inside it.
 
@@ -94,7 +94,7 @@ def axis_env_markers(
     return known
 
 
-def same_mesh(options: Options, around: AbstractMesh) -> AbstractMesh | None:
+def same_mesh(options: SpmapOptions, around: AbstractMesh) -> AbstractMesh | None:
     """The mesh of a map, if it is that of `jax.set_mesh`."""
     if options.mesh is None or around.empty:
         return None

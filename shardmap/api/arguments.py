@@ -1,0 +1,158 @@
+"""The arguments of a call, flat, with the static ones in their structure."""
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from shardmap._jax.types import PyTree, TreeDef, Value
+from shardmap.arrays.process_local import is_global_array
+
+
+class Static:
+    """A compile-time constant: a pytree without leaves, and a part of cache keys.
+
+    Equal if the values are equal and of one type, also inside tuples and frozensets:
+    ``1``, ``1.0`` and ``True`` are equal, but compute differently.
+
+    >>> Static((1, 2)) == Static((1, 2)), Static((1, 2)) == Static((True, 2))
+    (True, False)
+    """
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Hashable) -> None:
+        self.value = value
+        self._hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.value)
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static):
+            return False
+        mine, its = self.value, other.value
+        return mine is its or typed(mine) == typed(its)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+jax.tree_util.register_pytree_node(
+    Static, lambda static: ((), static), lambda static, _: static
+)
+
+
+def typed(value: Hashable) -> Hashable:
+    """A value with its types, equal only for equal values of equal types.
+
+    >>> typed(1) == typed(1.0)
+    False
+    """
+    if isinstance(value, tuple):
+        return type(value), *map(typed, value)
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(typed, value))
+    return type(value), value
+
+
+def wrap_statics(args: tuple[Any, ...], argnums: Collection[int]) -> tuple[Any, ...]:
+    """Makes each static argument a `Static`."""
+    count = len(args)
+    static = {argnum % count for argnum in argnums if -count <= argnum < count}
+    return tuple(Static(a) if k in static else a for k, a in enumerate(args))
+
+
+def statics_of(args: Sequence[PyTree]) -> dict[int, Static]:
+    """The static arguments, by position."""
+    return {k: arg for k, arg in enumerate(args) if type(arg) is Static}
+
+
+def apply_statics(
+    fun: Callable[..., Any], args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+) -> PyTree:
+    """Calls a user's function with the values of its static arguments."""
+    return fun(*(a.value if type(a) is Static else a for a in args), **kwargs)
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call.
+
+    Attributes:
+      leaves: the values, flat.
+      in_tree: the structure of (positional arguments, keyword arguments).
+      statics: the static arguments, by position.
+    """
+
+    leaves: Sequence[Value]
+    in_tree: TreeDef
+    statics: Mapping[int, Static]
+
+    @classmethod
+    def of(cls, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> "Arguments":
+        """Those of a call whose static arguments are each a `Static`."""
+        return cls(*jax.tree.flatten((tuple(args), kwargs)), statics_of(args))
+
+    def kind(self) -> Hashable:
+        """A cache key: equal for calls with the same program."""
+        kinds = tuple(
+            (
+                leaf.shape,
+                leaf.dtype,
+                getattr(leaf, "weak_type", False),
+                is_global_array(leaf),
+            )
+            if hasattr(leaf, "dtype")
+            else type(leaf)
+            for leaf in self.leaves
+        )
+        # JAX's hash of a structure leaves out the static arguments in it.
+        return self.in_tree, kinds, tuple(self.statics.values())
+
+    def with_leaves(
+        self, leaves: Sequence[Any]
+    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
+        """Positional and keyword arguments with these leaves."""
+        args, kwargs = jax.tree.unflatten(self.in_tree, leaves)
+        return args, kwargs
+
+    def without_statics(self) -> "Arguments":
+        """The arguments that are not static, as compiled functions take them."""
+        positional, by_name = self.in_tree.children()
+        trees = [
+            t for k, t in enumerate(positional.children()) if k not in self.statics
+        ]
+        positional = jax.tree_util.treedef_tuple(trees)
+        in_tree = jax.tree_util.treedef_tuple((positional, by_name))
+        return Arguments(self.leaves, in_tree, {})
+
+    def prefix(self, entries: PyTree) -> PyTree:
+        """A pytree prefix of the positional arguments, static ones included.
+
+        Args:
+          entries: a prefix with or without entries for the static arguments.
+        """
+        count = self.num_positional
+        if not self.statics or not isinstance(entries, tuple):
+            return entries
+        if len(entries) == count - len(self.statics):
+            given = iter(entries)
+            return tuple(self.statics.get(k) or next(given) for k in range(count))
+        return tuple(self.statics.get(k, entry) for k, entry in enumerate(entries))
+
+    @property
+    def num_positional(self) -> int:
+        """The number of positional arguments."""
+        return len(self.in_tree.children()[0].children())
+
+    def donated(self, argnums: Sequence[int], names: Sequence[str]) -> list[bool]:
+        """Which leaves are of the arguments at these positions, or of these names."""
+        if not argnums:
+            return [False] * self.in_tree.num_leaves
+        positional, by_name = self.in_tree.children()
+        given = [(k in argnums, tree) for k, tree in enumerate(positional.children())]
+        keys = by_name.node_data()[1]
+        given += zip((key in names for key in keys), by_name.children(), strict=True)
+        return [donated for donated, tree in given for _ in range(tree.num_leaves)]

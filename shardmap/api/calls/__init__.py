@@ -1,1 +1,0 @@
-"""One call: its options, its arguments, the programs that are kept for it."""

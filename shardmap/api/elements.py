@@ -1,0 +1,572 @@
+"""How `spmap` infers the parameters of a call and binds it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+
+from shardmap._jax import context
+from shardmap._jax.types import (
+    Aval,
+    Axes,
+    Jaxpr,
+    Params,
+    PyTree,
+    Value,
+    with_shape,
+)
+from shardmap._lazy import ask
+from shardmap.api import ambient_mesh
+from shardmap.api.arguments import Arguments
+from shardmap.api.options import SpmapOptions
+from shardmap.api.programs import Args, Call, Kwargs, ProcessLocal, Programs
+from shardmap.arrays import array_likes, processes, trees
+from shardmap.arrays.process_local import (
+    ProcessShardings,
+    parts_along,
+    shardings_along,
+    which_are_global,
+)
+from shardmap.map import agreement, contexts, tracing
+from shardmap.map.layout import (
+    MeshPlacement,
+    check_inner_meshes,
+    map_mesh,
+    own_placement,
+)
+from shardmap.map.lowering import spmap_p
+from shardmap.map.primitives import explicit_sharding
+from shardmap.map.primitives.axis import axis_text
+from shardmap.map.primitives.map_primitive import remove_axis
+from shardmap.map.shardings import MapShardings, map_shardings
+from shardmap.units import Auto
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ElementCall(Call):
+    """One call of a map over elements.
+
+    Attributes:
+      body: the traced function of one element.
+      params: of the map's equation. Its operands are the body's constants, then the
+        leaves.
+      is_across_processes: whether it is run now, on devices of several processes.
+      is_process_local: whether the leaves are this process's part of longer global
+        arrays.
+    """
+
+    body: tracing.Body
+    params: dict[str, Any]
+    is_across_processes: bool = False
+    is_process_local: bool = False
+
+    @functools.cached_property
+    def _map_shardings(self) -> MapShardings:
+        """The shardings of the equation, whose first operands are constants."""
+        return map_shardings(self.params)
+
+    @functools.cached_property
+    def shardings(self) -> MapShardings | None:
+        if self.mesh is None:
+            return None
+        operands, results = self._map_shardings
+        return MapShardings(operands[len(self.body.constants) :], results)
+
+    @property
+    def described(self) -> str:
+        params = self.params
+        where = (
+            [device.id for device in self.devices] if params["mesh"] else "around it"
+        )
+        elements = [var.aval.str_short() for var in params["call_jaxpr"].invars]
+        return (
+            f"{axis_text(params['axis_name'])} of {params['axis_size']} elements on "
+            f"devices {where}, elements {elements}"
+        )
+
+    def compared(self, name: str) -> str:
+        return agreement.description(self.params)
+
+    @property
+    def global_avals(self) -> Sequence[Aval]:
+        if not self.is_process_local:
+            return self.in_avals
+        shardings, _ = self.process_shardings
+        shardings = shardings[len(self.body.constants) :]
+        return [
+            with_shape(aval, each.global_shape(aval.shape))
+            for each, aval in zip(shardings, self.in_avals, strict=True)
+        ]
+
+    @functools.cached_property
+    def process_shardings(
+        self,
+    ) -> tuple[list[ProcessShardings], list[ProcessShardings]]:
+        """The shardings of operands and results in this process."""
+        operands, results = self._map_shardings
+        parts = parts_along(self.params["mesh"], self.params["mesh_axes"])
+        return (
+            [
+                shardings_along(s, axis, parts)
+                for s, axis in zip(operands, self.params["in_axes"], strict=True)
+            ],
+            [
+                shardings_along(s, axis, parts)
+                for s, axis in zip(results, self.params["out_axes"], strict=True)
+            ],
+        )
+
+    @functools.cached_property
+    def process_local(self) -> ProcessLocal | None:
+        if not self.is_across_processes:
+            return None
+        operands, results = self.process_shardings
+        operands = operands[len(self.body.constants) :]
+        is_global = not self.is_process_local
+        return ProcessLocal(
+            operands,
+            [None if each.factors is None else is_global for each in operands],
+            [None if is_global else each for each in results],
+        )
+
+
+def with_axis(aval: Aval, axis: int | None, size: int) -> Aval:
+    """The aval of an array of ``size`` elements."""
+    if axis is None:
+        return aval
+    shape = (*aval.shape[:axis], size, *aval.shape[axis:])
+    return with_shape(aval, shape)
+
+
+class ElementPrograms(Programs[ElementCall]):
+    """The programs of one function under `spmap`."""
+
+    what = "spmap"
+    static_parameter = "static_broadcasted_argnums"
+    options: SpmapOptions
+
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> ElementCall:
+        options = self.options
+        names = functools.partial(self.leaf_names, arguments)
+        avals = self.leaf_avals(arguments)
+        in_axes = _from_front(self._in_axes(arguments), avals, names, arguments)
+        are_global = self._are_global(arguments)
+        is_local = are_global is not None and are_process_local(
+            are_global, in_axes, names
+        )
+        axis_size = self._axis_size(in_axes, avals, names, is_local)
+        body = self._body(self.flat_function(arguments), in_axes, avals, axis_size)
+        params = {
+            "axis_name": options.axis_name,
+            "axis_size": axis_size,
+            "in_axes": (None,) * len(body.constants) + in_axes,
+            "out_axes": self._out_axes(body, in_axes, axis_size),
+            "call_jaxpr": body.jaxpr,
+            "name": self.name,
+            "batch_size": options.batch_size,
+            "lowering": options.lowering,
+            **self._on_devices(axis_size, body.jaxpr, alone),
+        }
+        if isinstance(options.batch_size, Auto):
+            fits = ask("batch_that_fits")(params, options.memory)
+            params["batch_size"] = fits
+        if params["mesh"] is not None and not tracing.inside_map():
+            check_inner_meshes(params)
+        out_avals = [
+            with_axis(var.aval, axis, axis_size)
+            for var, axis in zip(body.jaxpr.outvars, params["out_axes"], strict=True)
+        ]
+        return ElementCall(
+            arguments,
+            avals,
+            body.out_tree,
+            out_avals,
+            params["mesh"],
+            body,
+            params,
+            are_global is not None,
+            is_local,
+        )
+
+    def _are_global(self, arguments: Arguments) -> list[bool] | None:
+        """Which leaves are global arrays, and not process-local data.
+
+        None where there is no process-local data: in one process, and while JAX traces.
+        """
+        if tracing.inside_map() or not self.across_processes():
+            return None
+        return which_are_global(arguments.leaves)
+
+    def _in_axes(self, arguments: Arguments) -> tuple[int | None, ...]:
+        """The mapped axis of each leaf, as the user gave it."""
+        static, count = self.options.static_argnums, arguments.num_positional
+        if static and max(static) >= count:
+            raise ValueError(
+                f"spmapped function has static_broadcasted_argnums={static} but was "
+                f"called with only {count} positional argument"
+                f"{'' if count == 1 else 's'}. All static broadcasted arguments must "
+                "be passed positionally."
+            )
+        prefix = self.options.in_axes
+        if isinstance(prefix, tuple) and len(prefix) != count:
+            raise ValueError(
+                f"spmap in_axes has {len(prefix)} entries, one for each positional "
+                f"argument, but {self.name} was called with {count}. Arguments passed "
+                "by keyword have none: they are always mapped along axis 0."
+            )
+        positional, keywords = arguments.in_tree.children()
+        axes = trees.broadcast_axes(
+            "in_axes", arguments.prefix(prefix), positional, "the positional arguments"
+        )
+        return axes + (0,) * keywords.num_leaves
+
+    def _body(
+        self,
+        element: Callable[..., tracing.Flattened],
+        in_axes: Axes,
+        avals: Sequence[Aval],
+        axis_size: int,
+    ) -> tracing.Body:
+        """Traces the function of one element."""
+        if context.config_value("jax_disable_jit"):
+            # A new object, so that JAX calls the function each time.
+            element = functools.partial(element)
+        around = jax.sharding.get_abstract_mesh()
+        try:
+            return tracing.trace_body(
+                element,
+                list(map(remove_axis, avals, in_axes)),
+                self.options.axis_name,
+                axis_size,
+                ambient_mesh.axis_env_markers(self.name, self.options),
+                ambient_mesh.same_mesh(self.options, around),
+            )
+        except (RuntimeError, ValueError) as error:
+            ambient_mesh.explain_meshes(self.name, around, error)
+            raise
+
+    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
+        arguments = self.read(args, kwargs)
+        # Without jit no map is a part of another program.
+        alone = bool(context.config_value("jax_disable_jit"))
+        call = self.infer_params(arguments, alone)
+        if call.is_process_local:
+            if context.nothing_is_traced():
+                with jax.disable_jit(False):
+                    return self.run(args, kwargs)[0]
+            raise ValueError(
+                f"{self._named()} is transformed with process-local data, which only a "
+                "call of it takes. Transform what it maps, or make global arrays with "
+                "jax.make_array_from_process_local_data and put the transformation "
+                "under jax.jit, such as jax.jit(jax.grad(loss))."
+            )
+        if call.is_across_processes:
+            self.agree(call)
+        return self.bind_call(call, arguments.leaves)
+
+    def bind_call(self, call: ElementCall, leaves: Sequence[Value]) -> PyTree:
+        operands = [*call.body.constants, *_as_arrays(call, leaves)]
+        operands = list(map(explicit_sharding.drop_sharding, operands))
+        results = spmap_p.bind(*operands, **call.params)
+        return jax.tree.unflatten(call.out_tree, results)
+
+    def across_processes(self) -> bool:
+        """Whether the map may run on devices of more than this process."""
+        if jax.process_count(self.options.backend) == 1:
+            return False
+        mesh = self.options.mesh
+        return processes.several(
+            self._devices() if mesh is None else list(mesh.devices.flat)
+        )
+
+    def has_other_devices(self) -> bool:
+        others = ambient_mesh.other_devices(self.options)
+        return self.across_processes() or bool(others)
+
+    def _devices(self) -> Sequence[jax.Device]:
+        return ambient_mesh.devices_of(self.options)
+
+    def _on_devices(self, axis_size: int, call_jaxpr: Jaxpr, alone: bool) -> Params:
+        """The parameters of the equation that place it on devices."""
+        mesh, mesh_axes = self.options.mesh, self.options.mesh_axes
+        nowhere = {"mesh": None, "mesh_axes": None, "inner_axes": ()}
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            ambient_mesh.check_in_shard_map(self.name, self.options)
+            if mesh is None:
+                return nowhere
+        else:
+            ambient_mesh.check_devices(self.name, self.options)
+        if mesh is not None:
+            contexts.check_mesh(self._named(), cast(Mesh, mesh))
+            return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
+        if tracing.inside_map():
+            return nowhere
+        mesh = map_mesh(
+            self.options.axis_name,
+            axis_size,
+            call_jaxpr,
+            self._devices(),
+            shared=not alone,
+        )
+        contexts.check_mesh(self._named(), mesh)
+        return {"mesh": mesh} | own_placement(mesh)._asdict()
+
+    def _axis_size(
+        self,
+        in_axes: Axes,
+        avals: Sequence[Aval],
+        names: Callable[[], list[str]],
+        is_process_local: bool,
+    ) -> int:
+        """The number of elements, on all processes."""
+        wanted, mesh = self.options.axis_size, cast(Mesh | None, self.options.mesh)
+        if not is_process_local:
+            return _mapped_size(in_axes, avals, names, wanted)
+        walk = MeshPlacement(self.options.mesh_axes or (), ())
+        parts = parts_along(mesh, walk.mesh_axes) if mesh else self._process_count()
+        if any(axis is not None for axis in in_axes) or wanted is None:
+            own = _mapped_size(in_axes, avals, names, None)
+        else:
+            own = wanted // parts
+        divisor = walk.device_count(mesh) if mesh else parts
+        return check_elements(self.name, own, parts, wanted, divisor)
+
+    def _process_count(self) -> int:
+        return len({device.process_index for device in self._devices()})
+
+    def _out_axes(self, body: tracing.Body, in_axes: Axes, axis_size: int) -> Axes:
+        avals = [var.aval for var in body.jaxpr.outvars]
+        out_axes = trees.broadcast_axes(
+            "out_axes", self.options.out_axes, body.out_tree, "the result"
+        )
+        out_axes = _out_axes_from_front(out_axes, avals)
+        if None in out_axes:
+            batch = tracing.Batch(self.options.axis_name, axis_size)
+            self._check_unmapped(out_axes, body, in_axes, batch)
+        return out_axes
+
+    def _check_unmapped(
+        self, out_axes: Axes, body: tracing.Body, in_axes: Axes, batch: tracing.Batch
+    ) -> None:
+        """Checks that results without the mapped axis are equal on all elements."""
+        dims = (None,) * len(body.constants) + tuple(
+            None if axis is None else 0 for axis in in_axes
+        )
+        differs = tracing.batched_results(body.jaxpr, batch, dims)
+        bad = [
+            k
+            for k, (axis, differ) in enumerate(zip(out_axes, differs, strict=True))
+            if axis is None and differ
+        ]
+        if bad:
+            names = trees.result_names(body.out_tree)
+            raise UnmappedResultsDiffer(
+                "spmap has mapped output but out_axes is None: these results of "
+                f"{self.name} can differ between the elements of the axis:"
+                f"{trees.bullets([names[k] for k in bad])}\nCombine them with a "
+                "collective over the axis, such as jax.lax.pmean, or give out_axes a "
+                "position for the mapped axis."
+            )
+
+
+class UnmappedResultsDiffer(ValueError):
+    """A result differs between elements, though its ``out_axes`` is None."""
+
+
+def _as_arrays(call: ElementCall, leaves: Sequence[Value]) -> Sequence[Value]:
+    """Reads array-likes; other leaves stay."""
+    if not any(map(array_likes.is_array_like, leaves)):
+        return leaves
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    shardings: Sequence[Sharding] = [here] * len(leaves)
+    if call.shardings:
+        shardings = call.shardings.operands
+    with jax.ensure_compile_time_eval():
+        return [
+            array_likes.lay_out(leaf, sharding)
+            if array_likes.is_array_like(leaf)
+            else leaf
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        ]
+
+
+# Checks of mapped axes: errors name each bad leaf by its key path, with its shape
+
+
+def _from_front(
+    axes: Sequence[int | None],
+    avals: Sequence[Any],
+    names: Callable[[], list[str]],
+    arguments: Arguments,
+) -> tuple[int | None, ...]:
+    """Axes counted from the front.
+
+    Raises:
+      ValueError: an axis that its argument does not have.
+    """
+    bad = [
+        k
+        for k, (axis, aval) in enumerate(zip(axes, avals, strict=True))
+        if axis is not None and not -aval.ndim <= axis < aval.ndim
+    ]
+    if bad:
+        paths = names()
+        listed = trees.bullets(
+            [
+                f"{paths[k]} is {avals[k].str_short()} (rank {avals[k].ndim}), "
+                f"in_axes asks for axis {axes[k]}"
+                for k in bad
+            ]
+        )
+        raise ValueError(
+            "spmap was requested to map its argument along an axis that it does not "
+            f"have:{listed}\nGive None in in_axes for what every element should get "
+            "whole. Arguments passed by keyword are always mapped along axis 0."
+            + trees.advice_on_lists(paths, arguments.with_leaves(arguments.leaves))
+        )
+    return tuple(
+        None if axis is None else axis % aval.ndim
+        for axis, aval in zip(axes, avals, strict=True)
+    )
+
+
+def _out_axes_from_front(
+    axes: Sequence[int | None], avals: Sequence[Any]
+) -> tuple[int | None, ...]:
+    """Negative axes counted from the front of the result with the mapped axis in it.
+
+    Raises:
+      ValueError: an axis beyond the result's rank.
+    """
+    for axis, aval in zip(axes, avals, strict=True):
+        if axis is not None and not -aval.ndim - 1 <= axis <= aval.ndim:
+            raise ValueError(
+                f"spmap out_axes puts the mapped axis at {axis}, but the result is "
+                f"{aval.str_short()}: with the mapped axis it has rank "
+                f"{aval.ndim + 1}. Give an axis from {-aval.ndim - 1} to {aval.ndim}."
+            )
+    return tuple(
+        None if axis is None else axis % (aval.ndim + 1)
+        for axis, aval in zip(axes, avals, strict=True)
+    )
+
+
+def _mapped_size(
+    axes: Sequence[int | None],
+    avals: Sequence[Any],
+    names: Callable[[], list[str]],
+    axis_size: int | None,
+) -> int:
+    """The size of the mapped axis, which all mapped arguments share.
+
+    Raises:
+      ValueError: sizes that differ, a size that is a symbol of `jax.export`, or no
+        mapped argument and no ``axis_size``.
+    """
+    sizes = [
+        (k, aval.shape[axis])
+        for k, (axis, aval) in enumerate(zip(axes, avals, strict=True))
+        if axis is not None
+    ]
+    distinct = {size for _, size in sizes}
+    if len(distinct) > 1:
+        paths = names()
+        listed = trees.bullets(
+            [
+                f"{paths[k]} is {avals[k].str_short()}, axis {axes[k]} has size {size}"
+                for k, size in sizes
+            ]
+        )
+        raise ValueError(
+            f"spmap got inconsistent sizes for array axes to be mapped:{listed}\n"
+            "Give all of them the same size, or None in in_axes for what every "
+            "element should get whole."
+        )
+    if not distinct:
+        if axis_size is None:
+            raise ValueError(
+                "spmap wrapped function must be passed at least one argument "
+                f"containing an array to map, but got {len(avals)} "
+                f"array{'' if len(avals) == 1 else 's'}, none mapped. "
+                "Give axis_size=n to map over n elements all the same."
+            )
+        return axis_size
+    (size,) = distinct
+    if not isinstance(size, int):
+        raise ValueError(
+            f"spmap maps {names()[sizes[0][0]]} along an axis of the symbolic size "
+            f"{size}, but the number of elements decides where each one runs. Export "
+            "the program for a number of them; other axes may have symbols."
+        )
+    if axis_size is not None and size != axis_size:
+        raise ValueError(
+            f"Specified axis_size {axis_size} doesn't match received axis_size {size} "
+            f"of {names()[sizes[0][0]]}. Leave axis_size out, or give {size}."
+        )
+    return size
+
+
+# Process-local data
+
+
+def are_process_local(
+    are_global: Sequence[bool], in_axes: Axes, names: Callable[[], list[str]]
+) -> bool:
+    """Whether the call is with process-local data, and not with global arrays.
+
+    Only mapped arguments count; others are equal in all processes.
+
+    Raises:
+      ValueError: names mapped arguments of both kinds.
+    """
+    mapped = [k for k, axis in enumerate(in_axes) if axis is not None]
+    kinds = [are_global[k] for k in mapped or range(len(in_axes))]
+    if mapped and len(set(kinds)) > 1:
+        described = {True: "a global array", False: "process-local data"}
+        listed = "".join(
+            f"\n  * {names()[k]} is {described[are_global[k]]}" for k in mapped
+        )
+        raise ValueError(
+            "spmap takes either global arrays, which are spread over all processes, or "
+            f"process-local data, but these are mapped together:{listed}\n"
+            "jax.make_array_from_process_local_data makes a global array of the latter."
+        )
+    return not any(kinds)
+
+
+def check_elements(
+    name: str, own: int, parts: int, wanted: int | None, divisor: int
+) -> int:
+    """The number of elements on all processes.
+
+    Args:
+      name: the mapped function's, for errors.
+      own: how many this process passes.
+      parts: how many processes pass different ones.
+      wanted: the ``axis_size`` that was asked for, if any.
+      divisor: what the number has to be a multiple of.
+
+    Raises:
+      ValueError: there are none, or not as many as wanted, or no multiple.
+    """
+    if own == 0:
+        raise ValueError(
+            f"spmap of {name} over {parts} processes needs at least one element on "
+            "each."
+        )
+    if wanted is not None and own * parts != wanted:
+        raise ValueError(
+            f"spmap got axis_size {wanted}, which counts the elements on all "
+            f"processes, but {own} on each of {parts} are {own * parts}. Pass the "
+            "elements of each process only, all processes equally many."
+        )
+    if own * parts % divisor:
+        raise ValueError(
+            f"spmap of {name}: {own} elements on each of {parts} processes do not "
+            f"divide among the {divisor} devices of the mesh that share them. Pass a "
+            "multiple, or global arrays."
+        )
+    return own * parts

@@ -1,1 +1,0 @@
-"""How `spmap` reads a call of elements."""

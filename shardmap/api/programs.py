@@ -1,0 +1,622 @@
+"""From a call to a program, for every kind of map.
+
+`Programs.infer_params` checks the arguments and traces the function. Then the call is
+bound, if JAX is tracing, or compiled ahead of time and run.
+"""
+
+import abc
+import collections
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, Sharding
+
+from shardmap._jax.context import config_value, configuration, without_mesh
+from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
+from shardmap._jax.types import AnyMesh, Aval, PyTree, TreeDef, Value
+from shardmap._lazy import logging
+from shardmap.api import caches
+from shardmap.api.arguments import Arguments, Static, apply_statics
+from shardmap.arrays import array_likes, placement, processes, trees
+from shardmap.arrays.process_local import (
+    ProcessShardings,
+    is_global_array,
+    to_global,
+    to_local,
+)
+from shardmap.arrays.programs import running
+from shardmap.map import agreement, contexts, tracing
+from shardmap.map.shardings import MapShardings
+
+# One call
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call(abc.ABC):
+    """One call of a mapped function, with all that is needed to run or to bind it.
+
+    Attributes:
+      arguments: its arguments.
+      in_avals: the avals of the leaves, as this process passes them.
+      out_tree: the structure of the result.
+      out_avals: the avals of the results, as global arrays.
+      mesh: where it runs; None inside another map.
+    """
+
+    arguments: Arguments
+    in_avals: Sequence[Aval]
+    out_tree: TreeDef
+    out_avals: Sequence[Aval]
+    mesh: AnyMesh | None
+
+    @property
+    @abc.abstractmethod
+    def shardings(self) -> MapShardings | None:
+        """The shardings of leaves and results; None inside another map."""
+
+    @property
+    @abc.abstractmethod
+    def described(self) -> str:
+        """The description of the program in the log."""
+
+    @abc.abstractmethod
+    def compared(self, name: str) -> str:
+        """A text that is equal in all processes that make this call.
+
+        Args:
+          name: of the function.
+        """
+
+    @property
+    def global_avals(self) -> Sequence[Aval]:
+        """The avals of the leaves, as global arrays."""
+        return self.in_avals
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """The devices of its mesh; none of an abstract one."""
+        return devices_of(self.mesh)
+
+    @functools.cached_property
+    def process_local(self) -> "ProcessLocal | None":
+        """How arrays are passed over several processes; None in one process."""
+        if not self.devices or not processes.several(self.devices):
+            return None
+        count = len(self.in_avals)
+        return ProcessLocal(
+            [None] * count, [None] * count, [None] * len(self.out_avals)
+        )
+
+    def structs(self) -> list[jax.ShapeDtypeStruct]:
+        """The global arrays that the program takes."""
+        assert self.shardings is not None
+        return [
+            jax.ShapeDtypeStruct(
+                aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding
+            )
+            for aval, sharding in zip(
+                self.global_avals, self.shardings.operands, strict=True
+            )
+        ]
+
+
+def devices_of(mesh: AnyMesh | None) -> list[jax.Device]:
+    """The devices of a mesh; none of an abstract one."""
+    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+
+
+C = TypeVar("C", bound=Call)
+
+Args = Sequence[PyTree]
+Kwargs = dict[str, PyTree]
+FlatFunction = Callable[..., tracing.Flattened]
+
+
+class CompiledEntry(NamedTuple):
+    """A compiled program, and the arguments that it takes.
+
+    Attributes:
+      call: runs it on positional and keyword arguments, the static ones each a
+        `Static`; raises TypeError or ValueError, before it runs, for others.
+      shardings: of the leaves; None if it lays them out itself.
+      donated: which leaves are donated.
+      statics: the static arguments, by position.
+    """
+
+    call: Callable[..., Any]
+    shardings: Sequence[Sharding] | None
+    donated: Sequence[bool]
+    statics: Mapping[int, Static]
+
+
+# The programs of a function
+
+
+class Programs(abc.ABC, Generic[C]):
+    """The programs of one function under one set of options.
+
+    It has a weak reference to the function, in whose cache it is.
+    """
+
+    what: ClassVar[str]
+    """The public name of the transformation, for errors."""
+    static_parameter: ClassVar[str] = "static_argnums"
+    """The parameter that names static arguments."""
+
+    def __init__(self, fun: Callable[..., Any], options: Any) -> None:
+        self.fun = caches.weak_reference(fun)
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.options = options
+        self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
+        self._entries: caches.LRUCache[CompiledEntry] = caches.LRUCache()
+        self._flat: caches.LRUCache[Callable[..., tracing.Flattened]] = (
+            caches.LRUCache()
+        )
+
+    # Defined by each kind of map
+
+    @abc.abstractmethod
+    def infer_params(self, arguments: Arguments, alone: bool = True) -> C:
+        """Checks the arguments of a call and traces the function.
+
+        Args:
+          arguments: those of the call.
+          alone: whether the map is a program of its own, and no part of another.
+        """
+
+    @abc.abstractmethod
+    def bind_call(self, call: C, leaves: Sequence[Value]) -> PyTree:
+        """Adds a call with these leaves to what is being traced."""
+
+    @abc.abstractmethod
+    def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
+        """Adds a call to what is being traced."""
+
+    @abc.abstractmethod
+    def has_other_devices(self) -> bool:
+        """Whether its devices differ from those of `jax.set_mesh`."""
+
+    # Calls
+
+    def agree(self, call: C) -> None:
+        """Checks that all processes make this call, before it is lowered."""
+        agreement.agree(call.mesh, self._named(), lambda: call.compared(self.name))
+
+    def run(self, args: Args, kwargs: Kwargs) -> tuple[PyTree, CompiledEntry | None]:
+        """Runs a call on arguments with any shardings.
+
+        Returns:
+          The results; and the program, if the next call may try it first.
+        """
+        arguments = self.read(args, kwargs)
+        leaves = arguments.leaves
+        key = arguments.kind(), configuration()
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._compiled(self.infer_params(arguments))
+            entry = self._entries.setdefault(key, entry)
+        if any(entry.donated):
+            self._check_donated(entry, arguments)
+        placed = placement.place(leaves, entry.shardings, donate=entry.donated)
+        moved = any(a is not b for a, b in zip(leaves, placed, strict=True))
+        if moved:
+            args, kwargs = arguments.with_leaves(placed)
+        try:
+            results = entry.call(*args, **kwargs)
+        except FoundNaN as error:
+            if entry.shardings is None:  # Over several processes.
+                raise FloatingPointError(f"{self._named()}: {error}") from None
+            # As `jax.jit`: bound eagerly, it runs operation by operation.
+            return self.bind(args, kwargs), None
+        return results, None if moved else entry
+
+    def may_run(self, entry: CompiledEntry, args: Args) -> bool:
+        """Whether a program may be tried with these arguments.
+
+        They have its static arguments and its number of leaves, and donated arrays are
+        committed: `run` moves others, and frees them.
+        """
+        arguments = Arguments.of(args, {})
+        if arguments.statics != entry.statics:
+            return False
+        if not any(entry.donated):
+            return True
+        if len(arguments.leaves) != len(entry.donated):
+            return False
+        self._check_donated(entry, arguments)
+        return all(
+            leaf.committed
+            for leaf, donated in zip(arguments.leaves, entry.donated, strict=True)
+            if donated and isinstance(leaf, jax.Array)
+        )
+
+    def _check_donated(self, entry: CompiledEntry, arguments: Arguments) -> None:
+        names = functools.partial(self.leaf_names, arguments)
+        _check_there(self._named(), arguments.leaves, entry.donated, names)
+
+    def under_mesh(
+        self,
+        alone: Callable[[Args, Kwargs], PyTree],
+        args: Args,
+        kwargs: Kwargs,
+    ) -> PyTree:
+        """Runs the map under `jax.set_mesh`, or ``alone`` if it has other devices."""
+        if self.has_other_devices():
+            with without_mesh():
+                return alone(args, kwargs)
+        return self.program_under_mesh(args, kwargs)
+
+    @functools.cached_property
+    def program_under_mesh(self) -> contexts.UnderMesh:
+        """The function as a program under `jax.set_mesh`."""
+        return contexts.UnderMesh(
+            self.name,
+            self.bind,
+            donate_argnums=self.options.donate_argnums,
+            donate_argnames=self.donate_argnames,
+        )
+
+    def flat_function(self, arguments: Arguments) -> FlatFunction:
+        """The function of the leaves, for such arguments.
+
+        JAX finds a trace again by this object, so there is one for each argument
+        structure, with the static arguments in it.
+        """
+        key = arguments.in_tree, tuple(arguments.statics.values())
+        found = self._flat.get(key)
+        if found is not None:
+            return found
+        fun, in_tree = self.fun, arguments.in_tree
+
+        def flat(*leaves: Value) -> tracing.Flattened:
+            args, kwargs = jax.tree.unflatten(in_tree, leaves)
+            result = apply_statics(fun(), args, kwargs)
+            return tracing.Flattened(*jax.tree.flatten(result))
+
+        flat.__name__ = self.name
+        args, kwargs = arguments.with_leaves(arguments.leaves)
+        trace_as(flat, self.what, fun(), args, kwargs)
+        return self._flat.setdefault(key, flat)
+
+    def leaf_names(self, arguments: Arguments) -> list[str]:
+        """How a caller would write each leaf."""
+        args, kwargs = arguments.with_leaves(arguments.leaves)
+        return trees.leaf_names(self.fun(), range(len(args)), args, kwargs)
+
+    def leaf_avals(self, arguments: Arguments) -> list[Aval]:
+        """The avals of the leaves.
+
+        Raises:
+          TypeError: one is nothing that JAX can compute with.
+        """
+        avals = []
+        for k, leaf in enumerate(arguments.leaves):
+            try:
+                aval = array_likes.leaf_aval(leaf)
+            except TypeError:
+                aval = None
+            if not isinstance(aval, jax.core.ShapedArray):
+                name = self.leaf_names(arguments)[k]
+                raise _no_array(self.what, name, leaf, aval, self.static_parameter)
+            avals.append(aval)
+        return avals
+
+    def across(self, call: C, program: Callable[..., Any]) -> "AcrossProcesses":
+        """A program of global arrays that takes the arrays of this call."""
+        return AcrossProcesses(program, call, self._donated(call.arguments))
+
+    def read(self, args: Args, kwargs: Kwargs) -> Arguments:
+        """The arguments of a call.
+
+        Raises:
+          ValueError: a static one is not hashable.
+        """
+        arguments = Arguments.of(args, kwargs)
+        if arguments.statics:
+            _check_hashable(self._named(), self.static_parameter, arguments.statics)
+        return arguments
+
+    def _named(self) -> str:
+        return f"{self.what} of {self.name}"
+
+    def _donated(self, arguments: Arguments) -> list[bool]:
+        return arguments.donated(self.options.donate_argnums, self.donate_argnames)
+
+    # Programs
+
+    def _compiled(self, call: C) -> CompiledEntry:
+        """Compiles a call."""
+        self.agree(call)
+        arguments, structs = call.arguments, call.structs()
+        compiled = functools.partial(running.compiled, devices=call.devices)
+        if trees.takes_anything(arguments.in_tree, call.out_tree):
+            args, kwargs = arguments.with_leaves(structs)
+            program = compiled(self.jitted(call), args, kwargs)
+        else:
+            program = compiled(self._jitted_by_leaves(call), structs, {})
+            program = _by_leaves(program, arguments.in_tree, call.out_tree)
+        shardings = call.shardings and call.shardings.operands
+        if call.process_local is not None:
+            program, shardings = self.across(call, program), None
+        return CompiledEntry(
+            program, shardings, self._donated(arguments), arguments.statics
+        )
+
+    def jitted(self, call: C, dropped: Collection[int] = ()) -> jax.stages.Wrapped:
+        """A call as `jax.jit`, to be traced for the call's `structs`.
+
+        Args:
+          call: the call.
+          dropped: the positions of static arguments that are not passed.
+        """
+
+        def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            return self.bind_call(call, jax.tree.leaves((args, kwargs)))
+
+        described_like(run, self.fun(), self.name, dropped)
+        argnums = [k for k in range(call.arguments.num_positional) if k not in dropped]
+        return jax.jit(
+            run,
+            donate_argnums=[
+                k
+                for k, argnum in enumerate(argnums)
+                if argnum in self.options.donate_argnums
+            ],
+            donate_argnames=self.donate_argnames,
+            **self._jit_options(call, call.out_tree),
+        )
+
+    def _jitted_by_leaves(self, call: C) -> jax.stages.Wrapped:
+        """The same for flat leaves and results."""
+
+        def run(*leaves: Value) -> list[Value]:
+            return jax.tree.leaves(self.bind_call(call, leaves))
+
+        run.__name__ = run.__qualname__ = self.name
+        donated = self._donated(call.arguments)
+        results = jax.tree.structure([0] * call.out_tree.num_leaves)
+        return jax.jit(
+            run,
+            donate_argnums=[k for k, donate in enumerate(donated) if donate],
+            **self._jit_options(call, results),
+        )
+
+    def _jit_options(self, call: C, out_tree: TreeDef) -> dict[str, Any]:
+        if call.shardings is None:
+            return {}
+        if not call.devices:
+            raise ValueError(
+                f"{self._named()} cannot run on an AbstractMesh, which has no devices. "
+                "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
+            )
+        level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
+        logging.log(level, "shardmap: compiling %s: %s", self.name, call.described)
+        return {
+            "out_shardings": trees.with_leaves(out_tree, call.shardings.results),
+            "compiler_options": running.compiler_options(call.devices),
+        }
+
+
+def described_like(
+    run: Any, fun: Callable[..., Any], name: str, dropped: Collection[int] = ()
+) -> Any:
+    """``run``, with the name and signature of ``fun``, which JAX prints.
+
+    Defaults, which may hold ``fun``, are replaced by None.
+
+    Args:
+      run: the function to describe.
+      fun: the user's.
+      name: of ``fun``.
+      dropped: the positions of its arguments that ``run`` does not take.
+    """
+    run.__name__ = run.__qualname__ = name
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):  # Some builtins have none.
+        return run
+    empty = inspect.Parameter.empty
+    run.__signature__ = inspect.Signature(
+        [
+            p.replace(annotation=empty, default=empty if p.default is empty else None)
+            for k, p in enumerate(signature.parameters.values())
+            if k not in dropped or p.kind is p.VAR_POSITIONAL
+        ]
+    )
+    return run
+
+
+def _by_leaves(
+    program: Callable[..., Any], in_tree: TreeDef, out_tree: TreeDef
+) -> Callable[..., Any]:
+    """A compiled program of leaves, for pytrees that take nothing but arrays.
+
+    JAX makes such objects of avals and shardings.
+    """
+
+    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != in_tree:
+            raise Mismatch("compiled for arguments of another structure")
+        return jax.tree.unflatten(out_tree, program(*leaves))
+
+    return run
+
+
+# Several processes
+
+
+class ProcessLocal(NamedTuple):
+    """Which arrays of a call are process-local data.
+
+    Attributes:
+      operands: for each leaf, how this process's data is a part of the global array;
+        None: it is a global array.
+      are_global: for each leaf whether it has to be a global array; None: it is equal
+        on all processes, in either case.
+      results: as ``operands``, of the results.
+    """
+
+    operands: Sequence[ProcessShardings | None]
+    are_global: Sequence[bool | None]
+    results: Sequence[ProcessShardings | None]
+
+
+class AcrossProcesses:
+    """A program of global arrays that takes and returns the arrays of one process.
+
+    Args:
+      program: a function of global arrays, with or without the static arguments.
+      call: a call on devices of several processes.
+      donated: which leaves are donated.
+    """
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        call: Call,
+        donated: Sequence[bool],
+    ) -> None:
+        self._program = program
+        given = call.arguments
+        self._in_trees = given.in_tree, given.without_statics().in_tree
+        assert call.process_local is not None
+        assert call.shardings is not None
+        operands, are_global, self._results = call.process_local
+        self._operands = list(
+            zip(operands, call.shardings.operands, are_global, donated, strict=True)
+        )
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        arguments = Arguments.of(args, kwargs)
+        if arguments.in_tree not in self._in_trees:
+            raise Mismatch("compiled for arguments of another structure")
+        leaves: list[Value] = []
+        for leaf, (local, sharding, is_global, donate) in zip(
+            arguments.leaves, self._operands, strict=True
+        ):
+            if is_global is not None and is_global_array(leaf) is not is_global:
+                raise Mismatch(
+                    "compiled for global arrays where these are process-local data, or "
+                    "the other way round"
+                )
+            if local is None:
+                leaves += placement.place([leaf], [sharding], True, [donate])
+            else:
+                leaves.append(to_global(leaf, local, donate))
+        args, kwargs = arguments.with_leaves(leaves)
+        return self._convert(self._program(*args, **kwargs))
+
+    def _convert(self, results: PyTree) -> PyTree:
+        if not any(self._results):
+            return results
+        leaves, tree = jax.tree.flatten(results)
+        leaves = [
+            leaf if local is None else to_local(leaf, local)
+            for leaf, local in zip(leaves, self._results, strict=True)
+        ]
+        return jax.tree.unflatten(tree, leaves)
+
+
+# Errors
+
+
+def _check_hashable(what: str, parameter: str, statics: Mapping[int, Static]) -> None:
+    """Checks that static arguments are hashable.
+
+    Args:
+      what: the map, for the error.
+      parameter: which names static arguments, for the error.
+      statics: the arguments, by position.
+    """
+    bad = [
+        f"argument {argnum} of type {type(static.value)}"
+        for argnum, static in statics.items()
+        if not _is_hashable(static.value)
+    ]
+    if bad:
+        raise ValueError(
+            f"Non-hashable static arguments are not supported in {what}: "
+            f"{', '.join(bad)}. What {parameter} names needs __hash__ and __eq__."
+        )
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _no_array(
+    what: str, name: str, leaf: Value, aval: Aval | None, static_parameter: str
+) -> TypeError:
+    """The error for an argument that is not an array of numbers.
+
+    Args:
+      what: the map.
+      name: of the argument.
+      leaf: the argument.
+      aval: what JAX takes it for, if it does.
+      static_parameter: which names static arguments.
+    """
+    if aval is not None:
+        text = (
+            f"is a reference, {aval}, which a map does not take: its elements run on "
+            "several devices. Pass its value, x[...], and return what to write to it."
+        )
+    elif isinstance(leaf, np.ndarray | np.generic):
+        text = (
+            f"is a NumPy array of dtype {leaf.dtype}, which JAX cannot compute with. "
+            "Give numbers, such as x.astype('float32')."
+        )
+    else:
+        text = (
+            f"of type {type(leaf)} is not a valid JAX type. Give its position in "
+            f"{static_parameter} if it is to be a compile-time constant."
+        )
+    return TypeError(f"{what} argument {name} {text}")
+
+
+def _check_there(
+    what: str,
+    leaves: Sequence[Value],
+    donated: Sequence[bool],
+    names: Callable[[], list[str]],
+) -> None:
+    """Checks that arrays are not deleted, and donated ones are passed once.
+
+    Args:
+      what: the map, for the error.
+      leaves: its arguments.
+      donated: which of them are donated.
+      names: of the leaves, for the error.
+    """
+    gone = [
+        k
+        for k, leaf in enumerate(leaves)
+        if isinstance(leaf, jax.Array)
+        and not isinstance(leaf, jax.core.Tracer)
+        and leaf.is_deleted()
+    ]
+    if gone:
+        listed = ", ".join(names()[k] for k in gone)
+        raise RuntimeError(
+            f"{what}: Array has been deleted: {listed}. Its memory was donated to an "
+            "earlier call, or freed; use what that call returned."
+        )
+    counts = collections.Counter(map(id, leaves))
+    for k, leaf in enumerate(leaves):
+        if donated[k] and counts[id(leaf)] > 1 and isinstance(leaf, jax.Array):
+            same = [names()[j] for j, other in enumerate(leaves) if other is leaf]
+            raise ValueError(
+                f"{what}: {names()[k]} is donated, and the same array is passed more "
+                f"than once, as {', '.join(same)}: its memory can be used once. Pass a "
+                "copy, such as x.copy()."
+            )
