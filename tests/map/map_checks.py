@@ -12,9 +12,11 @@ def array(*shape, dtype=np.float32):
     return (values.reshape(shape) % 97 - 40).astype(dtype)
 
 
-def assert_close(actual, expected):
+def assert_close(actual, expected, message=""):
     jax.tree.map(
-        lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5),
+        lambda a, e: np.testing.assert_allclose(
+            a, e, rtol=1e-5, atol=1e-5, err_msg=message
+        ),
         actual,
         expected,
     )

@@ -4,26 +4,8 @@ import itertools
 import math
 
 import jax
-import pytest
 
 from shardmap.map.constraint import partition_axes, partition_cuts
-
-
-@pytest.mark.parametrize(
-    ("layouts", "sizes"),
-    [
-        ([(4, 1)], [4]),
-        ([(4, 1), (1, 4)], [4]),
-        ([(4, 1), (2, 2)], [2, 2]),
-        ([(2, 2, 3), (4, 1, 3)], [2, 2, 3]),
-        ([(2, 3), (3, 2)], [2, 3]),
-        ([(2, None, 3), (6, 1)], [2, 3]),
-        ([(1, 1)], []),
-    ],
-)
-def test_partition_axes(layouts, sizes):
-    total = math.prod(count or 1 for count in layouts[0])
-    assert list(partition_axes(layouts, total).values()) == sizes
 
 
 def test_partition_axes_can_say_all_parts():

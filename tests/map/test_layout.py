@@ -10,19 +10,13 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.map.layout import devices_for, inner_maps, map_mesh
+from shardmap.map.layout import devices_for, inner_maps
 from shardmap.map.shardings import map_shardings
 
 
 def equation_of(fun, *shapes):
     """The map equation of a mapped function that is a program of its own."""
     (equation,) = fun.trace(*map(np.zeros, shapes)).jaxpr.eqns
-    return equation
-
-
-def equation_in_a_program(fun, *shapes):
-    """The map equation of a mapped function that is part of a program."""
-    (equation,) = jax.make_jaxpr(fun)(*map(np.zeros, shapes)).jaxpr.eqns
     return equation
 
 
@@ -48,16 +42,6 @@ def nest(*names, **options):
 # Devices
 
 
-@pytest.mark.parametrize(
-    ("axis_size", "available", "expected"),
-    [(1, 8, 1), (3, 8, 3), (8, 8, 8), (9, 8, 5), (12, 8, 6), (16, 8, 8), (5, 1, 1)],
-)
-def test_an_axis_lies_on_no_more_devices_than_its_blocks_need(
-    axis_size, available, expected
-):
-    assert devices_for(axis_size, available) == expected
-
-
 @given(st.integers(1, 200), st.integers(1, 64))
 def test_blocks_hold_the_axis_and_none_is_empty(axis_size, available):
     devices = devices_for(axis_size, available)
@@ -65,17 +49,6 @@ def test_blocks_hold_the_axis_and_none_is_empty(axis_size, available):
     assert devices <= available
     assert devices * block >= axis_size > (devices - 1) * block
     assert block == -(-axis_size // available)
-
-
-def test_devices_in_order():
-    devices = jax.devices()[::-1]
-    jaxpr = jax.make_jaxpr(jnp.sin)(1.0).jaxpr
-    assert (
-        map_mesh("i", 4, jaxpr, devices, shared=False).devices.tolist() == devices[:4]
-    )
-    nested = jax.make_jaxpr(sm.spmap(jnp.sin, "j"), axis_env=[("i", 4)])(np.ones(2))
-    grid = map_mesh("i", 4, nested.jaxpr, devices, shared=False)
-    assert grid.devices.tolist() == np.array(devices).reshape(4, 2).tolist()
 
 
 # Mesh axes

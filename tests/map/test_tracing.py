@@ -1,88 +1,14 @@
 """Functions as the jaxprs that maps carry, and what their vectorisation makes of it."""
 
-import gc
-import weakref
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from shardmap.map import tracing
-from shardmap.map.tracing import Batch, Flattened, trace_body
 from tests.map_programs import assert_same, both_lowerings, same_under_vmap, spread
 
 ROWS = spread((4, 3))
-X = jax.core.ShapedArray((3,), np.dtype(np.float32))
-
-
-def test_constants_become_the_first_inputs():
-    held = jnp.arange(3.0)
-    body = trace_body(lambda x: {"sum": x + held}, [X], "i", 4)
-    assert body.constants == (held,)
-    assert len(body.jaxpr.invars) == 2
-    assert not body.jaxpr.constvars
-    assert body.out_tree == jax.tree.structure({"sum": 0})
-
-
-def test_the_same_function_gives_the_same_jaxpr():
-    def f(x):
-        return x + 1
-
-    one, other = (trace_body(f, [X], "i", 4) for _ in range(2))
-    assert one.jaxpr is other.jaxpr
-
-
-def test_inside_a_map_its_axis_and_facts_are_bound():
-    seen = []
-    fact = tracing.MeshAxisMarker("a")
-
-    def f(x):
-        names = ("i", "j", fact, tracing.MeshAxisMarker("b"))
-        seen.append([tracing.inside_map(), *map(tracing.is_bound, names)])
-        return x * lax.axis_size("i")
-
-    trace_body(f, [X], "i", 4, facts=[fact])
-    assert seen == [[True, True, False, True, False]]
-    assert not tracing.inside_map()
-
-
-def test_under_axis_gives_what_the_function_gives():
-    assert tracing.under_axis(lambda: lax.axis_size("i"), "i", 5) == 5
-
-
-@pytest.mark.deep
-def test_what_is_kept_for_a_jaxpr_goes_with_it():
-    made = []
-
-    @tracing.per_jaxpr
-    def size(jaxpr, factor):
-        made.append(factor)
-        return len(jaxpr.eqns) * factor
-
-    body = trace_body(lambda x: x + 1, [X], "i", 4)
-    assert [size(body.jaxpr, k) for k in (2, 2, 3)] == [2, 2, 3]
-    assert made == [2, 3]
-    gone = weakref.ref(body.jaxpr)
-    del body
-    jax.clear_caches()
-    gc.collect()
-    assert gone() is None
-
-
-def test_which_results_are_batched():
-    body = trace_body(lambda x, y: (x + 1, lax.psum(x, "b"), y, x * y), [X, X], "b", 2)
-    batched = tracing.batched_results(body.jaxpr, Batch("b", 2), (0, None))
-    assert batched == (True, False, False, True)
-
-
-def test_users_classes_are_only_made_of_arrays():
-    tree = jax.tree.structure([0, 0])
-    flat = Flattened([X, X], tree)
-    leaves, structure = jax.tree.flatten(flat)
-    assert leaves == [X, X]
-    assert jax.tree.unflatten(structure, leaves).tree == tree
 
 
 @pytest.mark.few(1)

@@ -4,7 +4,6 @@ import functools
 import unittest.mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -44,17 +43,6 @@ def test_inputs_on_a_mesh_of_another_name_are_not_copied(name):
     assert before == {s.data.unsafe_buffer_pointer() for s in result.addressable_shards}
 
 
-def test_psum_of_one_is_a_constant_that_python_can_use():
-    """kfac-jax distributes work by lax.psum(1, name)."""
-
-    @functools.partial(sm.spmap, axis_name="i")
-    def share(x):
-        count = lax.psum(1, "i")
-        return jnp.stack([x] * count)
-
-    assert share(EIGHT[:4]).shape == (4, 4)
-
-
 def test_the_axis_name_is_bound_while_tracing():
     """kfac-jax asks whether it is inside a map of some axis name."""
 
@@ -76,36 +64,6 @@ def test_it_can_stand_in_for_jax_pmap_by_mocking():
     with unittest.mock.patch.object(jax, "pmap", functools.wraps(jax.pmap)(sm.spmap)):
         result = jax.pmap(lambda x: lax.pmean(x, "i"), axis_name="i")(EIGHT)
     np.testing.assert_array_equal(result, np.full(8, 3.5))
-
-
-def test_mapped_functions_have_one_type():
-    """equinox takes type(jax.pmap(f)) at import and tests with isinstance."""
-    kind = type(sm.spmap(lambda x: x))
-    assert isinstance(sm.spmap(jnp.sin, "i", in_axes=1), kind)
-    assert not isinstance(jax.jit(jnp.sin), kind)
-
-
-def test_an_inner_map_closes_over_the_outer_maps_tracers():
-    """NumPyro's chains close over the arguments of the outer map."""
-
-    def outer(args, init):
-        return sm.spmap(lambda s: s * args["scale"] + init)(jnp.arange(2.0))
-
-    scale = np.arange(1.0, 5.0, dtype=np.float32)
-    init = np.ones(4, np.float32)
-    result = sm.spmap(outer)({"scale": scale}, init)
-    np.testing.assert_array_equal(result, np.arange(2.0) * scale[:, None] + 1)
-
-
-def test_functions_as_static_arguments():
-    """BlackJAX passes its kernels as static arguments."""
-
-    @functools.partial(sm.spmap, in_axes=(0, None), static_broadcasted_argnums=(1,))
-    def sample(x, kernel):
-        return kernel(x)
-
-    np.testing.assert_allclose(sample(EIGHT, jnp.cos), np.cos(EIGHT), rtol=1e-6)
-    np.testing.assert_allclose(sample(EIGHT, jnp.sin), np.sin(EIGHT), rtol=1e-6)
 
 
 def test_out_axes_may_be_a_tuple_of_trees():

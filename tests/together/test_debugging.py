@@ -22,16 +22,12 @@ def total(mapped):
 
 PROGRAMS = {
     "grad(map(jit))": jax.grad(total(sm.spmap(jax.jit(singular)))),
-    "jit(grad(map(jit)))": jax.jit(jax.grad(total(sm.spmap(jax.jit(singular))))),
     "map(grad(jit))": sm.spmap(jax.grad(jax.jit(singular))),
-    "map(jit)": lambda x: sm.spmap(jax.jit(jnp.log))(x - 1),
     "map(jit(jit))": lambda x: sm.spmap(jax.jit(jax.jit(jnp.log)))(x - 1),
     "map(map(jit))": lambda x: sm.spmap(sm.spmap(jax.jit(jnp.log)))(x[None] - 1),
-    "jit(map(jit))": lambda x: jax.jit(sm.spmap(jax.jit(jnp.log)))(x - 1),
     "in a scan": lambda x: sm.spmap(
         lambda x: lax.scan(lambda c, _: (jax.jit(jnp.log)(c), None), x - 1, None, 2)[0]
     )(x),
-    "in relu": lambda x: sm.spmap(lambda x: jax.nn.relu(jax.jit(jnp.log)(x - 1)))(x),
     "in checkpoint": jax.grad(total(sm.spmap(jax.checkpoint(jax.jit(singular))))),
     "mesh_map": lambda x: sm.mesh_map(jax.jit(jnp.log), MESH, {"x": 0}, {"x": 0})(
         x - 1

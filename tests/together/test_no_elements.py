@@ -7,7 +7,6 @@ import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.api.elements import check_elements
 from tests.map_programs import both_lowerings
 
 X = np.zeros((0, 3), np.float32)
@@ -172,9 +171,3 @@ def test_keys_and_partitions(spmap):
 
 def test_axis_size_0():
     assert sm.spmap(lambda: jnp.ones(3), axis_size=0)().shape == (0, 3)
-
-
-def test_rows_of_no_elements_are_refused():
-    message = "spmap of f over 2 processes needs at least one element on each"
-    with pytest.raises(ValueError, match=message):
-        check_elements("f", 0, 2, None, 2)

@@ -99,13 +99,14 @@ COLLECTIVES = {
 
 @pytest.mark.few(1)
 @both_lowerings
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_numbers_are_sent(spmap, name):
+def test_numbers_are_sent(spmap):
     """A device has 2 of the elements, which all send the same."""
 
     def element(x):
-        results = [COLLECTIVES[name](number) for number in (2.5, 3)]
-        return x, *(jnp.asarray(each) for each in results)
+        return x, {
+            name: [jnp.asarray(send(number)) for number in (2.5, 3)]
+            for name, send in COLLECTIVES.items()
+        }
 
     x = np.arange(16, dtype=np.float32)
     expected = jax.vmap(element, axis_name="i")(x)

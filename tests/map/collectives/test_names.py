@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec
 
 import shardmap as sm
 from tests.map.map_checks import array
 from tests.map_programs import LOWERINGS, both_lowerings
 
 ORDERS = [("x", "y"), ("y", "x")]
-SHAPES = [(2, 4), (3, 5), (16, 2), (2, 9), (7, 1)]
+SHAPES = [(2, 4), (3, 5), (16, 2), (7, 1)]
 
 
 def in_a_row(fun, values, names):
@@ -102,50 +101,6 @@ def test_groups_over_several_names(spmap, shape, names):
     ]
     for result, fun in zip(got, combine, strict=True):
         np.testing.assert_allclose(result, in_a_row(fun, values, names), rtol=1e-6)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("devices", [1, 2, 3])
-@both_lowerings
-def test_groups_over_several_names_on_few_devices(spmap, devices):
-    groups, values = [[0, 2, 4, 6], [1, 3, 5, 7]], np.arange(8, dtype=np.float32)
-    mapped = spmap(
-        spmap(lambda v: lax.psum(v, ("x", "y"), axis_index_groups=groups), "y"),
-        "x",
-        devices=jax.devices()[:devices],
-    )
-    np.testing.assert_array_equal(mapped(values.reshape(2, 4)), [[12, 16] * 2] * 2)
-
-
-@pytest.mark.few(1)
-@both_lowerings
-def test_groups_as_in_shard_map(spmap):
-    groups = [[0, 5], [1, 2, 3, 4, 6, 7]]
-
-    def body(v):
-        return lax.psum(v, ("y", "x"), axis_index_groups=groups)
-
-    mesh, spec = sm.make_mesh({"x": 2, "y": 4}), PartitionSpec(("x", "y"))
-    expected = jax.shard_map(
-        body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-    )(array(8))
-    got = spmap(spmap(body, "y"), "x")(array(8).reshape(2, 4))
-    np.testing.assert_array_equal(np.ravel(got), expected)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("lowering", [*LOWERINGS, "disable_jit"])
-@pytest.mark.parametrize("devices", [1, 3, 8])
-def test_groups_of_different_sizes(lowering, devices):
-    groups, values = [[0, 1], [2, 3, 4, 5, 6, 7]], np.arange(8, dtype=np.float32)
-    with jax.disable_jit(lowering == "disable_jit"):
-        got = sm.spmap(
-            lambda v: lax.psum(v, "i", axis_index_groups=groups),
-            "i",
-            devices=jax.devices()[:devices],
-            lowering="spmd" if lowering == "spmd" else "manual",
-        )(values)
-    np.testing.assert_array_equal(got, [1, 1, *[27] * 6])
 
 
 def test_groups_and_results_that_are_alike():

@@ -39,7 +39,7 @@ def test_all_elements_are_in_the_product(spmap, pprod):
         np.testing.assert_array_equal(use(TWOS), np.full(16, 65536))
 
 
-@pytest.mark.parametrize("size", [1, 3, 8, 17])
+@pytest.mark.parametrize("size", [1, 17])
 @both_lowerings
 def test_of_axes_of_any_length(spmap, pprod, size):
     def body(x):

@@ -3,15 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 import shardmap as sm
 from shardmap._jax.walk import equations
 from shardmap.map.collectives.rewrites import (
     merge_sums,
-    tile_collectives,
-    upcast_bfloat16_reductions,
     without_sums_of_shared,
 )
 
@@ -23,59 +20,6 @@ def traced(fun, *shapes, dtype=np.float32):
 
 def named(jaxpr, name):
     return [e for e in equations(jaxpr) if e.primitive.name.startswith(name)]
-
-
-def run(jaxpr, x):
-    """What the elements of an axis of four compute."""
-    return jax.vmap(
-        lambda x: jax.core.eval_jaxpr(jaxpr, (), x), axis_name="i", out_axes=0
-    )(x)
-
-
-@pytest.mark.parametrize(
-    ("fun", "name"),
-    [
-        (lambda x: lax.psum_scatter(x, "i", scatter_dimension=1), "reduce_scatter"),
-        (lambda x: lax.all_to_all(x, "i", 1, 0), "all_to_all"),
-    ],
-)
-def test_collectives_become_tiled_and_give_the_same(fun, name):
-    jaxpr = traced(fun, (3, 4, 2))
-    tiled = tile_collectives(jaxpr)
-    assert [e.params["tiled"] for e in named(tiled, name)] == [True]
-    assert [v.aval.shape for v in tiled.outvars] == [
-        v.aval.shape for v in jaxpr.outvars
-    ]
-
-
-def test_a_scattered_sum_is_the_same_tiled():
-    jaxpr = traced(lambda x: lax.psum_scatter(x, "i"), (4, 2))
-    x = np.arange(32, dtype=np.float32).reshape(4, 4, 2)
-    np.testing.assert_array_equal(
-        run(tile_collectives(jaxpr), x)[0], x.sum(0, dtype=np.float32)
-    )
-
-
-def test_sums_of_bfloat16_are_of_float32():
-    wide = upcast_bfloat16_reductions(
-        traced(lambda x: lax.psum(x, "i"), (3,), dtype=jnp.bfloat16)
-    )
-    (added,) = named(wide, "psum")
-    assert [v.aval.dtype for v in added.invars] == [np.float32]
-    assert [v.aval.dtype for v in wide.outvars] == [jnp.bfloat16]
-
-
-@pytest.mark.parametrize(
-    ("fun", "dtype"),
-    [
-        (lambda x: lax.psum(x, "i"), np.float32),
-        (lambda x: lax.all_gather(x, "i"), jnp.bfloat16),
-    ],
-    ids=["wide enough", "no reduction"],
-)
-def test_what_stays_narrow(fun, dtype):
-    jaxpr = traced(fun, (3,), dtype=dtype)
-    assert upcast_bfloat16_reductions(jaxpr) is jaxpr
 
 
 def test_a_sum_of_an_inner_map_s_sum_is_one():

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import Mesh
 
 import shardmap as sm
 from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering import decision
-from shardmap.map.lowering.decision import ALONE, Around, Decision, decide
-from shardmap.map.primitives.axis import REPLICAS, AxisLayout
+from shardmap.map.lowering.decision import ALONE, Decision, decide
+from shardmap.map.primitives.axis import AxisLayout
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
 
@@ -27,84 +27,6 @@ def params(fun=lambda x: x, size=4, name="i", **changes):
 def decided(fun=lambda x: x, size=4, axes=("a",), mesh=MESH, around=ALONE, **changes):
     walk = None if axes is None else MeshPlacement(axes, ())
     return decide(params(fun, size, **changes), mesh, walk, around)
-
-
-def test_an_element_for_each_device():
-    found = decided()
-    assert (found.branch, found.mesh_axes) == ("element", ("a",))
-    assert str(found.axis) == "4 devices x 1 vectorised x 1 step"
-    assert (found.manual_axes, found.gathers) == (("a",), False)
-
-
-@pytest.mark.parametrize(
-    ("size", "axes", "text"),
-    [
-        (32, ("a",), "4 devices x 8 vectorised x 1 step"),
-        (32, ("b", "a"), "8 devices x 4 vectorised x 1 step"),
-        (8, ("a", "b"), "8 devices x 1 vectorised x 1 step"),
-    ],
-)
-def test_a_block_for_each_device(size, axes, text):
-    found = decided(size=size, axes=axes)
-    assert (found.branch, str(found.axis)) == ("blocks", text)
-
-
-def test_a_loop_on_each_device():
-    found = decided(size=32, batch_size=3)
-    assert str(found.axis) == "4 devices x 3 vectorised x 3 steps"
-
-
-def test_what_jax_does_not_lower_for_an_element_is_a_block():
-    found = decided(lambda x: lax.pbroadcast(x, "i", 0))
-    assert found.branch == "blocks"
-    # Another platform has it.
-    abstract = AbstractMesh((4,), ("a",), axis_types=(AxisType.Auto,))
-    other = decided(lambda x: lax.pbroadcast(x, "i", 0), mesh=abstract)
-    assert other.branch == "element"
-
-
-def test_without_devices_of_its_own_a_map_is_part_of_what_is_around():
-    assert decided(axes=None).branch == "around"
-    assert decided(mesh=None).branch == "around"
-    other = Around(("x",), frozenset("x"))
-    assert decided(around=other).branch == "around"
-    assert str(decided(axes=None).axis) == "1 device x 4 vectorised x 1 step"
-
-
-def test_without_mesh_axes_one_block_has_all():
-    found = decided(axes=())
-    assert (found.branch, found.axis) == ("whole", AxisLayout("i", 4))
-
-
-@pytest.mark.parametrize("lowering", ["manual", "spmd"])
-def test_the_partitioner_is_left_what_is_not_written_per_device(lowering):
-    is_spmd = lowering == "spmd"
-    assert (decided(lowering=lowering).branch == "partitioned") == is_spmd
-    inside = decided(lowering=lowering, around=Around(("a", "b"), frozenset("b")))
-    assert inside.branch == "element"
-    partitioned = decided(lowering=lowering, around=Around(partitioned=True))
-    assert partitioned.branch == "partitioned"
-
-
-def test_axes_that_are_walked_already_are_gathered_from():
-    around = Around(("a", "b"), frozenset({"a", "b"}))
-    assert decided(around=around).gathers
-    assert not decided(around=Around(("a", "b"), frozenset("b"))).gathers
-
-
-def test_what_calls_the_host_is_written_per_device_along_all_axes():
-    def fun(x):
-        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return jax.pure_callback(lambda x: x, shape, x)
-
-    found = decided(fun)
-    assert found.manual_axes == ("a", "b")
-    assert found.inside(MESH, ALONE) == Around(("a", "b"), frozenset({"a", "b"}))
-
-
-def test_replicas_are_written_per_device_too():
-    mesh = Mesh(MESH.devices, ("a", REPLICAS))
-    assert decided(mesh=mesh).manual_axes == ("a", REPLICAS)
 
 
 # Two readers

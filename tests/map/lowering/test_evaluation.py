@@ -1,15 +1,12 @@
 """A map's equation that runs at once: on which devices, and under which settings."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import shardmap as sm
-from shardmap.map.lowering.evaluation import communicates
 from shardmap.map.primitives.map_primitive import spmap_p
-from tests.map_programs import float_index
 
 X = np.arange(8, dtype=np.float32)
 
@@ -47,18 +44,3 @@ def test_settings_that_look_at_operations_give_the_same_result(setting):
         (result,) = bound(found, X)
     np.testing.assert_array_equal(result, 2 * X)
     assert result.sharding == bound(found, X)[0].sharding
-
-
-@pytest.mark.parametrize(
-    ("fun", "size", "options", "sends"),
-    [
-        (jnp.sin, 8, {}, False),
-        (lambda x: x + float_index("i"), 8, {}, False),
-        (lambda x: lax.pmax(x, "i"), 8, {}, True),
-        (jnp.sin, 8, {"lowering": "spmd"}, True),
-        # On fewer devices than there are: the others have copies.
-        (jnp.sin, 2, {}, True),
-    ],
-)
-def test_what_sends_something(fun, size, options, sends):
-    assert communicates(dict(equation(fun, X[:size], **options).params)) is sends

@@ -38,8 +38,8 @@ LOOPED = {
 
 @pytest.mark.few(1)
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 100])
-@pytest.mark.parametrize("size", [5, 16, 41])
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+@pytest.mark.parametrize("size", [16, 41])
 @pytest.mark.parametrize("name", LOOPED)
 def test_batch_size(name, size, batch_size):
     body, out_axes = LOOPED[name]
@@ -49,9 +49,7 @@ def test_batch_size(name, size, batch_size):
     assert_close(result, expected)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_batch_size_under_grad(batch_size):
+def test_batch_size_under_grad():
     weights, x = array(3, 2) / 40, array(41, 3) / 40
 
     def loss(mapped):
@@ -60,7 +58,7 @@ def test_batch_size_under_grad(batch_size):
     def body(w, x):
         return jnp.tanh(x @ w)
 
-    mapped = sm.spmap(body, in_axes=(None, 0), batch_size=batch_size)
+    mapped = sm.spmap(body, in_axes=(None, 0), batch_size=3)
     expected = jax.grad(loss(jax.vmap(body, in_axes=(None, 0))), (0, 1))(weights, x)
     assert_close(jax.grad(loss(mapped), (0, 1))(weights, x), expected)
 
@@ -77,10 +75,9 @@ LOSSES = {
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("derivative", [jax.grad, jax.hessian])
 @pytest.mark.parametrize("name", LOSSES)
-def test_derivatives_of_a_final_sum(name, derivative, batch_size):
+def test_derivatives_of_a_final_sum(name, derivative):
     """The cotangent of a result that all elements have alike comes before them all."""
     weights, x = array(3, 2) / 40, array(41, 3) / 40
 
@@ -94,7 +91,7 @@ def test_derivatives_of_a_final_sum(name, derivative, batch_size):
 
         return derivative(lambda w, scale: loss(w, x, scale), (0, 1))(weights, 2.0)
 
-    mapped = functools.partial(sm.spmap, batch_size=batch_size)
+    mapped = functools.partial(sm.spmap, batch_size=3)
     assert_close(derivatives(mapped), derivatives(jax.vmap))
 
 
@@ -183,22 +180,15 @@ def test_an_index_asked_for_in_control_flow_is_refused(body, holder):
         sm.spmap(body, "i", batch_size=2)(array(40, 3))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-@pytest.mark.parametrize(
-    "element",
-    [
-        lambda x: x * 2,
-        lambda x: x - float_index("i"),
-        lambda x: (lax.psum(x, "i"), x),
-    ],
-)
-def test_a_loop_without_shardy(element, batch_size):
+def test_a_loop_without_shardy():
+    def element(x):
+        return x - float_index("i"), lax.psum(x, "i"), x
+
     x = np.arange(32, dtype=np.float32)
     wanted = jax.vmap(element, axis_name="i")(x)
     jax.config.update("jax_use_shardy_partitioner", False)
     try:
-        given = sm.spmap(element, "i", batch_size=batch_size)(x)
+        given = sm.spmap(element, "i", batch_size=3)(x)
     finally:
         jax.config.update("jax_use_shardy_partitioner", True)
     jax.tree.map(np.testing.assert_array_equal, given, wanted)

@@ -115,17 +115,6 @@ def test_values_come_back_to_a_map(layout):
     sm.taps_barrier()
 
 
-def test_the_old_call():
-    """A case with numbers from the old `host_callback` tests."""
-    f = spmap_on_two(
-        lambda x: sm.tap(
-            lambda v, device: 3 * v, 2 * x, result_shape=x, with_device=True
-        )
-    )
-    np.testing.assert_array_equal(f(numbers(2)), [0, 6])
-    assert sm.tap(lambda v, device: v, 3.0, result_shape=SCALAR, with_device=True) == 3
-
-
 def test_pytrees_come_back():
     def host(value):
         return {"a": value["x"] + 1, "b": (np.zeros(2, np.int32), True)}

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 import shardmap as sm
 from tests.map_programs import (
@@ -255,41 +254,6 @@ def test_custom_jvp_that_closes_over_a_tracer():
         return jax.grad(fun, 1)
 
     same_under_vmap(build, X[0], X)
-
-
-@pytest.mark.few(1)
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "everything_saveable",
-        "nothing_saveable",
-        "dots_saveable",
-        "dots_with_no_batch_dims_saveable",
-        "named",
-    ],
-)
-@pytest.mark.parametrize("where", ["inside", "around"])
-def test_checkpoint_policies(where, policy):
-    policies = jax.checkpoint_policies
-    chosen = (
-        policies.save_only_these_names("hidden")
-        if policy == "named"
-        else getattr(policies, policy)
-    )
-
-    def fun(x, w):
-        hidden = checkpoint_name(jnp.tanh(x @ w), "hidden")
-        return jnp.sin(hidden) * lax.psum(x.sum(), "i")
-
-    def build(map_):
-        inner = jax.checkpoint(fun, policy=chosen) if where == "inside" else fun
-        mapped = map_(inner, axis_name="i", in_axes=(0, None))
-        if where == "around":
-            mapped = jax.checkpoint(mapped, policy=chosen)
-        return jax.grad(lambda x, w: mapped(x, w).sum(), (0, 1))
-
-    same_under_vmap(build, X, spread((3, 3)), compiled=False)
 
 
 @pytest.mark.few(1)

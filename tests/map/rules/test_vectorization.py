@@ -23,8 +23,8 @@ X = spread((4, 3))
 @pytest.mark.few(1)
 @pytest.mark.one_in(3)
 @both_lowerings
-@pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
-@pytest.mark.parametrize("out_axis", [0, 1, 2, -1, -2])
+@pytest.mark.parametrize("in_axis", [0, 2, -2])
+@pytest.mark.parametrize("out_axis", [0, 1, -1])
 def test_axes_against_a_loop(spmap, in_axis, out_axis):
     x = spread((4, 4, 4))
     mapped = spmap(mixed, in_axes=(in_axis, None), out_axes=out_axis)
