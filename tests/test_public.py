@@ -34,8 +34,6 @@ def test_the_package_shows_exactly_its_public_names():
     [
         ("import shardmap as sm", []),
         ("import shardmap as sm\nfor name in sm.__all__: getattr(sm, name)", []),
-        ("import shardmap.explain.draw.html, shardmap as sm", []),
-        ("import shardmap.compat, shardmap as sm", ["compat"]),
         ("import shardmap as sm; sm.compat, sm.extend", ["compat", "extend"]),
     ],
 )
@@ -128,16 +126,8 @@ def loaded(program):
     return [name for name in result.stdout.split() if name.startswith(OURS)]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import shardmap",
-        "import shardmap as sm; sm.compat",
-        "import shardmap as sm; sm.spmap(abs)",
-    ],
-)
-def test_what_explains_plans_or_logs_is_imported_when_it_is_used(program):
+def test_what_explains_plans_or_logs_is_imported_when_it_is_used():
+    program = "import shardmap as sm; sm.compat; sm.spmap(abs)"
     assert [name for name in loaded(program) if name.startswith(LATE)] == []
 
 
@@ -148,10 +138,7 @@ def test_what_explains_plans_or_logs_is_imported_when_it_is_used(program):
     "before",
     [
         "import shardmap",
-        "import shardmap.{0}",
         "import shardmap.explain.api, shardmap.plan.plan",
-        "from shardmap.plan.engine import slices",
-        "import shardmap; shardmap.plan, shardmap.explain",
     ],
 )
 def test_a_package_does_not_hide_the_function_that_is_called_like_it(name, before):

@@ -95,13 +95,6 @@ def memmap(tmp_path):
     return np.memmap(tmp_path / "x.bin", np.float64, "r", shape=HOST.shape)
 
 
-def test_memmap(memmap):
-    sharding = over(8, P("i"))
-    assert is_array_like(memmap)
-    assert is_misplaced(memmap, sharding, False)
-    check(move(memmap, sharding), sharding)
-
-
 def test_h5py(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -113,36 +106,6 @@ def test_zarr(tmp_path):
     zarr = pytest.importorskip("zarr")
     stored = zarr.create_array(tmp_path / "x.zarr", data=HOST, chunks=(2, 6))
     check(move(stored, over(8, P("i"))), over(8, P("i")))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        HOST,
-        np.float32(1),
-        1.0,
-        "text",
-        object(),
-        [1, 2],
-        jax.ShapeDtypeStruct((2,), np.float32),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_others_are_no_array_likes(value):
-    assert not is_array_like(value)
-
-
-def test_arrays_and_references_of_jax_are_no_array_likes():
-    assert not is_array_like(jax.new_ref(np.zeros(3, np.float32)))
-    assert not is_array_like(jax.numpy.zeros(3))
-
-
-def test_abstract_values():
-    aval = abstract_value(Counting(HOST))
-    assert (aval.shape, aval.dtype, aval.weak_type) == ((16, 6), np.float32, False)
-    assert abstract_value(HOST).shape == (16, 6)
-    with pytest.raises(TypeError, match="is not a valid JAX type"):
-        abstract_value("text")
 
 
 # Handlers

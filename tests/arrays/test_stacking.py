@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
@@ -81,15 +81,6 @@ def test_pieces_that_are_not_committed_stay_on_their_devices():
     check(again, np.asarray(array), devices)
 
 
-def test_sharded_keys():
-    devices = jax.devices()[:3]
-    keys = jax.random.split(jax.random.key(0), 3)
-    array = device_put_sharded(list(keys), devices)
-    assert array.dtype == keys.dtype
-    assert array.sharding.is_equivalent_to(sm.pmap_sharding((3,), 0, devices), 1)
-    np.testing.assert_array_equal(jax.random.key_data(array), jax.random.key_data(keys))
-
-
 def test_sharded_shards_stay_usable():
     shards = [on(k, np.ones(2)) for k in range(2)]
     device_put_sharded(shards, jax.devices()[:2])
@@ -129,16 +120,6 @@ def test_replicated_from_devices(source):
     }[source]
     check(device_put_replicated(array, devices), np.tile(value, (4, 1)), devices)
     np.testing.assert_array_equal(array, value)
-
-
-def test_replicated_keys():
-    key = jax.random.key(7)
-    array = device_put_replicated(key, jax.devices())
-    assert array.shape == (8,)
-    for row in unstack(array):
-        np.testing.assert_array_equal(
-            jax.random.key_data(row), jax.random.key_data(key)
-        )
 
 
 def host_peak(make, value):
@@ -205,22 +186,6 @@ class TestResults:
         array = make(np.arange(4.0), jax.devices())
         for f in (jax.jit(lambda x: x * 2), jax.pmap(lambda x: x * 2)):
             np.testing.assert_array_equal(f(array), np.tile([0, 2, 4, 6], (8, 1)))
-
-    def test_what_kfac_jax_looks_at(self, make):
-        """`get_first` of kfac_jax, as its source has it."""
-        array = make(np.arange(4.0), jax.devices())
-        sharding = array.sharding
-        assert isinstance(sharding, SingleDeviceSharding | NamedSharding)
-        assert isinstance(sharding.spec[0], str)
-        first = array.addressable_shards[0].data
-        np.testing.assert_array_equal(first, [[0, 1, 2, 3]])
-
-    def test_what_flax_looks_at(self, make):
-        """`unreplicate` of flax, as its source has it."""
-        array = make(np.arange(4.0), jax.devices())
-        assert not array.sharding.is_fully_replicated
-        first = array.addressable_shards[0].data.squeeze(0)
-        np.testing.assert_array_equal(first, [0, 1, 2, 3])
 
     def test_inside_jit(self, make):
         f = jax.jit(lambda x: make({"x": x, "one": 1.0}, jax.devices()))

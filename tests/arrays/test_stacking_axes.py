@@ -11,7 +11,7 @@ import shardmap as sm
 from shardmap.arrays.stacking import device_put_replicated, device_put_sharded
 
 VALUE = np.arange(6, dtype=np.float32).reshape(2, 3)
-DTYPES = [np.bool_, np.int8, np.float32, jnp.bfloat16, np.complex64]
+DTYPES = [np.bool_, np.float32, jnp.bfloat16]
 
 
 def host(value):
@@ -41,7 +41,7 @@ def cut(axis, size, copies=1):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+@pytest.mark.parametrize("axis", [0, 1, -1])
 def test_replicated_along_an_axis(axis, on_device, dtype):
     value = VALUE.astype(dtype)
     devices = jax.devices()[::-1]
@@ -51,16 +51,9 @@ def test_replicated_along_an_axis(axis, on_device, dtype):
     check(array, np.stack([value] * 8, axis), cut(axis % 3, 8)(3), devices)
 
 
-@pytest.mark.few(5)
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize(("size", "axis"), [(4, 0), (2, 1), (4, -1), (1, 0), (8, 1)])
-def test_neighbours_have_the_same_element(size, axis, on_device):
-    array = device_put_replicated(
-        jnp.asarray(VALUE) if on_device else VALUE,
-        jax.devices(),
-        axis=axis,
-        axis_size=size,
-    )
+@pytest.mark.parametrize(("size", "axis"), [(2, 1), (4, -1), (1, 0), (8, 1)])
+def test_neighbours_have_the_same_element(size, axis):
+    array = device_put_replicated(VALUE, jax.devices(), axis=axis, axis_size=size)
     spec = cut(axis % 3, size, 8 // size)(3)
     check(array, np.stack([VALUE] * size, axis), spec, jax.devices())
 

@@ -24,29 +24,6 @@ def _unflatten(_, children):
 jax.tree_util.register_pytree_node(Strict, lambda s: ((s.x,), None), _unflatten)
 
 
-@pytest.mark.parametrize(
-    ("axes", "tree", "expected"),
-    [
-        (0, (1, {"a": 2, "b": 3}), (0, 0, 0)),
-        ((0, None), (1, {"a": 2, "b": 3}), (0, None, None)),
-        ((0, {"a": 1, "b": None}), (1, {"a": 2, "b": 3}), (0, 1, None)),
-        ((0, 1), (Strict(1.0), Strict(2.0)), (0, 1)),
-        ((), (), ()),
-    ],
-)
-def test_a_prefix_s_leaf_for_each_leaf(axes, tree, expected):
-    assert trees.broadcast_axes("in_axes", axes, tree, "the arguments") == expected
-
-
-def test_a_prefix_that_does_not_fit():
-    with pytest.raises(
-        ValueError,
-        match=r"spmap in_axes must be a pytree prefix of the arguments: in_axes is "
-        r"\(0, \{'a': 1\}\), which does not fit PyTreeDef.*\n    in_axes\[1\]\n",
-    ):
-        trees.broadcast_axes("in_axes", (0, {"a": 1}), (1, {"b": 2}), "the arguments")
-
-
 def function(params, x, *rest, scale=1):
     raise NotImplementedError
 
@@ -66,22 +43,3 @@ def function(params, x, *rest, scale=1):
 def test_leaves_are_called_as_a_caller_would_write_them(fun, expected):
     args = ({"w": [1.0, 2.0]}, 3.0, 4.0)
     assert trees.leaf_names(fun, range(3), args, {"scale": 2.0}) == expected
-
-
-def test_names_of_results():
-    tree = jax.tree.structure({"w": [0, 0], "b": 0})
-    assert trees.result_names(tree) == [
-        "result['b']",
-        "result['w'][0]",
-        "result['w'][1]",
-    ]
-
-
-def test_names_of_results_that_cannot_be_made_of_anything_else():
-    tree = jax.tree.structure((Strict(1.0), 2.0))
-    assert trees.result_names(tree) == ["leaf 0 of the result", "leaf 1 of the result"]
-
-
-def test_positions_that_have_names():
-    assert trees.keyword_names(function, (0, 2)) == ("params",)
-    assert trees.keyword_names(max, (0,)) == ()

@@ -58,13 +58,9 @@ def test_a_script_knows_itself_as_python_runs_it(folder, arguments):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("told", ["", "3"])
-def test_jaxlib_gets_threads_enough_unless_told(folder, told):
+def test_jaxlib_gets_threads_enough(folder):
     write(folder, "prog.py", "import os; print(os.environ['NPROC'])")
-    environment = {"NPROC": told} if told else {}
-    result = shardmap("old", "prog.py", cwd=folder, **environment)
-    number = int(result.stdout)
-    assert number == 3 if told else number >= 64
+    assert int(shardmap("old", "prog.py", cwd=folder).stdout) >= 64
 
 
 @pytest.mark.deep
@@ -89,11 +85,9 @@ def test_the_package_of_a_module_may_use_old_names(folder):
 
 
 ENDS = {
-    "sys.exit()": 0,
     "sys.exit(3)": 3,
     "sys.exit('said')": 1,
     "1 / 0": 1,
-    "def f(:": 1,
     "sys.excepthook = lambda *a: print('own', a[0].__name__); 1 / 0": 1,
     "raise KeyboardInterrupt": 128 + signal.SIGINT,
     "import atexit; atexit.register(lambda: print(sys.modules['__main__'].sys))": 0,

@@ -529,16 +529,6 @@ def test_iota_need_not_be_in_its_shortest_form():
     assert HloSharding.from_proto(proto) == expected.hlo_sharding()
 
 
-def test_refuses_an_iota_whose_copies_are_no_mesh_dimensions():
-    # Devices 0, 4, 8 and 1 share the first tile.
-    proto = iota_proto([3, 4], [3, 4], [1, 0], replicate_on_last_tile_dim=True)
-    assert HloSharding.from_proto(proto).tile_assignment_devices()[:4] == [0, 1, 4, 8]
-    with pytest.raises(
-        ValueError, match="no ShardingSpec expresses: it is no transpos"
-    ):
-        ShardingSpec.from_proto(proto)
-
-
 def test_replicated_subgroups_are_read_as_copies():
     kinds = [Type.REPLICATED, Type.REPLICATED]
     proto = iota_proto([2, 2, 3], [12], [0], last_tile_dims=kinds)

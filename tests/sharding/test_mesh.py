@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 import shardmap as sm
-from shardmap.sharding.mesh import Mesh, local_box, local_mesh, make_mesh, submesh
+from shardmap.sharding.mesh import Mesh, local_mesh, make_mesh, submesh
 from tests.command_line import python
 
 DEVICES = jax.devices()
@@ -62,10 +62,6 @@ def test_with_one_device_every_error_says_how_to_have_eight():
 def fake_mesh(processes, names):
     make = np.vectorize(FakeDevice, otypes=[object])
     return Mesh(make(np.array(processes)), names)
-
-
-def test_mesh_is_that_of_jax():
-    assert Mesh is jax.sharding.Mesh
 
 
 def test_make_mesh_keeps_the_order_of_axes_and_devices():
@@ -188,12 +184,3 @@ def test_local_mesh_refuses_a_mesh_of_other_processes():
         ValueError, match="none of the 2 devices of the mesh is on this"
     ):
         local_mesh(fake_mesh([1, 2], ("x",)))
-
-
-def test_local_box_in_three_dimensions():
-    is_local = np.zeros((3, 4, 2), dtype=bool)
-    is_local[1:3, 0:2, 1] = True
-    assert local_box(is_local) == (slice(1, 3), slice(0, 2), slice(1, 2))
-    is_local[1, 0, 1] = False
-    with pytest.raises(ValueError, match="smallest box around them has 4 devices"):
-        local_box(is_local)

@@ -1,6 +1,5 @@
 """The sharding model: entries, specs as values, indices, and the listed proto."""
 
-import copy
 import dataclasses
 import pickle
 
@@ -31,19 +30,6 @@ Type = OpSharding.Type
 # Entries
 
 
-ENTRIES = [
-    (Chunked((2, 4)), "Chunked((2, 4))"),
-    (Chunked(3), "Chunked((3,))"),
-    (Unstacked(2), "Unstacked(2)"),
-    (NoSharding(), "NoSharding()"),
-    (ShardedAxis(0), "ShardedAxis(0)"),
-    (Replicated(2), "Replicated(2)"),
-]
-
-
-each_entry = pytest.mark.parametrize(("entry", "text"), ENTRIES)
-
-
 WITH_FIELD = [
     (Chunked, "chunks", "a number of chunks in Chunked"),
     (Unstacked, "size", "the size in Unstacked"),
@@ -55,26 +41,13 @@ WITH_FIELD = [
 each_kind = pytest.mark.parametrize(("kind", "field", "what"), WITH_FIELD)
 
 
-@each_entry
-def test_prints_as_the_code_that_builds_it(entry, text):
-    assert repr(entry) == text
-    assert eval(text) == entry
-
-
-@each_entry
-def test_pickles_and_copies(entry, text):
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        assert pickle.loads(pickle.dumps(entry, protocol)) == entry
-    assert copy.deepcopy(entry) == entry
-
-
 def test_compares_and_hashes_by_type_and_value():
     assert Unstacked(2) != Replicated(2)
     assert Unstacked(2) != Chunked(2)
     assert ShardedAxis(2) != Replicated(2)
     assert Unstacked(2) != Unstacked(3)
     assert Unstacked(2) == Unstacked(2)
-    assert NoSharding() == NoSharding()
+    assert NoSharding() == eval(repr(NoSharding()))
     assert len({Unstacked(2), Replicated(2), Unstacked(2), Chunked(2)}) == 3
 
 
@@ -144,12 +117,6 @@ def test_prints_as_the_code_that_builds_it_and_pickles(spec):
     assert eval(repr(spec)) == spec
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert hash(eval(repr(spec))) == hash(spec)
-
-
-def test_print_of_the_design():
-    spec = ShardingSpec([C(4), NoSharding()], [S(0), R(2)])
-    text = "ShardingSpec((Chunked((4,)), None), (ShardedAxis(0), Replicated(2)))"
-    assert repr(spec) == text
 
 
 def test_old_field_names_lists_and_no_sharding():
@@ -360,11 +327,10 @@ def test_indices_of_the_old_tests(shape, spec, expected):
     assert spec_to_indices(shape, spec) == tuple(expected)
 
 
-@pytest.mark.parametrize("make", [np.asarray, jax.numpy.asarray])
 @cases(SHARD_ARGS)
-def test_shards_of_the_old_tests(shape, spec, expected, make):
+def test_shards_of_the_old_tests(shape, spec, expected):
     """The layout as seen from outside puts x[indices[k]] on device k."""
-    x = make(np.arange(np.prod(shape, dtype=int)).reshape(shape))
+    x = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     devices = jax.devices()[: len(expected)]
     placed = jax.device_put(x, spec.stacked().named_sharding(devices))
     buffers = {shard.device: shard.data for shard in placed.addressable_shards}
@@ -399,22 +365,6 @@ def test_every_element_is_in_as_many_shards_as_there_are_replicas(spec_and_shape
         assert counts[index].shape == spec.shard_shape(shape)
     replicas = [a.replicas for a in spec.mesh_mapping if isinstance(a, Replicated)]
     assert (counts == np.prod(replicas, dtype=int)).all()
-
-
-@pytest.mark.parametrize(
-    ("shape", "spec"),
-    [
-        ((8, 8), ShardingSpec((C((2,)), C((4,))), (S(1), S(0)))),
-        ((8,), ShardingSpec((C((2, 4)),), (S(0), S(1)))),
-        ((8,), ShardingSpec((C((2, 4)),), (S(1), S(0)))),
-        ((2, 12, 5, 3), ShardingSpec((U(2), C((2, 3)), N, U(3)), map(S, [3, 1, 0, 2]))),
-        ((), ShardingSpec((), (R(2), R(2)))),
-        ((0, 4), ShardingSpec((C(2), C(2)), (R(2), S(1), S(0)))),
-    ],
-)
-def test_indices_of_chosen_specs_agree_with_the_loop(shape, spec):
-    indices = spec.indices(shape)
-    assert dict(np.ndenumerate(indices)) == loop_indices(shape, spec)
 
 
 def test_one_piece_is_a_slice_with_numbers_and_an_uncut_dimension_is_not():

@@ -125,16 +125,6 @@ def test_nested(spmap, shape):
     assert_same_as(spmap(inner, "i", mesh=mesh, mesh_axes="a")(x), expected)
 
 
-@both_lowerings
-def test_results_lie_whole_on_the_devices(spmap):
-    mesh = sm.make_mesh({"a": 4, "b": 2})
-    result = spmap(lambda x: x, mesh=mesh, mesh_axes="a")(X)
-    assert result.sharding.is_fully_replicated
-    assert result.sharding.device_set == set(jax.devices())
-    one = spmap(lambda x: x, devices=jax.devices()[3:])(X)
-    assert one.devices() == {jax.devices()[3]}
-
-
 def test_no_element_calls_the_host():
     seen = []
     f = sm.spmap(lambda x: sm.tap(seen.append, x))

@@ -118,8 +118,7 @@ def test_gradients(spmap, policy, elements):
 
 
 @pytest.mark.deep
-@SOME_POLICIES
-def test_axes_of_results_and_residuals(policy):
+def test_axes_of_results_and_residuals():
     def fun(x, y):
         z = jnp.sin(x) * jnp.cos(y)
         return z, jnp.sin(z), jnp.cos(y), lax.psum(z, "i")
@@ -131,7 +130,7 @@ def test_axes_of_results_and_residuals(policy):
 
     x, y = X.T, X[0]
     expected = gradients(with_axes(jax.vmap), x, y)
-    mapped = jax.checkpoint(with_axes(sm.spmap), policy=POLICIES[policy])
+    mapped = jax.checkpoint(with_axes(sm.spmap), policy=POLICIES["name"])
     assert_trees_close(mapped(x, y), with_axes(jax.vmap)(x, y))
     assert_trees_close(gradients(mapped, x, y), expected)
 
@@ -160,10 +159,9 @@ def test_nested_maps(spmap, policy):
 
 
 @pytest.mark.deep
-@SOME_POLICIES
-def test_around_it(policy):
+def test_around_it():
     """Under vmap, in scan, of mesh_map, in a map, and differentiated twice."""
-    remat = functools.partial(jax.checkpoint, policy=POLICIES[policy])
+    remat = functools.partial(jax.checkpoint, policy=POLICIES["name"])
     mapped, expected = (
         mapping(layer, in_axes=(0, None)) for mapping in (sm.spmap, jax.vmap)
     )
