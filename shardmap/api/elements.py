@@ -33,11 +33,10 @@ from shardmap.arrays.process_local import (
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.layout import (
     MeshPlacement,
-    check_inner_meshes,
     map_mesh,
-    own_placement,
 )
 from shardmap.map.lowering import spmap_p
+from shardmap.map.mesh_compatibility import check_inside
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import remove_axis
@@ -174,7 +173,7 @@ class ElementPrograms(Programs[ElementCall]):
             fits = ask("batch_that_fits")(params, options.memory)
             params["batch_size"] = fits
         if params["mesh"] is not None and not tracing.inside_map():
-            check_inner_meshes(params)
+            check_inside(params)
         out_avals = [
             with_axis(var.aval, axis, axis_size)
             for var, axis in zip(body.jaxpr.outvars, params["out_axes"], strict=True)
@@ -304,7 +303,7 @@ class ElementPrograms(Programs[ElementCall]):
             return {"mesh": mesh, "mesh_axes": mesh_axes, "inner_axes": ()}
         if tracing.inside_map():
             return nowhere
-        mesh = map_mesh(
+        mesh, placement = map_mesh(
             self.options.axis_name,
             axis_size,
             call_jaxpr,
@@ -312,7 +311,7 @@ class ElementPrograms(Programs[ElementCall]):
             shared=not alone,
         )
         contexts.check_mesh(self._named(), mesh)
-        return {"mesh": mesh} | own_placement(mesh)._asdict()
+        return {"mesh": mesh} | placement._asdict()
 
     def _axis_size(
         self,

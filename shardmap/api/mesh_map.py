@@ -49,8 +49,8 @@ from shardmap.arrays import placement, trees
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.collectives.names import in_mesh_order
 from shardmap.map.collectives.rewrites import tile_collectives
+from shardmap.map.mesh_compatibility import axes_used_inside
 from shardmap.map.primitives import explicit_sharding
-from shardmap.map.primitives.shard_maps import axes_used_inside
 from shardmap.map.shardings import MapShardings
 from shardmap.sharding.conversions import cut_spec
 from shardmap.sharding.mesh import auto_mesh, with_manual_axes

@@ -35,6 +35,7 @@ from shardmap._jax.types import (
 from shardmap._jax.walk import equations, rewrite_jaxpr
 from shardmap.arrays import placement
 from shardmap.map import contexts, tracing
+from shardmap.map.layout import PARTITIONED, Partitioned
 from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import UNNAMED
 from shardmap.map.primitives.map_primitive import is_no_map, mesh_jaxpr
@@ -128,21 +129,18 @@ def partition_sharding(parts: Parts, mesh: AnyMesh) -> NamedSharding:
     return NamedSharding(mesh, cut_spec(cuts | partition_cuts(parts, mesh)))
 
 
-def axes_for_partitions(
-    jaxpr: Jaxpr, axis_name: Hashable, axis_size: int, available: int
+def _axes_in_map(
+    constraints: Sequence[Equation],
+    axis_name: Hashable,
+    axis_size: int,
+    available: int,
 ) -> dict[str, int]:
     """The mesh axes that the constraints in a map's function need, and their sizes.
-
-    Args:
-      jaxpr: the function of one element.
-      axis_name, axis_size: of the map, for errors.
-      available: the number of devices.
 
     Raises:
       ValueError: constraints that ask for different totals, or too many devices.
     """
     where = "spmap" if axis_name == UNNAMED else f"spmap over {axis_name!r}"
-    constraints = constraints_in(jaxpr)
     totals = dict.fromkeys(equation.params["total"] for equation in constraints)
     totals.pop(None, None)
     if len(totals) > 1:
@@ -329,3 +327,6 @@ constrain_p.def_impl(_implementation)
 ad.deflinear2(constrain_p, _transpose)
 batching.primitive_batchers[constrain_p] = _batch
 mlir.register_lowering(constrain_p, _lowering)
+PARTITIONED[constrain_p] = Partitioned(
+    _axes_in_map, lambda e, mesh: partition_cuts(e.params["parts"], mesh)
+)

@@ -21,10 +21,6 @@ from shardmap.arrays.programs.running import map_jit
 from shardmap.map import tracing
 
 
-class CutOtherwise(NotImplementedError):
-    """Two meshes of a program cut the devices in ways that XLA cannot combine."""
-
-
 def has_mesh() -> bool:
     """Whether `jax.set_mesh` applies here, and no map is around."""
     mesh = jax.sharding.get_abstract_mesh()

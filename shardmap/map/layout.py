@@ -1,8 +1,8 @@
 """Where the elements of a mapped axis go: devices, and blocks of elements on each.
 
 An outermost map makes a mesh, or is given one. In a mesh that it makes, the first axis
-is its own, others are for the maps inside it, one for each level of nesting, and the
-next ones for the partitions that `sharded_jit` cuts values into.
+is its own, and there is one axis for each level of maps inside it. Behind them are the
+axes of primitives in `PARTITIONED`, such as the constraint of `sharded_jit`.
 
 A map that is called outside of any program takes as many devices as it needs. In a
 program with other operations its mesh has all devices. Those that it does not need have
@@ -18,11 +18,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Params
+from shardmap._jax.types import AnyMesh, Equation, Jaxpr, Params, Primitive
 from shardmap._jax.walk import equations
 from shardmap.arrays import processes
-from shardmap.map.constraint import axes_for_partitions, is_partition_axis
-from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout, map_text
+from shardmap.map.primitives.axis import REPLICAS, UNNAMED, AxisLayout
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.mesh import is_mesh_axis_name
 
@@ -84,6 +83,23 @@ class MeshPlacement(NamedTuple):
         return AxisLayout(name, size, self.mesh_axes, devices, batch_size)
 
 
+class Partitioned(NamedTuple):
+    """How a primitive in a map's function cuts a value along mesh axes of its own.
+
+    Attributes:
+      mesh_axes: takes the equations of the primitive, the map's axis name and size, and
+        the number of devices; returns the sizes of the mesh axes that they need.
+      cuts: takes an equation and the mesh; returns the mesh axes of each dimension.
+    """
+
+    mesh_axes: Callable[[Sequence[Equation], Hashable, int, int], dict[str, int]]
+    cuts: Callable[[Equation, AnyMesh], dict[int, tuple[str, ...]]]
+
+
+PARTITIONED: dict[Primitive, Partitioned] = {}
+"""The primitives that cut values along mesh axes of their own."""
+
+
 DeviceCount = Callable[[int, int], int]
 """How many devices an axis is on, from its size and the number of devices."""
 
@@ -94,13 +110,13 @@ def map_mesh(
     call_jaxpr: Jaxpr,
     devices: Sequence[jax.Device],
     shared: bool,
-) -> Mesh:
-    """The mesh that an outermost map makes: its own axis, then one for each level.
+) -> tuple[Mesh, MeshPlacement]:
+    """The mesh that an outermost map makes, and the map's placement on it.
 
-    Axes for partitions come behind them, and take their devices first. A level gets a
-    mesh axis as long as there are devices left; below that, maps are vectorised on each
-    device. Over several processes each has an equal part of the elements, in equal
-    blocks on its devices.
+    Axes for partitions take their devices first. A level of nesting gets a mesh axis as
+    long as there are devices left; below that, maps are vectorised on each device. Over
+    several processes each has an equal part of the elements, in equal blocks on its
+    devices.
 
     Args:
       axis_name: the map's axis name, also the mesh's if it is a string.
@@ -118,7 +134,7 @@ def map_mesh(
     else:
         groups = [list(devices)]
     available = len(groups[0])
-    partitions = axes_for_partitions(call_jaxpr, axis_name, axis_size, available)
+    partitions = _partition_axes(call_jaxpr, axis_name, axis_size, available)
     count, rest = divmod(available, math.prod(partitions.values()))
     spread: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
     sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, devices_for)
@@ -137,7 +153,18 @@ def map_mesh(
     used = [device for group in groups for device in group[:per_group]]
     axes[own[0]] *= len(groups)
     grid = np.asarray(used, dtype=object).reshape(tuple(axes.values()))
-    return Mesh(grid, tuple(axes))
+    return Mesh(grid, tuple(axes)), MeshPlacement(own[:1], own[1:])
+
+
+def _partition_axes(
+    call_jaxpr: Jaxpr, axis_name: Hashable, axis_size: int, available: int
+) -> dict[str, int]:
+    """The mesh axes of the `PARTITIONED` primitives in a map, and their sizes."""
+    axes: dict[str, int] = {}
+    for primitive, partitioned in PARTITIONED.items():
+        if found := [e for e in equations(call_jaxpr) if e.primitive is primitive]:
+            axes |= partitioned.mesh_axes(found, axis_name, axis_size, available)
+    return axes
 
 
 def _level_sizes(
@@ -165,16 +192,6 @@ def _level_sizes(
             for inner in inner_maps(equation.params["call_jaxpr"])
         ]
     return sizes, names
-
-
-def own_placement(mesh: Mesh) -> MeshPlacement:
-    """The placement of a map on the mesh that `map_mesh` made for it."""
-    own, *inner = (
-        name
-        for name in mesh.axis_names
-        if name != REPLICAS and not is_partition_axis(name)
-    )
-    return MeshPlacement((own,), tuple(inner))
 
 
 def _mesh_axis_names(
@@ -226,38 +243,3 @@ def inner_placement(
     if devices_for(equation.params["axis_size"], devices) != devices:
         return None
     return MeshPlacement((inner_axes[0],), tuple(inner_axes[1:]))
-
-
-def check_inner_meshes(params: dict[str, Any]) -> None:
-    """Refuses maps inside a map that name another mesh, or mesh axes in use.
-
-    Args:
-      params: the parameters of the outer map's equation.
-
-    Raises:
-      ValueError: names both maps, and their meshes or axes.
-    """
-    _check_inner_meshes(params, params["mesh"], {})
-
-
-def _check_inner_meshes(
-    params: dict[str, Any], mesh: Mesh, used: dict[str, str]
-) -> None:
-    name = params["name"]
-    for mesh_axis in params["mesh_axes"] or ():
-        if mesh_axis in used:
-            raise ValueError(
-                f"{map_text(params)} uses mesh axes {params['mesh_axes']}, but the "
-                f"map of {used[mesh_axis]} around it uses {mesh_axis!r} already. Give "
-                "each of them axes of its own."
-            )
-        used = used | {mesh_axis: name}
-    for equation in inner_maps(params["call_jaxpr"]):
-        wanted = equation.params["mesh"]
-        if wanted is not None and wanted != mesh:
-            raise ValueError(
-                f"{map_text(equation.params)} names the mesh {wanted}, but the "
-                f"map of {name} around it runs on {mesh}. Nested maps are one program: "
-                "give both of them mesh= and mesh_axes= of one mesh."
-            )
-        _check_inner_meshes(equation.params, mesh, used)

@@ -9,8 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardmap._jax.types import AnyMesh, Jaxpr
 from shardmap.arrays import placement
-from shardmap.map.constraint import constrain_p, partition_cuts
-from shardmap.map.layout import MeshPlacement, inner_placement
+from shardmap.map.layout import PARTITIONED, MeshPlacement, inner_placement
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.sharding.conversions import cut_spec
 
@@ -89,7 +88,7 @@ def _map_cuts(
 def _element_cuts(
     jaxpr: Jaxpr, mesh: AnyMesh, inner_axes: Sequence[str]
 ) -> tuple[list[_Cuts], list[_Cuts]]:
-    """The cuts that maps and constraints make in inputs and outputs."""
+    """The cuts that maps and `PARTITIONED` make in inputs and outputs."""
     uses: dict[Any, list[_Cuts]] = {var: [] for var in jaxpr.invars}
     made: dict[Any, _Cuts] = {}
     for equation in jaxpr.eqns:
@@ -99,8 +98,8 @@ def _element_cuts(
             nowhere = MeshPlacement((), ())
             cuts, results = _map_cuts(equation.params, mesh, inner or nowhere)
             made.update(zip(equation.outvars, results, strict=True))
-        elif equation.primitive is constrain_p:
-            cuts = [partition_cuts(equation.params["parts"], mesh)]
+        elif equation.primitive in PARTITIONED:
+            cuts = [PARTITIONED[equation.primitive].cuts(equation, mesh)]
             made[equation.outvars[0]] = cuts[0]
         for atom, cut in zip(equation.invars, cuts, strict=True):
             # Literals are not hashable, and never inputs.

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import re
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -15,8 +15,7 @@ from jax.sharding import AbstractMesh
 
 from shardmap._jax.arrays import check_types_unchecked, types_unchecked
 from shardmap._jax.context import NO_MESH, casts_refused
-from shardmap._jax.effects import axes_used
-from shardmap._jax.typechecks import bound_axis
+from shardmap._jax.typechecks import bound_axes
 from shardmap._jax.types import (
     ClosedJaxpr,
     Jaxpr,
@@ -25,10 +24,9 @@ from shardmap._jax.types import (
     without_sharding,
 )
 from shardmap.map.collectives.checks import checked_collectives
-from shardmap.map.collectives.rewrites import tile_collectives
 from shardmap.map.collectives.split import vectorizable
 from shardmap.map.primitives.axis import UNNAMED
-from shardmap.map.primitives.map_primitive import MapPrimitive, remove_axis, spmap_p
+from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 
@@ -47,14 +45,6 @@ class MeshAxisMarker:
     """Marker in the axis environment: a mesh axis that a map around uses."""
 
     mesh_axis: str
-
-
-def _axis_env(
-    axis_name: Hashable,
-    axis_size: int,
-    facts: Sequence[DevicesMarker | MeshAxisMarker] = (),
-) -> list[tuple[Hashable, int]]:
-    return [(axis_name, axis_size), (_INSIDE, 1), *((fact, 1) for fact in facts)]
 
 
 def is_bound(axis_name: Hashable) -> bool:
@@ -137,7 +127,7 @@ def trace_body(
     avals: Sequence[Any],
     axis_name: Hashable,
     axis_size: int,
-    facts: Sequence[DevicesMarker | MeshAxisMarker] = (),
+    markers: Sequence[DevicesMarker | MeshAxisMarker] = (),
     mesh: AbstractMesh | None = None,
 ) -> Body:
     """Traces ``fun`` with the axis bound, its constants moved to the front.
@@ -149,26 +139,24 @@ def trace_body(
       fun: the function of one element.
       avals: of its arguments.
       axis_name, axis_size: of the map.
-      facts: markers that maps inside look up with `is_bound`.
+      markers: what maps inside look up with `is_bound`.
       mesh: the mesh of `jax.set_mesh` inside ``fun``; None: none.
     """
     check_types_unchecked()
-    # The mesh of the body is chosen when the map is lowered: values must not be typed
-    # with the mesh that is set while it is traced.
+    # The mesh is chosen when the map is lowered: values must not be typed with the mesh
+    # that is set while they are traced.
     with (
-        types_unchecked(),
         jax.sharding.use_abstract_mesh(mesh or NO_MESH),
-        bound_axis(axis_name, axis_size),  # JAX may check the jaxpr afterwards.
+        bound_axes({axis_name: axis_size} | dict.fromkeys([_INSIDE, *markers], 1)),
     ):
         with names_said(axis_name):
-            closed, out_shape = jax.make_jaxpr(
-                fun, axis_env=_axis_env(axis_name, axis_size, facts), return_shape=True
-            )(*map(without_sharding, avals))
+            closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
+                *map(without_sharding, avals)
+            )
         jaxpr = closed.jaxpr
         if closed.consts:
             check_constants(closed.consts)
-            jaxpr = _without_constants(closed, axis_name, axis_size)
-        jaxpr = _tiled(jaxpr)
+            jaxpr = _without_constants(closed)
         jaxpr = _checked(jaxpr, axis_name, axis_size)
     out_tree = (
         out_shape.tree
@@ -187,20 +175,6 @@ def check_constants(constants: Sequence[Any]) -> None:
                 ". Make it inside, or take its value, x[...], as an argument, and "
                 "return what to write to it."
             )
-
-
-def under_axis(fun: Callable[[], Any], axis_name: Hashable, axis_size: int) -> Any:
-    """The result of ``fun()`` in an abstract trace with the axis bound."""
-    given = None
-
-    def run() -> tuple[()]:
-        nonlocal given
-        given = fun()
-        return ()
-
-    with types_unchecked(), jax.sharding.use_abstract_mesh(NO_MESH):
-        jax.make_jaxpr(run, axis_env=_axis_env(axis_name, axis_size))()
-    return given
 
 
 _UNCHANGED = object()
@@ -229,12 +203,8 @@ _checked = per_jaxpr(checked_collectives)
 
 
 @per_jaxpr
-def _tiled(jaxpr: Jaxpr) -> Any:
-    return tile_collectives(jaxpr) if axes_used(jaxpr.effects) else jaxpr
-
-
-@per_jaxpr
-def _without_constants(closed: ClosedJaxpr, axis_name: Hashable, axis_size: int) -> Any:
+def _without_constants(closed: ClosedJaxpr) -> Any:
+    """The jaxpr with its constants as its first inputs, where its axes are bound."""
     count = len(closed.consts)
     jaxpr = closed.jaxpr
 
@@ -242,10 +212,7 @@ def _without_constants(closed: ClosedJaxpr, axis_name: Hashable, axis_size: int)
         return jax.core.eval_jaxpr(jaxpr, args[:count], *args[count:])
 
     avals = [jax.typeof(c) for c in closed.consts] + [v.aval for v in jaxpr.invars]
-    traced = jax.make_jaxpr(call, axis_env=_axis_env(axis_name, axis_size))(
-        *map(without_sharding, avals)
-    )
-    return traced.jaxpr
+    return jax.make_jaxpr(call)(*map(without_sharding, avals)).jaxpr
 
 
 class Batch(NamedTuple):
@@ -290,23 +257,26 @@ def batched_results(
     jaxpr: Jaxpr, batch: Batch, dims: tuple[int | None, ...]
 ) -> tuple[bool, ...]:
     """Which results of ``jaxpr`` are batched, if operands are at ``dims``."""
-    return _batched_results(
-        batch.function(jaxpr),
-        [var.aval for var in jaxpr.invars],
-        batch,
-        dims,
-    )
+    avals = [var.aval for var in jaxpr.invars]
+    return batched_results_of(batch.function(jaxpr), avals, batch, dims)
 
 
-def _batched_results(
+def batched_results_of(
     fun: Callable[..., Sequence[Any]],
     avals: Sequence[Any],
     batch: Batch,
     dims: Sequence[int | None],
 ) -> tuple[bool, ...]:
-    """As JAX's vmap has it: a custom batching rule sees what is batched."""
+    """Which results of ``fun`` are batched under `jax.vmap`.
+
+    Args:
+      fun: takes and returns flat values.
+      avals: of its operands without the batch.
+      batch, dims: the vmap's axis, and where each operand has it.
+    """
     batched: tuple[bool, ...] = ()
 
+    # The batching rule of a custom_vmap is told which operands are batched.
     @jax.custom_batching.custom_vmap
     def observe(*results: Value) -> Any:
         return results
@@ -334,22 +304,11 @@ def _batched_results(
     return batched
 
 
-def batched_results_of(
-    fun: Callable[..., Sequence[Any]],
-    batch: Batch,
-    args: Sequence[Any],
-    dims: Sequence[int | None],
-) -> tuple[bool, ...]:
-    """Which results of ``fun`` are batched, for the operands of a batching rule."""
-    avals = [remove_axis(jax.typeof(a), d) for a, d in zip(args, dims, strict=True)]
-    return _batched_results(fun, avals, batch, dims)
-
-
 def bind_map(
     body: Body,
-    args: Sequence[Any],
-    in_axes: Any,
-    out_axes: Any,
+    args: Iterable[Any],
+    in_axes: Iterable[int | None],
+    out_axes: Iterable[int | None],
     params: dict[str, Any],
     primitive: MapPrimitive = spmap_p,
 ) -> list[Any]:

@@ -9,7 +9,7 @@ from shardmap._jax.types import Equation
 from shardmap.explain.read.source import source_of
 from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
-from shardmap.map.lowering.decision import ALONE, Around, Decision
+from shardmap.map.lowering.decision import OUTERMOST, Decision, Enclosing
 
 
 class Scope(NamedTuple):
@@ -32,7 +32,7 @@ class Scope(NamedTuple):
     sizes: tuple[tuple[Any, int], ...] = ()
     mesh: Any = None
     inner_axes: tuple[str, ...] = ()
-    program: Around = ALONE
+    program: Enclosing = OUTERMOST
 
     def at(self, equation: Equation) -> "Scope":
         """The scope of an equation itself."""
@@ -56,7 +56,7 @@ class Scope(NamedTuple):
     def in_shard_map(self, equation: Equation) -> "Scope":
         """The scope of the body of a `jax.shard_map`."""
         mesh, manual = equation.params["mesh"], manual_axes_of(equation)
-        program = Around(mesh.axis_names, self.program.manual | manual)
+        program = Enclosing(mesh.axis_names, self.program.manual | manual)
         sizes = ((name, mesh.shape[name]) for name in manual)
         return self.with_sizes(sizes)._replace(program=program)
 

@@ -1,6 +1,7 @@
-"""Checks of collectives when a function is traced, for all lowerings.
+"""Checks of the collectives of a traced function, for all lowerings.
 
-JAX makes some of these checks when it lowers a collective, and some never.
+JAX makes some of these checks when it lowers a collective, and some never. The same
+pass gives collectives the one form that rules take.
 """
 
 import collections
@@ -16,13 +17,14 @@ from shardmap._jax.collectives import PBROADCAST, axis_names, named_axes
 from shardmap._jax.effects import axes_used
 from shardmap._jax.types import DType, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import equations, jaxprs_in, rewrite_jaxpr
+from shardmap.map.collectives.rewrites import tiled
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import binds, is_no_map
 
 
 def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> Any:
-    """Refuses collectives with wrong axes, groups, indices or dtypes.
+    """Checks the axes, groups, indices and dtypes of collectives.
 
     Args:
       jaxpr: the function of one element.
@@ -30,7 +32,7 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
       axis_size: the number of its elements.
 
     Returns:
-      ``jaxpr`` with permutations of non-negative indices.
+      ``jaxpr`` with tiled collectives, and permutations of non-negative indices.
 
     Raises:
       NotImplementedError: a primitive over the axis is not in the table.
@@ -67,7 +69,7 @@ def checked_collectives(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> An
         if equation.primitive is PBROADCAST:
             _check_index(where, "source", params["source"], 0, total)
         if equation.primitive is not ppermute_p:
-            return equation
+            return tiled(equation)
         pairs = _from_the_front(where, params["perm"], total)
         if pairs == tuple(params["perm"]):
             return equation
@@ -82,7 +84,6 @@ def _check_known(jaxpr: Jaxpr, axis_name: Hashable, axis_size: int) -> None:
 
     They would combine devices, but not the elements that share a device.
     """
-
     for equation in equations(jaxpr, lambda e: not binds(e, axis_name)):
         if equation.primitive in COLLECTIVES or binds(equation, axis_name):
             continue

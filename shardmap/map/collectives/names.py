@@ -1,12 +1,8 @@
-"""Names of mapped axes and mesh axes in collectives.
-
-When a map has one element on each device, its axis is renamed to the mesh axis, in maps
-inside too.
-"""
+"""Names of mapped axes and mesh axes in collectives."""
 
 import dataclasses
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -47,40 +43,41 @@ def rename_axis(jaxpr: Jaxpr, old: Hashable, new: Hashable) -> Any:
             params=with_axis_names(equation.params, renamed), effects=effects
         )
 
+    if new == old:
+        return jaxpr
     return rewrite_jaxpr(jaxpr, change, lambda equation: not binds(equation, old))
 
 
-def rename_shadowed_axes(
-    axis_name: Hashable, jaxpr: Jaxpr, mesh_axes: Collection[str]
+def for_mesh(
+    axis_name: Hashable, jaxpr: Jaxpr, mesh: AnyMesh, mesh_axis: str | None = None
 ) -> tuple[Hashable, Any]:
-    """A map's axis name and jaxpr with no map called like a mesh axis.
+    """A map's axis name and jaxpr, ready for the devices of a mesh.
 
-    A collective over that mesh axis would be over the map inside instead.
+    No map keeps the name of a mesh axis: it would hide collectives over that mesh axis.
+    Permutations name mesh axes in the mesh's order.
+
+    Args:
+      axis_name: the map's axis name.
+      jaxpr: the function of one element.
+      mesh: the devices.
+      mesh_axis: the mesh axis with one element on each device, if there is one. The
+        map's axis gets its name.
     """
 
-    def new_name(name: Hashable, jaxpr: Jaxpr) -> tuple[Hashable, Any]:
-        if name not in mesh_axes:
-            return name, jaxpr
-        return _RenamedAxis(name), rename_axis(jaxpr, name, _RenamedAxis(name))
+    def unshadowing(name: Hashable) -> Hashable:
+        return _RenamedAxis(name) if name in mesh.axis_names else name
 
     def change(equation: Equation) -> Any:
         if equation.primitive is not spmap_p:
             return equation
         params = equation.params
-        name, body = new_name(params["axis_name"], params["call_jaxpr"])
-        return equation.replace(params=params | {"axis_name": name, "call_jaxpr": body})
+        new = unshadowing(params["axis_name"])
+        body = rename_axis(params["call_jaxpr"], params["axis_name"], new)
+        return equation.replace(params=params | {"axis_name": new, "call_jaxpr": body})
 
-    return new_name(axis_name, rewrite_jaxpr(jaxpr, change))
-
-
-def for_mesh(axis_name: Hashable, jaxpr: Jaxpr, mesh: AnyMesh) -> tuple[Hashable, Any]:
-    """A map's axis name and jaxpr, ready for the devices of a mesh.
-
-    No map is called like an axis of the mesh, and permutations name mesh axes in the
-    mesh's order.
-    """
-    name, jaxpr = rename_shadowed_axes(axis_name, jaxpr, mesh.axis_names)
-    return name, in_mesh_order(jaxpr, mesh)
+    new = mesh_axis or unshadowing(axis_name)
+    jaxpr = rename_axis(rewrite_jaxpr(jaxpr, change), axis_name, new)
+    return new, in_mesh_order(jaxpr, mesh)
 
 
 Pairs = Sequence[tuple[int, int]]

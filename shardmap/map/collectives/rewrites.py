@@ -36,36 +36,37 @@ _HOLDERS = {p.jit_p: CALLS[p.jit_p], p.remat_p: CALLS[p.remat_p], spmap_p: "call
 """Primitives whose jaxprs may be changed before they are differentiated."""
 
 
-def tile_collectives(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` with tiled all_to_all and psum_scatter.
+def tiled(equation: Equation) -> Any:
+    """An all_to_all or psum_scatter as a tiled one; others as they are.
 
     Without ``tiled``, JAX's transpose of an all_to_all that moves a dimension is wrong,
     and so is its batching of a psum_scatter behind the scattered dimension.
     """
+    params = equation.params
+    if params.get("tiled", True):
+        return equation
+    changed = equation.replace(params=params | {"tiled": True})
+    if equation.primitive is p.all_to_all_p:
+        # `jax.lax.all_to_all` has made the dimensions those of a tiled one.
+        return changed
+    if equation.primitive is not REDUCE_SCATTER:
+        return equation
+    dimension = params["scatter_dimension"]
+    (result,) = equation.outvars
+    aval = aval_of(result)
+    shape = list(aval.shape)
+    shape.insert(dimension, 1)
+    between = jex_core.Var(with_shape(aval, shape))
+    squeeze = equations_for(
+        lambda x: jax.lax.squeeze(x, (dimension,)), [between], [result], equation
+    )
+    return [changed.replace(outvars=[between]), *squeeze]
 
-    def change(equation: Equation) -> Any:
-        params = equation.params
-        if params.get("tiled", True):
-            return equation
-        tiled = equation.replace(params=params | {"tiled": True})
-        if equation.primitive is p.all_to_all_p:
-            # `jax.lax.all_to_all` has made the dimensions those of a tiled one.
-            return tiled
-        if equation.primitive is not REDUCE_SCATTER:
-            return equation
-        dimension = params["scatter_dimension"]
-        (result,) = equation.outvars
-        aval = aval_of(result)
-        shape = list(aval.shape)
-        shape.insert(dimension, 1)
-        between = jex_core.Var(with_shape(aval, shape))
-        squeeze = equations_for(
-            lambda x: jax.lax.squeeze(x, (dimension,)), [between], [result], equation
-        )
-        return [tiled.replace(outvars=[between]), *squeeze]
 
+def tile_collectives(jaxpr: Jaxpr) -> Any:
+    """``jaxpr`` with all_to_all and psum_scatter tiled; see `tiled`."""
     # Maps inside were rewritten when they were traced.
-    return rewrite_jaxpr(jaxpr, change, is_no_map)
+    return rewrite_jaxpr(jaxpr, tiled, is_no_map)
 
 
 def upcast_bfloat16_reductions(jaxpr: Jaxpr) -> Any:

@@ -15,7 +15,7 @@ from jax.extend.core.primitives import all_to_all_p, closed_call_p
 
 from shardmap._jax.collectives import axis_names
 from shardmap._jax.effects import without_axis
-from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK
+from shardmap._jax.primitives import CUSTOM_PARTITIONING, PURE_CALLBACK, SHARD_MAP
 from shardmap._jax.rules import Vmap, def_batching
 from shardmap._jax.typechecks import bound_axis, register_typecheck, type_equation
 from shardmap._jax.types import Equation, Jaxpr, Param, Primitive, Value, aval_of
@@ -29,7 +29,6 @@ from shardmap._jax.walk import (
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.axis import AxisLayout
 from shardmap.map.primitives.map_primitive import binds, spmap_p
-from shardmap.map.primitives.shard_maps import has_shard_maps
 
 split_p = jex_core.Primitive("split_collective")
 split_p.multiple_results = True
@@ -72,7 +71,9 @@ def lowers_per_device(jaxpr: Jaxpr, name: Hashable, platform: str) -> bool:
     What a `jax.shard_map` holds has types with its mesh, which only vectorising makes
     anew.
     """
-    return not has_shard_maps(jaxpr) and all(
+    if any(equation.primitive is SHARD_MAP for equation in equations(jaxpr)):
+        return False
+    return all(
         COLLECTIVES[equation.primitive].lowers_per_device(atom.aval, platform)
         for equation in uses_axis(jaxpr, name)
         for atom in equation.invars

@@ -1,4 +1,4 @@
-"""How a map is lowered. `programs` does what is decided here, `explain` reports it."""
+"""How a map is lowered: `lower_map` does what is decided here, `explain` reports it."""
 
 import dataclasses
 from typing import Any, Literal, NamedTuple
@@ -11,10 +11,10 @@ from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
 
-Branch = Literal["around", "partitioned", "whole", "element", "blocks"]
+Branch = Literal["inline", "partitioned", "unsharded", "element", "blocks"]
 
 
-class Around(NamedTuple):
+class Enclosing(NamedTuple):
     """The program that a map is a part of.
 
     Attributes:
@@ -28,7 +28,7 @@ class Around(NamedTuple):
     partitioned: bool = False
 
 
-ALONE = Around()
+OUTERMOST = Enclosing()
 """A map that is no part of such a program."""
 
 
@@ -40,9 +40,9 @@ class Decision:
       axis: how its elements are laid out and run.
       branch: one of these.
 
-        * "around": each device of the program around the map vectorises all elements.
+        * "inline": each device of the program around the map vectorises all elements.
         * "partitioned": one block has all elements, and the partitioner cuts it.
-        * "whole": one block has all elements, on a mesh of its own.
+        * "unsharded": one block has all elements, on a mesh of its own.
         * "element": each device runs the function itself, on one element.
         * "blocks": each device vectorises a block of elements.
 
@@ -61,10 +61,10 @@ class Decision:
         """The mesh axes that the elements are laid over, major to minor."""
         return self.axis.device_axes
 
-    def inside(self, mesh: AnyMesh | None, around: Around) -> Around:
+    def inside(self, mesh: AnyMesh | None, around: Enclosing) -> Enclosing:
         """The program around the maps in this one."""
         if self.branch in ("element", "blocks") and mesh is not None:
-            return Around(mesh.axis_names, around.manual | {*self.manual_axes})
+            return Enclosing(mesh.axis_names, around.manual | {*self.manual_axes})
         partitioned = around.partitioned or self.branch == "partitioned"
         return around._replace(partitioned=partitioned)
 
@@ -73,7 +73,7 @@ def decide(
     params: dict[str, Any],
     mesh: AnyMesh | None,
     placement: MeshPlacement | None,
-    around: Around,
+    around: Enclosing,
 ) -> Decision:
     """How a map is lowered.
 
@@ -88,15 +88,15 @@ def decide(
     )
     one_block = AxisLayout(name, size, batch_size=batch_size)
     if mesh is None or placement is None:
-        return Decision(one_block, "around")
+        return Decision(one_block, "inline")
     if around.manual and around.axis_names != mesh.axis_names:
-        return Decision(one_block, "around")
+        return Decision(one_block, "inline")
     axis = placement.layout(mesh, name, size, batch_size)
     if around.partitioned or (params["lowering"] == "spmd" and not around.manual):
         return Decision(axis, "partitioned")
     # The partitioner refuses collectives along one device where others are.
     if not placement.mesh_axes or axis.devices == 1 < mesh.size:
-        return Decision(one_block, "whole")
+        return Decision(one_block, "unsharded")
     platform = "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
     # Not every collective of JAX takes several mesh axes for one name.
     one_each = (

@@ -13,11 +13,9 @@ from shardmap._jax.types import Param, Value
 from shardmap._jax.walk import inline_calls
 from shardmap.arrays import placement
 from shardmap.arrays.programs.running import map_jit
-from shardmap.map import contexts
 from shardmap.map.collectives.split import has_collectives
-from shardmap.map.layout import MeshPlacement, map_mesh, own_placement
+from shardmap.map.layout import MeshPlacement, map_mesh
 from shardmap.map.lowering.lower_map import on_one_device
-from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import REPLICAS
 from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.map.shardings import map_shardings
@@ -27,12 +25,15 @@ _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 """Settings with which a map runs operation by operation, on one device."""
 
 
+def is_debugged() -> bool:
+    """Whether a map runs operation by operation."""
+    return any(map(config_value, _DEBUGGING))
+
+
 def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     """The results of a map's equation, of arrays."""
-    if any(map(config_value, _DEBUGGING)):
+    if is_debugged():
         return _evaluate_by_operations(args, params)
-    if params["mesh"] is not None and contexts.has_mesh():
-        return _program_under_mesh(**params)(*contexts.place(args))
     if REPLICAS in getattr(params["mesh"], "axis_names", ()):
         params = _as_operands_lie(args, params)
     jitted, shardings = _program(**params)
@@ -44,7 +45,7 @@ def _evaluate_by_operations(args: Sequence[Value], params: dict[str, Any]) -> li
     # A jitted function that finds a NaN raises what only `jax.jit` itself understands.
     run = on_one_device(**params | {"call_jaxpr": _inlined(params["call_jaxpr"])})
     mesh = params["mesh"]
-    if not isinstance(mesh, Mesh) or mesh.is_multi_process or contexts.has_mesh():
+    if not isinstance(mesh, Mesh) or mesh.is_multi_process:
         return list(map(_as_array, run(*args)))
     # A map inside is evaluated on its own devices.
     here = SingleDeviceSharding(mesh.devices.flat[0])
@@ -68,7 +69,7 @@ def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, A
     have outside of a trace, another map has made them there, and the results of this
     one are to meet them.
     """
-    mesh = map_mesh(
+    mesh, placement = map_mesh(
         params["axis_name"],
         params["axis_size"],
         params["call_jaxpr"],
@@ -82,7 +83,7 @@ def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, A
         and arg.sharding.device_set == needed
         for arg in args
     ):
-        return params | {"mesh": mesh} | own_placement(mesh)._asdict()
+        return params | {"mesh": mesh} | placement._asdict()
     return params
 
 
@@ -108,16 +109,6 @@ def _program(**params: Param) -> tuple[Any, tuple[Any, ...] | None]:
         out_shardings=list(results),
     )
     return jitted, operands
-
-
-@functools.lru_cache(maxsize=4096)
-def _program_under_mesh(**params: Param) -> Any:
-    """`_program` under `jax.set_mesh`, where results are on that mesh."""
-    run = functools.partial(spmap_p.bind, **params)
-    devices = list(params["mesh"].devices.flat)
-    return map_jit(
-        lambda *args: run(*map(explicit_sharding.drop_sharding, args)), devices, True
-    )
 
 
 def communicates(params: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ there are devices for it; else its elements are one batched operation. With
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -35,15 +36,16 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import rewrite_jaxpr
 from shardmap.map import agreement
-from shardmap.map.collectives.names import for_mesh, in_mesh_order, rename_axis
+from shardmap.map.collectives.names import for_mesh, in_mesh_order
 from shardmap.map.collectives.rewrites import upcast_bfloat16_reductions
 from shardmap.map.collectives.split import split_collectives, with_batching_rules
 from shardmap.map.layout import MeshPlacement, inner_placement
 from shardmap.map.lowering import decision
-from shardmap.map.lowering.decision import Around, Decision
+from shardmap.map.lowering.decision import Decision, Enclosing
 from shardmap.map.lowering.effects import call_for_each
 from shardmap.map.lowering.loops import loop
-from shardmap.map.lowering.meshes import check_arguments, check_meshes, under_mesh
+from shardmap.map.lowering.under_mesh import under_mesh
+from shardmap.map.mesh_compatibility import check_arguments, check_meshes
 from shardmap.map.primitives.axis import AxisLayout, map_text, pad, unpad
 from shardmap.map.primitives.map_primitive import MapPrimitive, is_no_map, spmap_p
 from shardmap.map.shardings import map_shardings, partition_spec
@@ -55,19 +57,26 @@ def _lowering(ctx: LoweringContext, *args: Value, **params: Param) -> Any:
     mesh, manual = params["mesh"], manual_axes(ctx)
     around = mesh_around(ctx) if manual else None
     placement = None if mesh is None else MeshPlacement.of(params)
-    program = Around(() if around is None else around.axis_names, manual)
+    program = Enclosing(() if around is None else around.axis_names, manual)
     decided = decision.decide(params, mesh, placement, program)
-    if decided.branch == "around":
+    if decided.branch == "inline":
         return _lower_on_one_device(ctx, args, params, around)
     if not manual:
-        agreement.agree(mesh, map_text(params), lambda: agreement.description(params))
+        _check_program(ctx, params, decided)
+    return _lower_on_mesh(ctx, args, params, decided)
+
+
+def _check_program(
+    ctx: LoweringContext, params: dict[str, Param], decided: Decision
+) -> None:
+    """Checks an outermost map against other processes and the rest of the program."""
+    mesh, name = params["mesh"], map_text(params)
+    agreement.agree(mesh, name, lambda: agreement.description(params))
     if decided.branch == "partitioned":
-        return _lower_on_mesh(ctx, args, params, decided, partitioned)
-    if not manual:
-        check_meshes(module_of(ctx), map_text(params), mesh)
-        if any(mesh.shape[axis] > 1 for axis in {*mesh.shape} - {*decided.manual_axes}):
-            check_arguments(map_text(params), mesh, argument_meshes(ctx))
-    return _lower_on_mesh(ctx, args, params, decided, per_device)
+        return
+    check_meshes(module_of(ctx), name, mesh)
+    if any(mesh.shape[axis] > 1 for axis in {*mesh.shape} - {*decided.manual_axes}):
+        check_arguments(name, mesh, argument_meshes(ctx))
 
 
 def _lower_on_one_device(
@@ -93,12 +102,15 @@ def _lower_on_mesh(
     args: Sequence[Value],
     params: dict[str, Param],
     decided: Decision,
-    lower: Callable[..., Callable[..., Any]],
 ) -> Any:
-    """A map on the devices of its mesh, as ``lower`` makes it of its parameters."""
+    """A map on the devices of its mesh."""
     mesh = with_manual_axes(params["mesh"], manual_axes(ctx))
-    axis_name, jaxpr = for_mesh(params["axis_name"], params["call_jaxpr"], mesh)
+    mesh_axis = decided.axis.device_axes[0] if decided.branch == "element" else None
+    axis_name, jaxpr = for_mesh(
+        params["axis_name"], params["call_jaxpr"], mesh, mesh_axis
+    )
     changed = {"mesh": mesh, "axis_name": axis_name, "call_jaxpr": jaxpr}
+    lower = partitioned if decided.branch == "partitioned" else per_device
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         run = lower(decided=decided, **params | changed)
         # Operands may be typed with shardings over a mesh of the caller's.
@@ -125,15 +137,14 @@ def per_device(
     jaxpr = _with_inner_maps_on(mesh, call_jaxpr, inner_axes)
     if mesh.devices.flat[0].platform == "cpu" and len(mesh.axis_names) > 1:
         jaxpr = upcast_bfloat16_reductions(jaxpr)
-    if decided.branch == "whole":
-        jaxpr = under_mesh(jaxpr, mesh.abstract_mesh)
-        return block_function(jaxpr, axis, in_axes, out_axes)
     manual = decided.manual_axes
     jaxpr = under_mesh(jaxpr, with_manual_axes(mesh, manual).abstract_mesh)
     if decided.branch == "element":
-        block = _one_element(jaxpr, axis, in_axes, out_axes, mesh)
+        block = _one_element(jaxpr, in_axes, out_axes)
     else:
         block = block_function(jaxpr, axis, in_axes, out_axes)
+    if decided.branch == "unsharded":
+        return block
     if decided.gathers:
         mapped = one_block_of_whole(block, axis, in_axes, out_axes)
     else:
@@ -152,44 +163,32 @@ def _one_block_each(
     manual: Collection[str],
 ) -> Callable[..., Any]:
     """`jax.shard_map` of a block."""
+    mapped = functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
+        axis_names=set(manual),
+        check_vma=False,
+    )
+
+    def is_empty(operand: Value) -> bool:
+        is_extended = jnp.issubdtype(operand.dtype, jax.dtypes.extended)
+        return operand.size == 0 and not is_extended
+
+    def empty_block(operand: Value, in_axis: int | None) -> jax.Array:
+        shape = list(operand.shape)
+        if in_axis is not None:
+            shape[in_axis] = axis.block
+        return jnp.zeros(shape, operand.dtype)
 
     def run(*operands: Value) -> list[Any]:
-        # XLA drops operands without entries, and cannot compile if no other is left.
-        given = [
-            operand.size > 0 or jnp.issubdtype(operand.dtype, jax.dtypes.extended)
-            for operand in operands
-        ]
-
-        def without_entries(operand: Value, in_axis: int | None) -> Any:
-            shape = list(operand.shape)
-            if in_axis is not None:
-                shape[in_axis] = axis.block
-            return jnp.zeros(shape, operand.dtype)
-
-        def on_device(*blocks: Value) -> list[Any]:
-            rest = iter(blocks)
-            return block(
-                *(
-                    next(rest) if is_given else without_entries(operand, in_axis)
-                    for operand, in_axis, is_given in zip(
-                        operands, in_axes, given, strict=True
-                    )
-                )
-            )
-
-        mapped = jax.shard_map(
-            on_device,
-            mesh=mesh,
-            in_specs=tuple(
-                partition_spec(axis.device_axes, in_axis)
-                for in_axis, is_given in zip(in_axes, given, strict=True)
-                if is_given
-            ),
-            out_specs=[partition_spec(axis.device_axes, a) for a in out_axes],
-            axis_names=set(manual),
-            check_vma=False,
-        )
-        return mapped(*(o for o, g in zip(operands, given, strict=True) if g))
+        if all(map(is_empty, operands)):
+            # XLA drops such operands, and cannot compile if no other is left.
+            return mapped(
+                lambda: block(*map(empty_block, operands, in_axes)), in_specs=()
+            )()
+        in_specs = tuple(partition_spec(axis.device_axes, a) for a in in_axes)
+        return mapped(block, in_specs=in_specs)(*operands)
 
     return run
 
@@ -223,23 +222,16 @@ def one_block_of_whole(
 
 
 def _one_element(
-    jaxpr: Jaxpr,
-    axis: AxisLayout,
-    in_axes: Sequence[int | None],
-    out_axes: Sequence[int | None],
-    mesh: AnyMesh,
+    jaxpr: Jaxpr, in_axes: Sequence[int | None], out_axes: Sequence[int | None]
 ) -> Callable[..., Any]:
     """A block of one: the function itself, its axis called as the mesh calls it."""
-
-    (mesh_axis,) = axis.device_axes
-    renamed = in_mesh_order(rename_axis(jaxpr, axis.name, mesh_axis), mesh)
 
     def element(*blocks: Value) -> list[Any]:
         operands = [
             block if in_axis is None else jax.lax.squeeze(block, (in_axis,))
             for block, in_axis in zip(blocks, in_axes, strict=True)
         ]
-        results = jax.core.eval_jaxpr(renamed, (), *operands)
+        results = jax.core.eval_jaxpr(jaxpr, (), *operands)
         return [
             result if out_axis is None else jax.lax.expand_dims(result, (out_axis,))
             for result, out_axis in zip(results, out_axes, strict=True)

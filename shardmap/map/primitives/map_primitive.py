@@ -44,7 +44,6 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import jaxprs_in, opened
 from shardmap.map.primitives.axis import AxisLayout, axis_text
-from shardmap.map.primitives.shard_maps import check_shard_maps
 
 __all__ = ["MapPrimitive", "spmap_p"]
 
@@ -342,14 +341,7 @@ def _abstract_eval(
     return out_avals, without_references(effects)
 
 
-def _spmap_abstract_eval(*avals: Aval, **params: Param) -> Any:
-    if params["mesh"] is not None:
-        check_shard_maps(params)
-    return _abstract_eval("spmap", *avals, **params)
-
-
 spmap_p = _SpmapPrimitive("spmap")
-spmap_p.def_effectful_abstract_eval(_spmap_abstract_eval)
 
 
 def binds(equation: Equation, name: Hashable) -> bool:

@@ -277,8 +277,8 @@ def _calling_devices(ctx: LoweringContext, call: TapCall) -> list[Any]:
     if mesh is None:
         return [devices[index or 0]]
     callers = np.arange(len(devices)).reshape(mesh.devices.shape)
-    for axis in _copies(mesh):
-        callers = callers.take([0], axis)
+    if REPLICAS in mesh.axis_names:
+        callers = callers.take(0, mesh.axis_names.index(REPLICAS))
     chosen = callers if index is None else [index]
     return [device if k in chosen else None for k, device in enumerate(devices)]
 
@@ -299,11 +299,6 @@ def _check_shard_map(ctx: LoweringContext, call: TapCall, mesh: AnyMesh) -> None
         )
 
 
-def _copies(mesh: AnyMesh) -> list[int]:
-    """The numbers of the mesh axes of replicas."""
-    return [k for k, name in enumerate(mesh.axis_names) if name.startswith(REPLICAS)]
-
-
 def _lowering(
     ctx: LoweringContext, *operands: Value, call: TapCall, **_: object
 ) -> Any:
@@ -315,10 +310,9 @@ def _lowering(
         names = () if mesh is None else mesh.axis_names
         number = jax.lax.axis_index(names) if names else np.int32(0)
         results = io_callback(callback, call.results, number, *operands, ordered=True)
-        if mesh is not None and (copies := _copies(mesh)):
+        if REPLICAS in names:
             # The replicas that do not call have zeros.
-            along = [names[k] for k in copies]
-            results = [jax.lax.psum(r, along).astype(r.dtype) for r in results]
+            results = [jax.lax.psum(r, REPLICAS).astype(r.dtype) for r in results]
         return list(results)
 
     # io_callback makes JAX arrays of the values, which takes a thread of a pool. On CPU

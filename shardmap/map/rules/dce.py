@@ -1,6 +1,7 @@
 """The DCE rule of `spmap`."""
 
 from collections.abc import Hashable, Sequence
+from itertools import compress
 from typing import Any
 
 from shardmap._jax.effects import NO_AXIS, axis_of
@@ -37,20 +38,15 @@ def _dce_rule(
         params["axis_name"],
         params["axis_size"],
     )
-    invars, in_axes, outvars, out_axes = (
-        tuple(item for item, used in zip(items, mask, strict=True) if used)
-        for items, mask in (
-            (equation.invars, used_inputs),
-            (params["in_axes"], used_inputs),
-            (equation.outvars, used_outputs),
-            (params["out_axes"], used_outputs),
-        )
-    )
-    changed = {"call_jaxpr": call_jaxpr, "in_axes": in_axes, "out_axes": out_axes}
+    changed = {
+        "call_jaxpr": call_jaxpr,
+        "in_axes": tuple(compress(params["in_axes"], used_inputs)),
+        "out_axes": tuple(compress(params["out_axes"], used_outputs)),
+    }
     gone = params["call_jaxpr"].effects - call_jaxpr.effects
     return used_inputs, equation.replace(
-        invars=list(invars),
-        outvars=list(outvars),
+        invars=list(compress(equation.invars, used_inputs)),
+        outvars=list(compress(equation.outvars, used_outputs)),
         params=params | changed,
         effects=equation.effects - gone,
     )

@@ -7,6 +7,7 @@ partial evaluation then: the first map is known, the second is the one to transp
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -103,9 +104,9 @@ def _linearize(
                 next(rest) if nz else p for p, nz in zip(primals, nonzero, strict=True)
             ]
             results = jax.core.eval_jaxpr(jaxpr, (), *merged)
-            return [r for r, i in zip(results, inexact, strict=True) if i], results
+            return list(compress(results, inexact)), results
 
-        active = [p for p, nz in zip(primals, nonzero, strict=True) if nz]
+        active = compress(primals, nonzero)
         _, linear, results = jax.linearize(differentiated, *active, has_aux=True)
         residuals, residual_tree = jax.tree.flatten(linear)
         return results, residuals
@@ -116,9 +117,7 @@ def _linearize(
     results = traced.jaxpr.outvars[: len(inexact)]
     computed, sources = residual_sources(variables, operands, results)
     pruned = traced.jaxpr.replace(outvars=[*results, *computed])
-    tangent_avals = [
-        aval.to_tangent_aval() for aval, nz in zip(avals, nonzero, strict=True) if nz
-    ]
+    tangent_avals = [aval.to_tangent_aval() for aval in compress(avals, nonzero)]
 
     def tangent(residuals: Value, tangents: Sequence[Value]) -> Any:
         return jax.tree.unflatten(residual_tree, residuals)(*tangents)
@@ -221,18 +220,14 @@ def _jvp_rule(
         "computed": list(zip(residuals, computed_axes, strict=True)),
     }
     linear = [known[kind][k] for kind, k in linearized.residuals]
-    linear += [
-        (tangent, axis)
-        for tangent, axis, nz in zip(tangents, in_axes, nonzero, strict=True)
-        if nz
-    ]
+    linear += compress(zip(tangents, in_axes, strict=True), nonzero)
     inexact = [_is_inexact(aval_of(var)) for var in call_jaxpr.outvars]
     tangents_out = iter(
         bind_map(
             linearized.tangent,
             [value for value, _ in linear],
             [axis for _, axis in linear],
-            [axis for axis, i in zip(out_axes, inexact, strict=True) if i],
+            compress(out_axes, inexact),
             params,
             primitive,
         )
@@ -293,11 +288,13 @@ def _transpose(
         map inside.
     """
     avals = list(map(aval_of, jaxpr.invars))
-    residual_avals = [a for a, lin in zip(avals, linear, strict=True) if not lin]
-    linear_avals = [a for a, lin in zip(avals, linear, strict=True) if lin]
-    linear_axes = [a for a, lin in zip(in_axes, linear, strict=True) if lin]
-    cotangent_avals = [v.aval for v, w in zip(jaxpr.outvars, wanted, strict=True) if w]
-    cotangent_axes = [a for a, w in zip(out_axes, wanted, strict=True) if w]
+    is_residual = [not is_linear for is_linear in linear]
+    residual_avals = list(compress(avals, is_residual))
+    residual_axes = list(compress(in_axes, is_residual))
+    linear_avals = list(compress(avals, linear))
+    linear_axes = list(compress(in_axes, linear))
+    cotangent_avals = list(compress(map(aval_of, jaxpr.outvars), wanted))
+    cotangent_axes = list(compress(out_axes, wanted))
 
     def transposed(*args: Value, as_one: bool = False) -> list[Any]:
         residuals = args[: len(residual_avals)]
@@ -306,7 +303,7 @@ def _transpose(
             known, unknown = iter(residuals), iter(operands)
             merged = [next(unknown) if lin else next(known) for lin in linear]
             results = jax.core.eval_jaxpr(jaxpr, (), *merged)
-            return [r for r, w in zip(results, wanted, strict=True) if w]
+            return list(compress(results, wanted))
 
         # An unmapped result is a copy in each element. Each gets an equal share of the
         # cotangent.
@@ -335,7 +332,6 @@ def _transpose(
         if not uses_axis(body.jaxpr, axis_name):
             return body
     body = trace(transposed)
-    residual_axes = [a for a, lin in zip(in_axes, linear, strict=True) if not lin]
     operand_axes = [*(None for _ in body.constants), *residual_axes, *cotangent_axes]
     jaxpr = without_sums_of_shared(body.jaxpr, axis_name, axis_size, operand_axes)
     return body._replace(jaxpr=jaxpr if is_looped else merge_sums(jaxpr, axis_name))
@@ -367,13 +363,12 @@ def _transpose_rule(
         params["axis_size"],
         params.get("batch_size") is not None,
     )
-    residuals = [a for a, lin in zip(args, linear, strict=True) if not lin]
-    residual_axes = [a for a, lin in zip(in_axes, linear, strict=True) if not lin]
+    is_residual = [not is_linear for is_linear in linear]
     results = bind_map(
         body,
-        [*residuals, *(ct for ct, w in zip(cotangents, wanted, strict=True) if w)],
-        [*residual_axes, *(a for a, w in zip(out_axes, wanted, strict=True) if w)],
-        [a for a, lin in zip(in_axes, linear, strict=True) if lin],
+        [*compress(args, is_residual), *compress(cotangents, wanted)],
+        [*compress(in_axes, is_residual), *compress(out_axes, wanted)],
+        compress(in_axes, linear),
         params,
         primitive,
     )

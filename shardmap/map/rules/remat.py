@@ -5,17 +5,22 @@ backward one computes the others again. JAX's rule for nested `jax.checkpoint` s
 the function of one element.
 """
 
+import operator
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
+import jax
 import jax.extend.core as jex_core
 
+from shardmap._jax.context import NO_MESH
 from shardmap._jax.primitives import remat_params
 from shardmap._jax.rules import Policy, Split, def_split, split_checkpoint
+from shardmap._jax.typechecks import bound_axis
 from shardmap._jax.types import Equation, Jaxpr
 from shardmap.map.primitives.map_primitive import insert_axis, spmap_p
 from shardmap.map.rules.differentiation import residual_sources
-from shardmap.map.tracing import per_jaxpr, under_axis
+from shardmap.map.tracing import per_jaxpr
 
 _remat_p = jex_core.primitives.remat_p
 
@@ -31,16 +36,18 @@ def _split_rule(
     element = equation.replace(
         primitive=_remat_p, params={**remat_params(), "jaxpr": params["call_jaxpr"]}
     )
-    known, staged, unknown_out, available_out, _ = under_axis(
-        lambda: split_checkpoint(policy, unknown_in, available_in, element),
-        params["axis_name"],
-        params["axis_size"],
-    )
+    # JAX checks and traces parts of the element.
+    with (
+        bound_axis(params["axis_name"], params["axis_size"]),
+        jax.sharding.use_abstract_mesh(NO_MESH),
+    ):
+        split: Any = split_checkpoint(policy, unknown_in, available_in, element)
+    known, staged, unknown_out, available_out, _ = split
 
-    ins = list(zip(equation.invars, params["in_axes"], strict=True))
-    outs = list(zip(equation.outvars, params["out_axes"], strict=True))
-    operands = _where(unknown_in, False, ins)
-    results = _where(unknown_out, False, outs)
+    ins: list[Any] = list(zip(equation.invars, params["in_axes"], strict=True))
+    outs: list[Any] = list(zip(equation.outvars, params["out_axes"], strict=True))
+    operands = list(compress(ins, map(operator.not_, unknown_in)))
+    results = list(compress(outs, map(operator.not_, unknown_out)))
     jaxpr, sources = _without_copies(
         known.params["jaxpr"],
         tuple(not isinstance(v, jex_core.DropVar) for v, _ in results),
@@ -51,26 +58,20 @@ def _split_rule(
     ]
     found = {"operand": operands, "result": results, "computed": computed}
     residuals = [found[kind][k] for kind, k in sources]
-    there = _where(available_in, True, ins)
+    available = list(compress(ins, available_in))
     forward = _part(equation, jaxpr, operands, [*results, *computed])
     backward = _part(
         equation,
         staged.params["jaxpr"],
-        [*residuals, *there],
-        _where(available_out, True, outs),
+        [*residuals, *available],
+        list(compress(outs, available_out)),
     )
-    at_hand = [v for v, _ in there]
+    at_hand = [v for v, _ in available]
     saved = [
         v for v, _ in residuals if isinstance(v, jex_core.Var) and v not in at_hand
     ]
     saved = list(dict.fromkeys(saved))
     return Split(forward, backward, unknown_out, available_out, saved)
-
-
-def _where(
-    mask: Sequence[bool], wanted: bool, pairs: Sequence[tuple[Any, Any]]
-) -> list[tuple[Any, Any]]:
-    return [pair for pair, m in zip(pairs, mask, strict=True) if m is wanted]
 
 
 @per_jaxpr

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
 from shardmap._jax.rules import Vmap, def_batching
-from shardmap._jax.types import ClosedJaxpr
+from shardmap._jax.types import ClosedJaxpr, aval_of
+from shardmap._jax.walk import opened
 from shardmap.map.tracing import Batch, batched_results_of
 from shardmap.plan.engine.nodes import Value
 from shardmap.plan.engine.rules import Cut
@@ -303,7 +304,8 @@ def _batching_rule(
     def fun(*args: Any) -> list[Any]:
         return _evaluate(jaxpr, args)
 
-    batched = batched_results_of(fun, batch, moved, in_dims)
+    avals = [aval_of(var) for var in opened(jaxpr).invars]
+    batched = batched_results_of(fun, avals, batch, in_dims)
     out_dims = [0 if is_batched else None for is_batched in batched]
     cuts = tuple(
         row if dim is None else ((), *row) for row, dim in zip(asked, dims, strict=True)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 import shardmap as sm
 from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering import decision
-from shardmap.map.lowering.decision import ALONE, Decision, decide
+from shardmap.map.lowering.decision import OUTERMOST, Decision, decide
 from shardmap.map.primitives.axis import AxisLayout
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
@@ -24,7 +24,9 @@ def params(fun=lambda x: x, size=4, name="i", **changes):
     return equation.params | changes
 
 
-def decided(fun=lambda x: x, size=4, axes=("a",), mesh=MESH, around=ALONE, **changes):
+def decided(
+    fun=lambda x: x, size=4, axes=("a",), mesh=MESH, around=OUTERMOST, **changes
+):
     walk = None if axes is None else MeshPlacement(axes, ())
     return decide(params(fun, size, **changes), mesh, walk, around)
 
@@ -50,7 +52,7 @@ def test_lowering_and_what_explains_do_what_is_decided(monkeypatch):
     assert "all_reduce" in lowered_text(mapped, x)
 
     def whole(params, *_):
-        return Decision(AxisLayout("i", params["axis_size"]), "whole")
+        return Decision(AxisLayout("i", params["axis_size"]), "unsharded")
 
     monkeypatch.setattr(decision, "decide", whole)
     # The same function would find what was lowered before.

@@ -1,21 +1,17 @@
-"""The mesh that a map runs on: jaxprs under it, and several in one program."""
+"""Jaxprs as if traced under the mesh that a map runs on."""
 
-import itertools
-import operator
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 from shardmap._jax.context import equation_context
 from shardmap._jax.effects import on_variables
 from shardmap._jax.primitives import SHARD_MAP, manual_axes_of
 from shardmap._jax.types import AnyMesh, Atom, Aval, Equation, Jaxpr, Value
 from shardmap._jax.walk import rewrite_jaxpr, with_same_constants
-from shardmap.map.contexts import CutOtherwise
 from shardmap.map.primitives.map_primitive import is_no_map
 from shardmap.sharding.mesh import with_manual_axes
 
@@ -99,84 +95,3 @@ def _with_avals(jaxpr: Jaxpr, retype: Callable[[Any], Any]) -> Any:
         ],
         effects=on_variables(jaxpr.effects, new),
     )
-
-
-# XLA combines the meshes of a program into one. If neither has all cuts of the other,
-# such as 4 x 2 and 2 x 4, it aborts the process: with two manual maps, or with a map
-# that is manual along some axes and an argument on the other mesh.
-
-
-class _Lowered(threading.local):
-    """The program that this thread lowers, and the names of maps by mesh."""
-
-    program: Any = None
-    meshes: dict[Mesh, str]
-
-
-_lowered = _Lowered()
-
-
-def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
-    """Refuses a map whose mesh XLA cannot combine with those of other maps.
-
-    Args:
-      program: an object that identifies the program.
-      name: of the map, for errors.
-      mesh: of the map.
-
-    Raises:
-      CutOtherwise: names both functions, both meshes and a mesh for both.
-    """
-    if _lowered.program is not program:
-        _lowered.program, _lowered.meshes = program, {}
-    for other, other_name in _lowered.meshes.items():
-        ours, theirs = tuple(mesh.shape.values()), tuple(other.shape.values())
-        if sizes := _sizes_for_both(ours, theirs):
-            raise CutOtherwise(
-                f"{name} runs on {_text(ours)}, {other_name} in the "
-                f"same program on {_text(theirs)}: XLA cannot cut one program both "
-                "ways. Give all maps of the program mesh= and mesh_axes= of one mesh "
-                f"with axes of sizes {sizes}, several axes to a map where it "
-                "needs them, or call them outside of your own jax.jit."
-            )
-    _lowered.meshes.setdefault(mesh, name)
-
-
-def check_arguments(name: str, mesh: Mesh, meshes: Iterable[Sequence[int]]) -> None:
-    """Refuses a map whose mesh XLA cannot combine with those of arguments.
-
-    Args:
-      name: of the map, for errors.
-      mesh: of the map, which is manual along some axes.
-      meshes: the axis sizes of the meshes of the program's arguments.
-
-    Raises:
-      CutOtherwise: names the function, both meshes and a mesh for the argument.
-    """
-    ours = tuple(mesh.shape.values())
-    for theirs in meshes:
-        if sizes := _sizes_for_both(ours, theirs):
-            raise CutOtherwise(
-                f"{name} runs on {_text(ours)}, and an argument of the program is on a "
-                f"mesh of {_text(theirs)}: XLA cannot cut one program both ways. Put "
-                f"the argument on a mesh with axes of sizes {sizes}, or call the map "
-                "outside of your own jax.jit and jax.set_mesh."
-            )
-
-
-def _sizes_for_both(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """The axis sizes of a mesh with the cuts of both; empty if one has them all."""
-    cuts, other_cuts = _cuts(a), _cuts(b)
-    if max(cuts) != max(other_cuts) or cuts <= other_cuts or other_cuts <= cuts:
-        return ()
-    both = sorted(cuts | other_cuts)
-    return tuple(b // a for a, b in itertools.pairwise(both))
-
-
-def _cuts(sizes: Sequence[int]) -> set[int]:
-    """The numbers of groups of devices along the first axis, first two axes, ..."""
-    return {1, *itertools.accumulate(sizes, operator.mul)}
-
-
-def _text(sizes: Sequence[int]) -> str:
-    return " x ".join(map(str, sizes)) + " devices"

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import shardmap as sm
-from shardmap.map.lowering.meshes import check_arguments, check_meshes
+from shardmap.map.mesh_compatibility import check_arguments, check_meshes
 
 
 def mesh(**sizes):

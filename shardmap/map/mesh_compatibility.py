@@ -1,0 +1,231 @@
+"""Which meshes can be those of one program.
+
+A map and what it holds are one program on one mesh, of which each axis has one user.
+Several maps and the arguments of a program are on meshes that XLA can combine.
+"""
+
+import itertools
+import operator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from shardmap._jax.primitives import SHARD_MAP, is_pmap, manual_axes_of
+from shardmap._jax.types import AnyJaxpr, Equation
+from shardmap._jax.walk import equations
+from shardmap.map.layout import inner_maps
+from shardmap.map.primitives.axis import axis_text, map_text
+from shardmap.sharding.conversions import axes_in
+
+# What a map holds
+
+
+def check_inside(params: dict[str, Any]) -> None:
+    """Refuses maps and shard_maps inside a map that cannot be part of its program.
+
+    Args:
+      params: the parameters of the outermost map's equation.
+
+    Raises:
+      ValueError: names what is inside, and the meshes or the mesh axis.
+    """
+    _check_maps(params, params["mesh"], {})
+    _check_shard_maps(params)
+
+
+def _check_maps(params: dict[str, Any], mesh: Mesh, used: dict[str, str]) -> None:
+    """Refuses maps inside a map that name another mesh, or mesh axes in use.
+
+    Args:
+      params: of the map's equation.
+      mesh: of the outermost map.
+      used: the mesh axes of the maps around, with the names of these.
+    """
+    name = params["name"]
+    for mesh_axis in params["mesh_axes"] or ():
+        if mesh_axis in used:
+            raise ValueError(
+                f"{map_text(params)} uses mesh axes {params['mesh_axes']}, but the "
+                f"map of {used[mesh_axis]} around it uses {mesh_axis!r} already. Give "
+                "each of them axes of its own."
+            )
+        used = used | {mesh_axis: name}
+    for equation in inner_maps(params["call_jaxpr"]):
+        wanted = equation.params["mesh"]
+        if wanted is not None and wanted != mesh:
+            raise ValueError(
+                f"{map_text(equation.params)} names the mesh {wanted}, but the "
+                f"map of {name} around it runs on {mesh}. Nested maps are one program: "
+                "give both of them mesh= and mesh_axes= of one mesh."
+            )
+        _check_maps(equation.params, mesh, used)
+
+
+def _shard_maps(
+    jaxpr: AnyJaxpr, used: frozenset[str]
+) -> Iterator[tuple[Equation, frozenset[str]]]:
+    """The shard_map equations, each with ``used`` and the axes of maps around it."""
+
+    def is_plain(equation: Equation) -> bool:
+        return equation.primitive is not SHARD_MAP and not _map_axes(equation)
+
+    for equation in equations(jaxpr, is_plain):
+        if equation.primitive is SHARD_MAP:
+            yield equation, used
+        elif not is_plain(equation):
+            inside = equation.params["call_jaxpr"]
+            yield from _shard_maps(inside, used | _map_axes(equation))
+
+
+def _map_axes(equation: Equation) -> set[str]:
+    """The mesh axes of a map; none of another equation."""
+    return set(equation.params.get("mesh_axes") or ())
+
+
+def _check_shard_maps(params: dict[str, Any]) -> None:
+    """Refuses a `jax.shard_map` inside a map on another mesh, or along axes in use."""
+    mesh, manual = params["mesh"], params["lowering"] == "manual"
+    used = frozenset(params["mesh_axes"] or ()) | set(params["inner_axes"])
+    for equation, around in _shard_maps(params["call_jaxpr"], used):
+        inner = equation.params["mesh"]
+        is_abstract = not isinstance(inner, Mesh)
+        same_devices = is_abstract or _devices(inner) == _devices(mesh)
+        same_axes = mesh.abstract_mesh.shape_tuple == inner.abstract_mesh.shape_tuple
+        both = sorted(manual_axes_of(equation) & around) if same_axes else []
+        if same_axes and same_devices and not (manual and both):
+            continue
+        other_way = ""
+        if same_devices and not is_abstract:
+            if not manual:
+                continue
+            other_way = ", or give spmap lowering='spmd'"
+        where = f"{map_text(params)} over {axis_text(params['axis_name'])}"
+        if is_pmap(equation):
+            raise ValueError(
+                f"{where} and the jax.pmap inside it cannot be one program, as each "
+                "names devices of its own. Put shardmap.spmap in place of jax.pmap: "
+                "nested maps share the devices."
+            )
+        problem = (
+            f"both use mesh axes {both}"
+            if both
+            else f"the map runs on {mesh}, the shard_map on {inner}"
+        )
+        raise ValueError(
+            f"{where} and the jax.shard_map inside it cannot be one program: "
+            f"{problem}. Give spmap the same mesh= and mesh_axes= which shard_map's "
+            f"axis_names= leave out{other_way}, or put shardmap.spmap in place of "
+            "jax.shard_map."
+        )
+
+
+def _devices(mesh: Mesh) -> list[jax.Device]:
+    return list(mesh.devices.flat)
+
+
+def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
+    """The mesh axes that maps, shard_maps and constraints in ``jaxpr`` use.
+
+    A map of which no array has the mapped axis only binds a name.
+    """
+    used: set[str] = set()
+    for equation in equations(jaxpr):
+        params = equation.params
+        if equation.primitive is SHARD_MAP:
+            used |= manual_axes_of(equation)
+        elif isinstance(sharding := params.get("sharding"), NamedSharding):
+            used |= {
+                name
+                for entry in sharding.spec
+                for name in axes_in(entry)
+                if isinstance(name, str)
+            }
+        elif {*params.get("in_axes", ()), *params.get("out_axes", ())} - {None}:
+            used |= _map_axes(equation)
+    return used
+
+
+# Several meshes in one program
+
+# XLA combines the meshes of a program into one. If neither has all cuts of the other,
+# such as 4 x 2 and 2 x 4, it aborts the process: with two manual maps, or with a map
+# that is manual along some axes and an argument on the other mesh.
+
+
+class _Lowered(threading.local):
+    """The program that this thread lowers, and the names of maps by mesh."""
+
+    program: Any = None
+    meshes: dict[Mesh, str]
+
+
+_lowered = _Lowered()
+
+
+def check_meshes(program: Any, name: str, mesh: Mesh) -> None:
+    """Refuses a map whose mesh XLA cannot combine with those of other maps.
+
+    Args:
+      program: an object that identifies the program.
+      name: of the map, for errors.
+      mesh: of the map.
+
+    Raises:
+      NotImplementedError: names both functions, both meshes and a mesh for both.
+    """
+    if _lowered.program is not program:
+        _lowered.program, _lowered.meshes = program, {}
+    for other, other_name in _lowered.meshes.items():
+        ours, theirs = tuple(mesh.shape.values()), tuple(other.shape.values())
+        if sizes := _sizes_for_both(ours, theirs):
+            raise NotImplementedError(
+                f"{name} runs on {_text(ours)}, {other_name} in the "
+                f"same program on {_text(theirs)}: XLA cannot cut one program both "
+                "ways. Give all maps of the program mesh= and mesh_axes= of one mesh "
+                f"with axes of sizes {sizes}, several axes to a map where it "
+                "needs them, or call them outside of your own jax.jit."
+            )
+    _lowered.meshes.setdefault(mesh, name)
+
+
+def check_arguments(name: str, mesh: Mesh, meshes: Iterable[Sequence[int]]) -> None:
+    """Refuses a map whose mesh XLA cannot combine with those of arguments.
+
+    Args:
+      name: of the map, for errors.
+      mesh: of the map, which is manual along some axes.
+      meshes: the axis sizes of the meshes of the program's arguments.
+
+    Raises:
+      NotImplementedError: names the function, both meshes and a mesh for the argument.
+    """
+    ours = tuple(mesh.shape.values())
+    for theirs in meshes:
+        if sizes := _sizes_for_both(ours, theirs):
+            raise NotImplementedError(
+                f"{name} runs on {_text(ours)}, and an argument of the program is on a "
+                f"mesh of {_text(theirs)}: XLA cannot cut one program both ways. Put "
+                f"the argument on a mesh with axes of sizes {sizes}, or call the map "
+                "outside of your own jax.jit and jax.set_mesh."
+            )
+
+
+def _sizes_for_both(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """The axis sizes of a mesh with the cuts of both; empty if one has them all."""
+    cuts, other_cuts = _cuts(a), _cuts(b)
+    if max(cuts) != max(other_cuts) or cuts <= other_cuts or other_cuts <= cuts:
+        return ()
+    both = sorted(cuts | other_cuts)
+    return tuple(b // a for a, b in itertools.pairwise(both))
+
+
+def _cuts(sizes: Sequence[int]) -> set[int]:
+    """The numbers of groups of devices along the first axis, first two axes, ..."""
+    return {1, *itertools.accumulate(sizes, operator.mul)}
+
+
+def _text(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes)) + " devices"
