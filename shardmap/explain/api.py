@@ -31,7 +31,7 @@ class Plan(Protocol):
 
 @runtime_checkable
 class InPieces(Protocol):
-    """A function in pieces explains a call: what becomes of each cut."""
+    """A function in pieces, which explains how a call is cut."""
 
     def explain(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -53,7 +53,7 @@ def explain(
 def explain(
     fun: Any, *args: Any, interconnect: str | Interconnect | None = None
 ) -> Callable[..., Explanation] | Explanation:
-    """Explains what of a function runs in parallel, where arrays are, and what moves.
+    """Explains what runs in parallel in a function, where arrays are, and what moves.
 
     The function is compiled as for a call, but does not run. It may be any function of
     arrays, with `spmap`, `mesh_map`, `jax.vmap`, `jax.jit`, `jax.shard_map`, `jax.pmap`
@@ -61,8 +61,8 @@ def explain(
     would run it.
 
     * Axes are read from the jaxpr, which does not contain the names and sizes of
-      `jax.vmap`. For vmaps over the arguments of ``fun``, a second trace finds them;
-      those of others are unknown.
+      `jax.vmap`. A second trace finds those of vmaps over the arguments of ``fun``;
+      others are unknown.
     * Collectives are read from the compiled program. Those that only the compiler added
       are marked, and a note counts those that it merged or removed.
     * Times are estimates; see `Interconnect.time`.
@@ -104,8 +104,8 @@ def explain(
     if args:
         name = getattr(fun, "__name__", "fun")
         raise TypeError(
-            f"explain takes a function alone, and gives one of its arguments: write "
-            f"explain({name})(x) for explain({name}, x)"
+            f"explain takes only the function: write "
+            f"explain({name})(x), not explain({name}, x)"
         )
     wires = interconnect_named(interconnect)
     fun = _as_function(fun)
@@ -139,7 +139,7 @@ def _explain(
 ) -> Explanation:
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
     program = program_of(fun, args, kwargs)
-    cuts = sharded.cuts_of(program.arrays, program.layouts, program.meshes)
+    cuts = sharded.sharded_dimensions(program.arrays, program.layouts, program.meshes)
     axes = _axes(program, cuts)
     pieces, stages = (), ()
     if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
@@ -174,7 +174,7 @@ def _remarks(
     idle = sharded.idle_mesh_axes(program.mesh, axes, cuts)
     return (
         *remarks.idle_devices(axes, count, available),
-        *remarks.uncut_batch(program.arrays, idle),
+        *remarks.unsharded_batch(program.arrays, idle),
         *remarks.short_axes(axes, available),
         *remarks.copies(program.arrays),
         *remarks.constants(program.traced.jaxpr.consts, count),

@@ -87,15 +87,7 @@ class Interconnect:
         """
         return min(
             self.latency * messages + sent / self.bandwidth
-            for sent, messages in _ways(kind, bytes_in, group_size).values()
-        )
-
-    def way(self, kind: str, bytes_in: int, group_size: int) -> str:
-        """The faster way: "ring", "tree" or "direct"."""
-        ways = _ways(kind, bytes_in, group_size)
-        return min(
-            ways,
-            key=lambda way: self.latency * ways[way][1] + ways[way][0] / self.bandwidth,
+            for sent, messages in _ways(kind, bytes_in, group_size)
         )
 
 
@@ -105,23 +97,21 @@ def sent_bytes(kind: str, bytes_in: int, group_size: int) -> int:
     >>> sent_bytes("all-reduce", 800, 8)
     1400
     """
-    sent, _ = next(iter(_ways(kind, bytes_in, group_size).values()))
+    (sent, _), *_ = _ways(kind, bytes_in, group_size)
     return round(sent)
 
 
-def _ways(kind: str, n: int, g: int) -> dict[str, tuple[float, int]]:
-    """The ways to do a collective, the ring first: bytes sent, and messages."""
+def _ways(kind: str, n: int, g: int) -> list[tuple[float, int]]:
+    """The bytes that a device sends, and the messages: by a ring, then by a tree."""
     share = (g - 1) / g
     if kind == "all-reduce":
         rounds = 2 * math.ceil(math.log2(g))
-        return {"ring": (2 * n * share, 2 * (g - 1)), "tree": (n * rounds, rounds)}
+        return [(2 * n * share, 2 * (g - 1)), (n * rounds, rounds)]
     if kind == "all-gather":
-        return {"ring": (n * (g - 1), g - 1)}
-    if kind == "reduce-scatter":
-        return {"ring": (n * share, g - 1)}
-    if kind == "all-to-all":
-        return {"direct": (n * share, g - 1)}
-    return {"direct": (n, 1)}
+        return [(n * (g - 1), g - 1)]
+    if kind in ("reduce-scatter", "all-to-all"):
+        return [(n * share, g - 1)]
+    return [(n, 1)]
 
 
 _TPU = "Google Cloud TPU documentation, all links of a chip, one direction"

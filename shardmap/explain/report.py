@@ -36,7 +36,8 @@ class Axis:
       change: in a sentence, which argument changes it.
       in_turn: whether a step takes what the one before gave, so that they cannot run
         at once.
-      is_repeated: whether all of its devices do the same, as nothing is cut along it.
+      is_repeated: whether all of its devices do the same, as nothing is sharded
+        along it.
       over: the key paths of the arguments that a loop goes over along their first
         dimension, or a vmap along any.
     """
@@ -105,11 +106,11 @@ class ArrayLayout:
       path: its key path, such as ``x['w'][0]`` or ``result[1]``.
       shape: the whole array's shape.
       dtype: the name of its dtype.
-      spec: how it is cut; None where no spec says it, or nobody knows.
+      spec: how it is sharded; None if unknown, or if no spec can say it.
       shard_shape: the shape of what one device holds; None if it is not known.
       bytes: of the whole array.
       shard_bytes: of what one device holds; None if it is not known.
-      layout: how it is cut, in a few words, also where there is no spec.
+      layout: how it is sharded, in a few words, also without a spec.
       devices: the ids of the devices, in the order of the spec's mesh; () where they
         are 0, 1, 2 and so on, or not known.
     """
@@ -173,7 +174,7 @@ class Collective:
       cause: why the compiler put it in, with what a device has before and after; None
         where it did not, or where that is not known.
       advice: what would avoid it; None where the cause is not known, or where it is
-        expected, such as a sum over a batch that is cut.
+        expected, such as a sum over a sharded batch.
       together: how many collectives XLA sends as one with it, itself included.
       together_bytes: what one device puts into all of those, in bytes.
       before, after: what a device puts in and gets out, with dtype and shape as XLA

@@ -168,7 +168,7 @@ def test_what_is_no_function_is_refused():
 
 
 def test_arguments_go_to_what_explain_gives():
-    with pytest.raises(TypeError, match=r"write explain\(sin\)\(x\) for"):
+    with pytest.raises(TypeError, match=r"write explain\(sin\)\(x\), not"):
         sm.explain(jnp.sin, ones(3))
 
 

@@ -164,10 +164,13 @@ def paragraph(*parts: str, style: Style = "") -> Paragraph:
 
 
 def folded(blocks: Iterable[Block], most: int, what: str) -> tuple[Block, ...]:
-    """The first blocks, and a fold with the others.
+    """The first blocks, and a fold with the others if they are several.
 
     >>> [type(each).__name__ for each in folded([paragraph("x")] * 9, 2, "axes")]
     ['Paragraph', 'Paragraph', 'Details']
     """
-    first, rest = tuple(blocks)[:most], tuple(blocks)[most:]
-    return (*first, Details(f"{len(rest):,} more {what}", rest)) if rest else first
+    all_blocks = tuple(blocks)
+    first, rest = all_blocks[:most], all_blocks[most:]
+    if len(rest) < 2:
+        return all_blocks
+    return (*first, Details(f"{len(rest):,} more {what}", rest))

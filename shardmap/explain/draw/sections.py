@@ -168,9 +168,11 @@ def _parallel(report: Report) -> str:
 
 def _not_parallel(report: Report) -> str:
     if report.num_devices > 1:
-        return f"No axis is cut: each of {report.num_devices:,} devices does the same."
+        return (
+            f"Nothing is sharded: each of {report.num_devices:,} devices does the same."
+        )
     there = f" of {report.available:,}" if (report.available or 1) > 1 else ""
-    return f"One program on one device{there}: no axis is laid on several."
+    return f"One program on one device{there}."
 
 
 def _waits(report: Report) -> str:
@@ -214,13 +216,9 @@ def _holds(report: Report) -> list[str]:
 
 
 def _mesh(report: Report) -> Iterator[Block]:
-    """A drawing, folded if the devices are in row-major order."""
-    drawing = mesh_drawing(report.mesh, report.devices)
+    """A drawing, unless the devices are in row-major order."""
     if report.mesh and report.devices:
-        yield drawing
-    elif sum(length > 1 for length in drawing.shape) > 1:
-        last = report.num_devices - 1
-        yield Details(f"Devices 0-{last} in row-major order", (drawing,))
+        yield mesh_drawing(report.mesh, report.devices)
 
 
 def _axis(axis: Axis, said: set[str]) -> Card:

@@ -23,12 +23,12 @@ LARGE = 1 << 20
 """From how many bytes, or operations, on something is large."""
 
 _CUT_INPUT = (
-    "Where a device needs only a part, cut it: map it, or name a mesh axis for one "
+    "Where a device needs only a part, shard it: map it, or name a mesh axis for one "
     "of its dimensions."
 )
 _CUT_RESULT = (
-    "Where a device needs only a part next, ask for it cut: out_axes= of a map, "
-    "out_specs= or out_shardings=; gradients are cut as the weights that they are for."
+    "Where a device needs only a part next, ask for it sharded: out_axes= of a map, "
+    "out_specs= or out_shardings=. Shard gradients as their weights are."
 )
 _ON_DEVICES = ("spmap", "shard_map", "pmap")
 
@@ -68,10 +68,10 @@ def idle_devices(
     ]
 
 
-def uncut_batch(
+def unsharded_batch(
     arrays: Sequence[ArrayLayout], idle_axes: Sequence[tuple[str, int]]
 ) -> list[Remark]:
-    """A batch that is not cut, next to a mesh axis without use.
+    """A batch that is not sharded, next to a mesh axis without use.
 
     It is an input that does not come back as a result, as parameters do.
     """
@@ -87,18 +87,18 @@ def uncut_batch(
         for batch in batches:
             if batch.shape[0] and batch.shape[0] % count == 0:
                 advice = (
-                    f"If {batch.path} is a batch, cut it: jax.device_put({batch.path}, "
-                    f"NamedSharding(mesh, P({name!r}))) gives each "
+                    f"If {batch.path} is a batch, shard it: jax.device_put("
+                    f"{batch.path}, NamedSharding(mesh, P({name!r}))) gives each "
                     f"{batch.shape[0] // count:,} of {batch.shape[0]:,}."
                 )
-                return [Remark(_nothing_cut(name, count), advice, batch.path)]
+                return [Remark(_nothing_sharded(name, count), advice, batch.path)]
     return []
 
 
-def _nothing_cut(name: str | None, count: int) -> str:
+def _nothing_sharded(name: str | None, count: int) -> str:
     return (
-        f"nothing is cut along mesh axis {name!r}: its {count:,} devices all do the "
-        "same"
+        f"nothing is sharded along mesh axis {name!r}: its {count:,} devices all do "
+        "the same"
     )
 
 
@@ -121,7 +121,7 @@ def short_axes(axes: Sequence[Axis], available: int | None) -> list[Remark]:
         )
     found += [
         Remark(
-            _nothing_cut(axis.name, axis.devices),
+            _nothing_sharded(axis.name, axis.devices),
             "Name it for a dimension that they can share, in in_specs= of "
             "jax.shard_map or in_axes= of mesh_map; or leave it out of the mesh.",
             axis.source,
@@ -151,7 +151,7 @@ def _grid(axis: Axis, inside: Sequence[Axis], available: int | None) -> str | No
 
 
 def copies(arrays: Sequence[ArrayLayout]) -> list[Remark]:
-    """A remark for all arrays of an argument, or of the result, that are not cut.
+    """A remark for all arrays of an argument, or of the result, that are not sharded.
 
     Results that are like such an argument, as new weights are like the old ones, are
     no news.
@@ -200,7 +200,7 @@ def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
 
 
 def outside(closed: ClosedJaxpr, num_devices: int) -> list[Remark]:
-    """Heavy operations before any map, on values that no map has cut."""
+    """Heavy operations before any map, on values that no map has sharded."""
     found: list[Remark] = []
     jaxpr = closed.jaxpr
     maps = (each.primitive in (spmap_p, SHARD_MAP) for each in equations(jaxpr))
@@ -235,7 +235,7 @@ def _search_outside(
                 Remark(
                     f"{equation.primitive} of {flops:,} flops is outside the map: "
                     "each device does all of it, or one does, unless the compiler "
-                    "finds a way to cut it",
+                    "finds a way to shard it",
                     "Do it inside the map, on each element's part, or map it too.",
                     source_of(equation),
                 )
@@ -259,13 +259,13 @@ def _flops(equation: Equation) -> int:
 
 
 def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:
-    """Loops over a dimension that is cut: every device does all of their steps."""
+    """Loops over a sharded dimension: every device does all of their steps."""
     return [
         Remark(
             f"a loop of {axis.steps:,} steps goes over dimension 0 of {cut.path}, "
-            f"which is cut over {cut.shards:,} devices: each of them does all of the "
-            "steps",
-            "Each step needs the one before: cut another dimension, which a step can "
+            f"which is sharded over {cut.shards:,} devices: each of them does all of "
+            "the steps",
+            "Each step needs the one before: shard another dimension, which a step can "
             "then do its part of."
             if axis.in_turn
             else "vmap over it, or spmap, with batch_size= to bound the memory: each "
@@ -295,7 +295,7 @@ def slowest(axes: Sequence[Axis]) -> list[Remark]:
 
 
 def rematerialised(collectives: Sequence[Collective]) -> list[Remark]:
-    """A remark for each line with arrays that are made whole only to be cut anew."""
+    """A remark for each line with arrays that are made whole only to be resharded."""
     found: dict[str | None, Remark] = {}
     for each in collectives:
         if each.advice and (each.cause or "").startswith(REMATERIALISED):

@@ -26,16 +26,16 @@ _CHANGE = (
     "jax.lax.with_sharding_constraint."
 )
 _MOST_NAMED = 3
-"""Of more dimensions along a mesh axis than these, only the arguments are named."""
+"""Of more sharded dimensions than these only the arguments are named."""
 
 
 class ShardedDimension(NamedTuple):
-    """A dimension of an array that is cut.
+    """A sharded dimension of an array.
 
     Attributes:
       path: the array's.
       dimension, length: the dimension.
-      names: the mesh axes that cut it.
+      names: its mesh axes.
       shards: into how many shards.
       sizes: how many devices there are along each of the mesh axes.
     """
@@ -48,10 +48,10 @@ class ShardedDimension(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def cuts_of(
+def sharded_dimensions(
     arrays: Sequence[ArrayLayout], layouts: Sequence[Any], meshes: Sequence[Any] = ()
 ) -> list[ShardedDimension]:
-    """The cut dimensions of inputs and outputs.
+    """The sharded dimensions of inputs and outputs.
 
     Args:
       arrays: inputs and outputs.
@@ -81,7 +81,7 @@ def _cuts(
 def _sizes(
     shape: tuple[int, ...], layout: Any, meshes: Sequence[Any]
 ) -> Iterator[dict[str, int]]:
-    """For each dimension the mesh axes that cut it, with how many devices they have."""
+    """The mesh axes of each dimension, with their sizes."""
     if isinstance(layout, NamedSharding):
         for sizes in _axis_sizes(layout):
             yield {name: size for name, size in sizes.items() if size > 1}
@@ -125,13 +125,13 @@ def with_devices(
 ) -> tuple[Axis, ...]:
     """Combines the axes of a program with the shardings of arrays.
 
-    A vmap over a dimension that is cut runs on the devices that have the shards. Mesh
-    axes that cut something else are axes of their own.
+    A vmap over a sharded dimension runs on the devices that have the shards. Other mesh
+    axes with a sharded dimension are axes of their own.
 
     Args:
       axes: those of the program.
-      cuts: the cut dimensions of inputs and outputs.
-      asked: those that the constraints of the program cut.
+      cuts: the sharded dimensions of inputs and outputs.
+      asked: those of the layout constraints of the program.
       over: for the number of each vmap, the paths of the arguments that it is over,
         each with the dimension.
       mesh: the names and sizes of the mesh axes, for the order.
@@ -194,7 +194,7 @@ def _on_devices(axis: Axis, cut: ShardedDimension) -> Axis:
     along = " and ".join(map(repr, cut.names))
     running = (
         f"on {cut.shards:,} devices at once, along mesh axis {along}, as {cut.path} is "
-        f"cut; {each:,} elements are one batched operation"
+        f"sharded; {each:,} elements are one batched operation"
     )
     return dataclasses.replace(
         axis, devices=cut.shards, vectorised=each, running=running, change=_CHANGE
@@ -218,7 +218,7 @@ def _mesh_axis(name: str, cuts: Sequence[ShardedDimension]) -> Axis:
         depth=0,
         inside=None,
         source=None,
-        running=f"on {size:,} devices at once, cut by the partitioner: {what}",
+        running=f"on {size:,} devices at once: {what}",
         change=_CHANGE,
     )
 
@@ -228,7 +228,7 @@ def idle_mesh_axes(
     axes: Sequence[Axis],
     cuts: Sequence[ShardedDimension],
 ) -> list[tuple[str, int]]:
-    """The mesh axes along which nothing is cut or mapped, with their sizes."""
+    """The mesh axes along which nothing is sharded or mapped, with their sizes."""
     if any(axis.kind == "spmap" for axis in axes):
         return []
     used = {axis.name for axis in axes if axis.devices > 1}
@@ -307,7 +307,7 @@ def _on_a_device(shape: tuple[int, ...], layout: NamedSharding) -> tuple[int, ..
 def constrained(
     constraints: Sequence[LayoutConstraint], meshes: Sequence[Any]
 ) -> list[ShardedDimension]:
-    """The dimensions that the constraints of a program cut."""
+    """The dimensions that the constraints of a program shard."""
     found: list[ShardedDimension] = []
     for each in constraints:
         path = "a value" + (f" at {each.source}" if each.source else "")

@@ -58,6 +58,7 @@ def definition_of(fun: Callable[..., Any]) -> str | None:
 
 def _line(file_name: str, number: int, function: str) -> str:
     """The line, with the file relative to the current directory if inside."""
+    function = function.replace(".<locals>", "")
     if (cell := _cell(file_name)) is not None:
         return f"{cell}:{number} ({function})"
     path = pathlib.Path(file_name)

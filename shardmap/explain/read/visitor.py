@@ -31,7 +31,7 @@ from shardmap.map.primitives.map_primitive import spmap_p
 
 CHUNKED = "chunked"
 """The name of the primitive of functions in pieces."""
-_SAME = "nothing is cut along it"
+_SAME = "nothing is sharded along it"
 _GIVE_ALL_THE_SAME = ("all-reduce", "all-gather")
 _VMAP = "one batched operation: no parallel processes, all on each device at once"
 _UNKNOWN_VMAP = "its size is not visible, as it is not over arguments"
@@ -41,7 +41,7 @@ _CHANGE_VMAP = (
 )
 _CHANGE_MESH = (
     "The shape of mesh= says how many devices; in_specs= and out_specs= of "
-    "jax.shard_map, in_axes= and out_axes= of mesh_map what they cut."
+    "jax.shard_map, in_axes= and out_axes= of mesh_map what is sharded."
 )
 _CHANGE_PMAP = (
     "Give jax.pmap devices=; its axis has one element on each of them, where that of "
@@ -408,7 +408,7 @@ def _how_it_runs(layout: AxisLayout, branch: decision.Branch, replicas: int = 1)
     else:
         parts = [f"on {layout.devices:,} devices at once"]
         if branch == "partitioned":
-            parts[0] += ", cut by the partitioner"
+            parts[0] += ", partitioned by XLA"
     if replicas > 1:
         parts.append(f"{replicas:,} replicas of each")
     if layout.steps > 1:

@@ -161,9 +161,9 @@ def test_a_batch_that_is_not_cut_comes_first(cut):
     report = sm.explain(jax.jit(step))(weights, struct((64, 1024)))
     first = report.remarks[0]
     assert first.source == "x"
-    assert "nothing is cut along mesh axis 'data'" in first.text
+    assert "nothing is sharded along mesh axis 'data'" in first.text
     assert "gives each 16 of 64" in first.advice
-    assert "Change first: nothing is cut along mesh axis 'data'" in str(report)
+    assert "Change first: nothing is sharded along mesh axis 'data'" in str(report)
     assert remarks(jax.jit(step), weights, struct((64, 1024), "data"))[:1] != [
         first.text
     ]

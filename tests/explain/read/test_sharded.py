@@ -166,7 +166,7 @@ def test_a_loop_goes_over_what_it_takes_a_part_of(fun, steps):
     assert loop.over == ("x",)
     (remark,) = report.remarks
     assert remark.text == (
-        f"a loop of {steps} steps goes over dimension 0 of x, which is cut over 8 "
+        f"a loop of {steps} steps goes over dimension 0 of x, which is sharded over 8 "
         "devices: each of them does all of the steps"
     )
     text = jax.jit(fun).lower(on(ROWS, 64, 16)).compile().as_text()
@@ -212,7 +212,7 @@ def test_many_arrays_along_a_mesh_axis_are_counted_by_argument():
     fun = jax.jit(lambda w, x: jnp.tanh(x @ w["a"] @ w["b"][0] @ w["b"][1]).sum())
     w = on(MODEL, 64, 64)
     (axis,) = sm.explain(fun)({"a": w, "b": [w, w]}, w).axes
-    assert axis.running.endswith("cut by the partitioner: 4 arrays of w, x")
+    assert axis.running.endswith("devices at once: 4 arrays of w, x")
 
 
 def test_mesh_axes_are_in_the_order_of_the_mesh():

@@ -14,7 +14,6 @@ from shardmap.explain.read.hlo.text import (
     reached,
 )
 from shardmap.explain.read.sharded import LayoutConstraint
-from shardmap.map.collectives.table import COLLECTIVES
 
 REMATERIALISED = (
     "the array is made whole on every device, then cut in another way (an involuntary "
@@ -85,8 +84,8 @@ def cause_of(
     kind: str,
     one: tuple[int, str] | None = None,
     asked: Sequence[LayoutConstraint] = (),
-) -> Cause | None:
-    """The cause of a collective; None for those of the user's program.
+) -> Cause:
+    """The cause of a collective that is not one of the user's program.
 
     Args:
       module: the program.
@@ -98,8 +97,6 @@ def cause_of(
     """
     maker = sources.made_for(sent)
     place, operation = one or (None, maker.operation)
-    if operation in map(str, COLLECTIVES):
-        return None
     name = maker.op_name if place is None else merged_names(sent.op_name)[place]
     layout = _layout_of(sent, place, sources.of(sent), asked)
     takers = list(_takers(module, sent))
@@ -195,14 +192,12 @@ def _sum(seen: _Seen) -> Cause | None:
     if not is_sum or seen.kind not in ("all-reduce", "reduce-scatter"):
         return None
     if "transpose(" in seen.name:
-        parts = "the gradients of all shards are summed"
+        what = "the gradients of all shards are summed"
     elif seen.operation.startswith(_PRODUCTS):
-        parts = "partial products are summed"
+        what = f"the partial products of {seen.operation} are summed"
     else:
-        parts = "the results of all shards are combined"
-    return Cause(
-        f"expected, as {seen.operation} reduces a sharded dimension: {parts}", None
-    )
+        what = f"the results of {seen.operation} on all shards are combined"
+    return Cause(f"expected, as {what}", None)
 
 
 def _until_all_are_done(seen: _Seen) -> Cause | None:

@@ -168,7 +168,7 @@ CAUSES = {
     ),
     "an all-reduce of a mean": (
         (mean, WIDE),
-        ("all-reduce", "expected, as reduce_sum reduces", None, "Mean."),
+        ("all-reduce", "expected, as the results of reduce_sum", None, "Mean."),
         (mean, on(None, "i")),
     ),
     "an involuntary full rematerialisation": (
@@ -308,8 +308,8 @@ COLUMNS = NamedSharding(sm.make_mesh({"data": 8}), P(None, "data"))
     ("fun", "args", "said"),
     [
         (gradient, (DATA, None), "the gradients of all shards are summed"),
-        (product, (COLUMNS, DATA), "partial products are summed"),
-        (lambda x, _: x.sum(), (DATA, None), "the results of all shards are combined"),
+        (product, (COLUMNS, DATA), "the partial products of dot_general"),
+        (lambda x, _: x.sum(), (DATA, None), "on all shards are combined"),
     ],
     ids=["gradients", "partial products", "a loss"],
 )
@@ -321,6 +321,16 @@ def test_what_is_expected_has_no_advice(fun, args, said):
         assert each.cause.startswith("expected")
         assert said in each.cause
     assert {each.advice for each in found} == {None}
+
+
+def test_what_is_added_beside_the_users_own_has_a_cause():
+    """XLA calls the all-to-all after the `psum` that it lays out."""
+    inner = sm.sharded_jit(lambda x: x @ x + lax.psum(x, ("i", "j")), (2, 1), (1, 2))
+    report = sm.explain(sm.spmap(sm.spmap(inner, "j"), "i"))
+    found = report(jax.ShapeDtypeStruct((2, 2, 4, 4), np.float32)).collectives
+    added = [each for each in found if each.added_by_partitioner]
+    assert "all-to-all" in {each.kind for each in added}
+    assert all(each.cause for each in added)
 
 
 def test_of_two_layouts_one_after_the_other_each_has_its_line():
