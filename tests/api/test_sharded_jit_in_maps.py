@@ -242,14 +242,6 @@ def test_transformed_inside_a_map(transform):
     assert {len(buffers(leaf)) for leaf in jax.tree.leaves(got)} == {4}
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["jit", "jit of grad", "jvp"])
-def test_transformed_outside_of_a_map(name):
-    transform = TRANSFORMATIONS[name]
-    got = transform(spmap(SHARDED))(*FOUR)
-    assert_close(got, jax.jit(transform(jax.vmap(plain)))(*FOUR))
-
-
 def test_the_gradient_of_a_map_is_cut_like_its_arguments():
     got = jax.jit(jax.grad(lambda x, y: spmap(SHARDED)(x, y).sum(), (0, 1)))(*FOUR)
     assert_close(got, jax.grad(lambda x, y: jax.vmap(plain)(x, y).sum(), (0, 1))(*FOUR))

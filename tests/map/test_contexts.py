@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
 from tests.map.lowering.test_register import mesh_of, nest, step
-from tests.map_programs import assert_same, both_lowerings, float_index, mixed, spread
+from tests.map_programs import assert_same, both_lowerings, float_index, spread
 
 AROUND = {
     "auto": mesh_of((4, 2), ("a", "b")),
@@ -21,45 +21,12 @@ AROUND = {
 @pytest.mark.few(1)
 @both_lowerings
 @pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
-def test_under_a_mesh_that_is_set(spmap, mesh):
-    x = spread((8, 3))
-
-    def fun(x):
-        return mixed(x, lax.psum(x, "i")) * float_index("i")
-
-    def gradient(map_):
-        return jax.grad(lambda x: map_(fun, axis_name="i")(x).sum())
-
-    expected = jax.vmap(fun, axis_name="i")(x), gradient(jax.vmap)(x)
-    with jax.set_mesh(mesh):
-        mapped = spmap(fun, "i")
-        assert_same((mapped(x), jax.jit(gradient(spmap))(x)), expected)
-        assert_same(jax.jit(mapped)(x), expected[0])
-
-
-@pytest.mark.few(1)
-@both_lowerings
-@pytest.mark.parametrize("mesh", AROUND.values(), ids=AROUND)
 def test_nests_under_a_mesh_that_is_set(spmap, mesh):
     x, w = spread((4, 2, 3)), spread((3,))
     expected = nest(jax.vmap, step)(x, w)
     with jax.set_mesh(mesh):
         assert_same(nest(spmap, step)(x, w), expected)
         assert_same(jax.jit(nest(spmap, step))(x, w), expected)
-
-
-@pytest.mark.few(2)
-@both_lowerings
-@pytest.mark.parametrize("transform", [lambda fun: fun, jax.jit])
-def test_operands_typed_with_an_explicit_mesh(spmap, transform):
-    x = spread((8, 3))
-    typed = jax.device_put(x, NamedSharding(AROUND["explicit"], P("a", None)))
-
-    def fun(x):
-        return mixed(x, lax.psum(x, "i"))
-
-    mapped = transform(spmap(fun, "i"))
-    assert_same(mapped(typed), jax.vmap(fun, axis_name="i")(x))
 
 
 @pytest.mark.few(1)

@@ -36,20 +36,6 @@ def test_closed_over_tracers(transform):
     same_under_vmap(build, ROWS[0])
 
 
-def test_closed_over_tracers_of_vmap_and_scan():
-    def build(map_):
-        def fun(w):
-            mapped = map_(lambda x: lax.psum(jnp.sin(x * w), "i") * x, axis_name="i")
-            return mapped(ROWS).mean(0)
-
-        def looped(w):
-            return lax.scan(lambda w, _: (fun(w), w), w, None, length=3)
-
-        return lambda w: (jax.vmap(fun)(w), looped(w[0]))
-
-    same_under_vmap(build, spread((2, 3)))
-
-
 def test_closed_over_results_of_another_map():
     def build(map_):
         def fun(x, w):

@@ -1,7 +1,5 @@
 """Which way a map is lowered: decided once, for lowering and for what explains."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -111,10 +109,3 @@ def test_messages_name_the_map_that_the_user_wrote():
         mapped(np.ones((8, 3), np.float32))
     assert "spmap of" not in str(info.value)
     assert "block" not in str(info.value)
-
-
-def test_attributes_are_documented():
-    for kind in (Decision, AxisLayout):
-        text = "\n".join(line.strip() for line in kind.__doc__.splitlines())
-        names = [field.name for field in dataclasses.fields(kind)]
-        assert [name for name in names if f"\n{name}: " not in text] == []

@@ -71,20 +71,6 @@ def test_a_nest_lies_on_all_devices(spmap):
     assert {s.data.shape for s in result.addressable_shards} == {(1, 1, 3)}
 
 
-@pytest.mark.deep
-def test_three_levels():
-    def build(map_):
-        def fun(x):
-            everywhere = lax.psum(jnp.sin(x), ("a", "c")) * float_index("b")
-            return everywhere + lax.psum(x * x, "b") * x
-
-        inner = map_(map_(fun, axis_name="c"), axis_name="b", in_axes=1, out_axes=1)
-        mapped = map_(inner, axis_name="a")
-        return jax.value_and_grad(lambda x: (mapped(x) ** 2).sum())
-
-    same_under_vmap(build, spread((2, 2, 2, 3)))
-
-
 def test_siblings_of_different_names_and_sizes():
     def build(map_):
         def fun(x):
@@ -98,15 +84,6 @@ def test_siblings_of_different_names_and_sizes():
         return map_(fun, axis_name="i")
 
     same_under_vmap(build, spread((2, 4)))
-
-
-def test_sibling_maps_under_one_jit():
-    def build(map_):
-        rows = map_(lambda x: lax.psum(x, "i") + x, axis_name="i")
-        columns = map_(lambda x: lax.psum(x, "j") * x, axis_name="j", in_axes=1)
-        return lambda x: columns(rows(x))
-
-    same_under_vmap(build, spread((4, 4)))
 
 
 @pytest.mark.deep
@@ -221,84 +198,6 @@ def test_loops_that_differ_between_devices():
         return map_(fun, axis_name="i")
 
     same_under_vmap(build, 1 + np.arange(8, dtype=np.float32).reshape(4, 2))
-
-
-@pytest.mark.deep
-def test_inner_maps_in_custom_rules_and_checkpoint():
-    def build(map_):
-        @jax.custom_vjp
-        def fun(x):
-            mapped = map_(
-                lambda y: lax.pmean(jnp.sin(y), ("i", "j")) * y, axis_name="j"
-            )
-            return mapped(x)
-
-        def backward(x, ct):
-            def rule(y, c):
-                return 3 * lax.psum(y * c, "i") + lax.psum(y, "j")
-
-            return (map_(rule, axis_name="j")(x, ct),)
-
-        fun.defvjp(lambda x: (fun(x), x), backward)
-        mapped = map_(lambda x: jax.checkpoint(fun)(2 * x) + fun(x), axis_name="i")
-        return jax.grad(lambda x: (mapped(x) ** 2).sum())
-
-    same_under_vmap(build, spread((2, 4)))
-
-
-@pytest.mark.deep
-def test_derivatives_inside_of_maps_inside():
-    def build(map_):
-        def fun(x, w):
-            def loss(w):
-                inner = map_(lambda y: lax.psum(jnp.sin(y * w), "j"), axis_name="j")
-                return inner(x).sum()
-
-            return jax.grad(loss)(w), jax.hessian(loss)(w), lax.psum(w, "i")
-
-        return map_(fun, axis_name="i", in_axes=(0, None))
-
-    same_under_vmap(build, spread((4, 2)), jnp.ones(()))
-
-
-@pytest.mark.deep
-def test_unmapped_operands_and_results_at_both_levels():
-    def build(map_):
-        def inner(y, w):
-            return lax.pmean(jnp.sin(y) * w, "j")
-
-        def fun(x, w):
-            total = map_(inner, axis_name="j", in_axes=(0, None), out_axes=None)(x, w)
-            return lax.pmean(total * x.sum() + w, "i")
-
-        mapped = map_(fun, axis_name="i", in_axes=(0, None), out_axes=None)
-        return jax.value_and_grad(lambda x, w: mapped(x, w) ** 2, (0, 1))
-
-    same_under_vmap(build, spread((4, 2)), jnp.ones(()))
-
-
-def test_maps_of_jitted_maps():
-    def build(map_):
-        inner = jax.jit(
-            map_(jax.jit(lambda y: lax.psum(y, ("i", "j")) * y), axis_name="j")
-        )
-        return map_(jax.jit(inner), axis_name="i")
-
-    same_under_vmap(build, spread((4, 2)))
-
-
-@pytest.mark.deep
-def test_vmapped_names_between_maps():
-    def build(map_):
-        inner = map_(
-            lambda y: lax.psum(y, ("i", "v")) * y + lax.psum(y, ("v", "j")),
-            axis_name="j",
-        )
-        between = jax.vmap(inner, axis_name="v", in_axes=1, out_axes=-1)
-        mapped = map_(between, axis_name="i")
-        return jax.value_and_grad(lambda x: jnp.sin(mapped(x)).sum())
-
-    same_under_vmap(build, spread((2, 2, 3)))
 
 
 # Cost of lowering

@@ -198,23 +198,6 @@ def test_random_keys_in_through_and_out(impl):
     same_under_vmap(lambda map_: map_(fun, axis_name="i"), keys)
 
 
-def test_random_numbers_are_those_of_vmap():
-    key = jax.random.key(3)
-
-    def build(map_):
-        def fun(x, own):
-            folded = jax.random.fold_in(key, lax.axis_index("i"))
-            noise = jax.random.normal(folded, x.shape) + jax.random.uniform(own)
-            return jnp.sin(x * noise), own
-
-        mapped = map_(fun, axis_name="i")
-        return lambda x, keys: jax.value_and_grad(
-            lambda x: (mapped(x, keys)[0].sum(), mapped(x, keys)), has_aux=True
-        )(x)
-
-    same_under_vmap(build, X, jax.random.split(key, 4))
-
-
 def test_vmapped_random_keys():
     keys = jax.random.split(jax.random.key(0), (3, 4))
     same_under_vmap(
@@ -298,26 +281,6 @@ def test_debug_callbacks_run_once_for_each_element(spmap, transform, out_axes):
     transform(spmap(fun, "i", out_axes=out_axes))(jnp.arange(4.0))
     jax.effects_barrier()
     assert sorted(seen) == [0, 1, 2, 3]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("lowering", ["manual", "spmd"])
-@pytest.mark.parametrize("size", [8, 20])
-def test_elements_may_make_references(lowering, size):
-    def total(xs):
-        ref = jax.new_ref(jnp.zeros(()))
-
-        def add(k, _):
-            ref[...] += xs[k]
-
-        jax.lax.fori_loop(0, 3, add, None)
-        return jax.freeze(ref)
-
-    mapped = sm.spmap(total, lowering=lowering)
-    xs = np.arange(3 * size, dtype=np.float32).reshape(size, 3)
-    np.testing.assert_array_equal(mapped(xs), xs.sum(1))
-    np.testing.assert_array_equal(jax.jit(lambda xs: mapped(xs) + 1)(xs), xs.sum(1) + 1)
-    assert not jax.make_jaxpr(mapped)(xs).effects
 
 
 def test_custom_root_inside_is_differentiated():

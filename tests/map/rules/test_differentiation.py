@@ -23,13 +23,6 @@ X = spread((4, 3))
 
 
 @both_lowerings
-def test_a_call_is_one_equation(spmap):
-    (equation,) = maps_in(spmap(lambda x: x + 1), X)
-    assert equation.params["in_axes"] == (0,)
-    assert equation.params["out_axes"] == (0,)
-
-
-@both_lowerings
 def test_a_gradient_is_one_map_forward_and_one_backward(spmap):
     fun = spmap(lambda x, w: jnp.sin(x * w), in_axes=(0, None))
     equations = maps_in(jax.grad(lambda x, w: fun(x, w).sum(), (0, 1)), X, X[0])
@@ -162,53 +155,6 @@ def test_all_to_all_that_moves_a_dimension_has_a_gradient(spmap):
     assert_same(gradient, jnp.asarray(weights.transpose(2, 0, 1)))
 
 
-@both_lowerings
-def test_psum_transposes_to_psum(spmap):
-    mapped = spmap(lambda x: lax.psum(x, "i"), "i")
-    assert (
-        jax.grad(lambda x: mapped(x).sum())(X).tolist() == np.full((4, 3), 4).tolist()
-    )
-
-
-@both_lowerings
-def test_an_unmapped_result_counts_once(spmap):
-    mapped = spmap(lambda x: lax.psum(x, "i"), "i", out_axes=None)
-    assert jax.grad(lambda x: mapped(x).sum())(X).tolist() == np.ones((4, 3)).tolist()
-
-
-@both_lowerings
-def test_an_unmapped_operand_gets_the_sum(spmap):
-    mapped = spmap(lambda x, w: x * w, in_axes=(0, None))
-    gradient = jax.grad(lambda w: mapped(X, w).sum())(jnp.ones(3))
-    np.testing.assert_allclose(gradient, X.sum(0), rtol=1e-6)
-
-
-def test_linear_transpose_of_a_map():
-    def build(map_):
-        mapped = map_(
-            lambda x, w: 2 * x + lax.psum(w, "i"),
-            axis_name="i",
-            in_axes=(0, None),
-            out_axes=1,
-        )
-        return lambda y: jax.linear_transpose(mapped, X, X[0])(y)
-
-    same_under_vmap(build, X.T)
-
-
-def test_gradients_inside_through_collectives():
-    def build(map_):
-        def fun(x, w):
-            def loss(w):
-                return lax.pmean((jnp.sin(x * w) ** 2).sum(), "i")
-
-            return jax.grad(loss)(w), jax.hessian(loss)(w)
-
-        return map_(fun, axis_name="i", in_axes=(0, None))
-
-    same_under_vmap(build, X, X[0])
-
-
 def test_custom_vjp_with_static_and_integer_arguments():
     def build(map_):
         @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -272,10 +218,3 @@ def test_a_while_loop_has_forward_derivatives_only(spmap):
     same_under_vmap(build, X)
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
         jax.grad(lambda x: spmap(fun, "i")(x).sum())(X)
-
-
-@both_lowerings
-def test_no_derivative_where_jax_has_none(spmap):
-    mapped = spmap(lambda x: lax.pmax(x, "i"), "i")
-    with pytest.raises(NotImplementedError, match="Differentiation rule for 'pmax'"):
-        jax.grad(lambda x: mapped(x).sum())(X)

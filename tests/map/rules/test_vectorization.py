@@ -79,34 +79,10 @@ def test_unmapped_results_of_unmapped_operands_stay_unbatched():
     same_under_vmap(build, X, spread((2,)))
 
 
-@pytest.mark.deep
-def test_a_vmapped_name_is_used_inside():
-    def build(map_):
-        def fun(x):
-            summed = lax.psum(x, ("i", "v")) - lax.psum(jnp.sin(x), ("v", "i"))
-            gathered = lax.all_gather(x, "v") @ lax.all_gather(x, "v")
-            return lax.psum(x, "v") * x + summed + gathered * float_index("v")
-
-        batched = jax.vmap(map_(fun, axis_name="i"), in_axes=1, axis_name="v")
-        return jax.grad(lambda x: (batched(x) ** 2).sum())
-
-    same_under_vmap(build, X)
-
-
 def test_an_unbatched_operand_meets_a_vmapped_name():
     def build(map_):
         mapped = map_(lambda x: x * float_index("v"), axis_name="i")
         return jax.vmap(mapped, in_axes=None, axis_name="v", axis_size=3)
-
-    same_under_vmap(build, X)
-
-
-@pytest.mark.deep
-def test_the_maps_name_hides_a_vmapped_one():
-    def build(map_):
-        mapped = map_(lambda x: lax.psum(jnp.sin(x), "i") * x, axis_name="i")
-        batched = jax.vmap(mapped, in_axes=1, axis_name="i")
-        return jax.value_and_grad(lambda x: (batched(x) ** 2).sum())
 
     same_under_vmap(build, X)
 
