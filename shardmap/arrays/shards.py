@@ -4,37 +4,40 @@
 is its result. The functions here read the one device that holds element ``i``.
 """
 
+import dataclasses
+import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex, TypeVar, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, Sharding
 
-from shardmap._jax.types import PyTree
-from shardmap.arrays.programs.shard_programs import (
-    Index,
-    RefusedError,
-    Span,
-    cuts_for,
-    placed,
-)
+from shardmap._jax.types import PyTree, Value
+from shardmap.arrays.array_likes import boxes
+from shardmap.arrays.programs.on_device import Operand, operand, program
+from shardmap.sharding.conversions import axes_in
+from shardmap.sharding.spec import Chunked, ShardedAxis, ShardingSpec
 from shardmap.units import shown
 
 T = TypeVar("T")
 
+Index: TypeAlias = tuple[int, ...] | Literal["first"] | None
+"""One element; the first one on this process; or all of them."""
 
-def shard_of(x: T, i: int | slice | tuple[int | slice, ...], *, axis: int = 0) -> T:
+
+def shard_of(x: T, i: int | tuple[int, ...], *, axis: int = 0) -> T:
     """Returns element ``i`` of an array along an axis, on the device that holds it.
 
     The value is ``x[i]``, without communication. For a pytree, each leaf is indexed. (A
     `Shard` is something else: one part of the work of a `plan`.)
 
     ``i`` may index several axes, beginning with ``axis``: ``shard_of(x, (1, 2))`` is
-    ``x[1, 2]``, an element of a map in a map, and ``shard_of(x, slice(2, 4))`` is
-    ``x[2:4]``. If several devices hold copies, the first is read.
+    ``x[1, 2]``, an element of a map in a map. If several devices hold copies, the first
+    is read.
 
     A result on one device is not committed to it: it can be combined with arrays on any
     device, and `jax.jit` of it alone runs on the default device. To compute on the
@@ -44,14 +47,12 @@ def shard_of(x: T, i: int | slice | tuple[int | slice, ...], *, axis: int = 0) -
     Args:
       x: an array, or a pytree of arrays. NumPy arrays and tracers are indexed as
         ``x[i]``.
-      i: an int, negative from the end; a slice without a step; or a tuple of these. A
-        slice is within the shard of one device, or consists of whole shards.
+      i: an int, negative from the end, or a tuple of ints.
       axis: the axis to index, negative from the end; the first one if ``i`` is a tuple.
 
     Raises:
-      TypeError: ``i`` is not an index of this kind.
-      ValueError: a slice has a step or needs parts of several shards; the device
-        belongs to another process; or there is no such axis.
+      TypeError: ``i`` is not an index of this kind, such as a slice.
+      ValueError: the device belongs to another process, or there is no such axis.
       IndexError: ``i`` is out of range.
 
     Example:
@@ -59,12 +60,12 @@ def shard_of(x: T, i: int | slice | tuple[int | slice, ...], *, axis: int = 0) -
       >>> y = jax.device_put(np.arange(6).reshape(2, 3), jax.devices()[0])
       >>> shard_of(y, 1)
       Array([3, 4, 5], dtype=int32)
-      >>> shard_of(y, (1, slice(0, 2)))
-      Array([3, 4], dtype=int32)
+      >>> shard_of(y, (1, 2))
+      Array(5, dtype=int32)
     """
-    index = i if type(i) is int else _hashable(i)
+    index = tuple(map(_integer, i)) if isinstance(i, tuple) else (_integer(i),)
     leaves, tree = jax.tree.flatten(x)
-    taken = _take("shard_of", x, leaves, axis, index)
+    taken = _take("shard_of", x, leaves, (axis,), index)
     return jax.tree.unflatten(tree, [parts[0] for parts in taken])
 
 
@@ -99,8 +100,8 @@ def unstack(x: Any, *, axis: int | tuple[int, ...] = 0) -> list[Any]:
       np.int64(1)
     """
     leaves, tree = jax.tree.flatten(x)
-    taken = _take("unstack", x, leaves, axis, None)
     axes = axis if isinstance(axis, tuple) else (axis,)
+    taken = _take("unstack", x, leaves, axes, None)
     sizes = [tuple(np.shape(leaf)[one] for one in axes) for leaf in leaves]
     if len(set(sizes)) != 1:
         listed = "".join(
@@ -135,23 +136,31 @@ def unreplicate(tree: T, *, axis: int = 0) -> T:
       {'w': array([1., 1.])}
     """
     leaves, structure = jax.tree.flatten(tree)
-    taken = _take("unreplicate", tree, leaves, axis, "first")
+    taken = _take("unreplicate", tree, leaves, (axis,), "first")
     return jax.tree.unflatten(structure, [parts[0] for parts in taken])
 
 
-def _take(
-    caller: str,
-    tree: PyTree,
-    leaves: Sequence[Any],
-    axis: int | tuple[int, ...],
-    index: Index,
-) -> list[list[Any]]:
-    """For each leaf, the part at ``index`` in a list, or all its elements."""
+def _integer(i: SupportsIndex) -> int:
     try:
-        cuts = cuts_for(tuple(map(placed, leaves)), axis, index)
-    except RefusedError as refused:
-        name = _name(tree, refused.leaf)
-        raise refused.kind(f"{caller}: {name} {refused}") from None
+        return operator.index(i)
+    except TypeError:
+        slices = " To take a slice, index the array itself, as x[2:4]."
+        raise TypeError(
+            "shard_of takes an int or a tuple of ints as i, but got "
+            f"{shown(i)} of type {type(i).__name__}."
+            f"{slices if isinstance(i, slice) else ''}"
+        ) from None
+
+
+def _take(
+    caller: str, tree: PyTree, leaves: Sequence[Any], axes: Sequence[int], index: Index
+) -> list[list[Any]]:
+    """For each leaf, the element at ``index`` in a list, or all its elements."""
+    try:
+        cuts = _cuts(tuple(map(_layout, leaves)), tuple(axes), index)
+    except _LeafError as error:
+        name = _name(tree, error.leaf)
+        raise error.kind(f"{caller}: {name} {error}") from None
     if len(cuts.steps) == len(leaves) == 1:  # The fast path of one shard.
         (step,) = cuts.steps
         shard = leaves[0].addressable_data(step.shards[0][1])
@@ -175,32 +184,6 @@ def _take(
     return taken
 
 
-def _hashable(i: SupportsIndex | slice | tuple[SupportsIndex | slice, ...]) -> Index:
-    """An index that `cuts_for` takes."""
-    if isinstance(i, tuple):
-        return tuple(_item(one) for one in i)
-    return (_item(i),) if isinstance(i, slice) else _integer(i)
-
-
-def _integer(i: SupportsIndex) -> int:
-    try:
-        return operator.index(i)
-    except TypeError:
-        raise TypeError(
-            "shard_of takes an int, a slice or a tuple of these as i, but got "
-            f"{shown(i)} of type {type(i).__name__}."
-        ) from None
-
-
-def _item(one: SupportsIndex | slice) -> int | Span:
-    if not isinstance(one, slice):
-        return _integer(one)
-    if one.step not in (None, 1):
-        raise ValueError(f"shard_of takes slices without a step, got {one}.")
-    edges = (one.start, one.stop)
-    return Span(*(None if edge is None else _integer(edge) for edge in edges))
-
-
 def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:
     """Lists of these sizes in each other, filled row-major."""
     if len(sizes) == 1:
@@ -214,3 +197,293 @@ def _nested(elements: Iterator[Any], sizes: Sequence[int]) -> Any:
 def _name(tree: PyTree, leaf: int) -> str:
     path, _ = jax.tree_util.tree_leaves_with_path(tree)[leaf]
     return f"x{jax.tree_util.keystr(path)}"
+
+
+# The programs that take elements, one for each device, cached by layout
+
+
+class _Layout(NamedTuple):
+    """The type and the sharding of a leaf."""
+
+    operand: Operand
+    sharding: Sharding | None
+    """None for a tracer, or an array on the host."""
+
+
+def _layout(leaf: Value) -> _Layout:
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        return _Layout(operand(leaf), leaf.sharding)
+    return _Layout(Operand(np.shape(leaf), None), None)
+
+
+class _Step(NamedTuple):
+    """The program of one device."""
+
+    run: Callable[..., list[jax.Array]]
+    shards: Sequence[tuple[int, int]]
+    """Leaf, and number of its shard."""
+    offsets: Sequence[np.int32]
+    targets: Sequence[tuple[int, int]]
+    """Leaf, and position in its list of parts."""
+
+
+class _Join(NamedTuple):
+    """Elements of a leaf that are on several devices."""
+
+    leaf: int
+    shape: tuple[int, ...]
+    shardings: Sequence[Sharding]
+    """One for each element; its parts are in a row, one for each device."""
+
+
+class _Cuts(NamedTuple):
+    lengths: Sequence[int]
+    """How many parts each leaf gives."""
+    steps: Sequence[_Step]
+    joins: Sequence[_Join]
+    indexed: Sequence[tuple[int, Sequence[tuple[Any, ...]]]]
+    """A leaf without a sharding, and the indices of its elements."""
+
+
+class _LeafError(Exception):
+    """An error about one leaf, whose name only the caller knows."""
+
+    def __init__(self, leaf: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.leaf, self.kind = leaf, type(error)
+
+
+class _Part(NamedTuple):
+    """What one shard has of elements.
+
+    Attributes:
+      leaf, shard, device: where it is.
+      operand: the type of the shard.
+      dropped: the dimensions to remove.
+      offsets: the place of the only element along these; None: all elements.
+      positions: of the parts, in the list of the leaf's.
+    """
+
+    leaf: int
+    shard: int
+    device: jax.Device
+    operand: Operand
+    dropped: tuple[int, ...]
+    offsets: tuple[int, ...] | None
+    positions: Sequence[int]
+
+
+@functools.lru_cache(maxsize=4096)
+def _cuts(leaves: tuple[_Layout, ...], axes: tuple[int, ...], index: Index) -> _Cuts:
+    """The programs that take elements of each leaf.
+
+    Raises:
+      _LeafError: the axes or the index do not fit a leaf.
+    """
+    lengths, indexed, joins = [], [], []
+    # One program for all that is on a device.
+    work: dict[jax.Device, list[_Part]] = {}
+    for number, (kind, sharding) in enumerate(leaves):
+        try:
+            dropped, ranges = _elements(kind.shape, sharding, axes, index)
+            places = list(itertools.product(*ranges))
+            if sharding is None:
+                indexed.append((number, _indices(len(kind.shape), dropped, places)))
+                lengths.append(len(places))
+                continue
+            parts = _parts(number, kind, sharding, dropped, ranges, index is None)
+        except (IndexError, ValueError) as error:
+            raise _LeafError(number, error) from None
+        for part in parts:
+            work.setdefault(part.device, []).append(part)
+        lengths.append(sum(len(part.positions) for part in parts))
+        if lengths[-1] > len(places):
+            joins.append(_join(number, kind.shape, sharding, parts, len(places)))
+    steps = []
+    for device, parts in work.items():
+        offsets = [np.int32(k) for part in parts for k in part.offsets or ()]
+        take = _TakeElements(
+            tuple((part.dropped, part.offsets is None) for part in parts)
+        )
+        operands = [part.operand for part in parts]
+        steps.append(
+            _Step(
+                program(device, take, (*operands, *map(operand, offsets))),
+                [(part.leaf, part.shard) for part in parts],
+                offsets,
+                [(part.leaf, k) for part in parts for k in part.positions],
+            )
+        )
+    return _Cuts(lengths, steps, joins, indexed)
+
+
+def _indices(
+    rank: int, dropped: Sequence[int], places: Sequence[tuple[int, ...]]
+) -> list[tuple[Any, ...]]:
+    """The index of each element in the global array."""
+    found = []
+    for place in places:
+        at = dict(zip(dropped, place, strict=True))
+        found.append(tuple(at.get(d, slice(None)) for d in range(rank)))
+    return found
+
+
+def _elements(
+    shape: tuple[int, ...],
+    sharding: Sharding | None,
+    axes: Sequence[int],
+    index: Index,
+) -> tuple[tuple[int, ...], list[range]]:
+    """The dimensions to remove, and the indices along each."""
+    if isinstance(index, tuple):
+        first = _from_front(shape, axes[0])
+        axes = range(first, first + len(index))
+    dropped = tuple(_from_front(shape, axis) for axis in axes)
+    if len(set(dropped)) < len(dropped):
+        raise ValueError(f"of shape {shape} lacks an axis once only, got {tuple(axes)}")
+    if index is None:
+        return dropped, [range(shape[d]) for d in dropped]
+    if index == "first":
+        held = [] if sharding is None else boxes(sharding, shape).values()
+        index = (min((box[dropped[0]][0] for box in held), default=0),)
+    for d, k in zip(dropped, index, strict=True):
+        if not -shape[d] <= k < shape[d]:
+            raise IndexError(
+                f"of shape {shape} has size {shape[d]} along axis {d}: index {k} is "
+                "out of range"
+            )
+    counted = [k % shape[d] for d, k in zip(dropped, index, strict=True)]
+    return dropped, [range(k, k + 1) for k in counted]
+
+
+def _from_front(shape: tuple[int, ...], axis: int) -> int:
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"of shape {shape} has no axis {axis}")
+    return axis % len(shape)
+
+
+def _parts(
+    leaf: int,
+    kind: Operand,
+    sharding: Sharding,
+    dropped: tuple[int, ...],
+    ranges: Sequence[range],
+    takes_all: bool,
+) -> list[_Part]:
+    """The part of each shard; of replicas, the first on this process."""
+    shape = kind.shape
+    held = sharding.shard_shape(shape)
+    kept = [d for d in range(len(shape)) if d not in dropped]
+    # The shards in row-major order: of the elements, then within each.
+    holders: dict[tuple[int, ...], tuple[int, jax.Device]] = {}
+    for number, (device, box) in enumerate(boxes(sharding, shape).items()):
+        holders.setdefault(tuple(start for start, _ in box), (number, device))
+    starts = {d: range(0, shape[d] or 1, held[d] or 1) for d in range(len(shape))}
+    within = list(itertools.product(*(starts[d] for d in kept)))
+    place_of = {place: k for k, place in enumerate(itertools.product(*ranges))}
+    parts = []
+    of_elements = (
+        [k for k in starts[d] if k < wanted.stop and k + held[d] > wanted.start]
+        for d, wanted in zip(dropped, ranges, strict=True)
+    )
+    for first in itertools.product(*of_elements):
+        inside = [
+            range(max(start, wanted.start), min(start + held[d], wanted.stop))
+            for d, start, wanted in zip(dropped, first, ranges, strict=True)
+        ]
+        for number, rest in enumerate(within):
+            corner = dict(zip((*dropped, *kept), (*first, *rest), strict=True))
+            found = tuple(corner[d] for d in range(len(shape)))
+            if found not in holders:
+                where = " and ".join(
+                    f"its elements {k} to {k + held[d] - 1} along axis {d}"
+                    for d, k in enumerate(found)
+                    if held[d] < shape[d]
+                )
+                raise ValueError(f"has {where} on a device of another process")
+            parts.append(
+                _Part(
+                    leaf,
+                    *holders[found],
+                    operand=kind._replace(shape=held),
+                    dropped=dropped,
+                    offsets=None
+                    if takes_all
+                    else tuple(
+                        wanted.start - start
+                        for wanted, start in zip(inside, first, strict=True)
+                    ),
+                    positions=[
+                        place_of[place] * len(within) + number
+                        for place in itertools.product(*inside)
+                    ],
+                )
+            )
+    return parts
+
+
+def _join(
+    leaf: int,
+    shape: tuple[int, ...],
+    sharding: Sharding,
+    parts: Sequence[_Part],
+    elements: int,
+) -> _Join:
+    """The arrays that the parts of a leaf make, cut as the leaf."""
+    kept = [d for d in range(len(shape)) if d not in parts[0].dropped]
+    counts = [-(-shape[d] // max(parts[0].operand.shape[d], 1)) for d in kept]
+    if isinstance(sharding, NamedSharding):
+        sizes = sharding.mesh.shape
+        cuts = [
+            {
+                name: sizes[name]
+                for name in axes_in((*sharding.spec, *[None] * len(shape))[d])
+                if sizes[name] > 1
+            }
+            for d in kept
+        ]
+        names: list[str] | None = [name for cut in cuts for name in cut]
+        entries = [Chunked(tuple(cut.values())) if cut else None for cut in cuts]
+    else:
+        names, entries = None, [Chunked(n) if n > 1 else None for n in counts]
+    number = sum(n > 1 for n in counts) if names is None else len(names)
+    spec = ShardingSpec(entries, [ShardedAxis(k) for k in range(number)])
+    layout = functools.cache(lambda *devices: spec.named_sharding(devices, names))
+    devices = {k: part.device for part in parts for k in part.positions}
+    count = math.prod(counts)
+    return _Join(
+        leaf,
+        tuple(shape[d] for d in kept),
+        [
+            layout(*(devices[k * count + j] for j in range(count)))
+            for k in range(elements)
+        ],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _TakeElements:
+    """A program that takes elements of shards. It takes these, then their offsets."""
+
+    shards: tuple[tuple[tuple[int, ...], bool], ...]
+    """For each shard, the dimensions to remove, and whether to take all elements."""
+
+    def __call__(self, *args: jax.Array) -> list[Any]:
+        offsets = iter(args[len(self.shards) :])
+        parts = []
+        for shard, (dropped, takes_all) in zip(args, self.shards, strict=False):
+            if not takes_all:
+                for d in dropped:
+                    start = next(offsets)
+                    if shard.shape[d] > 1:
+                        shard = jax.lax.dynamic_slice_in_dim(shard, start, 1, d)
+                parts.append(jax.lax.squeeze(shard, dropped))
+                continue
+            for place in np.ndindex(*(shard.shape[d] for d in dropped)):
+                at = dict(zip(dropped, place, strict=True))
+                starts = [at.get(d, 0) for d in range(shard.ndim)]
+                stops = [at.get(d, n - 1) + 1 for d, n in enumerate(shard.shape)]
+                parts.append(
+                    jax.lax.squeeze(jax.lax.slice(shard, starts, stops), dropped)
+                )
+        return parts

@@ -232,6 +232,6 @@ def test_lengths_that_differ():
 
 def test_an_index_that_is_none():
     for index, shown in ((1.0, "1.0"), ("a", "'a'"), ((0, "a"), "'a'")):
-        message = f"shard_of takes an int, a slice or a tuple of these .* got {shown} "
+        message = f"shard_of takes an int or a tuple of ints .* got {shown} "
         with pytest.raises(TypeError, match=message):
             shard_of(rows(), index)

@@ -236,7 +236,7 @@ def check_parts_of_several_devices():
     for part in (sm.shard_of(g, PROCESS), sm.unreplicate(g)):
         equal(part, whole[PROCESS])
         assert part.sharding.device_set == set(jax.local_devices())
-    equal(sm.shard_of(g, (PROCESS, slice(-1, None))), whole[PROCESS, -1:])
+    equal(sm.shard_of(g, (PROCESS, -1)), whole[PROCESS, -1])
     other = (PROCESS + 1) % PROCESSES
     refused(
         ValueError,
