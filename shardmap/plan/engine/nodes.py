@@ -211,6 +211,19 @@ class Graph:
         self.outputs = list(map(self.now, self.outputs))
         self.effects = [v for v in map(self.now, self.effects) if isinstance(v, Value)]
         self._replaced = {}
+        self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Drops the nodes that no output and no effect needs."""
+        used = {*self.effects, *(v for v in self.outputs if isinstance(v, Value))}
+        kept = []
+        for node in reversed(self.nodes):
+            if not used.isdisjoint(node.outs):
+                used.update(v for v in node.ins if isinstance(v, Value))
+                kept.append(node)
+        self.nodes = kept[::-1]
+        for number, node in enumerate(self.nodes):
+            node.number = number
 
     def now(self, operand: Operand) -> Operand:
         """What stands for an operand while the graph is rewritten."""

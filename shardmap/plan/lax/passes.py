@@ -17,7 +17,7 @@ from shardmap.plan.lax import batched, reduce
 from shardmap.plan.lax.control import written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.control.written_out import Opened
-from shardmap.plan.lax.staged import along, barrier, recut, select
+from shardmap.plan.lax.staged import along, barrier, groups, recut, select
 from shardmap.plan.lax.staged.one_pass import once
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
 
@@ -51,6 +51,7 @@ def analysed(
             barrier.ask(graph, out_cuts)
         rules = _Rules()
         if partial:
+            graph.rewrite(groups.Grouping(graph).written)
             graph.rewrite(_Follow(graph, cuts, rules, opened))
         found = Analysis(graph, rules.rule, cuts, partial, keeps)
         if partial and (writers := once.writers(found)):
@@ -130,6 +131,8 @@ class _Follow:
             or [UNCUT] * len(x.shape)
             for x in node.ins
         ]
+        if node.primitive is groups.GROUPED:
+            return groups.scattered(self._graph, node, cuts[0])
         forward = self._rules.rule(node).forward(cuts)
         made = self._written(node, cuts, forward)
         if made is None:

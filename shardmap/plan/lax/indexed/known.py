@@ -142,6 +142,16 @@ def _truth(operand: Operand) -> bool | None:
     return False if least >= bound else True if most < bound else None
 
 
+def scalar_of(operand: Operand) -> Operand | None:
+    """What all elements of an operand are, None if that is not known."""
+    if isinstance(operand, Scalar) or not operand.shape:
+        return operand
+    node = operand.producer
+    if node is None or node.primitive is not p.broadcast_in_dim_p:
+        return None
+    return scalar_of(node.ins[0])
+
+
 MOST_ELEMENTS = 2**20
 """Up to how many elements of indices, and of what they are made of, are looked at."""
 

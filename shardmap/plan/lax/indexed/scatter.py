@@ -96,8 +96,10 @@ def _unite(node: Node, named: _Named) -> None:
         axis, index_axis = line.axis, line.along
         if axis not in numbers.inserted_window_dims or index_axis in taken:
             continue
-        if node.primitive in COMBINERS and _together(line.places) > MOST_TOGETHER:
-            continue
+        is_sorted = node.params["indices_are_sorted"]
+        if node.primitive in COMBINERS and not is_sorted:
+            if _together(line.places) > MOST_TOGETHER:
+                continue
         window = landing(line, node.in_shapes[0][axis])
         if window is not None:
             taken.add(index_axis)

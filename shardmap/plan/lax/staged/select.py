@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.nodes import Graph, Node, Operand, Scalar, Value
+from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.lax import pointwise
 from shardmap.plan.lax.indexed.gather import fill_value
-from shardmap.plan.lax.indexed.known import counted
+from shardmap.plan.lax.indexed.known import counted, scalar_of
 from shardmap.plan.lax.staged.counting import COUNTABLE, counted_out
 
 MOST_PLACES = 16
@@ -51,7 +51,7 @@ def readers(graph: Graph, node: Node) -> list[Node] | None:
             if is_sorted and _takes(ins, value) and _placed(user, axis):
                 taking.append(user)
             elif user.primitive in pointwise.RULES and all(
-                each is value or _is_uniform(each) for each in ins
+                each is value or scalar_of(each) is not None for each in ins
             ):
                 # Of each element by itself, for something that needs no order.
                 stack += [(out, False) for out in user.outs]
@@ -71,18 +71,6 @@ ORDERLESS = frozenset(
         *(p.reduce_prod_p, p.reduce_sum_p, p.reduce_xor_p),
     }
 )
-
-
-def _is_uniform(operand: Operand) -> bool:
-    """Whether all elements are known to be the same."""
-    if isinstance(operand, Scalar) or not operand.shape:
-        return True
-    node = operand.producer
-    return (
-        node is not None
-        and node.primitive is p.broadcast_in_dim_p
-        and _is_uniform(node.ins[0])
-    )
 
 
 class PlacesTaken(NamedTuple):
