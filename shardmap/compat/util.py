@@ -1,11 +1,13 @@
 """Functions of ``jax.util`` that programs used."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 __all__ = [
     "partial",
+    "prod",
     "safe_map",
     "safe_zip",
     "split_list",
@@ -15,6 +17,7 @@ __all__ = [
 ]
 
 partial = functools.partial
+prod = math.prod
 wraps = functools.wraps
 
 

@@ -1,6 +1,7 @@
 """`install` puts old names in place and notes who uses them; `uninstall` undoes it."""
 
 import linecache
+import math
 import subprocess
 import sys
 import textwrap
@@ -52,6 +53,7 @@ FORMS = {
     ),
     "from jax.random import KeyArray as found": jax.Array,
     "from jax.tree_util import tree_multimap as found": jax.tree_util.tree_map,
+    "from jax.util import prod as found": math.prod,
 }
 
 
