@@ -52,7 +52,7 @@ def collectives_of(jaxpr: Jaxpr, source: str | None = None) -> list[Collective]:
 
     Args:
       jaxpr: the program.
-      source: where the function is, for those of which JAX has no line.
+      source: the line of the function, for equations without a line.
     """
     found: list[Collective] = []
     _walk(jaxpr, Scope(line=source), _Names(), found)

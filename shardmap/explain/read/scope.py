@@ -17,13 +17,13 @@ class Scope(NamedTuple):
 
     Attributes:
       axis: the number of the axis directly around it.
-      line: that of what is around. JAX has no line of the user's for some of what it
-        keeps, such as the rule of a `jax.custom_vjp` under `jax.checkpoint`.
+      line: the line of the equation around it. Some equations have none of their own,
+        such as those of the rule of a `jax.custom_vjp` under `jax.checkpoint`.
       runs: how often it runs; None if only the running program knows.
       sizes: the devices along each named axis.
-      mesh: that of the outermost map.
+      mesh: the mesh of the outermost map.
       inner_axes: the mesh axes left for maps inside.
-      program: what it is a part of.
+      program: the manual and partitioned axes of the program around it.
     """
 
     axis: int | None = None

@@ -10,15 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-import jax.extend.core as jex_core
 import numpy as np
-from jax.extend.core.primitives import sharding_constraint_p
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from shardmap._jax.types import Equation, Jaxpr, Var, aval_of
-from shardmap.explain.read.source import source_of
+from shardmap.explain.read.constraints import LayoutConstraint, axis_sizes
 from shardmap.explain.report import ArrayLayout, Axis
-from shardmap.sharding.conversions import axes_in
 
 _OF_MAPS = ("spmap", "shard_map", "pmap")
 _CHANGE = (
@@ -83,7 +79,7 @@ def _sizes(
 ) -> Iterator[dict[str, int]]:
     """The mesh axes of each dimension, with their sizes."""
     if isinstance(layout, NamedSharding):
-        for sizes in _axis_sizes(layout):
+        for sizes in axis_sizes(layout):
             yield {name: size for name, size in sizes.items() if size > 1}
         return
     for mesh in meshes:
@@ -91,12 +87,6 @@ def _sizes(
             if layout.device_set == {*mesh.devices.flat}:
                 yield from _sizes_by_places(shape, layout, mesh)
                 return
-
-
-def _axis_sizes(layout: NamedSharding) -> Iterator[dict[str, int]]:
-    for entry in layout.spec.partitions:
-        names = [name for name in axes_in(entry) if isinstance(name, str)]
-        yield {name: layout.mesh.shape[name] for name in names}
 
 
 def _sizes_by_places(
@@ -234,74 +224,6 @@ def idle_mesh_axes(
     used = {axis.name for axis in axes if axis.devices > 1}
     used.update(name for cut in cuts for name in cut.names)
     return [(name, size) for name, size in mesh if size > 1 and name not in used]
-
-
-class LayoutConstraint(NamedTuple):
-    """A layout that `jax.lax.with_sharding_constraint` asks for.
-
-    Attributes:
-      sharding: the layout.
-      whole: the shape of the value.
-      shape: what a device is to have of it.
-      source: the line that asks.
-      lines: those of what makes the value, and of what takes it: XLA may say either of
-        what it sends for the layout.
-    """
-
-    sharding: NamedSharding
-    whole: tuple[int, ...]
-    shape: tuple[int, ...]
-    source: str | None
-    lines: frozenset[str | None]
-
-
-def constraints_of(jaxpr: Jaxpr, around: str | None) -> Iterator[LayoutConstraint]:
-    """The layouts that the equations of a jaxpr ask for, without nested ones.
-
-    Args:
-      jaxpr: the jaxpr.
-      around: the line of what is around it.
-    """
-    if not any(_layout(equation) for equation in jaxpr.eqns):
-        return
-    lines = [source_of(equation) or around for equation in jaxpr.eqns]
-    made_at: dict[Var, str | None] = {}
-    taken_at: dict[Var, set[str | None]] = {}
-    for equation, line in zip(jaxpr.eqns, lines, strict=True):
-        made_at.update((var, line) for var in equation.outvars)
-    for equation, line in reversed([*zip(jaxpr.eqns, lines, strict=True)]):
-        taken = {line}
-        if _layout(equation) is not None:  # What takes it next may ask again.
-            taken |= taken_at.get(equation.outvars[0], set())
-        for atom in equation.invars:
-            if not isinstance(atom, jex_core.Literal):
-                taken_at.setdefault(atom, set()).update(taken)
-    for equation, line in zip(jaxpr.eqns, lines, strict=True):
-        layout = _layout(equation)
-        if layout is None:
-            continue
-        [before], [after] = equation.invars, equation.outvars
-        maker = around
-        if not isinstance(before, jex_core.Literal):
-            maker = made_at.get(before, around)
-        shape = aval_of(after).shape
-        near = frozenset({line, maker, *taken_at.get(after, ())} - {None})
-        yield LayoutConstraint(layout, shape, _on_a_device(shape, layout), line, near)
-
-
-def _layout(equation: Equation) -> NamedSharding | None:
-    """The layout that an equation asks for, if it does."""
-    # That of `jax.sharding.reshard` has no public name.
-    asks = equation.primitive is sharding_constraint_p
-    layout = equation.params.get("sharding" if asks else "dst_sharding")
-    return layout if isinstance(layout, NamedSharding) else None
-
-
-def _on_a_device(shape: tuple[int, ...], layout: NamedSharding) -> tuple[int, ...]:
-    """The shape of a shard, also along the mesh axes of a `jax.shard_map` around."""
-    counts = [math.prod(sizes.values()) for sizes in _axis_sizes(layout)]
-    counts += [1] * (len(shape) - len(counts))
-    return tuple(-(-size // count) for size, count in zip(shape, counts, strict=True))
 
 
 def constrained(

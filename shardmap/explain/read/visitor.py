@@ -19,8 +19,8 @@ from shardmap._jax.types import Equation, Jaxpr, Var
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read import loops
 from shardmap.explain.read.abstract import group_size
+from shardmap.explain.read.constraints import LayoutConstraint, constraints_of
 from shardmap.explain.read.scope import Scope
-from shardmap.explain.read.sharded import LayoutConstraint, constraints_of
 from shardmap.explain.read.source import source_of
 from shardmap.explain.read.vmaps import MarkedVmap, vmaps_of
 from shardmap.explain.report import Axis, AxisKind
@@ -67,13 +67,13 @@ class Facts(NamedTuple):
 
     Attributes:
       axes: its axes, each before those inside it.
-      over: for the number of a loop or a vmap, the arguments that it goes over, each
-        with the dimension.
-      collectives: the operation and the line of each of its collectives, but of those
-        that are left to the partitioner.
+      over: by the number of a loop or vmap, the arguments and dimensions that it goes
+        over.
+      collectives: the operation and line of each collective, without those that the
+        partitioner does.
       constraints: the layouts that it asks for.
-      primitives: the names of all that it has.
-      is_partitioned: whether a map leaves its collectives to the partitioner.
+      primitives: the names of its primitives.
+      is_partitioned: whether the partitioner does the collectives of a map.
     """
 
     axes: tuple[Axis, ...]
@@ -89,7 +89,7 @@ def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
 
     Args:
       jaxpr: the program, traced with or without marks for vmaps.
-      source: where the function is, for what JAX has no line of.
+      source: the line of the function, for equations without a line.
     """
     visitor = _Visitor(loops.Origins(jaxpr))
     visitor.visit(jaxpr, Scope(line=source))

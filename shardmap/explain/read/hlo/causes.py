@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.read.hlo.cost import POINTWISE
 from shardmap.explain.read.hlo.groups import pairs_of
 from shardmap.explain.read.hlo.sources import Sources
@@ -13,7 +14,6 @@ from shardmap.explain.read.hlo.text import (
     merged_names,
     reached,
 )
-from shardmap.explain.read.sharded import LayoutConstraint
 
 REMATERIALISED = (
     "the array is made whole on every device, then cut in another way (an involuntary "

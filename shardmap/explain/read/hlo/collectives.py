@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from shardmap.explain.read.constraints import LayoutConstraint
 from shardmap.explain.read.hlo.causes import cause_of
 from shardmap.explain.read.hlo.groups import (
     Mesh,
@@ -20,7 +21,6 @@ from shardmap.explain.read.hlo.text import (
     nbytes,
     types,
 )
-from shardmap.explain.read.sharded import LayoutConstraint
 from shardmap.explain.report import Collective
 from shardmap.map.collectives.table import COLLECTIVES
 

@@ -9,9 +9,9 @@ from shardmap.explain.read.source import user_line
 
 _MOVES = re.compile("all-gather|all-to-all|collective-permute")
 _INDEX = re.compile(r"\bindex=(\d+)")
-# The slices of what a scan goes over, and such in the body of a while loop. JAX traces
-# those of a scan while it lowers, once for all programs: their innermost line may be of
-# another one.
+# The slices of the operands of a scan, and slices in the body of a while loop. JAX
+# traces those of a scan while it lowers, once for all programs: their innermost line
+# may be that of another program.
 _SLICES_OF_SCAN = re.compile(r"/while/body/jit\(dynamic_(?:update_)?index_in_dim\)/")
 
 
@@ -25,8 +25,8 @@ class Sources:
     def of(self, instruction: Instruction) -> str | None:
         """The innermost line of the user's program that an instruction is for.
 
-        Where XLA does not say it of what it put in, that is the line of what takes the
-        result, or else of what makes the operands.
+        An instruction that XLA added may have no line: it has that of the first user of
+        its result with one, or else of its operands.
         """
         instruction = self.made_for(instruction)
         return self._nearest(instruction, self._taken_by) or self._nearest(
@@ -49,10 +49,10 @@ class Sources:
         return next((each for each in made if each in there), None)
 
     def made_for(self, instruction: Instruction) -> Instruction:
-        """The instruction that one of the partitioner serves.
+        """The instruction that needs a collective of the partitioner.
 
-        From JAX 0.12 on XLA says of what moves an operand only where that is from: it
-        is for the first that takes it and is not of the partitioner itself.
+        From JAX 0.12 on, XLA names a collective that moves an operand after the origin
+        of the operand. The first user that the partitioner did not add needs it.
         """
         is_of_maker = instruction.is_generated or instruction.is_of_argument
         if not is_of_maker or not _MOVES.match(instruction.opcode):
@@ -85,10 +85,10 @@ class Sources:
         return None if frame is None else self._frames.source(frame)
 
     def _loop_of_slice(self, frame: int) -> int:
-        """The frame of the scan that a slice is of; the slice's own in other loops.
+        """The frame of the scan that a slice is part of; else the slice's own.
 
-        What a scan does for itself is of the lines that lead to it, once more; what
-        stands in the body of a `jax.lax.while_loop` is of a line of its own.
+        The stack of such a slice repeats the line of the scan. A slice in the body of a
+        `jax.lax.while_loop` has a line of its own.
         """
         inside = frame
         for around in self._frames.stack(frame):
