@@ -37,7 +37,6 @@ from shardmap.map.layout import (
 )
 from shardmap.map.lowering import spmap_p
 from shardmap.map.mesh_compatibility import check_inside
-from shardmap.map.primitives import explicit_sharding
 from shardmap.map.primitives.axis import axis_text
 from shardmap.map.primitives.map_primitive import remove_axis
 from shardmap.map.shardings import MapShardings, map_shardings
@@ -268,7 +267,6 @@ class ElementPrograms(Programs[ElementCall]):
 
     def bind_call(self, call: ElementCall, leaves: Sequence[Value]) -> PyTree:
         operands = [*call.body.constants, *_as_arrays(call, leaves)]
-        operands = list(map(explicit_sharding.drop_sharding, operands))
         results = spmap_p.bind(*operands, **call.params)
         return jax.tree.unflatten(call.out_tree, results)
 

@@ -316,7 +316,7 @@ class MeshPrograms(Programs[MeshCall]):
         with (
             jax.sharding.use_abstract_mesh(mesh),
             bound_axes(bound),
-            tracing.names_said(*own),
+            tracing.explained_axis_names(*own),
         ):
             # With the types of `jax.shard_map`, which then finds this trace.
             structs = [

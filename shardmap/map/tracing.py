@@ -101,7 +101,7 @@ _BOUND = ", or use one that is bound here: "
 
 
 @contextlib.contextmanager
-def names_said(*bound: Hashable) -> Iterator[None]:
+def explained_axis_names(*bound: Hashable) -> Iterator[None]:
     """Context in which JAX's error for an unbound axis name lists the bound ones.
 
     JAX's own text advises `jax.shard_map`.
@@ -149,7 +149,7 @@ def trace_body(
         jax.sharding.use_abstract_mesh(mesh or NO_MESH),
         bound_axes({axis_name: axis_size} | dict.fromkeys([_INSIDE, *markers], 1)),
     ):
-        with names_said(axis_name):
+        with explained_axis_names(axis_name):
             closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(
                 *map(without_sharding, avals)
             )

@@ -7,7 +7,6 @@ from shardmap._jax.types import Param, Value
 from shardmap.arrays.programs.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.lowering.evaluation import evaluate_map, is_debugged
-from shardmap.map.primitives.explicit_sharding import drop_sharding
 from shardmap.map.primitives.map_primitive import spmap_p
 
 
@@ -23,8 +22,7 @@ def evaluate_under_mesh(*args: Value, **params: Param) -> list[Any]:
 @functools.lru_cache(maxsize=4096)
 def _program_under_mesh(**params: Param) -> Any:
     run = functools.partial(spmap_p.bind, **params)
-    devices = list(params["mesh"].devices.flat)
-    return map_jit(lambda *args: run(*map(drop_sharding, args)), devices, True)
+    return map_jit(run, list(params["mesh"].devices.flat), communicates=True)
 
 
 # In place of `evaluate_map` alone.

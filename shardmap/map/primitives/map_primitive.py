@@ -44,6 +44,7 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import jaxprs_in, opened
 from shardmap.map.primitives.axis import AxisLayout, axis_text
+from shardmap.map.primitives.explicit_sharding import drop_sharding
 
 __all__ = ["MapPrimitive", "spmap_p"]
 
@@ -183,6 +184,7 @@ class _SpmapPrimitive(MapPrimitive):
     """
 
     def _bind(self, *args: Value, **params: Param) -> list[Any]:
+        args = tuple(map(drop_sharding, args))
         if not params["axis_size"]:
             return _without_elements(args, **params)
         check_types_unchecked()

@@ -63,7 +63,6 @@ def _batching_rule(
             f"mesh_axes={vmap.spmd_name!r} instead."
         )
     explicit_sharding.check_batch("a map", args, dims)
-    args = list(map(explicit_sharding.drop_sharding, args))
     # Both axes are counted in the array that has them; operands are not transposed.
     map_axes: list[int | None] = []
     element_dims: list[int | None] = []
