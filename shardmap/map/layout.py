@@ -42,7 +42,7 @@ def _all_devices_for(axis_size: int, available: int) -> int:
 
 
 def _divisor_for(axis_size: int, available: int) -> int:
-    """The largest divisor of the available devices of which each has elements."""
+    """The largest divisor of ``available`` with elements for each device."""
     return max(
         n
         for n in range(1, available + 1)
@@ -121,7 +121,7 @@ def map_mesh(
     Args:
       axis_name: the map's axis name, also the mesh's if it is a string.
       axis_size: the number of elements.
-      call_jaxpr: what is searched for maps inside.
+      call_jaxpr: the function of one element; the maps in it get mesh axes.
       devices: the devices to use.
       shared: whether the map shares a program, whose maps all use all devices: JAX
         describes all results on the first mesh of a program. If not, spare devices are

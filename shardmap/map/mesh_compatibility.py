@@ -1,7 +1,7 @@
 """Which meshes can be those of one program.
 
-A map and what it holds are one program on one mesh, of which each axis has one user.
-Several maps and the arguments of a program are on meshes that XLA can combine.
+A map and the maps inside it run on one mesh, and share no mesh axis. XLA has to combine
+the meshes of all maps and arguments of a program.
 """
 
 import itertools
@@ -30,7 +30,7 @@ def check_inside(params: dict[str, Any]) -> None:
       params: the parameters of the outermost map's equation.
 
     Raises:
-      ValueError: names what is inside, and the meshes or the mesh axis.
+      ValueError: names the inner map, and the meshes or the mesh axis.
     """
     _check_maps(params, params["mesh"], {})
     _check_shard_maps(params)
@@ -129,7 +129,7 @@ def _devices(mesh: Mesh) -> list[jax.Device]:
 def axes_used_inside(jaxpr: AnyJaxpr) -> set[str]:
     """The mesh axes that maps, shard_maps and constraints in ``jaxpr`` use.
 
-    A map of which no array has the mapped axis only binds a name.
+    A map without mapped arrays only binds a name.
     """
     used: set[str] = set()
     for equation in equations(jaxpr):

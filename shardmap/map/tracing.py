@@ -224,7 +224,7 @@ class Batch(NamedTuple):
     def vectorize(
         self, jaxpr: Jaxpr, in_dims: Sequence[int | None], out_dims: Any
     ) -> Callable[..., Any]:
-        """`jax.vmap` of ``jaxpr``, of which no operand need be mapped."""
+        """`jax.vmap` of ``jaxpr``; all operands may be unmapped."""
         return self.vectorize_function(self.function(jaxpr), in_dims, out_dims)
 
     def function(self, jaxpr: Jaxpr) -> Callable[..., list[Any]]:
@@ -235,7 +235,7 @@ class Batch(NamedTuple):
     def vectorize_function(
         self, fun: Callable[..., Any], in_dims: Sequence[int | None], out_dims: Any
     ) -> Callable[..., Any]:
-        """`jax.vmap` of ``fun``, of which no operand need be mapped.
+        """`jax.vmap` of ``fun``; all operands may be unmapped.
 
         JAX's own batching rules must know its collectives over this axis.
         """

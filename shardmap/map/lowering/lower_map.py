@@ -309,7 +309,7 @@ def block_function(
       jaxpr: what one element computes.
       axis: the mapped axis.
       in_axes: where operands have the block of elements; None: one for all.
-      out_axes: the same for results.
+      out_axes: where results have it; None: the first element's result.
     """
     jaxpr = with_batching_rules(jaxpr)
     if axis.steps > 1:

@@ -168,7 +168,7 @@ def is_tapped(jaxpr: Jaxpr) -> bool:
 
 
 def is_no_tap(equation: Equation) -> bool:
-    """Whether an equation is no tap, whose jaxpr is only there for JAX to look at."""
+    """Whether an equation is no tap. The jaxpr of a tap is not part of the program."""
     return equation.primitive is not tap_p
 
 

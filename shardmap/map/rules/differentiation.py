@@ -270,7 +270,7 @@ def _by_derivative(
 def _transpose(
     jaxpr: Jaxpr,
     linear: tuple[bool, ...],
-    wanted: tuple[bool, ...],
+    nonzero: tuple[bool, ...],
     in_axes: tuple[int | None, ...],
     out_axes: tuple[int | None, ...],
     axis_name: Hashable,
@@ -282,7 +282,7 @@ def _transpose(
     Args:
       jaxpr: the function of one element.
       linear: which operands are to have a cotangent.
-      wanted: which results have one.
+      nonzero: which results have a cotangent.
       in_axes, out_axes, axis_name, axis_size: of the map.
       is_looped: whether it loops over elements, which allows no sum over its axis in a
         map inside.
@@ -293,8 +293,8 @@ def _transpose(
     residual_axes = list(compress(in_axes, is_residual))
     linear_avals = list(compress(avals, linear))
     linear_axes = list(compress(in_axes, linear))
-    cotangent_avals = list(compress(map(aval_of, jaxpr.outvars), wanted))
-    cotangent_axes = list(compress(out_axes, wanted))
+    cotangent_avals = list(compress(map(aval_of, jaxpr.outvars), nonzero))
+    cotangent_axes = list(compress(out_axes, nonzero))
 
     def transposed(*args: Value, as_one: bool = False) -> list[Any]:
         residuals = args[: len(residual_avals)]
@@ -303,7 +303,7 @@ def _transpose(
             known, unknown = iter(residuals), iter(operands)
             merged = [next(unknown) if lin else next(known) for lin in linear]
             results = jax.core.eval_jaxpr(jaxpr, (), *merged)
-            return list(compress(results, wanted))
+            return list(compress(results, nonzero))
 
         # An unmapped result is a copy in each element. Each gets an equal share of the
         # cotangent.
@@ -347,8 +347,8 @@ def _transpose_rule(
     **params: Param,
 ) -> list[Any]:
     linear = tuple(isinstance(arg, ad.UndefinedPrimal) for arg in args)
-    wanted = tuple(not _is_zero(ct) for ct in cotangents)
-    if not any(wanted):
+    nonzero = tuple(not _is_zero(ct) for ct in cotangents)
+    if not any(nonzero):
         return [
             ad.Zero(a.aval) if lin else None
             for a, lin in zip(args, linear, strict=True)
@@ -356,7 +356,7 @@ def _transpose_rule(
     body = _transpose(
         call_jaxpr,
         linear,
-        wanted,
+        nonzero,
         in_axes,
         out_axes,
         params["axis_name"],
@@ -366,8 +366,8 @@ def _transpose_rule(
     is_residual = [not is_linear for is_linear in linear]
     results = bind_map(
         body,
-        [*compress(args, is_residual), *compress(cotangents, wanted)],
-        [*compress(in_axes, is_residual), *compress(out_axes, wanted)],
+        [*compress(args, is_residual), *compress(cotangents, nonzero)],
+        [*compress(in_axes, is_residual), *compress(out_axes, nonzero)],
         compress(in_axes, linear),
         params,
         primitive,
