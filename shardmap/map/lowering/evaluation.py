@@ -35,7 +35,7 @@ def evaluate_map(*args: Value, **params: Param) -> list[Any]:
     if is_debugged():
         return _evaluate_by_operations(args, params)
     if REPLICAS in getattr(params["mesh"], "axis_names", ()):
-        params = _as_operands_lie(args, params)
+        params = _on_devices_of_operands(args, params)
     jitted, shardings = _program(**params)
     return jitted(*placement.place(args, shardings))
 
@@ -62,7 +62,7 @@ def _put(value: Value, sharding: Sharding) -> Any:
     return jax.device_put(value, sharding) if is_jax else value
 
 
-def _as_operands_lie(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
+def _on_devices_of_operands(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
     """The parameters of the map on the devices of its operands.
 
     A map that was traced has all devices. If operands are on just those that it would

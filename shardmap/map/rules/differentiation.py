@@ -12,24 +12,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core.primitives import while_p
 from jax.interpreters import ad
 
-from shardmap._jax.effects import TAP_EFFECT
 from shardmap._jax.types import (
     Aval,
-    Equation,
     Jaxpr,
     Param,
     Value,
     aval_of,
     without_sharding,
 )
-from shardmap._jax.walk import equations, rewrite_jaxpr
+from shardmap._jax.walk import equations
 from shardmap.map.collectives.rewrites import merge_sums, without_sums_of_shared
 from shardmap.map.collectives.split import uses_axis
 from shardmap.map.primitives.map_primitive import MapPrimitive, spmap_p
-from shardmap.map.primitives.tap import is_no_tap, is_tapped, tap_p
+from shardmap.map.primitives.tap import without_taps_in_loops
 from shardmap.map.tracing import (
     Batch,
     Body,
@@ -130,36 +127,9 @@ def _linearize(
         axis_name,
         axis_size,
     )
-    tangent_body = tangent_body._replace(
-        jaxpr=_without_taps_in_loops(tangent_body.jaxpr)
-    )
+    jaxpr_of_tangents = without_taps_in_loops(tangent_body.jaxpr)
+    tangent_body = tangent_body._replace(jaxpr=jaxpr_of_tangents)
     return _Linearized(traced._replace(jaxpr=pruned), sources, tangent_body)
-
-
-def _without_taps_in_loops(jaxpr: Jaxpr) -> Any:
-    """``jaxpr`` of tangents without taps in its while loops.
-
-    JAX computes the values of a while loop again with its tangents.
-    """
-
-    def drop(equation: Equation) -> Any:
-        is_plain = equation.primitive is tap_p and not equation.outvars
-        return [] if is_plain else equation
-
-    def change(equation: Equation) -> Any:
-        if equation.primitive is not while_p or TAP_EFFECT not in equation.effects:
-            return equation
-        inside = {
-            key: rewrite_jaxpr(equation.params[key], drop, is_no_tap)
-            for key in ("cond_jaxpr", "body_jaxpr")
-        }
-        is_left = any(map(is_tapped, inside.values()))
-        return equation.replace(
-            params=equation.params | inside,
-            effects=equation.effects if is_left else equation.effects - {TAP_EFFECT},
-        )
-
-    return rewrite_jaxpr(jaxpr, change, is_no_tap) if is_tapped(jaxpr) else jaxpr
 
 
 def _residual_axes(
@@ -296,7 +266,7 @@ def _transpose(
     cotangent_avals = list(compress(map(aval_of, jaxpr.outvars), nonzero))
     cotangent_axes = list(compress(out_axes, nonzero))
 
-    def transposed(*args: Value, as_one: bool = False) -> list[Any]:
+    def transposed(*args: Value) -> list[Any]:
         residuals = args[: len(residual_avals)]
 
         def fun(*operands: Value) -> list[Any]:
@@ -308,30 +278,20 @@ def _transpose(
         # An unmapped result is a copy in each element. Each gets an equal share of the
         # cotangent.
         cotangents = [
-            ct / axis_size if axis is None and not as_one else ct
+            ct / axis_size if axis is None else ct
             for ct, axis in zip(
                 args[len(residual_avals) :], cotangent_axes, strict=True
             )
         ]
         operands = transpose(fun, linear_avals, cotangents)
         return [
-            jax.lax.psum(ct, axis_name) if axis is None and not as_one else ct
+            jax.lax.psum(ct, axis_name) if axis is None else ct
             for ct, axis in zip(operands, linear_axes, strict=True)
         ]
 
     transpose = _by_derivative if _has_references(jaxpr) else _by_transposition
-    trace = functools.partial(
-        trace_body,
-        avals=[*residual_avals, *cotangent_avals],
-        axis_name=axis_name,
-        axis_size=axis_size,
-    )
-    if set(in_axes) | set(out_axes) == {None}:
-        # Nothing differs along the axis, so there is nothing to sum.
-        body = trace(functools.partial(transposed, as_one=True))
-        if not uses_axis(body.jaxpr, axis_name):
-            return body
-    body = trace(transposed)
+    avals = [*residual_avals, *cotangent_avals]
+    body = trace_body(transposed, avals, axis_name, axis_size)
     operand_axes = [*(None for _ in body.constants), *residual_axes, *cotangent_axes]
     jaxpr = without_sums_of_shared(body.jaxpr, axis_name, axis_size, operand_axes)
     return body._replace(jaxpr=jaxpr if is_looped else merge_sums(jaxpr, axis_name))
