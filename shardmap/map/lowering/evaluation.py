@@ -62,12 +62,13 @@ def _put(value: Value, sharding: Sharding) -> Any:
     return jax.device_put(value, sharding) if is_jax else value
 
 
-def _on_devices_of_operands(args: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
+def _on_devices_of_operands(
+    args: Sequence[Any], params: dict[str, Any]
+) -> dict[str, Any]:
     """The parameters of the map on the devices of its operands.
 
-    A map that was traced has all devices. If operands are on just those that it would
-    have outside of a trace, another map has made them there, and the results of this
-    one are to meet them.
+    A traced map has all devices. If an operand is on those that the map would have
+    alone, it runs there, so that its results can be combined with the operand.
     """
     mesh, placement = map_mesh(
         params["axis_name"],
