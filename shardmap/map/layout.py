@@ -141,7 +141,7 @@ def map_mesh(
     shared = shared and not rest and math.prod(sizes) < count
     is_flat = len(sizes) == len(groups) == 1 and not partitions
     if shared and is_flat:
-        sizes = [count]
+        sizes = [count]  # XLA can combine this mesh with any other.
     elif shared:
         spread = math.gcd if len(groups) > 1 else _all_devices_for
         sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, _divisor_for)
