@@ -10,7 +10,7 @@ import numpy as np
 KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 WIDTHS = {
     "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "bf16": 2, "f16": 2,
-    "pred": 1, "c64": 8, "c128": 16, "s8": 1, "u8": 1,
+    "pred": 1, "c64": 8, "c128": 16, "s8": 1, "u8": 1, "s16": 2, "u16": 2,
 }  # fmt: skip
 
 
