@@ -1,6 +1,6 @@
 """Aliases of JAX's public types, and the parameters of a map's equation."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 import jax
@@ -58,7 +58,7 @@ def aval_of(atom: Atom) -> Aval:
     return cast(Aval, atom.aval)
 
 
-def with_shape(aval: Aval, shape: Sequence[int]) -> Aval:
+def with_shape(aval: Aval, shape: Iterable[int]) -> Aval:
     """The aval with another shape, in the same memory space, without a sharding."""
     return jax.core.ShapedArray(
         tuple(shape),

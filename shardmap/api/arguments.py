@@ -1,6 +1,6 @@
 """The arguments of a call, flat, with the static ones in their structure."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -65,18 +65,6 @@ def wrap_statics(args: tuple[Any, ...], argnums: Collection[int]) -> tuple[Any, 
     return tuple(Static(a) if k in static else a for k, a in enumerate(args))
 
 
-def statics_of(args: Sequence[PyTree]) -> dict[int, Static]:
-    """The static arguments, by position."""
-    return {k: arg for k, arg in enumerate(args) if type(arg) is Static}
-
-
-def apply_statics(
-    fun: Callable[..., Any], args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
-) -> PyTree:
-    """Calls a user's function with the values of its static arguments."""
-    return fun(*(a.value if type(a) is Static else a for a in args), **kwargs)
-
-
 class Arguments(NamedTuple):
     """The arguments of a call.
 
@@ -93,7 +81,9 @@ class Arguments(NamedTuple):
     @classmethod
     def of(cls, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> "Arguments":
         """Those of a call whose static arguments are each a `Static`."""
-        return cls(*jax.tree.flatten((tuple(args), kwargs)), statics_of(args))
+        leaves, in_tree = jax.tree.flatten((tuple(args), kwargs))
+        statics = {k: arg for k, arg in enumerate(args) if type(arg) is Static}
+        return cls(leaves, in_tree, statics)
 
     def kind(self) -> Hashable:
         """A cache key: equal for calls with the same program."""

@@ -73,8 +73,7 @@ class ElementCall(Call):
         operands, results = self._map_shardings
         return MapShardings(operands[len(self.body.constants) :], results)
 
-    @property
-    def described(self) -> str:
+    def __str__(self) -> str:
         params = self.params
         where = (
             [device.id for device in self.devices] if params["mesh"] else "around it"

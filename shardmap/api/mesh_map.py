@@ -9,6 +9,7 @@ mesh axes are dimensions of their own.
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -42,7 +43,6 @@ from shardmap.api.programs import (
     Call,
     Kwargs,
     Programs,
-    described_like,
     devices_of,
 )
 from shardmap.arrays import placement, trees
@@ -111,18 +111,6 @@ def _counts(mesh: AnyMesh, axes: Axes, ndim: int) -> list[int]:
     ]
 
 
-def _block_aval(mesh: AnyMesh, aval: Aval, axes: Axes) -> Aval:
-    """The aval of a block of an array."""
-    counts = _counts(mesh, axes, aval.ndim)
-    return with_shape(aval, [n // k for n, k in zip(aval.shape, counts, strict=True)])
-
-
-def _global_aval(mesh: AnyMesh, block: Aval, axes: Axes) -> Aval:
-    """The aval of the array with such blocks."""
-    counts = _counts(mesh, axes, block.ndim)
-    return with_shape(block, [n * k for n, k in zip(block.shape, counts, strict=True)])
-
-
 # Calls
 
 
@@ -168,20 +156,13 @@ class MeshCall(Call):
 
     @functools.cached_property
     def shardings(self) -> MapShardings:
-        def sharding(axes: Axes, aval: Aval) -> NamedSharding:
-            return NamedSharding(
-                self.mesh,
-                _partition_spec({} if placement.has_no_bytes(aval) else axes),
-                memory_kind=placement.memory_kind(aval),
-            )
-
+        sharding = functools.partial(placement.array_sharding, self.mesh)
         return MapShardings(
-            tuple(map(sharding, self.in_axes, self.in_avals)),
-            tuple(map(sharding, self.out_axes, self.out_avals)),
+            tuple(map(sharding, map(_partition_spec, self.in_axes), self.in_avals)),
+            tuple(map(sharding, map(_partition_spec, self.out_axes), self.out_avals)),
         )
 
-    @property
-    def described(self) -> str:
+    def __str__(self) -> str:
         devices = [device.id for device in self.devices]
         kinds = [aval.str_short() for aval in self.in_avals]
         return (
@@ -218,7 +199,10 @@ class MeshPrograms(Programs[MeshCall]):
         around = self._axes_around()
         own = tuple(name for name in mesh.axis_names if name not in around)
         block = self.flat_function(arguments)
-        blocks = [_block_aval(mesh, *each) for each in zip(avals, in_axes, strict=True)]
+        blocks = [
+            with_shape(aval, map(operator.floordiv, aval.shape, counts))
+            for aval, counts in self._with_counts(avals, in_axes)
+        ]
         jaxpr, out_tree = self._traced(block, blocks, own)
         out_axes = self.out_axes(out_tree)
         out_blocks = [without_sharding(aval_of(v)) for v in jaxpr.outvars]
@@ -228,7 +212,8 @@ class MeshPrograms(Programs[MeshCall]):
         own = tuple(name for name in own if name not in inside)
         self._check_results(jaxpr, in_axes, out_axes, out_tree, own)
         out_avals = [
-            _global_aval(mesh, *each) for each in zip(out_blocks, out_axes, strict=True)
+            with_shape(block, map(operator.mul, block.shape, counts))
+            for block, counts in self._with_counts(out_blocks, out_axes)
         ]
         return MeshCall(
             arguments,
@@ -242,6 +227,16 @@ class MeshPrograms(Programs[MeshCall]):
             out_axes,
             own,
         )
+
+    def _with_counts(
+        self, avals: Sequence[Aval], axes: Sequence[Axes]
+    ) -> list[tuple[Aval, list[int]]]:
+        """Each aval, with the number of blocks along each dimension."""
+        mesh = self.options.mesh
+        return [
+            (aval, _counts(mesh, each, aval.ndim))
+            for aval, each in zip(avals, axes, strict=True)
+        ]
 
     def _axes_around(self) -> set[str]:
         """The mesh axes that a map or `jax.shard_map` around is over.
@@ -380,17 +375,7 @@ class MeshPrograms(Programs[MeshCall]):
                 )
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        return self._part(*args, **kwargs)
-
-    @functools.cached_property
-    def _part(self) -> jax.stages.Wrapped:
-        """The map under `jax.jit`, which caches its traces."""
-
-        def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            arguments = self.read(args, kwargs)
-            return self.bind_call(self.infer_params(arguments), arguments.leaves)
-
-        return jax.jit(described_like(run, self.fun(), self.name))
+        return self._bind_jitted(*args, **kwargs)
 
     def bind_call(self, call: MeshCall, leaves: Sequence[Value]) -> PyTree:
         is_manual = self.options.lowering == "manual"
@@ -642,16 +627,16 @@ def mesh_map(
     dimension cut it major to minor, in the order of the dict. Along mesh axes that are
     not named, all devices have the same block. Collectives go over mesh axis names.
 
-    The idea is `jax.shard_map`'s, and its elder xmap's with anonymous blocks; it is
-    made of maps as `spmap` makes them, one inside the other.
+    It is `jax.shard_map` with dicts in place of PartitionSpecs. The dicts, and blocks
+    that keep their dimensions, are those of xmap.
 
     Args:
-      fun: takes and gives pytrees of blocks. Left out, ``mesh_map(...)`` is a
-        decorator.
+      fun: the function of one block. Arguments and results are pytrees of blocks. If
+        omitted, ``mesh_map(...)`` is a decorator.
       mesh: the devices.
       in_axes: a pytree prefix of the tuple of arguments with dicts as leaves, such as
-        ``({"data": 0}, {})``, ``{}`` for what every device gets whole, as it does what
-        is passed by keyword. Static arguments may have an entry or none.
+        ``({"data": 0}, {})``. ``{}``: every device gets the whole argument. Keyword
+        arguments are whole too. Static arguments may have an entry or none.
       out_axes: the same for the result.
       lowering: as for `spmap`. Default ``"manual"``.
       donate_argnums: as for `spmap`.
@@ -659,15 +644,15 @@ def mesh_map(
         `spmap`.
 
     Returns:
-      The mapped function, with ``lower`` and ``trace`` as `jax.jit` gives them, and
-      ``explain``.
+      The mapped function. It has ``lower`` and ``trace``, like a `jax.jit` function,
+      and ``explain``.
 
     Raises:
-      TypeError: ``fun`` is not callable, no mesh or axes, or axes that are no dicts of
-        names and dimensions. When called: an argument that JAX cannot compute with.
-      ValueError: a mesh axis that ``mesh`` does not have. When called: a dimension that
-        an array does not have or that does not divide, a result that differs along a
-        mesh axis that its out axes do not name.
+      TypeError: ``fun`` is not callable, a mesh or axes are missing, or axes are not
+        dicts of names and dimensions. When called: JAX does not accept an argument.
+      ValueError: ``mesh`` does not have a mesh axis. When called: an array does not
+        have a dimension, a dimension does not divide, or a result differs along a mesh
+        axis that its out axes do not name.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm

@@ -21,7 +21,7 @@ from shardmap._jax.stages import FoundNaN, Mismatch, trace_as
 from shardmap._jax.types import AnyMesh, Aval, PyTree, TreeDef, Value
 from shardmap._lazy import logging
 from shardmap.api import caches
-from shardmap.api.arguments import Arguments, Static, apply_statics
+from shardmap.api.arguments import Arguments, Static
 from shardmap.arrays import array_likes, placement, processes, trees
 from shardmap.arrays.process_local import (
     ProcessShardings,
@@ -59,9 +59,8 @@ class Call(abc.ABC):
     def shardings(self) -> MapShardings | None:
         """The shardings of leaves and results; None inside another map."""
 
-    @property
     @abc.abstractmethod
-    def described(self) -> str:
+    def __str__(self) -> str:
         """The description of the program in the log."""
 
     @abc.abstractmethod
@@ -177,6 +176,20 @@ class Programs(abc.ABC, Generic[C]):
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         """Adds a call to what is being traced."""
 
+    def _bind(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        arguments = self.read(args, kwargs)
+        call = self.infer_params(arguments, alone=False)
+        return self.bind_call(call, arguments.leaves)
+
+    @functools.cached_property
+    def _bind_jitted(self) -> jax.stages.Wrapped:
+        """The map under `jax.jit`, which caches its traces."""
+
+        def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            return self._bind(*args, **kwargs)
+
+        return jax.jit(described_like(run, self.fun(), self.name))
+
     @abc.abstractmethod
     def has_other_devices(self) -> bool:
         """Whether its devices differ from those of `jax.set_mesh`."""
@@ -275,8 +288,8 @@ class Programs(abc.ABC, Generic[C]):
 
         def flat(*leaves: Value) -> tracing.Flattened:
             args, kwargs = jax.tree.unflatten(in_tree, leaves)
-            result = apply_statics(fun(), args, kwargs)
-            return tracing.Flattened(*jax.tree.flatten(result))
+            args = [arg.value if type(arg) is Static else arg for arg in args]
+            return tracing.Flattened(*jax.tree.flatten(fun()(*args, **kwargs)))
 
         flat.__name__ = self.name
         args, kwargs = arguments.with_leaves(arguments.leaves)
@@ -395,7 +408,7 @@ class Programs(abc.ABC, Generic[C]):
                 "Give it a jax.sharding.Mesh, such as shardmap.make_mesh makes."
             )
         level = logging.WARNING if config_value("jax_log_compiles") else logging.DEBUG
-        logging.log(level, "shardmap: compiling %s: %s", self.name, call.described)
+        logging.log(level, "shardmap: compiling %s: %s", self.name, call)
         return {
             "out_shardings": trees.with_leaves(out_tree, call.shardings.results),
             "compiler_options": running.compiler_options(call.devices),

@@ -199,8 +199,7 @@ class PartitionCall(Call):
     total: int | None
     jaxpr: ClosedJaxpr
 
-    @property
-    def described(self) -> str:
+    def __str__(self) -> str:
         devices = [device.id for device in self.devices]
         kinds = [aval.str_short() for aval in self.in_avals]
         return f"{self.total or 1} partitions on devices {devices}, arguments {kinds}"
@@ -282,19 +281,9 @@ class PartitionPrograms(Programs[PartitionCall]):
         return parts + [None] * keywords.num_leaves
 
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
-        if contexts.has_mesh():
-            # Explicit types of the operands end at the `jax.jit`.
-            return self._part(*args, **kwargs)
-        return self._bind(*args, **kwargs)
-
-    @functools.cached_property
-    def _part(self) -> jax.stages.Wrapped:
-        return jax.jit(self._bind)
-
-    def _bind(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        arguments = self.read(args, kwargs)
-        call = self.infer_params(arguments, alone=False)
-        return self.bind_call(call, arguments.leaves)
+        # Explicit types of the operands end at a `jax.jit`.
+        bind = self._bind_jitted if contexts.has_mesh() else self._bind
+        return bind(*args, **kwargs)
 
     def bind_call(self, call: PartitionCall, leaves: Sequence[Value]) -> PyTree:
         if call.mesh is not None:

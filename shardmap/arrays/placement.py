@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from shardmap._jax.types import Aval, Value
+from shardmap._jax.types import AnyMesh, Aval, Value
 from shardmap._lazy import logging
 from shardmap.arrays import array_likes
 from shardmap.arrays.programs.running import map_jit
@@ -68,6 +68,15 @@ def memory_kind(aval: Aval) -> str | None:
     """The ``memory_kind`` of a sharding for an array; None for device memory."""
     on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
     return "pinned_host" if on_host else None
+
+
+def array_sharding(mesh: AnyMesh, spec: PartitionSpec, aval: Aval) -> NamedSharding:
+    """The sharding of an array; tangents of integers are the same in all processes."""
+    return NamedSharding(
+        mesh,
+        PartitionSpec() if has_no_bytes(aval) else spec,
+        memory_kind=memory_kind(aval),
+    )
 
 
 def has_no_bytes(value: object) -> bool:

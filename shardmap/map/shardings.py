@@ -33,11 +33,6 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     """
     mesh = params["mesh"]
     operands, results = _map_cuts(params, mesh, MeshPlacement.of(params))
-    # Tangents of integers are NumPy arrays, the same in all processes.
-    operands = [
-        {} if placement.has_no_bytes(var.aval) else cut
-        for var, cut in zip(params["call_jaxpr"].invars, operands, strict=True)
-    ]
     # XLA replicates results without entries.
     results = [
         cut if params["axis_size"] * math.prod(var.aval.shape) else {}
@@ -47,9 +42,7 @@ def map_shardings(params: dict[str, Any]) -> MapShardings:
     return MapShardings(
         *(
             tuple(
-                NamedSharding(
-                    mesh, cut_spec(cut), memory_kind=placement.memory_kind(atom.aval)
-                )
+                placement.array_sharding(mesh, cut_spec(cut), atom.aval)
                 for cut, atom in zip(cuts, atoms, strict=True)
             )
             for cuts, atoms in ((operands, jaxpr.invars), (results, jaxpr.outvars))
