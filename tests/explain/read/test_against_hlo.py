@@ -117,7 +117,9 @@ def test_a_dead_collective_is_counted_and_a_live_one_is_listed():
     report = sm.explain(mapped)(ones(8, 4))
     (live,) = report.collectives
     assert [live.count, line_of(live)] == [4, *lines_with("Live.")]
-    assert "1 collective of the program" in report.notes[0]
+    assert report.notes == (
+        "XLA removed, merged or replaced 1 collective of the program.",
+    )
 
 
 def test_values_sent_together_under_names_with_colons():

@@ -185,11 +185,6 @@ def test_groups_of_several_lengths_have_that_of_the_longest(alone):
     assert table(report) == [("psum", ("i",), 4, 1, 12)]
 
 
-def test_one_device_sends_nothing():
-    fun = sm.spmap(lambda x: lax.psum(x, "i"), "i", devices=jax.devices()[:1])
-    assert sm.explain(fun)(shape(8, 3)).collectives == ()
-
-
 # How often
 
 
@@ -207,19 +202,6 @@ def test_loops_multiply():
     for each in report.collectives:
         ring = 2 * each.bytes_in * 7 // 8
         assert each.link_bytes == each.count * ring
-
-
-def test_the_compiled_loop_has_as_many_steps():
-    """XLA knows it, too: the counts agree."""
-    fun = jax.jit(
-        lambda x: lax.fori_loop(
-            0, 6, lambda _, x: sm.spmap(lambda x: lax.psum(x, "i"), "i")(x) / 9, x
-        )
-    )
-    x = shape(8, 3)
-    (each,) = sm.explain(fun)(x).collectives
-    assert each.count == 6
-    assert '"known_trip_count":{"n":"6"}' in fun.lower(x).compile().as_text()
 
 
 def test_a_loop_without_a_fixed_end_is_not_counted():
@@ -299,31 +281,6 @@ def test_an_axis_that_does_not_divide_is_moved_by_the_compiler():
     assert report.collectives
     assert all(each.added_by_partitioner for each in report.collectives)
     assert len(report.collectives) == instructions(mapped, x)
-
-
-def test_what_xla_removes_is_said():
-    def fun(x):
-        lax.psum(x + 1, "i")  # Nobody wants it.
-        return lax.psum(x, "i")
-
-    report = sm.explain(sm.spmap(fun, "i"))(shape(8, 3))
-    assert len(report.collectives) == 1
-    assert report.notes == (
-        "XLA removed, merged or replaced 1 collective of the program.",
-    )
-
-
-def test_sources():
-    def fun(x):
-        total = lax.psum(x, "i")  # First.
-        return total + lax.pmax(x, "i")  # Second.
-
-    with open(__file__, encoding="utf-8") as file:
-        lines = file.readlines()
-    found = sm.explain(sm.spmap(fun, "i"))(shape(24, 3)).collectives
-    for each, comment in zip(found, ("# First.", "# Second."), strict=True):
-        number = int(each.source.split(" ")[0].rpartition(":")[2])
-        assert lines[number - 1].strip().endswith(comment)
 
 
 def test_a_collective_that_is_registered_late_is_seen():
