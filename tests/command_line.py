@@ -17,9 +17,9 @@ SETTINGS = (
 )
 
 
-def python(*arguments, cwd=ROOT, timeout=300, **environment):
-    """Runs Python with this repository, without the settings that tests run under."""
-    kept = {k: v for k, v in os.environ.items() if k not in SETTINGS}
+def python(*arguments, cwd=ROOT, timeout=300, without=SETTINGS, **environment):
+    """Runs Python with this repository, without some of the settings of tests."""
+    kept = {k: v for k, v in os.environ.items() if k not in without}
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,

@@ -211,9 +211,9 @@ def test_all_rows_of_the_plan_are_there():
 )
 @jax.numpy_rank_promotion("allow")  # They broadcast, as users do.
 def test_every_row_runs(benchmark):
-    result = harness.measure(benchmark, repeats=2)
+    result = harness.measure(benchmark, repeats=1)
     assert OURS in result.samples
-    assert all(len(times) == 2 for times in result.samples.values())
+    assert all(len(times) == 1 for times in result.samples.values())
 
 
 @pytest.mark.few(1)

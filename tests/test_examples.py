@@ -3,15 +3,12 @@
 Each compares itself with a reference and says so in its exit code.
 """
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.command_line import SETTINGS
+from tests.command_line import python
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "examples.md").read_text()
@@ -44,19 +41,6 @@ BROKEN = {
 ELSEWHERE = {"resume"}
 
 
-def python(*arguments):
-    """Runs Python without the settings that the tests themselves run under."""
-    env = {k: v for k, v in os.environ.items() if k not in SETTINGS}
-    env["PYTHONPATH"] = str(ROOT)
-    return subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=env,
-    )
-
-
 def test_every_program_is_tried():
     found = {path.stem for path in (ROOT / "examples").glob("*.py")}
     assert found - ELSEWHERE == set(SMALL) == set(SAYS)
@@ -85,7 +69,7 @@ def shown(name):
     ],
 )
 def test_a_program_agrees_with_its_reference(name):
-    result = python(ROOT / "examples" / f"{name}.py", *SMALL[name])
+    result = python("-W", "error", ROOT / "examples" / f"{name}.py", *SMALL[name])
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     assert re.search(SAYS[name], result.stdout)
     printed = [without_numbers(line) for line in result.stdout.splitlines()]
@@ -100,6 +84,6 @@ def test_a_broken_program_says_so(name):
         f"import sys; from examples import {name} as program; {BROKEN[name]}; "
         f"sys.exit(program.main({SMALL[name]}))"
     )
-    result = python("-c", code)
+    result = python("-W", "error", "-c", code)
     assert result.returncode == 1, result.stderr[-2000:]
     assert "Traceback" not in result.stderr

@@ -3,11 +3,8 @@
 import ast
 import inspect
 import operator
-import os
 import pathlib
 import re
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -98,19 +95,6 @@ def test_every_public_name_has_a_docstring_with_an_example(name):
     assert ">>> " in (inspect.getdoc(getattr(shardmap, name)) or "")
 
 
-def test_importing_starts_no_backend():
-    """A program may set devices, or start several processes, after the import."""
-    program = (
-        "import jax, shardmap; jax.config.update('jax_num_cpu_devices', 5); "
-        "print(jax.local_device_count())"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert result.stdout == "5\n", result.stderr[-2000:]
-
-
 LATE = ("shardmap.explain.", "shardmap.plan.", "shardmap.commands", "absl")
 
 OURS = ("shardmap", "absl")
@@ -119,9 +103,7 @@ OURS = ("shardmap", "absl")
 def loaded(program):
     """The modules of ours, and of absl, that a program has imported at its end."""
     text = f"import sys\n{program}\nprint(*sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True
-    )
+    result = python("-c", text)
     assert result.returncode == 0, result.stderr[-2000:]
     return [name for name in result.stdout.split() if name.startswith(OURS)]
 

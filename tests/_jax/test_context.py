@@ -1,8 +1,6 @@
 """What is traced, and what a program is lowered for, on both ends of JAX."""
 
 import functools
-import subprocess
-import sys
 import threading
 
 import jax
@@ -14,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from shardmap._jax import context
 from shardmap._jax.effects import CALLBACK_JAXPR
+from tests.command_line import python
 
 X = np.ones(8, np.float32)
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
@@ -118,10 +117,7 @@ def test_whether_jax_has_started():
         "import jax; from shardmap._jax.context import backends_are_started as b; "
         "print(b()); jax.devices(); print(b())"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.split() == ["False", "True"]
+    assert python("-c", program).stdout.split() == ["False", "True"]
 
 
 def test_the_configuration_tells_precisions_apart():

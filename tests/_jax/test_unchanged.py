@@ -1,8 +1,8 @@
 """Nothing of JAX is changed."""
 
 import pathlib
-import subprocess
-import sys
+
+from tests.command_line import python
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = """
@@ -39,12 +39,6 @@ for (module, name, key), value in before.items():
 
 
 def test_importing_everything_changes_nothing_of_jax():
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(ROOT)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-    )
+    result = python("-c", PROGRAM, str(ROOT))
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["True"]

@@ -1,8 +1,6 @@
 """Keeping things for functions: found again when equal, gone with the function."""
 
 import gc
-import subprocess
-import sys
 import threading
 
 import jax
@@ -12,6 +10,7 @@ from jax import lax
 
 import shardmap as sm
 from shardmap.api import caches
+from tests.command_line import python
 
 
 @pytest.mark.few(1)
@@ -156,9 +155,7 @@ print(len(met), sorted(met)[0])
 @pytest.mark.deep
 def test_no_lock_is_held_while_hooks_of_users_run():
     """In a process of its own, as it would never end."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEETING], capture_output=True, text=True, timeout=300
-    )
+    done = python("-c", MEETING, without=())
     assert done.returncode == 0, done.stdout + done.stderr
     count, *_ = done.stdout.split()
     assert int(count) >= 5

@@ -1,9 +1,7 @@
 """Mapped functions through cloudpickle, here and to another process."""
 
 import copy
-import os
 import pickle
-import subprocess
 import sys
 
 import cloudpickle
@@ -15,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
+from tests.command_line import python
 
 X = np.arange(8, dtype=np.float32)
 MESH = sm.make_mesh({"x": 2, "y": 4})
@@ -110,17 +109,6 @@ print(len(work), [d.id for d in work["devices"][0](args[0]).sharding.device_set]
 """
 
 
-def read_elsewhere(path, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", READER, path],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 def test_in_another_process(tmp_path):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
@@ -133,7 +121,7 @@ def test_in_another_process(tmp_path):
         path.write_bytes(cloudpickle.dumps(work))
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    done = read_elsewhere(path)
+    done = python("-c", READER, path, without=())
     assert done.returncode == 0, done.stderr
     assert done.stdout.split(maxsplit=1)[0] == str(len(work))
 
@@ -144,7 +132,7 @@ def test_devices_that_the_other_process_does_not_have(tmp_path):
     mapped = sm.spmap(lambda x: 2 * x, devices=jax.devices()[6:])
     path.write_bytes(cloudpickle.dumps({"devices": (mapped, (X,), 2 * X)}))
     flags = "--xla_force_host_platform_device_count=2"
-    done = read_elsewhere(path, XLA_FLAGS=flags)
+    done = python("-c", READER, path, XLA_FLAGS=flags)
     assert done.returncode != 0
     assert "names the cpu device 6, but this process has [0, 1]" in done.stderr
 

@@ -1,10 +1,7 @@
 """Lowering and compiling ahead of time, as `jax.jit` has them; and without jit."""
 
 import gc
-import os
 import re
-import subprocess
-import sys
 import weakref
 
 import jax
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 
 import shardmap as sm
+from tests.command_line import python
 from tests.map_programs import both_lowerings
 
 X = np.arange(8, dtype=np.float32)
@@ -181,13 +179,7 @@ def test_import_without_jit():
     program = (
         "import numpy as np, shardmap as sm; print(sm.spmap(abs)(np.arange(3) - 1))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"JAX_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = python("-c", program, JAX_DISABLE_JIT="1")
     assert run.stdout == "[1 0 1]\n", run.stderr
 
 

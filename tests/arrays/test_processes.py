@@ -4,11 +4,8 @@ The checks themselves are in process_programs/; each start runs many.
 """
 
 import dataclasses
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -22,6 +19,7 @@ from benchmarks.harness import OURS
 from shardmap.arrays import process_local, processes
 from shardmap.map import layout
 from tests.arrays.start import PROGRAMS, start
+from tests.command_line import python
 
 ROOT = pathlib.Path(__file__).parents[2]
 # For other numbers of processes and devices than those that all checks are made with,
@@ -124,13 +122,7 @@ jaxpr = jax.make_jaxpr(sm.spmap(body, name))(np.ones(8))
 print(agreement.description(jaxpr.eqns[0].params))
 """
     texts = {
-        subprocess.run(
-            [sys.executable, "-c", described_elsewhere],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        python("-c", described_elsewhere, without=(), PYTHONHASHSEED=seed).stdout
         for seed in ("1", "2")
     }
     (text,) = texts

@@ -2,7 +2,6 @@
 
 import linecache
 import math
-import subprocess
 import sys
 import textwrap
 import threading
@@ -18,6 +17,7 @@ from shardmap import compat
 from shardmap._jax.arrays import ArrayType
 from shardmap.compat import ops
 from shardmap.compat.edits import Use
+from tests.command_line import python
 
 # Each imports, and makes `found`.
 FORMS = {
@@ -230,13 +230,7 @@ def test_installing_starts_no_backend_and_importing_touches_nothing():
         jax.config.update("jax_num_cpu_devices", 5)
         print(jax.local_device_count(), jax.tree_map(str, [1]))
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        env={"JAX_PLATFORMS": "cpu"},
-        check=False,
-    )
+    result = python("-c", textwrap.dedent(program), JAX_PLATFORMS="cpu")
     assert result.stdout == "5 ['1']\n", result.stderr
 
 

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -101,12 +99,7 @@ def test_a_program_without_collectives_takes_no_turn(kind):
 
 
 def assert_runs_to_its_end(program, timeout):
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    result = python("-c", textwrap.dedent(program), timeout=timeout, without=())
     assert result.stdout == "ran to the end\n", result.stderr[-2000:]
 
 

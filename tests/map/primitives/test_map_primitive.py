@@ -1,8 +1,5 @@
 """The map primitive: its equation, and everything that can flow through a map."""
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +8,7 @@ from jax import lax
 from jax.extend import source_info_util
 
 import shardmap as sm
+from tests.command_line import python
 from tests.map_programs import (
     assert_same,
     both_lowerings,
@@ -133,9 +131,7 @@ def square(x):
 x = np.ones(2, np.float32)
 print(square(x), jax.jit(square)(x), jax.grad(lambda x: square(x).sum())(x))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    run = python("-c", program, JAX_PLATFORMS="cpu")
     assert run.stdout == "[1. 1.] [1. 1.] [2. 2.]\n", run.stderr
 
 
