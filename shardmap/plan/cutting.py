@@ -1,5 +1,6 @@
 """Cuts a function: from its arguments and ``in_slices`` to a `CutProgram`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from shardmap.plan.arguments import aval_of, narrowed_dtype
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
-from shardmap.plan.lax.passes import analysed
+from shardmap.plan.lax.passes import analysed, begins
 from shardmap.plan.memory.fit import Fit
 from shardmap.plan.memory.plan_peak import sample
 from shardmap.plan.run.buffers import start_dtype
@@ -56,13 +57,18 @@ def cut_function(
     out_tree = jax.tree.structure(out_shape)
 
     def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
+        every = cuts_at("plan", asked)
+        inside = every[len(leaves) :]
+
         def cut(cuts: list[list[Cut]]) -> CutProgram:
-            analysis = analysed(closed, cuts, partial, out_cuts, keeps=keeps)
+            analysis = analysed(
+                *(closed, cuts, partial, out_cuts), keeps=keeps, inside=inside
+            )
             made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
             made.scratch, made.narrowed = scratch, narrowed
             return made
 
-        return cut(cuts_at("plan", asked))
+        return cut(every[: len(leaves)])
 
     def chunks(leaf: int, axis: int) -> tuple[int, ...] | None:
         return borders(leaves[leaf], axis)
@@ -71,7 +77,8 @@ def cut_function(
         if memory is None:
             made = make(given, partial, True)
         else:
-            fit = Fit(closed, make, partial, memory, chunks=chunks)
+            inside = functools.partial(begins, closed)
+            fit = Fit(closed, make, partial, memory, chunks=chunks, begins=inside)
             made = fit.program(fit.axes() if in_slices is None else given)
     except Refused as error:
         raise ValueError(f"plan cannot cut this function: {error}") from None

@@ -26,7 +26,7 @@ from shardmap.plan.in_slices import Asked, Points, cuts_at
 from shardmap.plan.inside.effects import happening, silent
 from shardmap.plan.inside.stage_loops import laid_out_as, run_in_loops
 from shardmap.plan.lax.control.written_out import MOST_EQUATIONS
-from shardmap.plan.lax.passes import analysed
+from shardmap.plan.lax.passes import analysed, begins
 from shardmap.plan.lax.table import LOOKED_THROUGH
 from shardmap.plan.memory.fit import Fit
 from shardmap.plan.run.cut_program import CutProgram
@@ -57,8 +57,9 @@ def _made(
     Raises:
       Refused: it has an effect that is not one of the host.
     """
-    cuts = cuts_at("chunked", asked)
-    names = [f"operand {k}" for k in range(len(asked))]
+    every, count = cuts_at("chunked", asked), len(jaxpr.in_avals)
+    cuts, inside = every[:count], every[count:]
+    names = [f"operand {k}" for k in range(count)]
     in_tree, out_tree = (
         jax.tree.structure([0] * len(avals))
         for avals in (jaxpr.in_avals, jaxpr.out_avals)
@@ -69,6 +70,7 @@ def _made(
         effects=happening,
         keeps=keeps,
         most_equations=MOST_EQUATIONS,
+        inside=inside,
     )
     return CutProgram(analysis, in_tree, out_tree, cuts, names)
 
@@ -78,7 +80,10 @@ def fit(jaxpr: ClosedJaxpr, options: Options) -> Fit:
     """The cuts of a jaxpr that fit, with what is known of those that were tried."""
     assert options.memory is not None
     make = functools.partial(_made, jaxpr)
-    return Fit(jaxpr, make, options.partial, options.memory, in_loops=True)
+    inside = functools.partial(begins, jaxpr, happening)
+    return Fit(
+        *(jaxpr, make, options.partial, options.memory), in_loops=True, begins=inside
+    )
 
 
 @functools.lru_cache(maxsize=256)

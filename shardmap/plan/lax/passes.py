@@ -32,6 +32,7 @@ def analysed(
     effects: Effects | None = None,
     keeps: bool = True,
     most_equations: int = written_out.MOST_IN_STAGES,
+    inside: Sequence[Sequence[Cut]] = (),
 ) -> Analysis:
     """The analysis of a graph in which what could be cut is written so that it is.
 
@@ -43,12 +44,14 @@ def analysed(
       effects: what becomes of equations with effects; None: they are refused.
       keeps: whether what could be computed again may be kept instead.
       most_equations: how many a loop may become if each step is a stage.
+      inside: of the first values of `begins`.
     """
 
     def analysis(opened: Opened | None) -> Analysis:
         graph = flatten(closed, CALLS._replace(effects=effects))
         if out_cuts is not None:
             barrier.ask(graph, out_cuts)
+        barrier.begin(graph, inside)
         rules = _Rules()
         if partial:
             graph.rewrite(groups.Grouping(graph).written)
@@ -76,6 +79,11 @@ def analysed(
 
 def _last(analysis: Analysis) -> int:
     return max(analysis.level.values(), default=0)
+
+
+def begins(closed: AnyJaxpr, effects: Effects | None = None) -> list[Value]:
+    """The values of a function that are made of positions, such as random numbers."""
+    return barrier.begins(flatten(closed, CALLS._replace(effects=effects)))
 
 
 def _ends(analysis: Analysis) -> set[Any]:

@@ -1,11 +1,12 @@
 """Finds along which axes, and into how many pieces, a function fits into memory."""
 
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from shardmap._jax.types import ClosedJaxpr
 from shardmap.plan.engine.keys import nbytes
+from shardmap.plan.engine.nodes import Value
 from shardmap.plan.in_slices import Asked, cut_points
 from shardmap.plan.memory.liveness import Peak
 from shardmap.plan.memory.plan_peak import compiled_bytes, plan_peak
@@ -61,6 +62,9 @@ class Fit:
       memory: the bytes.
       in_loops: whether shards are bodies of loops in one program.
       chunks: where the chunks of operands begin.
+      begins: gives the values inside at which cuts can begin. They are tried where the
+        function does not fit with cuts of the operands. Their axes come behind those of
+        the operands.
     """
 
     def __init__(
@@ -71,8 +75,11 @@ class Fit:
         memory: int,
         in_loops: bool = False,
         chunks: Chunks = lambda operand, axis: None,
+        begins: Callable[[], Sequence[Value]] = tuple,
     ) -> None:
         self._jaxpr, self._make, self._chunks = jaxpr, make, chunks
+        self._values: list[Any] = [*jaxpr.jaxpr.invars]
+        self._begins = begins
         self._choices = [True, False] if partial else [False]
         self._memory, self._in_loops = memory, in_loops
         self._known: dict[tuple[Asked, bool, bool], _Found] = {}
@@ -83,7 +90,11 @@ class Fit:
         Raises:
           ValueError: the function does not fit, whatever is cut.
         """
-        return _keeping_or_not(self._axes)
+        asked = whole(self._jaxpr)
+        try:
+            return _keeping_or_not(lambda keeps: self._axes(asked, keeps))
+        except ValueError as error:
+            return self._inside(asked, error)[: len(asked)]
 
     def program(self, asked: Asked) -> CutProgram:
         """The function, cut into as few pieces as fit where that is `AUTO`.
@@ -91,7 +102,25 @@ class Fit:
         Raises:
           ValueError: it does not fit in these pieces, or in any number of them.
         """
-        return _keeping_or_not(lambda keeps: self._program(asked, keeps))
+        try:
+            return _keeping_or_not(lambda keeps: self._program(asked, keeps))
+        except ValueError as error:
+            more = self._inside(asked, error)
+            return _keeping_or_not(lambda keeps: self._program(more, keeps))
+
+    def _inside(self, asked: Asked, error: ValueError) -> Asked:
+        """``asked``, and the axes of values inside that are to be cut, as `AUTO`.
+
+        Args:
+          asked: the cuts of the operands, with which the function does not fit.
+          error: says so. It is raised if there are no such axes.
+        """
+        begins = self._begins()
+        if not begins:
+            raise error
+        self._values = [*self._jaxpr.jaxpr.invars, *begins]
+        more = (*asked, *(((),) * len(value.shape) for value in begins))
+        return _keeping_or_not(lambda keeps: self._axes(more, keeps))
 
     def _best(self, asked: Asked, keeps: bool) -> _Found:
         """The first way of these cuts that fits, or the one that takes the least.
@@ -114,29 +143,32 @@ class Fit:
 
     def _in_pieces(self, asked: Asked, count: int) -> Asked:
         """``asked`` with so many pieces where it is `AUTO`."""
-        avals = self._jaxpr.in_avals
+
+        def chunks(k: int, axis: int) -> tuple[int, ...] | None:
+            return self._chunks(k, axis) if k < len(self._jaxpr.in_avals) else None
+
         return tuple(
             tuple(
-                cut_points(count, aval.shape[axis], self._chunks(k, axis))
+                cut_points(count, value.aval.shape[axis], chunks(k, axis))
                 if isinstance(points, Auto)
                 else points
                 for axis, points in enumerate(row)
             )
-            for k, (row, aval) in enumerate(zip(asked, avals, strict=True))
+            for k, (row, value) in enumerate(zip(asked, self._values, strict=False))
         )
 
     def _most(self, asked: Asked) -> int:
         """How many pieces there may be: 0 where none are to be chosen."""
         lengths = [
-            self._jaxpr.in_avals[k].shape[axis]
+            self._values[k].aval.shape[axis]
             for k, row in enumerate(asked)
             for axis, points in enumerate(row)
             if isinstance(points, Auto)
         ]
         return max(min(max(lengths), MOST_PIECES), 1) if lengths else 0
 
-    def _axes(self, keeps: bool) -> Asked:
-        asked, count = whole(self._jaxpr), 1
+    def _axes(self, asked: Asked, keeps: bool) -> Asked:
+        count = 1
         # Where the model finds no need for cuts, only the compiler knows of one.
         ask_compiler = self._best(asked, keeps).peak.bytes <= self._memory
 
@@ -167,10 +199,11 @@ class Fit:
 
     def _candidates(self, asked: Asked) -> Iterator[Asked]:
         """``asked`` with one axis more."""
-        sizes = [nbytes(var) for var in self._jaxpr.jaxpr.invars]
-        largest = sorted(range(len(sizes)), key=lambda k: -sizes[k])[:LEAVES_TRIED]
+        operands = len(self._jaxpr.in_avals)
+        numbers = range(operands if len(asked) > operands else 0, len(asked))
+        largest = sorted(numbers, key=lambda k: -nbytes(self._values[k]))[:LEAVES_TRIED]
         for k in sorted(largest):
-            for axis, length in enumerate(self._jaxpr.in_avals[k].shape):
+            for axis, length in enumerate(self._values[k].aval.shape):
                 if length > 1 and asked[k][axis] == ():
                     row = (*asked[k][:axis], AUTO, *asked[k][axis + 1 :])
                     yield (*asked[:k], row, *asked[k + 1 :])

@@ -1,12 +1,14 @@
 """Random bits: the same as of the whole call."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import shardmap as sm
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same, check_cut
-from tests.plan.plan_programs import X, reals
+from tests.plan.plan_programs import KEY, X, reals
 
 
 def test_a_key_that_is_not_threefry_is_whole():
@@ -68,3 +70,44 @@ def test_what_is_drawn_at_once_is_told():
     assert "more than 2**32 numbers are drawn with one key" in str(many.explain())
     few = plan(fun, jax.random.key(0), X, in_slices=(None, {0: 2}))
     assert "at once" not in str(few.explain())
+
+
+def mean_of_noise(key):
+    return jax.random.normal(key, (200_000,)).mean()
+
+
+def bootstrap(key, x):
+    """The deviation of means of samples."""
+    places = jax.vmap(lambda k: jax.random.uniform(k, (100,)) * len(x))
+    places = places(jax.random.split(key, 400)).astype(jnp.int32)
+    return x[places].mean(1).std()
+
+
+SUMS_OF_NOISE = {
+    "mean": (mean_of_noise, (KEY,)),
+    "bootstrap": (bootstrap, (KEY, reals(100))),
+    "places": (lambda x: (jnp.arange(200_000.0) * x).sum(), (np.float32(1e-4),)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS_OF_NOISE)
+def test_cuts_begin_at_random_numbers_that_do_not_fit(name):
+    fun, args = SUMS_OF_NOISE[name]
+    made = plan(fun, *args, memory="200 kB")
+    assert made.num_shards > 1
+    assert made.peak_bytes <= 200_000
+    want = jax.jit(fun)(*args)
+    assert_same(made.run(*args), want, tolerance=1e-3)
+    assert_same(sm.chunked(fun, memory="200 kB")(*args), want, tolerance=1e-3)
+
+
+def test_cuts_that_begin_inside_are_differentiated_and_vectorised():
+    def loss(shift, key):
+        return ((jax.random.normal(key, (50_000,)) + shift) ** 2).mean()
+
+    cut = sm.chunked(loss, memory="200 kB")
+    shift = jnp.float32(0.5)
+    assert_same(jax.grad(cut)(shift, KEY), jax.grad(loss)(shift, KEY), 1e-3)
+    keys = jax.random.split(KEY, 3)
+    both = [jax.vmap(each, (None, 0))(shift, keys) for each in (cut, loss)]
+    assert_same(*both, 1e-3)

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from jax.extend.core import primitives as p
+
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import Graph, Node, Operand, PlanPrimitive, Value
 from shardmap.plan.engine.rules import (
@@ -67,6 +69,44 @@ def ask(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
                 cuts=dict(enumerate(row)),
                 complete=False,
             )
+
+
+MADE_OF_POSITIONS = frozenset({p.iota_p, p.random_bits_p, p.random_split_p})
+"""What makes each element of its place, so that a piece is made alone."""
+
+
+def begins(graph: Graph) -> list[Value]:
+    """The values at which cuts can begin, as no operand has their axes."""
+    return [
+        node.outs[0]
+        for node in graph.nodes
+        if node.primitive in MADE_OF_POSITIONS and node.outs[0].shape
+    ]
+
+
+def begin(graph: Graph, cuts: Sequence[Sequence[Cut]]) -> None:
+    """Cuts values inside of a graph.
+
+    Args:
+      graph: the graph.
+      cuts: of each of the values of `begins`; those behind the last one are not cut.
+    """
+    asked = {
+        value.producer: {axis: Cut(cut.at) for axis, cut in enumerate(row)}
+        for value, row in zip(begins(graph), cuts, strict=False)
+        if any(cut.at for cut in row)
+    }
+
+    def cut(node: Node) -> list[Operand] | None:
+        row = asked.pop(node, None)
+        if row is None:
+            return None
+        made = [out.aval for out in node.outs]
+        [value] = graph.add(node.primitive, node.params, node.ins, made)
+        return [barrier(graph, value, passing=row, cuts=row, complete=False)]
+
+    if asked:
+        graph.rewrite(cut)
 
 
 class Barrier(Factors):
