@@ -8,8 +8,9 @@ in a later one.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.engine.rules import (
@@ -54,6 +55,18 @@ class Pending(NamedTuple):
     reductions: tuple[int, ...]
 
 
+class Partial(NamedTuple):
+    """As `Pending`, for whoever knows the loops by other names.
+
+    Attributes:
+      combiner: how the parts become the value.
+      loops: the loops whose shards have the parts.
+    """
+
+    combiner: str
+    loops: frozenset[Any]
+
+
 class Ended(NamedTuple):
     """A cut that ends at a node, and why."""
 
@@ -64,6 +77,17 @@ class Ended(NamedTuple):
 
 class Analysis:
     """What is known of every value of a graph.
+
+    Args:
+      graph: the graph.
+      rule_of: gives the rule of each node.
+      input_cuts: of the inputs, per axis.
+      partial: whether to cut what is summed over.
+      keeps: whether what could be computed again may be kept instead.
+      repeats: whether anything may be computed again, as it may where there are stages.
+      classes: which axes are one loop, if that is known.
+      carried: (output, input) of the body of a loop, where one becomes the other.
+      entering: inputs that are partial, along these axes.
 
     Attributes:
       rules: node number -> rule.
@@ -84,12 +108,15 @@ class Analysis:
         input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
         keeps: bool = True,
+        repeats: bool = True,
+        classes: Unions | None = None,
+        carried: Sequence[tuple[int, int]] = (),
+        entering: Mapping[Value, Partial] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
         self.partial = partial
-        self.rules: dict[int, Rule] = {}
         self.cuts: dict[Value, list[Cut]] = {}
-        self.classes = Unions()
+        self.classes = Unions() if classes is None else classes
         self._same_reductions = Unions()
         self.pending: dict[Value, Pending] = {}
         self.level: dict[Value, int] = {}
@@ -105,13 +132,30 @@ class Analysis:
         for value in graph.constants:
             self.cuts[value] = [UNCUT] * len(value.shape)
             self.level[value] = 0
+        for value, (combiner, loops) in entering.items():
+            first = len(self.reductions)
+            # Their nodes are others' that made the parts.
+            self.reductions += [ReducedLoop(-1, None, 0, k, UNCUT) for k in loops]
+            numbers = range(first, len(self.reductions))
+            self.pending[value] = Pending(combiner, tuple(numbers))
+        self.rules = {node.number: rule_of(node) for node in graph.nodes}
+        if classes is None:
+            for node in graph.nodes:
+                self._link(node)
+            self._link_carried(carried)
+            self._link_views()
         for node in graph.nodes:
-            self.rules[node.number] = rule_of(node)
-            self._link(node)
-        self._link_views()
-        for node in graph.nodes:
-            self._visit(node)
-        self._keep_costly()
+            self._visit(node, repeats)
+        if repeats:
+            self._keep_costly()
+
+    def _link_carried(self, carried: Sequence[tuple[int, int]]) -> None:
+        """So are those of an output and of the input that it becomes."""
+        for number, into in carried:
+            if isinstance(value := self.graph.outputs[number], Value):
+                for axis in range(len(value.shape)):
+                    key = self.graph.inputs[into].number, axis
+                    self.classes.unite((value.number, axis), key)
 
     def _link(self, node: Node) -> None:
         """Says which axes are one loop."""
@@ -145,7 +189,7 @@ class Analysis:
                 view = self.classes.find(source), how
                 self.classes.unite(known.setdefault(view, key), key)
 
-    def _visit(self, node: Node) -> None:
+    def _visit(self, node: Node, repeats: bool) -> None:
         rule = self.rules[node.number]
         cuts = [self._cuts_of(operand) for operand in node.ins]
         forward = rule.forward(cuts)
@@ -158,13 +202,22 @@ class Analysis:
                 reason = Reason("it is summed over", "partial=True would cut it")
                 self.ended.append(Ended(contraction.cut.origins, node, reason))
             contracted = ()
-        repeated = self.work.repeated(node, rule, forward.outs, self.kept, self.pending)
+        repeated: set[int] = set()
+        if repeats:
+            repeated = self.work.repeated(
+                node, rule, forward.outs, self.kept, self.pending
+            )
         level, pending = self._combine(node, rule, contracted, repeated)
         for out, out_cuts, lacks in zip(node.outs, forward.outs, pending, strict=True):
             self.cuts[out] = out_cuts
             self.level[out] = level
             if lacks is not None:
                 self.pending[out] = lacks
+        if repeats:
+            self._count(node, rule, level)
+
+    def _count(self, node: Node, rule: Rule, level: int) -> None:
+        """Counts what it takes to compute a node's results again."""
         again = [
             number
             for number, v in enumerate(node.ins)
@@ -313,9 +366,7 @@ class Analysis:
         # Of sqrt(x.sum() / n) the sum is kept, not the quotient: what is cheap to make
         # from one partial value that is no larger is made again where it is needed,
         # and one buffer serves all that is made of it.
-        while value not in self.kept:
-            node = value.producer
-            assert node is not None
+        while value not in self.kept and (node := value.producer) is not None:
             sources = [v for v in node.ins if isinstance(v, Value)]
             partial = [v for v in sources if v in self.pending]
             own = any(

@@ -6,6 +6,7 @@ the body maps index by index onto itself stays cut; any other ends up whole.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
@@ -19,62 +20,205 @@ from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.keys import is_key
 from shardmap.plan.engine.nodes import Calls, Graph, Node, Value, flatten
+from shardmap.plan.engine.propagate import Analysis, Partial, ReducedLoop
 from shardmap.plan.engine.recipe import (
     Intervals,
     Recipe,
     needed,
     trace_back,
 )
-from shardmap.plan.engine.slices import Box, hull_of, shape_of
+from shardmap.plan.engine.rules import UNCUT, Cut, Factor
+from shardmap.plan.engine.slices import Box, Interval, hull_of, shape_of
 from shardmap.plan.engine.work import AxisKey, Unions
-from shardmap.plan.lax.control.parts import Partial, Sum, sum_over
 
 Boxes: TypeAlias = Sequence[Box | None]
 NO_INTERVALS: Intervals = {}
 
 
 class InnerBody:
-    """A jaxpr inside an equation, ready to be sliced."""
+    """A jaxpr inside an equation, analysed as the function around it is.
 
-    def __init__(self, jaxpr: AnyJaxpr, table: RuleTable, calls: Calls) -> None:
+    Args:
+      jaxpr: the jaxpr.
+      table: rules.
+      calls: what is looked through.
+      carried: (output, input) of a loop, where one becomes the other.
+      looked: inputs that something else needs complete.
+
+    Attributes:
+      classes: which axes are one loop.
+      broken: loops that cannot be cut, and the node that needs them whole.
+    """
+
+    def __init__(
+        self,
+        jaxpr: AnyJaxpr,
+        table: RuleTable,
+        calls: Calls,
+        carried: Sequence[tuple[int, int]] = (),
+        looked: Iterable[int] = (),
+    ) -> None:
         self.graph: Graph = flatten(jaxpr, calls)
         self.rules = {n.number: table.rule(n) for n in self.graph.nodes}
         self.nodes = {n.number: n for n in self.graph.nodes}
-        outputs = self.graph.outputs
         self.stops = frozenset([*self.graph.inputs, *self.graph.constants])
-        self.backwards, _ = needed(outputs, self.stops)
+        self.backwards, _ = needed(self.graph.outputs, self.stops)
+        self._carried, self._looked = carried, frozenset(looked)
+        every = [(v.number, k) for v in self.graph.inputs for k in range(len(v.shape))]
+        made = self._analysed(every)
+        self.classes = made.classes
+        self._sums: dict[AxisKey, list[ReducedLoop]] = {}
+        for each in made.reductions:
+            self._sums.setdefault(self.classes.find(each.key), []).append(each)
+        # Of results of sums: the loops, and how parts combine.
+        self._made_parts: dict[Value, dict[AxisKey, str]] = {
+            out: {
+                self.classes.find(made.reductions[k].key): pending.combiner
+                for k in pending.reductions
+                if made.reductions[k].node == node.number
+            }
+            for node in self.graph.nodes
+            for out in node.outs
+            if (pending := made.pending.get(out))
+        }
+        self._known: dict[frozenset[AxisKey], list[Partial | None] | None] = {}
+        self.broken = self._ended(made) | self._not_summed()
 
-    def loops(self) -> tuple[Unions, dict[AxisKey, Node], list[Sum]]:
-        """Which axes are one loop, what would break it there, and what is summed."""
-        unions, sums = Unions(), list[Sum]()
-        broken: dict[AxisKey, Node] = {}
+    def _analysed(
+        self,
+        axes: Iterable[AxisKey],
+        classes: Unions | None = None,
+        entering: Mapping[int, Partial] = MappingProxyType({}),
+    ) -> Analysis:
+        """With a cut of these axes of inputs; the cut comes from the axis."""
+        inputs = self.graph.inputs
+        cuts = {value: [UNCUT] * len(value.shape) for value in inputs}
+        values = {value.number: value for value in inputs}
+        for key in axes:
+            number, axis = key
+            if values[number].shape[axis] > 1:
+                cuts[values[number]][axis] = Cut((1,), False, frozenset({key}))
+        return Analysis(
+            self.graph,
+            lambda node: self.rules[node.number],
+            list(cuts.values()),
+            partial=True,
+            repeats=False,
+            classes=classes,
+            carried=self._carried,
+            entering={inputs[k]: part for k, part in entering.items()},
+        )
+
+    def _ended(self, made: Analysis) -> dict[AxisKey, Node]:
+        """The loops that end in a graph with all cuts, and where."""
+        find, found = self.classes.find, dict[AxisKey, Node]()
+        ended: dict[Node, set[AxisKey]] = {}
+        for each in made.ended:
+            ended.setdefault(each.node, set()).update(each.origins)
         for node in self.graph.nodes:
-            linked = set()
-            for group in self.rules[node.number].links():
-                keys = []
-                sides = {link.side for link in group}
-                for link in group:
-                    operand = (node.ins if link.side == "in" else node.outs)[
-                        link.number
-                    ]
-                    if isinstance(operand, Value):
-                        keys.append((operand.number, link.axis))
-                for key in keys[1:]:
-                    unions.unite(keys[0], key)
-                summed = None
-                if keys and "in" in sides:
-                    summed = sum_over(node, self.rules[node.number], group)
-                    sums += [summed] if summed else []
-                if summed or sides == {"in", "out"}:
-                    linked.update(keys)
-                elif keys and sides == {"in"}:
-                    broken.setdefault(keys[0], node)
-            for operand in node.ins:
-                if isinstance(operand, Value):
-                    for axis, size in enumerate(operand.shape):
-                        if size != 1 and (operand.number, axis) not in linked:
-                            broken.setdefault((operand.number, axis), node)
-        return unions, broken, sums
+            origins = ended.get(node, set())
+            for out in node.outs:
+                for axis, cut in enumerate(made.cuts[out]):
+                    here = find((out.number, axis))
+                    # Another loop sees it through a window: it needs its neighbours.
+                    origins |= {key for key in cut.origins if find(key) != here}
+            for key in origins:
+                found.setdefault(find(key), node)
+        return found
+
+    def _not_summed(self) -> dict[AxisKey, Node]:
+        """The loops that are summed over, and the parts are needed complete."""
+        sizes = {loop: {each.size for each in own} for loop, own in self._sums.items()}
+        for value in (*self.graph.inputs, *self.graph.outputs):
+            if isinstance(value, Value):
+                for axis, size in enumerate(value.shape):
+                    loop = self.classes.find((value.number, axis))
+                    sizes.get(loop, set()).add(size)
+        return {
+            loop: self.nodes[own[0].node]
+            for loop, own in self._sums.items()
+            if len(sizes[loop]) > 1 or self.parts([loop]) is None
+        }
+
+    def intervals(self, loops: Mapping[AxisKey, Interval]) -> Intervals:
+        """Which part of each contracted factor runs where loops run over a part."""
+        found: dict[int, dict[Factor, Interval]] = {}
+        for loop, interval in loops.items():
+            for each in self._sums.get(loop, ()):
+                found.setdefault(each.node, {})[each.factor] = interval
+        return found
+
+    def parts(self, loops: Iterable[AxisKey]) -> list[Partial | None] | None:
+        """What each output is a part of, if these loops are cut; None: they cannot be.
+
+        A carried value that is a part enters as one.
+        """
+        summed = frozenset(loop for loop in loops if loop in self._sums)
+        if not summed:
+            return [None] * len(self.graph.outputs)
+        if summed not in self._known:
+            self._known[summed] = self._parts(summed)
+        return self._known[summed]
+
+    def _parts(self, loops: frozenset[AxisKey]) -> list[Partial | None] | None:
+        """As `parts`, of loops that are all summed over."""
+        entering = self._entering(loops)
+        if not self._looked.isdisjoint(entering):
+            return None
+        axes = [
+            (value.number, axis)
+            for value in self.graph.inputs
+            for axis in range(len(value.shape))
+            if self.classes.find((value.number, axis)) in loops
+        ]
+        made = self._analysed(axes, self.classes, entering)
+        # A part that is needed complete would end a stage.
+        if any(x.origins for x in made.ended) or {*made.pending} & {*made.kept}:
+            return None
+        found: list[Partial | None] = []
+        for output in self.graph.outputs:
+            pending = made.pending.get(output) if isinstance(output, Value) else None
+            if pending is None:
+                found.append(None)
+                continue
+            keys = [made.reductions[k].key for k in pending.reductions]
+            own = frozenset(map(self.classes.find, keys))
+            # Pieces of a loop that is summed over twice would meet only themselves.
+            if len(own) < len(keys):
+                return None
+            found.append(Partial(pending.combiner, own))
+        leaving = {into: found[out] for out, into in self._carried}
+        return found if all(entering.get(k) == leaving[k] for k in leaving) else None
+
+    def _entering(self, loops: frozenset[AxisKey]) -> dict[int, Partial]:
+        """The carried inputs that are parts: in some step, a sum reaches them."""
+        inputs, outputs = self.graph.inputs, self.graph.outputs
+        found: dict[Value, dict[AxisKey, str]] = {
+            out: {loop: how for loop, how in own.items() if loop in loops}
+            for out, own in self._made_parts.items()
+        }
+        steps = [
+            (v, out)
+            for node in self.graph.nodes
+            for v in node.ins
+            if isinstance(v, Value)
+            for out in node.outs
+        ]
+        steps += [
+            (v, inputs[into])
+            for out, into in self._carried
+            if isinstance(v := outputs[out], Value)
+        ]
+        count = -1
+        while count < (count := sum(map(len, found.values()))):
+            for v, made in steps:
+                if own := found.get(v):
+                    found.setdefault(made, {}).update(own)
+        return {
+            k: Partial(next(iter(own.values())), frozenset(own))
+            for k, value in enumerate(inputs)
+            if (own := found.get(value))
+        }
 
     def trace(self, boxes: Boxes, intervals: Intervals = NO_INTERVALS) -> Recipe:
         """The recipe for boxes of the outputs.

@@ -8,6 +8,7 @@ from jax import lax
 
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import Calls, Node
+from shardmap.plan.engine.propagate import Partial
 from shardmap.plan.engine.recipe import Recipe
 from shardmap.plan.engine.rules import Factor, Need
 from shardmap.plan.engine.slices import Box, Interval, hull_of, whole
@@ -23,7 +24,6 @@ from shardmap.plan.lax.control.body import (
     shapes_of,
 )
 from shardmap.plan.lax.control.inner import Inner
-from shardmap.plan.lax.control.parts import Partial
 
 
 class Branches(NamedTuple):
@@ -56,7 +56,6 @@ class Cond(Inner):
         for body in self.bodies:
             self.name_loops(
                 body,
-                [],
                 {k: (k + 1, None) for k in range(len(node.ins) - 1)},
                 {k: (k, None) for k in range(len(node.outs))},
             )

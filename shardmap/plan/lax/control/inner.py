@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import jax
 
 from shardmap.plan.engine.nodes import Node, Value
+from shardmap.plan.engine.propagate import Partial
 from shardmap.plan.engine.recipe import Intervals
 from shardmap.plan.engine.rules import (
     UNCUT,
@@ -21,7 +22,6 @@ from shardmap.plan.engine.rules import (
 )
 from shardmap.plan.engine.slices import Interval
 from shardmap.plan.lax.control.body import InnerBody
-from shardmap.plan.lax.control.parts import Partial, Sums
 
 ALONG = Reason(
     "each step of the loop needs the one before it", "cut an axis inside of a step"
@@ -47,68 +47,45 @@ class Inner(Rule):
         self.node = node
         self.ins: Names = [[None] * len(s) for s in node.in_shapes]
         self.outs: Names = [[None] * len(s) for s in node.out_shapes]
-        # Per body: its sums, and what it calls the loop of each place.
-        self._inside: list[tuple[Sums, dict[Link, Any]]] = []
+        # Per body: what it calls the loop of each place.
+        self._inside: list[tuple[InnerBody, dict[Link, Any]]] = []
         # Operand and axis: why it is needed whole.
         self.why: dict[tuple[int, int], Reason] = {}
 
     def name_loops(
         self,
         body: InnerBody,
-        pairs: Sequence[tuple[int, int]],
         ins: Mapping[int, tuple[int, int | None]],
         outs: Mapping[int, tuple[int, int | None]],
-        looked: Iterable[int] = (),
     ) -> None:
         """Names the axes that the body treats index by index, or sums over.
 
         Args:
           body: the body.
-          pairs: (output, input) of the body that are carried.
           ins: input of the body -> (operand, its axis that the input has not).
           outs: output of the body -> (result, its axis that the output has not).
-          looked: inputs of the body that something else needs complete.
         """
-        unions, broken, found = body.loops()
-        inputs, outputs = body.graph.inputs, body.graph.outputs
-        for out, into in pairs:
-            value = outputs[out]
-            for axis in range(len(inputs[into].shape)):
-                key = inputs[into].number, axis
-                if isinstance(value, Value):
-                    unions.unite((value.number, axis), key)
-        bad = {unions.find(key): node for key, node in reversed(broken.items())}
-        sums = Sums(body.graph, body.rules, unions, found, pairs, looked)
-        lengths = sums.loops
-        for v in (*inputs, *outputs):
-            if not isinstance(v, Value):
-                continue
-            for axis, size in enumerate(v.shape):
-                lengths.get(unions.find((v.number, axis)), set()).add(size)
-        for each in found:
-            loop = unions.find(each.key)
-            if len(lengths[loop]) > 1 or sums.parts(frozenset({loop})) is None:
-                bad.setdefault(loop, body.nodes[each.node])
         places: dict[Link, Any] = {}
         for side, operands, numbers, names in (
-            ("in", inputs, ins, self.ins),
-            ("out", outputs, outs, self.outs),
+            ("in", body.graph.inputs, ins, self.ins),
+            ("out", body.graph.outputs, outs, self.outs),
         ):
             for k, (number, without) in numbers.items():
                 operand = operands[k]
                 if not isinstance(operand, Value):
                     continue
                 for axis in range(len(operand.shape)):
-                    root = unions.find((operand.number, axis))
+                    root = body.classes.find((operand.number, axis))
                     place = axis + (without is not None and axis >= without)
-                    if root not in bad:
+                    node = body.broken.get(root)
+                    if node is None:
                         names[number][place] = root
                         places[Link(side, number, place)] = root
                     elif side == "in":
-                        at = f"{bad[root].name} ({bad[root].source})"
+                        at = f"{node.name} ({node.source})"
                         why = Reason(f"{MIXED.why} at {at}", self.remedy)
                         self.why.setdefault((number, place), why)
-        self._inside.append((sums, places))
+        self._inside.append((body, places))
 
     def _inner(self, body: int, names: Iterable[Any]) -> dict[Any, Any]:
         """What a body calls some loops -> their names here."""
@@ -128,9 +105,9 @@ class Inner(Rule):
         """
         names = list(names)
         found = []
-        for k, (sums, _) in enumerate(self._inside):
+        for k, (body, _) in enumerate(self._inside):
             inner = self._inner(k, names)
-            parts = sums.parts(frozenset(inner) & frozenset(sums.loops))
+            parts = body.parts(inner)
             if parts is None:
                 return None
             row: list[Partial | None] = []

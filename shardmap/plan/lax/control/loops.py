@@ -70,11 +70,11 @@ class Scan(Inner):
                 f"{MOST_IN_STAGES:,} operations in all, {MOST_EQUATIONS:,} where they "
                 f"are one function, and this one has {size:,}"
             )
-        self.body = InnerBody(params["jaxpr"], table, calls)
+        carried = [(k, self.consts + k) for k in range(self.carries)]
+        self.body = InnerBody(params["jaxpr"], table, calls, carried)
         first = self.consts + self.carries
         self.name_loops(
             self.body,
-            [(k, self.consts + k) for k in range(self.carries)],
             {k: (k, 0 if k >= first else None) for k in range(len(node.ins))},
             {k: (k, 0 if k >= self.carries else None) for k in range(len(node.outs))},
         )
@@ -221,7 +221,6 @@ class While(Inner):
         super().__init__(node)
         params = node.params
         self.test = InnerBody(params["cond_jaxpr"], table, calls)
-        self.body = InnerBody(params["body_jaxpr"], table, calls)
         self.tests, self.consts = params["cond_nconsts"], params["body_nconsts"]
         self.front = self.tests + self.consts
         self.rank = len(self.test.graph.outputs[0].shape)
@@ -230,17 +229,12 @@ class While(Inner):
         entering = {self.consts + k: (self.front + k, None) for k in range(carries)}
         shape = self.test.graph.outputs[0].shape
         self.looked = self.test.needs(self.test.trace([whole(shape)]))
-        self.name_loops(
-            self.body,
-            [(k, self.consts + k) for k in range(carries)],
-            consts | entering,
-            {k: (k, None) for k in range(carries)},
-            [
-                self.consts + k
-                for k in range(carries)
-                if self.looked[self.tests + k] is not None
-            ],
-        )
+        carried = [(k, self.consts + k) for k in range(carries)]
+        looked = [b for k, b in carried if self.looked[self.tests + k] is not None]
+        body = params["body_jaxpr"]
+        self.body = InnerBody(body, table, calls, carried, looked)
+        outs = {k: (k, None) for k in range(carries)}
+        self.name_loops(self.body, consts | entering, outs)
         self._name_condition()
 
     def _name_condition(self) -> None:
@@ -264,12 +258,11 @@ class While(Inner):
 
     def _name_what_it_takes(self, known: set[Any]) -> None:
         """Names the axes of what only the condition takes, by those of its result."""
-        unions, broken, _ = self.test.loops()
+        unions, mixed = self.test.classes, self.test.broken
         inputs, [result] = self.test.graph.inputs, self.test.graph.outputs
         if not isinstance(result, Value):
             return
         roots = {unions.find((result.number, k)): k for k in range(self.rank)}
-        mixed = {unions.find(key) for key in broken}
         for k, value in enumerate(inputs[: self.tests]):
             for axis in range(len(value.shape)):
                 root = unions.find((value.number, axis))

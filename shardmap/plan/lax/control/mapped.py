@@ -54,7 +54,6 @@ class Map(Inner):
         self.body = InnerBody(params["call_jaxpr"], table, calls)
         self.name_loops(
             self.body,
-            [],
             {k: (k, axis) for k, axis in enumerate(self.in_axes)},
             {k: (k, axis) for k, axis in enumerate(self.out_axes)},
         )
