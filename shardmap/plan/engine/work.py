@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from shardmap.plan.engine.keys import itemsize
+from shardmap.plan.engine.keys import nbytes
 from shardmap.plan.engine.nodes import Node, Operand, Value
 from shardmap.plan.engine.rules import Cut, Link, Rule
 from shardmap.plan.engine.slices import Window
@@ -40,10 +40,6 @@ class Choice(NamedTuple):
     times: int
     operations: int
     reads: int
-
-
-def _nbytes(value: Value) -> int:
-    return value.size * itemsize(value.aval)
 
 
 def _numbers(bits: int) -> Iterator[int]:
@@ -137,7 +133,7 @@ class Work:
         for number, source in enumerate(node.ins):
             if isinstance(source, Value):
                 is_again = number in again and source in self._reads
-                self._nbytes[source.number] = _nbytes(source)
+                self._nbytes[source.number] = nbytes(source)
                 reads |= self._reads[source] if is_again else 1 << source.number
                 computes |= self._computes[source] if is_again else 0
         for number, out in enumerate(node.outs):
@@ -173,13 +169,13 @@ class Work:
 
         So it is with what a loop carries: each step would begin at the first one.
         """
-        small = _nbytes(value) <= SMALL
+        small = nbytes(value) <= SMALL
         return small and self._choice(value, times).kept
 
     def _choice(self, value: Value, times: int) -> Choice:
         operations = sum(self._operations[k] for k in _numbers(self._computes[value]))
         reads = sum(self._nbytes[k] for k in _numbers(self._reads[value]))
-        choice = Choice(False, _nbytes(value), times, operations, reads)
+        choice = Choice(False, nbytes(value), times, operations, reads)
         # It is written once, and read as often as it would be computed again.
         keeping = BYTE * choice.nbytes * (times + 1)
         again = times * (choice.operations + BYTE * choice.reads)
