@@ -370,6 +370,7 @@ class ShardPlan:
             checkpoint=checkpoint,
             scratch=scratch,
             task=task,
+            trims=self._memory is not None,
         )
         gives_result = task is None or task[0] == task[1] - 1
         return self._labelled(made) if gives_result else None

@@ -79,7 +79,7 @@ def test_given_cuts_hold_the_memory_or_are_refused():
 
 def test_what_is_only_read_has_no_place():
     for what, make in {
-        "in 1,000 pieces the function still holds 128 B at once.": lambda: sm.plan(
+        "in 1,000 pieces the function still holds 8 B at once.": lambda: sm.plan(
             jnp.sin, X, memory=1
         ),
         "the function still holds 33.2 KiB at once. Give as much": lambda: sm.chunked(

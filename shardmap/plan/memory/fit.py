@@ -19,6 +19,9 @@ MOST_AXES = 3
 LEAVES_TRIED = 8
 """Of how many arguments, the largest ones, the axes are tried."""
 
+ALONE = 4
+"""Of how many axes it is tried whether the function fits if one more is cut."""
+
 TRIED = 8
 """Into how many pieces an axis is cut to see what that saves."""
 
@@ -85,7 +88,9 @@ class Fit:
         self._known: dict[tuple[Asked, bool, bool], _Found] = {}
 
     def axes(self) -> Asked:
-        """The axes to cut, those that save the most, as `AUTO`.
+        """The axes to cut, as few as possible, as `AUTO`.
+
+        Of several axes along which it fits, that is the one that saves the most.
 
         Raises:
           ValueError: the function does not fit, whatever is cut.
@@ -184,18 +189,44 @@ class Fit:
         for _ in range(MOST_AXES):
             if least.bytes <= self._memory:
                 break
-            saving = {each: held(each, TRIED) for each in self._candidates(asked)}
-            best = min(saving, key=lambda each: saving[each].bytes, default=None)
-            if best is None or saving[best].bytes >= least.bytes:
+            count = max(count, TRIED)
+            saving = {each: held(each, count) for each in self._candidates(asked)}
+            better = [each for each in saving if saving[each].bytes < least.bytes]
+            # A chunk that pieces share is read by each of them.
+            better.sort(key=lambda each: (self._splits(each), saving[each].bytes))
+            grown = []
+            for each in better[:ALONE]:
+                grown.append((each, *self._grown(each, saving[each], count, held)))
+                if grown[-1][1].bytes <= self._memory:
+                    break
+            if not grown:
                 break
-            asked, least, count = best, saving[best], TRIED
-            most = self._most(asked)
-            # The totals of very many pieces may take more than shorter pieces save.
-            while least.bytes > self._memory and count < most:
-                count = min(4 * count, most)
-                least = held(asked, count)
+            fits = grown[-1][1].bytes <= self._memory
+            asked, least, count = grown[-1 if fits else 0]
         self._refuse(least, count)
         return asked
+
+    def _grown(
+        self, asked: Asked, least: Peak, count: int, held: Callable[[Asked, int], Peak]
+    ) -> tuple[Peak, int]:
+        """What it holds in more pieces, and how many, as long as more of them help."""
+        most = self._most(asked)
+        while least.bytes > self._memory and count < most:
+            more = min(4 * count, most)
+            found = held(asked, more)
+            # The totals of very many pieces may take more than shorter pieces save.
+            if found.bytes >= least.bytes:
+                break
+            least, count = found, more
+        return least, count
+
+    def _splits(self, asked: Asked) -> bool:
+        """Whether cuts that are `AUTO` lie inside of chunks that cannot be cut."""
+        return any(
+            isinstance(points, Auto) and self._chunks(k, axis) == ()
+            for k, row in enumerate(asked)
+            for axis, points in enumerate(row)
+        )
 
     def _candidates(self, asked: Asked) -> Iterator[Asked]:
         """``asked`` with one axis more."""

@@ -41,8 +41,12 @@ def _convolution(equation: Equation) -> float:
     return _operands(1)(equation) + _results(1)(equation)
 
 
+LINES, SUMMED = 4096, 1024
+"""How many rows, or columns, and how much of what is summed, is in one block."""
+
+
 def _product(equation: Equation) -> float:
-    """Parts of the operands are laid out anew, up to a thousand of what is summed.
+    """Blocks of the operands are laid out anew.
 
     With a vector it is a reduction, whose result is laid out anew.
     """
@@ -55,7 +59,8 @@ def _product(equation: Equation) -> float:
     )
     if min(rows, columns) == 1:
         return _results(1)(equation)
-    return 0.6 * (rows + columns) * min(summed, 1024) * itemsize(left)
+    lines = min(rows, LINES) + min(columns, LINES)
+    return 0.6 * lines * min(summed, SUMMED) * itemsize(left)
 
 
 _RUNNING = (p.cumsum_p, p.cumprod_p, p.cummax_p, p.cummin_p, p.cumlogsumexp_p)

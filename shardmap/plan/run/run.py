@@ -21,6 +21,7 @@ from shardmap.plan.run.disk.scratch import checked, scratch_arrays
 from shardmap.plan.run.out import outputs
 from shardmap.plan.run.progress import bar
 from shardmap.plan.run.shards import Accumulator
+from shardmap.plan.run.trim import trimming
 from shardmap.plan.run.workers import Engine
 
 
@@ -36,8 +37,13 @@ def run(
     checkpoint: str | os.PathLike[str] | None,
     scratch: Any = None,
     task: Any = None,
+    trims: bool = False,
 ) -> PyTree:
-    """See `ShardPlan.run`."""
+    """See `ShardPlan.run`.
+
+    Args:
+      trims: whether to give back what the allocator keeps of freed memory.
+    """
     own = None if task is None else place_in_job(task)
     if own and checkpoint is None:
         raise ValueError("task needs checkpoint, the folder that all tasks share")
@@ -66,6 +72,7 @@ def run(
         total = sum(map(len, numbers))
         step = stack.enter_context(bar(cut_program, total, progress))
         ahead = max_in_flight or work.ahead
+        trim = stack.enter_context(trimming(trims))
         for place, stage in enumerate(cut_program.stages):
             for value in acc.free(place):
                 remove(value)
@@ -74,6 +81,7 @@ def run(
             tasks = work.tasks(stage, numbers[place])
             for done in work.run(tasks, ahead, retries, saved):
                 step(done)
+                trim()
             if job:
                 job.end_stage(stage)
     if job:

@@ -64,3 +64,35 @@ def test_what_only_the_compiler_finds_too_large_is_cut(memory):
 def test_the_axis_that_is_cut_need_not_have_the_most_pieces():
     x = np.ones(100_000, np.float32)
     assert sm.plan(lambda x: jnp.cumsum(x), x, memory=60_000).peak_bytes <= 60_000
+
+
+def centred(x):
+    y = x - x.mean(0, keepdims=True)
+    return y, y.T @ y
+
+
+def test_one_axis_that_is_enough_is_cut_rather_than_two():
+    """More columns at once save more, but so few pieces of them do not fit."""
+    x = jax.ShapeDtypeStruct((2**15, 256), np.float32)
+    made = sm.plan(lambda x: centred(x)[1], x, memory="4 MB")
+    assert made.stages[-1].num_shards < 100
+    assert "all read args[0] 2 times" in str(made)
+    assert "axis 1" not in str(made)
+
+
+class Chunked:
+    shape, dtype, chunks = (4096, 256), np.dtype(np.float32), (128, 256)
+
+    def __getitem__(self, index):
+        return np.ones(self.shape, self.dtype)[index]
+
+
+def test_axes_with_one_chunk_are_cut_last():
+    """Each piece of such an axis would read every chunk again."""
+
+    def standard(x):
+        return (x - x.mean(0, keepdims=True)) / x.std(0, keepdims=True)
+
+    made = sm.plan(standard, Chunked(), memory="2 MB")
+    assert "args[0] axis 0" in str(made)
+    assert "axis 1" not in str(made)

@@ -31,6 +31,8 @@ def last(fun, *shapes, dtype=np.float32):
         (jnp.dot, [(64, 8), (8,)], 64 * 4),
         (jnp.dot, [(64, 8), (8, 16)], int(0.6 * (64 + 16) * 8 * 4)),
         (jnp.dot, [(64, 4096), (4096, 16)], int(0.6 * (64 + 16) * 1024 * 4)),
+        # Of many rows, a block at a time.
+        (jnp.dot, [(2**16, 64), (64, 16)], int(0.6 * (4096 + 16) * 64 * 4)),
     ],
 )
 def test_how_much_a_kernel_takes(fun, shapes, found):

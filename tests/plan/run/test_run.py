@@ -1,10 +1,12 @@
 """Running plans: every executor gives the same bytes; faults are retried or told."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -247,6 +249,17 @@ def test_one_shard_at_a_time_where_memory_has_no_room_for_two():
     assert 500 < made.peak_bytes <= 1000
     made.run(Noted(), out=Noted())
     assert order == ["read", "written"] * 6
+
+
+@pytest.mark.parametrize("memory", [None, "1 MB"])
+@pytest.mark.parametrize("has_trim", [False, True])
+def test_within_memory_what_glibc_keeps_is_given_back(has_trim, memory, monkeypatch):
+    calls = []
+    library = SimpleNamespace(malloc_trim=calls.append) if has_trim else object()
+    made = plan(columns, X, W, memory=memory)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert_same(made.run(X, W), columns(X, W))
+    assert bool(calls) is (has_trim and memory is not None)
 
 
 def test_wrong_options_are_refused(tmp_path):
