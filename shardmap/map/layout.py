@@ -136,15 +136,15 @@ def map_mesh(
     available = len(groups[0])
     partitions = _partition_axes(call_jaxpr, axis_name, axis_size, available)
     count, rest = divmod(available, math.prod(partitions.values()))
-    spread: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
-    sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, devices_for)
+    outer: DeviceCount = _even_devices_for if len(groups) > 1 else devices_for
+    sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, devices_for)
     shared = shared and not rest and math.prod(sizes) < count
     is_flat = len(sizes) == len(groups) == 1 and not partitions
     if shared and is_flat:
         sizes = [count]  # XLA can combine this mesh with any other.
     elif shared:
-        spread = math.gcd if len(groups) > 1 else _all_devices_for
-        sizes, names = _level_sizes(axis_size, call_jaxpr, count, spread, _divisor_for)
+        outer = math.gcd if len(groups) > 1 else _all_devices_for
+        sizes, names = _level_sizes(axis_size, call_jaxpr, count, outer, _divisor_for)
     own = _mesh_axis_names([axis_name, *names], {axis_name} | _axis_names(call_jaxpr))
     axes = dict(zip(own, sizes, strict=True)) | partitions
     if shared:
@@ -171,25 +171,28 @@ def _level_sizes(
     axis_size: int,
     jaxpr: Jaxpr,
     count: int,
-    spread: DeviceCount,
-    spread_inside: DeviceCount,
+    outer: DeviceCount,
+    inner: DeviceCount,
 ) -> tuple[list[int], list[Hashable]]:
-    """The number of devices of each level of nesting, and the inner levels' names."""
-    sizes = [spread(axis_size, count)]
+    """The number of devices of each level of nesting, and the inner levels' names.
+
+    ``outer`` chooses the first one, ``inner`` the others.
+    """
+    sizes = [outer(axis_size, count)]
     names: list[Hashable] = []
     level = inner_maps(jaxpr)
     while level:
         left = count // math.prod(sizes)
-        size = max(spread_inside(e.params["axis_size"], left) for e in level)
+        size = max(inner(e.params["axis_size"], left) for e in level)
         if size == 1:
             break
         inner_names = {equation.params["axis_name"] for equation in level}
         names.append(inner_names.pop() if len(inner_names) == 1 else None)
         sizes.append(size)
         level = [
-            inner
+            deeper
             for equation in level
-            for inner in inner_maps(equation.params["call_jaxpr"])
+            for deeper in inner_maps(equation.params["call_jaxpr"])
         ]
     return sizes, names
 
