@@ -153,9 +153,7 @@ class Programs(abc.ABC, Generic[C]):
         self.options = options
         self.donate_argnames = trees.keyword_names(fun, options.donate_argnums)
         self._entries: caches.LRUCache[CompiledEntry] = caches.LRUCache()
-        self._flat: caches.LRUCache[Callable[..., tracing.Flattened]] = (
-            caches.LRUCache()
-        )
+        self._flat: caches.LRUCache[FlatFunction] = caches.LRUCache()
 
     # Defined by each kind of map
 
@@ -176,6 +174,12 @@ class Programs(abc.ABC, Generic[C]):
     def bind(self, args: Args, kwargs: Kwargs) -> PyTree:
         """Adds a call to what is being traced."""
 
+    @abc.abstractmethod
+    def has_other_devices(self) -> bool:
+        """Whether its devices differ from those of `jax.set_mesh`."""
+
+    # Calls
+
     def _bind(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         arguments = self.read(args, kwargs)
         call = self.infer_params(arguments, alone=False)
@@ -189,12 +193,6 @@ class Programs(abc.ABC, Generic[C]):
             return self._bind(*args, **kwargs)
 
         return jax.jit(described_like(run, self.fun(), self.name))
-
-    @abc.abstractmethod
-    def has_other_devices(self) -> bool:
-        """Whether its devices differ from those of `jax.set_mesh`."""
-
-    # Calls
 
     def agree(self, call: C) -> None:
         """Checks that all processes make this call, before it is lowered."""
@@ -234,11 +232,11 @@ class Programs(abc.ABC, Generic[C]):
         They have its static arguments and its number of leaves, and donated arrays are
         committed: `run` moves others, and frees them.
         """
-        arguments = Arguments.of(args, {})
-        if arguments.statics != entry.statics:
+        if any(args[k] != static for k, static in entry.statics.items()):
             return False
         if not any(entry.donated):
             return True
+        arguments = Arguments.of(args, {})
         if len(arguments.leaves) != len(entry.donated):
             return False
         self._check_donated(entry, arguments)
