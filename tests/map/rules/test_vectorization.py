@@ -79,6 +79,14 @@ def test_unmapped_results_of_unmapped_operands_stay_unbatched():
     same_under_vmap(build, X, spread((2,)))
 
 
+def test_the_maps_name_hides_a_vmapped_one():
+    def build(map_):
+        mapped = map_(lambda x: lax.psum(jnp.sin(x), "i") * x, axis_name="i")
+        return jax.vmap(mapped, in_axes=1, axis_name="i")
+
+    same_under_vmap(build, X)
+
+
 def test_an_unbatched_operand_meets_a_vmapped_name():
     def build(map_):
         mapped = map_(lambda x: x * float_index("v"), axis_name="i")
