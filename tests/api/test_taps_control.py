@@ -187,7 +187,7 @@ def test_vectorised_elements_tap_as_under_vmap(layout):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("program", IN_CONDITIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", [in_condition, in_while_in_scan])
 @pytest.mark.parametrize("layout", TOGETHER)
 def test_tapped_conditions_of_vectorised_elements_are_refused(layout, program):
     count, options = LAYOUTS[layout]

@@ -35,12 +35,6 @@ def on(number, value):
 # device_put_sharded: the cases of the old tests first
 
 
-def test_sharded_arrays():
-    devices = jax.local_devices()
-    shards = [np.arange(i, i + 4) for i in range(8)]
-    check(device_put_sharded(shards, devices), np.stack(shards), devices)
-
-
 def test_sharded_trees():
     devices = jax.local_devices()
     shards = [(i, np.arange(i, i + 4)) for i in range(8)]
@@ -88,12 +82,6 @@ def test_sharded_shards_stay_usable():
 
 
 # device_put_replicated
-
-
-def test_replicated_arrays():
-    devices = jax.local_devices()
-    array = device_put_replicated(np.array([1, 2, 3, 4]), devices)
-    check(array, np.tile([1, 2, 3, 4], (8, 1)), devices)
 
 
 def test_replicated_trees():

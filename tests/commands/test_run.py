@@ -74,10 +74,6 @@ def test_the_script_is_the_main_module(script, tmp_path, capfd):
     assert capfd.readouterr().out == "[0] __main__ True 7\n"
 
 
-def test_ports_differ():
-    assert run.free_port() != run.free_port()
-
-
 @pytest.mark.parametrize(
     ("failure", "code", "text"),
     [

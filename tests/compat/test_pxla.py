@@ -220,14 +220,3 @@ def test_replicate_wants_so_many_devices():
         compat.replicate(1.0, 9, 9)
     with pytest.raises(ValueError, match="across 4 replicas because 2 devices are giv"):
         compat.replicate(1.0, 4, 4, jax.devices()[:2])
-
-
-def test_a_program_that_patches_jax_first(monkeypatch):
-    monkeypatch.setattr(jax, "pmap", compat.pmap)
-    program = {}
-    exec(
-        "from jax import pmap\nresult = pmap(lambda x: x + 1)(range_8)",
-        {"range_8": np.arange(8)},
-        program,
-    )
-    np.testing.assert_array_equal(program["result"], np.arange(1, 9))
