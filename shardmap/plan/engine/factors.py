@@ -149,8 +149,18 @@ class Factors(Rule):
         }
 
     def elements(self) -> int:
-        """A contraction touches more than its operands: every pair that it combines."""
-        return max(super().elements(), math.prod(self.sizes.values()))
+        """A contraction touches more than its operands: every pair that it combines.
+
+        What makes axes of its own, such as an SVD, touches each element of its operands
+        as often as their shortest whole axis is long.
+        """
+        operands = {_factor(axis) for axes in self.ins for axis in axes}
+        own = self.wholes.keys() - operands
+        touched = math.prod(n for f, n in self.sizes.items() if f not in own)
+        if own:
+            whole = [self.sizes[f] for f in self.wholes.keys() & operands]
+            touched *= min(whole, default=1)
+        return max(super().elements(), touched)
 
     def fraction(
         self, static: LocalSizes, shapes: Sequence[tuple[int, ...] | None]

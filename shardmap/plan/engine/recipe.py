@@ -31,6 +31,9 @@ from shardmap.plan.engine.slices import (
 MOST_VERSIONS = 4
 """In how many boxes a value may be computed before they become one."""
 
+FEW_NODES = 64
+"""Up to how many values it is looked at whether one is made of constants."""
+
 
 class Ref(NamedTuple):
     """A part of a computed box.
@@ -193,7 +196,10 @@ class _Wanted:
             (out,) = node.outs
             if out in self._stops or out not in self._boxes:
                 return []
-            return [[box] for box in merge(self._boxes[out], self._versions)]
+            # They are computed in the other order.
+            return [[box] for box in self._apart(out)[::-1]] or [
+                [box] for box in merge(self._boxes[out], self._versions)
+            ]
         # An equation with several results runs once for all of them, and so has one
         # box for each.
         boxes = [
@@ -208,8 +214,31 @@ class _Wanted:
             (value, box)
             for value in sorted(self._boxes, key=lambda value: value.number)
             if value in self._stops or value.producer is None
-            for box in merge(self._boxes[value], self._versions)
+            for box in self._apart(value) or merge(self._boxes[value], self._versions)
         )
+
+    def _apart(self, value: Value) -> list[Box]:
+        """Boxes of a constant that are not merged, the smallest first."""
+        boxes = self._boxes[value]
+        # Where rows start in all of it would make a function for each shard.
+        if len(boxes) == 1 or not self._is_constant(value):
+            return []
+        own = sorted(dict.fromkeys(boxes), key=volume)
+        return own if len(own) <= self._versions else []
+
+    def _is_constant(self, value: Value) -> bool:
+        """Whether a value is made of constants, by few nodes."""
+        stack, seen = [value], {value}
+        while stack and len(seen) <= FEW_NODES:
+            v = stack.pop()
+            if v.constant is not None:
+                continue
+            if v in self._stops or v.producer is None:
+                return False
+            sources = {v for v in v.producer.ins if isinstance(v, Value)} - seen
+            seen |= sources
+            stack += sources
+        return not stack
 
 
 class _Made:

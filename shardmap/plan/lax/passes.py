@@ -17,7 +17,7 @@ from shardmap.plan.lax import batched, reduce
 from shardmap.plan.lax.control import written_out
 from shardmap.plan.lax.control.inner import ALONG
 from shardmap.plan.lax.control.written_out import Opened
-from shardmap.plan.lax.staged import along, barrier, groups, recut, select
+from shardmap.plan.lax.staged import along, barrier, groups, recut, select, top
 from shardmap.plan.lax.staged.one_pass import once
 from shardmap.plan.lax.table import CALLS, STAGES, TABLE
 
@@ -160,6 +160,10 @@ class _Follow:
         if taking is not None:
             self._places.update((each, node.params["dimension"]) for each in taking)
             return node.ins
+        if primitive in top.STAGES:
+            made = top.STAGES[primitive](graph, node, cuts)
+            if made is not None:
+                return made
         if primitive in batched.RULES and len(node.ins) == 1:
             made = recut.in_stages(graph, node, cuts[0], self._rules.rule)
             if made is not None:

@@ -56,3 +56,14 @@ def test_the_largest_in_any_pieces(data, k, gradient):
     assert_same(
         plan(made, VALUES, in_slices=in_slices).run(VALUES), jax.jit(made)(VALUES)
     )
+
+
+def test_what_is_taken_of_pieces_is_not_kept_whole():
+    def nearest(x, y):
+        distances = (y * y).sum(1)[None] - 2 * x @ y.T
+        return lax.top_k(-distances, 3)[1]
+
+    queries, rows = reals(64, 4), reals(512, 4, seed=5)
+    made = check_cut(nearest, queries, rows, in_slices=(None, {0: 8}))
+    assert [stage.num_shards for stage in made.stages] == [8, 1]
+    assert made.peak_bytes < 64 * 512 * 4
