@@ -94,6 +94,10 @@ def _climatology(xp: Any, x: Any) -> Any:
     return xp.mean(_grouped(xp, x), axis=0)
 
 
+def _months(xp: Any, x: Any) -> Any:
+    return xp.stack([xp.mean(x[k::GROUPS], axis=0) for k in range(GROUPS)])
+
+
 def _curl(xp: Any, u: Any, v: Any) -> Any:
     return xp.roll(v, -1, axis=2) - v - xp.roll(u, -1, axis=1) + u
 
@@ -171,6 +175,13 @@ JOBS: Mapping[str, Job] = {
     "climatology over time": Job(
         1,
         _climatology,
+        lambda xp, x: (_grouped(xp, x).sum(0),),
+        lambda sums, rows: sums[0] / (rows // GROUPS),
+        grouped=True,
+    ),
+    "means of months": Job(
+        1,
+        _months,
         lambda xp, x: (_grouped(xp, x).sum(0),),
         lambda sums, rows: sums[0] / (rows // GROUPS),
         grouped=True,
