@@ -204,6 +204,8 @@ class MeshPrograms(Programs[MeshCall]):
             for aval, counts in self._with_counts(avals, in_axes)
         ]
         jaxpr, out_tree = self._traced(block, blocks, own)
+        if not around and not tracing.inside_map():
+            self._check_vmaps(jaxpr)
         out_axes = self.out_axes(out_tree)
         out_blocks = [without_sharding(aval_of(v)) for v in jaxpr.outvars]
         _check_out_axes(out_axes, out_blocks, out_tree)
@@ -243,7 +245,7 @@ class MeshPrograms(Programs[MeshCall]):
 
         Raises:
           ValueError: it is on another mesh or other devices, or is over axes that are
-            named here; or a `jax.vmap` around has the name of one of them.
+            named here.
         """
         mesh, there = self.options.mesh, jax.sharding.get_abstract_mesh()
         devices = devices_of(mesh)
@@ -271,16 +273,20 @@ class MeshPrograms(Programs[MeshCall]):
                 f"{self._named()} names the mesh axes {sorted(both)}, along which a "
                 "map or jax.shard_map around it runs already. Name other axes."
             )
-        is_outermost = not around and not tracing.inside_map()
-        if self.options.lowering == "manual" and is_outermost:
-            for name in filter(tracing.is_bound, mesh.axis_names):
+        return around
+
+    def _check_vmaps(self, jaxpr: Jaxpr) -> None:
+        """Checks that no `jax.vmap` around has the name of an axis that is used."""
+        if self.options.lowering == "spmd":
+            return
+        for name in axes_used(jaxpr.effects) & set(self.options.mesh.axis_names):
+            if tracing.is_bound(name):
                 raise ValueError(
                     f"{self._named()} has a mesh axis {name!r}, and is inside a "
                     f"jax.vmap with axis_name={name!r}: JAX would compute collectives "
                     "over the axis of the vmap. Give the vmap another axis_name, or "
                     "use lowering='spmd'."
                 )
-        return around
 
     def _named_axes(self) -> set[str]:
         given = self.options.in_axes, self.options.out_axes

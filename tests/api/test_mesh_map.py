@@ -389,6 +389,8 @@ def test_a_vmap_with_the_name_of_a_mesh_axis():
     np.testing.assert_array_equal(mapped("spmd")(x[None]), [x[:4] + x[4:]])
     with pytest.raises(ValueError, match=r"'x', and is inside a jax\.vmap with"):
         mapped("manual")(x[None])
+    without = sm.mesh_map(lambda v: v + 1, MESH, {"x": 0}, {"x": 0})
+    np.testing.assert_array_equal(jax.vmap(without, axis_name="x")(x[None]), [x + 1])
 
 
 def test_an_axis_that_is_cut_around_already_is_refused():
