@@ -148,13 +148,9 @@ class Fit:
 
     def _in_pieces(self, asked: Asked, count: int) -> Asked:
         """``asked`` with so many pieces where it is `AUTO`."""
-
-        def chunks(k: int, axis: int) -> tuple[int, ...] | None:
-            return self._chunks(k, axis) if k < len(self._jaxpr.in_avals) else None
-
         return tuple(
             tuple(
-                cut_points(count, value.aval.shape[axis], chunks(k, axis))
+                cut_points(count, value.aval.shape[axis], self._borders(k, axis))
                 if isinstance(points, Auto)
                 else points
                 for axis, points in enumerate(row)
@@ -220,10 +216,14 @@ class Fit:
             least, count = found, more
         return least, count
 
+    def _borders(self, k: int, axis: int) -> tuple[int, ...] | None:
+        """Where the chunks of an axis begin; values inside have none."""
+        return self._chunks(k, axis) if k < len(self._jaxpr.in_avals) else None
+
     def _splits(self, asked: Asked) -> bool:
         """Whether cuts that are `AUTO` lie inside of chunks that cannot be cut."""
         return any(
-            isinstance(points, Auto) and self._chunks(k, axis) == ()
+            isinstance(points, Auto) and self._borders(k, axis) == ()
             for k, row in enumerate(asked)
             for axis, points in enumerate(row)
         )
