@@ -26,8 +26,7 @@ from benchmarks import harness
 from benchmarks.harness import OURS, Benchmark, Contender
 
 PMAP = "jax.pmap"
-SHARD_MAP = "jit(shard_map), global"
-OURS_ON_GLOBAL = "shardmap, global"
+SHARD_MAP = "jit(shard_map)"
 ROOT = str(pathlib.Path(__file__).parent.parent)
 PROCESSES = 2
 LENGTH = 1 << 18  # float32: 1 MB for each device.
@@ -42,8 +41,17 @@ def until_ready(fun: Callable, x: Any) -> Contender:
     return Contender(lambda: jax.block_until_ready(fun(x)))
 
 
-def contenders() -> dict[str, Contender]:
-    """Run in every process."""
+def with_local_data() -> dict[str, Contender]:
+    """Each process passes and gets its own rows. Run in every process."""
+    local = np.ones((jax.local_device_count(), LENGTH), np.float32)
+    return {
+        OURS: until_ready(sm.spmap(step, "i"), local),
+        PMAP: until_ready(jax.pmap(step, "i"), local),
+    }
+
+
+def with_global_arrays() -> dict[str, Contender]:
+    """All processes pass and get one array. Run in every process."""
     mesh = sm.make_mesh({"i": jax.device_count()}, jax.devices())
     by_hand = jax.jit(
         jax.shard_map(
@@ -54,13 +62,10 @@ def contenders() -> dict[str, Contender]:
             check_vma=False,
         )
     )
-    mapped = sm.spmap(step, "i")
     local = np.ones((jax.local_device_count(), LENGTH), np.float32)
     whole = jax.make_array_from_process_local_data(NamedSharding(mesh, P("i")), local)
     return {
-        OURS: until_ready(mapped, local),
-        OURS_ON_GLOBAL: until_ready(sm.spmap(step, "i"), whole),
-        PMAP: until_ready(jax.pmap(step, "i"), local),
+        OURS: until_ready(sm.spmap(step, "i"), whole),
         SHARD_MAP: until_ready(by_hand, whole),
     }
 
@@ -77,7 +82,7 @@ class AcrossProcesses(Benchmark):
             command = [
                 *(sys.executable, "-m", "shardmap", "run", "-n", str(PROCESSES)),
                 *("--devices-per-process", str(self.devices)),
-                *(__file__, str(repeats), str(samples)),
+                *(__file__, self.contenders.__name__, str(repeats), str(samples)),
             ]
             # The script is found by its path, but imports this package.
             paths = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -88,20 +93,25 @@ class AcrossProcesses(Benchmark):
 
 BENCHMARKS = [
     AcrossProcesses(
-        name=f"psum of 1 MB, {PROCESSES} processes, {devices} dev each",
-        measures="the call until its result is ready; process-local data",
+        name=f"psum of 1 MB, {PROCESSES} processes, {devices} dev each, {of}",
+        measures="the call until its result is ready",
         contenders=contenders,
-        limits={SHARD_MAP: 1.05},
+        limits={peer: 1.05},
         repeats=300,
         devices=devices,
     )
     for devices in (1, 2)
+    for of, contenders, peer in (
+        ("local", with_local_data, PMAP),
+        ("global", with_global_arrays, SHARD_MAP),
+    )
 ]
 
 
 def in_process(arguments: Sequence[str]) -> None:
     """What each process runs."""
-    repeats, path = arguments
+    name, repeats, path = arguments
+    contenders: Callable[[], dict[str, Contender]] = globals()[name]
     jax.config.update("jax_platforms", "cpu")
     jax.distributed.initialize()
     samples = harness.interleave(contenders(), int(repeats))

@@ -196,16 +196,10 @@ def test_the_command_keeps_to_this_machine():
 
 
 @pytest.mark.deep
-def test_the_benchmark_runs():
-    result = harness.measure(process_rows.BENCHMARKS[0], repeats=2)
-    assert {
-        name: len(times) for name, times in result.samples.items()
-    } == dict.fromkeys(
-        [
-            OURS,
-            process_rows.OURS_ON_GLOBAL,
-            process_rows.PMAP,
-            process_rows.SHARD_MAP,
-        ],
-        2,
-    )
+@pytest.mark.parametrize(
+    ("row", "peer"), [(0, process_rows.PMAP), (1, process_rows.SHARD_MAP)]
+)
+def test_the_benchmark_runs(row, peer):
+    result = harness.measure(process_rows.BENCHMARKS[row], repeats=2)
+    counts = {name: len(times) for name, times in result.samples.items()}
+    assert counts == {OURS: 2, peer: 2}
