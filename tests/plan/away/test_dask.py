@@ -54,7 +54,7 @@ def test_a_cluster_without_workers_is_not_waited_for_forever(tmp_path):
     made = sm.plan(lambda x: x + 1, x, in_slices={0: 4})
     with (
         distributed.Client(
-            n_workers=0, processes=False, dashboard_address=None
+            n_workers=0, processes=False, dashboard_address=":0"
         ) as client,
         dask.config.set({"distributed.scheduler.no-workers-timeout": "100 ms"}),
     ):
