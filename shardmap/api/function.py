@@ -64,7 +64,7 @@ class Mapped(Generic[P, R]):
         # error for arguments that it does not take.
         self._recent: dict[int, CompiledEntry] = {}
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Args = wrap_statics(args, self._static) if self._static else args
         if current_trace() not in TOP_TRACES:
             return self._programs.bind(given, kwargs)

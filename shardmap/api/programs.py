@@ -503,7 +503,7 @@ class AcrossProcesses:
             zip(operands, call.shardings.operands, are_global, donated, strict=True)
         )
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         arguments = Arguments.of(args, kwargs)
         if arguments.in_tree not in self._in_trees:
             raise Mismatch("compiled for arguments of another structure")

@@ -105,7 +105,7 @@ class _Compiled(jax.stages.Compiled):
         """The avals of the arguments."""
         return jax.tree.map(without_sharding, super().in_avals)
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> Any:
         if self._agree is not None:
             self._agree()
             self._agree = None

@@ -90,7 +90,7 @@ class PmappedFunction:
         self._mapped, self._first = mapped, first
         self._file, self._line = caller()
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self._ask(MappedFunction.__call__, *args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:

@@ -52,7 +52,7 @@ class PartitionedFunction:
         self._fun, self._options = fun, options
         self._made: dict[Mesh, jax.stages.Wrapped] = {}
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self._on_mesh()(*args, **kwargs)
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:

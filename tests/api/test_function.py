@@ -401,3 +401,13 @@ def test_an_error_of_the_user_has_at_most_one_frame_of_ours():
     lines = [eval(line) for line in result.stdout.splitlines()]
     assert len(lines) == 5
     assert all(sum(ours) <= 1 and not ours[-1] for ours in lines)
+
+
+def test_keyword_arguments_of_any_name():
+    def fun(x, *, self, name, program, calls_host):
+        return x / jax.lax.psum(self + name + program + calls_host, "i")
+
+    x = np.arange(8, dtype=np.float32)
+    named = dict.fromkeys(["self", "name", "program", "calls_host"], x)
+    for _ in range(2):
+        np.testing.assert_allclose(sm.spmap(fun, "i")(x, **named), x / 112)

@@ -41,6 +41,7 @@ class _Turn:
         name: str,
         calls_host: bool,
         program: Callable[..., Any],
+        /,
         *args: Value,
         **kwargs: Value,
     ) -> Any:

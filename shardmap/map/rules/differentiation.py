@@ -266,7 +266,7 @@ def _transpose(
     cotangent_avals = list(compress(map(aval_of, jaxpr.outvars), nonzero))
     cotangent_axes = list(compress(out_axes, nonzero))
 
-    def transposed(*args: Value) -> list[Any]:
+    def transposed(*args: Value, as_one: bool = False) -> list[Any]:
         residuals = args[: len(residual_avals)]
 
         def fun(*operands: Value) -> list[Any]:
@@ -278,19 +278,25 @@ def _transpose(
         # An unmapped result is a copy in each element. Each gets an equal share of the
         # cotangent.
         cotangents = [
-            ct / axis_size if axis is None else ct
+            ct / axis_size if axis is None and not as_one else ct
             for ct, axis in zip(
                 args[len(residual_avals) :], cotangent_axes, strict=True
             )
         ]
         operands = transpose(fun, linear_avals, cotangents)
         return [
-            jax.lax.psum(ct, axis_name) if axis is None else ct
+            jax.lax.psum(ct, axis_name) if axis is None and not as_one else ct
             for ct, axis in zip(operands, linear_axes, strict=True)
         ]
 
     transpose = _by_derivative if _has_references(jaxpr) else _by_transposition
     avals = [*residual_avals, *cotangent_avals]
+    if {*in_axes, *out_axes} == {None}:
+        # Nothing differs along the axis, so there is nothing to divide and sum.
+        as_one = functools.partial(transposed, as_one=True)
+        body = trace_body(as_one, avals, axis_name, axis_size)
+        if not uses_axis(body.jaxpr, axis_name):
+            return body
     body = trace_body(transposed, avals, axis_name, axis_size)
     operand_axes = [*(None for _ in body.constants), *residual_axes, *cotangent_axes]
     jaxpr = without_sums_of_shared(body.jaxpr, axis_name, axis_size, operand_axes)

@@ -171,7 +171,8 @@ class Fit:
     def _axes(self, asked: Asked, keeps: bool) -> Asked:
         count = 1
         # Where the model finds no need for cuts, only the compiler knows of one.
-        ask_compiler = self._best(asked, keeps).peak.bytes <= self._memory
+        uncut = self._best(self._in_pieces(asked, count), keeps)
+        ask_compiler = uncut.peak.bytes <= self._memory
 
         def held(each: Asked, count: int) -> Peak:
             pieces = self._in_pieces(each, count)

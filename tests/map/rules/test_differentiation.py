@@ -218,3 +218,15 @@ def test_a_while_loop_has_forward_derivatives_only(spmap):
     same_under_vmap(build, X)
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
         jax.grad(lambda x: spmap(fun, "i")(x).sum())(X)
+
+
+def test_the_gradient_of_a_map_without_mapped_axes_is_exact():
+    """It is not divided by the number of elements and multiplied again."""
+    axes: dict = {"in_axes": None, "out_axes": None}
+    small = np.float16(6e-8)
+    [got] = jax.vjp(sm.spmap(lambda x: x * 1, "i", axis_size=8, **axes), small)[1](
+        small
+    )
+    assert got == small
+    gradient = jax.grad(sm.spmap(lambda x: x * x, "i", axis_size=7, **axes))(3.0)
+    assert (gradient, gradient.weak_type) == (6, True)

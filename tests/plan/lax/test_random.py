@@ -111,3 +111,13 @@ def test_cuts_that_begin_inside_are_differentiated_and_vectorised():
     keys = jax.random.split(KEY, 3)
     both = [jax.vmap(each, (None, 0))(shift, keys) for each in (cut, loss)]
     assert_same(*both, 1e-3)
+
+
+def test_cuts_that_begin_inside_stand_beside_axes_that_are_auto():
+    def fun(key, x):
+        return x.sum(), jax.random.normal(key, (70_001,)).max()
+
+    x = np.ones(50_003, np.float32)
+    made = plan(fun, KEY, x, in_slices=(None, {0: sm.AUTO}), memory="40 kB")
+    assert made.peak_bytes <= 40_000
+    assert_same(made.run(KEY, x), jax.jit(fun)(KEY, x))

@@ -7,7 +7,7 @@ rows once, whatever the number of groups. What is done with the result of each g
 up to the stack, is done with all of them at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +42,9 @@ COMBINERS = {
     p.reduce_prod_p: "mul",
     p.reduce_sum_p: "add",
 }
+
+LANE = 1024
+"""How many rows are added one after the other, and how many such sums a group has."""
 
 METHODS = {"add": "add", "max": "max", "min": "min", "mul": "multiply"}
 """Combiner -> what JAX calls a scatter with it."""
@@ -310,9 +313,13 @@ class Grouping:
 
     def _seed(self) -> bool:
         """Whether there are groups; each is then a row of what all of them make."""
+        users: dict[Operand, list[Node]] = {}
+        for node in self._graph.nodes:
+            for operand in filter(self._rows_at, node.ins):
+                users.setdefault(operand, []).append(node)
         for (source, axis, primitive), found in self._found.items():
             for groups in found:
-                if not groups.are_worth_it():
+                if not groups.are_worth_it() or self._stay(groups.nodes, users):
                     continue
                 count, first = len(groups.nodes), groups.nodes[0]
                 graph = self._graph
@@ -331,6 +338,20 @@ class Grouping:
                     place = np.int64(number).tobytes()
                     self._rows[node.outs[0]] = _Rows(made, axis, place, squeezed=True)
         return bool(self._rows)
+
+    def _stay(
+        self, reductions: Sequence[Node], users: Mapping[Operand, Sequence[Node]]
+    ) -> bool:
+        """Whether something else reads the rows of reductions, as a deviation does."""
+        rows = [node.ins[0] for node in reductions]
+        while rows:
+            value = rows.pop()
+            for user in users.get(value, ()):
+                if user.outs[0] not in self._rows and user.primitive not in COMBINERS:
+                    return True
+            if isinstance(value, Value) and value.producer is not None:
+                rows += filter(self._rows_at, value.producer.ins)
+        return False
 
 
 def _frozen(params: Params) -> tuple[tuple[str, Any], ...]:
@@ -389,15 +410,33 @@ def scattered(graph: Graph, node: Node, cuts: Sequence[Cut]) -> Sequence[Operand
     axis, count, combiner = (node.params[k] for k in ("axis", "count", "combiner"))
     labels = np.frombuffer(node.params["labels"], np.int32)
     labels = np.where(labels < 0, np.int32(count), labels)
+    dtype, points = node.outs[0].aval.dtype, cuts[axis].at
+    is_half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    lanes = 1
+    if combiner == "add" and jnp.issubdtype(dtype, jnp.inexact):
+        # A scatter adds one row after the other, which loses digits in long sums.
+        longest = np.diff([0, *points, len(labels)]).max() / len(labels)
+        rows = np.bincount(labels, minlength=count)[:count].max() * longest
+        lanes = int(np.clip(rows // LANE, 1, LANE))
     # In order, pieces of the axis make pieces of the result, not parts of all of it.
-    in_order = bool((np.diff(labels) >= 0).all()) and count > 2 * len(cuts[axis].at)
+    is_sorted = bool((np.diff(labels) >= 0).all()) and count > 2 * len(points)
+    in_order = is_sorted and lanes == 1
+    lane = np.arange(len(labels), dtype=np.int32) // count % lanes
+    labels = labels * lanes + lane
 
     def reduced(rows: jax.Array, labels: jax.Array) -> jax.Array:
-        shape = (*rows.shape[:axis], count, *rows.shape[axis + 1 :])
-        start = jnp.full(shape, identity(combiner, rows.dtype))
+        before, after = rows.shape[:axis], rows.shape[axis + 1 :]
+        if is_half and combiner in ("add", "mul"):
+            rows = rows.astype(jnp.float32)  # Rounded once, as other sums are.
+        start = jnp.full(
+            (*before, count * lanes, *after), identity(combiner, rows.dtype)
+        )
         at = start.at[(*[slice(None)] * axis, labels)]
         options = {"mode": "drop", "indices_are_sorted": in_order}
-        return getattr(at, METHODS[combiner])(rows, **options)
+        made = getattr(at, METHODS[combiner])(rows, **options)
+        if lanes > 1:
+            made = made.reshape(*before, count, lanes, *after).sum(axis + 1)
+        return made.astype(dtype)
 
     [made] = graph.call(reduced, [*node.ins, graph.constant(labels)])
     if not cuts[axis].at or not isinstance(made, Value):

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -133,3 +134,29 @@ def test_days_of_a_year_are_told_little():
 def test_chunked():
     fun = stacked(REDUCTIONS["mean"], MONTHS)
     assert_same(sm.chunked(fun, {0: 4})(DAYS), fun(DAYS))
+
+
+def test_long_sums_keep_their_digits():
+    """A scatter adds row after row: of many rows it would lose digits."""
+    x = np.random.default_rng(0).random(200_000, np.float32) + 1
+    quarters = [slice(k, None, 4) for k in range(4)]
+    made = plan(stacked(jnp.mean, quarters), x, in_slices={0: 2})
+    assert [stage.num_shards for stage in made.stages] == [2, 1]
+    want = [x[p].mean(dtype=np.float64) for p in quarters]
+    np.testing.assert_allclose(made.run(x), want, rtol=5e-7)
+
+
+def test_sums_of_half_precision_are_rounded_once():
+    ones = jnp.ones(8192, jnp.bfloat16)
+    fun = stacked(
+        lambda x: jax.lax.reduce_sum(x, (0,)), [slice(k, None, 4) for k in range(4)]
+    )
+    assert plan(fun, ones, in_slices={0: 2}).run(ones).tolist() == [2048] * 4
+
+
+def test_rows_that_something_else_reads_stay_apart():
+    """The deviations of each month read its rows again, whatever the means read."""
+    made = check_cut(
+        stacked(lambda x: x.std(0), MONTHS), np.nan_to_num(DAYS), in_slices={0: 4}
+    )
+    assert "scatter" not in str(made.explain())
