@@ -415,9 +415,9 @@ def scattered(graph: Graph, node: Node, cuts: Sequence[Cut]) -> Sequence[Operand
     lanes = 1
     if combiner == "add" and jnp.issubdtype(dtype, jnp.inexact):
         # A scatter adds one row after the other, which loses digits in long sums.
-        longest = np.diff([0, *points, len(labels)]).max() / len(labels)
-        rows = np.bincount(labels, minlength=count)[:count].max() * longest
-        lanes = int(np.clip(rows // LANE, 1, LANE))
+        longest = max(np.diff([0, *points, len(labels)]).tolist())
+        most = int(np.bincount(labels, minlength=count)[:count].max())
+        lanes = min(max(most * longest // len(labels) // LANE, 1), LANE)
     # In order, pieces of the axis make pieces of the result, not parts of all of it.
     is_sorted = bool((np.diff(labels) >= 0).all()) and count > 2 * len(points)
     in_order = is_sorted and lanes == 1
