@@ -416,7 +416,7 @@ def scattered(graph: Graph, node: Node, cuts: Sequence[Cut]) -> Sequence[Operand
     if combiner == "add" and jnp.issubdtype(dtype, jnp.inexact):
         # A scatter adds one row after the other, which loses digits in long sums.
         longest = max(np.diff([0, *points, len(labels)]).tolist())
-        most = int(np.bincount(labels, minlength=count)[:count].max())
+        most = max(np.bincount(labels, minlength=count)[:count].tolist())
         lanes = min(max(most * longest // len(labels) // LANE, 1), LANE)
     # In order, pieces of the axis make pieces of the result, not parts of all of it.
     is_sorted = bool((np.diff(labels) >= 0).all()) and count > 2 * len(points)
