@@ -85,8 +85,8 @@ class Arguments(NamedTuple):
         statics = {k: arg for k, arg in enumerate(args) if type(arg) is Static}
         return cls(leaves, in_tree, statics)
 
-    def kind(self) -> Hashable:
-        """A cache key: equal for calls with the same program."""
+    def cache_key(self) -> Hashable:
+        """Equal for calls with the same program."""
         kinds = tuple(
             (
                 leaf.shape,

@@ -84,7 +84,7 @@ class ElementCall(Call):
             f"devices {where}, elements {elements}"
         )
 
-    def compared(self, name: str) -> str:
+    def text_to_compare(self, name: str) -> str:
         return agreement.description(self.params)
 
     @property

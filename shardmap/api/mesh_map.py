@@ -164,16 +164,15 @@ class MeshCall(Call):
 
     def __str__(self) -> str:
         devices = [device.id for device in self.devices]
-        kinds = [aval.str_short() for aval in self.in_avals]
         return (
             f"blocks on mesh {dict(self.mesh.shape)}, devices {devices}, arguments "
-            f"{kinds}"
+            f"{self.in_types}"
         )
 
-    def compared(self, name: str) -> str:
-        listed = ", ".join(aval.str_short() for aval in self.in_avals)
+    def text_to_compare(self, name: str) -> str:
         return (
-            f"{name}, mesh {dict(self.mesh.shape)}, arguments ({listed}), in_axes "
+            f"{name}, mesh {dict(self.mesh.shape)}, "
+            f"arguments ({', '.join(self.in_types)}), in_axes "
             f"{self.in_axes}, out_axes {self.out_axes}, operations "
             f"{agreement.operations(self.jaxpr)}"
         )

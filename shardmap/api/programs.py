@@ -64,12 +64,17 @@ class Call(abc.ABC):
         """The description of the program in the log."""
 
     @abc.abstractmethod
-    def compared(self, name: str) -> str:
+    def text_to_compare(self, name: str) -> str:
         """A text that is equal in all processes that make this call.
 
         Args:
           name: of the function.
         """
+
+    @property
+    def in_types(self) -> list[str]:
+        """The types of the leaves, as JAX prints them."""
+        return [aval.str_short() for aval in self.in_avals]
 
     @property
     def global_avals(self) -> Sequence[Aval]:
@@ -196,7 +201,9 @@ class Programs(abc.ABC, Generic[C]):
 
     def agree(self, call: C) -> None:
         """Checks that all processes make this call, before it is lowered."""
-        agreement.agree(call.mesh, self._named(), lambda: call.compared(self.name))
+        agreement.agree(
+            call.mesh, self._named(), lambda: call.text_to_compare(self.name)
+        )
 
     def run(self, args: Args, kwargs: Kwargs) -> tuple[PyTree, CompiledEntry | None]:
         """Runs a call on arguments with any shardings.
@@ -206,7 +213,7 @@ class Programs(abc.ABC, Generic[C]):
         """
         arguments = self.read(args, kwargs)
         leaves = arguments.leaves
-        key = arguments.kind(), configuration()
+        key = arguments.cache_key(), configuration()
         entry = self._entries.get(key)
         if entry is None:
             entry = self._compiled(self.infer_params(arguments))
@@ -248,7 +255,7 @@ class Programs(abc.ABC, Generic[C]):
 
     def _check_donated(self, entry: CompiledEntry, arguments: Arguments) -> None:
         names = functools.partial(self.leaf_names, arguments)
-        _check_there(self._named(), arguments.leaves, entry.donated, names)
+        _check_not_deleted(self._named(), arguments.leaves, entry.donated, names)
 
     def under_mesh(
         self,
@@ -595,7 +602,7 @@ def _no_array(
     return TypeError(f"{what} argument {name} {text}")
 
 
-def _check_there(
+def _check_not_deleted(
     what: str,
     leaves: Sequence[Value],
     donated: Sequence[bool],

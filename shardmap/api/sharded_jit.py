@@ -201,13 +201,15 @@ class PartitionCall(Call):
 
     def __str__(self) -> str:
         devices = [device.id for device in self.devices]
-        kinds = [aval.str_short() for aval in self.in_avals]
-        return f"{self.total or 1} partitions on devices {devices}, arguments {kinds}"
-
-    def compared(self, name: str) -> str:
-        listed = ", ".join(aval.str_short() for aval in self.in_avals)
         return (
-            f"{name}, {self.total or 1} partitions, arguments ({listed}), in_parts "
+            f"{self.total or 1} partitions on devices {devices}, arguments "
+            f"{self.in_types}"
+        )
+
+    def text_to_compare(self, name: str) -> str:
+        return (
+            f"{name}, {self.total or 1} partitions, "
+            f"arguments ({', '.join(self.in_types)}), in_parts "
             f"{self.in_parts}, out_parts {self.out_parts}, operations "
             f"{agreement.operations(self.jaxpr.jaxpr)}"
         )

@@ -13,17 +13,9 @@ from shardmap.plan.engine.recipe import Recipe, StaticRecipe, Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.engine.work import Choice
-from shardmap.plan.memory.plan_peak import sample
+from shardmap.plan.memory.plan_peak import sample, seen
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import count, size
-
-SEEN = 64
-"""From how many shards of a stage it is told what all of them do."""
-
-
-def seen(stage: Stage) -> range:
-    """Some shards, spread over a stage."""
-    return range(0, stage.num_shards, max(1, stage.num_shards // SEEN))
 
 
 class Compiled(NamedTuple):

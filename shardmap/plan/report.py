@@ -14,7 +14,6 @@ from shardmap.plan.costs import (
     functions,
     functions_in_all,
     repeated,
-    seen,
     told,
 )
 from shardmap.plan.engine.factors import BESIDE
@@ -28,6 +27,7 @@ from shardmap.plan.memory.plan_peak import (
     plan_peak,
     sample,
     scratch_bytes,
+    seen,
     shard_peak,
     temporaries,
 )

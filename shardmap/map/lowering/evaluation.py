@@ -121,6 +121,3 @@ def communicates(params: dict[str, Any]) -> bool:
         or params["axis_size"] % own.device_count(params["mesh"]) != 0
         or has_collectives(params["call_jaxpr"])
     )
-
-
-spmap_p.def_impl(evaluate_map)

@@ -1,4 +1,4 @@
-"""The evaluation of a map under `jax.set_mesh`: its results are on that mesh."""
+"""The evaluation of a map, under `jax.set_mesh` on that mesh."""
 
 import functools
 from typing import Any
@@ -25,5 +25,4 @@ def _program_under_mesh(**params: Param) -> Any:
     return map_jit(run, list(params["mesh"].devices.flat), communicates=True)
 
 
-# In place of `evaluate_map` alone.
 spmap_p.def_impl(evaluate_under_mesh)

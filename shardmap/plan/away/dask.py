@@ -34,7 +34,7 @@ NO_WORKERS = "distributed.scheduler.no-workers-timeout"
 """Dask's setting for how long work waits for workers; without one 5 minutes."""
 
 
-def same(thing: Any) -> Any:
+def unchanged(thing: Any) -> Any:
     """The function of a task that holds a value."""
     return thing
 
@@ -50,7 +50,7 @@ def fold_there(
     return [run_fold(combiner, start, parts)]
 
 
-def chosen(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
+def keep_only(places: Sequence[int], result: Sequence[Any]) -> list[Any]:
     """A task's results with None in all other places."""
     return [part if k in places else None for k, part in enumerate(result)]
 
@@ -94,7 +94,7 @@ class Dask(OnDask):
         self.client: Any = self.executor
         self.name = f"shardmap-{secrets.token_hex(4)}"
         self.numbers = itertools.count()
-        self.held_there: dict[Any, Any] = {}
+        self.shared: dict[Any, Any] = {}
         # Four shards for each thread of the cluster, as it is now.
         self.ahead = 4 * max(self._threads(), 1)
         self._share_cores()
@@ -138,32 +138,32 @@ class Dask(OnDask):
 
     def tasks(self, stage: Stage, numbers: Iterable[int] | None) -> Iterable[Task]:
         # What was kept here of earlier stages is not what it is now.
-        self.held_there.clear()
+        self.shared.clear()
         self.results.clear()
         if self.keeps:
             return super().tasks(stage, numbers)
         return all_tasks(self.cut_program, stage)
 
-    def named(self, what: str, function: Any, *args: Any) -> Any:
+    def submit_function(self, what: str, function: Any, *args: Any) -> Any:
         key = f"{self.name}-{what}-{next(self.numbers)}"
         return self.client.submit(function, *args, key=key, pure=False)
 
     def call(self, task: Task, function: Any, *args: Any) -> Any:
         what = "fold" if task.needs else f"stage-{task.stage.number}"
-        return self.named(what, function, *args)
+        return self.submit_function(what, function, *args)
 
     def function(self, shard: Shard) -> Any:
         key = shard.stage, shard.recipe.static
-        if key not in self.held_there:
+        if key not in self.shared:
             blob = self.functions.of(shard)
-            self.held_there[key] = self.named("function", same, blob)
-        return self.held_there[key]
+            self.shared[key] = self.submit_function("function", unchanged, blob)
+        return self.shared[key]
 
     def place(self, away: Away) -> Any:
         key = id(away)  # Of those in ``travels``, which stay; two may be one file's.
-        if key not in self.held_there:
-            self.held_there[key] = self.named("source", same, away)
-        return self.held_there[key]
+        if key not in self.shared:
+            self.shared[key] = self.submit_function("source", unchanged, away)
+        return self.shared[key]
 
     def arg(self, value: Value, box: Box) -> Any:
         part = self.of_dask(value, box)
@@ -172,17 +172,17 @@ class Dask(OnDask):
     def held(self, value: Value, box: Box) -> Any:
         """A box on the cluster; whole values, which several shards need, once."""
         key = value, box
-        if key not in self.held_there:
+        if key not in self.shared:
             array = super().held(value, box)
             found: Any = array
             if array.nbytes > INSIDE:
                 found = self.client.scatter(array, hash=False)
             elif array.nbytes > SMALL:
-                found = self.named("array", same, array)
+                found = self.submit_function("array", unchanged, array)
             if box != tuple((0, size) for size in value.shape):
                 return found
-            self.held_there[key] = found
-        return self.held_there[key]
+            self.shared[key] = found
+        return self.shared[key]
 
     def coming(self, task: Task) -> list[int]:
         """Which results come here: others are written or combined on the cluster."""
@@ -197,7 +197,7 @@ class Dask(OnDask):
     def submit(self, task: Task) -> Any:
         made, coming = super().submit(task), self.coming(task)
         if 0 < len(coming) < len(task.writes):
-            return self.named("rest", chosen, coming, made)
+            return self.submit_function("rest", keep_only, coming, made)
         return made
 
     def result(self, task: Task, future: Any) -> Any:

@@ -9,15 +9,13 @@ from shardmap.arrays.trees import result_names
 from shardmap.plan.away.travels import Travels
 from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
+from shardmap.plan.memory.plan_peak import seen
 from shardmap.plan.run.buffers import FOLDED
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked, to_travel
 from shardmap.plan.run.out import outputs
 from shardmap.plan.run.shards import Shard
 from shardmap.units import size
-
-SEEN = 64
-"""From how many shards of a stage the bytes of all are told."""
 
 
 class Traffic(NamedTuple):
@@ -64,7 +62,7 @@ def traffic(
         moved[there] += nbytes
 
     for stage in cut_program.stages:
-        numbers = range(0, stage.num_shards, max(1, stage.num_shards // SEEN))
+        numbers = seen(stage)
         weight = stage.num_shards / max(len(numbers), 1)
         for number in numbers:
             shard = Shard(cut_program, stage, number)

@@ -84,7 +84,7 @@ class Analysis:
       input_cuts: of the inputs, per axis.
       partial: whether to cut what is summed over.
       keeps: whether what could be computed again may be kept instead.
-      repeats: whether anything may be computed again, as it may where there are stages.
+      may_recompute: whether later stages and other shards may compute values again.
       classes: which axes are one loop, if that is known.
       carried: (output, input) of the body of a loop, where one becomes the other.
       entering: inputs that are partial, along these axes.
@@ -108,7 +108,7 @@ class Analysis:
         input_cuts: Sequence[Sequence[Cut]],
         partial: bool,
         keeps: bool = True,
-        repeats: bool = True,
+        may_recompute: bool = True,
         classes: Unions | None = None,
         carried: Sequence[tuple[int, int]] = (),
         entering: Mapping[Value, Partial] = MappingProxyType({}),
@@ -145,8 +145,8 @@ class Analysis:
             self._link_carried(carried)
             self._link_views()
         for node in graph.nodes:
-            self._visit(node, repeats)
-        if repeats:
+            self._visit(node, may_recompute)
+        if may_recompute:
             self._keep_costly()
 
     def _link_carried(self, carried: Sequence[tuple[int, int]]) -> None:
@@ -189,7 +189,7 @@ class Analysis:
                 view = self.classes.find(source), how
                 self.classes.unite(known.setdefault(view, key), key)
 
-    def _visit(self, node: Node, repeats: bool) -> None:
+    def _visit(self, node: Node, may_recompute: bool) -> None:
         rule = self.rules[node.number]
         cuts = [self._cuts_of(operand) for operand in node.ins]
         forward = rule.forward(cuts)
@@ -203,7 +203,7 @@ class Analysis:
                 self.ended.append(Ended(contraction.cut.origins, node, reason))
             contracted = ()
         repeated: set[int] = set()
-        if repeats:
+        if may_recompute:
             repeated = self.work.repeated(
                 node, rule, forward.outs, self.kept, self.pending
             )
@@ -213,7 +213,7 @@ class Analysis:
             self.level[out] = level
             if lacks is not None:
                 self.pending[out] = lacks
-        if repeats:
+        if may_recompute:
             self._count(node, rule, level)
 
     def _count(self, node: Node, rule: Rule, level: int) -> None:

@@ -32,7 +32,7 @@ MOST_VERSIONS = 4
 """In how many boxes a value may be computed before they become one."""
 
 FEW_NODES = 64
-"""Up to how many values it is looked at whether one is made of constants."""
+"""How many values are searched, at most, for one that is made of constants."""
 
 
 class Ref(NamedTuple):

@@ -19,8 +19,8 @@ MOST_AXES = 3
 LEAVES_TRIED = 8
 """Of how many arguments, the largest ones, the axes are tried."""
 
-ALONE = 4
-"""Of how many axes it is tried whether the function fits if one more is cut."""
+AXES_GROWN = 4
+"""How many axes, the best ones, are tried in more pieces."""
 
 TRIED = 8
 """Into how many pieces an axis is cut to see what that saves."""
@@ -192,7 +192,7 @@ class Fit:
             # A chunk that pieces share is read by each of them.
             better.sort(key=lambda each: (self._splits(each), saving[each].bytes))
             grown = []
-            for each in better[:ALONE]:
+            for each in better[:AXES_GROWN]:
                 grown.append((each, *self._grown(each, saving[each], count, held)))
                 if grown[-1][1].bytes <= self._memory:
                     break

@@ -103,7 +103,7 @@ class InnerBody:
             lambda node: self.rules[node.number],
             list(cuts.values()),
             partial=True,
-            repeats=False,
+            may_recompute=False,
             classes=classes,
             carried=self._carried,
             entering={inputs[k]: part for k, part in entering.items()},

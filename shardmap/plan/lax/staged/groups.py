@@ -3,8 +3,8 @@
 ``jnp.stack([x[i].mean(0) for i in months])`` takes rows of ``x`` for each month.
 Elementwise operations commute with taking rows, so all of these reduce rows of one
 value. They are written as one scatter of its rows into groups. A shard then reads its
-rows once, whatever the number of groups. What is done with the result of each group,
-up to the stack, is done with all of them at once.
+rows once, whatever the number of groups. Elementwise operations on the results, and
+their stack, become operations on all groups at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,8 +82,8 @@ class _Groups:
         self.nodes: list[Node] = []
         self.labels = np.full(size, -1, np.int32)
 
-    def takes(self, node: Node, rows: _Rows) -> bool:
-        """Adds a reduction, unless it shares a place with another one."""
+    def add(self, node: Node, rows: _Rows) -> bool:
+        """Adds a reduction, or returns False if it shares a place with another one."""
         places = np.frombuffer(rows.places, np.int64)
         if (self.labels[places] >= 0).any():
             return False
@@ -307,9 +307,9 @@ class Grouping:
             source = self._node(node.primitive, params, [source], aval)
             axis -= sum(k < axis for k in others)
         own = self._found.setdefault((source, axis, node.primitive), [])
-        if not any(groups.takes(node, rows) for groups in own):
+        if not any(groups.add(node, rows) for groups in own):
             own.append(_Groups(source.shape[axis]))
-            own[-1].takes(node, rows)
+            own[-1].add(node, rows)
 
     def _seed(self) -> bool:
         """Whether there are groups; each is then a row of what all of them make."""
@@ -331,9 +331,8 @@ class Grouping:
                     "count": count,
                     "labels": groups.labels.tobytes(),
                 }
-                made = self._node(
-                    *(GROUPED, params, [source], source.aval.update(shape=shape))
-                )
+                aval = source.aval.update(shape=shape)
+                made = self._node(GROUPED, params, [source], aval)
                 for number, node in enumerate(groups.nodes):
                     place = np.int64(number).tobytes()
                     self._rows[node.outs[0]] = _Rows(made, axis, place, squeezed=True)
