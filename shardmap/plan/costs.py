@@ -13,7 +13,7 @@ from shardmap.plan.engine.recipe import Recipe, StaticRecipe, Step
 from shardmap.plan.engine.rules import Rule
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.engine.work import Choice
-from shardmap.plan.memory.plan_peak import sample, seen
+from shardmap.plan.memory.plan_peak import sample
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.units import count, size
 
@@ -44,7 +44,7 @@ def functions(stage: Stage) -> Compiled:
 
 def _different(stage: Stage) -> tuple[set[int], dict[StaticRecipe, Recipe]]:
     """The numbers of some shards, and one recipe for each of their functions."""
-    numbers = {*seen(stage), *sample(stage)}
+    numbers = {*stage.spread(), *sample(stage)}
     recipes = [stage.recipe(number)[1] for number in numbers]
     return numbers, {recipe.static: recipe for recipe in recipes}
 
@@ -72,7 +72,7 @@ def repeated(cut_program: CutProgram, place: int) -> int:
         for node in stage.backwards
         if node.number not in earlier
     )
-    numbers = seen(stage)
+    numbers = stage.spread()
     done = sum(
         _of_step(rules[step.node], step)
         for number in numbers

@@ -27,7 +27,6 @@ from shardmap.plan.memory.plan_peak import (
     plan_peak,
     sample,
     scratch_bytes,
-    seen,
     shard_peak,
     temporaries,
 )
@@ -283,13 +282,13 @@ def _reads(cut_program: CutProgram, stages: Sequence[Stage]) -> str:
     """How often the shards of some stages read each argument in all."""
     elements: dict[Value, float] = {}
     for stage in stages:
-        numbers = seen(stage)
+        numbers = stage.spread()
         weight = stage.num_shards / len(numbers)
         for number in numbers:
             for value, box in stage.recipe(number)[1].reads:
                 own = weight * math.prod(shape_of(box))
                 elements[value] = elements.get(value, 0) + own
-    about = "about " if any(seen(stage).step > 1 for stage in stages) else ""
+    about = "about " if any(stage.spread().step > 1 for stage in stages) else ""
     names = zip(cut_program.names, cut_program.graph.inputs, strict=True)
     found: dict[str, list[str]] = {}
     for name, value in names:

@@ -9,7 +9,6 @@ from shardmap.arrays.trees import result_names
 from shardmap.plan.away.travels import Travels
 from shardmap.plan.engine.keys import box_bytes
 from shardmap.plan.engine.nodes import Value
-from shardmap.plan.memory.plan_peak import seen
 from shardmap.plan.run.buffers import FOLDED
 from shardmap.plan.run.cut_program import CutProgram
 from shardmap.plan.run.disk.scratch import checked, to_travel
@@ -62,7 +61,7 @@ def traffic(
         moved[there] += nbytes
 
     for stage in cut_program.stages:
-        numbers = seen(stage)
+        numbers = stage.spread()
         weight = stage.num_shards / max(len(numbers), 1)
         for number in numbers:
             shard = Shard(cut_program, stage, number)

@@ -16,6 +16,9 @@ from shardmap.plan.engine.rules import Cut, Factor, Origins, meet
 from shardmap.plan.engine.slices import Box, Interval, pieces
 from shardmap.plan.engine.work import AxisKey
 
+SPREAD = 64
+"""How many shards of a stage, about, tell what all of them do."""
+
 
 class Loop:
     """Something a stage runs over, piece by piece."""
@@ -116,6 +119,10 @@ class Stage:
         return (
             f"<Stage {self.number}: {self.num_shards:,} shards make {', '.join(made)}>"
         )
+
+    def spread(self) -> range:
+        """The numbers of some shards, evenly spread, which tell what all of them do."""
+        return range(0, self.num_shards, max(1, self.num_shards // SPREAD))
 
     def _results(self, values: Sequence[Value]) -> list[Result]:
         """Finds the loops, and what each result has of them."""

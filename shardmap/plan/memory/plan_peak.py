@@ -26,15 +26,6 @@ SAMPLED = 64
 """How many shards of each family are looked at, at most."""
 
 
-SEEN = 64
-"""How many shards of a stage show what all of them do."""
-
-
-def seen(stage: Stage) -> range:
-    """Some shards, spread over a stage."""
-    return range(0, stage.num_shards, max(1, stage.num_shards // SEEN))
-
-
 def sample(stage: Stage) -> Iterator[int]:
     """Some shards of a stage, the largest among them.
 
