@@ -176,15 +176,23 @@ class Graph:
         self.nodes.append(self.node(primitive, params, ins, out_avals))
         return self.nodes[-1].outs
 
-    def inline(self, jaxpr: AnyJaxpr, ins: Sequence[Operand]) -> list[Operand]:
-        """Appends the equations of a jaxpr as if they stood at ``source``."""
-        return _inline(self, jaxpr, ins, self.source, fixed=True)
+    def inline(
+        self, jaxpr: AnyJaxpr, ins: Sequence[Operand], fixed: bool = True
+    ) -> list[Operand]:
+        """Appends the equations of a jaxpr.
+
+        Args:
+          jaxpr: the jaxpr.
+          ins: its arguments.
+          fixed: whether they are reported at ``source``, or at their own lines.
+        """
+        return _inline(self, jaxpr, ins, self.source, fixed)
 
     def call(
-        self, function: Callable[..., Any], ins: Sequence[Operand]
+        self, function: Callable[..., Any], ins: Sequence[Operand], fixed: bool = True
     ) -> list[Operand]:
-        """Appends the equations of a function of the operands."""
-        return self.inline(traced(function, ins), ins)
+        """Appends the equations of a function of the operands, as `inline` does."""
+        return self.inline(traced(function, ins), ins, fixed)
 
     def rewrite(self, write: Callable[[Node], Sequence[Operand] | None]) -> None:
         """Passes over the nodes, first to last, and replaces some of them.

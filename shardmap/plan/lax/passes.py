@@ -116,7 +116,7 @@ class _Follow:
       graph: the graph, which is rewritten.
       cuts: of its inputs.
       rules: of its nodes.
-      opened: writes loops, branches and maps out; None: they stay.
+      opened: writes loops and branches out; None: they stay.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from shardmap._jax.lax_primitives import (
 )
 from shardmap.map.collectives.table import COLLECTIVES
 from shardmap.map.primitives.map_primitive import spmap_p
+from shardmap.map.tracing import Batch
 from shardmap.plan.engine.factors import RuleTable
 from shardmap.plan.engine.nodes import (
     Calls,
@@ -36,7 +37,7 @@ from shardmap.plan.lax import (
     special,
     window,
 )
-from shardmap.plan.lax.control import branches, loops, mapped
+from shardmap.plan.lax.control import branches, loops
 from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
 from shardmap.plan.lax.staged import along, barrier, counting, sort, tall, top
 from shardmap.plan.lax.staged.one_pass import products, statistics
@@ -57,8 +58,19 @@ def solved(graph: Graph, node: Node) -> list[Operand]:
     return graph.inline(jaxpr, [node.ins[k] for k in operands])
 
 
+def mapped(graph: Graph, node: Node) -> list[Operand]:
+    """A map is one function of all its elements."""
+    params = node.params
+    batch = Batch(params["axis_name"], params["axis_size"])
+    function = batch.vectorize(
+        params["call_jaxpr"], params["in_axes"], list(params["out_axes"])
+    )
+    return graph.call(function, node.ins, fixed=False)
+
+
 STANDING: dict[Any, Rewrite] = {
     p.linear_solve_p: solved,
+    spmap_p: mapped,
     **({} if EXPANDABLE is None else {EXPANDABLE: expanded}),
 }
 
@@ -108,13 +120,12 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     | products.RULES,
     "random bits": random.RULES,
     "whole or refused": special.RULES,
-    "loops, branches and maps": {
+    "loops and branches": {
         p.cond_p: lambda node: branches.Cond(node, TABLE, CALLS),
         p.scan_p: lambda node: loops.Scan(node, TABLE, CALLS),
         along.PIECE: lambda node: along.Piece(node, TABLE, CALLS),
         along.JOINED: along.Joined,
         p.while_p: lambda node: loops.While(node, TABLE, CALLS),
-        spmap_p: lambda node: mapped.Map(node, TABLE, CALLS),
     },
 }
 

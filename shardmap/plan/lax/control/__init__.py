@@ -1,1 +1,1 @@
-"""The rules of equations that hold jaxprs: loops, branches, calls, maps."""
+"""The rules of equations that hold jaxprs: loops and branches."""

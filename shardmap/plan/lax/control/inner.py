@@ -1,4 +1,4 @@
-"""What the rules of loops, branches and maps share: the names of their loops."""
+"""What the rules of loops and branches share: the names of their loops."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias

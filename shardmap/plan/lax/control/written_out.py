@@ -1,12 +1,10 @@
-"""Loops, branches and maps written out, where a cut ends at them.
+"""Loops and branches written out, where a cut ends at them.
 
 A loop of known length becomes its steps, one after the other, so that what a step sums
-over ends a stage. A branch becomes all branches and a choice between their results. A
-map whose elements talk becomes one function of all elements.
+over ends a stage. A branch becomes all branches and a choice between their results.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,15 +13,7 @@ from jax.extend.core import primitives as p
 
 from shardmap._jax.primitives import scan_counts
 from shardmap._jax.walk import equations
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.tracing import Batch
-from shardmap.plan.engine.nodes import (
-    Graph,
-    Node,
-    Operand,
-    Rewrite,
-    traced,
-)
+from shardmap.plan.engine.nodes import Graph, Node, Operand
 
 MOST_EQUATIONS = 2048
 """How many equations a loop may become in functions that are compiled."""
@@ -36,7 +26,7 @@ SAMPLE = 3
 
 
 class Opened:
-    """How loops, branches and maps are written out.
+    """How loops and branches are written out.
 
     Args:
       most: how many equations a loop may become.
@@ -53,8 +43,8 @@ class Opened:
 
     def __call__(self, graph: Graph, node: Node) -> Sequence[Operand] | None:
         """What stands for a node; None: it stays."""
-        if node.primitive is not p.scan_p:
-            return OTHERS[node.primitive](graph, node)
+        if node.primitive is p.cond_p:
+            return every_branch(graph, node)
         length: int = node.params["length"]
         steps = length if self._steps is None else min(length, self._steps)
         if not length or steps * size_of_step(node) > self._most:
@@ -120,22 +110,5 @@ def every_branch(graph: Graph, node: Node) -> list[Operand] | None:
     return found
 
 
-def all_elements(graph: Graph, node: Node) -> list[Operand] | None:
-    """A map as one function of all its elements."""
-    params = node.params
-    batch = Batch(params["axis_name"], params["axis_size"])
-    mapped = batch.vectorize(
-        params["call_jaxpr"], params["in_axes"], list(params["out_axes"])
-    )
-    try:
-        made = traced(mapped, node.ins)
-    except (NotImplementedError, ValueError):
-        return None  # Not all that a map may hold can be vectorised.
-    return graph.inline(made, node.ins)
-
-
-OTHERS: dict[Any, Rewrite] = {p.cond_p: every_branch, spmap_p: all_elements}
-"""How branches and maps are written out."""
-
-PRIMITIVES = frozenset({p.scan_p, *OTHERS})
+PRIMITIVES = frozenset({p.scan_p, p.cond_p})
 """What can be written out."""
