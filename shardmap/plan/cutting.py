@@ -11,7 +11,6 @@ from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.grid import borders
 from shardmap.plan.arguments import aval_of, narrowed_dtype
 from shardmap.plan.engine.nodes import Refused
-from shardmap.plan.engine.rules import Cut
 from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts
 from shardmap.plan.lax.passes import analysed, begins
 from shardmap.plan.memory.fit import Fit
@@ -58,17 +57,13 @@ def cut_function(
 
     def make(asked: Asked, partial: bool, keeps: bool) -> CutProgram:
         every = cuts_at("plan", asked)
-        inside = every[len(leaves) :]
-
-        def cut(cuts: list[list[Cut]]) -> CutProgram:
-            analysis = analysed(
-                *(closed, cuts, partial, out_cuts), keeps=keeps, inside=inside
-            )
-            made = CutProgram(analysis, in_tree, out_tree, cuts, names, cut)
-            made.scratch, made.narrowed = scratch, narrowed
-            return made
-
-        return cut(every[: len(leaves)])
+        cuts, inside = every[: len(leaves)], every[len(leaves) :]
+        analysis = analysed(
+            *(closed, cuts, partial, out_cuts), keeps=keeps, inside=inside
+        )
+        made = CutProgram(analysis, in_tree, out_tree, cuts, names)
+        made.scratch, made.narrowed = scratch, narrowed
+        return made
 
     def chunks(leaf: int, axis: int) -> tuple[int, ...] | None:
         return borders(leaves[leaf], axis)

@@ -254,12 +254,6 @@ Points: TypeAlias = tuple[int, ...]
 """Where an axis is cut: ascending, without its ends."""
 
 
-class Counted(tuple[int, ...]):
-    """Points of a cut that was asked for as a number of pieces, and may be moved."""
-
-    __slots__ = ()
-
-
 Asked: TypeAlias = tuple[tuple[Points | Auto, ...], ...]
 """For each axis of each leaf: where it is cut, or that this is to be chosen."""
 
@@ -317,14 +311,14 @@ def cut_points(
         raise ValueError(f"a number of pieces must be at least 1, got {count}")
     count = min(count, max(size, 1))
     quotient, larger = divmod(size, count)
-    points = Counted(k * quotient + min(k, larger) for k in range(1, count))
+    points = tuple(k * quotient + min(k, larger) for k in range(1, count))
     return points if chunks is None else _at_borders(points, chunks)
 
 
-def _at_borders(points: Counted, chunks: tuple[int, ...]) -> Counted:
+def _at_borders(points: Points, chunks: Points) -> Points:
     """The borders of chunks that are nearest, if there is one for each point.
 
-    >>> _at_borders(Counted((34, 67)), (30, 60, 90))
+    >>> _at_borders((34, 67), (30, 60, 90))
     (30, 60)
     """
     if len(points) > len(chunks):
@@ -336,7 +330,7 @@ def _at_borders(points: Counted, chunks: tuple[int, ...]) -> Counted:
         after = min(max(bisect.bisect_left(chunks, point), first), last)
         near = max(after - 1, first), after
         found.append(min((chunks[k] for k in near), key=lambda at: abs(at - point)))
-    return Counted(found)
+    return tuple(found)
 
 
 def _halves(size: int) -> tuple[int, int]:

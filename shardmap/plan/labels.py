@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from shardmap._jax.types import PyTree
 from shardmap.arrays.sources.labelled import is_dataset, is_labelled
@@ -30,7 +29,6 @@ class Labels:
 
     def __init__(self, fun: Callable[..., PyTree], args: tuple[PyTree, ...]) -> None:
         self._fun, self._args = fun, args
-        self._stored = _variables(args)
         self._tree: Any = None
         self._rebuild: list[Rebuild | None] = []
         self._names: list[list[str] | None] = []
@@ -53,7 +51,7 @@ class Labels:
         self._rebuild, self._names, bare = [], [], []
         for leaf in made:
             if is_labelled(leaf):
-                rebuild, names, arrays_of_leaf = _taken_apart(leaf, self._stored)
+                rebuild, names, arrays_of_leaf = _taken_apart(leaf)
                 bare.append(arrays_of_leaf)
                 self._names.append(names)
                 self._rebuild.append(rebuild)
@@ -123,84 +121,25 @@ def _labelled(leaf: Any, arrays: Any) -> Any:
     )
 
 
-def _variables(args: tuple[PyTree, ...]) -> dict[Any, Any]:
-    """The variables of the arguments, by their names; of equal names the first."""
-    found: dict[Any, Any] = {}
-    for leaf in jax.tree.leaves(args, is_leaf=is_labelled):
-        if is_dataset(leaf):
-            for name, each in leaf.data_vars.items():
-                found.setdefault(name, each.variable)
-        elif is_labelled(leaf):
-            found.setdefault(leaf.name, leaf.variable)
-    return found
-
-
-LAYOUT = (
-    *("chunks", "preferred_chunks", "shards", "chunksizes"),
-    *("compressors", "compressor", "zlib", "complevel", "shuffle"),
-)
-"""What an encoding says of how a variable lies in a store."""
-
-NUMBERS = (
-    "dtype",
-    "_FillValue",
-    "missing_value",
-    "fill_value",
-    "filters",
-    "serializer",
-)
-"""What an encoding says of how numbers are written."""
-
-PACKED = ("scale_factor", "add_offset")
-"""What numbers are packed by, into whole numbers that may be too small for a result."""
-
-
-def encoding_of(stored: Any, made: Any) -> dict[str, Any]:
-    """What holds of a result of the encoding of an argument of its name.
-
-    Chunks hold if it has the same dimensions and lengths, and how numbers are written
-    if they are of the same type as in the store.
-    """
-    if stored is None or (stored.dims, stored.shape) != (made.dims, made.shape):
-        return {}
-    before = stored.encoding
-    kept = list(LAYOUT)
-    native = np.dtype(before.get("dtype", stored.dtype)).newbyteorder("=")
-    if native == made.dtype and not any(name in before for name in PACKED):
-        kept += NUMBERS
-    return {name: before[name] for name in kept if name in before}
-
-
 ARRAY = "<array>"
 """What an array is called as a dataset, where a coordinate may have its own name."""
 
 
-def _taken_apart(
-    value: Any, stored: Mapping[Any, Any]
-) -> tuple[Rebuild, list[str], list[Any]]:
-    """What builds a result again, the names of its arrays, and these.
-
-    Args:
-      value: the result.
-      stored: the variables of the arguments, by their names.
-    """
+def _taken_apart(value: Any) -> tuple[Rebuild, list[str], list[Any]]:
+    """What builds a result again, the names of its arrays, and these."""
     whole = value if is_dataset(value) else value.to_dataset(name=ARRAY)
     own = list(whole.data_vars)
     names = [
         *own,
         *(k for k, v in whole.coords.items() if isinstance(v.data, jax.Array)),
     ]
-    encodings = {
-        k: encoding_of(stored.get(value.name if k == ARRAY else k), whole[k].variable)
-        for k in names
-    }
     dims = {k: (whole[k].dims, whole[k].attrs) for k in names}
     rest = whole.drop_vars(names)
     order = [str(name) for name in names]
 
     def rebuild(arrays: list[Any]) -> Any:
         made = {
-            k: (dims[k][0], array, dims[k][1], encodings[k])
+            k: (dims[k][0], array, dims[k][1])
             for k, array in zip(names, arrays, strict=True)
         }
         full = rest.assign({k: made[k] for k in own})

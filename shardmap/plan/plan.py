@@ -13,25 +13,23 @@ array([ 0.0590..., -0.1985..., -0.2735...], dtype=float32)
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from shardmap._jax.types import PyTree
 from shardmap._lazy import ask
 from shardmap.arrays.sources.labelled import plain
 from shardmap.plan import report
-from shardmap.plan.arguments import CallArguments
+from shardmap.plan.arguments import by_position
 from shardmap.plan.away.engines import engine_of
-from shardmap.plan.away.remembered import Remembered, remembered
 from shardmap.plan.away.to_dask import to_dask
 from shardmap.plan.away.traffic import Traffic, traffic
-from shardmap.plan.borders import Borders
 from shardmap.plan.cutting import cut_function
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.in_slices import InSlices
 from shardmap.plan.labels import Labels, labels_of, named_cuts
 from shardmap.plan.memory.plan_peak import plan_peak
-from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.cut_program import CutProgram, in_order
 from shardmap.plan.run.disk.scratch import checked
 from shardmap.plan.run.run import run
 from shardmap.plan.run.shards import Shards, index_of
@@ -46,8 +44,6 @@ def plan(
     partial: bool = True,
     memory: int | str | None = None,
     scratch: Any = None,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
     **kwargs: PyTree,
 ) -> "ShardPlan":
     """Cuts a function into independent shards.
@@ -79,12 +75,9 @@ def plan(
         threads of an executor, use as much each.
       scratch: where runs store values of more than 1 MiB for later stages: a folder, or
         a zarr group. Default: in memory.
-      static_argnums: the positions of arguments that are not arrays, as for `jax.jit`;
-        in ``in_slices`` they are None.
-      static_argnames: the names of such arguments.
-      **kwargs: keyword arguments of the function, which stay whole. If the name of one
-        is also a parameter of ``plan`` or of `ShardPlan.run`, bind it with
-        `functools.partial`.
+      **kwargs: keyword arguments of the function, which stay whole. Bind arguments that
+        are not arrays with `functools.partial`, and those with the name of a parameter
+        of ``plan`` or of `ShardPlan.run`.
 
     Returns:
       The plan. Nothing runs yet.
@@ -113,16 +106,14 @@ def plan(
     refuse_no_bool("partial", partial)
     room = None if memory is None else bytes_of("memory", memory)
     place = checked(scratch)
-    given = CallArguments(fun, args, kwargs, static_argnums, static_argnames)
-    labels = labels_of(given.call, given.args)
-    function, own = given.call, given.args
+    function, own = by_position(fun, args, kwargs), in_order(args, kwargs)
+    labels = labels_of(function, own)
     if labels is not None:
         in_slices = named_cuts(in_slices, args)
         function, own = labels.fun, plain(own)
     made = cut_function(
         function, own, in_slices, partial, room, out_slices, place, len(args)
     )
-    made.given = given.given
     if narrowed := report.narrowed(made):
         warnings.warn(
             f"plan: {'; '.join(narrowed)}. Set jax.config.update('jax_enable_x64', "
@@ -135,8 +126,7 @@ def plan(
             "explain() of the plan says why.",
             stacklevel=2,
         )
-    # Weakly: whoever keeps a plan does not mean to keep what it was made for.
-    return ShardPlan(made, Remembered(given.args), labels, room)
+    return ShardPlan(made, labels, room)
 
 
 class ShardPlan:
@@ -155,14 +145,10 @@ class ShardPlan:
     def __init__(
         self,
         cut_program: CutProgram,
-        planned_for: Remembered | None = None,
         labels: Labels | None = None,
         memory: int | None = None,
     ) -> None:
-        self._cut_program = cut_program
-        self._borders, self._memory = Borders(cut_program, memory), memory
-        self._planned_for = planned_for
-        self._labels = labels
+        self._cut_program, self._labels, self._memory = cut_program, labels, memory
 
     @property
     def stages(self) -> list[Stage]:
@@ -241,7 +227,7 @@ class ShardPlan:
         process.
 
         Args:
-          *args: as for `run`. Default: those of `plan`.
+          *args: as for `run`.
           out: as for `run`.
           scratch: as for `run`; nothing is created there.
           **kwargs: as for `run`.
@@ -254,17 +240,8 @@ class ShardPlan:
           args[0]: 64 B are sent from here, as it lies in memory
           result: 32 B come back
         """
-        args, out = self._again(args, kwargs), self._bare(out)
-        return traffic(self._borders.moved(out), args, out, scratch)
-
-    def _again(
-        self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
-    ) -> tuple[PyTree, ...]:
-        """The arguments as the graph takes them; without any, those of `plan`."""
-        if not args and not kwargs:
-            found: tuple[PyTree, ...] = remembered(self._planned_for)
-            return found
-        return self._cut_program.given(args, kwargs)
+        arrays = in_order(args, kwargs)
+        return traffic(self._cut_program, arrays, self._bare(out), scratch)
 
     def _bare(self, out: PyTree) -> PyTree:
         return out if self._labels is None else self._labels.out(out)
@@ -279,8 +256,7 @@ class ShardPlan:
         their disks; ``scratch`` is not used.
 
         Args:
-          *args: as for `run`. Default: those of `plan`. Dask arrays stay where they
-            are.
+          *args: as for `run`. Dask arrays stay where they are.
           **kwargs: as for `run`.
 
         Example:
@@ -290,7 +266,7 @@ class ShardPlan:
           >>> made.to_dask(x)[3:5].compute()
           array([6., 8.], dtype=float32)
         """
-        return self._labelled(to_dask(self._cut_program, self._again(args, kwargs)))
+        return self._labelled(to_dask(self._cut_program, in_order(args, kwargs)))
 
     def run(
         self,
@@ -312,9 +288,7 @@ class ShardPlan:
             ``dtype`` and ``__getitem__``, of which each shard reads only its own
             slices.
           out: where to write the result: array-likes with ``__getitem__`` and
-            ``__setitem__`` in the structure of the result. Cuts that were given as a
-            number of pieces are moved to the borders of its chunks. None: new NumPy
-            arrays.
+            ``__setitem__`` in the structure of the result. None: new NumPy arrays.
           executor: None for this process, which reads, computes and writes at the same
             time; a number of processes, each with its share of the cores; a
             `concurrent.futures.Executor` of threads, or of processes that "spawn", loky
@@ -337,8 +311,7 @@ class ShardPlan:
             program with the same ``checkpoint``. Each runs its part of the shards of
             every stage, and waits for the others. Restart a task that was killed. Large
             values for later stages are read from the folder.
-          **kwargs: the keyword arguments of `plan`; static arguments with the same
-            values.
+          **kwargs: the keyword arguments of `plan`.
 
         Returns:
           NumPy arrays, or ``out``, in the structure of the function's result. In an
@@ -354,15 +327,13 @@ class ShardPlan:
             max_in_flight = integer_of("max_in_flight", max_in_flight, least=1)
         retries = integer_of("retries", retries, least=0)
         refuse_no_bool("progress", progress)
-        bare = self._bare(out)
-        cut_program = self._borders.moved(bare)
         if executor is None and max_in_flight is None and self._memory is not None:
-            if 2 * plan_peak(cut_program).bytes > self._memory:
+            if 2 * self.peak_bytes > self._memory:
                 max_in_flight = 1
         made = run(
-            cut_program,
-            self._cut_program.given(args, kwargs),
-            bare,
+            self._cut_program,
+            in_order(args, kwargs),
+            self._bare(out),
             engine=engine_of(executor, max_in_flight or 1),
             max_in_flight=max_in_flight,
             progress=progress,

@@ -186,7 +186,7 @@ def test_a_store_stays_where_it_is(ds, tmp_path):
     made = plan(
         lambda ds: (ds.t * 2).mean("x", skipna=False), part, in_slices={"time": 3}
     )
-    told = str(made.traffic())
+    told = str(made.traffic(part))
     assert "['t']: 216 B are read by the workers (xarray)" in told
     got = made.run(part, executor=1)
     want = (ds.t[2:20] * 2).mean("x")
@@ -207,7 +207,7 @@ def test_chunks_of_dask_and_mapped_files(ds, tmp_path):
     mapped = np.memmap(tmp_path / "x", "f4", "w+", shape=(6, 2))
     array = xr.DataArray(mapped, dims=("a", "b"))
     made = plan(lambda a: a + 1, array, in_slices={"a": 2})
-    assert "48 B are read by the workers (memmap)" in str(made.traffic())
+    assert "48 B are read by the workers (memmap)" in str(made.traffic(array))
 
 
 def test_to_dask_gives_labels(ds):
@@ -224,37 +224,3 @@ def test_to_dask_gives_labels(ds):
     xr.testing.assert_identical(got["t"].compute(), want["t"])
     xr.testing.assert_identical(got["all"].compute(), want["all"])
     np.testing.assert_array_equal(got["plain"].compute(), want["plain"])
-
-
-@pytest.mark.filterwarnings("ignore:plan. args.*float64, computed in float32")
-def test_encodings_of_what_lies_alike(ds, tmp_path):
-    pytest.importorskip("zarr", reason="writes the store")
-    encoding = {
-        "t": {"chunks": (4, 3), "_FillValue": -9.0},
-        "mask": {"dtype": "i2", "scale_factor": 0.5, "chunks": (2,), "_FillValue": -1},
-    }
-    ds.drop_vars("name").to_zarr(tmp_path / "a", consolidated=False, encoding=encoding)
-    stored = xr.open_zarr(tmp_path / "a", chunks=None, consolidated=False)
-
-    def fun(ds):
-        return ds.assign(
-            t=ds.t * 2, average=ds.t.mean("time", skipna=False), mask=ds.mask + 1
-        )
-
-    got = plan(fun, stored, in_slices={"time": 6}).run(stored)
-    assert got.t.encoding["chunks"] == (4, 3)
-    assert got.t.encoding["_FillValue"] == -9.0
-    assert got.t.encoding["dtype"] == np.float32
-    assert got.average.encoding == {}
-    assert got["mask"].encoding["chunks"] == (2,)
-    assert not {"dtype", "scale_factor", "_FillValue"} & got["mask"].encoding.keys()
-    got.to_zarr(tmp_path / "b", consolidated=False)
-    again = xr.open_zarr(tmp_path / "b", chunks=None, consolidated=False)
-    xr.testing.assert_identical(again.load(), got)
-    assert again.t.encoding["chunks"] == (4, 3)
-    # An array keeps what it has under its name, at its shape only.
-    for part, chunks in ((slice(None), (4, 3)), (slice(1, 9), None)):
-        one = plan(lambda t: t + 1, stored.t, in_slices={"time": 6}).run(stored.t)
-        cut = plan(lambda t, k=part: t[k] + 1, stored.t).run(stored.t)
-        assert one.encoding["chunks"] == (4, 3)
-        assert cut.encoding.get("chunks") == chunks

@@ -92,12 +92,7 @@ class Travels(NamedTuple):
         found = zip(inputs, map(away, leaves), strict=True)
         sources = {value: source for value, source in found if source is not None}
         sinks = {value: sink for value, out in given.items() if (sink := away(out))}
-        if read_only:
-            return cls(sources, {})
-        # A shard that has written over what it read cannot be tried again.
-        read = {source.place for source in sources.values()}
-        kept = {v: s for v, s in sinks.items() if s.place not in read}
-        return cls(sources, kept)
+        return cls(sources, {} if read_only else sinks)
 
     def source(self, value: Value) -> Away | None:
         return self.sources.get(value) or self.sinks.get(value)

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,15 +27,10 @@ IN_MEMORY = 2**20
 """Up to how many bytes a value is kept in memory, even where there is `scratch`."""
 
 
-Given: TypeAlias = Callable[
-    [tuple[PyTree, ...], Mapping[str, PyTree]], tuple[PyTree, ...]
-]
-"""Arguments of a function, positional and by name, as those of its graph."""
-
-
 def in_order(
     args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
 ) -> tuple[PyTree, ...]:
+    """Arguments of a function, positional and by name, as those of its graph."""
     return (*args, dict(kwargs)) if kwargs else args
 
 
@@ -48,10 +43,8 @@ class CutProgram:
       out_tree: the structure of the results.
       cuts: the cuts that were asked for, per leaf of the arguments and axis.
       names: what messages call the leaves of the arguments.
-      again: cuts the same function at other cuts.
 
     Attributes:
-      given: maps arguments of the function to those of the graph.
       scratch: where large values that later stages need are kept, None for memory.
       narrowed: by name, the arguments that JAX takes in 32 bits instead of 64, with
         both dtypes.
@@ -68,13 +61,11 @@ class CutProgram:
         out_tree: TreeDef,
         cuts: Sequence[Sequence[Cut]],
         names: Sequence[str],
-        again: "Callable[[list[list[Cut]]], CutProgram] | None" = None,
     ) -> None:
         self.analysis = analysis
         self.graph = analysis.graph
         self.in_tree, self.out_tree = in_tree, out_tree
-        self.cuts, self.names, self.again = cuts, names, again
-        self.given: Given = in_order
+        self.cuts, self.names = cuts, names
         self.narrowed: Mapping[str, tuple[np.dtype, np.dtype]] = {}
         self.x64: bool = config_value("jax_enable_x64")
         self.stages = stages_of(analysis)

@@ -11,7 +11,6 @@ from shardmap._jax.types import Aval, PyTree
 from shardmap.arrays.sources.registry import away
 from shardmap.plan.engine.keys import data_aval
 from shardmap.plan.engine.nodes import Operand, Value
-from shardmap.plan.engine.slices import contains
 from shardmap.plan.run.cut_program import CutProgram
 
 OutputPlace = tuple[Value | None, Any]
@@ -100,13 +99,9 @@ def _overlaps(
         for j, (_, other) in enumerate(places[:k]):
             if other is not None and _share(array, other):
                 yield f"* outputs {j} and {k} share memory: give them arrays apart"
-        for name, leaf, source in zip(
-            cut_program.names, leaves, cut_program.graph.inputs, strict=False
-        ):
+        for name, leaf in zip(cut_program.names, leaves, strict=False):
             # What stands for no value of its own is written when all is read.
-            if value is None or not _share(array, leaf):
-                continue
-            if not (_same(array, leaf) and _in_place(cut_program, value, source)):
+            if value is not None and _share(array, leaf):
                 yield (
                     f"* output {k} shares memory with {name}: shards would read what "
                     f"others have written; give another array, or a copy of {name}"
@@ -136,36 +131,3 @@ def _is_one_place(a: Any, b: Any) -> bool:
         return one.place == other.place
     equal = a == b
     return isinstance(equal, bool) and equal
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether every element of one is the same element of the other."""
-    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
-        return _share(a, b)
-    one, other = a.__array_interface__, b.__array_interface__
-    return all(
-        one.get(name) == other.get(name)
-        for name in ("data", "shape", "strides", "typestr")
-    )
-
-
-def _in_place(cut_program: CutProgram, made: Value, read: Value) -> bool:
-    """Whether each shard reads of a value only where it alone writes another one."""
-    written = False
-    for stage in cut_program.stages:
-        results = [result.value for result in stage.results]
-        if made not in results:
-            if written and read in stage.reads:
-                return False
-            continue
-        written = True
-        place = results.index(made)
-        if stage.results[place].combiner != "insert":
-            return False
-        for number in range(stage.num_shards):
-            boxes, recipe = stage.recipe(number)
-            own = boxes[place]
-            for value, box in recipe.reads:
-                if value is read and (own is None or not contains(own, box)):
-                    return False
-    return True

@@ -1,7 +1,7 @@
 """One shard of a plan, the sequence of shards, and the accumulator of results."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import jax
 import numpy as np
@@ -15,26 +15,11 @@ from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.slices import slices
 from shardmap.plan.engine.stages import Stage
 from shardmap.plan.run import buffers
-from shardmap.plan.run.cut_program import CutProgram
+from shardmap.plan.run.cut_program import CutProgram, in_order
 from shardmap.plan.run.out import misfits
-from shardmap.plan.run.remote import arg_avals, exported
+from shardmap.plan.run.remote import arg_avals
 from shardmap.plan.run.tasks import Target
 from shardmap.units import integer_of
-
-
-class ExportedShard(NamedTuple):
-    """The function of a shard as bytes. Made by `Shard.export`.
-
-    Attributes:
-      blob: the bytes.
-      feeds: what the function takes, in words.
-    """
-
-    blob: bytes
-    feeds: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(f"takes {feed}" for feed in self.feeds)
 
 
 class Shard:
@@ -129,8 +114,8 @@ class Shard:
           values: the last result of `reduce`; required in a plan of several stages.
           **kwargs: the keyword arguments of the plan's function.
         """
-        given = self._cut_program.given(arrays, kwargs)
-        leaves = list(map(sliceable, self._cut_program.leaves(given)))
+        given = self._cut_program.leaves(in_order(arrays, kwargs))
+        leaves = list(map(sliceable, given))
         self._refuse_stranger("values", values)
         kept = {}
         if isinstance(values, Accumulator):
@@ -168,37 +153,18 @@ class Shard:
                 buffers.put(places[value], box, combiner, part)
         return acc
 
-    def export(self) -> ExportedShard:
-        """Serializes `function`, for `jax.export.deserialize`.
-
-        Returns:
-          The bytes, and a description of the arguments: the boxes as they are stored,
-          random keys as their bits, and then the starts of loops and windows.
+    def export(self) -> jax.export.Exported:
+        """Exports `function`, which takes what `args` returns.
 
         Example:
           >>> import numpy as np, shardmap as sm
           >>> x = np.ones((8, 2), np.float32)
           >>> made = sm.plan(lambda x: x.sum(1), x, in_slices={0: 4})
-          >>> exported = made.shards[1].export()
-          >>> print(exported)
-          takes args[0][2:4, 0:2], float32[2, 2]
-          takes the starts [], int32[0]
-          >>> function = jax.export.deserialize(bytearray(exported.blob))
-          >>> function.call(*made.shards[1].args(x))
+          >>> blob = made.shards[1].export().serialize()
+          >>> jax.export.deserialize(blob).call(*made.shards[1].args(x))
           (Array([2., 2.], dtype=float32),)
         """
-        inputs = self._cut_program.graph.inputs
-        feeds = []
-        avals = arg_avals(self.recipe)
-        for (value, box), aval in zip(self.recipe.reads, avals, strict=False):
-            name = "a constant" if value.producer is None else "a value that was kept"
-            if value in inputs:
-                name = self._cut_program.names[inputs.index(value)]
-            index = ", ".join(f"{start}:{stop}" for start, stop in box)
-            feeds.append(f"{name}[{index}], {aval.dtype}{list(aval.shape)}")
-        starts = [int(start) for start in self.recipe.starts]
-        feeds.append(f"the starts {starts}, {avals[-1].dtype}[{len(starts)}]")
-        return ExportedShard(exported(self.function, avals), tuple(feeds))
+        return jax.export.export(self.function)(*arg_avals(self.recipe))
 
     def _refuse_stranger(self, name: str, acc: Any) -> None:
         """Refuses an accumulator that results cannot be put into.

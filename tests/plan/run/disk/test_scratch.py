@@ -224,14 +224,14 @@ def test_a_place_that_is_none_is_refused(tmp_path):
 
 def test_traffic_knows_what_goes_through_scratch(place):
     made = plan(spectrum, X, in_slices=({0: 4},))
-    here = made.traffic()
+    here = made.traffic(X)
     assert "what later stages need: 7.5 KiB come back" in str(here)
-    there = made.traffic(scratch=place)
+    there = made.traffic(X, scratch=place)
     assert "what later stages need: 7.5 KiB are written by the workers" in str(there)
     assert "what earlier stages made: 7.5 KiB are read by the workers" in str(there)
     assert here.here - there.here == there.there == 2 * KEPT
     own = plan(spectrum, X, in_slices=({0: 4},), scratch=place)
-    assert own.traffic() == there
+    assert own.traffic(X) == there
     if not hasattr(place, "create_array"):
         assert not place.exists()
     else:
