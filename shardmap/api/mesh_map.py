@@ -35,7 +35,7 @@ from shardmap._jax.types import (
 )
 from shardmap._jax.walk import jaxprs
 from shardmap.api import options
-from shardmap.api.arguments import Arguments, wrap_statics
+from shardmap.api.arguments import Arguments
 from shardmap.api.function import Mapped, P, R
 from shardmap.api.options import Lowering
 from shardmap.api.programs import (
@@ -561,24 +561,6 @@ class MeshMappedFunction(Mapped[P, R]):
     """A function mapped over the blocks of a mesh; what `mesh_map` returns."""
 
     _kind = MeshPrograms
-
-    def shardings(
-        self, args: tuple[PyTree, ...], out: PyTree
-    ) -> tuple[list[NamedSharding], list[NamedSharding]]:
-        """The shardings of the arguments' leaves and of those of a result like ``out``.
-
-        What is passed by keyword is not among them.
-        """
-        programs: MeshPrograms = self._programs
-        mesh = programs.options.mesh
-        in_axes = programs.in_axes(Arguments.of(wrap_statics(args, self._static), {}))
-        return (
-            [NamedSharding(mesh, _partition_spec(axes)) for axes in in_axes],
-            [
-                NamedSharding(mesh, _partition_spec(axes))
-                for axes in programs.out_axes(out)
-            ],
-        )
 
 
 class Decorator(Protocol):

@@ -18,13 +18,12 @@ import jax.numpy as jnp
 from shardmap.commands.parsing import Parser, evaluate, one_line
 from shardmap.explain.api import explain
 from shardmap.explain.explanation import Explanation
-from shardmap.explain.interconnect import Interconnect
 
 EXAMPLES = (
     "python -m shardmap explain shardmap.commands.example:predict "
     "--arg f32[64,32] --arg f32[256,64] --devices 8",
     "python -m shardmap explain shardmap.commands.example:predict "
-    "--arg f32[64,32] --arg f32[256,64] --devices 8 --interconnect nvlink4",
+    "--arg f32[64,32] --arg f32[256,64] --devices 8 --html predict.html",
 )
 # Virtual ones: many more take a long time to start.
 MOST_DEVICES = 4096
@@ -69,16 +68,9 @@ def main(arguments: Sequence[str]) -> int:
         help="virtual devices of the CPU; by default the devices that JAX finds",
     )
     parser.add_argument(
-        "--interconnect",
-        metavar="NAME",
-        help="what joins the devices, to estimate times: "
-        f"{', '.join(Interconnect.KNOWN)}; or bytes per second and seconds, such as "
-        "25e9,2e-6",
-    )
-    parser.add_argument(
         "--html", metavar="FILE", help="write a page with pictures to this file"
     )
-    options = parser.parse(arguments)
+    options = parser.parse_args(arguments)
     try:
         explanation = explanation_of(options)
         if options.html is not None:
@@ -98,31 +90,12 @@ def explanation_of(options: Any) -> Explanation:
             )
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.devices)
-    joined = read_interconnect(options.interconnect)
     args = [read_argument(text) for text in options.args]
     function, name = find_function(options.function)
     try:
-        return explain(function, interconnect=joined)(*args)
+        return explain(function)(*args)
     except Exception as error:
         raise Failure(f"{name} cannot be explained: {_what(error)}") from None
-
-
-def read_interconnect(text: str | None) -> str | Interconnect | None:
-    """The name of an interconnect, or one made from ``bandwidth,latency``.
-
-    >>> read_interconnect("25e9,2e-6").time("all-gather", 1000, 8)
-    1.428e-05
-    """
-    if text is None or text in Interconnect.KNOWN:
-        return text
-    try:
-        bandwidth, latency = map(float, text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"--interconnect must be one of {', '.join(Interconnect.KNOWN)}, or bytes "
-            f"per second and seconds, such as 25e9,2e-6; got {text!r}"
-        ) from None
-    return Interconnect(bandwidth, latency)
 
 
 def read_argument(text: str) -> Any:

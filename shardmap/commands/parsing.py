@@ -1,7 +1,6 @@
 """Parsing of arguments, and errors about them."""
 
 import argparse
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -27,20 +26,6 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """As `parse_args`, but does not take a value such as ``-5,-1`` for an option.
-
-        The option that it belongs to reports the wrong value.
-        """
-        options = self._option_string_actions
-        joined: list[str] = []
-        for text in arguments:
-            if joined and joined[-1] in options and re.match(r"-[\d.]+,", text):
-                joined[-1] += f"={text}"
-            else:
-                joined.append(text)
-        return self.parse_args(joined)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)}\n")

@@ -1,22 +1,32 @@
 """`explain`: what runs in parallel, where arrays are, what moves, what it costs."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, overload, runtime_checkable
 
 import jax
+from jax.extend.core.primitives import cond_p
+from jax.sharding import AbstractMesh, Sharding
 
 from shardmap._jax.types import Value
 from shardmap.arrays import array_likes
 from shardmap.explain.explanation import Explanation
-from shardmap.explain.interconnect import Interconnect
-from shardmap.explain.interconnect import interconnect as interconnect_named
-from shardmap.explain.program import Lowerable, Program, program_of
-from shardmap.explain.read import remarks, sharded
-from shardmap.explain.report import Axis, Remark
-from shardmap.units import shown
+from shardmap.explain.read import arrays, remarks, sharded
+from shardmap.explain.read.hlo.collectives import compiled_collectives
+from shardmap.explain.read.hlo.cost import (
+    cost_of,
+    largest_at_peak,
+    library_bytes,
+    steps_are_known,
+)
+from shardmap.explain.read.hlo.sources import Sources
+from shardmap.explain.read.hlo.text import Module, module_of
+from shardmap.explain.read.remarks import LARGE
+from shardmap.explain.read.source import definition_of
+from shardmap.explain.read.visitor import CHUNKED, Facts, facts_of
+from shardmap.explain.read.vmaps import marked
+from shardmap.units import shown, size
 
 
 @runtime_checkable
@@ -38,21 +48,29 @@ class InPieces(Protocol):
     def stage_costs(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
 
 
-@overload
-def explain(
-    fun: Plan, *, interconnect: str | Interconnect | None = None
-) -> Explanation: ...
+@runtime_checkable
+class Lowerable(Protocol):
+    """A function that is a program of its own, such as what `jax.pmap` gives."""
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
+
+
+@runtime_checkable
+class Traceable(Lowerable, Protocol):
+    """A mapped function, or what `jax.jit` gives."""
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
 
 
 @overload
-def explain(
-    fun: Callable[..., Any], *, interconnect: str | Interconnect | None = None
-) -> Callable[..., Explanation]: ...
+def explain(fun: Plan) -> Explanation: ...
 
 
-def explain(
-    fun: Any, *args: Any, interconnect: str | Interconnect | None = None
-) -> Callable[..., Explanation] | Explanation:
+@overload
+def explain(fun: Callable[..., Any]) -> Callable[..., Explanation]: ...
+
+
+def explain(fun: Any, *args: Any) -> Callable[..., Explanation] | Explanation:
     """Explains what runs in parallel in a function, where arrays are, and what moves.
 
     The function is compiled as for a call, but does not run. It may be any function of
@@ -64,25 +82,20 @@ def explain(
       `jax.vmap`. A second trace finds those of vmaps over the arguments of ``fun``;
       others are unknown.
     * Collectives are read from the compiled program. Those that only the compiler added
-      are marked, and a note counts those that it merged or removed.
-    * Times are estimates; see `Interconnect.time`.
-    * With a `jax.sharding.AbstractMesh`, nothing is compiled: collectives are read from
-      the jaxpr, and fields that need the compiler are None.
+      are marked.
 
     Args:
       fun: the function. A plan is accepted too, and explained immediately: what became
         of each cut, and its stages.
-      interconnect: for estimates of times: a name in ``Interconnect.KNOWN``, such as
-        ``"nvlink4"``, or an `Interconnect`. Default: no times.
 
     Returns:
       A function that takes the arguments of ``fun``, arrays or `jax.ShapeDtypeStruct`,
       and returns an `Explanation`: print it, save it as a page with
-      ``save("report.html")``, or read its fields.
+      ``save("report.html")``, or read its fields. It raises ValueError for a program
+      over a `jax.sharding.AbstractMesh`, which cannot be compiled.
 
     Raises:
       TypeError: ``fun`` is not callable.
-      ValueError: no interconnect has this name.
 
     Example:
       >>> import jax, numpy as np, shardmap as sm
@@ -107,12 +120,11 @@ def explain(
             f"explain takes only the function: write "
             f"explain({name})(x), not explain({name}, x)"
         )
-    wires = interconnect_named(interconnect)
     fun = _as_function(fun)
 
     @functools.wraps(fun)
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        return _explain(fun, wires, args, kwargs)
+        return _explain(fun, args, kwargs)
 
     return explained
 
@@ -132,76 +144,144 @@ def _as_function(fun: Callable[..., Any]) -> Any:
 
 
 def _explain(
-    fun: Callable[..., Any],
-    wires: Interconnect | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Explanation:
     args, kwargs = jax.tree.map(_as_array, (args, kwargs))
-    program = program_of(fun, args, kwargs)
-    cuts = sharded.sharded_dimensions(program.arrays, program.layouts, program.meshes)
-    axes = _axes(program, cuts)
+    # What the jaxpr says.
+    traced = _trace(fun, args, kwargs)
+    meshes = arrays.meshes_of(traced.jaxpr.jaxpr, (args, kwargs))
+    _check_devices(meshes)
+    facts = _facts(fun, traced, args, kwargs)
+    # What the compiler says.
+    compiled = _lower(fun, traced, args, kwargs).compile()
+    text = compiled.as_text()
+    module = module_of(text) if text else Module("", {}, "", 1)
+    sources = Sources(module)
+    layouts_in, layouts_out = arrays.compiled_layouts(traced, compiled)
+    layouts = [*layouts_in, *layouts_out]
+    # What both say together.
+    found = arrays.array_layouts(fun, args, traced, layouts_in, layouts_out)
+    mesh = arrays.largest_mesh(meshes, layouts)
+    mesh_axes = arrays.axes_of(mesh)
+    cuts = sharded.sharded_dimensions(found, layouts, meshes)
+    asked = sharded.constrained(facts.constraints, meshes)
+    axes = sharded.with_devices(facts, found, cuts, asked, mesh_axes)
+    collectives = compiled_collectives(module, sources, mesh_axes, facts.constraints)
+    counts = [each.num_devices for each in layouts if isinstance(each, Sharding)]
+    num_devices = max([1, *counts, *(mesh.size for mesh in meshes)])
+    device = arrays.device_of(layouts, meshes)
+    available = len(jax.local_devices(backend=device.platform))
+    idle = sharded.idle_mesh_axes(mesh_axes, axes, cuts)
     pieces, stages = (), ()
     if isinstance(fun, InPieces) and not isinstance(fun, Lowerable):
         cut = fun.explain(*args, **kwargs)
         pieces, stages = cut.pieces, cut.stages
     return Explanation(
         name=getattr(fun, "__name__", type(fun).__name__),
-        mesh=program.mesh,
-        devices=program.devices,
-        num_devices=program.num_devices,
-        device_kind=None if program.device is None else program.device.device_kind,
+        mesh=mesh_axes,
+        devices=arrays.if_unusual(arrays.devices_of(mesh)),
+        num_devices=num_devices,
+        device_kind=device.device_kind,
         axes=axes,
-        arrays=program.arrays,
-        collectives=tuple(each.on(wires) for each in program.collectives),
-        cost=program.cost,
-        interconnect=wires,
-        remarks=_remarks(program, axes, cuts),
-        notes=tuple(program.notes()),
+        arrays=found,
+        collectives=tuple(collectives),
+        cost=cost_of(compiled, module),
+        remarks=(
+            *remarks.idle_devices(axes, num_devices, available),
+            *remarks.unsharded_batch(found, idle),
+            *remarks.short_axes(axes, available),
+            *remarks.copies(found),
+            *remarks.constants(traced.jaxpr.consts, num_devices),
+            *remarks.outside(traced.jaxpr, num_devices),
+            *remarks.looped(axes, cuts),
+            *remarks.slowest(axes),
+            *remarks.rematerialised(collectives),
+        ),
+        notes=tuple(_notes(facts, module, bool(collectives))),
         pieces=pieces,
         stages=stages,
-        largest=program.largest,
-        available=program.available,
-        call=(fun, program.donates),
+        largest=largest_at_peak(module, sources),
+        available=available,
+        call=(
+            fun,
+            any(info.donated for info in jax.tree.leaves(traced.args_info)),
+        ),
     )
 
 
-def _remarks(
-    program: Program, axes: Sequence[Axis], cuts: Sequence[sharded.ShardedDimension]
-) -> tuple[Remark, ...]:
-    """The remarks, idle devices first."""
-    count, available = program.num_devices, program.available
-    idle = sharded.idle_mesh_axes(program.mesh, axes, cuts)
-    return (
-        *remarks.idle_devices(axes, count, available),
-        *remarks.unsharded_batch(program.arrays, idle),
-        *remarks.short_axes(axes, available),
-        *remarks.copies(program.arrays),
-        *remarks.constants(program.traced.jaxpr.consts, count),
-        *remarks.outside(program.traced.jaxpr, count),
-        *remarks.looped(axes, cuts),
-        *remarks.slowest(axes),
-        *remarks.rematerialised(program.collectives),
-    )
+def _trace(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Traces the function as a call does: by itself, or by `jax.jit`."""
+    if not isinstance(fun, Traceable):
+        return jax.jit(fun).trace(*args, **kwargs)
+    return _stage(fun.trace(*args, **kwargs), "traced", jax.stages.Traced)
 
 
-def _axes(
-    program: Program, cuts: Sequence[sharded.ShardedDimension]
-) -> tuple[Axis, ...]:
-    """The axes, with the devices that they run on."""
-    facts = program.facts
-    paths = [array.path for array in program.arrays]
-    over = {
-        number: {(paths[argument], dimension) for argument, dimension in those}
-        for number, those in facts.over.items()
-    }
-    axes = list(facts.axes)
-    for number, those in facts.over.items():
-        arguments = sorted({argument for argument, _ in those})
-        found = tuple(paths[argument] for argument in arguments)
-        axes[number] = dataclasses.replace(axes[number], over=found)
-    asked = sharded.constrained(facts.constraints, program.meshes)
-    return sharded.with_devices(axes, cuts, asked, over, program.mesh)
+def _lower(
+    fun: Callable[..., Any],
+    traced: jax.stages.Traced,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> jax.stages.Lowered:
+    # A map of several processes knows which of them lower it; its trace does not.
+    if isinstance(fun, Lowerable):
+        return _stage(fun.lower(*args, **kwargs), "lowered", jax.stages.Lowered)
+    return traced.lower()
+
+
+def _stage(made: Any, name: str, kind: type) -> Any:
+    """JAX's own stage. A library's, as of `flax.nnx.jit`, has it as an attribute."""
+    inner = getattr(made, name, None)
+    return inner if isinstance(inner, kind) else made
+
+
+def _check_devices(meshes: Sequence[Any]) -> None:
+    for mesh in meshes:
+        if isinstance(mesh, AbstractMesh):
+            raise ValueError(
+                f"explain compiles the program, and {mesh} has no devices: give a "
+                f"Mesh. JAX_NUM_CPU_DEVICES={mesh.size} in the environment makes as "
+                "many devices of a CPU"
+            )
+
+
+def _facts(
+    fun: Callable[..., Any], traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Facts:
+    """The facts of the jaxpr, with the vmaps over the arguments."""
+    source = definition_of(fun)
+    found = facts_of(traced.jaxpr.jaxpr, source)
+    # Marks would keep a function in pieces from being cut.
+    has_vmaps = any(axis.kind == "vmap" for axis in found.axes)
+    if not has_vmaps or CHUNKED in found.primitives:
+        return found
+    try:
+        traced = _trace(fun, *marked((args, kwargs)))
+    except Exception:
+        return found  # The function looked for an array and found a mark.
+    return facts_of(traced.jaxpr.jaxpr, source)
+
+
+def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
+    """Notes on what is unknown, or known in part."""
+    notes = []
+    if not steps_are_known(module):
+        notes.append(
+            "The steps of a loop whose length only the running program knows count "
+            "once in flops and bytes accessed."
+        )
+    besides = library_bytes(module)
+    if besides >= LARGE:
+        notes.append(
+            f"XLA's library for products on CPU may take up to {size(besides)} "
+            "besides the memory at the peak."
+        )
+    if has_collectives and cond_p.name in facts.primitives:
+        notes.append(
+            "Collectives in a branch count as if the branch were always taken."
+        )
+    return notes
 
 
 def _as_array(leaf: Value) -> Any:
@@ -209,11 +289,7 @@ def _as_array(leaf: Value) -> Any:
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | complex | float | int):
         return leaf
     try:
-        return _struct(leaf)
+        aval = array_likes.leaf_aval(leaf)
     except TypeError:
         return leaf  # A static argument, perhaps.
-
-
-def _struct(leaf: Value) -> Any:
-    aval = array_likes.leaf_aval(leaf)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

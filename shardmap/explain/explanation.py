@@ -24,17 +24,15 @@ class Explanation(Report):
       name: the function's.
       mesh: the names and sizes of the mesh axes; () on one device, or without a mesh.
       num_devices: how many devices the program runs on.
-      device_kind: which, such as "cpu"; None for a mesh without devices.
+      device_kind: which, such as "cpu"; None for a plan.
       axes: outermost first, in program order.
       arrays: inputs, then outputs, in the order of the pytrees.
       collectives: in the order in which the program runs them.
-      cost: per device; None if nothing was compiled.
-      interconnect: what times are estimated for, or None.
+      cost: per device; None for a plan.
       remarks: worth reading first.
-      notes: what the numbers do not say, such as that nothing was compiled.
+      notes: what the numbers do not say, such as the steps of an endless loop.
       largest: the largest values alive where a device holds most, but its arguments.
-      available: how many devices of that kind this process has; None if the mesh has
-        no devices.
+      available: how many devices of that kind this process has; None for a plan.
       pieces: of a function in pieces, what became of each cut, a line each.
       stages: and what each stage of it makes, reads and keeps.
       devices: the ids of the mesh's devices, in its order; () where they are 0, 1, 2
@@ -66,9 +64,8 @@ class Explanation(Report):
     def __repr__(self) -> str:
         if self.title is not None:
             return printable(f"<Explanation of {self.title}>")
-        kind = self.device_kind or "abstract"
         found = (
-            (self.num_devices, f"{kind} device"),
+            (self.num_devices, f"{self.device_kind} device"),
             (len(self.axes), "axis", "axes"),
             (len(self.arrays), "array"),
             (len(self.collectives), "collective"),
@@ -100,7 +97,7 @@ class Explanation(Report):
 
         Raises:
           TypeError: an argument is only a shape.
-          ValueError: nothing was compiled, or the report has been pickled.
+          ValueError: it is of a plan, or has been pickled.
 
         Example:
           >>> import jax.numpy as jnp, numpy as np, shardmap as sm
@@ -111,8 +108,8 @@ class Explanation(Report):
         """
         if self.call is None or self.cost is None:
             raise ValueError(
-                f"the explanation of {self.name} cannot run it: nothing was compiled, "
-                "or it was pickled. Explain it again, on a mesh of devices"
+                f"the explanation of {self.name} cannot run it: it is of a plan, or "
+                "was pickled. Explain the function again"
             )
         fun, donates = self.call
         return measured.measure(fun, donates, self, args, kwargs, repeats)
@@ -156,7 +153,6 @@ def explanation_of(title: str, text: str, stages: tuple[Any, ...]) -> Explanatio
         arrays=(),
         collectives=(),
         cost=None,
-        interconnect=None,
         remarks=(),
         notes=(),
         pieces=tuple(text.splitlines()),

@@ -22,14 +22,12 @@ class Measurement:
       seconds: the time of each call, without the first, which compiles.
       peak_bytes: the most memory in use so far on any of the devices; None where a
         device does not count it, such as a CPU.
-      predicted_seconds: the time of all collectives, on the interconnect of the report.
       predicted_bytes: the peak memory on a device, by the compiler.
     """
 
     name: str
     seconds: tuple[float, ...]
     peak_bytes: int | None
-    predicted_seconds: float | None
     predicted_bytes: int | None
 
     def __repr__(self) -> str:
@@ -37,9 +35,6 @@ class Measurement:
         return f"<Measurement of {self.name}: {took} a call>"
 
     def __str__(self) -> str:
-        predicted = "explain(fun, interconnect=...) predicts that of the collectives"
-        if self.predicted_seconds is not None:
-            predicted = f"predicted for collectives: {duration(self.predicted_seconds)}"
         took = duration(statistics.median(self.seconds))
         peak = "not counted here" if self.peak_bytes is None else size(self.peak_bytes)
         needed = (
@@ -47,7 +42,7 @@ class Measurement:
         )
         return (
             f"{self.name}, {len(self.seconds)} calls\n"
-            f"  time of a call: {took}; {predicted}\n"
+            f"  time of a call: {took}\n"
             f"  peak memory of a device: {peak}; predicted: {needed}"
         )
 
@@ -94,7 +89,6 @@ def measure(
         report.name,
         tuple(seconds[1:]),
         max(peaks, default=None),
-        report.seconds,
         None if report.cost is None else report.cost.peak_bytes,
     )
 

@@ -8,7 +8,6 @@ import dataclasses
 from typing import Any, Literal
 
 from shardmap._lazy import ask
-from shardmap.explain.interconnect import Interconnect, sent_bytes
 from shardmap.sharding.spec import ShardingSpec
 
 AxisKind = Literal["spmap", "vmap", "loop", "while", "shard_map", "pmap", "sharding"]
@@ -167,16 +166,11 @@ class Collective:
       bytes_out: what one device gets out of it each time, in bytes.
       source: the line of the program, as ``file:line (function)``.
       added_by_partitioner: whether only the compiler has it.
-      seconds: the estimated time of all ``count`` times on the named interconnect;
-        None without one, or where ``count`` or ``group_size`` is not known.
-      link_bytes: what one device sends in all ``count`` times, in bytes, as the ring
-        formula of `Interconnect.time` says; None where not known.
       cause: why the compiler put it in, with what a device has before and after; None
         where it did not, or where that is not known.
       advice: what would avoid it; None where the cause is not known, or where it is
         expected, such as a sum over a sharded batch.
       together: how many collectives XLA sends as one with it, itself included.
-      together_bytes: what one device puts into all of those, in bytes.
       before, after: what a device puts in and gets out, with dtype and shape as XLA
         writes them, such as ``f32[4,2]``; None where not known.
     """
@@ -190,29 +184,28 @@ class Collective:
     bytes_out: int
     source: str | None
     added_by_partitioner: bool
-    seconds: float | None = None
-    link_bytes: int | None = None
     cause: str | None = None
     advice: str | None = None
     together: int = 1
-    together_bytes: int = 0
     before: str | None = None
     after: str | None = None
 
-    def on(self, wires: Interconnect | None) -> "Collective":
-        """The same with ``link_bytes``, and with its time on an interconnect.
+    @property
+    def link_bytes(self) -> int | None:
+        """The bytes that one device sends in all ``count`` times, around a ring.
 
-        Collectives that XLA sends as one share its time by their bytes.
+        None where ``count`` or ``group_size`` is not known.
         """
         if self.count is None or self.group_size is None:
-            return self
-        sent = self.count * sent_bytes(self.kind, self.bytes_in, self.group_size)
-        seconds = None
-        if wires is not None:
-            time = wires.time(self.kind, self.together_bytes, self.group_size)
-            share = self.bytes_in / self.together_bytes if self.together_bytes else 1.0
-            seconds = self.count * share * time
-        return dataclasses.replace(self, link_bytes=sent, seconds=seconds)
+            return None
+        others = self.group_size - 1
+        sent = {
+            "all-reduce": 2 * self.bytes_in * others / self.group_size,
+            "all-gather": self.bytes_in * others,
+            "reduce-scatter": self.bytes_in * others / self.group_size,
+            "all-to-all": self.bytes_in * others / self.group_size,
+        }
+        return self.count * round(sent.get(self.kind, self.bytes_in))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +283,6 @@ class Report:
     arrays: tuple[ArrayLayout, ...]
     collectives: tuple[Collective, ...]
     cost: Cost | None
-    interconnect: Interconnect | None
     remarks: tuple[Remark, ...]
     notes: tuple[str, ...]
     largest: tuple[Held, ...] = ()
@@ -310,17 +302,12 @@ class Report:
         """The arrays that are outputs."""
         return tuple(array for array in self.arrays if array.role == "output")
 
-    @property
-    def seconds(self) -> float | None:
-        """The estimated time of all collectives of known number."""
-        known = [each.seconds for each in self.collectives if each.seconds is not None]
-        return None if self.interconnect is None else sum(known)
-
     def to_dict(self) -> dict[str, Any]:
         """The explanation as dicts, lists, strings and numbers, as JSON has them.
 
         Derived values that a reader wants are there too: ``layout`` of an axis,
-        ``copies`` of an array, ``intensity`` of the cost, ``seconds`` of all.
+        ``copies`` of an array, ``link_bytes`` of a collective, ``intensity`` of the
+        cost.
         """
         return _plain(self)
 
@@ -328,8 +315,8 @@ class Report:
 _DERIVED: dict[type, tuple[str, ...]] = {
     Axis: ("layout", "idle_places", "last_step"),
     ArrayLayout: ("num_devices", "copies"),
+    Collective: ("link_bytes",),
     Cost: ("intensity",),
-    Report: ("seconds",),
 }
 
 

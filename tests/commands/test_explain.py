@@ -18,7 +18,6 @@ from shardmap.commands.explain import (
     load,
     main,
     read_argument,
-    read_interconnect,
 )
 from tests.command_line import call, refusal, shardmap
 
@@ -62,15 +61,6 @@ def test_it_prints_the_explanation(expected):
     result = call(main, "predict.py:predict", *ARRAYS)
     assert result == (0, f"{expected()}\n", "")
     assert "axis 'batch' of 256 = 8 devices x 32 vectorised x 1 step" in result.stdout
-
-
-def test_times_are_for_the_interconnect_that_is_named(expected):
-    report = expected(interconnect="nvlink4")
-    nvlink = ("--interconnect", "nvlink4")
-    assert call(main, "predict.py:predict", *ARRAYS, *nvlink).stdout == f"{report}\n"
-    assert report.collectives[0].seconds > 0
-    own = read_interconnect("5e9,3e-6")
-    assert (own.bandwidth, own.latency) == (5e9, 3e-6)
 
 
 def test_the_page_is_written(tmp_path, expected):
@@ -243,12 +233,7 @@ def test_too_few_arguments_are_named(program):
     [
         (["--devices", "0"], "--devices must be from 1 to 4,096, got 0"),
         (["--devices", "99999999999"], "--devices must be from 1 to 4,096"),
-        (["--interconnect", "-5,-1"], "has a bandwidth above 0 bytes per second"),
-        (["--interconnect", "--html"], "--interconnect: expected one argument"),
         (["--devices", "x"], "argument --devices: invalid int value: 'x'"),
-        (["--interconnect", "wire"], "--interconnect must be one of tpu-v4, .*'wire'"),
-        (["--interconnect", "1,2,3"], "--interconnect must be one of"),
-        (["--interconnect", "0,1"], "has a bandwidth above 0 bytes per second"),
         (["--html", "no/such/folder/x.html"], "No such file or directory: 'no/such"),
         (["--hmtl", "x.html"], "unrecognized arguments: --hmtl"),
     ],

@@ -4,7 +4,6 @@ import os
 from unittest import mock
 
 from shardmap.explain.explanation import Explanation
-from shardmap.explain.interconnect import Interconnect
 from shardmap.explain.report import (
     ArrayLayout,
     Axis,
@@ -73,8 +72,6 @@ def collective(**changes):
         "bytes_out": 4096,
         "source": "train.py:12 (step)",
         "added_by_partitioner": False,
-        "seconds": 1.2e-5,
-        "link_bytes": 7168,
     }
     return Collective(**{**fields, **changes})
 
@@ -99,7 +96,6 @@ def explanation(**changes):
         "arrays": (array(ROWS, (8, 64)), array(SCALAR, (), path="result")),
         "collectives": (collective(),),
         "cost": Cost(1.5e12, 2e9, 3 * 2**30, 2**30, 2**20, 12),
-        "interconnect": Interconnect(450e9, 2e-6, "nvlink4", "a product page"),
         "remarks": (Remark("x is replicated on every device", "cut it", "x"),),
         "notes": ("XLA counts the body of a loop once.",),
     }
@@ -116,8 +112,6 @@ def with_everything():
         source=None,
         added_by_partitioner=True,
         cause="reduce_sum reduces a sharded dimension",
-        seconds=None,
-        link_bytes=None,
     )
     return explanation(
         axes=(
@@ -144,13 +138,11 @@ def large():
     return explanation(
         mesh=(("pod", 4), ("data", 64), ("model", 16)),
         num_devices=4096,
-        device_kind=None,
-        cost=None,
         arrays=tuple(
             array(LARGE, (1 << 20, 4096), path=f"params['layers'][{number}]['kernel']")
             for number in range(60)
         ),
-        collectives=(collective(count=10**9, bytes_in=2**40, link_bytes=2**45),) * 30,
+        collectives=(collective(count=10**9, bytes_in=2**40),) * 30,
     )
 
 
@@ -185,7 +177,6 @@ def hostile():
         collectives=(
             collective(kind=MARKUP, operation=MARKUP, axes=(MARKUP,), source=MARKUP),
         ),
-        interconnect=Interconnect(1.0, 1.0, MARKUP, MARKUP),
         remarks=(Remark(MARKUP, MARKUP, MARKUP),),
         notes=(MARKUP,),
     )
@@ -200,7 +191,6 @@ def bare():
         arrays=(),
         collectives=(),
         cost=None,
-        interconnect=None,
         remarks=(),
         notes=(),
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
@@ -226,60 +226,3 @@ def test_the_pieces_are_steps_of_a_loop(inside):
     assert sorted(found) == sorted(map(int, trips))
     assert "8 pieces, one after another: stage" in report.axes[-1].running
     assert bool(report.pieces) != inside
-
-
-# Meshes without devices
-
-
-def abstract(**sizes):
-    return AbstractMesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
-    )
-
-
-def test_a_mesh_of_thousands_of_devices():
-    mesh = abstract(i=4096)
-    x = jax.ShapeDtypeStruct((8192, 1000), np.float32)
-    mapped = sm.spmap(center, "i", mesh=mesh, mesh_axes="i")
-    report = sm.explain(mapped, interconnect="tpu-v5p")(x)
-    assert [str(axis) for axis in report.axes] == [
-        "axis 'i' of 8,192 = 4,096 devices x 2 vectorised x 1 step"
-    ]
-    (reduction,) = report.collectives
-    assert (reduction.group_size, reduction.bytes_in) == (4096, 4000)
-    assert reduction.seconds == report.interconnect.time("all-reduce", 4000, 4096)
-    assert report.inputs[0].shard_shape == (2, 1000)
-    assert report.cost is None
-    assert report.device_kind is None
-    assert report.notes[0].startswith("Nothing was compiled: the mesh is abstract")
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "map_over",
-    [
-        lambda mesh: sm.spmap(center, "i", mesh=mesh, mesh_axes="i"),
-        lambda mesh: sm.mesh_map(center, mesh, ({"i": 0},), {"i": 0}),
-        lambda mesh: jax.jit(
-            jax.shard_map(center, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-        ),
-        lambda mesh: lambda x: sm.spmap(center, "i", mesh=mesh, mesh_axes="i")(x),
-    ],
-    ids=["spmap", "mesh_map", "shard_map", "inside"],
-)
-def test_an_abstract_mesh_gives_what_the_real_one_does(map_over):
-    """All but what only the compiler knows."""
-    x = jax.ShapeDtypeStruct((24, 3), np.float32)
-    real = sm.explain(map_over(sm.make_mesh({"i": 8})))(x)
-    imagined = sm.explain(map_over(abstract(i=8)))(x)
-    assert imagined.arrays == real.arrays
-    assert imagined.mesh == real.mesh
-    assert imagined.num_devices == real.num_devices
-    assert list(map(str, imagined.axes)) == list(map(str, real.axes))
-    assert [
-        (each.kind, each.group_size, each.bytes_in, each.bytes_out, each.link_bytes)
-        for each in imagined.collectives
-    ] == [
-        (each.kind, each.group_size, each.bytes_in, each.bytes_out, each.link_bytes)
-        for each in real.collectives
-    ]

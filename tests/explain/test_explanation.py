@@ -66,7 +66,8 @@ def test_it_is_plain_data():
     assert pickle.loads(pickle.dumps(explanation)) == explanation
     data = explanation.to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert data["seconds"] == explanation.seconds
+    sent = explanation.collectives[0].link_bytes
+    assert data["collectives"][0]["link_bytes"] == sent == 100 * 7168
     assert data["axes"][0]["layout"] == explanation.axes[0].layout
     with pytest.raises(
         dataclasses.FrozenInstanceError, match="cannot assign to field 'name'"

@@ -21,9 +21,8 @@ def share(x):
 
 def test_the_prediction_is_that_of_the_report():
     x = jax.device_put(np.ones((16, 64), np.float32), ROWS)
-    report = sm.explain(sm.spmap(share, "i"), interconnect="nvlink4")(x)
+    report = sm.explain(sm.spmap(share, "i"))(x)
     found = report.measure(x)
-    assert found.predicted_seconds == report.seconds > 0
     assert found.predicted_bytes == report.cost.peak_bytes
     assert all(seconds > 0 for seconds in found.seconds)
 
@@ -61,7 +60,7 @@ def test_it_prints_what_it_took_beside_the_prediction():
     report = sm.explain(jnp.sin)(x)
     first, seconds, memory = str(report.measure(x, repeats=2)).splitlines()
     assert first == "sin, 2 calls"
-    assert "interconnect=" in seconds
+    assert seconds.startswith("  time of a call: ")
     assert memory.endswith(f"predicted: {report.cost.peak_bytes} B")
 
 
@@ -77,16 +76,15 @@ def test_no_calls_are_refused():
         sm.explain(jnp.sin)(x).measure(x, repeats=0)
 
 
-def test_what_was_not_compiled_or_travelled_cannot_be_run():
-    mesh = jax.sharding.AbstractMesh((16,), ("i",))
-    mapped = sm.spmap(share, "i", mesh=mesh, mesh_axes="i")
-    report = sm.explain(mapped)(jax.ShapeDtypeStruct((16,), np.float32))
-    with pytest.raises(ValueError, match="nothing was compiled"):
-        report.measure(np.ones(16, np.float32))
+def test_a_plan_and_what_travelled_cannot_be_run():
+    x = np.ones(16, np.float32)
+    report = sm.explain(sm.plan(lambda x: x * 2, x, in_slices={0: 4}))
+    with pytest.raises(ValueError, match="it is of a plan"):
+        report.measure(x)
     there = sm.explain(lambda x: x)(np.ones(4, np.float32))
     back = pickle.loads(pickle.dumps(there))
     assert back == there
-    with pytest.raises(ValueError, match="Explain it again"):
+    with pytest.raises(ValueError, match="Explain the function again"):
         back.measure(np.ones(4, np.float32))
 
 

@@ -27,18 +27,11 @@ def test_a_map_is_compiled_for_its_devices():
     assert program.notes == ()
 
 
-@pytest.mark.parametrize("by_partitioner", [False, True])
-def test_over_an_abstract_mesh_nothing_is_compiled(by_partitioner):
+def test_an_abstract_mesh_is_refused():
     mesh = AbstractMesh((16,), ("i",), axis_types=(AxisType.Auto,))
-    lowering = "spmd" if by_partitioner else "manual"
-    mapped = sm.spmap(jnp.sin, "i", mesh=mesh, mesh_axes="i", lowering=lowering)
-    program = of(mapped, np.ones((16, 2)))
-    assert program.cost is None
-    assert (program.num_devices, program.device_kind) == (16, None)
-    assert (program.collectives, program.available, program.largest) == ((), None, ())
-    first, *others = program.notes
-    assert first.startswith("Nothing was compiled: the mesh is abstract.")
-    assert len(others) == by_partitioner
+    mapped = sm.spmap(jnp.sin, "i", mesh=mesh, mesh_axes="i")
+    with pytest.raises(ValueError, match=r"no devices: give a Mesh\. JAX_NUM.*=16"):
+        of(mapped, np.ones((16, 2)))
 
 
 def test_steps_that_nobody_knows_are_said():

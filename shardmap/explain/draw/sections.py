@@ -5,7 +5,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from shardmap.explain.draw.document import (
     Block,
@@ -36,9 +36,8 @@ from shardmap.explain.report import (
     Report,
 )
 from shardmap.sharding.spec import ShardingSpec
-from shardmap.units import count, duration, size
+from shardmap.units import count, size
 
-Number = TypeVar("Number", int, float)
 UNKNOWN = "unknown"
 MOST_CARDS = 8
 """With more arrays than these, they are summed up by prefix and layout."""
@@ -132,8 +131,8 @@ def _lines(lines: Sequence[str]) -> tuple[Block, ...]:
 
 
 def _where(report: Report) -> str:
-    kind = report.device_kind or "abstract"
-    text = f"{report.num_devices:,} {kind} device{'s' * (report.num_devices != 1)}"
+    several = "s" * (report.num_devices != 1)
+    text = f"{report.num_devices:,} {report.device_kind} device{several}"
     if report.mesh:
         axes = ", ".join(f"{name!r}: {length:,}" for name, length in report.mesh)
         text += f", mesh {axes}"
@@ -353,13 +352,11 @@ class _CollectiveGroup(NamedTuple):
       members: the collectives.
       times: how often they run in one call; None if that is not known of one.
       link_bytes: what a device sends in all of them; None if it is not known of one.
-      seconds: the estimated time of all of them; None if it is not known of one.
     """
 
     members: tuple[Collective, ...]
     times: int | None
     link_bytes: int | None
-    seconds: float | None
 
     @classmethod
     def of(cls, members: Sequence[Collective]) -> "_CollectiveGroup":
@@ -367,7 +364,6 @@ class _CollectiveGroup(NamedTuple):
             tuple(members),
             _total([each.count for each in members]),
             _total([each.link_bytes for each in members]),
-            _total([each.seconds for each in members]),
         )
 
     @property
@@ -389,7 +385,7 @@ class _CollectiveGroup(NamedTuple):
         return before if before == after else f"{before} -> {after}"
 
 
-def _total(counts: Sequence[Number | None]) -> Number | None:
+def _total(counts: Sequence[int | None]) -> int | None:
     """The sum; None if one of the numbers is not known."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -416,44 +412,30 @@ def _collectives(report: Report, said: set[str]) -> Iterator[Block]:
         return
     groups = _by_line(report.collectives)
     first, others = groups[:MOST_COLLECTIVES], groups[MOST_COLLECTIVES:]
-    has_times = report.seconds is not None
-    yield _table(first, has_times, said)
+    yield _table(first, said)
     if others:
         lines = "line" if len(others) == 1 else "lines"
         title = f"{len(others):,} more {lines} of the program, which send less"
-        yield Details(title, (_table(others, has_times, said),))
-    joined = report.interconnect
-    if joined is not None and report.seconds:
-        yield paragraph(
-            f"Together about {duration(report.seconds)}, estimated for {joined.name}: "
-            f"{joined.bandwidth / 1e9:,.4g} GB/s from a device, "
-            f"{duration(joined.latency)} a message ({joined.source})."
-        )
+        yield Details(title, (_table(others, said),))
 
 
-def _table(
-    groups: Sequence[_CollectiveGroup], has_times: bool, said: set[str]
-) -> Table:
-    titles = ["Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all"]
-    if has_times:
-        titles.append("Time in all")
-    return Table(tuple(titles), tuple(_row(group, has_times, said) for group in groups))
+def _table(groups: Sequence[_CollectiveGroup], said: set[str]) -> Table:
+    titles = ("Collective", "Times", "Devices", "In, each", "Out, each", "Sent in all")
+    return Table(titles, tuple(_row(group, said) for group in groups))
 
 
-def _row(group: _CollectiveGroup, has_times: bool, said: set[str]) -> Row:
+def _row(group: _CollectiveGroup, said: set[str]) -> Row:
     at_most = "" if group.is_one_size else "<= "
     devices = group.first.group_size
-    cells = [
+    cells = (
         group.first.kind,
         "some" if group.times is None else f"{group.times:,}",
         UNKNOWN if devices is None else f"{devices:,}",
         at_most + size(max(each.bytes_in for each in group.members)),
         at_most + size(max(each.bytes_out for each in group.members)),
         _size(group.link_bytes),
-    ]
-    if has_times:
-        cells.append(UNKNOWN if group.seconds is None else duration(group.seconds))
-    return Row(tuple(cells), tuple(_about(group, said)))
+    )
+    return Row(cells, tuple(_about(group, said)))
 
 
 def _about(group: _CollectiveGroup, said: set[str]) -> Iterator[Paragraph]:

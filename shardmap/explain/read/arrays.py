@@ -5,22 +5,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.extend.core as jex_core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
-from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import Atom, Aval, Equation, Jaxpr, PyTree, aval_of
-from shardmap._jax.walk import equations, jaxprs_in
+from shardmap._jax.types import Aval, Jaxpr, PyTree
+from shardmap._jax.walk import equations
 from shardmap.arrays import trees
 from shardmap.explain.report import ArrayLayout
 from shardmap.map.primitives.axis import REPLICAS
-from shardmap.map.primitives.map_primitive import spmap_p
-from shardmap.map.shardings import map_shardings
-from shardmap.map.tracing import per_jaxpr
 from shardmap.sharding.spec import ShardingSpec
 
 UNUSED = "not used by the program"
-UNKNOWN = "as the compiler decides"
 
 
 def meshes_of(jaxpr: Jaxpr, args: PyTree = ()) -> list[Any]:
@@ -94,7 +88,36 @@ def device_of(layouts: Sequence[Any], meshes: Sequence[Any]) -> Any:
     return jax.local_devices()[0]
 
 
-def input_names(
+def array_layouts(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    traced: jax.stages.Traced,
+    layouts_in: Sequence[Any],
+    layouts_out: Sequence[Any],
+) -> tuple[ArrayLayout, ...]:
+    """How each argument and each result is sharded.
+
+    Args:
+      fun: the function.
+      args: its positional arguments.
+      traced: its trace.
+      layouts_in, layouts_out: the shardings, as `compiled_layouts` gives them.
+    """
+    infos, out_infos = traced.args_info, traced.out_info
+    static = getattr(fun, "static_argnums", None) or ()
+    static = (static,) if isinstance(static, int) else static
+    argnums = [k for k in range(len(args)) if k not in static]
+    names_in = _input_names(fun, infos, argnums)
+    names_out = trees.result_names(jax.tree.structure(out_infos))
+    ins = zip(names_in, jax.tree.leaves(infos), layouts_in, strict=True)
+    outs = zip(names_out, jax.tree.leaves(out_infos), layouts_out, strict=True)
+    return (
+        *(_array_layout("input", *each) for each in ins),
+        *(_array_layout("output", *each) for each in outs),
+    )
+
+
+def _input_names(
     fun: Callable[..., Any], info: PyTree, argnums: Sequence[int]
 ) -> list[str]:
     """The key path of each input.
@@ -112,7 +135,7 @@ def input_names(
     return trees.leaf_names(fun, argnums, args, kwargs)
 
 
-def array_layout(
+def _array_layout(
     role: Literal["input", "output"], path: str, aval: Aval, layout: Any
 ) -> ArrayLayout:
     """The layout of an array.
@@ -189,65 +212,3 @@ def describe(spec: ShardingSpec) -> str:
     if not cuts:
         return f"replicated on {copies:,} devices"
     return ", ".join(cuts) + (f", each on {copies:,} devices" if copies > 1 else "")
-
-
-@per_jaxpr
-def shardings_in(jaxpr: Jaxpr) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The shardings of inputs and outputs that the maps of a program fix.
-
-    An input that goes straight to a map lies as the map wants it, and a result that
-    comes straight from one as it makes it.
-
-    Args:
-      jaxpr: the program.
-
-    Returns:
-      For inputs and for outputs, each a `NamedSharding` or `UNKNOWN`.
-    """
-    taken: dict[Any, Any] = {}
-    made: dict[Any, Any] = {}
-    for equation in jaxpr.eqns:
-        ins, outs = _equation_shardings(equation)
-        for atom, sharding in zip(equation.invars, ins, strict=True):
-            if not isinstance(atom, jex_core.Literal) and sharding is not UNKNOWN:
-                taken.setdefault(atom, sharding)
-        made.update(zip(equation.outvars, outs, strict=True))
-
-    def layout(atom: Atom, known: dict[Any, Any]) -> Any:
-        if isinstance(atom, jex_core.Literal):
-            return UNKNOWN
-        return known.get(atom, UNKNOWN)
-
-    return (
-        tuple(layout(var, taken) for var in jaxpr.invars),
-        tuple(layout(atom, made) for atom in jaxpr.outvars),
-    )
-
-
-def _equation_shardings(equation: Equation) -> tuple[Sequence[Any], Sequence[Any]]:
-    params = equation.params
-    if equation.primitive is spmap_p and params["mesh"] is not None:
-        shardings = map_shardings(params)
-        return shardings.operands, shardings.results
-    if equation.primitive is SHARD_MAP:
-        mesh = params["mesh"]
-        return (
-            [NamedSharding(mesh, spec) for spec in params["in_specs"]],
-            [NamedSharding(mesh, spec) for spec in params["out_specs"]],
-        )
-    inner = jaxprs_in(params)
-    if len(inner) == 1 and _calls(equation, inner[0]):
-        return shardings_in(inner[0])
-    return [UNKNOWN] * len(equation.invars), [UNKNOWN] * len(equation.outvars)
-
-
-def _calls(equation: Equation, jaxpr: Jaxpr) -> bool:
-    """Whether the equation only calls the jaxpr, as `jax.jit` does."""
-    return all(
-        [aval_of(atom).shape for atom in outside]
-        == [aval_of(atom).shape for atom in inside]
-        for outside, inside in (
-            (equation.invars, jaxpr.invars),
-            (equation.outvars, jaxpr.outvars),
-        )
-    )

@@ -7,13 +7,14 @@ Arrays are sharded as inputs and outputs, or on the way, where a program asks fo
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from shardmap.explain.read.constraints import LayoutConstraint, axis_sizes
+from shardmap.explain.read.visitor import Facts
 from shardmap.explain.report import ArrayLayout, Axis
 
 _OF_MAPS = ("spmap", "shard_map", "pmap")
@@ -107,10 +108,10 @@ def _sizes_by_places(
 
 
 def with_devices(
-    axes: Sequence[Axis],
+    facts: Facts,
+    arrays: Sequence[ArrayLayout],
     cuts: Sequence[ShardedDimension],
     asked: Sequence[ShardedDimension],
-    over: Mapping[int, Set[tuple[str, int]]],
     mesh: Sequence[tuple[str, int]] = (),
 ) -> tuple[Axis, ...]:
     """Combines the axes of a program with the shardings of arrays.
@@ -119,18 +120,22 @@ def with_devices(
     axes with a sharded dimension are axes of their own.
 
     Args:
-      axes: those of the program.
+      facts: the axes of the program, and the arguments that they go over.
+      arrays: inputs and outputs.
       cuts: the sharded dimensions of inputs and outputs.
       asked: those of the layout constraints of the program.
-      over: for the number of each vmap, the paths of the arguments that it is over,
-        each with the dimension.
       mesh: the names and sizes of the mesh axes, for the order.
     """
+    axes, over = list(facts.axes), {}
+    for number, those in facts.over.items():
+        over[number] = {(arrays[k].path, dimension) for k, dimension in those}
+        found = tuple(arrays[k].path for k in sorted({k for k, _ in those}))
+        axes[number] = dataclasses.replace(axes[number], over=found)
     used = {axis.name for axis in axes if axis.kind in ("shard_map", "pmap")}
     crossed = []
     for number, axis in enumerate(axes):
         if axis.kind == "vmap" and not _is_of_map(axes, number):
-            arguments = over.get(number, frozenset())
+            arguments = over.get(number, set())
             along = [c for c in cuts if (c.path, c.dimension) in arguments]
             # The vmap may be over others of that length.
             others = asked if arguments else [*cuts, *asked]

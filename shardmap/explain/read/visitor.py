@@ -1,4 +1,4 @@
-"""One pass over a jaxpr: its axes, collectives and layout constraints."""
+"""One pass over a jaxpr: its axes and layout constraints."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,7 +18,6 @@ from shardmap._jax.primitives import (
 from shardmap._jax.types import Equation, Jaxpr, Var
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read import loops
-from shardmap.explain.read.abstract import group_size
 from shardmap.explain.read.constraints import LayoutConstraint, constraints_of
 from shardmap.explain.read.scope import Scope
 from shardmap.explain.read.source import source_of
@@ -69,19 +68,14 @@ class Facts(NamedTuple):
       axes: its axes, each before those inside it.
       over: by the number of a loop or vmap, the arguments and dimensions that it goes
         over.
-      collectives: the operation and line of each collective, without those that the
-        partitioner does.
       constraints: the layouts that it asks for.
       primitives: the names of its primitives.
-      is_partitioned: whether the partitioner does the collectives of a map.
     """
 
     axes: tuple[Axis, ...]
     over: Mapping[int, frozenset[tuple[int, int]]]
-    collectives: frozenset[tuple[str, str | None]]
     constraints: tuple[LayoutConstraint, ...]
     primitives: frozenset[str]
-    is_partitioned: bool
 
 
 def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
@@ -96,10 +90,8 @@ def facts_of(jaxpr: Jaxpr, source: str | None = None) -> Facts:
     return Facts(
         tuple(visitor.axes),
         {number: frozenset(those) for number, those in visitor.over.items()},
-        frozenset(visitor.collectives),
         tuple(visitor.constraints),
         frozenset(visitor.primitives),
-        visitor.is_partitioned,
     )
 
 
@@ -109,10 +101,8 @@ class _Visitor:
     def __init__(self, origins: loops.Origins) -> None:
         self.axes: list[Axis] = []
         self.over: dict[int, set[tuple[int, int]]] = {}
-        self.collectives: set[tuple[str, str | None]] = set()
         self.constraints: list[LayoutConstraint] = []
         self.primitives: set[str] = set()
-        self.is_partitioned = False
         self._origins = origins
         self._numbers: dict[Any, int] = {}
         self._visited: set[Any] = set()
@@ -137,9 +127,7 @@ class _Visitor:
             self.primitives.add(equation.primitive.name)
             self._origins.note(equation)
             here = self._in_vmaps(equation, opened).at(equation)
-            if equation.primitive in COLLECTIVES:
-                self._collective(equation, here)
-            elif equation.primitive is scan_p:
+            if equation.primitive is scan_p:
                 loop = self._scan(equation, here, made_by)
                 if loop is not None:
                     opened.open(loop)
@@ -226,11 +214,6 @@ class _Visitor:
                 over.update((argument, mark.dimension) for argument in arguments)
         return opened.scopes[depth]
 
-    def _collective(self, equation: Equation, here: Scope) -> None:
-        if not here.program.partitioned and group_size(equation, here) > 1:
-            name = COLLECTIVES[equation.primitive].name
-            self.collectives.add((name, here.line))
-
     def _scan(
         self, equation: Equation, around: Scope, made_by: Mapping[Var, Equation]
     ) -> Scope | None:
@@ -305,7 +288,6 @@ class _Visitor:
     def _spmap(self, equation: Equation, around: Scope) -> None:
         params = equation.params
         decided, inside = around.in_map(equation)
-        self.is_partitioned |= decided.branch == "partitioned"
         layout, mesh = decided.axis, inside.mesh
         replicas = 1 if around.mesh or not mesh else mesh.shape.get(REPLICAS, 1)
         if around.mesh is None or params["mesh_axes"] is not None:
@@ -328,8 +310,6 @@ class _Visitor:
             _how_it_runs(layout, decided.branch, replicas),
             change,
         ).axis
-        if decided.mesh_axes:
-            inside = inside.with_sizes([(params["axis_name"], layout.devices)])
         # A map that is vectorised has the vmaps around it inside.
         vmaps = vmaps_around(equation)
         self.visit(params["call_jaxpr"], inside._replace(axis=number), vmaps)

@@ -6,14 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explain.read import arrays
 from shardmap.sharding.spec import ShardingSpec
-from tests.shared_jaxprs import at_most, nested
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
 AVAL = jax.ShapeDtypeStruct((16, 8), np.float32)
@@ -90,23 +87,3 @@ def test_a_layout_in_words(names, words):
     sharding = NamedSharding(MESH, P(*names))
     x = jax.ShapeDtypeStruct(AVAL.shape, AVAL.dtype, sharding=sharding)
     assert sm.explain(jnp.sin)(x).inputs[0].layout == words
-
-
-def test_a_program_over_an_abstract_mesh_says_how_its_maps_want_arrays():
-    mesh = jax.sharding.AbstractMesh((16,), ("i",), axis_types=(AxisType.Auto,))
-    mapped = jax.shard_map(
-        lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()
-    )
-    x = jax.ShapeDtypeStruct((16, 3), np.float32)
-    for fun in (mapped, jax.jit(mapped)):
-        found = [each.layout for each in sm.explain(fun)(x).arrays]
-        assert found == ["dimension 0 in 16 shards", "replicated on 16 devices"]
-    found = [each.layout for each in sm.explain(lambda x: mapped(x + 1) * 2)(x).arrays]
-    assert found == ["as the compiler decides"] * 2
-
-
-def test_what_is_shared_is_read_once(monkeypatch):
-    monkeypatch.setattr(arrays, "jaxprs_in", at_most(200, arrays.jaxprs_in))
-    mapped = sm.spmap(jnp.sin)
-    ins, outs = arrays.shardings_in(nested(30, lambda x: mapped(x), np.ones(8)))
-    assert [sharding.num_devices for sharding in (*ins, *outs)] == [8, 8]

@@ -7,13 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import Primitive
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explain.read import abstract as reading
-from tests.shared_jaxprs import at_most, nested
 
 DEVICES = 8
 MESH = sm.make_mesh({"data": 4, "model": 2})
@@ -204,15 +201,21 @@ def test_loops_multiply():
         assert each.link_bytes == each.count * ring
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_bytes_on_a_link(operation):
+    _, fun, _ = COLLECTIVES[operation]
+    (each,) = sm.explain(sm.spmap(fun, "i"))(shape(8, 40)).collectives
+    factors = {"all-reduce": 7 / 4, "all-gather": 7, "collective-permute": 1}
+    assert each.link_bytes == factors.get(each.kind, 7 / 8) * each.bytes_in
+
+
 def test_a_loop_without_a_fixed_end_is_not_counted():
     def fun(x):
         return lax.while_loop(lambda x: lax.pmax(x.sum(), "i") > 1, lambda x: x / 2, x)
 
-    (each,) = sm.explain(sm.spmap(fun, "i"), interconnect="pcie5")(
-        shape(8, 3)
-    ).collectives
+    (each,) = sm.explain(sm.spmap(fun, "i"))(shape(8, 3)).collectives
     assert each.count is None
-    assert each.seconds is None
     assert each.link_bytes is None
 
 
@@ -281,29 +284,3 @@ def test_an_axis_that_does_not_divide_is_moved_by_the_compiler():
     assert report.collectives
     assert all(each.added_by_partitioner for each in report.collectives)
     assert len(report.collectives) == instructions(mapped, x)
-
-
-def test_a_collective_that_is_registered_late_is_seen():
-    own_p = Primitive("own")
-    own_p.def_abstract_eval(lambda x, axes: x)
-
-    def fun(x):
-        def step(c, _):
-            return own_p.bind(c, axes=("i",)), None
-
-        return lax.scan(step, x, length=3)[0]
-
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((16,), ("i",), axis_types=auto)
-    mapped = jax.shard_map(
-        fun, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False
-    )
-    explain = sm.explain(jax.jit(mapped))
-    assert explain(shape(16, 3)).collectives == ()
-    sm.register_collective(own_p, "add")
-    assert table(explain(shape(16, 3))) == [("own", ("i",), 16, 3, 12)]
-
-
-def test_what_is_shared_and_sends_nothing_is_read_once(monkeypatch):
-    monkeypatch.setattr(reading, "source_of", at_most(200, reading.source_of))
-    assert reading.collectives_of(nested(30, jnp.sin, np.ones(3))) == []

@@ -15,7 +15,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardmap as sm
-from shardmap.explain.interconnect import Interconnect
 
 MESH = sm.make_mesh({"data": 4, "model": 2})
 
@@ -221,14 +220,3 @@ def test_specs_in_a_dict_are_code_that_builds_them(explained):
     for array in explained("mesh_map").to_dict()["arrays"]:
         spec = eval(array["spec"], {name: getattr(sm, name) for name in sm.__all__})
         assert isinstance(spec, sm.ShardingSpec)
-
-
-def test_times_for_an_interconnect_of_ones_own():
-    wires = Interconnect(bandwidth=1000.0, latency=0.5, name="string")
-    mapped = sm.spmap(lambda x: lax.all_gather(x, "i"), "i")
-    report = sm.explain(mapped, interconnect=wires)(ones(8, 25))
-    (gather,) = report.collectives
-    # Seven messages of 100 bytes.
-    assert gather.link_bytes == 700
-    assert gather.seconds == pytest.approx(7 * 0.5 + 700 / 1000)
-    assert report.to_dict()["interconnect"]["name"] == "string"

@@ -94,7 +94,6 @@ def _read(
                 cause=None if cause is None else cause.text,
                 advice=None if cause is None else cause.advice,
                 together=len(outs),
-                together_bytes=sum(ins),
                 before=types(taken[place]) if len(taken) == len(given) else None,
                 after=types(given[place]),
             )

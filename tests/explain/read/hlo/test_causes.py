@@ -284,14 +284,6 @@ def test_what_a_device_has_before_and_after_is_a_field():
     assert "all_gather over 'i', f32[1,3] -> f32[8,3] at" in text
 
 
-def test_it_is_known_without_a_compiled_program():
-    mesh = jax.sharding.AbstractMesh((16,), ("i",))
-    mapped = sm.spmap(lambda x: lax.psum(x, "i"), "i", mesh=mesh, mesh_axes="i")
-    struct = jax.ShapeDtypeStruct((16, 3), np.int8)
-    (sent,) = sm.explain(mapped)(struct).collectives
-    assert (sent.before, sent.after) == ("s8[3]", "s8[3]")
-
-
 def gradient(x, w):
     return jax.grad(lambda w: (x @ w).sum())(w)
 
