@@ -22,14 +22,13 @@ from shardmap._jax.types import AnyMesh, Aval, PyTree, TreeDef, Value
 from shardmap._lazy import logging
 from shardmap.api import caches
 from shardmap.api.arguments import Arguments, Static
-from shardmap.arrays import array_likes, placement, processes, trees
+from shardmap.arrays import array_likes, placement, processes, running, trees
 from shardmap.arrays.process_local import (
     ProcessShardings,
     is_global_array,
     to_global,
     to_local,
 )
-from shardmap.arrays.programs import running
 from shardmap.map import agreement, contexts, tracing
 from shardmap.map.shardings import MapShardings
 

@@ -1,7 +1,6 @@
 """Placing arrays on the devices of a map."""
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from shardmap._jax.types import AnyMesh, Aval, Value
 from shardmap._lazy import logging
 from shardmap.arrays import array_likes
-from shardmap.arrays.programs.running import map_jit
-from shardmap.sharding.spec import Chunked, Replicated, ShardedAxis, ShardingSpec
+from shardmap.arrays.running import map_jit
 
 # `jax.jit` itself gives each device its part of these.
 _LEFT_TO_JIT = frozenset([np.ndarray, bool, int, float, complex])
@@ -92,7 +90,7 @@ def _equivalent(one: Sharding, other: Sharding, ndim: int) -> bool:
 def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
     """Copies a value to where ``sharding`` says.
 
-    A `jax.Array` goes from device to device and not through the host. If the devices
+    A `jax.Array` that stays on its devices does not go through the host. If the devices
     are not all this process's, a value that is must be equal on all processes.
 
     Args:
@@ -126,47 +124,19 @@ def move(value: Value, sharding: Sharding, donate: bool = False) -> jax.Array:
         return jax.device_put(value, sharding)
     if not value.is_fully_addressable:
         return _recut(sharding)(value)
-    held = array_likes.boxes(value.sharding, value.shape)
-    wanted = array_likes.boxes(sharding, value.shape)
-    shards_are_there = len(held) == 1 or set(wanted.values()) <= set(held.values())
-    reordered = set(held) == set(wanted) and list(held) != list(wanted)
-    if shards_are_there or reordered:
-        moved = jax.device_put(value, sharding)
-        kept = held.items() & wanted.items()
+    held, wanted = (
+        array_likes.boxes(s, value.shape) for s in (value.sharding, sharding)
+    )
+    if list(held) == list(wanted) and not set(wanted.values()) <= set(held.values()):
+        # `jax.device_put` would go through the host.
+        moved, kept = _recut(sharding)(value), set()
     else:
-        moved = _recut_and_put(value, sharding)
-        kept = set()
-    if donate and not kept:
-        value.delete()
-    elif donate:
+        moved, kept = jax.device_put(value, sharding), held.items() & wanted.items()
+    if donate:
         for shard in value.addressable_shards:
             if (shard.device, held[shard.device]) not in kept:
                 shard.data.delete()
     return moved
-
-
-def _recut_and_put(array: jax.Array, sharding: Sharding) -> jax.Array:
-    """`jax.device_put`, but never through the host.
-
-    `jax.device_put` takes an array from several devices through the host where a device
-    wants a shard that is no shard of another.
-    """
-    held = array_likes.boxes(array.sharding, array.shape)
-    wanted = array_likes.boxes(sharding, array.shape)
-    if list(held) == list(wanted):
-        return _recut(sharding)(array)
-    # To other devices: cut on the old ones, if these can hold the shards, else on the
-    # new ones, else from one copy of the global array.
-    counts = ShardingSpec.from_sharding(sharding, array.shape).tile_counts
-    if len(held) % math.prod(counts) == 0:
-        cut = _recut(_cut_and_copied(counts, list(held)))(array)
-        return jax.device_put(cut, sharding)
-    counts = ShardingSpec.from_sharding(array.sharding, array.shape).tile_counts
-    if len(wanted) % math.prod(counts) == 0:
-        there = jax.device_put(array, _cut_and_copied(counts, list(wanted)))
-        return _recut(sharding)(there)
-    replicated = _recut(_cut_and_copied((1,) * array.ndim, list(held)))(array)
-    return jax.device_put(replicated.addressable_data(0), sharding)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -174,11 +144,3 @@ def _recut(sharding: Sharding) -> Any:
     """A program that reshards an array on its devices."""
     devices = list(sharding.device_set)
     return map_jit(lambda x: x, devices, communicates=True, out_shardings=sharding)
-
-
-def _cut_and_copied(counts: Sequence[int], devices: Sequence[jax.Device]) -> Sharding:
-    """Each dimension in so many shards, and as many copies of each as there is room."""
-    entries = [Chunked(n) if n > 1 else None for n in counts]
-    axes = [ShardedAxis(k) for k in range(sum(n > 1 for n in counts))]
-    copies = Replicated(len(devices) // math.prod(counts))
-    return ShardingSpec(entries, [*axes, copies]).named_sharding(devices)

@@ -7,7 +7,6 @@ import functools
 import itertools
 import math
 import operator
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -137,12 +136,7 @@ def to_global(value: Value, shardings: ProcessShardings, donate: bool = False) -
     """
     if placement.has_no_bytes(value):
         return np.zeros(shardings.global_shape(value.shape), value.dtype)
-    made_of = _global_arrays.get(value)
-    if donate:
-        _global_arrays.forget(value)
     wanted = shardings.global_sharding
-    if made_of is not None and not placement.is_misplaced(made_of, wanted, True):
-        return made_of
     if is_global_array(value):
         if placement.is_misplaced(value, wanted, True):
             return placement.move(value, wanted, donate)
@@ -165,48 +159,9 @@ def to_local(array: jax.Array, shardings: ProcessShardings) -> Any:
         return np.zeros(shape, array.dtype)
     if not math.prod(shape):
         return jax.device_put(np.zeros(shape, array.dtype), shardings.local_sharding)
-    local = jax.make_array_from_single_device_arrays(
+    return jax.make_array_from_single_device_arrays(
         shape, shardings.local_sharding, shardings.shards(array)
     )
-    _global_arrays.keep(local, array)
-    return local
-
-
-class _GlobalArrays:
-    """A cache of the global arrays that process-local arrays are parts of.
-
-    The results of one call are often the arguments of the next. A global array is kept
-    until the process-local one is freed or donated. Keys are identities, as arrays have
-    no hash.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[jax.Array], jax.Array]] = {}
-
-    def keep(self, local: jax.Array, global_array: jax.Array) -> None:
-        """Keeps ``global_array`` as long as ``local`` lives."""
-        key = id(local)
-        gone = weakref.ref(local, lambda _: self._kept.pop(key, None))
-        self._kept[key] = gone, global_array
-
-    def get(self, value: object) -> jax.Array | None:
-        """The global array of this one; None if there is none or it was deleted."""
-        if id(value) not in self._kept:
-            return None
-        local, global_array = self._kept[id(value)]
-        if local() is not value:
-            return None
-        if global_array.is_deleted():
-            self.forget(value)
-            return None
-        return global_array
-
-    def forget(self, value: object) -> None:
-        """Drops the global array of a process-local one."""
-        self._kept.pop(id(value), None)
-
-
-_global_arrays = _GlobalArrays()
 
 
 # While JAX differentiates or vectorises

@@ -1,19 +1,18 @@
 """Putting arrays together: one shard for each device, with no stacked copy."""
 
+import contextlib
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
-from shardmap._jax.types import Axes, PyTree, Value
-from shardmap.arrays import array_likes, placement, processes
-from shardmap.arrays.programs.on_device import operand, program
-from shardmap.arrays.programs.running import map_jit
+from shardmap._jax.context import without_mesh
+from shardmap._jax.types import PyTree, Value
+from shardmap.arrays import array_likes, processes, trees
 from shardmap.sharding.mesh import check_devices, positive, too_few_devices
 from shardmap.sharding.spec import (
     Chunked,
@@ -74,27 +73,18 @@ def device_put_sharded(
             f"{len(shards)}, len(devices) is {len(devices)}."
             f"{too_few_devices(len(shards))}"
         )
-    flat = [jax.tree.flatten(shard) for shard in shards]
-    tree = flat[0][1]
-    _check_structures(shards, [structure for _, structure in flat])
-    rows = [leaves for leaves, _ in flat]
-    _check_avals(shards, rows)
+    _check_equal(shards)
+    rows = list(map(jax.tree.leaves, shards))
+    tree = jax.tree.structure(shards[0])
     axes = _new_axes("device_put_sharded", "shards[0]", shards[0], axis)
     if any(map(_has_tracers, rows)):
         columns = zip(*rows, strict=True)
         stacked = [jnp.stack(each, k) for each, k in zip(columns, axes, strict=True)]
         return jax.tree.unflatten(tree, stacked)
-    # While a function is traced, arrays that are no tracers are put as ever.
-    with jax.ensure_compile_time_eval():
-        put = zip(*_put_rows(rows, axes, devices), strict=True)
-        arrays = [
-            jax.make_array_from_single_device_arrays(
-                _with_axis(np.shape(leaf), k, len(devices)),
-                _sharding(k, len(devices), devices),
-                list(column),
-            )
-            for leaf, k, column in zip(rows[0], axes, put, strict=True)
-        ]
+    arrays = [
+        _joined([_expanded(leaf, k) for leaf in column], k, len(devices), devices)
+        for k, column in zip(axes, zip(*rows, strict=True), strict=True)
+    ]
     return jax.tree.unflatten(tree, arrays)
 
 
@@ -138,33 +128,30 @@ def device_put_replicated(
     devices = _check_devices("device_put_replicated", devices)
     size = _elements(axis, axis_size, devices)
     leaves, tree = jax.tree.flatten(x)
-    axes: Axes = (None,) * len(leaves)
+    axes: Sequence[int | None] = [None] * len(leaves)
     if axis is not None:
-        axes = tuple(_new_axes("device_put_replicated", "x", x, axis))
+        axes = _new_axes("device_put_replicated", "x", x, axis)
     if _has_tracers(leaves):
-        copies = [
+        stacked = [
             leaf if k is None else jnp.stack([leaf] * size, k)
             for leaf, k in zip(leaves, axes, strict=True)
         ]
-        return jax.tree.unflatten(tree, copies)
-    with jax.ensure_compile_time_eval():
-        # All arrays go at once, and all that is on the host.
-        of_jax = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-        others = [k for k in range(len(leaves)) if k not in set(of_jax)]
-        copied: dict[int, jax.Array] = {}
-        for put, which in ((_copy_arrays, of_jax), (_copy_from_host, others)):
-            chosen = tuple(axes[k] for k in which)
-            arrays = put([leaves[k] for k in which], chosen, size, devices)
-            copied.update(zip(which, arrays, strict=True))
-    return jax.tree.unflatten(tree, [copied[k] for k in range(len(leaves))])
+        return jax.tree.unflatten(tree, stacked)
+    copies = len(_own(devices))
+    arrays = [
+        _joined([_expanded(leaf, k)] * copies, k, size, devices)
+        for leaf, k in zip(leaves, axes, strict=True)
+    ]
+    return jax.tree.unflatten(tree, arrays)
+
+
+def _own(devices: Devices) -> list[jax.Device]:
+    """Those of this process."""
+    return [d for d in devices if d.process_index == jax.process_index(d.client)]
 
 
 def _has_tracers(leaves: Sequence[Value]) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-
-
-def _with_axis(shape: Sequence[int], axis: int | None, size: int) -> tuple[int, ...]:
-    return tuple(shape) if axis is None else (*shape[:axis], size, *shape[axis:])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -185,100 +172,33 @@ def _sharding(axis: int | None, size: int, devices: Devices) -> NamedSharding:
     return spec.named_sharding(devices)
 
 
-def _put_rows(
-    rows: Sequence[Sequence[Any]], axes: Sequence[int], devices: Devices
-) -> list[list[jax.Array]]:
-    """Row ``k`` on device ``k``, each array with its new axis of size 1."""
-    host = [
-        (r, c)
-        for r, row in enumerate(rows)
-        for c, leaf in enumerate(row)
-        if not isinstance(leaf, jax.Array)
-    ]
-    arrays = [np.expand_dims(_on_host(rows[r][c]), axes[c]) for r, c in host]
-    put = dict(
-        zip(host, jax.device_put(arrays, [devices[r] for r, _ in host]), strict=True)
-    )
-    for r, (row, device) in enumerate(zip(rows, devices, strict=True)):
-        columns = [c for c, leaf in enumerate(row) if isinstance(leaf, jax.Array)]
-        if not columns:
-            continue
-        there = [SingleDeviceSharding(device)] * len(columns)
-        moved = placement.place([row[c] for c in columns], there, uncommitted=True)
-        expand = _Expand(tuple(axes[c] for c in columns))
-        expanded = program(device, expand, tuple(map(operand, moved)))(*moved)
-        put.update(((r, c), each) for c, each in zip(columns, expanded, strict=True))
-    return [[put[r, c] for c in range(len(row))] for r, row in enumerate(rows)]
+def _expanded(leaf: Value, axis: int | None) -> Any:
+    """A leaf with a new axis of size 1, of the dtype that it has on devices."""
+    if isinstance(leaf, jax.Array):
+        with _outside_of_programs():
+            return leaf if axis is None else jnp.expand_dims(leaf, axis)
+    array = np.asarray(leaf, array_likes.abstract_value(leaf).dtype)
+    return array if axis is None else np.expand_dims(array, axis)
 
 
-@dataclass(frozen=True)
-class _Expand:
-    """A program that gives each array a new axis of size 1."""
-
-    axes: tuple[int, ...]
-
-    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return [
-            jax.lax.expand_dims(array, (axis,))
-            for array, axis in zip(arrays, self.axes, strict=True)
-        ]
-
-
-def _copy_from_host(
-    leaves: Sequence[Any], axes: Axes, size: int, devices: Devices
-) -> Sequence[jax.Array]:
-    """Copies of NumPy arrays and scalars on all devices."""
-    arrays = list(map(_on_host, leaves))
-    shapes = [_with_axis(a.shape, k, size) for a, k in zip(arrays, axes, strict=True)]
-    shardings = [_sharding(k, size, devices) for k in axes]
-    shards = [
-        array if k is None else np.expand_dims(array, k)
-        for array, k in zip(arrays, axes, strict=True)
-    ]
-    if not processes.several(devices):
-        # A broadcast takes no memory, and JAX cuts each shard from it as a view.
-        return jax.device_put(list(map(np.broadcast_to, shards, shapes)), shardings)
-    # `jax.device_put` would compare the values of all processes.
-    here = [d for d in devices if d.process_index == jax.process_index(d.client)]
-    return [
-        jax.make_array_from_single_device_arrays(
-            shape, sharding, jax.device_put([shard] * len(here), here)
-        )
-        for shape, sharding, shard in zip(shapes, shardings, shards, strict=True)
-    ]
+def _joined(
+    pieces: Sequence[Any], axis: int | None, size: int, devices: Devices
+) -> jax.Array:
+    """The array that has these pieces on the devices of this process."""
+    sharding = _sharding(axis, size, devices)
+    shape = list(pieces[0].shape)
+    if axis is not None:
+        shape[axis] = size
+    with _outside_of_programs():
+        put = jax.device_put(list(pieces), _own(devices))
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, put)
 
 
-def _copy_arrays(
-    leaves: Sequence[jax.Array], axes: Axes, size: int, devices: Devices
-) -> Sequence[jax.Array]:
-    """Copies of arrays on all devices, from device to device."""
-    everywhere = [_sharding(None, size, devices)] * len(leaves)
-    copies = placement.place(leaves, everywhere, uncommitted=True)
-    if None in axes or not copies:
-        return copies
-    results: Sequence[jax.Array] = _expanding(axes, size, devices)(*copies)
-    return results
-
-
-@functools.lru_cache(maxsize=1024)
-def _expanding(axes: tuple[Any, ...], size: int, devices: Devices) -> Any:
-    """A program that cuts arrays along a new axis, of which all devices have copies."""
-
-    def expand(*arrays: jax.Array) -> list[jax.Array]:
-        return [
-            jnp.broadcast_to(
-                jnp.expand_dims(array, axis), _with_axis(array.shape, axis, size)
-            )
-            for array, axis in zip(arrays, axes, strict=True)
-        ]
-
-    shardings = [_sharding(axis, size, devices) for axis in axes]
-    return map_jit(expand, devices, communicates=False, out_shardings=shardings)
-
-
-def _on_host(leaf: Value) -> np.ndarray:
-    """A scalar or array-like as NumPy array, of the dtype it has on devices."""
-    return np.asarray(leaf, array_likes.abstract_value(leaf).dtype)
+@contextlib.contextmanager
+def _outside_of_programs() -> Iterator[None]:
+    """A context in which arrays that are no tracers are put as where nothing traces."""
+    with jax.ensure_compile_time_eval(), without_mesh():
+        yield
 
 
 def _elements(
@@ -326,52 +246,37 @@ def _check_devices(caller: str, devices: Sequence[jax.Device]) -> Devices:
     return given
 
 
-def _check_structures(shards: Sequence[Any], trees: Sequence[Any]) -> None:
-    for k, tree in enumerate(trees):
-        if tree != trees[0]:
-            first, other = _paths(shards[0]), _paths(shards[k])
-            missing = [f"shards[0]{p} is not in shards[{k}]" for p in first - other]
-            added = [f"shards[{k}]{p} is not in shards[0]" for p in other - first]
+def _check_equal(shards: Sequence[Any]) -> None:
+    """Checks that the shards have one structure, and equal shapes and dtypes."""
+    paths = [set(trees.leaf_paths("", shard)) for shard in shards]
+    structures: list[Any] = list(map(jax.tree.structure, shards))
+    for k, structure in enumerate(structures):
+        if structure != structures[0]:
+            missing = [
+                f"shards[0]{p} is not in shards[{k}]" for p in paths[0] - paths[k]
+            ]
+            added = [f"shards[{k}]{p} is not in shards[0]" for p in paths[k] - paths[0]]
             raise ValueError(
-                f"device_put_sharded needs shards of equal structure: shards[0] is "
-                f"{trees[0]}, shards[{k}] is {tree}."
-                + "".join(f"\n  * {line}" for line in sorted([*missing, *added]))
+                "device_put_sharded needs shards of equal structure: shards[0] is "
+                f"{structures[0]}, shards[{k}] is {structure}."
+                + trees.bullets(sorted([*missing, *added]))
             )
-
-
-def _paths(tree: PyTree) -> set[str]:
-    return {
-        jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _check_avals(shards: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
-    kinds = [[_kind(leaf) for leaf in row] for row in rows]
+    kinds = [[_kind(leaf) for leaf in jax.tree.leaves(shard)] for shard in shards]
     bad = [
-        (k, position)
+        f"shards[{k}]{path} is {kind}, but in shards[0] it is {first}"
         for k, row in enumerate(kinds)
-        for position, kind in enumerate(row)
-        if kind != kinds[0][position]
+        for path, kind, first in zip(
+            trees.leaf_paths("", shards[0]), row, kinds[0], strict=True
+        )
+        if kind != first
     ]
     if bad:
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(shards[0])]
-        listed = "".join(
-            f"\n  * shards[{k}]{jax.tree_util.keystr(paths[position])} is "
-            f"{_short(kinds[k][position])}, but in shards[0] it is "
-            f"{_short(kinds[0][position])}"
-            for k, position in bad
-        )
         raise ValueError(
-            f"device_put_sharded needs shards of equal shapes and dtypes:{listed}"
+            "device_put_sharded needs shards of equal shapes and dtypes:"
+            + trees.bullets(bad)
         )
 
 
-def _kind(leaf: Value) -> tuple[Any, tuple[int, ...]]:
+def _kind(leaf: Value) -> str:
     aval = array_likes.abstract_value(leaf)
-    return aval.dtype, aval.shape
-
-
-def _short(kind: tuple[Any, tuple[int, ...]]) -> str:
-    dtype, shape = kind
-    return f"{dtype}[{','.join(map(str, shape))}]"
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

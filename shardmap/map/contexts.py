@@ -17,7 +17,7 @@ from shardmap._jax.arrays import concrete_mesh
 from shardmap._jax.context import without_mesh
 from shardmap._jax.types import Param, Value
 from shardmap.arrays import array_likes, placement
-from shardmap.arrays.programs.running import map_jit
+from shardmap.arrays.running import map_jit
 from shardmap.map import tracing
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.sources.grid import borders
+from shardmap.arrays.sources.stores import borders
 from shardmap.plan.arguments import aval_of, narrowed_dtype
 from shardmap.plan.engine.nodes import Refused
 from shardmap.plan.in_slices import Asked, InSlices, asked_points, cuts_at, result_cuts

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shardmap._jax.types import PyTree
-from shardmap.arrays.sources.grid import borders
+from shardmap.arrays.sources.stores import borders
 from shardmap.plan.engine.rules import UNCUT, Cut
 from shardmap.units import Auto, integer_of
 

@@ -112,6 +112,18 @@ def cases():
 
 
 @pytest.mark.parametrize("name", cases())
+def test_moving_to_other_devices_or_cuts(name):
+    source, target = cases()[name]
+    array = jax.device_put(HOST, source)
+    moved = move(array, target)
+    check(moved, target)
+    check(array, source)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rows to columns", "pieces to copies", "another order", "actors to learners"],
+)
 def test_moving_goes_from_device_to_device(name, no_host_copies, monkeypatch):
     source, target = cases()[name]
     array = jax.device_put(HOST, source)

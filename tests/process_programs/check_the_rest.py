@@ -240,7 +240,7 @@ def check_parts_of_several_devices():
     other = (PROCESS + 1) % PROCESSES
     refused(
         ValueError,
-        f"its elements {other} to {other} along axis 0",
+        f"its element {other} along axis 0",
         sm.shard_of,
         g,
         other,

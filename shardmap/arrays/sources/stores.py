@@ -1,4 +1,4 @@
-"""Datasets of h5py, and arrays of zarr in local and remote stores."""
+"""Datasets of h5py, arrays of zarr in local and remote stores, and their chunks."""
 
 import importlib
 import os
@@ -109,6 +109,25 @@ def _grain_zarr(array: Any) -> list[int] | None:
         return None
     cells = getattr(array, "shards", None) or array.chunks
     return list(np.asarray(cells, int))
+
+
+def borders(array: object, axis: int) -> tuple[int, ...] | None:
+    """The starts of the chunks along an axis, except the first; None without chunks.
+
+    The chunks of a zarr shard count as one.
+
+    >>> import types
+    >>> borders(types.SimpleNamespace(shape=(10,), chunks=(4,)), 0)
+    (4, 8)
+    """
+    chunks = getattr(array, "shards", None) or getattr(array, "chunks", None)
+    shape = getattr(array, "shape", ())
+    if not isinstance(chunks, tuple | list) or len(chunks) != len(shape):
+        return None
+    length = chunks[axis]
+    if isinstance(length, tuple | list):  # Of Dask: the lengths of all of them.
+        return tuple(np.cumsum(length, dtype=int).tolist()[:-1])
+    return tuple(range(int(length), shape[axis], int(length)))
 
 
 register_kind("h5py.Dataset", Kind("h5py", _describe_dataset, _reopen_dataset))

@@ -12,7 +12,7 @@ from shardmap._jax.context import config_value
 from shardmap._jax.types import Param, Value
 from shardmap._jax.walk import inline_calls
 from shardmap.arrays import placement
-from shardmap.arrays.programs.running import map_jit
+from shardmap.arrays.running import map_jit
 from shardmap.map.collectives.split import has_collectives
 from shardmap.map.layout import MeshPlacement, map_mesh
 from shardmap.map.lowering.lower_map import on_one_device

@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from shardmap._jax.types import Param, Value
-from shardmap.arrays.programs.running import map_jit
+from shardmap.arrays.running import map_jit
 from shardmap.map import contexts
 from shardmap.map.lowering.evaluation import evaluate_map, is_debugged
 from shardmap.map.primitives.map_primitive import spmap_p
