@@ -182,15 +182,15 @@ def _expanded(leaf: Value, axis: int | None) -> Any:
 
 
 def _joined(
-    pieces: Sequence[Any], axis: int | None, size: int, devices: Devices
+    shards: Sequence[Any], axis: int | None, size: int, devices: Devices
 ) -> jax.Array:
-    """The array that has these pieces on the devices of this process."""
+    """The array that has these shards on the devices of this process."""
     sharding = _sharding(axis, size, devices)
-    shape = list(pieces[0].shape)
+    shape = list(shards[0].shape)
     if axis is not None:
         shape[axis] = size
     with _outside_of_programs():
-        put = jax.device_put(list(pieces), _own(devices))
+        put = jax.device_put(list(shards), _own(devices))
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, put)
 
 
