@@ -3,13 +3,16 @@
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
+from jax.extend.core.primitives import cond_p, while_p
 from jax.sharding import AbstractMesh
 
-from shardmap._jax.types import AnyMesh
+from shardmap._jax.types import AnyMesh, Jaxpr
+from shardmap._jax.walk import equations
 from shardmap.map.collectives.split import lowers_per_device
 from shardmap.map.layout import MeshPlacement
 from shardmap.map.lowering.effects import calls_host
 from shardmap.map.primitives.axis import REPLICAS, AxisLayout
+from shardmap.map.primitives.map_primitive import is_no_map
 
 Branch = Literal["inline", "partitioned", "unsharded", "element", "blocks"]
 
@@ -69,6 +72,11 @@ class Decision:
         return around._replace(partitioned=partitioned)
 
 
+def may_branch(jaxpr: Jaxpr) -> bool:
+    """Whether elements may take different branches, outside of maps in ``jaxpr``."""
+    return any(e.primitive in (cond_p, while_p) for e in equations(jaxpr, is_no_map))
+
+
 def decide(
     params: dict[str, Any],
     mesh: AnyMesh | None,
@@ -107,8 +115,9 @@ def decide(
     manual_axes = placement.mesh_axes
     if REPLICAS in mesh.axis_names and REPLICAS not in around.manual:
         manual_axes = (*manual_axes, REPLICAS)
-    if calls_host(params["call_jaxpr"]):
-        # JAX calls the host where a program is written per device along all axes.
+    if calls_host(params["call_jaxpr"]) or may_branch(params["call_jaxpr"]):
+        # JAX calls the host where a program is written per device along all axes. And
+        # XLA puts collectives along other axes into branches that not all devices take.
         manual_axes = mesh.axis_names
     return Decision(
         axis,

@@ -2,8 +2,12 @@
 
 import re
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import shardmap as sm
 from tests.map.collectives.test_rules import array, both
 
 
@@ -47,3 +51,21 @@ def test_a_shift_sends_one_element_of_each_block():
     text = mapped.lower(array(32, 3)).compile().as_text()
     (sent,) = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute\(", text)
     assert sent == "1,3"
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_branch_has_only_its_own_collectives(size):
+    def double(row):
+        return sm.spmap(lambda y: 2 * y, "j")(row)
+
+    def fun(row):
+        turned = lambda row: jnp.roll(double(row), 1)
+        return jax.lax.cond(row.sum() > 0, turned, jnp.sin, double(row))
+
+    x = np.outer([1, -1, 1], np.arange(1, size + 1)).astype(np.float32)
+    mapped = sm.spmap(fun, "i")
+    # On CPU all devices have to take part in one, also those in another branch.
+    assert "collective-permute" not in between_devices(mapped, x)
+    turned, sine = np.roll(4 * x[0], 1), np.sin(2 * x[1])
+    expected = np.stack([turned, sine, turned])
+    np.testing.assert_allclose(mapped(x), expected, rtol=1e-6)
