@@ -59,7 +59,9 @@ def test_a_branch_has_only_its_own_collectives(size):
         return sm.spmap(lambda y: 2 * y, "j")(row)
 
     def fun(row):
-        turned = lambda row: jnp.roll(double(row), 1)
+        def turned(row):
+            return jnp.roll(double(row), 1)
+
         return jax.lax.cond(row.sum() > 0, turned, jnp.sin, double(row))
 
     x = np.outer([1, -1, 1], np.arange(1, size + 1)).astype(np.float32)
