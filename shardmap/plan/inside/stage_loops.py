@@ -17,7 +17,6 @@ from jax.extend.core import primitives as p
 from shardmap._jax.arrays import varying_like
 from shardmap.arrays.combining import COMBINE, identity
 from shardmap.plan.engine.alike.classes import Alike
-from shardmap.plan.engine.emitting.emit import emit
 from shardmap.plan.engine.keys import data_aval, is_key, key_impl
 from shardmap.plan.engine.nodes import Scalar, Value
 from shardmap.plan.engine.recipe import StaticRecipe
@@ -65,12 +64,11 @@ def shard_function(
     cut_program: CutProgram, stage: Stage, shards: SameSteps
 ) -> Callable[[Sequence[Any], Any], list[Any]]:
     """``(boxes that are read, starts) -> results``, for each of the shards."""
-    nodes = {node.number: node for node in cut_program.graph.nodes}
     values = [
         None if size is None else result.value
         for result, size in zip(stage.results, shards.sizes, strict=True)
     ]
-    inner = emit(shards.static, nodes, cut_program.analysis.rules, values, by_rows=True)
+    inner = cut_program.emitted(shards.static, values)
 
     def function(reads: Sequence[Any], starts: Any) -> list[Any]:
         results = inner(reads, starts)

@@ -20,6 +20,7 @@ from shardmap.plan.engine.recipe import Recipe, StaticRecipe
 from shardmap.plan.engine.rules import Cut
 from shardmap.plan.engine.slices import Box
 from shardmap.plan.engine.stages import Stage, stages_of
+from shardmap.plan.lax.row_sums import by_rows
 from shardmap.plan.run.buffers import holds, read_box, refuse_masked, start_dtype
 from shardmap.plan.run.remote import arg_avals
 
@@ -176,13 +177,21 @@ class CutProgram:
             self._compiled[key] = self._different.setdefault(alike, own)
         return self._compiled[key]
 
+    def emitted(
+        self, static: StaticRecipe, values: Sequence[Value | None]
+    ) -> Callable[[Sequence[Any], Any], list[Any]]:
+        """``(boxes that are read, starts) -> boxes of values``."""
+        function = emit(static, self._nodes, self.analysis.rules, values)
+        primitives = [self._nodes[step.node].primitive for step in static.steps]
+        return by_rows(function, primitives)
+
     def function(self, stage: Stage, static: StaticRecipe) -> Callable[..., Any]:
         """The function of `compiled`, not compiled: of boxes as stored, and starts."""
         values = [
             result.value if ref is not None else None
             for result, ref in zip(stage.results, static.outs, strict=True)
         ]
-        inner = emit(static, self._nodes, self.analysis.rules, values, by_rows=True)
+        inner = self.emitted(static, values)
         impls = [key_impl(value.aval) for value in static.read_values]
 
         # Keys come in and go out as their bits, which NumPy and other processes know.

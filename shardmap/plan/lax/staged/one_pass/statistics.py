@@ -25,7 +25,6 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives as p
 
-from shardmap.plan.engine.emitting import running
 from shardmap.plan.engine.factors import Factors
 from shardmap.plan.engine.nodes import (
     Node,
@@ -106,19 +105,9 @@ class Statistic(NamedTuple):
     plain: tuple[Any, ...]
 
 
-def _summed(x: jax.Array, axes: tuple[int, ...], of: Callable[[Any], Any]) -> jax.Array:
-    """The sum of a function of elements; reduced axes stay."""
-    long = math.prod(x.shape[1:]) >= running.LONG_ROW
-    if axes == (0,) and long and x.shape[0] > 1 and running.pays():
-        total = running.total(
-            lambda start, length: of(lax.dynamic_slice_in_dim(x, start, length, 0)),
-            lax.add,
-            0,
-            x.shape[0],
-        )
-    else:
-        total = lax.reduce_sum(of(x), axes)
-    return lax.expand_dims(total, axes)
+def _summed(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """The sum; reduced axes stay."""
+    return lax.expand_dims(lax.reduce_sum(x, axes), axes)
 
 
 def _like(x: jax.Array, rows: Any) -> jax.Array:
@@ -128,14 +117,14 @@ def _like(x: jax.Array, rows: Any) -> jax.Array:
 def _mean(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """The sum and the mean."""
     count = math.prod(x.shape[axis] for axis in axes)
-    total = _summed(x, axes, lambda rows: rows)
+    total = _summed(x, axes)
     return total, total / np.asarray(count, x.dtype)
 
 
 def _squares(x: jax.Array, axes: tuple[int, ...], *starts: Any) -> Sequence[jax.Array]:
     total, mean = _mean(x, axes)
-    rest = _summed(x, axes, lambda rows: rows - _like(rows, mean))
-    squares = _summed(x, axes, lambda rows: lax.square(rows - _like(rows, mean)))
+    rest = _summed(x - _like(x, mean), axes)
+    squares = _summed(lax.square(x - _like(x, mean)), axes)
     return total, squares, rest, mean
 
 
@@ -159,7 +148,7 @@ def _exponentials(
 ) -> Sequence[jax.Array]:
     largest = lax.expand_dims(lax.reduce_max(x, axes), axes)
     centre = _finite(largest)
-    sums = _summed(x, axes, lambda rows: lax.exp(rows - _like(rows, centre)))
+    sums = _summed(lax.exp(x - _like(x, centre)), axes)
     return largest, sums, centre
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import shardmap as sm
 from shardmap._jax.walk import jaxprs_in
-from shardmap.plan.engine.emitting import running
+from shardmap.plan.lax import row_sums
 from shardmap.plan.plan import plan
 from tests.plan.checks import assert_same
 from tests.plan.plan_random import random_program
@@ -25,7 +25,7 @@ MEAN = FIELD.mean(0)
 @pytest.fixture(autouse=True)
 def slow(monkeypatch):
     """As if the compiler were slow, whatever it is."""
-    monkeypatch.setattr(running, "SLOW_LEADING_SUMS", True)
+    monkeypatch.setattr(row_sums, "SLOW_LEADING_SUMS", True)
 
 
 def anomaly(u):
@@ -64,14 +64,11 @@ def test_sums_over_rows_are_what_they_were(name):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("length", [2, 7, 8, 9, 63, 64, 65, 300])
-def test_any_number_of_rows_is_summed_as_accurately(length):
+def test_any_number_of_rows_is_summed_as_accurately(length, monkeypatch):
+    monkeypatch.setattr(row_sums, "LONG_ROW", 1)
     rows = np.random.default_rng(1).random((length, 256), np.float32)
     exact = rows.astype(np.float64).sum(0)
-
-    def block(start, count):
-        return jax.lax.dynamic_slice_in_dim(jnp.asarray(rows), start, count, 0)
-
-    found = running.total(block, jax.lax.add, 0, length)
+    found = plan(lambda x: x.sum(0), rows, in_slices={1: 2}).run(rows)
     error = np.abs(np.asarray(found) - exact).max()
     naive = np.abs(np.add.accumulate(rows, 0)[-1] - exact).max()
     assert error <= max(naive, 2e-7 * exact.max())
@@ -105,7 +102,7 @@ def test_short_rows_and_costly_steps_stay_as_they_are():
 
 
 def test_where_the_compiler_is_not_slow_it_sums(monkeypatch):
-    monkeypatch.setattr(running, "SLOW_LEADING_SUMS", False)
+    monkeypatch.setattr(row_sums, "SLOW_LEADING_SUMS", False)
     assert loops_in(shard_of(lambda u: u.sum(0), FIELD)) == 0
 
 
@@ -115,9 +112,9 @@ def test_random_programs_over_rows(seed):
     fun, args, in_slices = random_program(seed)
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
-        patch.setattr(running, "SLOW_LEADING_SUMS", True)
-        patch.setattr(running, "LONG_ROW", 1)
-        patch.setattr(running, "BLOCK", 2)
+        patch.setattr(row_sums, "SLOW_LEADING_SUMS", True)
+        patch.setattr(row_sums, "LONG_ROW", 1)
+        patch.setattr(row_sums, "BLOCK", 2)
         made = plan(fun, *args, in_slices=in_slices)
         if made.num_shards <= 100:
             assert_same(made.run(*args), jax.jit(fun)(*args), tolerance=2e-3)
