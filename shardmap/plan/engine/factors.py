@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from shardmap._jax.types import Params, Primitive
+from shardmap._jax.types import Equation, Params, Primitive
 from shardmap.plan.engine.crop import Crops, crop, crops
 from shardmap.plan.engine.nodes import Node
 from shardmap.plan.engine.rules import (
@@ -75,8 +75,8 @@ class LocalSizes(NamedTuple):
     crops: Crops
 
 
-def bind(node: Node, values: Sequence[Any], params: Params) -> Sequence[Any]:
-    """Applies the node's primitive, with other parameters."""
+def bind(node: Node | Equation, values: Sequence[Any], params: Params) -> Sequence[Any]:
+    """Applies the primitive of a node, with other parameters."""
     params = node.primitive.get_bind_params(dict(params))
     outs = node.primitive.bind(*values, **params)
     return outs if node.primitive.multiple_results else [outs]

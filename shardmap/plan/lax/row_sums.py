@@ -84,12 +84,13 @@ def _evaluate(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
             if equation is equations[-1]:
                 return operands[0]
             params = _of_rows(equation, length)
-            [made[equation.outvars[0]]] = bind(equation, operands, params)
+            [made[equation.outvars[0]]] = bind(equation, operands, params or {})
         raise AssertionError
 
     for number, equation in enumerate(jaxpr.eqns):
         if number in deferred:
             continue
+        outs: Sequence[Any]
         with user_context(equation.source_info.traceback):
             if number in inside:
                 equations = [jaxpr.eqns[k] for k in (*inside[number], number)]
@@ -120,13 +121,13 @@ def _inside(jaxpr: Jaxpr) -> dict[int, list[int]]:
             inside = {reduction}
             # Backwards: what takes a result is known to be inside, or not, before it.
             for number in reversed(range(reduction)):
-                [out, *others] = jaxpr.eqns[number].outvars or [None]
+                outs = jaxpr.eqns[number].outvars
+                taken = [user for out in outs for user in users.get(out, ())]
                 if (
-                    not others
-                    and out not in results
+                    (len(outs) == 1 and taken and outs[0] not in results)
                     and all(
                         k in inside and _is_by_rows(jaxpr.eqns[k], operand)
-                        for k, operand in users.get(out, [(-1, 0)])
+                        for k, operand in taken
                     )
                     and _of_rows(jaxpr.eqns[number], 1) is not None
                 ):
