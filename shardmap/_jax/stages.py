@@ -9,21 +9,13 @@ from jax._src import config
 from jax._src.api_util import InternalFloatingPointError
 
 
-def copy_stage(stage: object, into: object) -> None:
+def copy_stage(stage: jax.stages.Lowered, into: object) -> None:
     """Copies the state of a stage to an object of a derived class.
 
-    The constructors of the classes in `jax.stages` are not public.
-
-    Args:
-      stage: a `jax.stages.Lowered` or `jax.stages.Compiled`.
-      into: a new object of a class derived from that.
+    The constructor is not public.
     """
-    for cls in (jax.stages.Lowered, jax.stages.Compiled):
-        if isinstance(stage, cls):
-            for slot in cls.__slots__:
-                setattr(into, slot, getattr(stage, slot))
-    if hasattr(stage, "__dict__"):
-        vars(into).update(vars(stage))
+    for slot in jax.stages.Lowered.__slots__:
+        setattr(into, slot, getattr(stage, slot))
 
 
 FoundNaN = InternalFloatingPointError

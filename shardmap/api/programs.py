@@ -323,10 +323,6 @@ class Programs(abc.ABC, Generic[C]):
             avals.append(aval)
         return avals
 
-    def across(self, call: C, program: Callable[..., Any]) -> "AcrossProcesses":
-        """A program of global arrays that takes the arrays of this call."""
-        return AcrossProcesses(program, call, self._donated(call.arguments))
-
     def read(self, args: Args, kwargs: Kwargs) -> Arguments:
         """The arguments of a call.
 
@@ -359,7 +355,8 @@ class Programs(abc.ABC, Generic[C]):
             program = _by_leaves(program, arguments.in_tree, call.out_tree)
         shardings = call.shardings and call.shardings.operands
         if call.process_local is not None:
-            program, shardings = self.across(call, program), None
+            donated = self._donated(arguments)
+            program, shardings = AcrossProcesses(program, call, donated), None
         return CompiledEntry(
             program, shardings, self._donated(arguments), arguments.statics
         )
@@ -488,7 +485,7 @@ class AcrossProcesses:
     """A program of global arrays that takes and returns the arrays of one process.
 
     Args:
-      program: a function of global arrays, with or without the static arguments.
+      program: a function of global arrays.
       call: a call on devices of several processes.
       donated: which leaves are donated.
     """
@@ -501,7 +498,7 @@ class AcrossProcesses:
     ) -> None:
         self._program = program
         given = call.arguments
-        self._in_trees = given.in_tree, given.without_statics().in_tree
+        self._in_tree = given.in_tree
         assert call.process_local is not None
         assert call.shardings is not None
         operands, are_global, self._results = call.process_local
@@ -511,7 +508,7 @@ class AcrossProcesses:
 
     def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         arguments = Arguments.of(args, kwargs)
-        if arguments.in_tree not in self._in_trees:
+        if arguments.in_tree != self._in_tree:
             raise Mismatch("compiled for arguments of another structure")
         leaves: list[Value] = []
         for leaf, (local, sharding, is_global, donate) in zip(

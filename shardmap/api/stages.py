@@ -1,24 +1,21 @@
 """The stages of a mapped function: those of JAX, with the specs of its arrays."""
 
-import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Sharding
 
-from shardmap._jax import context
 from shardmap._jax.stages import copy_stage
-from shardmap._jax.types import PyTree, without_sharding
+from shardmap._jax.types import PyTree
 from shardmap.api.arguments import Static
 from shardmap.api.programs import Args, Call, Kwargs, Programs
-from shardmap.arrays import placement
 from shardmap.map import agreement
 from shardmap.sharding.spec import ShardingSpec
 
 
 class Lowered(jax.stages.Lowered):
     """A lowered map: all of `jax.stages.Lowered`, and the specs of its arrays.
+
+    Over several processes, what it compiles takes and returns global arrays.
 
     Attributes:
       in_specs: a `ShardingSpec` per array, in the structure of the positional
@@ -35,7 +32,7 @@ class Lowered(jax.stages.Lowered):
       (8, 3)
     """
 
-    __slots__ = ("_across", "_agree", "_name", "in_specs", "out_specs")
+    __slots__ = ("_name", "in_specs", "out_specs")
 
     def __init__(
         self,
@@ -43,79 +40,18 @@ class Lowered(jax.stages.Lowered):
         lowered: jax.stages.Lowered,
         in_specs: tuple[Any, ...],
         out_specs: PyTree,
-        agree: Callable[[], None],
-        across: Callable[[Any], Callable[..., Any]],
     ) -> None:
-        """Adds to what JAX has lowered.
-
-        Args:
-          name: what is lowered.
-          lowered: JAX's own.
-          in_specs, out_specs: see the class.
-          agree: checks, before the first run, that all processes make it.
-          across: wraps the compiled function for the arrays that users pass.
-        """
+        """Adds the specs to what JAX has lowered."""
         copy_stage(lowered, self)
-        # Without shardings, as `jax.jit` has them for NumPy arrays.
-        self.args_info = jax.tree.map(
-            lambda info: jax.stages.ArgInfo(without_sharding(info._aval), info.donated),
-            lowered.args_info,
-        )
         self._name = name
         self.in_specs = in_specs
         self.out_specs = out_specs
-        self._agree = agree
-        self._across = across
-
-    @property
-    def in_avals(self) -> PyTree:
-        """The avals of the arguments."""
-        return jax.tree.map(without_sharding, super().in_avals)
-
-    def compile(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Compiled:
-        """Compiles, as `jax.stages.Lowered.compile` does."""
-        compiled = super().compile(*args, **kwargs)
-        return _Compiled(self._name, compiled, self._agree, self._across)
 
     def __repr__(self) -> str:
         return (
             f"<Lowered {self._name}: in_specs={self.in_specs}, "
             f"out_specs={self.out_specs}>"
         )
-
-
-class _Compiled(jax.stages.Compiled):
-    """A compiled map, perhaps over several processes, also under `jax.disable_jit`."""
-
-    def __init__(
-        self,
-        name: str,
-        compiled: jax.stages.Compiled,
-        agree: Callable[[], None],
-        across: Callable[[Any], Callable[..., Any]],
-    ) -> None:
-        copy_stage(compiled, self)
-        self._name = name
-        self._run = across(compiled)
-        several = jax.process_count() > 1
-        self._agree: Callable[[], None] | None = agree if several else None
-
-    @property
-    def in_avals(self) -> PyTree:
-        """The avals of the arguments."""
-        return jax.tree.map(without_sharding, super().in_avals)
-
-    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> Any:
-        if self._agree is not None:
-            self._agree()
-            self._agree = None
-        if context.config_value("jax_disable_jit"):
-            with jax.disable_jit(False):
-                return self._run(*args, **kwargs)
-        return self._run(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<Compiled {self._name}>"
 
 
 def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
@@ -130,7 +66,8 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
             f"{programs.what} of {programs.name} cannot be lowered inside another map: "
             "it is part of that map's program. Lower the outermost one."
         )
-    with agreement.postponed() as agree:
+    # One process alone may ask for it.
+    with agreement.unchecked():
         lowered = _traced(programs, call).lower()
     in_specs, out_specs = (
         [
@@ -143,14 +80,11 @@ def lower(programs: Programs[Any], args: Args, kwargs: Kwargs) -> Lowered:
     )
     args_specs, kwargs_specs = call.arguments.with_leaves(in_specs)
     by_position = [None if type(arg) is Static else arg for arg in args_specs]
-    across = programs.across if call.process_local is not None else _any_sharding
     return Lowered(
         f"{programs.what} of {programs.name}",
         lowered,
         (*by_position, *([kwargs_specs] if kwargs_specs else [])),
         jax.tree.unflatten(call.out_tree, out_specs),
-        agree,
-        functools.partial(across, call),
     )
 
 
@@ -166,23 +100,3 @@ def _traced(programs: Programs[Any], call: Call) -> jax.stages.Traced:
     args, kwargs = call.arguments.without_statics().with_leaves(leaves)
     program = programs.jitted(call, dropped=call.arguments.statics.keys())
     return program.trace(*args, **kwargs)
-
-
-def _any_sharding(call: Call, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function that takes arrays of any sharding."""
-    assert call.shardings is not None
-    shardings: Sequence[Sharding] = call.shardings.operands
-    arguments = call.arguments.without_statics()
-
-    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        try:
-            return compiled(*args, **kwargs)
-        except (TypeError, ValueError):  # Raised before the program runs.
-            leaves, in_tree = jax.tree.flatten((args, kwargs))
-            if in_tree != arguments.in_tree:
-                raise
-        placed = placement.place(leaves, shardings, uncommitted=True)
-        args, kwargs = arguments.with_leaves(placed)
-        return compiled(*args, **kwargs)
-
-    return run

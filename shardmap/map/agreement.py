@@ -80,9 +80,7 @@ def _plain(value: Value) -> str:
 # wait for the others.
 _agreed: set[tuple[Mesh, str]] = set()
 
-_postponed: contextvars.ContextVar[list[Callable[[], None]] | None] = (
-    contextvars.ContextVar("postponed", default=None)
-)
+_unchecked = contextvars.ContextVar("unchecked", default=False)
 
 
 def agree(mesh: AnyMesh | None, what: str, text: Callable[[], str]) -> None:
@@ -105,10 +103,7 @@ def agree(mesh: AnyMesh | None, what: str, text: Callable[[], str]) -> None:
     for device in mesh.devices.flat:
         firsts.setdefault(device.process_index, device)
     own_text = text()
-    if len(firsts) == 1 or (mesh, own_text) in _agreed:
-        return
-    if (comparisons := _postponed.get()) is not None:
-        comparisons.append(lambda: agree(mesh, what, lambda: own_text))
+    if len(firsts) == 1 or _unchecked.get() or (mesh, own_text) in _agreed:
         return
     # Backwards, so that these messages and the collectives of programs that others
     # may be running cannot take each other for their own: they use other connections.
@@ -124,24 +119,13 @@ def agree(mesh: AnyMesh | None, what: str, text: Callable[[], str]) -> None:
 
 
 @contextlib.contextmanager
-def postponed() -> Iterator[Callable[[], None]]:
-    """While a program is lowered that one process alone may ask for.
-
-    Yields:
-      A function that compares what has been lowered, to be called before it runs.
-    """
-    comparisons: list[Callable[[], None]] = []
-    token = _postponed.set(comparisons)
-
-    def compare() -> None:
-        while comparisons:
-            comparisons[0]()
-            del comparisons[0]
-
+def unchecked() -> Iterator[None]:
+    """While a program is lowered that one process alone may ask for."""
+    token = _unchecked.set(True)
     try:
-        yield compare
+        yield
     finally:
-        _postponed.reset(token)
+        _unchecked.reset(token)
 
 
 def _within_time_limit(

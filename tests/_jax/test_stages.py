@@ -20,21 +20,13 @@ class OurLowered(jax.stages.Lowered):
         copy_stage(lowered, self)
 
 
-class OurCompiled(jax.stages.Compiled):
-    def __init__(self, compiled):
-        copy_stage(compiled, self)
-
-
 def test_a_copied_stage_is_the_same_stage():
     lowered = jax.jit(lambda x: {"twice": 2 * x}).lower(X)
     ours = OurLowered(lowered)
     assert ours.as_text() == lowered.as_text()
     assert ours.in_tree == lowered.in_tree
     assert ours.out_info == lowered.out_info
-    compiled = OurCompiled(ours.compile())
-    np.testing.assert_array_equal(compiled(X)["twice"], 2 * X)
-    assert compiled.output_shardings == lowered.compile().output_shardings
-    assert compiled.cost_analysis() is not None
+    np.testing.assert_array_equal(ours.compile()(X)["twice"], 2 * X)
 
 
 @pytest.mark.parametrize(

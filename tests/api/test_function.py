@@ -11,6 +11,7 @@ import weakref
 
 import cloudpickle
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import logging as absl_logging
@@ -112,8 +113,10 @@ def test_is_lowered_and_traced(kind):
     assert isinstance(lowered, jax.stages.Lowered)
     assert (lowered.in_specs, lowered.out_specs) == ((spec,), spec)
     compiled = lowered.compile()
-    for sharding in (jax.devices()[3], SHARDED):
-        np.testing.assert_array_equal(compiled(jax.device_put(X, sharding)), X + 1)
+    for x in (X, jnp.asarray(X), jax.device_put(X, SHARDED)):
+        np.testing.assert_array_equal(compiled(x), X + 1)
+    with pytest.raises(ValueError, match="input sharding"):
+        compiled(jax.device_put(X, jax.devices()[3]))
     traced = f.trace(X)
     assert isinstance(traced, jax.stages.Traced)
     assert traced.out_info.shape == (8,)
