@@ -39,7 +39,7 @@ from shardmap.plan.lax import (
 )
 from shardmap.plan.lax.control import branches, loops
 from shardmap.plan.lax.indexed import dynamic, gather, one_window, scatter
-from shardmap.plan.lax.staged import along, barrier, counting, sort, tall, top
+from shardmap.plan.lax.staged import along, barrier, counting, tall, top
 from shardmap.plan.lax.staged.one_pass import products, statistics
 
 
@@ -96,7 +96,6 @@ STAGES: dict[Any, Stages] = {
     **batched.STAGES,
     **one_window.STAGES,
     **prefix.STAGES,
-    **sort.STAGES,
     **tall.STAGES,
     **top.STAGES,
 }
@@ -115,7 +114,6 @@ KINDS: dict[str, dict[Any, RuleMaker]] = {
     "batch axes before core axes": batched.RULES
     | tall.RULES
     | top.RULES
-    | sort.RULES
     | statistics.RULES
     | products.RULES,
     "random bits": random.RULES,

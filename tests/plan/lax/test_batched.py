@@ -56,6 +56,12 @@ def test_a_sort_and_its_places_are_cut_beside_it():
     check_cut(fun, X, in_slices=({0: 4, 1: 2},))
 
 
+def test_a_sort_along_the_axis_that_is_cut_is_whole():
+    with pytest.warns(UserWarning, match="runs as a whole"):
+        made = plan(lambda x: jnp.sort(x, 0), X, in_slices=({0: 4},))
+    assert "may move an element anywhere (cut another axis)" in str(made.explain())
+
+
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_the_largest_of_each_row(k):
     check_cut(lambda x: lax.top_k(x, k), X, in_slices=({0: 4},))

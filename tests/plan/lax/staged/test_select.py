@@ -87,15 +87,6 @@ def test_special_numbers_stand_where_a_sort_puts_them():
     check_equal(lambda x: jnp.sort(x)[jnp.arange(8)], x, in_slices=({0: (3, 4, 1)},))
 
 
-def test_one_sort_whose_elements_are_all_needed_is_made():
-    def fun(x):
-        return jnp.sort(x, 0)[3], jnp.sort(x * 2, 0)
-
-    made = plan(fun, TALL, in_slices=CUT)
-    assert_same(made.run(TALL), fun(TALL), 0)
-    assert "sorted pieces" in {node.name for node in made._cut_program.graph.nodes}
-
-
 @examples(2)
 @given(st.data(), st.booleans())
 def test_a_median_in_any_pieces(data, gradient):
