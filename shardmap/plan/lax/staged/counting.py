@@ -33,23 +33,29 @@ COUNTABLE = frozenset(
 """Numbers whose bits can be brought into their order."""
 
 
-def counted_out(graph: Graph, operand: Operand, ranks: Operand, axis: int) -> Operand:
+def counted_out(
+    graph: Graph,
+    operand: Operand,
+    ranks: Operand,
+    shape: tuple[int, ...],
+    axes: Sequence[int | None],
+) -> Operand:
     """The elements that would stand at places of an axis if it were sorted.
 
     Args:
       graph: where this is written.
       operand: what is not sorted.
-      ranks: the places, of the operand's shape but along the axis; other axes may be 1.
-      axis: the axis.
+      ranks: the places of the result's elements; axes along which they do not differ
+        may have size 1.
+      shape: of the result.
+      axes: the result's axis that each axis of the operand is, None for the sorted one.
     """
     dtype = np.dtype(operand.aval.dtype)
-    shape = list(operand.shape)
-    shape[axis] = ranks.shape[axis]
-    key = jax.core.ShapedArray(tuple(shape), _bits(dtype))
+    key = jax.core.ShapedArray(shape, _bits(dtype))
     count = jax.core.ShapedArray((2**DIGIT - 1, *shape), np.dtype("int32"))
     [low] = graph.call(lambda: jnp.zeros(shape, key.dtype), [])
     for shift in reversed(range(0, 8 * dtype.itemsize, DIGIT)):
-        params = {"axis": axis, "shift": shift}
+        params = {"at": tuple(axes), "shift": shift}
         [below] = graph.add(COUNTED, params, [operand, low], [count])
         [low] = graph.add(DIGITS, params, [low, below, ranks], [key])
     [found] = graph.call(lambda low: from_ordered(low, dtype), [low])
@@ -106,33 +112,33 @@ class OfDigit(Factors):
 
 def how_many_below(node: Node) -> Factors:
     """``i j, k j -> b k j; i add``: how many of a row have a lower digit than each."""
-    axis = node.params["axis"]
-    rank = len(node.in_shapes[0])
-    operand = ["counted" if k == axis else k for k in range(rank)]
-    low = ["place" if k == axis else k for k in range(rank)]
+    axes: tuple[int | None, ...] = node.params["at"]
+    rank, counted = len(node.in_shapes[1]), axes.index(None)
+    operand = ["counted" if axis is None else axis for axis in axes]
+    # The places of one row first, then the axes of the operand in its order.
+    free = [k for k in range(rank) if k not in axes]
+    order = [*free, *(axis for axis in axes if axis is not None)]
 
     def emitter(local: Local) -> Sequence[Any]:
         operand, low, shift = local.values
-        keys = ordered(operand)
-        rows = jnp.moveaxis(low, axis, 0)
-        found = []
-        for row in range(rows.shape[0]):
+        keys, low = ordered(operand), lax.transpose(low, order)
+        steps = jnp.arange(1, 2**DIGIT, dtype=low.dtype)
+        steps = steps << lax.convert_element_type(shift, low.dtype)
+        bounds = low[None] + lax.expand_dims(steps, range(1, rank + 1))
 
-            def below(step: jax.Array, row: int = row) -> jax.Array:
-                bound = lax.expand_dims(rows[row] + step, (axis,))
-                return jnp.sum(keys < bound, axis, dtype=jnp.int32)
+        def below(bound: jax.Array) -> jax.Array:
+            bound = lax.expand_dims(bound, (counted,))
+            return jnp.sum(keys < bound, counted, dtype=jnp.int32)
 
-            # One after the other: the comparisons are not kept.
-            steps = jnp.arange(1, 2**DIGIT, dtype=rows.dtype)
-            found.append(
-                lax.map(below, steps << lax.convert_element_type(shift, rows.dtype))
-            )
-        return [jnp.stack(found, axis + 1)]
+        # One after the other: the comparisons are not kept.
+        found = lax.map(below, bounds.reshape(-1, *low.shape[len(free) :]))
+        back = [0, *(1 + order.index(k) for k in range(rank))]
+        return [lax.transpose(found.reshape(bounds.shape), back)]
 
     return OfDigit(
         node,
-        [operand, low],
-        [["bound", *low]],
+        [operand, range(rank)],
+        [["bound", *range(rank)]],
         contracted={"counted": "add"},
         wholes={"bound": ONE_DIGIT},
         emitter=emitter,

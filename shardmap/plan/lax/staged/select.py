@@ -4,8 +4,7 @@ Where nothing but single places is taken of a sort, nothing is sorted: see `coun
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,9 @@ from jax.extend.core import primitives as p
 
 from shardmap.plan.engine.nodes import Graph, Node, Operand, Value
 from shardmap.plan.lax import pointwise
-from shardmap.plan.lax.indexed.gather import fill_value
+from shardmap.plan.lax.indexed.gather import FILL, fill_value
 from shardmap.plan.lax.indexed.known import counted, scalar_of
+from shardmap.plan.lax.indexed.places import as_int32
 from shardmap.plan.lax.staged.counting import COUNTABLE, counted_out
 
 MOST_PLACES = 16
@@ -48,7 +48,7 @@ def readers(graph: Graph, node: Node) -> list[Node] | None:
             return None
         for user in users.get(value, []):
             ins = list(map(graph.now, user.ins))
-            if is_sorted and _takes(ins, value) and _placed(user, axis):
+            if is_sorted and _takes(ins, value) and _axes_of(user, axis):
                 taking.append(user)
             elif user.primitive in pointwise.RULES and all(
                 each is value or scalar_of(each) is not None for each in ins
@@ -73,139 +73,68 @@ ORDERLESS = frozenset(
 )
 
 
-class PlacesTaken(NamedTuple):
-    """How places are taken of a sorted axis.
+def _axes_of(node: Node, axis: int) -> list[int | None] | None:
+    """The result's axis that each axis of a sorted operand is, None for that one.
 
-    Attributes:
-      places: how many, of each row along the axis.
-      along: axis of the operand -> the axis of the indices that runs along it.
+    None if the node takes too many places, or something else.
     """
-
-    places: int
-    along: Mapping[int, int]
-
-
-def _placed(node: Node, axis: int) -> PlacesTaken | None:
-    """How a node takes places; None if it takes too many, or something else."""
-    shape = node.in_shapes[0]
-    if node.primitive in (p.slice_p, p.dynamic_slice_p):
-        count = node.out_shapes[0][axis]
-        return PlacesTaken(count, {}) if 0 < count <= MOST_PLACES else None
-    if node.primitive is not p.gather_p:
+    shape, [out] = node.in_shapes[0], node.out_shapes
+    others = [k for k in range(len(shape)) if k != axis]
+    found: list[int | None] = list(range(len(shape)))
+    if node.primitive is p.gather_p:
+        numbers, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
+        batch = [k for k in range(len(out)) if k not in numbers.offset_dims]
+        batching = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+        along = counted(node, numbers.start_index_map)
+        along |= dict(zip(*batching, strict=True))
+        gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+        rest = iter(numbers.offset_dims)
+        window = {k: next(rest) for k in range(len(shape)) if k not in gone}
+        if {*numbers.start_index_map} - {*along} != {axis} or sizes[axis] != 1:
+            return None
+        if any(k not in along and sizes[k] != shape[k] for k in others):
+            return None
+        found = [
+            batch[along[k]] if k in along else window.get(k) for k in range(len(shape))
+        ]
+    elif node.primitive not in (p.slice_p, p.dynamic_slice_p):
         return None
-    numbers, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
-    along = counted(node, numbers.start_index_map)
-    along |= dict(
-        zip(
-            numbers.operand_batching_dims,
-            numbers.start_indices_batching_dims,
-            strict=True,
-        )
-    )
-    along.pop(axis, None)
-    others = [a for a in range(len(shape)) if a != axis and a not in along]
-    if (
-        axis not in numbers.start_index_map
-        or axis not in numbers.collapsed_slice_dims
-        or any(sizes[a] != shape[a] or a in numbers.start_index_map for a in others)
-    ):
+    elif any(out[k] != shape[k] for k in others):
         return None
-    batch = node.in_shapes[1][:-1]
-    count = math.prod(n for k, n in enumerate(batch) if k not in along.values())
-    return PlacesTaken(count, along) if 0 < count <= MOST_PLACES else None
+    found[axis] = None
+    count = math.prod(n for k, n in enumerate(out) if k not in found)
+    return found if 0 < count <= MOST_PLACES else None
 
 
 def taken(graph: Graph, node: Node, axis: int) -> Sequence[Operand]:
     """What a node takes of an operand that is not sorted, as if it were."""
     operand, *places = node.ins
-    shape, params = operand.shape, node.params
-    if node.primitive is p.gather_p:
-        how = _Gathered(node, axis)
-        [wanted] = graph.call(how.ranks, places)
-        found = counted_out(graph, operand, wanted, axis)
-        return graph.call(how.out, [found, *places])
-    limits = list(params.get("limit_indices", shape))
-    count = node.out_shapes[0][axis]
-    rows = [1] * len(shape)
-    rows[axis] = count
+    params, size, [shape] = node.params, operand.shape[axis], node.out_shapes
+    axes = _axes_of(node, axis)
+    assert axes is not None
+    fills = node.primitive is p.gather_p and params["mode"] == FILL
 
-    def ranks(*starts: jax.Array) -> jax.Array:
+    def ranks(*places: jax.Array) -> jax.Array:
+        if node.primitive is p.gather_p:
+            numbers = params["dimension_numbers"]
+            batch = [k for k in range(len(shape)) if k not in numbers.offset_dims]
+            rows = [n if k in batch else 1 for k, n in enumerate(shape)]
+            column = places[0][..., numbers.start_index_map.index(axis)]
+            wanted = lax.broadcast_in_dim(as_int32(column), rows, batch)
+            return wanted if fills else jnp.clip(wanted, 0, size - 1)
+        rows = [n if k == axis else 1 for k, n in enumerate(shape)]
         every = lax.broadcasted_iota(jnp.int32, rows, axis)
-        if starts:
-            start = jnp.clip(starts[axis], 0, shape[axis] - count)
-            return every + start.astype(jnp.int32)
+        if node.primitive is p.dynamic_slice_p:
+            return every + jnp.clip(as_int32(places[axis]), 0, size - shape[axis])
         steps = params["strides"] or [1] * len(shape)
         return every * steps[axis] + params["start_indices"][axis]
 
-    def rest(found: jax.Array, *starts: jax.Array) -> jax.Array:
-        if starts:
-            own = list(starts)
-            own[axis] = jnp.zeros_like(own[axis])
-            return lax.dynamic_slice(found, own, node.out_shapes[0])
-        first, steps = list(params["start_indices"]), params["strides"]
-        first[axis], limits[axis] = 0, count
-        if steps is not None:
-            steps = [1 if k == axis else step for k, step in enumerate(steps)]
-        return lax.slice(found, first, limits, steps)
-
     [wanted] = graph.call(ranks, places)
-    found = counted_out(graph, operand, wanted, axis)
-    return graph.call(rest, [found, *places])
+    found = counted_out(graph, operand, wanted, shape, axes)
+    if not fills:
+        return [found]
 
+    def filled(found: jax.Array, wanted: jax.Array) -> jax.Array:
+        return jnp.where((wanted >= 0) & (wanted < size), found, fill_value(node))
 
-class _Gathered:
-    """Places as `counted_out` takes them, and its results as a ``gather`` gives."""
-
-    def __init__(self, node: Node, axis: int) -> None:
-        self.node, self.axis = node, axis
-        self.shape = node.in_shapes[0]
-        placed = _placed(node, axis)
-        assert placed is not None
-        self.count, along = placed
-        self.along = dict(sorted(along.items()))
-        self.batch = node.in_shapes[1][:-1]
-        self.free = [k for k in range(len(self.batch)) if k not in along.values()]
-        self.last = self.shape[axis] - 1
-
-    def _wanted(self, indices: jax.Array) -> jax.Array:
-        numbers = self.node.params["dimension_numbers"]
-        wanted = indices[..., numbers.start_index_map.index(self.axis)]
-        if wanted.dtype == jnp.uint32 or wanted.dtype.itemsize > 4:
-            wanted = jnp.clip(wanted, -1, self.last + 1)
-        return wanted.astype(jnp.int32)
-
-    def ranks(self, indices: jax.Array) -> jax.Array:
-        wanted = jnp.clip(self._wanted(indices), 0, self.last)
-        wanted = wanted.transpose([*self.along.values(), *self.free])
-        sizes = [self.batch[k] for k in self.along.values()]
-        wanted = wanted.reshape([*sizes, self.count])
-        order = sorted([*self.along, self.axis])
-        now = [*self.along, self.axis]
-        wanted = wanted.transpose([now.index(axis) for axis in order])
-        rest = [axis for axis in range(len(self.shape)) if axis not in order]
-        return lax.expand_dims(wanted, rest)
-
-    def out(self, found: jax.Array, indices: jax.Array) -> jax.Array:
-        numbers = self.node.params["dimension_numbers"]
-        full = [
-            axis
-            for axis in range(len(self.shape))
-            if axis != self.axis and axis not in self.along
-        ]
-        found = found.transpose([*self.along, self.axis, *full])
-        sizes = [self.batch[k] for k in (*self.along.values(), *self.free)]
-        found = found.reshape([*sizes, *(self.shape[axis] for axis in full)])
-        place = [*self.along.values(), *self.free]
-        out = [0] * found.ndim
-        others = [k for k in range(found.ndim) if k not in numbers.offset_dims]
-        for k, axis in enumerate(place):
-            out[others[axis]] = k
-        for k, axis in enumerate(numbers.offset_dims):
-            out[axis] = len(place) + k
-        found = found.transpose(out)
-        if self.node.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
-            return found
-        wanted = self._wanted(indices)
-        inside = (wanted >= 0) & (wanted <= self.last)
-        inside = lax.broadcast_in_dim(inside, found.shape, others)
-        return jnp.where(inside, found, fill_value(self.node))
+    return graph.call(filled, [found, wanted])
