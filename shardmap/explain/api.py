@@ -16,9 +16,9 @@ from shardmap.explain.read import arrays, remarks, sharded
 from shardmap.explain.read.hlo.collectives import compiled_collectives
 from shardmap.explain.read.hlo.cost import (
     cost_of,
+    has_loops,
     largest_at_peak,
     library_bytes,
-    steps_are_known,
 )
 from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import Module, module_of
@@ -185,16 +185,14 @@ def _explain(
         axes=axes,
         arrays=found,
         collectives=tuple(collectives),
-        cost=cost_of(compiled, module),
+        cost=cost_of(compiled),
         remarks=(
             *remarks.idle_devices(axes, num_devices, available),
             *remarks.unsharded_batch(found, idle),
             *remarks.short_axes(axes, available),
             *remarks.copies(found),
             *remarks.constants(traced.jaxpr.consts, num_devices),
-            *remarks.outside(traced.jaxpr, num_devices),
             *remarks.looped(axes, cuts),
-            *remarks.slowest(axes),
             *remarks.rematerialised(collectives),
         ),
         notes=tuple(_notes(facts, module, bool(collectives))),
@@ -266,10 +264,9 @@ def _facts(
 def _notes(facts: Facts, module: Module, has_collectives: bool) -> list[str]:
     """Notes on what is unknown, or known in part."""
     notes = []
-    if not steps_are_known(module):
+    if has_loops(module):
         notes.append(
-            "The steps of a loop whose length only the running program knows count "
-            "once in flops and bytes accessed."
+            "XLA counts the steps of a loop once in operations and bytes accessed."
         )
     besides = library_bytes(module)
     if besides >= LARGE:

@@ -213,8 +213,8 @@ class Cost:
     """The cost of one call on one device, by the compiler. None: unknown.
 
     Attributes:
-      flops: arithmetic operations, in every step of a loop of known length.
-      bytes_accessed: bytes read and written in memory.
+      flops: arithmetic operations. The steps of a loop count once.
+      bytes_accessed: bytes read and written in memory, counted in the same way.
       peak_bytes: most bytes in use at once: arguments, results and temporary values,
         less what a donated argument saves.
       argument_bytes, output_bytes, temporary_bytes: the parts of it.

@@ -34,14 +34,6 @@ def test_an_abstract_mesh_is_refused():
         of(mapped, np.ones((16, 2)))
 
 
-def test_steps_that_nobody_knows_are_said():
-    def fun(x):
-        return lax.while_loop(lambda x: x.sum() < 9, lambda x: x * 2, x)
-
-    (note,) = of(fun, X).notes
-    assert note.startswith("The steps of a loop whose length only the running program")
-
-
 def test_what_a_library_takes_besides_is_bounded():
     """Measured, the process grows by 116 to 160 MiB, of which buffers are 14."""
 

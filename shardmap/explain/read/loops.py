@@ -1,19 +1,16 @@
-"""Loops: their dependences, the arrays that they go over, and batches."""
+"""Loops: their dependences, and the arrays that they go over."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.extend.core.primitives import slice_p
 
-from shardmap._jax.primitives import scan_counts, vmaps_around
-from shardmap._jax.types import Atom, Equation, Jaxpr, Var, aval_of
+from shardmap._jax.primitives import scan_counts
+from shardmap._jax.types import Atom, Equation, Jaxpr, aval_of
 from shardmap._jax.walk import jaxprs_in
-from shardmap.explain.read.source import source_of
-
-UNTIL_THE_SLOWEST = "until the slowest of those that are vectorised together is done"
 
 
 def is_in_turn(scan: Equation) -> bool:
@@ -95,15 +92,6 @@ def _has_same_rows(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     return before[:1] in (after[:1], (math.prod(after[:2]),)) and bool(before)
 
 
-def waits_for_all(loop: Equation) -> bool:
-    """Whether a loop under `jax.vmap` runs until its last element is done.
-
-    Each element then says for itself whether it wants to.
-    """
-    said = [aval_of(atom) for atom in loop.params["cond_jaxpr"].outvars]
-    return any(aval.shape for aval in said)
-
-
 def in_steps(steps: int, width: int, last: int) -> str:
     """Such as ``4 steps of 3 vectorised and one of 1, one after another``."""
     full = steps if last == width else steps - 1
@@ -112,34 +100,3 @@ def in_steps(steps: int, width: int, last: int) -> str:
     if last != width:
         text += f" and one of {last:,}"
     return f"{text}, one after another"
-
-
-def batch_of_map(
-    equation: Equation, made_by: Mapping[Var, Equation]
-) -> tuple[int, int] | None:
-    """Size and batch size, if a scan is a `jax.lax.map` with ``batch_size``.
-
-    Such a scan takes an array that was cut, on the same line of the program, into
-    steps and batches, and each step of it is one vmap.
-    """
-    length = equation.params["length"]
-    body = equation.params["jaxpr"]
-    if not body.eqns or any(vmaps_around(inner) == 0 for inner in body.eqns):
-        return None
-    for atom, var in zip(equation.invars, body.invars, strict=True):
-        if isinstance(atom, jex_core.Literal) or aval_of(var).ndim == 0:
-            continue
-        width = aval_of(var).shape[0]
-        reshape = made_by.get(atom)
-        if aval_of(atom).shape != (length, *aval_of(var).shape) or reshape is None:
-            continue
-        whole = reshape.invars[0]
-        flat = (length * width, *aval_of(var).shape[1:])
-        if aval_of(whole).shape != flat or source_of(reshape) != source_of(equation):
-            continue
-        cut = None if isinstance(whole, jex_core.Literal) else made_by.get(whole)
-        if cut is not None and cut.primitive is slice_p:
-            if source_of(cut) == source_of(equation):
-                return aval_of(cut.invars[0]).shape[0], width
-        return math.prod(aval_of(whole).shape[:1]), width
-    return None

@@ -1,26 +1,16 @@
 """Remarks: what to change in a program, with numbers and the remedy."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-import jax.extend.core as jex_core
-from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
-
-from shardmap._jax.primitives import SHARD_MAP
-from shardmap._jax.types import ClosedJaxpr, Equation, Jaxpr, aval_of
-from shardmap._jax.walk import equations, jaxprs_in
-from shardmap.explain.read import loops
 from shardmap.explain.read.hlo.causes import REMATERIALISED
 from shardmap.explain.read.sharded import ShardedDimension
-from shardmap.explain.read.source import source_of
 from shardmap.explain.report import ArrayLayout, Axis, Collective, Remark
-from shardmap.map.primitives.map_primitive import spmap_p
 from shardmap.units import size
 
 LARGE = 1 << 20
-"""From how many bytes, or operations, on something is large."""
+"""From how many bytes on an array is large."""
 
 _CUT_INPUT = (
     "Where a device needs only a part, shard it: map it, or name a mesh axis for one "
@@ -199,65 +189,6 @@ def constants(values: Sequence[Any], num_devices: int) -> list[Remark]:
     ]
 
 
-def outside(closed: ClosedJaxpr, num_devices: int) -> list[Remark]:
-    """Heavy operations before any map, on values that no map has sharded."""
-    found: list[Remark] = []
-    jaxpr = closed.jaxpr
-    maps = (each.primitive in (spmap_p, SHARD_MAP) for each in equations(jaxpr))
-    if num_devices > 1 and any(maps):
-        _search_outside(jaxpr, [False] * len(jaxpr.invars), found)
-    return found
-
-
-def _search_outside(
-    jaxpr: Jaxpr, invars_cut: Sequence[bool], found: list[Remark]
-) -> list[bool]:
-    """Adds a remark for each; gives which results come from a map."""
-    cut = dict(zip(jaxpr.invars, invars_cut, strict=True))
-
-    def is_cut(atoms: Sequence[Any]) -> list[bool]:
-        return [
-            not isinstance(atom, jex_core.Literal) and cut.get(atom, False)
-            for atom in atoms
-        ]
-
-    for equation in jaxpr.eqns:
-        from_map = is_cut(equation.invars)
-        results = [any(from_map)] * len(equation.outvars)
-        inner = jaxprs_in(equation.params)
-        if equation.primitive in (spmap_p, SHARD_MAP):
-            results = [True] * len(equation.outvars)
-        elif len(inner) == 1 and len(inner[0].invars) == len(from_map):
-            inside = _search_outside(inner[0], from_map, found)
-            results = inside if len(inside) == len(results) else results
-        elif (flops := _flops(equation)) >= LARGE and not any(from_map):
-            found.append(
-                Remark(
-                    f"{equation.primitive} of {flops:,} flops is outside the map: "
-                    "each device does all of it, or one does, unless the compiler "
-                    "finds a way to shard it",
-                    "Do it inside the map, on each element's part, or map it too.",
-                    source_of(equation),
-                )
-            )
-        cut.update(zip(equation.outvars, results, strict=True))
-    return is_cut(jaxpr.outvars)
-
-
-def _flops(equation: Equation) -> int:
-    """The flops of a product, roughly; 0 for other operations."""
-    if equation.primitive is dot_general_p:
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        shape = aval_of(equation.invars[0]).shape
-        depth = math.prod(shape[dimension] for dimension in contracted)
-    elif equation.primitive is conv_general_dilated_p:
-        kernel = aval_of(equation.invars[1]).shape
-        depth = math.prod(kernel) // max(kernel)
-    else:
-        return 0
-    return 2 * depth * math.prod(aval_of(equation.outvars[0]).shape)
-
-
 def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remark]:
     """Loops over a sharded dimension: every device does all of their steps."""
     return [
@@ -275,22 +206,6 @@ def looped(axes: Sequence[Axis], cuts: Sequence[ShardedDimension]) -> list[Remar
         for axis in axes
         if axis.kind == "loop" and axis.inside is None
         for cut in [c for c in cuts if c.dimension == 0 and c.path in axis.over][:1]
-    ]
-
-
-def slowest(axes: Sequence[Axis]) -> list[Remark]:
-    """Loops of vectorised elements, which run as often as the slowest wants."""
-    return [
-        Remark(
-            "a while loop of elements that are vectorised together runs until the "
-            "slowest of them is done: a step costs as much for one as for all",
-            "If the numbers of steps differ much, batch fewer elements at once "
-            "(batch_size= of spmap and of jax.lax.map), or bring together those that "
-            "take about as long.",
-            axis.source,
-        )
-        for axis in axes
-        if axis.kind == "while" and loops.UNTIL_THE_SLOWEST in axis.running
     ]
 
 

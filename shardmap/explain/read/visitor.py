@@ -15,7 +15,7 @@ from shardmap._jax.primitives import (
     manual_axes_of,
     vmaps_around,
 )
-from shardmap._jax.types import Equation, Jaxpr, Var
+from shardmap._jax.types import Equation, Jaxpr
 from shardmap._jax.walk import equations, jaxprs_in
 from shardmap.explain.read import loops
 from shardmap.explain.read.constraints import LayoutConstraint, constraints_of
@@ -121,16 +121,13 @@ class _Visitor:
             return
         self._visited.add(key)
         self.constraints += constraints_of(jaxpr, around.line)
-        made_by = {var: each for each in jaxpr.eqns for var in each.outvars}
         opened = _OpenVmaps(around, vmaps)
         for equation in jaxpr.eqns:
             self.primitives.add(equation.primitive.name)
             self._origins.note(equation)
             here = self._in_vmaps(equation, opened).at(equation)
             if equation.primitive is scan_p:
-                loop = self._scan(equation, here, made_by)
-                if loop is not None:
-                    opened.open(loop)
+                self._scan(equation, here)
             elif equation.primitive is spmap_p:
                 self._spmap(equation, here)
             elif equation.primitive is SHARD_MAP:
@@ -214,42 +211,24 @@ class _Visitor:
                 over.update((argument, mark.dimension) for argument in arguments)
         return opened.scopes[depth]
 
-    def _scan(
-        self, equation: Equation, around: Scope, made_by: Mapping[Var, Equation]
-    ) -> Scope | None:
-        """Adds a loop; gives the scope in it if a vmap does the last step after it."""
+    def _scan(self, equation: Equation, around: Scope) -> None:
         length = equation.params["length"]
-        batch = loops.batch_of_map(equation, made_by)
-        if batch is None:
-            size, width, steps = length, 1, length
-            in_turn = loops.is_in_turn(equation)
-            running = f"{length:,} steps, one after another"
-            if in_turn:
-                running += ": each takes what the one before gave"
-            change = _CHANGE_IN_TURN if in_turn else _CHANGE_LOOP
-        else:
-            size, width = batch
-            steps, in_turn = -(-size // width), False
-            running = loops.in_steps(steps, width, size - width * (steps - 1))
-            change = (
-                f"Give jax.lax.map another batch_size= than {width}, or write spmap "
-                "for it, which lays the elements on devices."
-            )
-        layout = (size, 1, width, steps)
+        in_turn = loops.is_in_turn(equation)
+        running = f"{length:,} steps, one after another"
+        if in_turn:
+            running += ": each takes what the one before gave"
+        change = _CHANGE_IN_TURN if in_turn else _CHANGE_LOOP
+        layout = (length, 1, 1, length)
         inside = self._add(
             around, "loop", None, layout, equation, running, change, in_turn
         )
         assert inside.axis is not None
         arguments = self._origins.of(*loops.goes_over(equation))
         self.over[inside.axis] = {(argument, 0) for argument in arguments}
-        vmaps = 0 if batch is None else 1
-        self.visit(equation.params["jaxpr"], inside, vmaps)
-        return inside if steps > length else None
+        self.visit(equation.params["jaxpr"], inside)
 
     def _while(self, equation: Equation, around: Scope) -> None:
         running = "steps one after another, as many as the values ask for"
-        if self._waits(equation, around):
-            running += f": {loops.UNTIL_THE_SLOWEST}"
         change = "jax.lax.fori_loop or jax.lax.scan have a fixed number of steps."
         layout = (None, 1, 1, None)
         inside = self._add(around, "while", None, layout, equation, running, change)
@@ -272,18 +251,6 @@ class _Visitor:
                     around, "loop", None, layout, equation, running, _CHANGE_PIECES
                 )
         self.visit(params["jaxpr"].jaxpr, around)
-
-    def _waits(self, loop: Equation, around: Scope) -> bool:
-        """Whether vectorised elements wait for the slowest."""
-        number = around.axis
-        while number is not None:
-            axis = self.axes[number]
-            if axis.kind == "vmap":
-                return loops.waits_for_all(loop)
-            if axis.vectorised != 1:
-                return True
-            number = axis.inside
-        return False
 
     def _spmap(self, equation: Equation, around: Scope) -> None:
         params = equation.params

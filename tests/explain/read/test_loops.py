@@ -1,6 +1,5 @@
 """Loops: which steps need the ones before, and who waits for whom."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,48 +47,6 @@ def test_steps_that_need_none_before_are(fun):
     assert "vmap does all at once" in axis.change
 
 
-def until(bound):
-    def fun(x):
-        return lax.while_loop(lambda c: c.sum() < bound, lambda c: c * 1.5, x)
-
-    return fun
-
-
-@pytest.mark.parametrize(
-    "fun", [jax.vmap(until(100)), sm.spmap(until(100)), jax.jit(jax.vmap(until(100)))]
-)
-def test_vectorised_elements_wait_for_the_slowest(fun):
-    report = sm.explain(fun)(X)
-    (loop,) = [axis for axis in report.axes if axis.kind == "while"]
-    assert "until the slowest" in loop.running
-    assert any("until the slowest" in each.text for each in report.remarks)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("fun", "x"),
-    [
-        (until(100), X),
-        (sm.spmap(until(100), batch_size=1), X),
-        (sm.spmap(until(100)), X[:8]),
-        (
-            # All of them go on as long as the counter says.
-            jax.vmap(
-                lambda x: lax.while_loop(
-                    lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * 2), (0, x)
-                )
-            ),
-            X,
-        ),
-    ],
-    ids=["alone", "one at a time", "one on each device", "a counter"],
-)
-def test_nobody_waits_where_each_is_alone_or_all_take_as_long(fun, x):
-    report = sm.explain(fun)(x)
-    assert not [each for each in report.axes if "slowest" in each.running]
-    assert not [each for each in report.remarks if "slowest" in each.text]
-
-
 def test_uneven_blocks_are_said_step_by_step():
     mapped = sm.spmap(lambda x: jnp.sin(x).sum(), batch_size=3)
     report = sm.explain(mapped)(np.ones((104, 4), np.float32))
@@ -98,10 +55,3 @@ def test_uneven_blocks_are_said_step_by_step():
     assert "4 steps of 3 vectorised and one of 1" in axis.running
     assert axis.idle_places == 0
     assert report.remarks == ()
-
-
-def test_batches_of_a_loop_are_said_step_by_step():
-    looped = sm.explain(lambda x: lax.map(jnp.sin, x, batch_size=16))
-    (axis,) = looped(np.ones(100, np.float32)).axes
-    assert (axis.size, axis.vectorised, axis.steps, axis.last_step) == (100, 16, 7, 4)
-    assert axis.running == "6 steps of 16 vectorised and one of 4, one after another"

@@ -186,36 +186,3 @@ def test_an_inner_axis_uses_the_idle_devices():
 def test_an_axis_that_fits_is_left_alone():
     assert remarks(sm.spmap(jnp.sin, "i"), shape(16, 4)) == []
     assert remarks(jax.vmap(jnp.sin), shape(3, 4)) == []
-
-
-# Outside the map
-
-
-def test_work_before_the_map():
-    @jax.jit
-    def fun(x, w):
-        return sm.spmap(jnp.sin)(x @ w)
-
-    (text,) = remarks(fun, shape(8, 256), shape(256, 256))
-    assert text.startswith(f"dot_general of {2 * 8 * 256 * 256:,} flops is outside")
-
-
-def test_work_on_what_a_map_has_cut_is_left_alone():
-    @jax.jit
-    def fun(x, w):
-        return sm.spmap(jnp.sin)(x) @ w
-
-    assert remarks(fun, shape(8, 256), shape(256, 256)) == []
-
-
-def test_work_in_the_map_is_left_alone():
-    fun = sm.spmap(jnp.dot, in_axes=(0, None))
-    assert remarks(fun, shape(8, 256), shape(256, 256)) == []
-
-
-def test_little_work_is_left_alone():
-    @jax.jit
-    def fun(x, w):
-        return sm.spmap(jnp.sin)(x @ w)
-
-    assert remarks(fun, shape(8, 4), shape(4, 4)) == []

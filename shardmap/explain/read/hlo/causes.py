@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shardmap.explain.read.constraints import LayoutConstraint
-from shardmap.explain.read.hlo.cost import POINTWISE
-from shardmap.explain.read.hlo.groups import pairs_of
 from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import (
     Instruction,
@@ -21,6 +19,13 @@ REMATERIALISED = (
 )
 _VIEWS = frozenset(
     "bitcast copy transpose reshape convert copy-start copy-done".split()
+)
+_POINTWISE = frozenset(
+    "abs add and atan2 cbrt ceil clamp compare convert cosine divide erf exponential "
+    "exponential-minus-one floor log log-plus-one logistic maximum minimum multiply "
+    "negate not or power remainder round-nearest-afz round-nearest-even rsqrt select "
+    "shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan "
+    "tanh xor".split()
 )
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
 _PARTS = frozenset("slice squeeze dynamic_slice gather".split())
@@ -214,7 +219,7 @@ def _until_all_are_done(seen: _Seen) -> Cause | None:
 def _gathered(seen: _Seen) -> Cause | None:
     if seen.kind != "all-gather":
         return None
-    pointwise = all(each.opcode in POINTWISE for each, _ in seen.takers)
+    pointwise = all(each.opcode in _POINTWISE for each, _ in seen.takers)
     if seen.is_for_layout or pointwise:
         made = "" if seen.is_for_layout else ", or for what is made of it,"
         return Cause(
@@ -243,24 +248,17 @@ def _exchanged(seen: _Seen) -> Cause | None:
 def _sent_on(seen: _Seen) -> Cause | None:
     if seen.kind != "collective-permute":
         return None
-    if _stays_somewhere(seen.sent):
-        return Cause(
-            "shards are needed on other devices, as the mesh axes are in another "
-            f"order, {_wanted(seen)}",
-            _SAME_LAYOUT,
-        )
+    along = "Or shard another dimension than the one along which elements move."
     return Cause(
-        f"{seen.operation} needs elements of another device, along a sharded dimension",
-        "Shard another dimension than the one along which it moves or combines "
-        "elements.",
+        f"elements are needed on other devices, {_wanted(seen)}",
+        f"{_SAME_LAYOUT} {along}",
     )
 
 
-def _added_up(seen: _Seen) -> Cause:
+def _combined(seen: _Seen) -> Cause:
     return Cause(
-        f"each device has a part of the result of {seen.operation}, and zeros "
-        "elsewhere: these are summed",
-        "Shard another dimension than the one along which it joins parts.",
+        f"{seen.operation} needs values of other devices",
+        "Shard another dimension than the one along which it combines elements.",
     )
 
 
@@ -274,7 +272,7 @@ _RULES = (
     _gathered,
     _exchanged,
     _sent_on,
-    _added_up,
+    _combined,
 )
 
 
@@ -294,19 +292,6 @@ def _is_part(seen: _Seen) -> bool:
     )
 
 
-def _stays_somewhere(sent: Instruction) -> bool:
-    """Whether all devices take part, some of them sending to themselves.
-
-    So it is where the axes of a mesh change places, and not where elements move along.
-    """
-    pairs = pairs_of(sent.line, with_themselves=True)
-    return (
-        len({source for source, _ in pairs})
-        == len(pairs)
-        > len([pair for pair in pairs if pair[0] != pair[1]])
-    )
-
-
 def _gathered_for(seen: _Seen) -> str | None:
     """The operation that an array is gathered for.
 
@@ -316,7 +301,7 @@ def _gathered_for(seen: _Seen) -> str | None:
         each.operation
         for taker in seen.takers
         for each in filter(None, taker)
-        if each.operation and not each.is_generated and not each.is_of_argument
+        if each.op_name and not each.is_generated and not each.is_of_argument
     }
     is_of_taker = seen.maker is not seen.sent
     if seen.operation in operations or (is_of_taker and not operations):

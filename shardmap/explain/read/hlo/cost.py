@@ -1,12 +1,5 @@
-"""What a compiled program costs: operations, bytes, and the memory that it holds.
+"""What a compiled program costs: operations, bytes, and the memory that it holds."""
 
-XLA counts the body of a loop once, so that its numbers are scaled by how much more is
-done where every step counts.
-"""
-
-import math
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,38 +8,18 @@ from shardmap.explain.read.hlo.sources import Sources
 from shardmap.explain.read.hlo.text import Instruction, Module
 from shardmap.explain.report import Cost, Held
 
-_TRANSCENDENTAL = frozenset(
-    "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic "
-    "power rsqrt sine sqrt tan tanh".split()
-)
-_ELEMENTWISE = frozenset(
-    "abs add and ceil clamp compare convert divide floor maximum minimum multiply "
-    "negate not or remainder round-nearest-afz round-nearest-even select shift-left "
-    "shift-right-arithmetic shift-right-logical sign subtract xor".split()
-)
-POINTWISE = _TRANSCENDENTAL | _ELEMENTWISE
 _NO_MEMORY = frozenset(
     "bitcast call conditional constant get-tuple-element parameter tuple while".split()
 )
 MOST_HELD = 5
 
 
-def cost_of(compiled: jax.stages.Compiled, module: Module | None) -> Cost:
-    """The compiler's numbers, with every step of a loop of known length.
-
-    Args:
-      compiled: the program.
-      module: its text; None where the platform gives none.
-    """
+def cost_of(compiled: jax.stages.Compiled) -> Cost:
+    """The compiler's numbers."""
     analysis = compiled.cost_analysis() or {}
     keys = ("flops", "transcendentals", "bytes accessed")
     # The compiler says -1 where it does not know.
     numbers = [n if (n := analysis.get(key, -1)) >= 0 else None for key in keys]
-    if module is not None:
-        numbers = [
-            None if n is None else n * factor
-            for n, factor in zip(numbers, _loop_factors(module), strict=True)
-        ]
     memory = compiled.memory_analysis()
     sizes: list[Any] = [
         getattr(memory, f"{part}_size_in_bytes", None)
@@ -66,73 +39,9 @@ def cost_of(compiled: jax.stages.Compiled, module: Module | None) -> Cost:
     )
 
 
-def steps_are_known(module: Module) -> bool:
-    """Whether XLA knows how often each loop runs."""
-    loops = (each for each in module.by_name.values() if each.opcode == "while")
-    return all(each.trips is not None for each in loops)
-
-
-def _loop_factors(module: Module) -> Iterator[float]:
-    """Flops, transcendentals and bytes, relative to what XLA counts."""
-    once, often = [0.0] * 3, [0.0] * 3
-
-    def visit(name: str, count: int, is_fused: bool) -> None:
-        for each in module.computations.get(name, []):
-            moved = 0 if is_fused else _moved(each, module)
-            for k, work in enumerate((*_operations(each, module), moved)):
-                once[k] += work
-                often[k] += count * work
-            steps = (each.trips or 1) if each.opcode == "while" else 1
-            for how, inner in each.called:
-                # What a reduction applies is a part of its own work.
-                if how != "to_apply" or each.opcode == "call":
-                    visit(inner, count * steps, is_fused or each.opcode == "fusion")
-
-    visit(module.entry, 1, False)
-    return (b / a if a else 1.0 for a, b in zip(once, often, strict=True))
-
-
-def _operations(each: Instruction, module: Module) -> tuple[float, float]:
-    """Arithmetic operations, and functions such as the exponential."""
-    count = sum(math.prod(shape) for _, shape in each.shapes)
-    if each.opcode in _TRANSCENDENTAL:
-        return 0, count
-    if each.opcode in _ELEMENTWISE:
-        return count, 0
-    if each.opcode in ("dot", "convolution", "reduce", "reduce-window"):
-        return count * _depth(each, module), 0
-    return 0, 0
-
-
-def _depth(each: Instruction, module: Module) -> float:
-    """The operations for each number of a product or a reduction."""
-    known = module.operands_of(each)
-    shapes = [operand.shapes[0][1] for operand in known if operand.shapes]
-    if not shapes:
-        return 1
-    if each.opcode == "dot":
-        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.line)
-        dims = contracted[1].split(",") if contracted else []
-        return 2 * math.prod(shapes[0][int(dim)] for dim in dims if dim)
-    if each.opcode == "convolution":
-        return 2 * math.prod(shapes[-1]) / max(1, max(shapes[-1], default=1))
-    if each.opcode == "reduce":
-        return math.prod(shapes[0]) / max(1, math.prod(each.shapes[0][1]))
-    window = re.search(r"window=\{size=([\dx]+)", each.line)
-    return math.prod(map(int, window[1].split("x"))) if window else 1
-
-
-def _moved(each: Instruction, module: Module) -> int:
-    """Bytes written, and as many read: of an update in place, the update."""
-    if each.opcode in _NO_MEMORY:
-        return 0
-    inside = module.parts_of(each) or [each]
-    written = 0
-    for part in inside:
-        if part.opcode == "dynamic-update-slice":
-            operands = module.operands_of(part)
-            written += operands[1].bytes if len(operands) > 1 else 0
-    return written or each.bytes
+def has_loops(module: Module) -> bool:
+    """Whether the program has a loop, the body of which XLA counts once."""
+    return any(each.opcode == "while" for each in module.by_name.values())
 
 
 def largest_at_peak(module: Module, sources: Sources) -> tuple[Held, ...]:

@@ -36,16 +36,11 @@ def groups_of(line: str, num_devices: int) -> Groups:
     return [tuple(range(num_devices))]
 
 
-def pairs_of(line: str, with_themselves: bool = False) -> list[tuple[int, int]]:
-    """The pairs of sender and receiver of a permutation.
-
-    Args:
-      line: the instruction.
-      with_themselves: whether to give those who send to themselves, too.
-    """
+def pairs_of(line: str) -> list[tuple[int, int]]:
+    """The pairs of sender and receiver of a permutation that are two devices."""
     listed = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
     pairs = re.findall(r"\{(\d+),(\d+)\}", listed[1]) if listed else []
-    return [(int(a), int(b)) for a, b in pairs if with_themselves or a != b]
+    return [(int(a), int(b)) for a, b in pairs if a != b]
 
 
 def axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
